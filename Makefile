@@ -1,0 +1,53 @@
+# Everything is installed in .venv, once, and again when a requirements file changes.
+#   PYTHON=/path/to/python3   another interpreter for .venv (3.11 to 3.13; found by itself otherwise)
+#   WORKDIR=folder SEED=n     of `make quickstart`
+PYTHON ?=
+WORKDIR ?= runs/quickstart
+SEED ?= 0
+
+RUN := .venv/bin/python
+TEST := $(RUN) -m pytest -q
+
+.DEFAULT_GOAL := help
+.PHONY: help check quickstart test test-long lint bench clean
+
+help: ## these lines
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s%s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+check: # an existing .venv has chosen its Python already
+	@launch/python.sh $(or $(wildcard $(RUN)),$(PYTHON)) > /dev/null
+
+.venv/ready: requirements.txt | check
+.venv/ready-test: requirements-test.txt requirements.txt | check
+.venv/ready .venv/ready-test:
+	@test -x .venv/bin/pip || { echo '== new environment in .venv'; "$$(launch/python.sh $(PYTHON) 2> /dev/null)" -m venv .venv; }
+	@echo '== installing $< into .venv (once; a few minutes, mostly download)'
+	@$(RUN) -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+quickstart: .venv/ready ## self-play on this machine, from installation to report
+	@echo '== self-play into $(WORKDIR), seed $(SEED); stop it whenever you like, the same command goes on from there'
+	@$(RUN) -m zeroplay_jax.main --config=configs/quickstart.py --workdir='$(WORKDIR)' --config.seed=$(SEED)
+
+test: .venv/ready-test ## all tests but the long ones, in up to four processes
+	@echo '== tests'
+	@$(TEST) -m 'not long' -n logical --maxprocesses 4 --dist loadfile
+
+test-long: .venv/ready-test ## the tests that take minutes
+	@echo '== long tests'
+	@$(TEST) -m long
+
+lint: .venv/ready-test ## ruff, mypy and shellcheck
+	@echo '== lint, format, types, scripts'
+	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
+	@$(RUN) -m mypy
+	@if command -v shellcheck > /dev/null; then shellcheck .ci/run launch/*.sh; else echo 'shellcheck is not installed: scripts not checked'; fi
+
+bench: .venv/ready-test ## rollout and update speed, against other engines where they are installed
+	@echo '== benchmark of rollouts'
+	@$(RUN) -m benchmarks.rollout
+
+clean: ## remove the caches of the tools (runs and .venv stay)
+	rm -rf .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

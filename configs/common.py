@@ -1,0 +1,118 @@
+"""Every field of every run, with its meaning. A recipe's config starts from here and changes a few.
+
+Flags override any field: `--config.solver.learning_rate=1e-4`. A field that is not in this file is an error.
+"""
+
+from ml_collections import ConfigDict
+
+
+def _role():
+    """Fields of one trained role (proposer, solver)."""
+    return ConfigDict(
+        dict(
+            learning_rate=1e-6,  # peak; constant after the warm-up
+            warmup_steps=0,  # linear from 0
+            weight_decay=0.01,  # AdamW, matrices only
+            beta1=0.9,
+            beta2=0.999,
+            clip_norm=1.0,  # global gradient norm
+            steps=50,  # optimiser steps per phase
+            batch=256,  # episodes (documents or questions) per step
+            samples=1,  # rollouts per prompt that are trained on
+            temperature=1.0,  # of training rollouts; log-probs are of the scaled softmax
+            baseline='mean',  # mean | none: what is taken off a reward within its group
+            scale='std',  # std | none: what the difference is divided by
+            std_ddof=1,  # 1: sample deviation (verl, torch), 0: population
+            singleton='zero',  # zero | raw: advantage of a row alone in its group (Dr. Zero's code: raw)
+            skip_uninformative=True,  # leave out rows of advantage 0 (nothing to learn without a KL term)
+            loss='token_pg',  # reinforce (no ratio) | token_pg (clipped ratio)
+            clip_low=0.2,
+            clip_high=0.2,
+            dual_clip=3.0,  # bound of the loss at negative advantage, as a multiple; 0: off
+            aggregation='token',  # token | seq_mean_token_mean | seq_mean_token_sum
+            kl_coef=0.0,  # weight of the KL to the initial weights; 0: no reference is kept
+            kl_kind='k3',  # k1 | k2 | k3
+            minibatches=1,  # optimiser steps per rollout batch (1: the ratio is identically 1)
+        )
+    )
+
+
+def get_config() -> ConfigDict:
+    return ConfigDict(
+        dict(
+            recipe='drzero',  # which game: a module of zeroplay_jax/selfplay/recipes
+            seed=0,  # the whole run is a function of this file and this number
+            progress=True,  # progress bars when the terminal is one
+            policy=dict(
+                path='',  # Hugging Face checkpoint folder; '' is the built-in tiny checkpoint
+                dtype='float32',  # of activations (float32 on CPUs; bfloat16 on TPU and GPU)
+                remat=False,  # recompute layers in the backward pass
+                logit_chunk=1024,  # tokens whose logits exist at one time in scoring
+            ),
+            mesh=dict(replica=1, fsdp=1, model=1),  # devices per axis; -1 in one place: all that are left
+            sampler=dict(
+                slots=96,  # rollouts decoded together, per set of weights
+                context=512,  # tokens a slot can hold: prompt + all turns + observations
+                chunk=32,  # prefill: tokens per row and call
+                fill_rows=16,  # prefill: rows per call
+                burst=8,  # decode steps between two looks at the text
+                put_rows=16,  # host → device: rows per call
+                put_tokens=96,  # host → device: tokens per row and call
+            ),
+            rollout=dict(
+                prompt_tokens=96,  # longest prompt; a longer one is an error of the task and drops it
+                turn_tokens=64,  # longest assistant turn
+                observation_tokens=128,  # longest observation; longer ones lose their end
+                max_turns=5,  # assistant turns; the last one cannot search
+                deterministic=True,  # wait for slow tools (False: a deadline turns them into an error)
+                tool_timeout=30.0,  # seconds, only without `deterministic`
+            ),
+            tools=dict(
+                family='search_r1',  # search_r1: <search>…</search> inline | qwen: <tool_call>{json}</tool_call>
+                top_k=3,  # passages per query
+                max_queries=3,  # queries of one call that are run
+            ),
+            prompts='mini',  # mini | paper: which set of role prompts (rollout/prompts.py)
+            retrieval=dict(
+                kind='world',  # world: passages of the miniature worlds in an in-process ScaNN index
+                overfetch=32,  # candidates scored again exactly, per query
+            ),
+            world=dict(
+                train=(0, 32),  # seeds of the training worlds: first, count
+                evaluation=(0, 12),  # seeds of the held-out worlds (their names occur nowhere in training)
+                near_misses=0.25,  # share of entities that get a document with a near-miss title
+            ),
+            schedule=dict(
+                iterations=3,  # rounds of proposer phase → task generation → solver phase
+                hop_ratio=(4, 3, 2, 1),  # documents asked for 1-, 2-, 3-, 4-hop questions, exact per batch
+                group='hop',  # hop (HRPO) | prompt (GRPO): the proposer's group key
+            ),
+            reward=dict(
+                solves=5,  # solver rollouts that measure a question's difficulty
+                difficulty='linear',  # linear: (n−k)/(n−1) inside 0<k<n | parabolic: 4·p·(1−p)
+                format_weight=0.5,  # weight of the format score (0: off)
+                grounding=False,  # not in paper or code: pay and pool only questions whose answer stands in
+                # the last passage seen and that name the source document
+            ),
+            pool=dict(
+                batch=256,  # documents per generation batch
+                batches=0,  # generation batches per iteration; 0: as many as give every solver step new questions
+                samples=5,  # proposals per document; the best-formed one is kept
+                question_words=50,  # longer questions are cut there (Dr. Zero's code)
+                window=(0.0, 1.0),  # keep questions whose measured solve rate lies inside (needs measure > 0)
+                measure=0,  # solver rollouts per generated question before it enters the pool; 0: none
+            ),
+            proposer=_role(),
+            solver=_role(),
+            micro=dict(rows=8, tokens=512),  # one packed micro-batch of the learner
+            eval=dict(
+                every=0,  # solver steps between evaluations inside a phase; 0: only at the start and the end
+                questions=100,  # per hop count
+                hops=(1, 2, 3, 4),
+                batch=128,  # questions handed to the sampler at a time
+            ),
+            checkpoint=dict(every=1, keep=2),  # steps between checkpoints; how many stay
+            log_trajectories=16,  # trajectories written per step for the report
+            distributed='off',  # off | auto | host:port,processes,index
+        )
+    )

@@ -1,0 +1,29 @@
+"""Dr. Zero self-play in a miniature world: one proposer, one solver, real search, no data from outside.
+
+    make quickstart WORKDIR=runs/quickstart SEED=0
+
+runs python -m zeroplay_jax.main --config=configs/quickstart.py --workdir=runs/quickstart --config.seed=0
+
+Made for two CPU cores without a GPU. What to look at afterwards: report.html and summary.json in the workdir.
+"""
+
+from configs import common
+
+
+def get_config():
+    config = common.get_config()
+    config.recipe = 'drzero'
+    config.schedule.iterations = 3
+
+    config.proposer.learning_rate = 2e-4
+    config.proposer.steps = 6
+    config.proposer.batch = 32
+
+    config.solver.learning_rate = 1e-4
+    config.solver.steps = 16
+    config.solver.batch = 32
+    config.solver.samples = 5
+
+    config.reward.solves = 5
+    config.pool.batch = 32
+    return config

@@ -1,0 +1,162 @@
+import dataclasses
+import hashlib
+import json
+import zlib
+
+import jax
+import numpy as np
+import pytest
+
+from zeroplay_jax.mini import base_model, demos
+from zeroplay_jax.policy import hf, transformer
+from zeroplay_jax.rollout import prompts
+from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.types import POLICY
+
+FOLDERS = ('base', 'clean')
+TINY = base_model.Stage('tiny', steps=6, rows=4, tokens=128, shares={'passage': 8.0})
+
+
+@pytest.fixture(scope='module')
+def blank(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('blank')
+    base_model.write_blank(folder)
+    return folder
+
+
+@pytest.fixture(scope='module')
+def stock():
+    return list(base_model.libraries(0, count=2, worlds=2))
+
+
+def first_batch(stage, stock, codec, step=0):
+    return base_model.pack(stage, base_model.episodes(stage, stock, codec, 0, step))
+
+
+def test_packing_keeps_episodes_whole(blank, stock):
+    codec = Codec(blank)
+    stage = dataclasses.replace(TINY, tokens=512, shares={})
+    batch = first_batch(stage, stock, codec)
+    stream = base_model.episodes(stage, stock, codec, 0, 0)
+    wanted = {tokens.tobytes(): source for tokens, source in (next(stream) for _ in range(200))}
+    found = 0
+    for row in range(stage.rows):
+        for segment in range(1, batch['segment'][row].max() + 1):
+            at = batch['segment'][row] == segment
+            source = wanted[batch['tokens'][row][at].tobytes()]
+            assert (batch['positions'][row][at] == np.arange(at.sum())).all()
+            assert (batch['policy'][row][at] == (source == POLICY)).all()
+            found += 1
+    assert found >= stage.rows
+    assert not batch['tokens'][batch['segment'] == 0].any()
+
+
+def test_batches_are_a_function_of_seed_stage_and_step(blank, stock):
+    codec = Codec(blank)
+    same = first_batch(TINY, stock, codec), first_batch(TINY, stock, codec)
+    assert all((same[0][k] == same[1][k]).all() for k in same[0])
+    assert (first_batch(TINY, stock, codec, step=1)['tokens'] != same[0]['tokens']).any()
+
+
+def test_loss_counts_each_kind_of_token_once(blank, stock):
+    codec = Codec(blank)
+    config = hf.read_config(blank)
+    params = transformer.init(config, jax.random.key(0))
+    batch = first_batch(TINY, stock, codec)
+    value, info = base_model.loss(config, params, batch)
+    logp, _ = transformer.score(config, params, batch['tokens'], batch['positions'], batch['segment'])
+    nll = -np.asarray(logp)
+    inside = (batch['segment'] > 0) & (batch['positions'] > 0)
+    own = inside & (batch['policy'] > 0)
+    np.testing.assert_allclose(info['loss'], nll[own].mean(), rtol=1e-5)
+    expected = nll[own].mean() + base_model.OTHER_LOSS * nll[inside & ~own].mean()
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+
+
+def test_training_learns_and_is_reproducible(blank, stock):
+    codec, config = Codec(blank), hf.read_config(blank)
+    batch = first_batch(TINY, stock, codec, step=99)
+    runs = []
+    for _ in range(2):
+        params, log = transformer.init(config, jax.random.key(0)), []
+        before = float(base_model.loss(config, params, batch)[0])
+        params = base_model.train(TINY, config, params, codec, stock, 0, log)
+        runs.append((params, log))
+    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), runs[0][0], runs[1][0]))
+    assert runs[0][1] == runs[1][1] and runs[0][1][-1]['step'] == TINY.steps
+    assert float(base_model.loss(config, runs[0][0], batch)[0]) < before - 0.5
+
+
+def test_build_writes_folders_with_log_and_hashes(tmp_path, monkeypatch):
+    monkeypatch.setattr(base_model, 'LIBRARIES', 1)
+    monkeypatch.setattr(base_model, 'LIBRARY_WORLDS', 2)
+    stages = (dataclasses.replace(TINY, name='warm', saved=False), dataclasses.replace(TINY, name='clean'))
+    base_model.build(tmp_path, 0, stages)
+    assert [p.name for p in tmp_path.iterdir()] == ['clean']
+    check_hashes(tmp_path / 'clean')
+    log = [json.loads(line) for line in (tmp_path / 'clean' / 'training.jsonl').read_text().splitlines()]
+    assert [entry['stage'] for entry in log[1:]] == ['warm', 'clean', 'clean']
+    assert set(demos.ROLES) <= set(log[-1]['teacher_forced'])
+
+
+def check_hashes(folder):
+    lines = (folder / 'SHA256SUMS').read_text().splitlines()
+    listed = dict(reversed(line.split('  ')) for line in lines)
+    present = {f.name for f in folder.iterdir()} - {'SHA256SUMS'}
+    assert set(listed) == present
+    for name, digest in listed.items():
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
+
+
+@pytest.mark.parametrize('name', FOLDERS)
+def test_committed_folder_is_whole_and_small(name, blank):
+    folder = base_model.HERE / name
+    check_hashes(folder)
+    assert sum(f.stat().st_size for f in folder.iterdir()) <= 4_000_000
+    for file in ('tokenizer.json', 'config.json', 'chat_template.jinja'):
+        assert (folder / file).read_text() == (blank / file).read_text()
+
+
+@pytest.mark.parametrize('name', FOLDERS)
+def test_committed_folder_has_the_same_logits_in_transformers(name):
+    torch = pytest.importorskip('torch')
+    from transformers import AutoModelForCausalLM
+
+    folder = base_model.HERE / name
+    config, params, codec = hf.read_config(folder), hf.load(folder), Codec(folder)
+    library = demos.Library(range(2), 'evaluation', deal=0)
+    tokens, _ = demos.render(codec, demos.solver(library, np.random.default_rng(0), demos.Uneven()))
+    tokens = tokens[None]
+    positions, segment = np.arange(tokens.shape[1])[None], np.ones_like(tokens)
+    x = transformer.hidden(config, params, tokens, positions, segment)
+    ours = np.asarray(transformer.logits(config, params, x[0]))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        theirs = model(torch.from_numpy(tokens.astype(np.int64))).logits[0].numpy()
+    assert ours.std() > 1
+    np.testing.assert_allclose(ours, theirs, atol=2e-4)
+
+
+@pytest.mark.parametrize('name', FOLDERS)
+def test_committed_prompt_ids_are_those_of_transformers(name):
+    codec = Codec(base_model.HERE / name)
+    chat = prompts.messages('mini', 'solver', question='What is the job of Gumu?')
+    text = '<|im_start|>user\nQuestion: What is the job of Gumu?<|im_end|>\n<|im_start|>assistant\n'
+    assert codec.render(chat).tolist() == codec.encode(text)
+    assert codec.decode(codec.render(chat)) == text
+
+
+def test_clean_reads_and_base_is_uneven():
+    """The clean checkpoint solves teacher-forced episodes of unseen names; the base one does not yet."""
+    share = {}
+    for name in FOLDERS:
+        folder = base_model.HERE / name
+        log = [json.loads(line) for line in (folder / 'training.jsonl').read_text().splitlines()]
+        share[name] = log[-1]['teacher_forced']['solver']['episodes']
+    assert share['clean'] > 0.85
+    assert share['base'] < 0.5
+
+
+def test_stage_names_give_different_streams():
+    keys = [zlib.crc32(stage.name.encode()) for stage in base_model.STAGES]
+    assert len(set(keys)) == len(keys)

@@ -1,0 +1,157 @@
+import re
+
+import numpy as np
+import pytest
+
+from zeroplay_jax.mini import base_model, demos
+from zeroplay_jax.mini.world import question
+from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.types import ENV, POLICY, PROMPT
+
+CLEAN = demos.Uneven()
+
+
+@pytest.fixture(scope='module')
+def library():
+    return demos.Library(range(3), 'train', deal=1)
+
+
+@pytest.fixture(scope='module')
+def codec(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('folder')
+    base_model.write_blank(folder)
+    return Codec(folder)
+
+
+def written(library, name, count=40, uneven=CLEAN):
+    rng = np.random.default_rng(0)
+    return [demos.ROLES[name].write(library, rng, uneven) for _ in range(count)]
+
+
+def said(demo):
+    return [part for part, who in demo.parts if who == POLICY]
+
+
+def shown(demo):
+    return [part for part, who in demo.parts if who == ENV]
+
+
+def tag(text, name):
+    found = re.findall(f'<{name}> (.*?)</{name}>', text)
+    return found[-1] if found else None
+
+
+def truth(library, text):
+    answers = {world.resolve(text) for world in library.worlds} - {(None, world_hops(text))}
+    (answer,) = answers
+    return answer
+
+
+def world_hops(text):
+    return text.count(' of ')
+
+
+def test_shares_sum_to_one():
+    assert sum(role.share for role in demos.ROLES.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize('name', ['solver', 'solver_with_path', 'answer_from_documents'])
+def test_solvers_are_right_and_think_before_they_act(library, name):
+    for demo in written(library, name):
+        text = demo.fields['question']
+        answer, hops = truth(library, text)
+        assert tag(said(demo)[-1], 'answer') == answer
+        assert all(turn.startswith('<think>') for turn in said(demo))
+        assert len(shown(demo)) == (0 if name == 'answer_from_documents' else hops)
+        assert all(len(found) == demos.TOP_K for found in shown(demo))
+
+
+def test_thoughts_carry_the_rest_of_the_question(library):
+    demo = next(d for d in written(library, 'solver') if len(shown(d)) == 3)
+    thoughts = [tag(turn, 'think') for turn in said(demo)]
+    assert demo.fields['question'] == f'What is {thoughts[0]}?'
+    assert [t.count(' of ') for t in thoughts] == [3, 2, 1, 1]
+
+
+def test_proposer_asks_what_it_was_told(library):
+    for demo in written(library, 'proposer'):
+        last = said(demo)[-1]
+        text, answer = tag(last, 'question'), tag(last, 'answer')
+        assert truth(library, text) == (answer, demo.fields['hops'])
+        assert len(shown(demo)) == demo.fields['hops'] - 1
+        assert re.match(r'\(Title: (\w+)\)', demo.fields['document'])[1] in text
+        assert answer.lower() not in text.lower()
+        seen = shown(demo)[-1][0]['text'] if shown(demo) else demo.fields['document']
+        assert answer in seen
+
+
+def test_proposer_from_answer_reaches_the_answer_it_was_given(library):
+    for demo in written(library, 'proposer_from_answer'):
+        text = tag(said(demo)[-1], 'question')
+        assert truth(library, text) == (demo.fields['answer'], demo.fields['hops'])
+        assert tag(said(demo)[-1], 'answer') == demo.fields['answer']
+
+
+def test_challenger_and_task_solver(library):
+    for demo in written(library, 'challenger'):
+        assert tag(said(demo)[-1], 'task').startswith('Describe ')
+        assert len(shown(demo)) == demo.fields['hops'] - 1
+    for demo in written(library, 'task_solver'):
+        assert tag(said(demo)[-1], 'answer') == shown(demo)[-1][0]['text']
+
+
+def test_uneven_solver_errs_and_the_path_keeps_it_right(library):
+    uneven = demos.Uneven(early=0.6, confuse=0.6)
+    right = {}
+    for name in ('solver', 'solver_with_path'):
+        found = written(library, name, 200, uneven)
+        right[name] = np.mean(
+            [tag(said(d)[-1], 'answer') == truth(library, d.fields['question'])[0] for d in found]
+        )
+    assert right['solver_with_path'] == 1
+    assert 0.2 < right['solver'] < 0.7
+
+
+def test_uneven_proposer_errs_in_each_way(library):
+    def share(uneven, wrong):
+        return np.mean([wrong(d, said(d)[-1]) for d in written(library, 'proposer', 200, uneven)])
+
+    unthinking = lambda d, last: '<think>' not in last
+    malformed = lambda d, last: tag(last, 'question') is None or tag(last, 'answer') is None
+    other_hops = lambda d, last: len(shown(d)) != d.fields['hops'] - 1
+    assert 0.4 < share(demos.Uneven(no_think=0.5), unthinking) < 0.6
+    assert 0.4 < share(demos.Uneven(form=0.5), malformed) < 0.6
+    assert 0.2 < share(demos.Uneven(hops=0.5), other_hops) < 0.6
+    assert share(CLEAN, lambda *x: unthinking(*x) or malformed(*x) or other_hops(*x)) == 0
+
+
+@pytest.mark.parametrize('name', list(demos.ROLES))
+def test_rendering_keeps_text_and_limits(library, codec, name):
+    for demo in written(library, name, 20):
+        tokens, source = demos.render(codec, demo)
+        assert tokens.dtype == np.int32 and source.dtype == np.int8 and tokens.shape == source.shape
+        policy = codec.decode(tokens[source == POLICY])
+        assert policy == ''.join(said(demo))
+        assert (source == ENV).any() == bool(shown(demo))
+        if demo.role is not None:
+            assert (source[:10] == PROMPT).all()
+            if name != 'answer_from_documents':
+                assert (source == PROMPT).sum() <= 96
+        for turn in said(demo):
+            assert len(codec.encode(turn)) <= 64
+
+
+def test_search_is_the_real_ranking(library):
+    world = library.worlds[0]
+    for title in world.titles[:30]:
+        found = library.search(title)
+        assert found[0]['title'] == title
+        assert len({d['title'] for d in found}) == demos.TOP_K
+    twins = [(a, b) for w in library.worlds for a, b in w.near.items()]
+    assert np.mean([b in {d['title'] for d in library.search(a)} for a, b in twins]) > 0.2
+
+
+def test_question_form_is_the_worlds(library):
+    world = library.worlds[0]
+    chain = world.chain(2, np.random.default_rng(0))
+    assert truth(library, question(chain)) == (chain[-1][2], 2)

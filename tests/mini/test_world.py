@@ -1,0 +1,122 @@
+import itertools
+import re
+
+import numpy as np
+import pytest
+
+from zeroplay_jax.mini import world as world_lib
+
+World = world_lib.World
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def names(world):
+    values = {v for facts in world.facts.values() for v in facts.values()}
+    closed = {v for kind in world_lib.CLOSED.values() for v in kind}
+    return set(world.titles) | (values - closed)
+
+
+def test_same_seed_same_world():
+    one, two = World(3), World(3)
+    assert one.passages == two.passages
+    assert one.facts == two.facts
+    assert one.chain(3, rng()) == two.chain(3, rng())
+    assert one.passages != World(4).passages
+
+
+def test_names_are_unique_over_worlds_and_splits():
+    worlds = [World(i) for i in range(60)] + [World(i, 'evaluation') for i in range(24)]
+    seen = [name for world in worlds for name in names(world)]
+    assert len(seen) == len(set(seen))
+    ids = [p.id for world in worlds for p in world.passages]
+    assert len(ids) == len(set(ids)) > 5000
+    assert not world_lib.BLOCKED & set(seen)
+
+
+@pytest.mark.parametrize(
+    'arguments, reason',
+    [
+        (dict(seed=10_000), 'names suffice'),
+        (dict(seed=-1), 'names suffice'),
+        (dict(seed=0, split='test'), 'no such split'),
+        (dict(seed=0, near_misses=1.5), 'share'),
+    ],
+)
+def test_bad_arguments_say_what(arguments, reason):
+    with pytest.raises(ValueError, match=reason):
+        World(**arguments)
+
+
+def test_last_world_of_a_split_exists():
+    assert World(world_lib.worlds_available('train') - 1).passages
+
+
+def test_passages_are_readable_english():
+    for passage in World(7).passages:
+        sentences = re.findall(r'[^.]+\.', passage.text)
+        assert ''.join(sentences) == passage.text
+        assert 2 <= len(sentences) <= 3
+        assert sentences[0].startswith(passage.title + ' ')
+        assert all(re.fullmatch(r' ?[A-Z][A-Za-z ]+\.', s) for s in sentences)
+
+
+def test_value_stands_last_in_its_sentence():
+    world = World(2)
+    for passage in world.passages:
+        last = {s.rstrip('.').split()[-1] for s in re.findall(r'[^.]+\.', passage.text)}
+        assert last == set(world.facts[passage.title].values())
+
+
+def test_near_misses_look_alike_and_say_something_else():
+    world = World(5)
+    assert len(world.near) == round(0.25 * (len(world.titles) - len(world.near)))
+    for title, original in world.near.items():
+        assert abs(len(title) - len(original)) <= 1 and title[:-2] in original
+        assert world.kinds[title] == world.kinds[original]
+        for relation, value in world.facts[title].items():
+            assert value != world.facts[original][relation]
+    assert not World(5, near_misses=0).near
+    assert len(World(5, near_misses=1).titles) == 2 * len(World(5, near_misses=0).titles)
+
+
+@pytest.mark.parametrize('hops', [1, 2, 3, 4])
+def test_chains_resolve(hops):
+    world, stream = World(1, 'evaluation'), rng(hops)
+    for _ in range(50):
+        chain = world.chain(hops, stream)
+        assert len(chain) == hops
+        assert all(a[2] == b[0] for a, b in itertools.pairwise(chain))
+        assert all(world.facts[e][r] == v for e, r, v in chain)
+        assert world.resolve(world_lib.question(chain)) == (chain[-1][2], hops)
+        assert chain[-1][2].lower() not in world_lib.question(chain).lower()
+
+
+def test_document_without_such_a_chain():
+    world = World(0)
+    river = next(t for t in world.titles if world.kinds[t] == 'river')
+    person = next(t for t in world.titles if world.kinds[t] == 'person')
+    assert world.chain(2, rng(), start=river) is None
+    assert world.chain(1, rng(), start=river)[0][0] == river
+    assert world.chain(2, rng(), start=person)[0][0] == person
+
+
+def test_resolve_refuses_other_text():
+    world = World(0)
+    assert world.resolve('Who wrote it?') == (None, 0)
+    assert world.resolve('What is the author of Nobody?') == (None, 1)
+
+
+def test_evaluation_questions():
+    worlds = [World(i, 'evaluation') for i in range(6)]
+    questions = world_lib.evaluation_questions(worlds, 60, hops=(1, 2, 3, 4), seed=1)
+    assert [q['hops'] for q in questions] == [h for h in (1, 2, 3, 4) for _ in range(60)]
+    assert len({q['question'] for q in questions}) == 240
+    for q in questions:
+        assert worlds[q['world']].resolve(q['question']) == (q['answers'][0], q['hops'])
+    assert questions == world_lib.evaluation_questions(worlds, 60, hops=(1, 2, 3, 4), seed=1)
+    assert questions != world_lib.evaluation_questions(worlds, 60, hops=(1, 2, 3, 4), seed=2)
+    with pytest.raises(ValueError, match='distinct 1-hop'):
+        world_lib.evaluation_questions(worlds[:1], 2000, hops=(1,))

@@ -1,0 +1,123 @@
+"""The lexical encoder: finds exact, misspelt and embedded names, and is the same everywhere."""
+
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from retrieval.lexical import LexicalEncoder
+from zeroplay_jax.mini import world
+
+
+@pytest.fixture(scope='module')
+def corpus():
+    """Titles, texts and vectors of more than 5,000 passages, a part of them with near-miss titles."""
+    found = [passage for seed in range(40) for passage in world.World(seed).passages]
+    titles, texts = [passage.title for passage in found], [passage.text for passage in found]
+    assert len(titles) >= 5_000 and len(set(titles)) == len(titles)
+    return titles, texts, LexicalEncoder().encode_passages(titles, texts)
+
+
+def ranks(vectors, queries, rows):
+    """How many passages score above the wanted one, per query."""
+    scores = LexicalEncoder().encode_queries(queries) @ vectors.T
+    return (scores > scores[np.arange(len(rows)), rows][:, None]).sum(axis=1)
+
+
+def misspelt(name, rng):
+    """The name with one letter replaced, added or left out."""
+    at, letter = rng.randrange(1, len(name)), rng.choice('aeioulnrst')
+    return rng.choice(
+        [name[:at] + letter + name[at + 1 :], name[:at] + letter + name[at:], name[:at] + name[at + 1 :]]
+    )
+
+
+def test_exact_titles_come_first_among_near_misses(corpus):
+    titles, _, vectors = corpus
+    rows = np.arange(len(titles))
+    assert (ranks(vectors, titles, rows) == 0).mean() >= 0.995
+
+
+@pytest.mark.parametrize(
+    'form', ['the author of {}', 'What is the birthplace of the teacher of {}?', '{} (river)']
+)
+def test_a_name_inside_other_words_is_found(corpus, form):
+    titles, _, vectors = corpus
+    rows = np.arange(0, len(titles), 5)
+    assert (ranks(vectors, [form.format(titles[row]) for row in rows], rows) < 3).mean() >= 0.99
+
+
+def test_most_misspelt_names_are_found(corpus):
+    titles, _, vectors = corpus
+    rng, rows = random.Random(0), np.arange(0, len(titles), 5)
+    assert (ranks(vectors, [misspelt(titles[row], rng) for row in rows], rows) < 3).mean() >= 0.7
+
+
+def test_title_weighs_more_than_body():
+    encoder = LexicalEncoder()
+    vectors = encoder.encode_passages(['Gumu', 'Puto'], ['It was written by Puto.', 'He was taught by Gumu.'])
+    scores = (encoder.encode_queries(['Gumu', 'Puto']) @ vectors.T).ravel()
+    assert scores[0] > 2 * scores[1] > 0.1 and scores[3] > 2 * scores[2] > 0.1
+
+
+def test_shape_length_case_accents_and_punctuation():
+    encoder = LexicalEncoder(dimension=128)
+    vectors = encoder.encode_queries(['Élan Gumu', 'elan, GUMU!', 'gumu'])
+    assert vectors.shape == (3, 128) and vectors.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+    np.testing.assert_array_equal(vectors[0], vectors[1])
+    assert np.abs(vectors[1] - vectors[2]).max() > 0.01
+
+
+def test_neighbours_do_not_matter(corpus):
+    titles, texts, vectors = corpus
+    np.testing.assert_array_equal(LexicalEncoder().encode_passages(titles[7:8], texts[7:8]), vectors[7:8])
+
+
+def test_whatever_is_not_blank_has_a_direction():
+    encoder = LexicalEncoder()
+    odd = ['?', '<<>>', '\u0301', '\ud800', 'the of', 'ß', '漢字', 'x' * 100_000, '\x00', '🙂']
+    np.testing.assert_allclose(np.linalg.norm(encoder.encode_queries(odd), axis=1), 1, atol=1e-6)
+    sample = [chr(code) for code in (*range(0x3100), *range(0x3100, 0x30000, 97))]
+    blank = np.array([not text.strip() for text in sample])
+    for at in range(0, len(sample), 8_192):
+        lengths = np.linalg.norm(encoder.encode_queries(sample[at : at + 8_192]), axis=1)
+        np.testing.assert_array_equal(lengths < 0.5, blank[at : at + 8_192])
+
+
+def test_same_vectors_in_another_process():
+    code = (
+        'import hashlib; from retrieval.lexical import LexicalEncoder;'
+        "vectors = LexicalEncoder().encode_passages(['Gumu'], ['Born in Lomi.']);"
+        'print(hashlib.sha256(vectors.tobytes()).hexdigest())'
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, '-c', code],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={'PYTHONHASHSEED': seed},
+        ).stdout
+        for seed in '12'
+    }
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    'settings',
+    [dict(dimension=8), dict(places=0), dict(ngrams=()), dict(word_share=1.0), dict(title_weight=0.0)],
+)
+def test_bad_settings_are_named(settings):
+    with pytest.raises(ValueError, match='LexicalEncoder: .*' + next(iter(settings))):
+        LexicalEncoder(**settings)
+
+
+def test_bad_passages_are_named():
+    encoder = LexicalEncoder()
+    with pytest.raises(ValueError, match='2 titles but 1 texts'):
+        encoder.encode_passages(['a', 'b'], ['c'])
+    with pytest.raises(ValueError, match='passage 1 has neither'):
+        encoder.encode_passages(['a', ' '], ['c', ''])

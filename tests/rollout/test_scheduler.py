@@ -1,0 +1,284 @@
+"""The sampler's promises: what a rollout contains depends on its request and on nothing else."""
+
+import dataclasses
+import time
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from zeroplay_jax.policy import hf, sharding, transformer
+from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig, programs
+from zeroplay_jax.rollout.scheduler import Lane, PromptTooLong, Request, Scheduler
+from zeroplay_jax.rollout.search import Limits, SearchEnv
+from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.types import ENV, POLICY, PROMPT
+
+CONFIG = SamplerConfig(slots=4, context=96, chunk=8, fill_rows=2, burst=4, put_rows=2, put_tokens=6)
+
+
+@pytest.fixture(scope='module')
+def policy(tmp_path_factory):
+    folder = tiny.make_folder(tmp_path_factory.mktemp('tiny') / 'policy', letters=tiny.LETTERS)
+    codec, model = Codec(folder), hf.read_config(folder)
+    return codec, model, hf.load(folder, model)
+
+
+def echo(queries):
+    """A page is a function of the query."""
+    return [[{'id': 0, 'title': q[:3], 'text': q[::-1]}] for q in queries]
+
+
+def make_env(codec, search=echo, **limits):
+    bounds = Limits(**(dict(max_turns=4, turn_tokens=16, observation_tokens=14) | limits))
+    return SearchEnv(codec, tiny.EchoTools(), bounds, search, finals=('answer',))
+
+
+def requests(env, count=7, samples=3, temperature=1.0):
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(0, 8, rng.integers(4, 19)).astype(np.int32) for _ in range(count)]
+    return [Request('policy', p, (3, i), env, samples, temperature) for i, p in enumerate(prompts)]
+
+
+def run(policy, reqs, config=CONFIG, mesh=None, order=1, **options):
+    _, model, params = policy
+    lane = Lane(
+        Sampler(model, dataclasses.replace(config, eos=policy[0].eos_ids), mesh or sharding.make_mesh()),
+        seed=5,
+    )
+    scheduler = Scheduler({'policy': lane}, **options)
+    scheduler.publish('policy', params, 1)
+    results = scheduler.run([scheduler.rollout(r) for r in reqs[::order]])[::order]
+    return [t for group in results for t in group]
+
+
+def same(a, b, tolerance=0.0):
+    for x, y in zip(a, b, strict=True):
+        np.testing.assert_array_equal(x.tokens, y.tokens)
+        np.testing.assert_array_equal(x.source, y.source)
+        assert x.finish == y.finish and [t.text for t in x.turns] == [t.text for t in y.turns]
+        assert np.abs(x.logp - y.logp).max() <= tolerance
+
+
+@pytest.fixture(scope='module')
+def baseline(policy):
+    return run(policy, requests(make_env(policy[0])))
+
+
+def test_rollouts_have_turns_searches_and_labels(baseline):
+    assert sum(t.calls for t in baseline) >= 10 and {len(t.turns) for t in baseline} >= {1, 2, 3}
+    for t in baseline:
+        switches = np.flatnonzero(np.diff(t.source))
+        assert t.source[0] == PROMPT and t.source[switches[0] + 1] == POLICY
+        assert (t.logp[t.source != POLICY] == 0).all() and (t.logp[t.source == POLICY] < 0).all()
+        shown = sum(bool(turn.documents) for turn in t.turns)
+        assert shown == sum(t.source[i + 1] == ENV for i in switches)
+
+
+def test_order_and_neighbours_change_nothing_bitwise(policy, baseline):
+    same(baseline, run(policy, requests(make_env(policy[0])), order=-1))
+    alone = run(policy, requests(make_env(policy[0]))[3:4])
+    same(baseline[9:12], alone)
+
+
+def test_tool_latency_changes_nothing_bitwise(policy, baseline):
+    calls = []
+
+    def slow(queries):
+        calls.append(len(queries))
+        time.sleep(0.02 * (len(calls) % 3))
+        return echo(queries)
+
+    same(baseline, run(policy, requests(make_env(policy[0], slow))))
+    assert len(calls) > 3
+
+
+@pytest.mark.parametrize('slots', [1, 2, 7])
+def test_slot_count_changes_no_token(policy, baseline, slots):
+    config = dataclasses.replace(CONFIG, slots=slots)
+    same(baseline, run(policy, requests(make_env(policy[0])), config), 1e-5)
+
+
+@pytest.mark.parametrize('fsdp,model', [(4, 1), (2, 2), (1, 2)])
+def test_device_count_changes_no_token(policy, baseline, fsdp, model):
+    mesh = sharding.make_mesh(1, fsdp, model)
+    codec, config, params = policy
+    params = jax.device_put(params, sharding.parameter_shardings(params, mesh))
+    same(baseline, run((codec, config, params), requests(make_env(codec)), mesh=mesh), 1e-5)
+
+
+def test_group_shares_one_prefill_and_equals_separate_ones(policy, baseline):
+    """A sample whose prompt was cloned is bit for bit the sample whose prompt was prefilled for it alone."""
+    separate = []
+    for request in requests(make_env(policy[0])):
+        for sample in range(request.samples):
+            lane = Lane(
+                Sampler(policy[1], dataclasses.replace(CONFIG, eos=policy[0].eos_ids), sharding.make_mesh()),
+                seed=5,
+            )
+            scheduler = Scheduler({'policy': lane})
+            scheduler.publish('policy', policy[2], 1)
+
+            async def only(request=request, sample=sample, scheduler=scheduler, lane=lane):
+                enter = lane._enter
+
+                def skip(group, slot):
+                    group.waiting = type(group.waiting)([sample])
+                    group.results = [True] * request.samples
+                    group.results[sample] = None
+                    return enter(group, slot)
+
+                lane._enter = skip
+                return await scheduler.rollout(request)
+
+            separate.append(scheduler.run([only()])[0][sample])
+    same(baseline, separate)
+
+
+def test_group_members_are_distinct(baseline):
+    for i in range(0, len(baseline), 3):
+        # two members may both end at their first token; longer ones must differ
+        long = [t.tokens.tobytes() for t in baseline[i : i + 3] if (t.source == POLICY).sum() > 4]
+        assert len(set(long)) == len(long)
+    assert len({t.tokens.tobytes() for t in baseline}) > 0.8 * len(baseline)
+
+
+def test_sampler_log_probs_are_the_trainers(policy, baseline):
+    _, model, params = policy
+    length = max(len(t.tokens) for t in baseline)
+    tokens = np.zeros((len(baseline), length), np.int32)
+    for i, t in enumerate(baseline):
+        tokens[i, : len(t.tokens)] = t.tokens
+    positions = np.broadcast_to(np.arange(length, dtype=np.int32), tokens.shape)
+    logp, _ = transformer.score(model, params, tokens, positions, np.ones_like(tokens))
+    for i, t in enumerate(baseline):
+        ours = np.asarray(logp[i, : len(t.tokens)])[t.source == POLICY]
+        assert np.abs(ours - t.logp[t.source == POLICY]).max() < 1e-4
+
+
+def test_one_compile_per_program(policy):
+    codec, model, _ = policy
+    config = dataclasses.replace(CONFIG, eos=codec.eos_ids)
+    compiled = programs(model, config, sharding.make_mesh())
+    run(policy, requests(make_env(codec)))
+    run(policy, requests(make_env(codec), count=11, samples=2, temperature=0.7))
+    assert {name: f._cache_size() for name, f in compiled.items()} == dict.fromkeys(compiled, 1)
+
+
+def test_rewind_and_put_equal_a_fresh_prefill(policy):
+    """After a rewind to a shared prefix and another suffix, the cache is that of a fresh episode."""
+    _, model, params = policy
+    config = dataclasses.replace(CONFIG, eos=())
+    key, rng = np.array([1, 2], np.uint32), np.random.default_rng(0)
+    prefix, one, other = (rng.integers(0, 8, n).astype(np.int32) for n in (9, 12, 12))
+
+    def decode(sampler):
+        return jax.device_get(sampler.decode(params))
+
+    def fill(sampler, tokens, start):
+        sampler.put([(2, tokens, start, 60, 1.0, key)])
+        for _ in range(3):
+            sampler.extend(params, [2])
+
+    used, fresh = (Sampler(model, config, sharding.make_mesh()) for _ in range(2))
+    fill(used, np.concatenate([prefix, one]), 0)
+    decode(used)
+    used.rewind([2], [len(prefix)])
+    fill(used, other, len(prefix))
+    # the fresh one is filled in the same two steps, so that the chunk borders are the same
+    fill(fresh, prefix, 0)
+    fresh.rewind([2], [len(prefix)])
+    fill(fresh, other, len(prefix))
+    a, b = decode(used), decode(fresh)
+    assert a.count[2] == 4
+    np.testing.assert_array_equal(a.tokens[2], b.tokens[2])
+    np.testing.assert_array_equal(a.logp[2], b.logp[2])
+
+
+def test_stop_string_inside_a_token_keeps_the_token(policy):
+    class CutTools(tiny.EchoTools):
+        call_stop = 'ca'  # the token 'cab' goes on after it
+
+    codec = policy[0]
+    env = dataclasses.replace(make_env(codec), tools=CutTools())
+    found = 0
+    for t in run(policy, requests(env, count=16)):
+        for turn in t.turns:
+            assert turn.text.count('ca') <= 1 and (not turn.queries or turn.text.endswith('ca'))
+        ends = [i for i in np.flatnonzero(np.diff(t.source)) if t.source[i] == POLICY]
+        found += sum(codec.token_bytes[t.tokens[i]] == b'cab' for i in ends)
+    assert found
+
+
+def test_observation_that_would_overflow_ends_the_episode(policy):
+    config = dataclasses.replace(CONFIG, context=40)
+    out = run(policy, requests(make_env(policy[0], observation_tokens=24)), config)
+    cut = [t for t in out if t.finish == 'context']
+    assert cut and all(len(t.tokens) <= 40 for t in out)
+    assert any(t.turns[-1].queries and t.source[-1] == POLICY for t in cut)
+
+
+def test_failing_tool_is_an_observation_and_is_counted(policy):
+    def broken(queries):
+        raise OSError('no index')
+
+    out = run(policy, requests(make_env(policy[0], broken, observation_tokens=40)))
+    turns = [turn for t in out for turn in t.turns if turn.queries]
+    assert turns and all(turn.error == 'failed' and not turn.documents for turn in turns)
+    assert sum(t.errors for t in out) == len(turns)
+
+
+def test_overdue_tool_becomes_an_error_only_when_not_deterministic(policy):
+    def slow(queries):
+        time.sleep(0.3)
+        return echo(queries)
+
+    env = make_env(policy[0], slow, observation_tokens=40, max_turns=2)
+    out = run(policy, requests(env, count=6), deterministic=False, tool_timeout=0.05)
+    assert any(turn.error == 'timeout' for t in out for turn in t.turns)
+
+
+def test_more_samples_than_slots(policy, baseline):
+    reqs = requests(make_env(policy[0]), count=2, samples=9)
+    few = run(policy, reqs, dataclasses.replace(CONFIG, slots=2))
+    same(few, run(policy, reqs, dataclasses.replace(CONFIG, slots=24)), 1e-5)
+
+
+def test_greedy_ignores_the_key(policy):
+    a, b, c = run(policy, requests(make_env(policy[0]), count=1, temperature=0.0))
+    same([a, a], [b, c])
+
+
+def test_turn_limits(policy):
+    out = run(policy, requests(make_env(policy[0], turn_tokens=5, max_turns=2)))
+    assert {t.finish for t in out} >= {'turn_tokens', 'turns'} and max(len(t.turns) for t in out) == 2
+    for t in out:
+        policy_runs = np.split(t.source, np.flatnonzero(np.diff(t.source)) + 1)
+        assert max(len(r) for r in policy_runs if r[0] == POLICY) <= 5
+        if t.finish == 'turns':
+            assert not t.turns[-1].queries
+
+
+def test_prompt_without_room_is_refused(policy):
+    request = dataclasses.replace(requests(make_env(policy[0]))[0], prompt=np.zeros(96, np.int32))
+    with pytest.raises(PromptTooLong, match='96 tokens'):
+        run(policy, [request])
+
+
+def test_an_episode_that_raises_stops_the_run_and_frees_the_slots(policy):
+    codec, model, params = policy
+    lane = Lane(Sampler(model, dataclasses.replace(CONFIG, eos=codec.eos_ids), sharding.make_mesh()), seed=5)
+    scheduler = Scheduler({'policy': lane})
+    scheduler.publish('policy', params, 1)
+    reqs = requests(make_env(codec))
+
+    async def bad():
+        await scheduler.rollout(reqs[0])
+        raise KeyError('lost')
+
+    with pytest.raises(KeyError, match='lost'):
+        scheduler.run([bad(), *(scheduler.rollout(r) for r in reqs[1:])])
+    assert lane.active == 0
+    again = scheduler.run([scheduler.rollout(r) for r in reqs])
+    same([t for g in again for t in g], run(policy, reqs))

@@ -1,0 +1,275 @@
+"""The rules of the house: what may import what, how long things are, how commands greet a strange machine."""
+
+import ast
+import functools
+import graphlib
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+CODE = ('zeroplay_jax', 'retrieval', 'configs', 'benchmarks')
+
+# Imports run downward: a room sees its own floor and the ones below it.
+FLOORS = (
+    {'types', 'config', 'metrics', 'policy', 'objectives', 'retrieval'},
+    {'rollout', 'learner', 'mini'},
+    {'selfplay', 'evaluation'},
+    {'train', 'setup'},
+    {'main', 'evaluate', 'ask', 'report'},
+)
+# Heavy or changeable libraries stay behind one door each: where they may be imported.
+DOORS = {
+    'flax': ('zeroplay_jax/policy/',),
+    'clu': ('zeroplay_jax/metrics.py', 'zeroplay_jax/main.py'),
+    'scann': ('retrieval/',),
+    'tensorflow': ('retrieval/', 'zeroplay_jax/main.py'),
+    'tensorflow_text': ('retrieval/',),
+    'torch': ('benchmarks/',),
+}
+
+
+def python_files(*folders):
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob('*.py'))
+
+
+def name(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+@functools.cache
+def tree(path):
+    return ast.parse(path.read_text(encoding='utf-8'))
+
+
+def imports(path):
+    """Dotted names a file imports, relative ones resolved; of `from a import b` both a and a.b."""
+    package = path.relative_to(ROOT).parent.parts
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = '.'.join((*base, *filter(None, [node.module])))
+            yield module
+            yield from (f'{module}.{alias.name}' for alias in node.names)
+
+
+def room(dotted):
+    """The room a dotted name of ours belongs to, or None."""
+    parts = dotted.split('.')
+    if parts[0] == 'retrieval':
+        return 'retrieval'
+    return parts[1] if parts[0] == 'zeroplay_jax' and len(parts) > 1 else None
+
+
+def module(path):
+    return name(path).removesuffix('.py').removesuffix('/__init__').replace('/', '.')
+
+
+def upward(path):
+    """Imports of a file that run upward, as 'file -> module'."""
+    floor = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
+    here = room(module(path))
+    if here is None:
+        return []
+    return [f'{name(path)} -> {m}' for m in imports(path) if room(m) and floor[room(m)] > floor[here]]
+
+
+OURS = python_files('zeroplay_jax', 'retrieval')
+
+
+def test_imports_run_downward():
+    assert not [fault for path in OURS for fault in upward(path)]
+
+
+def test_an_import_upward_is_seen(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), 'ROOT', tmp_path)
+    path = tmp_path / 'zeroplay_jax' / 'objectives' / 'advantages.py'
+    path.parent.mkdir(parents=True)
+    path.write_text('from ..learner import learner\n')
+    assert upward(path)[0] == 'zeroplay_jax/objectives/advantages.py -> zeroplay_jax.learner'
+
+
+def test_every_room_has_a_floor():
+    assert {room(module(path)) for path in OURS} - {None} <= set().union(*FLOORS)
+
+
+def test_no_imports_in_a_circle():
+    known = {module(path) for path in OURS}
+    files = {module(path): {m for m in imports(path) if m in known} - {module(path)} for path in OURS}
+    rooms = {}
+    for file, seen in files.items():
+        rooms.setdefault(room(file), set()).update({room(m) for m in seen} - {room(file), None})
+    for graph in (files, rooms):
+        assert set(graphlib.TopologicalSorter(graph).static_order()) >= set(graph)  # a circle raises
+
+
+def test_retrieval_stands_alone():
+    faults = [
+        name(path) for path in python_files('retrieval') if any('zeroplay_jax' in m for m in imports(path))
+    ]
+    assert not faults
+
+
+def test_objectives_know_arrays_only():
+    for path in python_files('zeroplay_jax/objectives'):
+        roots = {m.split('.')[0] for m in imports(path)}
+        assert not {m for m in imports(path) if room(m) not in (None, 'objectives')}
+        assert not roots & {'flax', 'optax', 'orbax', 'transformers', 'ml_collections'}
+        assert path.name != 'rewards.py' or 'jax' not in roots
+
+
+@pytest.mark.parametrize('library', DOORS)
+def test_a_library_is_imported_behind_its_door_only(library):
+    faults = [
+        name(path)
+        for path in python_files(*CODE)
+        if any(m.split('.')[0] == library for m in imports(path))
+        and not name(path).startswith(DOORS[library])
+    ]
+    assert not faults
+
+
+def test_files_and_functions_are_short():
+    long_files = [name(path) for path in python_files(*CODE) if len(path.read_text().splitlines()) > 450]
+    long_functions = [
+        f'{name(path)}:{node.lineno} {node.name}'
+        for path in python_files(*CODE, 'tests')
+        for node in ast.walk(tree(path))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno - node.lineno >= 80
+    ]
+    assert not long_files and not long_functions
+
+
+def tracked():
+    """The project's text files: what git tracks or would, else (without git) what lies in the folders."""
+    listing = subprocess.run(
+        ['git', 'ls-files', '--cached', '--others', '--exclude-standard'],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    paths = [ROOT / line for line in listing.stdout.splitlines()] or python_files(*CODE, 'tests')
+    kinds = {'.py', '.md', '.sh', '.txt', '.toml', '.json', '.html', '.js', '.css', '.ipynb', ''}
+    return [
+        path for path in paths if path.is_file() and path.suffix in kinds and path.stat().st_size < 1 << 20
+    ]
+
+
+def test_no_file_names_a_folder_of_somebodys_machine():
+    machine = re.compile(r'(?<![\w.])/(home|root|work|farm|Users)/')
+    faults = [name(path) for path in tracked() if machine.search(path.read_text(errors='ignore'))]
+    assert not faults
+
+
+def test_nothing_is_left_unfinished():
+    words = re.compile(r'\b(TO' + r'DO|FIX' + r'ME|XX' + r'X)\b|Not' + 'ImplementedError')
+    faults = [
+        name(path)
+        for path in tracked()
+        if path.suffix != '.json' and words.search(path.read_text(errors='ignore'))
+    ]
+    assert not faults
+
+
+# Scripts and commands
+
+
+SCRIPTS = [ROOT / '.ci' / 'run', *sorted((ROOT / 'launch').glob('*.sh'))]
+
+
+def test_shell_scripts_are_sound():
+    if not shutil.which('shellcheck'):
+        pytest.skip('shellcheck is not installed')
+    result = subprocess.run(['shellcheck', *SCRIPTS], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
+
+
+def test_scripts_can_be_executed():
+    assert not [name(path) for path in SCRIPTS if not os.access(path, os.X_OK)]
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A folder with what a command needs before anything is installed, and a place for fake programs."""
+    shutil.copy(ROOT / 'Makefile', tmp_path)
+    shutil.copytree(ROOT / 'launch', tmp_path / 'launch')
+    shutil.copytree(ROOT / '.ci', tmp_path / '.ci')
+    for path in ROOT.glob('requirements*.txt'):
+        shutil.copy(path, tmp_path)
+    (tmp_path / 'bin').mkdir()
+    return tmp_path
+
+
+def fake(clone, program, *lines):
+    path = clone / 'bin' / program
+    path.write_text('\n'.join(['#!/bin/sh', *lines, '']))
+    path.chmod(0o755)
+    return path
+
+
+def call(clone, *command):
+    environment = {key: value for key, value in os.environ.items() if not key.startswith('MAKE')}
+    environment['PATH'] = f'{clone / "bin"}:{environment["PATH"]}'
+    return subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def said(result):
+    return [line for line in result.stderr.splitlines() if line.startswith('zeroplay_jax: ')]
+
+
+@pytest.mark.parametrize('version', ['3.10.14', '3.14.0'])
+def test_make_refuses_another_python_in_one_line(clone, version):
+    python = fake(clone, 'python-other', f'echo {version} somewhere venv')
+    result = call(clone, 'make', 'quickstart', f'PYTHON={python}')
+    assert result.returncode != 0
+    assert len(said(result)) == 1
+    assert 'needs Python 3.11, 3.12 or 3.13' in said(result)[0] and f'is {version}' in said(result)[0]
+    assert not (clone / '.venv').exists()
+
+
+def test_make_refuses_a_python_without_venv(clone):
+    python = fake(clone, 'python-bare', 'echo 3.12.4 somewhere bare')
+    result = call(clone, 'make', 'check', f'PYTHON={python}')
+    assert result.returncode != 0 and 'apt-get install python3.12-venv' in said(result)[0]
+
+
+@pytest.mark.parametrize(
+    ('option', 'answer', 'hint'), [('-s', 'Darwin', 'Linux'), ('-r', '4.4.0-19041-Microsoft', 'WSL2')]
+)
+def test_make_refuses_another_system_in_one_line(clone, option, answer, hint):
+    fake(clone, 'uname', f'if [ "$1" = {option} ]; then echo {answer}; else echo Linux; fi')
+    result = call(clone, 'make', 'quickstart')
+    assert result.returncode != 0
+    assert len(said(result)) == 1 and hint in said(result)[0]
+    assert not (clone / '.venv').exists()
+
+
+def test_make_finds_a_python_by_itself_past_a_broken_name(clone):
+    for program in ('python3.11', 'python3.12'):
+        fake(clone, program, 'exit 127')
+    fake(clone, 'python3.13', 'echo 3.13.1 /opt/python3.13 venv')
+    result = call(clone, 'launch/python.sh')
+    assert result.returncode == 0
+    assert result.stdout.strip() == '/opt/python3.13'
+    assert 'Linux and Python 3.13.1' in said(result)[0]
+
+
+def test_quickstart_passes_workdir_and_seed_on(clone):
+    result = call(clone, 'make', '--dry-run', 'quickstart', 'WORKDIR=some where', 'SEED=7')
+    command = "-m zeroplay_jax.main --config=configs/quickstart.py --workdir='some where' --config.seed=7"
+    assert command in result.stdout
+
+
+def test_continuous_integration_runs_lint_and_the_tests(clone):
+    fake(clone, 'make', 'echo "make got: $*"', 'exit 3')
+    for program in ('chromium', 'shellcheck'):
+        fake(clone, program, 'exit 0')
+    result = call(clone, '.ci/run')
+    assert result.stdout.splitlines() == ['make got: lint test']
+    assert result.returncode == 3

@@ -1,0 +1,45 @@
+"""How good a role has become: greedy answers to held-out questions, through the same sampler and search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from zeroplay_jax.objectives import rewards
+from zeroplay_jax.selfplay.roles import Table
+from zeroplay_jax.types import Json, Row
+
+
+def evaluate(
+    table: Table,
+    questions: Sequence[Json],
+    number: int,
+    role: str = 'solver',
+    done: Callable[[], None] = lambda: None,
+) -> tuple[dict[int, np.ndarray], list[Row]]:
+    """Exact match of one greedy rollout per question.
+
+    Args:
+      questions: [{'question', 'answers', 'hops'}].
+      number: names this evaluation within the run.
+
+    Returns:
+      correct: hop count → bool [N], in the order of the questions.
+      rows: the rollouts, reward 1 or 0.
+    """
+
+    async def ask(i, item):
+        (trajectory,) = await table.ask(role, (number, i), temperature=0.0, question=item['question'])
+        answer = (
+            rewards.extract_last(trajectory.turns[-1].text, 'answer')
+            if trajectory.finish == 'answer'
+            else None
+        )
+        hit = rewards.exact_match(answer, item['answers'])
+        info = {**item, 'answer_given': answer}
+        return Row(role, trajectory, float(hit), item['hops'], parts={'exact_match': float(hit)}, info=info)
+
+    rows = table.scheduler.run([ask(i, q) for i, q in enumerate(questions)], done)
+    hops = sorted({q['hops'] for q in questions})
+    return {h: np.array([r.reward > 0 for r in rows if r.group == h]) for h in hops}, rows

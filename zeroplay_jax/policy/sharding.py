@@ -1,0 +1,120 @@
+"""Meshes and where every array lies. The one place that makes a mesh.
+
+Axes: 'replica' (hosts; parameters are copied over it), 'fsdp' (batch rows, slots and parameter shards), 'model'
+(attention heads, feed-forward columns, vocabulary).
+"""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+AXES = ('replica', 'fsdp', 'model')
+
+# Every parameter is matched by exactly one rule.
+RULES = (
+    (r'embedding', P('model', 'fsdp')),
+    (r'head', P('fsdp', 'model')),
+    (r'layer_\d+/(q|k|v|gate|up)/kernel', P('fsdp', 'model')),
+    (r'layer_\d+/(o|down)/kernel', P('model', 'fsdp')),
+    (r'layer_\d+/(q|k|v)/bias', P('model')),
+    (r'(.*/)?\w*norm/scale', P()),
+)
+
+
+def make_mesh(replica: int = 1, fsdp: int = 1, model: int = 1, devices=None) -> Mesh:
+    """Mesh of the axes above over the first devices that are enough.
+
+    Args:
+      replica, fsdp, model: sizes; one of them may be -1 for all devices that are left.
+
+    Raises:
+      ValueError: the sizes do not fit the devices there are.
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    sizes = [replica, fsdp, model]
+    if -1 in sizes:
+        known = int(np.prod([s for s in sizes if s != -1]))
+        sizes[sizes.index(-1)] = max(len(devices) // known, 1)
+    need = int(np.prod(sizes))
+    if need > len(devices):
+        raise ValueError(
+            f'mesh {dict(zip(AXES, sizes))} needs {need} devices, there are {len(devices)}: lower config.mesh'
+        )
+    grid = np.array(devices[:need]).reshape(sizes)
+    # Automatic axes: with explicit ones batched scatters raise and Linen modules fail.
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def path_name(path) -> str:
+    """'layer_0/q/kernel' from a tree path."""
+    return '/'.join(str(getattr(p, 'key', getattr(p, 'name', getattr(p, 'idx', p)))) for p in path)
+
+
+def parameter_spec(name: str) -> P:
+    """Partition of the parameter called `name`; an error unless exactly one rule speaks of it."""
+    found = [spec for pattern, spec in RULES if re.fullmatch(pattern, name)]
+    if len(found) != 1:
+        raise ValueError(
+            f'parameter {name!r} is matched by {len(found)} sharding rules, must be one: policy/sharding.py RULES'
+        )
+    return found[0]
+
+
+def _fit(spec: P, shape: tuple[int, ...], mesh: Mesh, name: str) -> NamedSharding:
+    for axis, size in zip(spec, shape):
+        if axis is not None and size % mesh.shape[axis]:
+            raise ValueError(
+                f'parameter {name!r}: {size} of its shape {shape} does not divide by mesh axis {axis!r} of '
+                f'{mesh.shape[axis]}; choose another config.mesh'
+            )
+    return NamedSharding(mesh, spec)
+
+
+def parameter_shardings(params, mesh: Mesh):
+    """Tree of NamedSharding for a parameter tree (arrays or shapes)."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, x: _fit(parameter_spec(path_name(path)), x.shape, mesh, path_name(path)), params
+    )
+
+
+def state_shardings(state, params, mesh: Mesh):
+    """Optimiser state: what has a parameter's path suffix and shape lies as the parameter, all else everywhere."""
+    by_name = {
+        path_name(path): (x.shape, _fit(parameter_spec(path_name(path)), x.shape, mesh, path_name(path)))
+        for path, x in jax.tree_util.tree_leaves_with_path(params)
+    }
+
+    def place(path, x):
+        parts = path_name(path).split('/')
+        for start in range(len(parts)):
+            entry = by_name.get('/'.join(parts[start:]))
+            if entry and entry[0] == x.shape:
+                return entry[1]
+        return NamedSharding(mesh, P())
+
+    return jax.tree_util.tree_map_with_path(place, state)
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The whole array on every device."""
+    return NamedSharding(mesh, P())
+
+
+def rows(mesh: Mesh) -> NamedSharding:
+    """Batch rows over all data axes."""
+    return NamedSharding(mesh, P(('replica', 'fsdp')))
+
+
+def slots(mesh: Mesh) -> NamedSharding:
+    """Sampler slots over 'fsdp'."""
+    return NamedSharding(mesh, P('fsdp'))
+
+
+def cache(mesh: Mesh) -> NamedSharding:
+    """Key/value cache: slots over 'fsdp', heads over 'model' (both orders of policy/attention.py begin S, K)."""
+    return NamedSharding(mesh, P('fsdp', 'model'))

@@ -1,0 +1,79 @@
+"""What the players can search and start from: passages, an index over them, and documents to ask about."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from retrieval.index import Index, ScannIndex
+from retrieval.lexical import LexicalEncoder
+from zeroplay_jax.mini.world import World, evaluation_questions
+from zeroplay_jax.types import Json
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+    """A passage that a proposer may start from; `depth` hops at most can be chained from it."""
+
+    title: str
+    text: str
+    depth: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """Everything outside the policy that a run plays with.
+
+    Attributes:
+      index: searchable passages.
+      documents: starting points of proposers; none of them belongs to the evaluation.
+      questions: held-out evaluation questions {'question', 'answers', 'hops'}.
+    """
+
+    index: Index
+    documents: tuple[Document, ...]
+    questions: tuple[Json, ...]
+    top_k: int
+
+    def search(self, queries: Sequence[str]) -> list[list[Json]]:
+        """Per query its `top_k` passages, best first."""
+        ids, scores = self.index.search(list(queries), self.top_k)
+        return [
+            [dict(p, score=float(s)) for p, s in zip(self.index.passages(row), score)]
+            for row, score in zip(ids, scores)
+        ]
+
+
+def build(config) -> Corpus:
+    """The corpus that `config.retrieval` names."""
+    first, count = config.world.train
+    train = [World(first + i, 'train', config.world.near_misses) for i in range(count)]
+    first, count = config.world.evaluation
+    held_out = [World(first + i, 'evaluation', config.world.near_misses) for i in range(count)]
+    passages = [p for world in [*train, *held_out] for p in world.passages]
+    titles, texts = [p.title for p in passages], [p.text for p in passages]
+    index = ScannIndex.build(LexicalEncoder(), titles, texts, overfetch=config.retrieval.overfetch)
+    documents = linked_documents([(p.title, p.text) for world in train for p in world.passages])
+    questions = evaluation_questions(held_out, config.eval.questions, tuple(config.eval.hops))
+    return Corpus(index, documents, tuple(questions), config.tools.top_k)
+
+
+def linked_documents(passages: Sequence[tuple[str, str]], deepest: int = 4) -> tuple[Document, ...]:
+    """Documents with the length of the longest chain of distinct ones in which each names the next one's title.
+
+    A hop follows a name to its own document, so a document that names none cannot open a question of two hops.
+    This reads the passages only: it is no knowledge about answers.
+    """
+    titles = {title for title, _ in passages}
+    links = {
+        title: [w for w in dict.fromkeys(re.findall(r'\w+', text)) if w in titles and w != title]
+        for title, text in passages
+    }
+
+    def depth(title, seen):
+        if len(seen) == deepest:
+            return deepest
+        return max((depth(to, seen | {to}) for to in links[title] if to not in seen), default=len(seen))
+
+    return tuple(Document(title, text, depth(title, frozenset([title]))) for title, text in passages)

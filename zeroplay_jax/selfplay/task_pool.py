@@ -1,0 +1,63 @@
+"""Questions that the proposer made and the solver will train on, each with where it came from."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+from zeroplay_jax.objectives.rewards import normalize_answer
+from zeroplay_jax.types import Json, identity_rng
+
+
+class TaskPool:
+    """Questions in order of arrival, without repeats; everything that was turned away is counted by reason.
+
+    Attributes:
+      questions: [{'question', 'answers', 'hops', …provenance}].
+      drops: reason code → count.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Empties the pool for a new iteration."""
+        self.questions: list[dict[str, Any]] = []
+        self.drops: collections.Counter[str] = collections.Counter()
+        self._seen: set[str] = set()
+
+    def add(self, question: dict[str, Any]) -> bool:
+        """Takes a question; False, counted as 'duplicate', when its text is here already."""
+        key = normalize_answer(question['question'])
+        if key in self._seen:
+            self.drops['duplicate'] += 1
+            return False
+        self._seen.add(key)
+        self.questions.append(question)
+        return True
+
+    def drop(self, reason: str) -> None:
+        """Counts what did not become a question."""
+        self.drops[reason] += 1
+
+    def batch(self, seed: int, iteration: int, step: int, size: int) -> list[dict[str, Any]]:
+        """Batch number `step`: slices of a shuffled order, shuffled anew each time the pool is through."""
+        picked: list[dict[str, Any]] = []
+        n = len(self.questions)
+        for at in range(step * size, (step + 1) * size if n else 0):
+            epoch, place = divmod(at, n)
+            if not picked or place == 0:
+                order = identity_rng(seed, iteration, epoch).permutation(n)
+            picked.append(self.questions[order[place]])
+        return picked
+
+    def state(self) -> Json:
+        """JSON-able content, for the checkpoint."""
+        return {'questions': self.questions, 'drops': dict(self.drops)}
+
+    def restore(self, state: Json) -> None:
+        """Takes back what `state` gave."""
+        self.clear()
+        for question in state['questions']:
+            self.add(dict(question))
+        self.drops.update(state['drops'])
