@@ -65,7 +65,7 @@ def run(config, workdir) -> dict:
             correct, rows = evaluate(parts.table, parts.corpus.questions, step.number, done=bar.tick)
             evaluations[str(step.number)] = {str(h): c.astype(int).tolist() for h, c in correct.items()}
             values = {f'em/hop{h}': float(c.mean()) for h, c in correct.items()}
-            values['em/mean'] = statistics.mean_interval(_headline(correct))[0]
+            values['em/mean'] = statistics.mean_interval(statistics.headline(correct))[0]
         else:
             values, rows = engine.play(step, bar.tick)
             values |= _rendering_check(parts.table.roles[rows[0].role].env.codec, rows) if rows else {}
@@ -111,10 +111,6 @@ def _with_evaluations(config, steps: list[Step]) -> list[Step]:
                 out.append(evaluation)
     out.append(evaluation)
     return [Step(s.phase, s.index, number) for number, s in enumerate(out)]
-
-
-def _headline(correct):
-    return {h: c for h, c in correct.items() if h in statistics.HEADLINE} or correct
 
 
 def _rendering_check(codec: Codec, rows: list[Row]) -> dict[str, float]:

@@ -91,6 +91,11 @@ def summarise(before: Samples, after: Samples, headline: tuple[int, ...] = HEADL
     }
 
 
+def headline(correct: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+    """The hop counts that the headline figure averages, or all of them where none of those was measured."""
+    return {hop: values for hop, values in correct.items() if hop in HEADLINE} or dict(correct)
+
+
 def before_after_table(before: Samples, after: Samples, headline: tuple[int, ...] = HEADLINE) -> str:
     """Plain-text table of exact match with 95 % intervals: a line per hop count, then the headline mean.
 

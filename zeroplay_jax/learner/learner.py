@@ -80,7 +80,7 @@ def _accumulate(model, config, params, gradients, stats, batch, ref_logp):
 
 def _apply(tx, state, gradients):
     """One optimiser step; with a gradient that is not finite, everything stays as it was."""
-    norm = optax.global_norm(gradients)
+    norm = optax.tree.norm(gradients)
     fine = jnp.isfinite(norm)
     updates, opt = tx.update(gradients, state['opt'], state['params'])
     new = dict(params=optax.apply_updates(state['params'], updates), opt=opt, step=state['step'] + 1)
@@ -120,16 +120,13 @@ class Learner:
         self.state = jax.jit(begin, out_shardings=placed)(params)
         everywhere, rows = sharding.replicated(mesh), sharding.rows(mesh)
         self._rows = rows
-        self._zeros = jax.jit(lambda p: jax.tree.map(jnp.zeros_like, p), out_shardings=own)
         self._accumulate = jax.jit(
             functools.partial(_accumulate, model, self.config),
             donate_argnums=(1, 2),
             in_shardings=(own, own, everywhere, rows, rows),
             out_shardings=(own, everywhere),
         )
-        self._apply = jax.jit(
-            functools.partial(_apply, tx), donate_argnums=(0, 1), out_shardings=(placed, everywhere)
-        )
+        self._apply = jax.jit(functools.partial(_apply, tx), donate_argnums=0, out_shardings=(placed, everywhere))
         self._score = jax.jit(
             lambda p, b: transformer.score(
                 model, p, b.tokens, b.positions, b.segment, self.config.temperature
@@ -139,7 +136,8 @@ class Learner:
         )
         blank = Batch(*(jnp.zeros(micro_shape, d) for d in (int, int, int, bool, float, float, float)))
         stats = jax.eval_shape(functools.partial(loss, model, self.config), params, blank, blank.old_logp)[1]
-        self._no_stats = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), stats)
+        nothing = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (shape['params'], stats))
+        self._nothing = jax.jit(nothing, out_shardings=(own, everywhere))
 
     @property
     def params(self) -> Params:
@@ -154,7 +152,7 @@ class Learner:
         """
         if not any(b.weight.any() for b in batches):
             return {'skipped_updates': (1.0, 1.0)}
-        gradients, stats = self._zeros(self.params), self._no_stats
+        gradients, stats = self._nothing()
         for batch in batches:
             batch = jax.device_put(batch, self._rows)
             ref = batch.old_logp if self.reference is None else self._score(self.reference, batch)

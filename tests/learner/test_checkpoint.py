@@ -1,0 +1,71 @@
+"""A workdir belongs to one config, and a checkpoint gives back what went in, under any mesh."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from zeroplay_jax.learner.checkpoint import Checkpointer, WorkdirError, claim
+from zeroplay_jax.policy import sharding
+
+CONFIG = {'seed': 0, 'solver': {'batch': 32, 'hops': (1, 2)}, 'progress': True}
+
+
+def test_state_comes_back_bit_for_bit_under_another_mesh(tmp_path):
+    state = {'a': {'w': jax.random.normal(jax.random.key(0), (8, 4)), 'step': jnp.int32(7)}}
+    checkpoints = Checkpointer(tmp_path, keep=2)
+    for step in (1, 2, 3):
+        checkpoints.save(step, state, {'cursor': step, 'pool': [{'q': 'é'}]})
+    checkpoints.wait()
+    assert checkpoints.latest() == 3
+    checkpoints.close()
+    place = NamedSharding(sharding.make_mesh(1, 4, 1), P('fsdp'))
+    like = {'a': {'w': jax.device_put(jnp.zeros((8, 4)), place), 'step': jnp.int32(0)}}
+    again = Checkpointer(tmp_path, keep=2)
+    restored, loop = again.restore(like)
+    np.testing.assert_array_equal(restored['a']['w'], state['a']['w'])
+    assert restored['a']['w'].sharding == place and int(restored['a']['step']) == 7
+    assert loop == {'cursor': 3, 'pool': [{'q': 'é'}]}
+    assert sorted(p.name for p in (tmp_path / 'checkpoints').iterdir() if p.name.isdigit()) == ['2', '3']
+
+
+def test_what_was_saved_is_not_touched_by_a_later_donation(tmp_path):
+    """Saving goes on in the background while the next update donates, and overwrites, the very same buffers."""
+    state = {'w': jnp.arange(1 << 20, dtype=jnp.float32)}
+    bump = jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)
+    checkpoints = Checkpointer(tmp_path, keep=1)
+    checkpoints.save(1, {'r': state}, {})
+    for _ in range(20):
+        state = bump(state)
+    checkpoints.wait()
+    restored, _ = checkpoints.restore({'r': state})
+    np.testing.assert_array_equal(restored['r']['w'], np.arange(1 << 20, dtype=np.float32))
+
+
+def test_a_folder_half_written_is_not_a_checkpoint(tmp_path):
+    checkpoints = Checkpointer(tmp_path, keep=3)
+    checkpoints.save(1, {'r': {'w': jnp.ones(3)}}, {})
+    checkpoints.close()
+    (tmp_path / 'checkpoints' / '2.orbax-checkpoint-tmp-9').mkdir()
+    assert Checkpointer(tmp_path, keep=3).latest() == 1
+
+
+def test_a_workdir_of_another_config_names_the_fields(tmp_path):
+    claim(tmp_path / 'run', CONFIG)
+    claim(tmp_path / 'run', CONFIG | {'progress': False}, free=('progress',))
+    other = json.loads(json.dumps(CONFIG))
+    other['solver']['batch'] = 64
+    with pytest.raises(WorkdirError, match=r'solver.batch \(there 32, now 64\); choose another workdir'):
+        claim(tmp_path / 'run', other | {'seed': 0})
+    with pytest.raises(WorkdirError, match='seed .*solver.batch'):
+        claim(tmp_path / 'run', other | {'seed': 1})
+
+
+def test_a_folder_with_other_things_is_refused(tmp_path):
+    (tmp_path / 'thesis.tex').write_text('x')
+    with pytest.raises(WorkdirError, match="'thesis.tex' but no config.json"):
+        claim(tmp_path, CONFIG)

@@ -1,0 +1,48 @@
+"""The pool: no repeats, every drop counted, batches that are a function of their number, a state that survives JSON."""
+
+import collections
+import json
+
+from zeroplay_jax.selfplay.task_pool import TaskPool
+
+
+def filled(n=10):
+    pool = TaskPool()
+    for i in range(n):
+        assert pool.add({'question': f'What is number {i}?', 'answers': [str(i)], 'hops': 1})
+    return pool
+
+
+def test_repeats_are_turned_away_and_counted():
+    pool = filled(3)
+    assert not pool.add({'question': 'what is   NUMBER 1', 'answers': ['x']})
+    pool.drop('unparsable')
+    assert len(pool.questions) == 3 and pool.drops == {'duplicate': 1, 'unparsable': 1}
+
+
+def test_every_question_comes_once_per_round():
+    pool = filled(10)
+    seen = [q['question'] for step in range(5) for q in pool.batch(0, 0, step, 4)]
+    for start in (0, 10):
+        assert len(set(seen[start : start + 10])) == 10
+    assert seen[:10] != seen[10:]
+
+
+def test_a_batch_is_a_function_of_its_number():
+    pool = filled(10)
+    later = pool.batch(1, 2, 3, 4)
+    assert later == filled(10).batch(1, 2, 3, 4) != pool.batch(1, 2, 4, 4)
+    assert collections.Counter(q['question'] for q in pool.batch(0, 0, 0, 20)).most_common(1)[0][1] == 2
+
+
+def test_an_empty_pool_gives_nothing():
+    assert TaskPool().batch(0, 0, 0, 4) == []
+
+
+def test_state_survives_json():
+    pool = filled(4)
+    pool.drop('ungrounded')
+    again = TaskPool()
+    again.restore(json.loads(json.dumps(pool.state())))
+    assert again.state() == pool.state() and again.batch(0, 0, 1, 3) == pool.batch(0, 0, 1, 3)
+    assert not again.add(dict(pool.questions[0]))

@@ -1,0 +1,151 @@
+"""Whole runs on the built-in world and checkpoint: killed and continued they end bit for bit as if nothing had
+happened, and every line of the log stands once."""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+SMALL = [
+    '--config=configs/quickstart.py',
+    '--config.world.train=(0,4)',
+    '--config.world.evaluation=(0,2)',
+    '--config.sampler.slots=16',
+    '--config.proposer.batch=16',
+    '--config.solver.batch=4',
+    '--config.pool.batch=16',
+    '--config.pool.batches=1',
+    '--config.proposer.steps=2',
+    '--config.solver.steps=3',
+    '--config.solver.samples=3',
+    '--config.reward.solves=2',
+    '--config.schedule.iterations=2',
+    '--config.eval.questions=4',
+    '--config.checkpoint.every=1',
+]
+
+
+def start(workdir, *extra):
+    environment = os.environ | {'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'}
+    command = [sys.executable, '-m', 'zeroplay_jax.main', *SMALL, f'--workdir={workdir}', *extra]
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process):
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err[-2000:]
+    return out
+
+
+def final_states(workdir):
+    import jax
+    import orbax.checkpoint as ocp
+
+    step = max(int(p.name) for p in (workdir / 'checkpoints').iterdir() if p.name.isdigit())
+    tree = ocp.StandardCheckpointer().restore((workdir / 'checkpoints' / str(step) / 'states').resolve())
+    loop = json.loads((workdir / 'checkpoints' / str(step) / 'loop' / 'metadata').read_text())
+    return jax.tree.map(np.asarray, tree), loop
+
+
+def lines(workdir, name='metrics.jsonl'):
+    return [json.loads(line) for line in (workdir / name).read_text().splitlines()]
+
+
+def without_clock(records):
+    clocks = ('seconds', 'tokens_per_second')
+    return [{k: v for k, v in r.items() if not any(c in k for c in clocks)} for r in records]
+
+
+@pytest.fixture(scope='module')
+def uninterrupted(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp('run') / 'whole'
+    return workdir, finish(start(workdir))
+
+
+def test_a_run_leaves_what_the_readme_says(uninterrupted):
+    workdir, printed = uninterrupted
+    summary = json.loads((workdir / 'summary.json').read_text())
+    want = {'em_before', 'em_after', 'em_by_hop', 'ci95', 'questions', 'seconds', 'seed', 'steps', 'outside_questions'}
+    assert want <= summary.keys() and summary['outside_questions'] == 0
+    assert set(summary['em_by_hop']['after']) == {'1', '2', '3', '4'} and 'mean of 1, 2, 3' in printed
+    assert {p.name for p in workdir.iterdir()} >= {'report.html', 'config.json', 'trajectories.jsonl', 'checkpoints'}
+    assert any(p.name.startswith('events.out.tfevents') for p in workdir.iterdir())
+    records = lines(workdir)
+    assert [r['step'] for r in records] == list(range(summary['steps']))
+    phases = [r['phase'] for r in records]
+    round_ = ['proposer'] * 2 + ['generate'] + ['solver'] * 3
+    assert phases == ['evaluation', *round_, *round_, 'evaluation']
+
+
+def test_every_step_logs_what_one_needs_to_see_why(uninterrupted):
+    records = lines(uninterrupted[0])
+    proposer = next(r for r in records if r['phase'] == 'proposer')
+    solver = next(r for r in records if r['phase'] == 'solver' and not r.get('skipped_updates'))
+    both = {'reward_mean', 'informative_groups', 'singleton_groups', 'group_size', 'turns', 'tool_calls'}
+    both |= {'tool_error_rate', 'truncated_rate', 'search_seconds/p50', 'search_seconds/p95', 'answer_words'}
+    both |= {'same_ids_when_rendered_again', 'skipped_updates', 'tokens_per_second'}
+    assert both | {'valid_rate', 'reward/format', 'reward/difficulty'} <= proposer.keys()
+    assert both | {'entropy', 'clip_share', 'prob_gap', 'gradient_norm', 'reward/exact_match', 'pool_size'} <= solver.keys()
+    assert any(k.startswith('k_histogram/') for r in records for k in r)
+    # the sampler's log-probs are the trainer's
+    assert all(r['prob_gap'] < 1e-4 for r in records if r.get('prob_gap') is not None)
+
+
+@pytest.mark.parametrize('kills', [3])
+def test_kill_and_resume_equal_an_uninterrupted_run(uninterrupted, tmp_path, kills):
+    _kill_and_compare(uninterrupted[0], tmp_path / 'killed', kills, random.Random(0))
+
+
+@pytest.mark.long
+def test_ten_kills_at_random_moments(uninterrupted, tmp_path):
+    _kill_and_compare(uninterrupted[0], tmp_path / 'killed', 10, random.Random(1))
+
+
+def _kill_and_compare(whole, workdir, kills, rng):
+    done = 0
+    for _ in range(kills):
+        process = start(workdir)
+        before = _cursor(workdir)
+        deadline = time.monotonic() + 300
+        # Let it get past where it was, then strike at a random moment.
+        while _cursor(workdir) <= before and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(rng.uniform(0, 1.0))
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            done += 1
+        process.communicate()
+    finish(start(workdir))
+    assert done >= 2
+    a, loop_a = final_states(whole)
+    b, loop_b = final_states(workdir)
+    import jax
+
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+    assert {k: v for k, v in loop_a.items() if k != 'seconds'} == {k: v for k, v in loop_b.items() if k != 'seconds'}
+    assert without_clock(lines(whole)) == without_clock(lines(workdir))
+    assert lines(whole, 'trajectories.jsonl') == lines(workdir, 'trajectories.jsonl')
+
+
+def _cursor(workdir):
+    path = workdir / 'metrics.jsonl'
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def test_a_workdir_of_another_config_is_refused_in_one_line(uninterrupted):
+    process = start(uninterrupted[0], '--config.solver.batch=8')
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 2 and 'solver.batch (there 4, now 8)' in err and 'Traceback' not in err
+
+
+def test_the_same_seed_gives_the_same_run_and_another_another(uninterrupted, tmp_path):
+    finish(start(tmp_path / 'other', '--config.seed=1'))
+    assert without_clock(lines(uninterrupted[0])) != without_clock(lines(tmp_path / 'other'))
