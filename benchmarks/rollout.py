@@ -46,9 +46,7 @@ MODEL = transformer.ModelConfig(
 BATCH, PROMPT, GEN, TOOL, TURNS = 32, 64, 32, 96, 3
 TRAIN_BATCH, TRAIN_LEN = 16, 256
 LENGTH = PROMPT + GEN * TURNS + TOOL * (TURNS - 1)
-SAMPLER = SamplerConfig(
-    slots=BATCH, context=LENGTH, chunk=32, fill_rows=32, burst=16, put_rows=BATCH, put_tokens=TOOL
-)
+SAMPLER = SamplerConfig(slots=BATCH, context=LENGTH, chunk=32, fill_rows=32, burst=16, put_rows=BATCH, put_tokens=TOOL)
 
 
 class _Codec(Codec):
@@ -78,9 +76,7 @@ def prompts() -> np.ndarray:
 
 def rollout(scheduler: Scheduler) -> list[Trajectory]:
     """The scripted rollouts through the real scheduler, search thread included."""
-    env = SearchEnv(
-        _Codec(), _Tools(), Limits(TURNS, GEN + 1, TOOL), lambda queries: [[] for _ in queries], finals=()
-    )
+    env = SearchEnv(_Codec(), _Tools(), Limits(TURNS, GEN + 1, TOOL), lambda queries: [[] for _ in queries], finals=())
     requests = [Request('policy', p, (i,), env, temperature=0.0) for i, p in enumerate(prompts())]
     out = [group[0] for group in scheduler.run([scheduler.rollout(r) for r in requests])]
     assert all(len(t.tokens) == LENGTH and (t.source == POLICY).sum() == GEN * TURNS for t in out)
@@ -195,9 +191,7 @@ def main(argv=None) -> None:
         print(f'round {i + 1}: ' + ', '.join(f'{k} {v:.4g}' for k, v in ours[-1].items()), flush=True)
         for name in peers:
             theirs = peer(name, args.peers)
-            print(
-                f'  {name}: rollout {theirs["rollout"]:.0f}, train {theirs["train"]:.0f} tokens/s', flush=True
-            )
+            print(f'  {name}: rollout {theirs["rollout"]:.0f}, train {theirs["train"]:.0f} tokens/s', flush=True)
             ratios.setdefault(f'rollout_vs_{name}', []).append(ours[-1]['rollout'] / theirs['rollout'])
             ratios.setdefault(f'update_vs_{name}', []).append(ours[-1]['train'] / theirs['train'])
     figures = {name: statistics.median(values) for name, values in ratios.items()}

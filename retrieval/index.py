@@ -100,14 +100,10 @@ class ExactIndex:
         if isinstance(queries, str):
             raise ValueError(f'search: queries is the single text {_short(queries)}; give a list of texts')
         if not 1 <= k <= len(self):
-            raise ValueError(
-                f'search: k is {k}, but must lie between 1 and the number of passages, {len(self)}'
-            )
+            raise ValueError(f'search: k is {k}, but must lie between 1 and the number of passages, {len(self)}')
         for row, query in enumerate(queries):
             if not query.strip():
-                raise ValueError(
-                    f'search: query {row} of {len(queries)} is empty: {_short(query)}; leave it out'
-                )
+                raise ValueError(f'search: query {row} of {len(queries)} is empty: {_short(query)}; leave it out')
         vectors = np.ascontiguousarray(self.encoder.encode_queries(queries), np.float32)
         bad = np.flatnonzero(~_is_unit(vectors))
         if bad.size:

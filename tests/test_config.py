@@ -40,9 +40,7 @@ def message(config):
     return text
 
 
-@pytest.mark.parametrize(
-    'page', [quickstart.get_config, drzero.get_config, lambda: drzero.get_config('mini')]
-)
+@pytest.mark.parametrize('page', [quickstart.get_config, drzero.get_config, lambda: drzero.get_config('mini')])
 def test_the_pages_that_come_with_the_project_are_sound(page, checkpoint):
     config = page()
     config.policy.path = str(checkpoint)
@@ -91,9 +89,7 @@ WRONG = [  # field, value, what the line must contain beside the field
 ]
 
 
-@pytest.mark.parametrize(
-    ('field', 'value', 'contains'), WRONG, ids=lambda x: x if isinstance(x, str) else None
-)
+@pytest.mark.parametrize(('field', 'value', 'contains'), WRONG, ids=lambda x: x if isinstance(x, str) else None)
 def test_an_impossible_value_is_one_line_that_says_how_to_mend_it(sound, field, value, contains):
     configuration.check(sound)  # only the one change below is wrong
     sound.update_from_flattened_dict({field: value})

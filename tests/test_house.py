@@ -110,9 +110,7 @@ def test_no_imports_in_a_circle():
 
 
 def test_retrieval_stands_alone():
-    faults = [
-        name(path) for path in python_files('retrieval') if any('zeroplay_jax' in m for m in imports(path))
-    ]
+    faults = [name(path) for path in python_files('retrieval') if any('zeroplay_jax' in m for m in imports(path))]
     assert not faults
 
 
@@ -129,8 +127,7 @@ def test_a_library_is_imported_behind_its_door_only(library):
     faults = [
         name(path)
         for path in python_files(*CODE)
-        if any(m.split('.')[0] == library for m in imports(path))
-        and not name(path).startswith(DOORS[library])
+        if any(m.split('.')[0] == library for m in imports(path)) and not name(path).startswith(DOORS[library])
     ]
     assert not faults
 
@@ -156,9 +153,7 @@ def tracked():
     )
     paths = [ROOT / line for line in listing.stdout.splitlines()] or python_files(*CODE, 'tests')
     kinds = {'.py', '.md', '.sh', '.txt', '.toml', '.json', '.html', '.js', '.css', '.ipynb', ''}
-    return [
-        path for path in paths if path.is_file() and path.suffix in kinds and path.stat().st_size < 1 << 20
-    ]
+    return [path for path in paths if path.is_file() and path.suffix in kinds and path.stat().st_size < 1 << 20]
 
 
 def test_no_file_names_a_folder_of_somebodys_machine():
@@ -170,9 +165,7 @@ def test_no_file_names_a_folder_of_somebodys_machine():
 def test_nothing_is_left_unfinished():
     words = re.compile(r'\b(TO' + r'DO|FIX' + r'ME|XX' + r'X)\b|Not' + 'ImplementedError')
     faults = [
-        name(path)
-        for path in tracked()
-        if path.suffix != '.json' and words.search(path.read_text(errors='ignore'))
+        name(path) for path in tracked() if path.suffix != '.json' and words.search(path.read_text(errors='ignore'))
     ]
     assert not faults
 

@@ -36,7 +36,8 @@ SMALL = [
 def start(workdir, *extra):
     environment = os.environ | {'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'}
     command = [sys.executable, '-m', 'zeroplay_jax.main', *SMALL, f'--workdir={workdir}', *extra]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
 
 
 def finish(process):
@@ -92,8 +93,9 @@ def test_every_step_logs_what_one_needs_to_see_why(uninterrupted):
     both = {'reward_mean', 'informative_groups', 'singleton_groups', 'group_size', 'turns', 'tool_calls'}
     both |= {'tool_error_rate', 'truncated_rate', 'search_seconds/p50', 'search_seconds/p95', 'answer_words'}
     both |= {'same_ids_when_rendered_again', 'skipped_updates', 'tokens_per_second'}
+    learnt = {'entropy', 'clip_share', 'prob_gap', 'gradient_norm', 'reward/exact_match', 'pool_size'}
     assert both | {'valid_rate', 'reward/format', 'reward/difficulty'} <= proposer.keys()
-    assert both | {'entropy', 'clip_share', 'prob_gap', 'gradient_norm', 'reward/exact_match', 'pool_size'} <= solver.keys()
+    assert both | learnt <= solver.keys()
     assert any(k.startswith('k_histogram/') for r in records for k in r)
     # the sampler's log-probs are the trainer's
     assert all(r['prob_gap'] < 1e-4 for r in records if r.get('prob_gap') is not None)

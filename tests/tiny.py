@@ -13,9 +13,7 @@ from zeroplay_jax.rollout import tools
 
 SPECIAL = ('<|endoftext|>', '<|im_start|>', '<|im_end|>')
 TAGS = tuple(
-    f'<{slash}{t}>'
-    for t in ('search', 'answer', 'information', 'tool_call', 'tool_response')
-    for slash in ('', '/')
+    f'<{slash}{t}>' for t in ('search', 'answer', 'information', 'tool_call', 'tool_response') for slash in ('', '/')
 )
 LETTERS = 'abcdefgh'
 MERGES = [('a', 'b'), ('c', 'ab'), ('d', 'e')]
@@ -57,9 +55,7 @@ def make_folder(path, *, letters=None, seed=0, **config):
     model = hf.read_config(path)
     params = transformer.init(model, jax.random.key(seed))
     # Random norms and a spread of logits: nothing may pass because a scale happens to be one.
-    noisy = lambda x: (
-        x * np.random.default_rng(seed).uniform(0.5, 1.5, x.shape).astype('f') if x.ndim == 1 else x
-    )
+    noisy = lambda x: x * np.random.default_rng(seed).uniform(0.5, 1.5, x.shape).astype('f') if x.ndim == 1 else x
     params = jax.tree.map(noisy, params) | {'embedding': params['embedding'] * 4}
     from safetensors.numpy import save_file
 

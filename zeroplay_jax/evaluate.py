@@ -9,7 +9,7 @@ Prints exact match by hop count with 95 % intervals, then the same as one JSON l
 import json
 import sys
 
-from absl import app, flags
+from absl import app
 from ml_collections import config_flags
 
 from zeroplay_jax import config as configuration

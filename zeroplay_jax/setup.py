@@ -57,9 +57,7 @@ def build(config) -> Parts:
         env = SearchEnv(codec, tools, limits, corpus.search, finals, config.tools.max_queries)
         roles[name] = Role(name, name, name, env, config[name].temperature)
         lanes[name] = Lane(Sampler(model, sampler, mesh), config.seed)
-    scheduler = Scheduler(
-        lanes, deterministic=config.rollout.deterministic, tool_timeout=config.rollout.tool_timeout
-    )
+    scheduler = Scheduler(lanes, deterministic=config.rollout.deterministic, tool_timeout=config.rollout.tool_timeout)
     table = Table(scheduler, roles, config.prompts, config.rollout.prompt_tokens)
     return Parts(folder, model, mesh, params, corpus, table)
 

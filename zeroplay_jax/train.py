@@ -116,9 +116,7 @@ def _with_evaluations(config, steps: list[Step]) -> list[Step]:
 def _rendering_check(codec: Codec, rows: list[Row]) -> dict[str, float]:
     """Share of rollouts whose ids come out the same when their text is tokenised again: how much re-tokenising
     trainers would have changed."""
-    same = [
-        codec.encode(codec.decode(r.trajectory.tokens)) == r.trajectory.tokens.tolist() for r in rows[:16]
-    ]
+    same = [codec.encode(codec.decode(r.trajectory.tokens)) == r.trajectory.tokens.tolist() for r in rows[:16]]
     return {'same_ids_when_rendered_again': float(np.mean(same))}
 
 
@@ -141,8 +139,7 @@ def _records(table, step: Step, rows: list[Row], limit: int):
             'finish': t.finish,
             'info': row.info,
             'segments': [
-                {'source': SOURCES[t.source[a]], 'text': codec.decode(t.tokens[a:b])}
-                for a, b in zip(cuts, cuts[1:])
+                {'source': SOURCES[t.source[a]], 'text': codec.decode(t.tokens[a:b])} for a, b in zip(cuts, cuts[1:])
             ],
         }
 
@@ -158,9 +155,7 @@ class _Bar:
 
     def __init__(self, config, steps: list[Step], cursor: int):
         hidden = not (config.progress and sys.stderr.isatty())
-        self._bar = tqdm.tqdm(
-            total=len(steps), initial=cursor, disable=hidden, unit='step', dynamic_ncols=True
-        )
+        self._bar = tqdm.tqdm(total=len(steps), initial=cursor, disable=hidden, unit='step', dynamic_ncols=True)
         self._shown: dict[str, str] = {}
         self._ended = 0
 
@@ -180,13 +175,7 @@ class _Bar:
         names = {'em/mean': 'EM', 'reward_mean': 'reward', 'tokens_per_second': 'tok/s'}
         forms = {'tok/s': '{:.0f}'}
         self._bar.update()
-        self._show(
-            **{
-                short: forms.get(short, '{:.2f}').format(values[n])
-                for n, short in names.items()
-                if n in values
-            }
-        )
+        self._show(**{short: forms.get(short, '{:.2f}').format(values[n]) for n, short in names.items() if n in values})
 
     def _show(self, **values):
         self._shown |= values

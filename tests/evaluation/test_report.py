@@ -50,14 +50,8 @@ def _write_run(folder, count=300):
     phases = ['evaluation'] + ['proposer', 'solver'] * 20 + ['evaluation']
     metrics = [{'step': i, 'iteration': i // 20, 'phase': phase} for i, phase in enumerate(phases)]
     for row in metrics:
-        row |= (
-            {'em/hop1': 0.5, 'em/hop2': 0.25}
-            if row['phase'] == 'evaluation'
-            else {'reward_mean': float('nan')}
-        )
-        row |= (
-            {} if row['phase'] == 'evaluation' else {'entropy': 0.5, 'k_histogram/0': 3, 'k_histogram/5': 1}
-        )
+        row |= {'em/hop1': 0.5, 'em/hop2': 0.25} if row['phase'] == 'evaluation' else {'reward_mean': float('nan')}
+        row |= {} if row['phase'] == 'evaluation' else {'entropy': 0.5, 'k_histogram/0': 3, 'k_histogram/5': 1}
     flags = {'before': [1, 0, 0, 0], 'after': [1, 1, 1, 0]}
     sides = {side: {hop: values * 5 for hop in (1, 2, 3)} for side, values in flags.items()}
     summary = statistics.summarise(**sides) | {
@@ -109,8 +103,7 @@ def test_torn_and_missing_files_are_told_not_fatal(tmp_path):
     assert any('no trajectories.jsonl' in note for note in read['notes'])
     (tmp_path / 'metrics.jsonl').write_text(f'{good}\nrubbish\n[1]\n{good}\n')
     assert any(
-        '2 damaged lines of metrics.jsonl were left out (line 2, 3)' in x
-        for x in report.read_run(tmp_path)['notes']
+        '2 damaged lines of metrics.jsonl were left out (line 2, 3)' in x for x in report.read_run(tmp_path)['notes']
     )
 
 
@@ -141,9 +134,7 @@ class Browser:
     def __init__(self, out, into):
         self.out, self.into, self.buffer, self.count, self.session = out, into, b'', 0, {}
         target = self.call('Target.createTarget', url='about:blank')['targetId']
-        self.session = {
-            'sessionId': self.call('Target.attachToTarget', targetId=target, flatten=True)['sessionId']
-        }
+        self.session = {'sessionId': self.call('Target.attachToTarget', targetId=target, flatten=True)['sessionId']}
 
     def call(self, method, **params):
         self.count += 1
@@ -156,9 +147,7 @@ class Browser:
 
     def receive(self):
         while NUL not in self.buffer:
-            ready, _, _ = select.select(
-                [self.into], [], [], 60
-            )  # only so that a stuck browser cannot hang the suite
+            ready, _, _ = select.select([self.into], [], [], 60)  # only so that a stuck browser cannot hang the suite
             data = os.read(self.into, 65536) if ready else b''
             assert data, 'Chromium ended or gives no answer'
             self.buffer += data
@@ -225,9 +214,7 @@ def test_headline_table_and_charts(page, browser):
     browser.open(page)
     assert '0.25' in browser.js('document.querySelector(".headline").innerText')
     assert '0.75' in browser.js('document.querySelector(".headline").innerText')
-    assert (
-        browser.js('document.querySelectorAll("#outcome tbody tr").length') == 4
-    )  # three hop counts and the mean
+    assert browser.js('document.querySelectorAll("#outcome tbody tr").length') == 4  # three hop counts and the mean
     titles = browser.js('[...document.querySelectorAll(".chart h3")].map((x) => x.textContent)')
     assert titles == [
         'Held-out exact match',

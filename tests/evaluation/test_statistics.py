@@ -49,9 +49,7 @@ def test_intervals_keep_a_width_where_all_is_right_or_wrong():
 
 def test_paired_difference_is_newcombes():
     # Newcombe 1998, Statistics in Medicine 17:2635, table II, method 10: counts 36, 12, 2, 0
-    assert statistics.paired_difference(*_table(36, 12, 2, 0)) == pytest.approx(
-        (0.2, 0.0569, 0.3404), abs=6e-5
-    )
+    assert statistics.paired_difference(*_table(36, 12, 2, 0)) == pytest.approx((0.2, 0.0569, 0.3404), abs=6e-5)
 
 
 def test_paired_interval_narrows_with_agreement_and_mirrors_in_time():
@@ -73,9 +71,7 @@ def test_coverage_is_about_95_percent(rates):
     truth, inside, trials = rates[1] - rates[0], np.zeros(2), 600
     for _ in range(trials):
         luck = rng.random((2, 40))
-        shared = {
-            hop: luck[i] for i, hop in enumerate((1, 2))
-        }  # the same luck before and after: correlated pairs
+        shared = {hop: luck[i] for i, hop in enumerate((1, 2))}  # the same luck before and after: correlated pairs
         before, after = ({hop: x < rate for hop, x in shared.items()} for rate in rates)
         _, low, high = statistics.paired_difference(before, after)
         inside[0] += low <= truth <= high

@@ -39,9 +39,7 @@ def test_golden_hrpo_is_the_same_function_keyed_by_hop(golden, name, options):
 
 def test_golden_hrpo_pooled_is_one_group(golden):
     inputs, expected = golden['hrpo']
-    close(
-        group_advantages(expected['reward'], [7] * len(inputs['hop']))[0], expected['advantage_if_all_pooled']
-    )
+    close(group_advantages(expected['reward'], [7] * len(inputs['hop']))[0], expected['advantage_if_all_pooled'])
 
 
 def test_golden_objectives_of_paper_and_code_differ_in_scale(golden):
@@ -76,9 +74,7 @@ def test_sum_to_zero_in_every_group_and_match_a_plain_loop(scale, ddof):
         assert abs(advantages[rows].sum()) < 1e-9
         if rows.sum() > 1:
             wanted = rewards[rows] - rewards[rows].mean()
-            close(
-                advantages[rows], wanted / (rewards[rows].std(ddof=ddof) + 1e-6) if scale == 'std' else wanted
-            )
+            close(advantages[rows], wanted / (rewards[rows].std(ddof=ddof) + 1e-6) if scale == 'std' else wanted)
 
 
 def test_row_order_does_not_matter():

@@ -215,11 +215,7 @@ def packed(batch, rows, length, order):
     places = {}
     fill = np.zeros(rows, int)
     for index in order:
-        size = (
-            batch['mask'].shape[1] - int(np.argmax(batch['mask'][index][::-1]))
-            if batch['mask'][index].any()
-            else 2
-        )
+        size = batch['mask'].shape[1] - int(np.argmax(batch['mask'][index][::-1])) if batch['mask'][index].any() else 2
         row = int(np.flatnonzero(fill + size <= length)[0])
         span = slice(fill[row], fill[row] + size)
         for name in (*names, 'mask'):
@@ -271,9 +267,7 @@ def test_leaving_out_rollouts_of_advantage_zero_changes_nothing(batch, mode):
 @pytest.mark.parametrize('jit', [True, False])
 def test_masked_places_reach_neither_value_nor_gradient_nor_statistics(batch, rubbish, jit):
     mask = batch['mask']
-    dirty = {k: np.where(mask, v, np.float32(rubbish)) for k, v in batch.items() if k != 'mask'} | {
-        'mask': mask
-    }
+    dirty = {k: np.where(mask, v, np.float32(rubbish)) for k, v in batch.items() if k != 'mask'} | {'mask': mask}
     weights = pg.token_weights(mask, None, 'token')
 
     def total(logp, old_logp, advantage, data):
@@ -348,10 +342,7 @@ def test_weights_count_a_sequence_across_gaps_and_skip_empty_ones():
         [[1 / 6, 0, 1 / 6, 1 / 2, 0], [0, 0, 1 / 6, 0, 0]],
     )
     close(pg.token_weights(mask, sequence, 'constant', 8.0), mask / 8)
-    assert (
-        pg.denominator(np.array([3, 1, 0]), 'token') == 4
-        and pg.denominator([3, 1, 0], 'seq_mean_token_sum') == 2
-    )
+    assert pg.denominator(np.array([3, 1, 0]), 'token') == 4 and pg.denominator([3, 1, 0], 'seq_mean_token_sum') == 2
 
 
 @pytest.mark.parametrize(

@@ -90,9 +90,7 @@ def test_parabolic_difficulty_peaks_at_one_half():
     assert [difficulty(k, 4, 'parabolic') for k in range(5)] == [0.0, 0.75, 1.0, 0.75, 0.0]
 
 
-@pytest.mark.parametrize(
-    'solved, n, kind', [(0, 1, 'linear'), (-1, 5, 'linear'), (6, 5, 'linear'), (1, 5, 'cubic')]
-)
+@pytest.mark.parametrize('solved, n, kind', [(0, 1, 'linear'), (-1, 5, 'linear'), (6, 5, 'linear'), (1, 5, 'cubic')])
 def test_difficulty_refuses(solved, n, kind):
     with pytest.raises(ValueError, match='difficulty: '):
         difficulty(solved, n, kind)
@@ -134,9 +132,7 @@ def test_golden_format_reward(golden):
         dict(),
         dict(question='Is it Lomi?'),
     ]
-    for case, parts, total in zip(
-        cases, inputs['drzero_inputs'], expected['drzero_format_reward'], strict=True
-    ):
+    for case, parts, total in zip(cases, inputs['drzero_inputs'], expected['drzero_format_reward'], strict=True):
         given = score(**case)
         assert [given['think'], given['tool'], given['answer']] == pytest.approx(parts[1:], abs=1e-9)
         assert 0.5 * given['raw'] == pytest.approx(total, abs=1e-9)

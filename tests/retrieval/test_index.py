@@ -87,15 +87,10 @@ def test_exact_index_agrees_with_sorting_every_float64_score(built):
 
 def test_scann_recall_and_exact_scores(built):
     scann, exact, queries = built
-    assert (
-        scann.parameters['kind'] == 'scann'
-        and scann.parameters['leaves_searched'] < scann.parameters['leaves']
-    )
+    assert scann.parameters['kind'] == 'scann' and scann.parameters['leaves_searched'] < scann.parameters['leaves']
     (ids, scores), (truth, true_scores) = scann.search(queries, 3), exact.search(queries, 3)
     recall = np.mean([np.isin(row, mine).mean() for row, mine in zip(truth, ids, strict=True)])
-    print(
-        f'recall@3 of ScaNN against exact: {recall:.4f}, same best: {(ids[:, 0] == truth[:, 0]).mean():.4f}'
-    )
+    print(f'recall@3 of ScaNN against exact: {recall:.4f}, same best: {(ids[:, 0] == truth[:, 0]).mean():.4f}')
     assert recall >= 0.99
     same = ids == truth
     np.testing.assert_array_equal(scores[same], true_scores[same])

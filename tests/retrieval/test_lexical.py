@@ -29,9 +29,7 @@ def ranks(vectors, queries, rows):
 def misspelt(name, rng):
     """The name with one letter replaced, added or left out."""
     at, letter = rng.randrange(1, len(name)), rng.choice('aeioulnrst')
-    return rng.choice(
-        [name[:at] + letter + name[at + 1 :], name[:at] + letter + name[at:], name[:at] + name[at + 1 :]]
-    )
+    return rng.choice([name[:at] + letter + name[at + 1 :], name[:at] + letter + name[at:], name[:at] + name[at + 1 :]])
 
 
 def test_exact_titles_come_first_among_near_misses(corpus):
@@ -40,9 +38,7 @@ def test_exact_titles_come_first_among_near_misses(corpus):
     assert (ranks(vectors, titles, rows) == 0).mean() >= 0.995
 
 
-@pytest.mark.parametrize(
-    'form', ['the author of {}', 'What is the birthplace of the teacher of {}?', '{} (river)']
-)
+@pytest.mark.parametrize('form', ['the author of {}', 'What is the birthplace of the teacher of {}?', '{} (river)'])
 def test_a_name_inside_other_words_is_found(corpus, form):
     titles, _, vectors = corpus
     rows = np.arange(0, len(titles), 5)

@@ -31,11 +31,7 @@ def evaluate(
 
     async def ask(i, item):
         (trajectory,) = await table.ask(role, (number, i), temperature=0.0, question=item['question'])
-        answer = (
-            rewards.extract_last(trajectory.turns[-1].text, 'answer')
-            if trajectory.finish == 'answer'
-            else None
-        )
+        answer = rewards.extract_last(trajectory.turns[-1].text, 'answer') if trajectory.finish == 'answer' else None
         hit = rewards.exact_match(answer, item['answers'])
         info = {**item, 'answer_given': answer}
         return Row(role, trajectory, float(hit), item['hops'], parts={'exact_match': float(hit)}, info=info)

@@ -143,9 +143,7 @@ def _lines(path: Path, fields: dict[str, type], notes: list[str]) -> list[dict[s
             elif row != {}:
                 bad.append(last)
     if bad == [last]:
-        notes.append(
-            f'The last line of {path.name} (line {last}) is torn and was left out: the run was cut off there.'
-        )
+        notes.append(f'The last line of {path.name} (line {last}) is torn and was left out: the run was cut off there.')
     elif bad:
         shown = ', '.join(map(str, bad[:5])) + (', …' if len(bad) > 5 else '')
         notes.append(f'{len(bad)} damaged lines of {path.name} were left out (line {shown}).')

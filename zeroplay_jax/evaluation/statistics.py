@@ -85,9 +85,7 @@ def summarise(before: Samples, after: Samples, headline: tuple[int, ...] = HEADL
         'questions_by_hop': {str(hop): measured[hop].size for hop in measured},
         'ci95_by_hop': {side: {hop: list(x[1:]) for hop, x in rows.items()} for side, rows in by_hop.items()},
         'difference': list(paired_difference(head['before'], head['after'])),
-        'difference_by_hop': {
-            str(hop): list(_newcombe(sides['before'][hop], sides['after'][hop])) for hop in measured
-        },
+        'difference_by_hop': {str(hop): list(_newcombe(sides['before'][hop], sides['after'][hop])) for hop in measured},
     }
 
 
@@ -106,18 +104,14 @@ def before_after_table(before: Samples, after: Samples, headline: tuple[int, ...
     rows: list[tuple[str, ...]] = [('hops', 'questions', 'before', 'after', 'change')]
     for hop, count in figures['questions_by_hop'].items():
         sides = [
-            _cell([figures['em_by_hop'][side][hop], *figures['ci95_by_hop'][side][hop]])
-            for side in ('before', 'after')
+            _cell([figures['em_by_hop'][side][hop], *figures['ci95_by_hop'][side][hop]]) for side in ('before', 'after')
         ]
         rows.append((hop, str(count), *sides, _cell(figures['difference_by_hop'][hop], '+')))
     label = 'mean of ' + ', '.join(map(str, chosen)) if chosen else 'mean'
     sides = [_cell([figures[f'em_{side}'], *figures['ci95'][side]]) for side in ('before', 'after')]
     rows.append((label, str(figures['questions']), *sides, _cell(figures['difference'], '+')))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        '  '.join(f'{cell:<{width}}' for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    lines = ['  '.join(f'{cell:<{width}}' for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     rule = '-' * max(map(len, lines))
     return '\n'.join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
 
@@ -143,9 +137,7 @@ def _pairs(before: Samples, after: Samples) -> tuple[dict[int, np.ndarray], dict
     first, second = _strata(before), _strata(after)
     sizes = [{hop: values.size for hop, values in side.items()} for side in (first, second)]
     if sizes[0] != sizes[1]:
-        raise ValueError(
-            f'questions per hop count differ: {sizes[0]} before, {sizes[1]} after; ask the same ones'
-        )
+        raise ValueError(f'questions per hop count differ: {sizes[0]} before, {sizes[1]} after; ask the same ones')
     return first, second
 
 

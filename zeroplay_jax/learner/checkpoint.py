@@ -85,9 +85,7 @@ def claim(workdir: pathlib.Path, config: Json, free: tuple[str, ...] = ()) -> No
     if differ:
         shown = ', '.join(f'{k} (there {old.get(k)}, now {new.get(k)})' for k in differ[:5])
         more = f' and {len(differ) - 5} more' if len(differ) > 5 else ''
-        raise WorkdirError(
-            f'workdir {workdir} belongs to another config: {shown}{more}; choose another workdir'
-        )
+        raise WorkdirError(f'workdir {workdir} belongs to another config: {shown}{more}; choose another workdir')
 
 
 def _flat(tree: Json, prefix: str = '') -> dict[str, Any]:

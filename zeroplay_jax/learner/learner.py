@@ -47,9 +47,7 @@ def loss(model: ModelConfig, config: LossConfig, params: Params, batch: Batch, r
 
     `ref_logp` is float32 [B, L] where the KL term is on, else anything of that shape.
     """
-    logp, entropy = transformer.score(
-        model, params, batch.tokens, batch.positions, batch.segment, config.temperature
-    )
+    logp, entropy = transformer.score(model, params, batch.tokens, batch.positions, batch.segment, config.temperature)
     if config.loss == 'token_pg':
         per_token, stats = policy_gradient.token_pg(
             logp,
@@ -103,9 +101,7 @@ class Learner:
         self.config = LossConfig.of(role)
         shards = mesh.shape['replica'] * mesh.shape['fsdp']
         if micro_shape[0] % shards:
-            raise ValueError(
-                f'micro.rows={micro_shape[0]} must divide by mesh axes replica × fsdp = {shards}'
-            )
+            raise ValueError(f'micro.rows={micro_shape[0]} must divide by mesh axes replica × fsdp = {shards}')
         tx = optimizer.make(role)
         own = sharding.parameter_shardings(params, mesh)
         self.reference = params if self.config.kl_coef else None
@@ -128,9 +124,7 @@ class Learner:
         )
         self._apply = jax.jit(functools.partial(_apply, tx), donate_argnums=0, out_shardings=(placed, everywhere))
         self._score = jax.jit(
-            lambda p, b: transformer.score(
-                model, p, b.tokens, b.positions, b.segment, self.config.temperature
-            )[0],
+            lambda p, b: transformer.score(model, p, b.tokens, b.positions, b.segment, self.config.temperature)[0],
             in_shardings=(own, rows),
             out_shardings=rows,
         )

@@ -14,9 +14,7 @@ from zeroplay_jax.objectives import policy_gradient
 from zeroplay_jax.types import POLICY, Batch, Row
 
 
-def pack(
-    rows: Sequence[Row], *, micro_rows: int, tokens: int, mode: str, total: float | None = None
-) -> list[Batch]:
+def pack(rows: Sequence[Row], *, micro_rows: int, tokens: int, mode: str, total: float | None = None) -> list[Batch]:
     """Packs trajectories, in order, into as few rows as first-fit finds, and rows into micro-batches.
 
     Args:
@@ -47,8 +45,7 @@ def pack(
     whole = _fill(rows, placed, height, tokens, mode, total)
     parts = range(0, height, micro_rows)
     return [
-        Batch(**{f.name: getattr(whole, f.name)[i : i + micro_rows] for f in dataclasses.fields(Batch)})
-        for i in parts
+        Batch(**{f.name: getattr(whole, f.name)[i : i + micro_rows] for f in dataclasses.fields(Batch)}) for i in parts
     ]
 
 

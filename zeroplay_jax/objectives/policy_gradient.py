@@ -190,9 +190,7 @@ def denominator(lengths: np.ndarray, mode: str) -> float:
     return float(np.sum(lengths) if mode == 'token' else np.count_nonzero(lengths))
 
 
-def token_weights(
-    mask: np.ndarray, sequence: np.ndarray | None, mode: str, total: float | None = None
-) -> np.ndarray:
+def token_weights(mask: np.ndarray, sequence: np.ndarray | None, mode: str, total: float | None = None) -> np.ndarray:
     """Weight of each token in the loss. Host function, for the whole batch before it is cut into parts.
 
     With |y| the trained tokens of a token's own rollout and D the denominator:

@@ -17,9 +17,7 @@ MASKED = -1e30
 LayerCache = tuple[jax.Array, jax.Array]
 
 
-def empty_cache(
-    layers: int, slots: int, places: int, kv_heads: int, head_dim: int, dtype
-) -> tuple[LayerCache, ...]:
+def empty_cache(layers: int, slots: int, places: int, kv_heads: int, head_dim: int, dtype) -> tuple[LayerCache, ...]:
     """Zeroed cache, one (keys [S, K, d, T], values [S, K, T, d]) per layer."""
     return tuple(
         (
@@ -102,15 +100,11 @@ def attend_chunk(
     return out, (keys, values)
 
 
-def _write_chunk(
-    cache: jax.Array, new: jax.Array, slots: jax.Array, start: jax.Array, axis: int
-) -> jax.Array:
+def _write_chunk(cache: jax.Array, new: jax.Array, slots: jax.Array, start: jax.Array, axis: int) -> jax.Array:
     """Writes new[q] (its places on `axis`) into cache[slots[q]] from place start[q] on, one window per row."""
     where = jax.lax.ScatterDimensionNumbers(
         update_window_dims=(1, 2, 3), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0, axis)
     )
     index = jnp.stack([slots, start], 1)
     new = new.astype(cache.dtype)
-    return jax.lax.scatter(
-        cache, index, new, where, unique_indices=True, mode=jax.lax.GatherScatterMode.FILL_OR_DROP
-    )
+    return jax.lax.scatter(cache, index, new, where, unique_indices=True, mode=jax.lax.GatherScatterMode.FILL_OR_DROP)

@@ -66,20 +66,14 @@ def read_config(folder, **overrides) -> ModelConfig:
         raw = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise CheckpointError(f'{path}: cannot be read as a model config ({error})') from None
-    family = next(
-        (f for f, row in FAMILIES.items() if row.architecture in raw.get('architectures', ())), None
-    )
+    family = next((f for f, row in FAMILIES.items() if row.architecture in raw.get('architectures', ())), None)
     if family is None:
         known = ', '.join(row.architecture for row in FAMILIES.values())
-        raise CheckpointError(
-            f'{path}: architectures={raw.get("architectures")} is not supported; supported: {known}'
-        )
+        raise CheckpointError(f'{path}: architectures={raw.get("architectures")} is not supported; supported: {known}')
     rope = raw.get('rope_parameters') or {}
     scaling = raw.get('rope_scaling') or rope
     if scaling.get('rope_type', 'default') != 'default':
-        raise CheckpointError(
-            f'{path}: rope type {scaling["rope_type"]!r} is not supported; supported: default'
-        )
+        raise CheckpointError(f'{path}: rope type {scaling["rope_type"]!r} is not supported; supported: default')
     if raw.get('use_sliding_window'):
         raise CheckpointError(f'{path}: use_sliding_window is not supported; set it to false')
     if raw.get('hidden_act', 'silu') != 'silu':
@@ -175,9 +169,7 @@ def load(folder, config: ModelConfig | None = None, mesh=None, dtype=np.float32)
             found = tuple(view.get_shape())
             wanted = shape[::-1] if flip else shape
             if found != wanted:
-                raise CheckpointError(
-                    f'{folder}: tensor {tensor} has shape {found}, config.json asks for {wanted}'
-                )
+                raise CheckpointError(f'{folder}: tensor {tensor} has shape {found}, config.json asks for {wanted}')
 
             def read(index, view=view, flip=flip):
                 index = tuple(index)

@@ -102,9 +102,7 @@ class Block(nn.Module):
         out, cache = attend(rotate(q, angles), rotate(k, angles), v, cache)
         x = x + Linear(c.hidden_size, name='o')(out)
         h = RMSNorm(c.norm_eps, name='post_norm')(x)
-        gated = nn.silu(Linear(c.intermediate_size, name='gate')(h)) * Linear(c.intermediate_size, name='up')(
-            h
-        )
+        gated = nn.silu(Linear(c.intermediate_size, name='gate')(h)) * Linear(c.intermediate_size, name='up')(h)
         return x + Linear(c.hidden_size, name='down')(gated), cache
 
 

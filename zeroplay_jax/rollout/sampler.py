@@ -153,9 +153,7 @@ def _sample(z: jax.Array, temperature: jax.Array, key: jax.Array, position: jax.
     return token, logp
 
 
-def _decode(
-    model: ModelConfig, config: SamplerConfig, params: Params, state: SlotState
-) -> tuple[SlotState, Burst]:
+def _decode(model: ModelConfig, config: SamplerConfig, params: Params, state: SlotState) -> tuple[SlotState, Burst]:
     """Up to K tokens of every DECODE row below its limit; ends early when none is left."""
     slots = jnp.arange(config.slots)
     eos = jnp.asarray(config.eos or (-1,), jnp.int32)
@@ -176,12 +174,8 @@ def _decode(
         step, state, burst = carry
         now = live(state)
         position = jnp.maximum(state.length - 1, 0)
-        x, cache = transformer.hidden_step(
-            model, params, state.tokens[slots, position], position, now, state.cache
-        )
-        token, logp = _sample(
-            transformer.logits(model, params, x), state.temperature, state.key, state.length
-        )
+        x, cache = transformer.hidden_step(model, params, state.tokens[slots, position], position, now, state.cache)
+        token, logp = _sample(transformer.logits(model, params, x), state.temperature, state.key, state.length)
         place = jnp.where(now, state.length, state.tokens.shape[1])
         ended = now & jnp.any(token[:, None] == eos[None], -1)
         burst = Burst(
@@ -234,13 +228,9 @@ def _clone(state: SlotState, source, slots, length, limit, temperature, key) -> 
 def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
     """The compiled programs of one shape; every set of weights shares them."""
     if config.slots % mesh.shape['fsdp']:
-        raise ValueError(
-            f'sampler.slots={config.slots} must divide by mesh axis fsdp of {mesh.shape["fsdp"]}'
-        )
+        raise ValueError(f'sampler.slots={config.slots} must divide by mesh axis fsdp of {mesh.shape["fsdp"]}')
     if model.kv_heads % mesh.shape['model']:
-        raise ValueError(
-            f'{model.kv_heads} key/value heads must divide by mesh axis model of {mesh.shape["model"]}'
-        )
+        raise ValueError(f'{model.kv_heads} key/value heads must divide by mesh axis model of {mesh.shape["model"]}')
     shape = jax.eval_shape(functools.partial(_empty, model, config))
     own = jax.tree.map(lambda _: sharding.slots(mesh), shape)
     own = dataclasses.replace(own, cache=jax.tree.map(lambda _: sharding.cache(mesh), shape.cache))

@@ -351,9 +351,7 @@ class Scheduler:
             lane.clone_siblings()
             waiting = {id(e) for _, calls in self._searches.values() for _, e, _ in calls}
             if any(e is not None and id(e) not in waiting for e in lane.episodes):
-                bursts.append(
-                    (lane, self._timed('decode', lane, lambda lane=lane: lane.sampler.decode(lane.params)))
-                )
+                bursts.append((lane, self._timed('decode', lane, lambda lane=lane: lane.sampler.decode(lane.params))))
         fetched = time.perf_counter()
         bursts = [(lane, jax.device_get((b.tokens, b.logp, b.count))) for lane, b in bursts]
         self.stats['fetch_seconds'] += time.perf_counter() - fetched

@@ -54,9 +54,7 @@ class Codec:
         vocab = spec['model']['vocab']
         spec['model']['vocab'] = {k: v for k, v in vocab.items() if k not in added}
         self._plain = tokenizers.Tokenizer.from_str(json.dumps(spec))
-        self._split = re.compile(
-            '|'.join(re.escape(t) for t in sorted(added, key=len, reverse=True)) or r'(?!)'
-        )
+        self._split = re.compile('|'.join(re.escape(t) for t in sorted(added, key=len, reverse=True)) or r'(?!)')
         self.token_bytes = self._bytes(backend.get_vocab_size(), vocab, added)
         self.eos_ids = self._eos()
 

@@ -71,6 +71,4 @@ class Table:
         if len(prompt) > self.prompt_tokens:
             raise TaskDropped('prompt_too_long')
         heat = player.temperature if temperature is None else temperature
-        return await self.scheduler.rollout(
-            Request(player.weights, prompt, identity, player.env, samples, heat)
-        )
+        return await self.scheduler.rollout(Request(player.weights, prompt, identity, player.env, samples, heat))

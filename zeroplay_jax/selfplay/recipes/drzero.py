@@ -39,8 +39,7 @@ class Recipe:
     def __init__(self, config, corpus: Corpus):
         self.config, self.corpus = config, corpus
         self._by_hops = [
-            [d for d in corpus.documents if d.depth >= hops]
-            for hops in range(1, len(config.schedule.hop_ratio) + 1)
+            [d for d in corpus.documents if d.depth >= hops] for hops in range(1, len(config.schedule.hop_ratio) + 1)
         ]
 
     def phases(self) -> list[Phase]:
@@ -66,9 +65,7 @@ class Recipe:
         for hops, count in enumerate(stratify(c.schedule.hop_ratio, size), 1):
             documents = self._by_hops[hops - 1]
             if count and not documents:
-                raise ValueError(
-                    f'no document can open a question of {hops} hops: lower schedule.hop_ratio there'
-                )
+                raise ValueError(f'no document can open a question of {hops} hops: lower schedule.hop_ratio there')
             picked = rng.choice(len(documents), count, replace=count > len(documents))
             items += [dict(title=documents[d].title, text=documents[d].text, hops=hops) for d in picked]
         return [Task((step.number, i), item) for i, item in enumerate(items)]
@@ -93,9 +90,7 @@ class Recipe:
         for (trajectory, proposal), k in zip(proposals, solved):
             parts = {f'format_{name}': value for name, value in proposal.format.items()}
             parts['format'] = c.reward.format_weight * proposal.format['raw'] * self._paid(proposal)
-            parts['difficulty'] = (
-                0.0 if k is None else rewards.difficulty(k, c.reward.solves, c.reward.difficulty)
-            )
+            parts['difficulty'] = 0.0 if k is None else rewards.difficulty(k, c.reward.solves, c.reward.difficulty)
             rows.append(
                 Row(
                     'proposer',
@@ -141,9 +136,7 @@ class Recipe:
         """How many solver rollouts reach the proposer's answer; None where the question is not asked."""
         if not self._paid(proposal):
             return None
-        tries = await table.ask(
-            'solver', (*identity, 1), self.config.reward.solves, question=proposal.question
-        )
+        tries = await table.ask('solver', (*identity, 1), self.config.reward.solves, question=proposal.question)
         return sum(self.correct(t, [proposal.answer]) for t in tries)
 
     # ---- generation -----------------------------------------------------------------------------------------
@@ -169,16 +162,12 @@ class Recipe:
 
     async def _solve(self, table: Table, task: Task) -> Outcome:
         item = task.payload
-        tries = await table.ask(
-            'solver', task.identity, self.config.solver.samples, question=item['question']
-        )
+        tries = await table.ask('solver', task.identity, self.config.solver.samples, question=item['question'])
         rows = []
         for t in tries:
             hit = float(self.correct(t, item['answers']))
             info = {**item, 'answer_given': self.answer(t)}
-            rows.append(
-                Row('solver', t, reward=hit, group=task.identity[-1], parts={'exact_match': hit}, info=info)
-            )
+            rows.append(Row('solver', t, reward=hit, group=task.identity[-1], parts={'exact_match': hit}, info=info))
         return Outcome(rows)
 
     @staticmethod
