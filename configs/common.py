@@ -109,7 +109,6 @@ def get_config() -> ConfigDict:
                 every=0,  # solver steps between evaluations inside a phase; 0: only at the start and the end
                 questions=100,  # per hop count
                 hops=(1, 2, 3, 4),
-                batch=128,  # questions handed to the sampler at a time
             ),
             checkpoint=dict(every=1, keep=2),  # steps between checkpoints; how many stay
             log_trajectories=16,  # trajectories written per step for the report

@@ -56,7 +56,6 @@ def _mini(config):
     config.proposer.batch = 16  # the smallest with two documents for every hop count
     config.solver.batch = 8
     config.pool.update(batch=8, samples=2)
-    config.sampler.update(slots=32, context=928)  # 96 + 5 · 64 + 4 · 128
-    config.micro.tokens = 928
-    config.eval.update(questions=8, batch=32)
+    config.sampler.slots = 32
+    config.eval.questions = 8
     return config

@@ -13,17 +13,18 @@ from configs import common
 def get_config():
     config = common.get_config()
     config.recipe = 'drzero'
-    config.schedule.iterations = 3
+    config.schedule.iterations = 2
 
     config.proposer.learning_rate = 2e-4
-    config.proposer.steps = 6
+    config.proposer.steps = 4
     config.proposer.batch = 32
 
-    config.solver.learning_rate = 1e-4
-    config.solver.steps = 16
+    config.pool.update(batch=64, batches=5, samples=1)
+
+    config.solver.learning_rate = 3e-4
+    config.solver.steps = 14
     config.solver.batch = 32
     config.solver.samples = 5
 
-    config.reward.solves = 5
-    config.pool.batch = 32
+    config.checkpoint.every = 5
     return config

@@ -57,7 +57,7 @@ def final_states(workdir):
 
 
 def lines(workdir, name='metrics.jsonl'):
-    return [json.loads(line) for line in (workdir / name).read_text().splitlines()]
+    return [json.loads(line) for line in (workdir / name).read_text().strip().split('\n')]
 
 
 def without_clock(records):

@@ -202,7 +202,6 @@ RULES: dict[str, Rule] = {
         lambda x: x and set(x) <= set(_HOPS) and len(set(x)) == len(x),
         'give some of 1, 2, 3, 4, each once',
     ),
-    'eval.batch': _at_least(1),
     'checkpoint.every': _at_least(1),
     'checkpoint.keep': _at_least(1),
     'log_trajectories': _at_least(0),

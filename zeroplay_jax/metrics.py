@@ -26,11 +26,13 @@ class JsonLines:
 
     def __init__(self, path: pathlib.Path, keep_below: int):
         if path.exists():
-            kept = [line for line in path.read_text().splitlines() if _step(line, keep_below) < keep_below]
+            # Only '\n' ends a line: passages may hold what str.splitlines takes for an end as well.
+            lines = path.read_text(encoding='utf-8').split('\n')
+            kept = [line for line in lines if _step(line, keep_below) < keep_below]
             staged = path.with_name(f'.{path.name}')
-            staged.write_text(''.join(f'{line}\n' for line in kept))
+            staged.write_text(''.join(f'{line}\n' for line in kept), encoding='utf-8')
             os.replace(staged, path)
-        self._file = path.open('a')
+        self._file = path.open('a', encoding='utf-8')
 
     def write(self, records: Iterable[Json]) -> None:
         """Appends records and hands them to the operating system."""

@@ -14,7 +14,7 @@ from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import POLICY
 
 FOLDERS = ('base', 'clean')
-TINY = base_model.Stage('tiny', steps=6, rows=4, tokens=128, shares={'passage': 8.0})
+TINY = base_model.Stage('tiny', steps=12, rows=4, tokens=128, shares={'passage': 1.0})
 
 
 @pytest.fixture(scope='module')
@@ -63,13 +63,13 @@ def test_loss_counts_each_kind_of_token_once(blank, stock):
     config = hf.read_config(blank)
     params = transformer.init(config, jax.random.key(0))
     batch = first_batch(TINY, stock, codec)
-    value, info = base_model.loss(config, params, batch)
+    value, info = base_model.loss(config, TINY.other, params, batch)
     logp, _ = transformer.score(config, params, batch['tokens'], batch['positions'], batch['segment'])
     nll = -np.asarray(logp)
     inside = (batch['segment'] > 0) & (batch['positions'] > 0)
     own = inside & (batch['policy'] > 0)
     np.testing.assert_allclose(info['loss'], nll[own].mean(), rtol=1e-5)
-    expected = nll[own].mean() + base_model.OTHER_LOSS * nll[inside & ~own].mean()
+    expected = nll[own].mean() + TINY.other * nll[inside & ~own].mean()
     np.testing.assert_allclose(value, expected, rtol=1e-5)
 
 
@@ -79,18 +79,19 @@ def test_training_learns_and_is_reproducible(blank, stock):
     runs = []
     for _ in range(2):
         params, log = transformer.init(config, jax.random.key(0)), []
-        before = float(base_model.loss(config, params, batch)[0])
+        before = float(base_model.loss(config, TINY.other, params, batch)[0])
         params = base_model.train(TINY, config, params, codec, stock, 0, log)
         runs.append((params, log))
     assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), runs[0][0], runs[1][0]))
     assert runs[0][1] == runs[1][1] and runs[0][1][-1]['step'] == TINY.steps
-    assert float(base_model.loss(config, runs[0][0], batch)[0]) < before - 0.5
+    assert float(base_model.loss(config, TINY.other, runs[0][0], batch)[0]) < before - 0.1
 
 
 def test_build_writes_folders_with_log_and_hashes(tmp_path, monkeypatch):
+    monkeypatch.setattr(base_model, 'DIAGNOSED', 4)
     monkeypatch.setattr(base_model, 'LIBRARIES', 1)
     monkeypatch.setattr(base_model, 'LIBRARY_WORLDS', 2)
-    stages = (dataclasses.replace(TINY, name='warm', saved=False), dataclasses.replace(TINY, name='clean'))
+    stages = (dataclasses.replace(TINY, name='warm'), dataclasses.replace(TINY, name='clean', saved=True))
     base_model.build(tmp_path, 0, stages)
     assert [p.name for p in tmp_path.iterdir()] == ['clean']
     check_hashes(tmp_path / 'clean')

@@ -51,8 +51,23 @@ def world_hops(text):
     return text.count(' of ')
 
 
-def test_shares_sum_to_one():
-    assert sum(role.share for role in demos.ROLES.values()) == pytest.approx(1)
+def test_every_role_of_the_five_systems_is_in_the_mixture():
+    asked = {'solver', 'solver_with_path', 'proposer', 'proposer_from_answer', 'answer_from_documents'}
+    asked |= {'challenger', 'task_solver'}
+    shares = {name: role.share for name, role in demos.ROLES.items()}
+    assert all(shares[name] > 0 for name in asked)
+    assert shares['solver'] + shares['proposer'] > sum(shares.values()) / 2
+
+
+def test_retelling_and_copy_keep_every_sentence(library):
+    for demo in written(library, 'retelling'):
+        shown_texts = {tuple(sorted(d['text'].rstrip('.').split('. '))) for d in shown(demo)[0]}
+        for text in said(demo):
+            assert tuple(sorted(tag(text, 'answer').rstrip('.').split('. '))) in shown_texts
+    for demo in written(library, 'copy'):
+        (first, who), (second, _) = demo.parts
+        assert who == PROMPT
+        assert sorted(first.split()) == sorted(second.split())
 
 
 @pytest.mark.parametrize('name', ['solver', 'solver_with_path', 'answer_from_documents'])
@@ -105,9 +120,7 @@ def test_uneven_solver_errs_and_the_path_keeps_it_right(library):
     right = {}
     for name in ('solver', 'solver_with_path'):
         found = written(library, name, 200, uneven)
-        right[name] = np.mean(
-            [tag(said(d)[-1], 'answer') == truth(library, d.fields['question'])[0] for d in found]
-        )
+        right[name] = np.mean([tag(said(d)[-1], 'answer') == truth(library, d.fields['question'])[0] for d in found])
     assert right['solver_with_path'] == 1
     assert 0.2 < right['solver'] < 0.7
 

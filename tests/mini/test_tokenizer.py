@@ -23,8 +23,7 @@ def test_names_are_spelt_the_same_everywhere_and_short(tokenizer):
         for before, after in (('<search>', '</search>'), ('of', '?'), ('(Title:', ')'), ('in', '.')):
             ids = tokenizer.encode(f'{before} {title}{after}').ids
             assert ids[-len(name) - 1 : -1] == name or ids[-len(name) :] == name
-    assert sum(lengths) / len(lengths) < 2.3
-    assert max(lengths) <= 3
+    assert set(lengths) == {2}
 
 
 def test_added_tokens(tokenizer):

@@ -75,8 +75,12 @@ def test_export_loads_in_transformers_with_the_same_logits(folder, tmp_path):
         hf.save(tmp_path / 'out', model, params, like=folder)
 
 
+def _full_disk(*_, **__):
+    raise OSError('disk full')
+
+
 def test_a_failed_export_leaves_nothing(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(hf, 'save_file', lambda *a, **k: (_ for _ in ()).throw(OSError('disk full')))
+    monkeypatch.setattr(hf, 'save_file', _full_disk)
     with pytest.raises(OSError, match='disk full'):
         hf.save(tmp_path / 'out', hf.read_config(folder), hf.load(folder), like=folder)
     assert list(tmp_path.iterdir()) == []

@@ -65,7 +65,8 @@ class Stage:
       rate: peak of Muon's rate on matrices; `adam_rate`: AdamW's on embeddings and norms.
       decay: last share of the steps, over which the rates fall to a twentieth.
       uneven: what goes wrong in the demonstrations.
-      shares: shares of the roles where they differ from the table in demos.py.
+      other: weight of the tokens that the policy does not write.
+      shares: the roles of the mixture; those of the table in demos.py where empty.
     """
 
     name: str
@@ -75,30 +76,50 @@ class Stage:
     rate: float = 0.02
     adam_rate: float = 2e-3
     decay: float = 0.3
-    saved: bool = True
+    other: float = 0.1
+    saved: bool = False
     uneven: demos.Uneven = demos.Uneven()
     shares: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 STAGES = (
-    # Reading first: without it the rest takes several times as long.
-    Stage('reading', steps=300, rows=20, tokens=128, decay=0.0, saved=False, shares={'passage': 8.0}),
-    Stage('short', steps=300, rows=8, tokens=256, decay=0.0, saved=False, shares={'reading': 0.4}),
-    Stage('clean', steps=700, rows=5),
+    # Copying and reading first: without them the rest takes several times as long.
+    Stage('copying', 1000, 16, 64, adam_rate=5e-3, decay=0.0, other=0.25, shares={'copy': 0.45, 'passage': 0.55}),
+    Stage(
+        'reading',
+        300,
+        6,
+        320,
+        adam_rate=4e-3,
+        decay=0.0,
+        other=0.2,
+        shares={'reading': 0.35, 'retelling': 0.3, 'solver': 0.35},
+    ),
+    Stage('clean', 600, adam_rate=3e-3, decay=0.35, saved=True),
     Stage(
         'base',
-        steps=250,
-        rows=5,
-        rate=0.005,
-        adam_rate=5e-4,
-        uneven=demos.Uneven(early=0.6, confuse=0.6, no_think=0.4, hops=0.4, form=0.2),
-        shares={'reading': 0.05},
+        240,
+        rate=0.01,
+        adam_rate=1e-3,
+        decay=0.4,
+        saved=True,
+        uneven=demos.Uneven(early=0.6, confuse=0.8, no_think=0.4, hops=0.35, form=0.15),
+        shares={
+            'reading': 0.03,
+            'solver': 0.36,
+            'solver_with_path': 0.09,
+            'proposer': 0.34,
+            'proposer_from_answer': 0.07,
+            'answer_from_documents': 0.04,
+            'challenger': 0.035,
+            'task_solver': 0.035,
+        },
     ),
 )
-LIBRARIES = 16
+LIBRARIES = 8
 LIBRARY_WORLDS = 20
-OTHER_LOSS = 0.1  # weight of the tokens that the policy does not write
 INFO_EVERY = 100
+DIAGNOSED = 64  # episodes per role in the diagnosis
 
 
 def libraries(seed: int, split: str = 'train', count: int = LIBRARIES, worlds: int = LIBRARY_WORLDS):
@@ -108,14 +129,14 @@ def libraries(seed: int, split: str = 'train', count: int = LIBRARIES, worlds: i
         rng = np.random.default_rng([seed, i])
         seeds = rng.choice(available, size=min(worlds, available), replace=False)
         # Deal 0 holds the facts that self-play and evaluation meet; nothing here may know them.
-        yield demos.Library(seeds, split, deal=1 + i)
+        yield demos.Library(seeds.tolist(), split, deal=1 + i)
 
 
 def episodes(stage: Stage, stock, codec: Codec, seed: int, step: int):
     """Endless (tokens, source) of one step's mixture."""
     rng = np.random.default_rng([seed, zlib.crc32(stage.name.encode()), step])
-    names = list(demos.ROLES)
-    share = np.array([stage.shares.get(name, demos.ROLES[name].share) for name in names])
+    shares = stage.shares or {name: role.share for name, role in demos.ROLES.items()}
+    names, share = list(shares), np.array(list(shares.values()))
     share = share / share.sum()
     while True:
         role = demos.ROLES[names[int(rng.choice(len(names), p=share))]]
@@ -146,21 +167,19 @@ def pack(stage: Stage, stream) -> dict[str, np.ndarray]:
     return batch
 
 
-def loss(config, params, batch):
-    """Mean negative log-likelihood of the policy's tokens plus OTHER_LOSS times that of the others."""
+def loss(config, other_weight, params, batch):
+    """Mean negative log-likelihood of the policy's tokens plus `other_weight` times that of the others."""
     x = transformer.hidden(config, params, batch['tokens'], batch['positions'], batch['segment'])
     logits = transformer.logits(config, params, x[:, :-1].reshape(-1, x.shape[-1]))
     target = batch['tokens'][:, 1:].reshape(-1)
     nll = optax.softmax_cross_entropy_with_integer_labels(logits, target)
-    inside = ((batch['segment'][:, 1:] == batch['segment'][:, :-1]) & (batch['segment'][:, 1:] > 0)).reshape(
-        -1
-    )
+    inside = ((batch['segment'][:, 1:] == batch['segment'][:, :-1]) & (batch['segment'][:, 1:] > 0)).reshape(-1)
     own = inside & (batch['policy'][:, 1:].reshape(-1) > 0)
     other = inside & ~own
     mean = lambda value, where: jnp.sum(value * where) / jnp.maximum(jnp.sum(where), 1)
     policy = mean(nll, own)
     right = mean(jnp.argmax(logits, -1) == target, own)
-    return policy + OTHER_LOSS * mean(nll, other), {'loss': policy, 'token_accuracy': right}
+    return policy + other_weight * mean(nll, other), {'loss': policy, 'token_accuracy': right}
 
 
 def optimiser(stage: Stage) -> optax.GradientTransformation:
@@ -193,7 +212,7 @@ def train(stage: Stage, config, params, codec: Codec, stock, seed: int, log):
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def update(params, state, batch):
-        gradient, info = jax.grad(functools.partial(loss, config), has_aux=True)(params, batch)
+        gradient, info = jax.grad(functools.partial(loss, config, stage.other), has_aux=True)(params, batch)
         updates, state = tx.update(gradient, state, params)
         return optax.apply_updates(params, updates), state, info
 
@@ -209,7 +228,7 @@ def train(stage: Stage, config, params, codec: Codec, stock, seed: int, log):
     return params
 
 
-def diagnose(config, params, codec: Codec, seed: int, count: int = 48) -> dict[str, dict[str, float]]:
+def diagnose(config, params, codec: Codec, seed: int) -> dict[str, dict[str, float]]:
     """Teacher-forced figures on clean episodes of held-out names, per role (the solver's also per hop count).
 
     Returns:
@@ -227,10 +246,10 @@ def diagnose(config, params, codec: Codec, seed: int, count: int = 48) -> dict[s
     figures = {}
     for name, role in demos.ROLES.items():
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-        shape = (count, 640)
+        shape = (DIAGNOSED, 640)
         batch = {k: np.zeros(shape, np.int32) for k in ('tokens', 'positions', 'segment', 'policy')}
         hops = []
-        for row in range(count):
+        for row in range(DIAGNOSED):
             demo = role.write(library, rng, demos.Uneven())
             tokens, source = demos.render(codec, demo)
             n = len(tokens)
@@ -268,13 +287,19 @@ def _save(folder: pathlib.Path, config, params, blank: pathlib.Path, log) -> Non
     (folder / 'SHA256SUMS').write_text(''.join(lines))
 
 
+def _quiet(params):
+    """Layers begin as the identity: what they would add at first only drowns the embeddings they must learn to move."""
+    still = lambda path, x: x * 0 if path[-2:-1] and path[-2].key in ('o', 'down') else x
+    return jax.tree_util.tree_map_with_path(still, params)
+
+
 def build(out: pathlib.Path, seed: int, stages=STAGES) -> None:
     """Trains all stages and writes `out`/<name> for each saved one, replacing what stands there."""
     with tempfile.TemporaryDirectory() as staging:
         blank = pathlib.Path(staging)
         write_blank(blank)
         codec, config = Codec(blank), hf.read_config(blank)
-        params = transformer.init(config, jax.random.key(seed))
+        params = _quiet(transformer.init(config, jax.random.key(seed)))
         stock = list(libraries(seed))
         log = [{'seed': seed, 'parameters': sum(x.size for x in jax.tree.leaves(params))}]
         for stage in stages:
@@ -289,9 +314,7 @@ def build(out: pathlib.Path, seed: int, stages=STAGES) -> None:
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument(
-        '--out', type=pathlib.Path, default=HERE, help='where the folders clean/ and base/ go'
-    )
+    parser.add_argument('--out', type=pathlib.Path, default=HERE, help='where the folders clean/ and base/ go')
     parser.add_argument('--seed', type=int, default=0)
     args = parser.parse_args()
     build(args.out, args.seed)

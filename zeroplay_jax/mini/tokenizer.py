@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+from collections.abc import Sequence
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -35,9 +36,11 @@ TEMPLATE = (
 )
 
 
-def corpus(extra: list[str]) -> list[str]:
+def corpus(extra: Sequence[str]) -> list[str]:
     """Text to learn the merges from: syllables with the commonest weight, then plain sentences; names left out."""
-    syllables = [f' {head}' for head in world.HEADS] + list(world.TAILS)
+    # Consonant + vowel first, so that no name is ever cut across its head and its tail.
+    syllables = [f' {head}' for head in world.HEADS] + [c + v for c in world.CONSONANTS for v in 'aeiou']
+    syllables = syllables * 32 + list(world.TAILS)
     sentences = []
     for kind, relations in world.RELATIONS.items():
         for relation, (sentence, value_kind) in relations.items():
@@ -46,10 +49,10 @@ def corpus(extra: list[str]) -> list[str]:
             sentences.append(f'What is the {relation} of the {relation} of is the?')
             sentences += [f' {value}.' for value in world.CLOSED.get(value_kind, ())]
     layout = ['user\n', 'assistant\n', 'system\n', 'Doc 1(Title:)', '\n\n', '.\n', '?\n', ').']
-    return syllables * 64 + (sentences + layout + extra) * 2
+    return syllables * 64 + [*sentences, *layout, *extra] * 2
 
 
-def train(extra: list[str] = ()) -> Tokenizer:
+def train(extra: Sequence[str] = ()) -> Tokenizer:
     """Learns the tokenizer. `extra`: prompt texts whose words should be whole tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import itertools
 import re
 import zlib
@@ -62,9 +63,8 @@ RELATIONS = {
     },
 }
 RELATION_NAMES = tuple(relation for kind in RELATIONS.values() for relation in kind)
-COUNTS = dict(person=34, city=20, country=8, book=16, company=14, river=12, currency=8)
+COUNTS = dict(person=32, city=19, country=8, book=15, company=13, river=11, currency=8)
 LEAVES = dict(language=8, mountain=10, lake=10)  # named things without a passage of their own
-PAIRS = sum(COUNTS.values()) + sum(LEAVES.values())  # names a world uses up, each with a look-alike
 
 # Invented syllables sometimes spell a real person, place or rude word.
 BLOCKED = frozenset(
@@ -75,30 +75,37 @@ BLOCKED = frozenset(
 )
 
 
-# A name is a head and a tail. A tail is a consonant and an ending.
-HEADS = tuple(
-    onset + vowel
-    for onset in 'B D F G H J K L M N P R S T V Z Br Dr Fr Gr Kr Pl Sk Tr St Bl'.split()
-    for vowel in 'aeiou'
-)
-_CONSONANTS = 'bdfgklmnprstvz'
+# A name is a head and a tail; a tail is a consonant and an ending. The head tells the kind, as the sound of a
+# name tells a river from a person.
+_ONSETS = 'B D F G H J K L M N P R S T V Z Br Dr Fr Gr Kr Pl Sk Tr St Bl'.split()
+HEADS = tuple(onset + vowel for vowel in 'aeiou' for onset in _ONSETS)
+CONSONANTS = 'bdfgklmnprstvz'
 _ENDINGS = tuple(vowel + coda for coda in ('', 'n', 's') for vowel in 'aeiou')
-TAILS = tuple(consonant + ending for consonant in _CONSONANTS for ending in _ENDINGS)
+TAILS = tuple(consonant + ending for consonant in CONSONANTS for ending in _ENDINGS)
+_HELD_OUT = 0.28  # share of the names that only evaluation worlds use
 
 
 @functools.cache
-def _pool(split: str) -> tuple[tuple[str, str], ...]:
-    """Pairs of names that differ in one or two letters, in a fixed shuffled order; a name is in one pair only."""
+def _heads() -> dict[str, tuple[str, ...]]:
+    """Kind → the heads of its names, in proportion to how many a world needs."""
+    counts = {**COUNTS, **LEAVES}
+    edges = np.round(np.cumsum([0, *counts.values()]) * len(HEADS) / sum(counts.values())).astype(int)
+    order = [HEADS[i] for i in np.random.default_rng(0).permutation(len(HEADS))]
+    return {kind: tuple(order[a:b]) for kind, (a, b) in zip(counts, itertools.pairwise(edges), strict=True)}
+
+
+@functools.cache
+def _pool(split: str, kind: str) -> tuple[tuple[str, str], ...]:
+    """Pairs of names that differ in one or two letters, in a fixed order; a name is in one pair only."""
     pairs = []
-    for head, consonant in itertools.product(HEADS, _CONSONANTS):
+    for head, consonant in itertools.product(_heads()[kind], CONSONANTS):
         names = [head + consonant + ending for ending in _ENDINGS]
         names = [name for name in names if name not in BLOCKED]
         names.sort(key=lambda name: zlib.crc32(name.encode()))
         pairs += zip(names[::2], names[1::2], strict=False)
-    held_out = [pair for pair in pairs if zlib.crc32('|'.join(pair).encode()) % 100 < 28]
-    chosen = held_out if split == 'evaluation' else sorted(set(pairs) - set(held_out))
-    order = np.random.default_rng([len(chosen), split == 'evaluation']).permutation(len(chosen))
-    return tuple(chosen[i] for i in order)
+    pairs.sort(key=lambda pair: hashlib.blake2b('|'.join(pair).encode()).digest())
+    held_out = int(_HELD_OUT * len(pairs))
+    return tuple(pairs[:held_out] if split == 'evaluation' else pairs[held_out:])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,13 +146,11 @@ class World:
             )
         self.seed, self.split = seed, split
         self._rng = np.random.default_rng([seed, split == 'evaluation', deal])
-        pairs = _pool(split)[seed * PAIRS : (seed + 1) * PAIRS]
         self._members, look_alikes = {}, {}
-        at = 0
         for kind, count in {**COUNTS, **LEAVES}.items():
-            self._members[kind] = [name for name, _ in pairs[at : at + count]]
-            look_alikes.update(pairs[at : at + count])
-            at += count
+            pairs = _pool(split, kind)[seed * count : (seed + 1) * count]
+            self._members[kind] = [name for name, _ in pairs]
+            look_alikes.update(pairs)
         self.facts, self.kinds, self.near = {}, {}, {}
         for kind in RELATIONS:
             for name in self._members[kind]:
@@ -157,9 +162,7 @@ class World:
             self._add(look_alikes[name], self.kinds[name], unlike=self.facts[name])
         titles = [list(self.facts)[i] for i in self._rng.permutation(len(self.facts))]
         self.titles = tuple(titles)
-        self.passages = [
-            Passage(f'{split}-{seed}-{i}', title, self._text(title)) for i, title in enumerate(titles)
-        ]
+        self.passages = [Passage(f'{split}-{seed}-{i}', title, self._text(title)) for i, title in enumerate(titles)]
 
     def _choice(self, values):
         return values[int(self._rng.integers(len(values)))]
@@ -227,7 +230,7 @@ class World:
 
 def worlds_available(split: str) -> int:
     """How many worlds the names of a split suffice for."""
-    return len(_pool(split)) // PAIRS
+    return min(len(_pool(split, kind)) // count for kind, count in {**COUNTS, **LEAVES}.items())
 
 
 def phrase(chain: Sequence[Step]) -> str:

@@ -217,5 +217,7 @@ def save(folder, config: ModelConfig, params: Params, like) -> None:
         for file in like.iterdir():
             if file.suffix in ('.json', '.jinja', '.txt', '.model') and 'index' not in file.name:
                 shutil.copy(file, staged / file.name)
-        save_file(to_tensors(config, params), staged / 'model.safetensors', metadata={'format': 'pt'})
+        weights = staged / 'model.safetensors'
+        save_file(to_tensors(config, params), weights, metadata={'format': 'pt'})
+        weights.chmod(0o644)  # the library writes for the owner only
         os.rename(staged, folder)
