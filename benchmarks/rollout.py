@@ -1,12 +1,13 @@
 """Multi-turn rollouts and policy updates on a CPU, ours beside two peers on the same work in one run.
 
-    python -m benchmarks.rollout                     # ours
-    PEERS_PYTHON=/path/to/python python -m benchmarks.rollout --peers FOLDER   # and Tunix, transformers in turn
+    python -m benchmarks.rollout                                # ours
+    PEERS_PYTHON=/path/to/python python -m benchmarks.rollout   # and Tunix and transformers in turn
 
 The work: a 23-million-parameter Qwen3-shaped policy in float32; 32 rollouts of a 64-token prompt and three turns of
 32 greedy tokens with 96 observation tokens between turns; and a clipped policy-gradient step on 16 × 256 tokens.
-FOLDER holds `peer_tunix.py` and `peer_hf.py`, which print '<name> rollout X generated tokens/s' and '<name> train
-X tokens/s'; PEERS_PYTHON is an interpreter with google-tunix, torch and transformers. Everybody gets two threads.
+PEERS_PYTHON is an interpreter with google-tunix, torch and transformers; --peers is the folder of `peer_tunix.py` and
+`peer_hf.py`, which print '<name> rollout X generated tokens/s' and '<name> train X tokens/s'. Everybody is held to the
+same two cores.
 
 The matmul bound is what a 2048³ product runs at in this process, right then: a rollout at the bound would push every
 token through the layers once, every generated token through the head once, and do nothing else.
@@ -21,8 +22,6 @@ import statistics
 import subprocess
 import sys
 import time
-
-os.environ['JAX_PLATFORMS'] = 'cpu'
 
 import jax
 import jax.numpy as jnp
@@ -57,16 +56,15 @@ class _Codec(Codec):
 
 
 class _Tools(SearchR1):
-    """A call every GEN tokens, answered by the same TOOL ids."""
+    """A call every GEN tokens; a document is the TOOL ids of its row."""
 
     call_stop = 'x' * GEN
-    reply = np.random.default_rng(100).integers(10, MODEL.vocab_size, TOOL).astype(np.int32)
 
     def parse(self, text):
         return (text,), None
 
     def observation(self, codec, documents, limit):
-        return self.reply
+        return documents[0][0]['ids']
 
 
 def prompts() -> np.ndarray:
@@ -74,9 +72,20 @@ def prompts() -> np.ndarray:
     return np.random.default_rng(0).integers(10, MODEL.vocab_size, (BATCH, PROMPT)).astype(np.int32)
 
 
+def observation(turn: int) -> np.ndarray:
+    """int32 [BATCH, TOOL]."""
+    return np.random.default_rng(100 + turn).integers(10, MODEL.vocab_size, (BATCH, TOOL)).astype(np.int32)
+
+
 def rollout(scheduler: Scheduler) -> list[Trajectory]:
     """The scripted rollouts through the real scheduler, search thread included."""
-    env = SearchEnv(_Codec(), _Tools(), Limits(TURNS, GEN + 1, TOOL), lambda queries: [[] for _ in queries], finals=())
+    turns = iter(range(TURNS))
+
+    def search(queries):
+        assert len(queries) == BATCH  # all rows come to their turn's end in the same burst, in slot order
+        return [[{'ids': ids}] for ids in observation(next(turns))]
+
+    env = SearchEnv(_Codec(), _Tools(), Limits(TURNS, GEN + 1, TOOL), search, finals=())
     requests = [Request('policy', p, (i,), env, temperature=0.0) for i, p in enumerate(prompts())]
     out = [group[0] for group in scheduler.run([scheduler.rollout(r) for r in requests])]
     assert all(len(t.tokens) == LENGTH and (t.source == POLICY).sum() == GEN * TURNS for t in out)
@@ -135,10 +144,8 @@ def _median(call, times: int) -> float:
 
 def peer(name: str, folder: pathlib.Path) -> dict[str, float]:
     """A peer's figures, from a process of its own."""
-    threads = dict(OMP_NUM_THREADS='2', MKL_NUM_THREADS='2', JAX_PLATFORMS='cpu')
     out = subprocess.run(
         [os.environ['PEERS_PYTHON'], str(folder / f'peer_{name}.py'), '1'],
-        env=os.environ | threads,
         capture_output=True,
         text=True,
         check=True,
@@ -178,11 +185,15 @@ def main(argv=None) -> None:
     """Prints a line per round, then one JSON line."""
     parser = argparse.ArgumentParser(prog='python -m benchmarks.rollout', description=__doc__.split('\n')[0])
     parser.add_argument('--rounds', type=int, default=3, help='rounds of ours and every peer in turn')
-    parser.add_argument('--peers', type=pathlib.Path, help='folder of peer_tunix.py and peer_hf.py')
+    home = pathlib.Path(__file__).parents[2] / 'shared' / 'peers'
+    parser.add_argument('--peers', type=pathlib.Path, default=home, help='folder of peer_tunix.py and peer_hf.py')
     args = parser.parse_args(argv)
-    peers = ('tunix', 'hf') if args.peers and os.environ.get('PEERS_PYTHON') else ()
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])  # before JAX counts the cores; peers inherit it
+    os.environ['JAX_PLATFORMS'] = 'cpu'
+    jax.config.update('jax_platforms', 'cpu')
+    peers = ('tunix', 'hf') if args.peers.is_dir() and os.environ.get('PEERS_PYTHON') else ()
     if not peers:
-        print('peers are left out: give --peers FOLDER and PEERS_PYTHON', file=sys.stderr)
+        print(f'peers are left out: PEERS_PYTHON is not set or {args.peers} is not there', file=sys.stderr)
     params = jax.tree.map(lambda x: x * 0.2 if x.ndim == 2 else x, transformer.init(MODEL, jax.random.key(0)))
     scheduler, update = make_scheduler(params), make_update(params)
     ours, ratios = [], {}
@@ -201,7 +212,7 @@ def main(argv=None) -> None:
         update_tokens_per_second=statistics.median(o['train'] for o in ours),
         **{f'share_{k}': v for k, v in shares(scheduler).items()},
         rounds=args.rounds,
-        cores=os.cpu_count(),
+        cores=len(os.sched_getaffinity(0)),
         jax=jax.__version__,
     )
     print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in figures.items()}))

@@ -78,8 +78,8 @@ def get_config() -> ConfigDict:
                 overfetch=32,  # candidates scored again exactly, per query
             ),
             world=dict(
-                train=(0, 32),  # seeds of the training worlds: first, count
-                evaluation=(0, 12),  # seeds of the held-out worlds (their names occur nowhere in training)
+                train=(0, 40),  # seeds of the training worlds: first, count
+                evaluation=(0, 12),  # seeds of the held-out worlds; nothing of them is seen or searched in training
                 near_misses=0.25,  # share of entities that get a document with a near-miss title
             ),
             schedule=dict(
@@ -112,6 +112,5 @@ def get_config() -> ConfigDict:
             ),
             checkpoint=dict(every=1, keep=2),  # steps between checkpoints; how many stay
             log_trajectories=16,  # trajectories written per step for the report
-            distributed='off',  # off | auto | host:port,processes,index
         )
     )

@@ -221,7 +221,10 @@ class ScannIndex(ExactIndex):
 def _searcher(vectors: np.ndarray, overfetch: int, leaves: int, leaves_searched: int) -> Any:
     """Trains ScaNN on distinct unit vectors, float32 [N, D]."""
     # Here and not above: ScaNN brings TensorFlow, which an exact index has no use for.
+    import tensorflow as tf
     from scann.scann_ops.py import scann_ops_pybind
+
+    tf.config.set_visible_devices([], 'GPU')  # it would take all of their memory
 
     builder = scann_ops_pybind.builder(vectors, overfetch, 'dot_product')
     # Reproducible to the bit, as measured (README.md): k-means++ from ScaNN's fixed seed on one thread builds

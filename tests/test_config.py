@@ -48,7 +48,7 @@ def test_the_pages_that_come_with_the_project_are_sound(page, checkpoint):
 
 
 def test_every_field_of_the_list_has_a_check():
-    checked_elsewhere = {'recipe', 'policy.path', 'distributed'}
+    checked_elsewhere = {'recipe', 'policy.path'}
     names = {name for name, value in configuration.fields(common.get_config()) if not isinstance(value, bool)}
     assert names == set(configuration.RULES) | checked_elsewhere
 
@@ -74,7 +74,9 @@ WRONG = [  # field, value, what the line must contain beside the field
     ('proposer.beta2', 1.0, 'less than 1'),
     ('proposer.aggregation', 'tokens', 'seq_mean_token_mean'),
     ('solver.dual_clip', 0.5, 'more than 1'),
-    ('distributed', 'localhost:1234,2,2', 'index below'),
+    ('world.train', (0, 999), 'let first + count be 63 or less'),
+    ('world.evaluation', (20, 5), 'suffice for 24 worlds'),
+    ('solver.baseline', 'none', 'solver.scale=none too'),
     # combinations
     ('sampler.context', 400, '96 prompt + 5 · 64 turn tokens = 416'),
     ('sampler.chunk', 2000, 'at most 512'),

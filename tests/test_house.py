@@ -16,10 +16,10 @@ CODE = ('zeroplay_jax', 'retrieval', 'configs', 'benchmarks')
 
 # Imports run downward: a room sees its own floor and the ones below it.
 FLOORS = (
-    {'types', 'config', 'metrics', 'policy', 'objectives', 'retrieval'},
+    {'types', 'metrics', 'policy', 'objectives', 'retrieval'},
     {'rollout', 'learner', 'mini'},
     {'selfplay', 'evaluation'},
-    {'train', 'setup'},
+    {'train', 'setup', 'config'},
     {'main', 'evaluate', 'ask', 'report'},
 )
 # Heavy or changeable libraries stay behind one door each: where they may be imported.

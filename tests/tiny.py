@@ -54,8 +54,9 @@ def make_folder(path, *, letters=None, seed=0, **config):
     (path / 'config.json').write_text(json.dumps(raw | fields))
     model = hf.read_config(path)
     params = transformer.init(model, jax.random.key(seed))
-    # Random norms and a spread of logits: nothing may pass because a scale happens to be one.
-    noisy = lambda x: x * np.random.default_rng(seed).uniform(0.5, 1.5, x.shape).astype('f') if x.ndim == 1 else x
+    # Random norms, biases and a spread of logits: nothing may pass because a scale happens to be one.
+    draw = np.random.default_rng(seed).uniform
+    noisy = lambda x: (x * draw(0.5, 1.5, x.shape) + draw(-0.2, 0.2, x.shape)).astype('f') if x.ndim == 1 else x
     params = jax.tree.map(noisy, params) | {'embedding': params['embedding'] * 4}
     from safetensors.numpy import save_file
 

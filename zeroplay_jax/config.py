@@ -18,6 +18,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from configs import common
+from zeroplay_jax.mini import world
 from zeroplay_jax.objectives import advantages
 from zeroplay_jax.types import UserError
 
@@ -216,10 +217,6 @@ def _check_values(config: ConfigDict) -> None:
     recipes = sorted(path.stem for path in (PACKAGE / 'selfplay' / 'recipes').glob('[a-z]*.py'))
     if config.recipe not in recipes:
         _fail('recipe', config.recipe, 'no such recipe', f'give one of {", ".join(recipes)}')
-    process = re.fullmatch(r'[^,\s]+:\d+,(\d+),(\d+)', config.distributed)
-    if config.distributed not in ('off', 'auto') and not (process and int(process[2]) < int(process[1])):
-        mend = 'give off, auto, or host:port,processes,index with an index below the number of processes'
-        _fail('distributed', config.distributed, 'not understood', mend)
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -258,7 +255,20 @@ def _relative(role: ConfigDict) -> bool:
     return role.baseline == 'mean' or role.scale == 'std'
 
 
+def _check_worlds(config: ConfigDict) -> None:
+    for name in ('train', 'evaluation'):
+        first, count = config.world[name]
+        available = world.worlds_available(name)
+        if first + count > available:
+            wrong = f'the names of this world suffice for {available} worlds, numbered from 0'
+            _fail(f'world.{name}', tuple(config.world[name]), wrong, f'let first + count be {available} or less')
+
+
 def _check_groups(config: ConfigDict) -> None:
+    for role in ROLES:
+        if config[role].baseline == 'none' and config[role].scale == 'std':
+            wrong = 'without a baseline, dividing by the deviation blows equal rewards up'
+            _fail(f'{role}.baseline', 'none', wrong, f'set {role}.scale=none too')
     if _relative(config.solver) and config.solver.samples < 2:
         wrong = 'a rollout is compared with the others of its question'
         _fail('solver.samples', config.solver.samples, wrong, 'give 2 or more, or baseline=scale=none')
@@ -333,6 +343,7 @@ def check(config: ConfigDict) -> None:
     _check_fields(config)
     _check_values(config)
     _check_lengths(config)
+    _check_worlds(config)
     _check_groups(config)
     _check_division(config)
     _check_checkpoint(config)

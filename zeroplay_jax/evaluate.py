@@ -28,7 +28,7 @@ def main(argv: list[str]) -> None:
     parts = setup.build(_CONFIG.value)
     for name in parts.table.scheduler.lanes:
         parts.table.scheduler.publish(name, parts.params, 0)
-    correct, _ = evaluate(parts.table, parts.corpus.questions, 0)
+    correct, _ = evaluate(parts.exam, parts.corpus.questions, 0)
     figures = {f'hop{h}': statistics.mean_interval(c) for h, c in correct.items()}
     figures['mean'] = statistics.mean_interval(statistics.headline(correct))
     for name, (mean, low, high) in figures.items():

@@ -21,25 +21,19 @@ _CONFIG = config_flags.DEFINE_config_file('config', None, 'The run: a Python fil
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run, made if it is not there.')
 
 
-def _start(distributed: str) -> None:
-    """Joins the other processes and keeps TensorFlow, which only logs and searches, off the accelerators."""
+def _hide_accelerators() -> None:
+    """Keeps TensorFlow, which only logs and searches, off the devices that JAX wants."""
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-    import jax
     import tensorflow as tf
 
     for kind in ('GPU', 'TPU'):
         tf.config.set_visible_devices([], kind)
-    if distributed == 'auto':
-        jax.distributed.initialize()
-    elif distributed != 'off':
-        address, processes, index = distributed.split(',')
-        jax.distributed.initialize(address, int(processes), int(index))
 
 
 def main(argv: list[str]) -> None:
     """Checks the command, then trains."""
     configuration.check_command(argv, _CONFIG.value, _WORKDIR.value)
-    _start(_CONFIG.value.distributed)
+    _hide_accelerators()
     from zeroplay_jax import train  # loads JAX and TensorFlow: only once the config is sound
 
     train.run(_CONFIG.value, _WORKDIR.value)

@@ -33,6 +33,16 @@ class Parts:
     corpus: corpora.Corpus
     table: Table
 
+    @property
+    def exam(self) -> Table:
+        """The players in an evaluation: they search the held-out passages too, and those nowhere else."""
+        search = self.corpus.search_held_out
+        roles = {
+            name: dataclasses.replace(role, env=dataclasses.replace(role.env, search=search))
+            for name, role in self.table.roles.items()
+        }
+        return dataclasses.replace(self.table, roles=roles)
+
 
 def recipe_module(config) -> types.ModuleType:
     """The module of `config.recipe`."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pathlib
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import tqdm
@@ -21,7 +23,7 @@ from zeroplay_jax.selfplay.engine import Engine, Phase, Step, schedule
 from zeroplay_jax.types import Row
 
 # What may differ between a run and its continuation: nothing that the result depends on.
-FREE_FIELDS = ('progress', 'checkpoint.every', 'checkpoint.keep', 'rollout.tool_timeout')
+FREE_FIELDS = ('progress', 'checkpoint.every', 'checkpoint.keep')
 SOURCES = ('prompt', 'policy', 'env')
 
 
@@ -29,74 +31,76 @@ def run(config, workdir) -> dict:
     """Runs `config` in `workdir` to its end, from wherever it was; returns the summary.
 
     Raises:
-      WorkdirError: the workdir belongs to another config.
+      UserError: the workdir belongs to another config or another process, or the parts do not fit together.
     """
-    started = time.monotonic()
     workdir = pathlib.Path(workdir)
-    claim(workdir, config.to_dict(), FREE_FIELDS)
+    free = FREE_FIELDS + (() if not config.rollout.deterministic else ('rollout.tool_timeout',))
+    with claim(workdir, config.to_dict(), free) as write_config:
+        # ---- build ------------------------------------------------------------------------------------------
+        parts = setup.build(config)
+        recipe = setup.recipe_module(config).Recipe(config, parts.corpus)
+        engine = Engine(config, recipe, parts.table, setup.learners(config, parts))
+        steps = _with_evaluations(config, schedule(recipe.phases()))
+        write_config()
 
-    # ---- build ----------------------------------------------------------------------------------------------
-    parts = setup.build(config)
-    engine = Engine(
-        config,
-        setup.recipe_module(config).Recipe(config, parts.corpus),
-        parts.table,
-        setup.learners(config, parts),
-    )
-    steps = _with_evaluations(config, schedule(engine.recipe.phases()))
+        # ---- restore ----------------------------------------------------------------------------------------
+        # Initial weights: the last whole checkpoint of this workdir, else config.policy.path.
+        checkpoints = Checkpointer(workdir, config.checkpoint.keep)
+        loop: dict[str, Any] = {'cursor': 0, 'evaluations': {}, 'seconds': 0.0}
+        if checkpoints.latest() is not None:
+            states, found = checkpoints.restore(engine.states())
+            loop = dict(found)
+            engine.restore(states, loop['engine'])
+            print(f'goes on at step {loop["cursor"]} of {len(steps)}', file=sys.stderr)
+        spent = loop['seconds']
 
-    # ---- restore --------------------------------------------------------------------------------------------
-    # Initial weights: the last whole checkpoint of this workdir, else config.policy.path.
-    checkpoints = Checkpointer(workdir, config.checkpoint.keep)
-    cursor, evaluations, spent = 0, {}, 0.0
-    if checkpoints.latest() is not None:
-        states, loop = checkpoints.restore(engine.states())
-        engine.restore(states, loop['engine'])
-        cursor, evaluations, spent = loop['cursor'], loop['evaluations'], loop['seconds']
-        print(f'goes on at step {cursor} of {len(steps)}', file=sys.stderr)
-    metrics = Metrics(workdir, cursor)
+        # ---- play -------------------------------------------------------------------------------------------
+        if loop['cursor'] < len(steps):
+            metrics = Metrics(workdir, loop['cursor'])
+            with _Bar(config, steps, loop['cursor']) as bar:
+                for step in steps[loop['cursor'] :]:
+                    bar.begin(step)
+                    values, rows = _play(parts, engine, step, loop['evaluations'], bar.tick)
+                    metrics.write(step.number, step.phase.iteration, step.phase.name, values)
+                    metrics.write_trajectories(_records(parts.table, step, rows, config.log_trajectories))
+                    bar.end(values)
+                    done = step.number + 1
+                    if done % config.checkpoint.every == 0 or done == len(steps):
+                        loop |= {'engine': engine.loop(), 'cursor': done, 'seconds': spent + _process_age()}
+                        checkpoints.save(done, engine.states(), loop)
+            metrics.close()
+        checkpoints.close()
 
-    # ---- play -----------------------------------------------------------------------------------------------
-    seconds = lambda: spent + time.monotonic() - started
-    bar = _Bar(config, steps, cursor)
-    for step in steps[cursor:]:
-        bar.begin(step)
-        if step.phase.name == 'evaluation':
-            correct, rows = evaluate(parts.table, parts.corpus.questions, step.number, done=bar.tick)
-            evaluations[str(step.number)] = {str(h): c.astype(int).tolist() for h, c in correct.items()}
-            values = {f'em/hop{h}': float(c.mean()) for h, c in correct.items()}
-            values['em/mean'] = statistics.mean_interval(statistics.headline(correct))[0]
-        else:
-            values, rows = engine.play(step, bar.tick)
-            values |= _rendering_check(parts.table.roles[rows[0].role].env.codec, rows) if rows else {}
-        metrics.write(step.number, step.phase.iteration, step.phase.name, values)
-        metrics.write_trajectories(_records(parts.table, step, rows, config.log_trajectories))
-        bar.end(values)
-        if (step.number + 1) % config.checkpoint.every == 0 or step.number + 1 == len(steps):
-            loop = {
-                'engine': engine.loop(),
-                'cursor': step.number + 1,
-                'evaluations': evaluations,
-                'seconds': seconds(),
-            }
-            checkpoints.save(step.number + 1, engine.states(), loop)
-    checkpoints.close()
-    metrics.close()
-    bar.close()
-
-    # ---- show -----------------------------------------------------------------------------------------------
-    sides = [{int(h): np.array(c, bool) for h, c in e.items()} for e in evaluations.values()]
-    summary = statistics.summarise(sides[0], sides[-1]) | {
-        'seconds': round(seconds(), 1),
-        'seed': config.seed,
-        'steps': len(steps),
-        'outside_questions': 0,  # no recipe here reads a question or an answer that was not made in play
-    }
-    _write(workdir / 'summary.json', json.dumps(summary, indent=2))
-    page = report.write_report(workdir)
+        # ---- show -------------------------------------------------------------------------------------------
+        sides = [{int(h): np.array(c, bool) for h, c in e.items()} for e in loop['evaluations'].values()]
+        summary = statistics.summarise(sides[0], sides[-1]) | {
+            'seconds': round(loop['seconds'], 1),
+            'seed': config.seed,
+            'steps': len(steps),
+            'outside_questions': engine.outside_questions,
+        }
+        _write(workdir / 'summary.json', json.dumps(summary, indent=2))
+        page = report.write_report(workdir)
     print(statistics.before_after_table(sides[0], sides[-1]))
     print(f'{summary["seconds"]:.0f} s; read the run in {page}')
     return summary
+
+
+def _play(parts, engine: Engine, step: Step, evaluations: dict, done) -> tuple[dict[str, float], list[Row]]:
+    """One step of any kind: its metrics and rollouts; an evaluation also enters `evaluations`."""
+    if step.phase.name != 'evaluation':
+        values, rows = engine.play(step, done)
+        return values | (_rendering_check(parts.table.roles[rows[0].role].env.codec, rows) if rows else {}), rows
+    correct, rows = evaluate(parts.exam, parts.corpus.questions, step.number, done=done)
+    evaluations[str(step.number)] = {str(h): c.astype(int).tolist() for h, c in correct.items()}
+    values = {f'em/hop{h}': float(c.mean()) for h, c in correct.items()}
+    return values | {'em/mean': statistics.mean_interval(statistics.headline(correct))[0]}, rows
+
+
+def _process_age() -> float:
+    """Seconds since this process began, imports included."""
+    started = int(pathlib.Path('/proc/self/stat').read_text().rpartition(')')[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf('SC_CLK_TCK')
 
 
 def _with_evaluations(config, steps: list[Step]) -> list[Step]:
@@ -121,9 +125,17 @@ def _rendering_check(codec: Codec, rows: list[Row]) -> dict[str, float]:
 
 
 def _records(table, step: Step, rows: list[Row], limit: int):
-    """The first rollouts of a step, whole groups at a time, as the report reads them."""
-    groups = {(r.role, r.group) for r in rows[:limit]}
-    for row in [r for r in rows if (r.role, r.group) in groups][: 2 * limit]:
+    """About `limit` rollouts of a step, as the report reads them: whole questions, spread over the hop counts."""
+    questions: dict[tuple, list[Row]] = {}
+    for row in rows:
+        questions.setdefault((row.role, row.trajectory.identity[:-1]), []).append(row)
+    by_hops: dict[object, list[list[Row]]] = {}
+    for group in questions.values():
+        by_hops.setdefault(group[0].info.get('hops'), []).append(group)
+    picked: list[Row] = []
+    for turn in itertools.zip_longest(*by_hops.values()):
+        picked += [row for group in turn if group and len(picked) < limit for row in group]
+    for row in picked:
         t, codec = row.trajectory, table.roles[row.role].env.codec
         cuts = [0, *(np.flatnonzero(np.diff(t.source)) + 1), len(t.tokens)]
         yield {
@@ -181,5 +193,8 @@ class _Bar:
         self._shown |= values
         self._bar.set_postfix(self._shown)
 
-    def close(self) -> None:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
         self._bar.close()

@@ -27,7 +27,7 @@ class Task:
     """One item of a game, before any token exists.
 
     Attributes:
-      identity: integers that name this item uniquely within a run (iteration, phase, step, index). All
+      identity: integers that name this item uniquely within a run (step number, index). All
         randomness of the episode derives from them, so scheduling can change and samples cannot.
       payload: what the recipe needs, JSON-able (a document and a hop count, or a question and its answers).
     """
@@ -64,7 +64,7 @@ class Trajectory:
       source: int8 [T], PROMPT, POLICY or ENV.
       logp: float32 [T], behaviour log-prob of the temperature-scaled softmax; 0 where source is not POLICY.
       turns: the assistant turns in order.
-      finish: 'answer' | 'eos' | 'turn_tokens' | 'turns' | 'context' – why the rollout ended.
+      finish: 'answer' | 'malformed' | 'eos' | 'turn_tokens' | 'turns' | 'context' – why the rollout ended.
       weights: which weights sampled it; version: how often those had been published.
       identity: the request's identity plus the sample index.
     """
@@ -84,11 +84,6 @@ class Trajectory:
                 f'trajectory {self.identity}: tokens {self.tokens.shape}, source {self.source.shape} and '
                 f'logp {self.logp.shape} must be one-dimensional and equally long'
             )
-
-    @property
-    def text(self) -> str:
-        """All text the policy wrote, turns joined by newlines."""
-        return '\n'.join(turn.text for turn in self.turns)
 
     @property
     def calls(self) -> int:
@@ -161,4 +156,4 @@ def identity_key(seed: int, identity: tuple[int, ...]) -> np.ndarray:
 
 def identity_rng(seed: int, *identity: int) -> np.random.Generator:
     """A host random generator whose stream is a pure function of identity."""
-    return np.random.default_rng([int(x) & 0xFFFFFFFF for x in (seed, *identity)])
+    return np.random.default_rng(identity_key(seed, identity))

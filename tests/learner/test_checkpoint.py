@@ -54,18 +54,35 @@ def test_a_folder_half_written_is_not_a_checkpoint(tmp_path):
     assert Checkpointer(tmp_path, keep=3).latest() == 1
 
 
+def begin(workdir, config, **options):
+    with claim(workdir, config, **options) as write:
+        write()
+
+
 def test_a_workdir_of_another_config_names_the_fields(tmp_path):
-    claim(tmp_path / 'run', CONFIG)
-    claim(tmp_path / 'run', CONFIG | {'progress': False}, free=('progress',))
+    begin(tmp_path / 'run', CONFIG)
+    begin(tmp_path / 'run', CONFIG | {'progress': False}, free=('progress',))
     other = json.loads(json.dumps(CONFIG))
     other['solver']['batch'] = 64
     with pytest.raises(WorkdirError, match=r'solver.batch \(there 32, now 64\); choose another workdir'):
-        claim(tmp_path / 'run', other | {'seed': 0})
+        begin(tmp_path / 'run', other)
     with pytest.raises(WorkdirError, match='seed .*solver.batch'):
-        claim(tmp_path / 'run', other | {'seed': 1})
+        begin(tmp_path / 'run', other | {'seed': 1})
+
+
+def test_a_run_that_could_not_begin_leaves_the_workdir_free(tmp_path):
+    with pytest.raises(KeyError), claim(tmp_path / 'run', CONFIG):
+        raise KeyError('the mesh does not fit')
+    begin(tmp_path / 'run', CONFIG | {'seed': 7})
+
+
+def test_a_workdir_in_use_is_refused(tmp_path):
+    with claim(tmp_path / 'run', CONFIG), pytest.raises(WorkdirError, match='in use by another process'):
+        begin(tmp_path / 'run', CONFIG)
+    begin(tmp_path / 'run', CONFIG)
 
 
 def test_a_folder_with_other_things_is_refused(tmp_path):
     (tmp_path / 'thesis.tex').write_text('x')
     with pytest.raises(WorkdirError, match="'thesis.tex' but no config.json"):
-        claim(tmp_path, CONFIG)
+        begin(tmp_path, CONFIG)

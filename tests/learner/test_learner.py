@@ -164,6 +164,20 @@ def test_kl_pulls_back_to_the_first_weights(policy):
     assert kl[-1] < 0.8 * kl[0]
 
 
+@pytest.mark.parametrize('remat', [True, False])
+def test_the_scorer_divides_by_the_temperature_as_the_sampler_does(policy, remat):
+    model, params = policy
+    model = dataclasses.replace(model, remat=remat)
+    tokens = np.arange(12, dtype=np.int32)[None] % model.vocab_size
+    positions, segment = np.arange(12)[None], np.ones((1, 12), np.int32)
+    x = transformer.hidden(model, params, tokens, positions, segment)[0]
+    z = np.asarray(transformer.logits(model, params, x), np.float64) / 0.7
+    want = z - np.log(np.exp(z).sum(-1, keepdims=True))
+    logp, entropy = transformer.score(model, params, tokens, positions, segment, 0.7)
+    np.testing.assert_allclose(logp[0, 1:], want[np.arange(11), tokens[0, 1:]], atol=1e-5)
+    np.testing.assert_allclose(entropy[0, 1:], -(np.exp(want) * want).sum(-1)[:-1], atol=1e-5)
+
+
 def test_warm_up_and_clipping(policy):
     from zeroplay_jax.learner import optimizer
 

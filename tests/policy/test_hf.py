@@ -30,11 +30,16 @@ def their_logits(folder, tokens):
         return torch_model(torch.tensor(tokens, dtype=torch.long)).logits.numpy()
 
 
-@pytest.mark.parametrize('tied', [True, False])
-def test_logits_are_those_of_transformers(tmp_path, tied):
-    path = tiny.make_folder(tmp_path / 'policy', tie_word_embeddings=tied, seed=3)
+QWEN2 = dict(architectures=['Qwen2ForCausalLM'], model_type='qwen2')
+
+
+@pytest.mark.parametrize(
+    'fields', [{}, dict(tie_word_embeddings=False), QWEN2, QWEN2 | dict(tie_word_embeddings=False)]
+)
+def test_logits_are_those_of_transformers(tmp_path, fields):
+    path = tiny.make_folder(tmp_path / 'policy', seed=3, **fields)
     model = hf.read_config(path)
-    assert model.tied == tied
+    assert model.tied == fields.get('tie_word_embeddings', True) and model.qkv_bias == ('architectures' in fields)
     tokens = np.random.default_rng(0).integers(0, model.vocab_size, (3, 40)).astype(np.int32)
     theirs = their_logits(path, tokens)
     assert np.abs(theirs).max() > 1
@@ -97,7 +102,7 @@ def test_sharded_load_holds_the_same_numbers(folder, mesh):
 @pytest.mark.parametrize(
     'change,message',
     [
-        (dict(architectures=['GPT2LMHeadModel']), 'supported: Qwen3ForCausalLM'),
+        (dict(architectures=['GPT2LMHeadModel']), 'supported: Qwen2ForCausalLM, Qwen3ForCausalLM'),
         (dict(rope_scaling={'rope_type': 'longrope'}), "rope type 'longrope'"),
         (dict(use_sliding_window=True), 'use_sliding_window'),
         (dict(hidden_act='gelu'), "hidden_act='gelu'"),

@@ -229,6 +229,38 @@ def test_failing_tool_is_an_observation_and_is_counted(policy):
     assert sum(t.errors for t in out) == len(turns)
 
 
+def test_a_query_that_fails_does_not_fail_its_neighbours(policy):
+    def picky(queries):
+        if any('a' in q for q in queries):
+            raise ValueError('will not')
+        return echo(queries)
+
+    env = make_env(policy[0], picky, observation_tokens=40)
+    together = run(policy, requests(env), dataclasses.replace(CONFIG, slots=24))
+    turns = [turn for t in together for turn in t.turns if turn.queries]
+    assert {turn.error for turn in turns} == {None, 'failed'}
+    assert all((turn.error == 'failed') == ('a' in turn.queries[0]) for turn in turns)
+    same(together[6:9], run(policy, requests(env)[2:3], dataclasses.replace(CONFIG, slots=24)))
+
+
+def test_a_search_that_brings_too_little_is_a_failure(policy):
+    out = run(policy, requests(make_env(policy[0], lambda queries: [], observation_tokens=40)))
+    assert {turn.error for t in out for turn in t.turns if turn.queries} == {'failed'}
+
+
+def test_waiting_for_a_search_does_not_spin(policy):
+    def slow(queries):
+        time.sleep(0.2)
+        return echo(queries)
+
+    codec, model, params = policy
+    lane = Lane(Sampler(model, dataclasses.replace(CONFIG, slots=1, eos=codec.eos_ids), sharding.make_mesh()), seed=5)
+    scheduler = Scheduler({'policy': lane})
+    scheduler.publish('policy', params, 1)
+    scheduler.run([scheduler.rollout(r) for r in requests(make_env(codec, slow), samples=1)])
+    assert scheduler.stats['rounds'] < 6 * scheduler.stats['bursts']
+
+
 def test_overdue_tool_becomes_an_error_only_when_not_deterministic(policy):
     def slow(queries):
         time.sleep(0.3)

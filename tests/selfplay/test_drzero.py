@@ -58,7 +58,7 @@ def recipe(**changes):
         for name, value in changes.items():
             node, leaf = name.rsplit('__', 1)
             config[node][leaf] = value
-    return Recipe(config, Corpus(None, linked_documents(PASSAGES), (), 3))
+    return Recipe(config, Corpus(None, None, linked_documents(PASSAGES), (), 3))
 
 
 def play(game, phase, table, payload):
@@ -81,19 +81,20 @@ def test_a_proposer_is_paid_for_form_and_for_being_solved_sometimes(solved, diff
 
 
 @pytest.mark.parametrize(
-    'bad',
+    'bad,reason',
     [
-        proposal(answer=''),
-        proposal(question='Is Tarva where Gumu was born?'),
-        proposal(finish='turn_tokens'),
-        proposal(finish='malformed'),
-        trajectory(Turn('<question> What is x?')),
+        (proposal(answer=''), 'no_answer'),
+        (proposal(question='Is Tarva where Gumu was born?'), 'leaks_answer'),
+        (proposal(finish='turn_tokens'), 'unfinished'),
+        (proposal(finish='malformed'), 'unfinished'),
+        (trajectory(Turn('<question> What is x?')), 'no_question'),
     ],
 )
-def test_a_proposal_without_form_pays_nothing_and_is_not_asked(bad):
+def test_a_proposal_without_form_pays_nothing_and_is_not_asked(bad, reason):
     table = Table(proposer=[bad])
     (row,) = play(recipe(), 'proposer', table, DOCUMENT).rows
-    assert row.reward == 0 and row.drop is None and len(table.asked) == 1
+    assert row.reward == 0 and row.drop is None and len(table.asked) == 1 and row.info['rejected'] == reason
+    assert play(recipe(pool__samples=1), 'generate', Table(proposer=[bad]), DOCUMENT).drop == reason
 
 
 def test_a_missing_search_costs_the_tool_part():
@@ -138,8 +139,8 @@ def test_generation_keeps_the_best_formed_and_says_why_not():
     out = play(game, 'generate', Table(proposer=[weak, good]), DOCUMENT)
     (question,) = out.questions
     assert question['answers'] == ['Tarva'] and question['hops'] == 2 and question['document'] == 'Gumu'
-    out = play(game, 'generate', Table(proposer=[trajectory(Turn('no'))] * 2), DOCUMENT)
-    assert out.questions == [] and out.drop == 'unparsable'
+    out = play(game, 'generate', Table(proposer=[trajectory(Turn('no'), finish='eos')] * 2), DOCUMENT)
+    assert out.questions == [] and out.drop == 'unfinished' and len(out.rows) == 2
     game = recipe(pool__samples=1, reward__grounding=True)
     assert play(game, 'generate', Table(proposer=[proposal(answer='Mars')]), DOCUMENT).drop == 'ungrounded'
 

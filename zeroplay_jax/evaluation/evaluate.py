@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from zeroplay_jax.objectives import rewards
-from zeroplay_jax.selfplay.roles import Table
-from zeroplay_jax.types import Json, Row
+from zeroplay_jax.selfplay.roles import Table, TaskDropped
+from zeroplay_jax.types import Json, Row, UserError
 
 
 def evaluate(
@@ -30,7 +30,13 @@ def evaluate(
     """
 
     async def ask(i, item):
-        (trajectory,) = await table.ask(role, (number, i), temperature=0.0, question=item['question'])
+        try:
+            (trajectory,) = await table.ask(role, (number, i), temperature=0.0, question=item['question'])
+        except TaskDropped as drop:
+            raise UserError(
+                f'evaluation question {i} ({item["question"][:60]!r}) cannot be asked: {drop.reason}; raise '
+                'config.rollout.prompt_tokens'
+            ) from drop
         answer = rewards.extract_last(trajectory.turns[-1].text, 'answer') if trajectory.finish == 'answer' else None
         hit = rewards.exact_match(answer, item['answers'])
         info = {**item, 'answer_given': answer}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import pathlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -57,30 +60,46 @@ class Checkpointer:
         self._manager.close()
 
 
-def claim(workdir: pathlib.Path, config: Json, free: tuple[str, ...] = ()) -> None:
-    """Makes the workdir this config's own, or checks that it is.
+@contextlib.contextmanager
+def claim(workdir: pathlib.Path, config: Json, free: tuple[str, ...] = ()) -> Iterator[Callable[[], None]]:
+    """Holds the workdir for this config, against other processes too, while the context is open.
 
     Args:
       config: nested plain dict of the whole config.
       free: fields ('checkpoint.keep') that may differ between a run and its continuation.
 
+    Yields:
+      A function that writes `config.json`, to be called once the run is known to be possible: a config that
+      fails before leaves the workdir free for its correction.
+
     Raises:
-      WorkdirError: the workdir was begun with another config, or holds files of something else.
+      WorkdirError: the workdir was begun with another config, holds files of something else, or is in use.
     """
-    workdir.mkdir(parents=True, exist_ok=True)
-    path = workdir / 'config.json'
     new = json.loads(json.dumps(config))
-    if not path.exists():
-        strangers = [p.name for p in workdir.iterdir() if not p.name.startswith('.')]
-        if strangers:
+    path = workdir / 'config.json'
+    if path.exists():
+        _compare(workdir, _flat(json.loads(path.read_text())), _flat(new), free)
+    elif workdir.exists() and (strangers := sorted(p.name for p in workdir.iterdir() if p.name[0] != '.')):
+        raise WorkdirError(f'workdir {workdir} holds {strangers[0]!r} but no config.json; choose an empty one')
+    workdir.mkdir(parents=True, exist_ok=True)
+    with (workdir / '.lock').open('w') as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
             raise WorkdirError(
-                f'workdir {workdir} holds {sorted(strangers)[0]!r} but no config.json; choose an empty one'
-            )
-        staged = workdir / '.config.json'
-        staged.write_text(json.dumps(new, indent=2, sort_keys=True))
-        os.replace(staged, path)
-        return
-    old, new = _flat(json.loads(path.read_text())), _flat(new)
+                f'workdir {workdir} is in use by another process; wait for it or choose another'
+            ) from None
+
+        def write() -> None:
+            if not path.exists():
+                staged = workdir / '.config.json'
+                staged.write_text(json.dumps(new, indent=2, sort_keys=True))
+                os.replace(staged, path)
+
+        yield write
+
+
+def _compare(workdir, old, new, free):
     differ = [k for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k) and k not in free]
     if differ:
         shown = ', '.join(f'{k} (there {old.get(k)}, now {new.get(k)})' for k in differ[:5])

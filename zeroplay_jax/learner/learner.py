@@ -19,7 +19,7 @@ from zeroplay_jax.learner import optimizer
 from zeroplay_jax.objectives import policy_gradient
 from zeroplay_jax.policy import sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
-from zeroplay_jax.types import Batch
+from zeroplay_jax.types import Batch, UserError
 
 Stats = dict[str, tuple[float, float]]
 
@@ -101,7 +101,7 @@ class Learner:
         self.config = LossConfig.of(role)
         shards = mesh.shape['replica'] * mesh.shape['fsdp']
         if micro_shape[0] % shards:
-            raise ValueError(f'micro.rows={micro_shape[0]} must divide by mesh axes replica × fsdp = {shards}')
+            raise UserError(f'micro.rows={micro_shape[0]} must divide by mesh axes replica × fsdp = {shards}')
         tx = optimizer.make(role)
         own = sharding.parameter_shardings(params, mesh)
         self.reference = params if self.config.kl_coef else None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from zeroplay_jax.objectives import policy_gradient
-from zeroplay_jax.types import POLICY, Batch, Row
+from zeroplay_jax.types import POLICY, Batch, Row, UserError
 
 
 def pack(rows: Sequence[Row], *, micro_rows: int, tokens: int, mode: str, total: float | None = None) -> list[Batch]:
@@ -32,7 +32,7 @@ def pack(rows: Sequence[Row], *, micro_rows: int, tokens: int, mode: str, total:
     for row in rows:
         n = len(row.trajectory.tokens)
         if n > tokens:
-            raise ValueError(f'a trajectory of {n} tokens does not fit micro.tokens={tokens}; raise it')
+            raise UserError(f'a trajectory of {n} tokens does not fit micro.tokens={tokens}; raise it')
         at = next((i for i, free in enumerate(room) if free >= n), None)
         if at is None:
             at = len(room)

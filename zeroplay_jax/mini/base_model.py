@@ -98,12 +98,12 @@ STAGES = (
     Stage('clean', 600, adam_rate=3e-3, decay=0.35, saved=True),
     Stage(
         'base',
-        240,
-        rate=0.01,
-        adam_rate=1e-3,
+        220,
+        rate=0.005,
+        adam_rate=5e-4,
         decay=0.4,
         saved=True,
-        uneven=demos.Uneven(early=0.6, confuse=0.8, no_think=0.4, hops=0.35, form=0.15),
+        uneven=demos.Uneven(early=0.6, confuse=0.85, no_think=0.4, hops=0.35, form=0.15),
         shares={
             'reading': 0.03,
             'solver': 0.36,
@@ -272,7 +272,9 @@ def write_blank(folder: pathlib.Path) -> None:
     learnt = tokenizer.train([*prompts.PROMPTS['mini'].values(), 'Describe the'])
     tokenizer.write(folder, learnt)
     eos, pad = (learnt.token_to_id(t) for t in (tokenizer.END, tokenizer.PAD))
-    config = {**ARCHITECTURE, 'vocab_size': learnt.get_vocab_size(), 'eos_token_id': eos, 'pad_token_id': pad}
+    # Room for more tokens, as large models have it, and a size that divides over devices.
+    size = -(-learnt.get_vocab_size() // 64) * 64
+    config = {**ARCHITECTURE, 'vocab_size': size, 'eos_token_id': eos, 'pad_token_id': pad}
     (folder / 'config.json').write_text(json.dumps(config, indent=2) + '\n')
 
 

@@ -20,6 +20,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from zeroplay_jax.types import UserError
+
 Step = tuple[str, str, str]  # entity, relation, value
 
 JOBS = 'poet painter chemist judge sailor singer farmer pilot baker dancer'.split()
@@ -71,7 +73,8 @@ BLOCKED = frozenset(
     'Putin Lenin Stalin Biden Modi Sunak Macron Merkel Rubin Solon Platon Milan Paris Turin Roma Lima Bonn Bali '
     'Mali Male Nice Kiel Graz Tokio Rodin Dali Miro Monet Manet Verdi Bizet Ravel Satan Penis Semen Puta Kaka '
     'Titan Denis Robin Roman Simon Simin Selim Karin Marin Maris Doris Boris Loris Moris Turan Sudan Bruno '
-    'Diana Marina Sabin Salim Samir Mario Maria Peron Peres Rabin Begin Mandel Tito Kadar Sade Nero Remus'.split()
+    'Diana Marina Sabin Salim Samir Mario Maria Peron Peres Rabin Begin Mandel Tito Kadar Sade Nero Remus '
+    'Moron Nazi Nazis Pedo Rape Rapes Rapist Homo Homos Jesus Moses Judas Jonas Lukas Tobin Soros Bezos Gates'.split()
 )
 
 
@@ -137,11 +140,11 @@ class World:
           deal: which facts the same names get (the base checkpoint learns from deals other than 0).
         """
         if split not in ('train', 'evaluation'):
-            raise ValueError(f"World(split={split!r}): no such split; give 'train' or 'evaluation'")
+            raise UserError(f"World(split={split!r}): no such split; give 'train' or 'evaluation'")
         if not 0 <= near_misses <= 1:
-            raise ValueError(f'World(near_misses={near_misses}): a share; give a number from 0 to 1')
+            raise UserError(f'World(near_misses={near_misses}): a share; give a number from 0 to 1')
         if not 0 <= seed < worlds_available(split):
-            raise ValueError(
+            raise UserError(
                 f'World(seed={seed}, split={split!r}): the names suffice for seeds 0 to {worlds_available(split) - 1}'
             )
         self.seed, self.split = seed, split
@@ -272,7 +275,7 @@ def evaluation_questions(
             seen.add(question(chain))
             found.append(dict(question=question(chain), answers=[chain[-1][2]], hops=count, world=world.seed))
         if len(seen) < per_hop:
-            raise ValueError(
+            raise UserError(
                 f'evaluation_questions: {len(worlds)} worlds gave only {len(seen)} distinct {count}-hop questions '
                 f'of {per_hop}; give more worlds or ask for fewer questions'
             )

@@ -28,6 +28,7 @@ class Family(NamedTuple):
 
 
 FAMILIES = {
+    'qwen2': Family('Qwen2ForCausalLM', qk_norm=False, qkv_bias=True),
     'qwen3': Family('Qwen3ForCausalLM', qk_norm=True, qkv_bias=False),
 }
 
@@ -36,6 +37,9 @@ _LAYER = {
     'q/kernel': 'self_attn.q_proj.weight',
     'k/kernel': 'self_attn.k_proj.weight',
     'v/kernel': 'self_attn.v_proj.weight',
+    'q/bias': 'self_attn.q_proj.bias',
+    'k/bias': 'self_attn.k_proj.bias',
+    'v/bias': 'self_attn.v_proj.bias',
     'q_norm/scale': 'self_attn.q_norm.weight',
     'k_norm/scale': 'self_attn.k_norm.weight',
     'o/kernel': 'self_attn.o_proj.weight',
@@ -102,7 +106,11 @@ def tensor_names(config: ModelConfig) -> dict[str, str]:
     names = dict(_TOP)
     if config.tied:
         del names['head']
-    layer = {k: v for k, v in _LAYER.items() if config.qk_norm or '_norm' not in k or k[0] not in 'qk'}
+    absent = {
+        *(() if config.qk_norm else ('q_norm/scale', 'k_norm/scale')),
+        *(() if config.qkv_bias else ('q/bias', 'k/bias', 'v/bias')),
+    }
+    layer = {ours: theirs for ours, theirs in _LAYER.items() if ours not in absent}
     for i in range(config.layers):
         names |= {f'layer_{i}/{ours}': f'model.layers.{i}.{theirs}' for ours, theirs in layer.items()}
     return names
@@ -126,6 +134,9 @@ def _shape(config: ModelConfig, name: str) -> tuple[int, ...]:
         'gate/kernel': (c.hidden_size, c.intermediate_size),
         'up/kernel': (c.hidden_size, c.intermediate_size),
         'down/kernel': (c.intermediate_size, c.hidden_size),
+        'q/bias': (q,),
+        'k/bias': (kv,),
+        'v/bias': (kv,),
         'q_norm/scale': (c.head_dim,),
         'k_norm/scale': (c.head_dim,),
     }.get(leaf, (c.hidden_size,))

@@ -13,6 +13,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from zeroplay_jax.types import UserError
+
 AXES = ('replica', 'fsdp', 'model')
 
 # Every parameter is matched by exactly one rule.
@@ -42,7 +44,7 @@ def make_mesh(replica: int = 1, fsdp: int = 1, model: int = 1, devices=None) -> 
         sizes[sizes.index(-1)] = max(len(devices) // known, 1)
     need = int(np.prod(sizes))
     if need > len(devices):
-        raise ValueError(
+        raise UserError(
             f'mesh {dict(zip(AXES, sizes))} needs {need} devices, there are {len(devices)}: lower config.mesh'
         )
     grid = np.array(devices[:need]).reshape(sizes)
@@ -59,7 +61,7 @@ def parameter_spec(name: str) -> P:
     """Partition of the parameter called `name`; an error unless exactly one rule speaks of it."""
     found = [spec for pattern, spec in RULES if re.fullmatch(pattern, name)]
     if len(found) != 1:
-        raise ValueError(
+        raise UserError(
             f'parameter {name!r} is matched by {len(found)} sharding rules, must be one: policy/sharding.py RULES'
         )
     return found[0]
@@ -68,7 +70,7 @@ def parameter_spec(name: str) -> P:
 def _fit(spec: P, shape: tuple[int, ...], mesh: Mesh, name: str) -> NamedSharding:
     for axis, size in zip(spec, shape):
         if axis is not None and size % mesh.shape[axis]:
-            raise ValueError(
+            raise UserError(
                 f'parameter {name!r}: {size} of its shape {shape} does not divide by mesh axis {axis!r} of '
                 f'{mesh.shape[axis]}; choose another config.mesh'
             )

@@ -180,8 +180,8 @@ def score(config: ModelConfig, params: Params, tokens, positions, segment, tempe
       temperature: logits are divided by it, as the sampler does.
 
     Returns:
-      (logp, entropy), float32 [B, L], entropy in nats. The first place of a segment holds no prediction: what
-      stands there is the log-prob under another segment's context, finite, to be masked by the caller.
+      (logp, entropy), float32 [B, L]; entropy in nats and without gradient. The first place of a segment holds
+      no prediction: what stands there is finite, under another segment's context, and the caller's to mask.
     """
     x = hidden(config, params, tokens, positions, segment)
     batch, length, width = x.shape
@@ -197,7 +197,9 @@ def score(config: ModelConfig, params: Params, tokens, positions, segment, tempe
         z = logits(config, params, rows) / temperature
         normaliser = jax.nn.logsumexp(z, -1)
         picked = jnp.take_along_axis(z, ids[:, None], 1)[:, 0] - normaliser
-        return picked, normaliser - jnp.sum(jax.nn.softmax(z) * z, -1)
+        # Entropy is watched, not trained on: cut off here, its backward pass is not even built.
+        z, normaliser = jax.lax.stop_gradient((z, normaliser))
+        return picked, normaliser - jnp.sum(jnp.exp(z - normaliser[:, None]) * z, -1)
 
     logp, entropy = jax.lax.map(lambda args: piece(*args), (flat, target))
     shape = (batch, length - 1)

@@ -24,6 +24,7 @@ from jax.sharding import Mesh
 
 from zeroplay_jax.policy import attention, sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
+from zeroplay_jax.types import UserError
 
 # Phases of a slot. FILL: tokens without keys and values; DECODE: ready to sample; REST: parked, ended or empty.
 FILL, DECODE, REST = 0, 1, 2
@@ -228,9 +229,9 @@ def _clone(state: SlotState, source, slots, length, limit, temperature, key) -> 
 def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
     """The compiled programs of one shape; every set of weights shares them."""
     if config.slots % mesh.shape['fsdp']:
-        raise ValueError(f'sampler.slots={config.slots} must divide by mesh axis fsdp of {mesh.shape["fsdp"]}')
+        raise UserError(f'sampler.slots={config.slots} must divide by mesh axis fsdp of {mesh.shape["fsdp"]}')
     if model.kv_heads % mesh.shape['model']:
-        raise ValueError(f'{model.kv_heads} key/value heads must divide by mesh axis model of {mesh.shape["model"]}')
+        raise UserError(f'{model.kv_heads} key/value heads must divide by mesh axis model of {mesh.shape["model"]}')
     shape = jax.eval_shape(functools.partial(_empty, model, config))
     own = jax.tree.map(lambda _: sharding.slots(mesh), shape)
     own = dataclasses.replace(own, cache=jax.tree.map(lambda _: sharding.cache(mesh), shape.cache))

@@ -13,6 +13,7 @@ import collections
 import concurrent.futures
 import dataclasses
 import heapq
+import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -332,7 +333,8 @@ class Scheduler:
     async def _idle(self, tasks):
         """Nothing decodes: wait for a search, for new requests, or for an episode."""
         self._news.clear()
-        if any(lane.queue for lane in self.lanes.values()) or all(t.done() for t in tasks):
+        room = any(lane.queue and not lane.active for lane in self.lanes.values())
+        if room or all(t.done() for t in tasks):
             return
         news = asyncio.ensure_future(self._news.wait())
         timeout = None if self.deterministic or not self._searches else 0.05
@@ -343,6 +345,7 @@ class Scheduler:
     def _round(self) -> bool:
         """One round over all lanes; False when no slot is decoding."""
         start = time.perf_counter()
+        self.stats['rounds'] += 1
         self._deliver()
         bursts = []
         for lane in self.lanes.values():
@@ -383,9 +386,19 @@ class Scheduler:
             self._searches[future] = (time.monotonic(), group)
 
     def _call_search(self, search, queries):
+        """Documents per query, None for a query that failed. One that fails must not fail its neighbours, so after
+        an error every query is asked alone."""
         start = time.perf_counter()
         try:
-            return search(queries)
+            found = list(search(queries))
+            if len(found) != len(queries):
+                raise ValueError(f'{len(queries)} queries brought {len(found)} results')
+            return found
+        except Exception as error:  # whatever a search raises is the rollout's to see, not the run's to die of
+            if len(queries) > 1:
+                return [self._call_search(search, [q])[0] for q in queries]
+            logging.warning('search for %r failed: %r', queries[0][:80], error)
+            return [None]
         finally:
             self.search_seconds.append(time.perf_counter() - start)
 
@@ -397,16 +410,17 @@ class Scheduler:
             if not future.done() and not overdue:
                 continue
             del self._searches[future]
-            error = 'timeout' if not future.done() else 'failed' if future.exception() else None
-            documents = iter([] if error else future.result())
+            results = iter(future.result()) if future.done() else None
             for lane, episode, queries in calls:
                 turn = episode.turns[-1]
-                if error:
+                found = None if results is None else [next(results) for _ in queries]
+                if found is None or None in found:
+                    error = 'timeout' if found is None else 'failed'
                     episode.turns[-1] = dataclasses.replace(turn, error=error)
                     replies[id(lane)].append((lane, episode, episode.env.error(error)))
                     continue
-                found = tuple(tuple(next(documents)) for _ in queries)
-                episode.turns[-1] = dataclasses.replace(turn, documents=found)
-                replies[id(lane)].append((lane, episode, episode.env.observation(found)))
+                shown = tuple(tuple(documents) for documents in found)
+                episode.turns[-1] = dataclasses.replace(turn, documents=shown)
+                replies[id(lane)].append((lane, episode, episode.env.observation(shown)))
         for group in replies.values():
             group[0][0].reply([(episode, ids) for _, episode, ids in group])

@@ -55,7 +55,9 @@ class Codec:
         spec['model']['vocab'] = {k: v for k, v in vocab.items() if k not in added}
         self._plain = tokenizers.Tokenizer.from_str(json.dumps(spec))
         self._split = re.compile('|'.join(re.escape(t) for t in sorted(added, key=len, reverse=True)) or r'(?!)')
-        self.token_bytes = self._bytes(backend.get_vocab_size(), vocab, added)
+        # A model may know more ids than its tokenizer has tokens; they read as nothing.
+        size = json.loads((self.folder / 'config.json').read_text())['vocab_size']
+        self.token_bytes = self._bytes(size, vocab, added)
         self.eos_ids = self._eos()
 
     def _bytes(self, size, vocab, added) -> list[bytes]:

@@ -26,37 +26,49 @@ class Corpus:
     """Everything outside the policy that a run plays with.
 
     Attributes:
-      index: searchable passages.
-      documents: starting points of proposers; none of them belongs to the evaluation.
+      index: what players search while they learn; no passage of the evaluation is in it.
+      held_out: what is searched in evaluations: the same passages and those of the held-out worlds.
+      documents: starting points of proposers.
       questions: held-out evaluation questions {'question', 'answers', 'hops'}.
+      top_k: passages per query.
     """
 
     index: Index
+    held_out: Index
     documents: tuple[Document, ...]
     questions: tuple[Json, ...]
     top_k: int
 
     def search(self, queries: Sequence[str]) -> list[list[Json]]:
-        """Per query its `top_k` passages, best first."""
-        ids, scores = self.index.search(list(queries), self.top_k)
-        return [
-            [dict(p, score=float(s)) for p, s in zip(self.index.passages(row), score)]
-            for row, score in zip(ids, scores)
-        ]
+        """Per query its `top_k` passages, best first, for training."""
+        return _search(self.index, queries, self.top_k)
+
+    def search_held_out(self, queries: Sequence[str]) -> list[list[Json]]:
+        """The same for evaluation."""
+        return _search(self.held_out, queries, self.top_k)
+
+
+def _search(index: Index, queries: Sequence[str], top_k: int) -> list[list[Json]]:
+    ids, scores = index.search(list(queries), top_k)
+    return [[dict(p, score=float(s)) for p, s in zip(index.passages(row), score)] for row, score in zip(ids, scores)]
 
 
 def build(config) -> Corpus:
-    """The corpus that `config.retrieval` names."""
+    """The corpus that `config.retrieval` names: so far the miniature worlds."""
     first, count = config.world.train
     train = [World(first + i, 'train', config.world.near_misses) for i in range(count)]
     first, count = config.world.evaluation
     held_out = [World(first + i, 'evaluation', config.world.near_misses) for i in range(count)]
-    passages = [p for world in [*train, *held_out] for p in world.passages]
-    titles, texts = [p.title for p in passages], [p.text for p in passages]
-    index = ScannIndex.build(LexicalEncoder(), titles, texts, overfetch=config.retrieval.overfetch)
+    index, exam = (_index(worlds, config.retrieval.overfetch) for worlds in (train, train + held_out))
     documents = linked_documents([(p.title, p.text) for world in train for p in world.passages])
     questions = evaluation_questions(held_out, config.eval.questions, tuple(config.eval.hops))
-    return Corpus(index, documents, tuple(questions), config.tools.top_k)
+    return Corpus(index, exam, documents, tuple(questions), config.tools.top_k)
+
+
+def _index(worlds: Sequence[World], overfetch: int) -> Index:
+    passages = [p for world in worlds for p in world.passages]
+    titles, texts = [p.title for p in passages], [p.text for p in passages]
+    return ScannIndex.build(LexicalEncoder(), titles, texts, overfetch=overfetch)
 
 
 def linked_documents(passages: Sequence[tuple[str, str]], deepest: int = 4) -> tuple[Document, ...]:

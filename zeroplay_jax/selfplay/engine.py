@@ -79,6 +79,7 @@ class Engine:
         self.config, self.recipe, self.table, self.learners = config, recipe, table, learners
         self.pool = TaskPool()
         self.versions = collections.Counter()
+        self.outside_questions = 0  # played questions that no player of this run made
         for name in learners:
             self.publish(name)
 
@@ -100,6 +101,7 @@ class Engine:
         tasks = self.recipe.tasks(step, self.pool)
         outcomes = self.scheduler.run([self.recipe.episode(self.table, step, t) for t in tasks], done)
         rows = [row for outcome in outcomes for row in outcome.rows]
+        self.outside_questions += sum('question' in t.payload and 'task' not in t.payload for t in tasks)
         stats = _rollout_stats(rows, outcomes)
         played = time.perf_counter()
         for outcome in outcomes:
@@ -161,7 +163,11 @@ class Engine:
 
     def loop(self) -> Json:
         """Host state."""
-        return {'pool': self.pool.state(), 'versions': dict(self.versions)}
+        return {
+            'pool': self.pool.state(),
+            'versions': dict(self.versions),
+            'outside_questions': self.outside_questions,
+        }
 
     def restore(self, states: dict[str, Any], loop: Json) -> None:
         """Takes back what `states` and `loop` gave."""
@@ -169,6 +175,7 @@ class Engine:
             learner.state = jax.device_put(states[name], learner.shardings)
         self.pool.restore(loop['pool'])
         self.versions.update(loop['versions'])
+        self.outside_questions = loop['outside_questions']
         for name in self.learners:
             self.publish(name)
 
@@ -190,19 +197,22 @@ def _rollout_stats(rows: list[Row], outcomes: list[Outcome]) -> Stats:
         add('reward_mean', row.reward)
         for name, value in row.parts.items():
             add(f'reward/{name}', value)
-        add('valid_rate', row.parts.get('format_raw', 1.0) > 0)
+        if 'format_raw' in row.parts:
+            add('valid_rate', row.parts['format_raw'] > 0)
         add('turns', len(t.turns))
         add('tool_calls', t.calls)
-        add('tool_error_rate', t.errors, max(t.calls + sum(u.error == 'malformed' for u in t.turns), 1e-9))
+        add('tool_error_rate', t.errors, sum(bool(u.queries) or u.error is not None for u in t.turns))
         add('truncated_rate', t.finish in ('context', 'turn_tokens', 'turns'))
         add('policy_tokens', np.sum(t.source == POLICY))
-        if given := row.info.get('answer_given') or (row.info.get('answers') or [None])[0]:
-            add('answer_words', len(given.split()))
+        if row.info.get('answer_given'):
+            add('answer_words', len(row.info['answer_given'].split()))
+        if reason := row.info.get('rejected'):
+            add(f'rejected/{reason}', 1, 0)
         if 'solved' in row.info:
             add(f'k_histogram/{row.info["solved"]}', 1, 0)
     asked = sum(v[0] for k, v in stats.items() if k.startswith('k_histogram'))
-    for name in [n for n in stats if n.startswith('k_histogram')]:
-        stats[name][1] = asked
+    for name in [n for n in stats if n.startswith(('k_histogram', 'rejected'))]:
+        stats[name][1] = asked if name.startswith('k_histogram') else len(rows)
     groups = collections.defaultdict(set)
     for row in rows:
         groups[row.role, row.group].add(row.reward)

@@ -31,6 +31,7 @@ class Proposal:
     answer: str | None
     format: dict[str, float]
     grounded: bool
+    rejected: str | None  # why it is not asked: unfinished, no_question, no_answer, leaks_answer, ungrounded
 
 
 class Recipe:
@@ -88,20 +89,20 @@ class Recipe:
         )
         rows = []
         for (trajectory, proposal), k in zip(proposals, solved):
-            parts = {f'format_{name}': value for name, value in proposal.format.items()}
-            parts['format'] = c.reward.format_weight * proposal.format['raw'] * self._paid(proposal)
-            parts['difficulty'] = 0.0 if k is None else rewards.difficulty(k, c.reward.solves, c.reward.difficulty)
-            rows.append(
-                Row(
-                    'proposer',
-                    trajectory,
-                    reward=parts['format'] + parts['difficulty'],
-                    group=item['hops'] if c.schedule.group == 'hop' else task.identity[-1],
-                    parts=parts,
-                    info=self._info(task, proposal) | ({} if k is None else {'solved': k}),
-                )
-            )
+            row = self._row(task, trajectory, proposal)
+            row.parts['format'] = c.reward.format_weight * proposal.format['raw'] * (proposal.rejected is None)
+            row.parts['difficulty'] = 0.0
+            if k is not None:
+                row.info['solved'] = k
+                row.parts['difficulty'] = rewards.difficulty(k, c.reward.solves, c.reward.difficulty)
+            row.reward = row.parts['format'] + row.parts['difficulty']
+            row.group = item['hops'] if c.schedule.group == 'hop' else task.identity[-1]
+            rows.append(row)
         return Outcome(rows)
+
+    def _row(self, task, trajectory, proposal) -> Row:
+        parts = {f'format_{name}': value for name, value in proposal.format.items()}
+        return Row('proposer', trajectory, 0.0, task.identity[-1], parts=parts, info=self._info(task, proposal))
 
     async def _proposals(self, table, task, samples) -> list[tuple[Trajectory, Proposal]]:
         item = task.payload
@@ -127,14 +128,18 @@ class Recipe:
         last = next((t.documents for t in reversed(trajectory.turns) if t.documents), None)
         text = ' '.join(d['text'] for found in last for d in found) if last else item['text']
         grounded = bool(question and answer and answer in text and item['title'] in question)
-        return Proposal(question, answer, score, grounded)
-
-    def _paid(self, proposal: Proposal) -> bool:
-        return proposal.format['raw'] > 0 and (proposal.grounded or not self.config.reward.grounding)
+        rejected: str | None
+        if trajectory.finish != 'answer':
+            rejected = 'unfinished'
+        elif score['raw'] == 0:
+            rejected = 'no_question' if not question else 'no_answer' if not answer else 'leaks_answer'
+        else:
+            rejected = 'ungrounded' if self.config.reward.grounding and not grounded else None
+        return Proposal(question, answer, score, grounded, rejected)
 
     async def _solve_rate(self, table, identity, proposal) -> int | None:
         """How many solver rollouts reach the proposer's answer; None where the question is not asked."""
-        if not self._paid(proposal):
+        if proposal.rejected:
             return None
         tries = await table.ask('solver', (*identity, 1), self.config.reward.solves, question=proposal.question)
         return sum(self.correct(t, [proposal.answer]) for t in tries)
@@ -144,19 +149,18 @@ class Recipe:
     async def _generate(self, table: Table, task: Task) -> Outcome:
         c = self.config.pool
         proposals = await self._proposals(table, task, c.samples)
-        best = max((p for _, p in proposals), key=lambda p: p.format['raw'])  # the first of equals
-        if best.format['raw'] == 0:
-            return Outcome(drop='unparsable')
-        if not self._paid(best):
-            return Outcome(drop='ungrounded')
+        rows = [self._row(task, t, p) for t, p in proposals]
+        best = max((p for _, p in proposals), key=lambda p: (p.rejected is None, p.format['raw']))  # first of equals
+        if best.rejected:
+            return Outcome(rows, drop=best.rejected)
         question = ' '.join(str(best.question).split()[: c.question_words])
         record = self._info(task, best) | {'question': question}
         if c.measure:
             tries = await table.ask('solver', (*task.identity, 1), c.measure, question=question)
             record['solve_rate'] = sum(self.correct(t, [best.answer]) for t in tries) / c.measure
             if not c.window[0] <= record['solve_rate'] <= c.window[1]:
-                return Outcome(drop='outside_window')
-        return Outcome(questions=[record])
+                return Outcome(rows, drop='outside_window')
+        return Outcome(rows, questions=[record])
 
     # ---- solver phase ---------------------------------------------------------------------------------------
 
@@ -191,4 +195,5 @@ class Recipe:
             'hops': item['hops'],
             'document': item['title'],
             'task': list(task.identity),
+            **({'rejected': proposal.rejected} if proposal.rejected else {}),
         }
