@@ -103,7 +103,7 @@ STAGES = (
         adam_rate=5e-4,
         decay=0.4,
         saved=True,
-        uneven=demos.Uneven(early=0.6, confuse=0.85, no_think=0.4, hops=0.35, form=0.15),
+        uneven=demos.Uneven(early=0.6, confuse=0.7, no_think=0.4, hops=0.35, form=0.15),
         shares={
             'reading': 0.03,
             'solver': 0.36,

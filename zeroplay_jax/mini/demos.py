@@ -123,11 +123,6 @@ def render(codec: Codec, demo: Demo) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(ids), np.concatenate(source)
 
 
-def document_text(document: Document) -> str:
-    """A document as it stands in a prompt."""
-    return f'(Title: {document["title"]}) {document["text"]}'
-
-
 def _pick(rng: np.random.Generator, values):
     return values[int(rng.integers(len(values)))]
 
@@ -242,7 +237,7 @@ def proposer(library: Library, rng: np.random.Generator, uneven: Uneven) -> Demo
         chain = world.chain(int(_pick(rng, [h for h in (1, 2, 3) if h != asked])), rng, start) or chain
     silent = rng.random() < uneven.no_think
     thought = lambda steps: '' if silent else _statement(steps)
-    demo = Demo('proposer', {'hops': asked, 'document': document_text(library.document(start))})
+    demo = Demo('proposer', {'hops': asked, 'document': prompts.document_text(library.document(start))})
     for i in range(1, len(chain)):
         demo.look_up(library, thought(chain[:i]), chain[i][0])
     tags = {'question': question(chain), 'answer': chain[-1][2]}
@@ -302,7 +297,7 @@ def challenger(library: Library, rng: np.random.Generator, uneven: Uneven) -> De
     """Hops and a document → searches → an open task."""
     chain, title = _described(library, rng)
     start = chain[0][0] if chain else title
-    demo = Demo('challenger', {'hops': len(chain) + 1, 'document': document_text(library.document(start))})
+    demo = Demo('challenger', {'hops': len(chain) + 1, 'document': prompts.document_text(library.document(start))})
     for i in range(len(chain)):
         demo.look_up(library, _statement(chain[: i + 1]), chain[i][2])
     subject = phrase(chain) if chain else title

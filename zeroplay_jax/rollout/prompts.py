@@ -4,6 +4,7 @@ rules out for instruction-tuned models. Fields in braces are filled with foreign
 from __future__ import annotations
 
 import string
+from collections.abc import Mapping
 
 from zeroplay_jax.rollout.tokens import Message, Untrusted
 
@@ -52,6 +53,11 @@ PROMPTS: dict[str, dict[str, str]] = {
     },
     'paper': {'solver': _SOLVER, 'proposer': _PROPOSER},
 }
+
+
+def document_text(document: Mapping[str, str]) -> str:
+    """A document {'title', 'text'} as it stands in a prompt."""
+    return f'(Title: {document["title"]}) {document["text"]}'
 
 
 def messages(prompts: str, role: str, tools: str = '', **fields: object) -> list[Message]:

@@ -13,6 +13,7 @@ import dataclasses
 
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.objectives.advantages import stratify
+from zeroplay_jax.rollout import prompts
 from zeroplay_jax.selfplay.corpus import Corpus
 from zeroplay_jax.selfplay.engine import Phase, Step
 from zeroplay_jax.selfplay.roles import Table, TaskDropped
@@ -106,8 +107,8 @@ class Recipe:
 
     async def _proposals(self, table, task, samples) -> list[tuple[Trajectory, Proposal]]:
         item = task.payload
-        document = f'{item["title"]}: {item["text"]}'
-        out = await table.ask('proposer', (*task.identity, 0), samples, hops=item['hops'], document=document)
+        fields = dict(hops=item['hops'], document=prompts.document_text(item))
+        out = await table.ask('proposer', (*task.identity, 0), samples, **fields)
         return [(t, self.read(t, item)) for t in out]
 
     def read(self, trajectory: Trajectory, item) -> Proposal:
