@@ -28,6 +28,11 @@ def empty_cache(layers: int, slots: int, places: int, kv_heads: int, head_dim: i
     )
 
 
+def empty_buffer(layers: int, slots: int, burst: int, kv_heads: int, head_dim: int, dtype) -> tuple[LayerCache, ...]:
+    """Zeroed keys and values of the tokens of one decode burst, laid out as the cache with K places."""
+    return empty_cache(layers, slots, burst, kv_heads, head_dim, dtype)
+
+
 def packed_mask(segment: jax.Array) -> jax.Array:
     """Causal within a segment: bool [B, L, L] (query, key) from int32 [B, L]; 0 marks empty places."""
     length = segment.shape[1]
@@ -36,43 +41,55 @@ def packed_mask(segment: jax.Array) -> jax.Array:
     return causal[None] & same & (segment > 0)[:, None, :]
 
 
-def _softmax(scores: jax.Array, mask: jax.Array, dtype) -> jax.Array:
-    return jax.nn.softmax(jnp.where(mask, scores.astype(jnp.float32), MASKED), -1).astype(dtype)
+def _bias(mask: jax.Array, groups: int) -> jax.Array:
+    """bool [B, L, T] → float32 [B, 1, G·L, T], to be added to the scores of G folded query heads.
+
+    A sum of four dimensions: a `where`, or a fifth dimension, makes the softmax several times slower on a CPU.
+    """
+    return jnp.tile(jnp.where(mask, 0.0, MASKED), (1, groups, 1))[:, None]
 
 
 def attend_packed(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
     """Attention of packed rows. q [B, L, H, d], k and v [B, L, K, d], mask bool [B, L, L] → [B, L, H·d]."""
     batch, length, heads, dim = q.shape
     kv_heads = k.shape[2]
-    q = q.transpose(0, 2, 1, 3).reshape(batch, kv_heads, heads // kv_heads * length, dim)
+    q = q.transpose(0, 2, 1, 3).reshape(batch, kv_heads, heads // kv_heads * length, dim) * dim**-0.5
     k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
-    scores = jnp.einsum('bkqd,bksd->bkqs', q, k) * dim**-0.5
-    scores = scores.reshape(batch, kv_heads, heads // kv_heads, length, length)
-    probs = _softmax(scores, mask[:, None, None], v.dtype).reshape(batch, kv_heads, -1, length)
+    scores = jnp.einsum('bkqd,bksd->bkqs', q, k).astype(jnp.float32) + _bias(mask, heads // kv_heads)
+    probs = jax.nn.softmax(scores, -1).astype(v.dtype)
     out = jnp.einsum('bkqs,bksd->bkqd', probs, v).reshape(batch, heads, length, dim)
     return out.transpose(0, 2, 1, 3).reshape(batch, length, heads * dim)
 
 
 def attend_step(
-    q: jax.Array, k: jax.Array, v: jax.Array, cache: LayerCache, position: jax.Array, live: jax.Array
+    q: jax.Array, k: jax.Array, v: jax.Array, cache: LayerCache, buffer: LayerCache, base: jax.Array, step: jax.Array
 ) -> tuple[jax.Array, LayerCache]:
-    """One token of every slot. q [S, 1, H, d], k and v [S, 1, K, d], position int32 [S] → [S, 1, H·d], new cache.
+    """One token of every slot, in a burst. q [S, 1, H, d], k and v [S, 1, K, d] → [S, 1, H·d], new buffer.
 
-    Rows where `live` (bool [S]) is False write nothing; what they return is meaningless.
+    Place base[s] + step of slot s is fed. The cache holds what lies before base (int32 [S]) and is only read; the
+    burst's own keys and values go to the buffer, all slots at the same place, which costs a fraction of a scatter
+    into the cache at every step.
     """
-    keys, values = cache
+    (keys, values), (new_keys, new_values) = cache, buffer
     slots, _, heads, dim = q.shape
-    kv_heads, places = keys.shape[1], keys.shape[3]
-    rows = jnp.arange(slots)
-    place = jnp.where(live, position, places)  # out of range: dropped
-    keys = keys.at[rows, :, :, place].set(k[:, 0].astype(keys.dtype), mode='drop')
-    values = values.at[rows, :, place].set(v[:, 0].astype(values.dtype), mode='drop')
-    grouped = q[:, 0].reshape(slots, kv_heads, heads // kv_heads, dim)
-    scores = jnp.einsum('skgd,skdt->skgt', grouped, keys) * dim**-0.5
-    seen = jnp.arange(places)[None] <= position[:, None]
-    probs = _softmax(scores, seen[:, None, None], values.dtype)
-    out = jnp.einsum('skgt,sktd->skgd', probs, values)
-    return out.reshape(slots, 1, heads * dim), (keys, values)
+    kv_heads, places, burst = keys.shape[1], keys.shape[3], new_keys.shape[3]
+    column = k[:, 0, :, :, None].astype(keys.dtype)
+    new_keys = jax.lax.dynamic_update_slice(new_keys, column, (0, 0, 0, step))
+    new_values = jax.lax.dynamic_update_slice(new_values, v[:, 0, :, None].astype(values.dtype), (0, 0, step, 0))
+    grouped = q[:, 0].reshape(slots, kv_heads, heads // kv_heads, dim) * dim**-0.5
+    before = _bias(jnp.arange(places)[None, None] < base[:, None, None], 1)
+    within = _bias((jnp.arange(burst) <= step)[None, None], 1)
+    scores = jnp.concatenate(
+        [
+            jnp.einsum('skgd,skdt->skgt', grouped, keys).astype(jnp.float32) + before,
+            jnp.einsum('skgd,skdt->skgt', grouped, new_keys).astype(jnp.float32) + within,
+        ],
+        -1,
+    )
+    probs = jax.nn.softmax(scores, -1).astype(values.dtype)
+    out = jnp.einsum('skgt,sktd->skgd', probs[..., :places], values)
+    out = out + jnp.einsum('skgt,sktd->skgd', probs[..., places:], new_values)
+    return out.reshape(slots, 1, heads * dim), (new_keys, new_values)
 
 
 def attend_chunk(
@@ -80,31 +97,31 @@ def attend_chunk(
 ) -> tuple[jax.Array, LayerCache]:
     """C tokens of Q slots. q [Q, C, H, d], k and v [Q, C, K, d], slots and start int32 [Q] → [Q, C, H·d], new cache.
 
-    The chunk lies at places start … start+C−1 of its slot, which must exist (the cache is allocated C longer than
-    a slot may grow). A slot number beyond the last marks an idle row: it reads something and writes nothing.
+    The chunk lies at places start … start+C−1 of its slot, which must exist (the cache is allocated longer than a
+    slot may grow). A slot number beyond the last marks an idle row: it reads something and writes nothing.
     """
-    keys, values = cache
     rows, chunk, heads, dim = q.shape
-    kv_heads, places = keys.shape[1], keys.shape[3]
-    keys = _write_chunk(keys, k.transpose(0, 2, 3, 1), slots, start, axis=3)
-    values = _write_chunk(values, v.transpose(0, 2, 1, 3), slots, start, axis=2)
-    own_k, own_v = keys.at[slots].get(mode='clip'), values.at[slots].get(mode='clip')
-    grouped = q.transpose(0, 2, 1, 3).reshape(rows, kv_heads, heads // kv_heads * chunk, dim)
-    scores = jnp.einsum('qkcd,qkdt->qkct', grouped, own_k) * dim**-0.5
-    scores = scores.reshape(rows, kv_heads, heads // kv_heads, chunk, places)
+    cache = write_window(cache, (k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)), slots, start)
+    own_k, own_v = (x.at[slots].get(mode='clip') for x in cache)
+    kv_heads, places = own_k.shape[1], own_k.shape[3]
+    grouped = q.transpose(0, 2, 1, 3).reshape(rows, kv_heads, heads // kv_heads * chunk, dim) * dim**-0.5
+    scores = jnp.einsum('qkcd,qkdt->qkct', grouped, own_k).astype(jnp.float32)
     position = start[:, None] + jnp.arange(chunk)[None]
-    seen = jnp.arange(places)[None, None] <= position[:, :, None]
-    probs = _softmax(scores, seen[:, None, None], own_v.dtype).reshape(rows, kv_heads, -1, places)
+    bias = _bias(jnp.arange(places)[None, None] <= position[:, :, None], heads // kv_heads)
+    probs = jax.nn.softmax(scores + bias, -1).astype(own_v.dtype)
     out = jnp.einsum('qkct,qktd->qkcd', probs, own_v).reshape(rows, heads, chunk, dim)
-    out = out.transpose(0, 2, 1, 3).reshape(rows, chunk, heads * dim)
-    return out, (keys, values)
+    return out.transpose(0, 2, 1, 3).reshape(rows, chunk, heads * dim), cache
 
 
-def _write_chunk(cache: jax.Array, new: jax.Array, slots: jax.Array, start: jax.Array, axis: int) -> jax.Array:
-    """Writes new[q] (its places on `axis`) into cache[slots[q]] from place start[q] on, one window per row."""
-    where = jax.lax.ScatterDimensionNumbers(
-        update_window_dims=(1, 2, 3), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0, axis)
-    )
+def write_window(cache: LayerCache, new: LayerCache, slots: jax.Array, start: jax.Array) -> LayerCache:
+    """Copies new (keys [Q, K, d, C], values [Q, K, C, d]) to places start[q] … of slots[q]; slot S drops a row."""
     index = jnp.stack([slots, start], 1)
-    new = new.astype(cache.dtype)
-    return jax.lax.scatter(cache, index, new, where, unique_indices=True, mode=jax.lax.GatherScatterMode.FILL_OR_DROP)
+
+    def write(whole, part, axis):
+        where = jax.lax.ScatterDimensionNumbers(
+            update_window_dims=(1, 2, 3), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0, axis)
+        )
+        drop = jax.lax.GatherScatterMode.FILL_OR_DROP
+        return jax.lax.scatter(whole, index, part.astype(whole.dtype), where, unique_indices=True, mode=drop)
+
+    return write(cache[0], new[0], 3), write(cache[1], new[1], 2)

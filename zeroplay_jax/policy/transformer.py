@@ -63,7 +63,9 @@ class Linear(nn.Module):
     @nn.compact
     def __call__(self, x):
         kernel = self.param('kernel', nn.initializers.lecun_normal(), (x.shape[-1], self.features))
-        y = x @ kernel.astype(x.dtype)
+        # Rows flat: with two batch dimensions XLA's CPU backend takes three times as long for the kernel's gradient.
+        y = x.reshape(-1, x.shape[-1]) @ kernel.astype(x.dtype)
+        y = y.reshape(*x.shape[:-1], self.features)
         if self.bias:
             y = y + self.param('bias', nn.initializers.zeros, (self.features,)).astype(x.dtype)
         return y
@@ -145,14 +147,18 @@ def hidden(config: ModelConfig, params: Params, tokens, positions, segment) -> j
     return Decoder(config).apply({'params': params}, tokens, positions, _packed_attend(segment))[0]
 
 
-def hidden_step(config: ModelConfig, params: Params, tokens, position, live, cache):
-    """One token of every slot: tokens, position int32 [S], live bool [S] → hidden [S, D], new cache."""
+def hidden_step(config: ModelConfig, params: Params, tokens, base, step, cache, buffer):
+    """Token number `step` of a burst, for every slot: tokens, base int32 [S] → hidden [S, D], new buffer.
+
+    `cache` holds the keys and values before place base, `buffer` those of the burst (policy/attention.py).
+    """
 
     def attend(q, k, v, layer):
-        return attention.attend_step(q, k, v, layer, position, live)
+        return attention.attend_step(q, k, v, *layer, base, step)
 
-    x, cache = Decoder(config).apply({'params': params}, tokens[:, None], position[:, None], attend, cache)
-    return x[:, 0], cache
+    layers = tuple(zip(cache, buffer))
+    x, buffer = Decoder(config).apply({'params': params}, tokens[:, None], (base + step)[:, None], attend, layers)
+    return x[:, 0], buffer
 
 
 def fill_cache(config: ModelConfig, params: Params, tokens, slots, start, cache):
