@@ -55,9 +55,10 @@ def make_folder(path, *, letters=None, seed=0, **config):
     model = hf.read_config(path)
     params = transformer.init(model, jax.random.key(seed))
     # Random norms, biases and a spread of logits: nothing may pass because a scale happens to be one.
-    draw = np.random.default_rng(seed).uniform
-    noisy = lambda x: (x * draw(0.5, 1.5, x.shape) + draw(-0.2, 0.2, x.shape)).astype('f') if x.ndim == 1 else x
-    params = jax.tree.map(noisy, params) | {'embedding': params['embedding'] * 4}
+    scale = lambda x: x * np.random.default_rng(seed).uniform(0.5, 1.5, x.shape).astype('f')
+    bias = lambda x: np.random.default_rng(seed).uniform(-0.5, 0.5, x.shape).astype('f')
+    vary = {'scale': scale, 'bias': bias, 'embedding': lambda x: x * 4}
+    params = jax.tree_util.tree_map_with_path(lambda path, x: vary.get(path[-1].key, lambda x: x)(x), params)
     from safetensors.numpy import save_file
 
     save_file(hf.to_tensors(model, params), path / 'model.safetensors', metadata={'format': 'pt'})

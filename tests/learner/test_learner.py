@@ -174,8 +174,8 @@ def test_the_scorer_divides_by_the_temperature_as_the_sampler_does(policy, remat
     z = np.asarray(transformer.logits(model, params, x), np.float64) / 0.7
     want = z - np.log(np.exp(z).sum(-1, keepdims=True))
     logp, entropy = transformer.score(model, params, tokens, positions, segment, 0.7)
-    np.testing.assert_allclose(logp[0, 1:], want[np.arange(11), tokens[0, 1:]], atol=1e-5)
-    np.testing.assert_allclose(entropy[0, 1:], -(np.exp(want) * want).sum(-1)[:-1], atol=1e-5)
+    np.testing.assert_allclose(logp[0, 1:], want[np.arange(11), tokens[0, 1:]], atol=3e-5)
+    np.testing.assert_allclose(entropy[0, 1:], -(np.exp(want) * want).sum(-1)[:-1], atol=3e-5)
 
 
 def test_warm_up_and_clipping(policy):
