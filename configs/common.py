@@ -11,7 +11,7 @@ def _role():
     return ConfigDict(
         dict(
             learning_rate=1e-6,  # peak; constant after the warm-up
-            warmup_steps=0,  # linear from 0
+            warmup_steps=0,  # linear: step i of n runs at i/n of the rate
             weight_decay=0.01,  # AdamW, matrices only
             beta1=0.9,
             beta2=0.999,

@@ -9,10 +9,10 @@ It searches the miniature worlds, not the paper's Wikipedia with E5 vectors, so 
 beside the paper's. The second plays the same game for three steps per role with the built-in checkpoint, on
 two CPU cores: every stage runs, nothing is learnt.
 
-Where paper and released code differ this page takes the paper, except that the loss is the code's clipped
-ratio averaged over tokens: with one update per batch the ratio is 1, so this is the paper's gradient up to a
-constant. Ours is that every batch holds the hops in exactly 4:3:2:1 (the code draws them), hence
-singleton='zero'.
+Where paper and released code differ this page takes the paper, except for the loss: the clipped ratio of the code,
+averaged over tokens. With one update per batch the ratio is 1; for the proposer that is the paper's gradient up to
+a constant, for the solver it weighs long answers more than the paper's mean per answer. Ours is that every batch
+holds the hops in exactly 4:3:2:1 (the code draws them), hence singleton='zero'.
 """
 
 from configs import common

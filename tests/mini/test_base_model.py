@@ -158,6 +158,14 @@ def test_clean_reads_and_base_is_uneven():
     assert share['base'] < 0.5
 
 
+@pytest.mark.parametrize('name', FOLDERS)
+def test_committed_folder_was_trained_by_these_stages(name):
+    log = [json.loads(line) for line in (base_model.HERE / name / 'training.jsonl').read_text().splitlines()]
+    trained = {entry['stage']: entry['step'] for entry in log if 'step' in entry}
+    names = [stage.name for stage in base_model.STAGES]
+    assert trained == {stage.name: stage.steps for stage in base_model.STAGES[: names.index(name) + 1]}
+
+
 def test_stage_names_give_different_streams():
     keys = [zlib.crc32(stage.name.encode()) for stage in base_model.STAGES]
     assert len(set(keys)) == len(keys)

@@ -1,8 +1,9 @@
 """Trains the tiny checkpoint from nothing: `python -m zeroplay_jax.mini.base_model [--out FOLDER] [--seed 0]`.
 
-Two stages on written-out episodes (`mini/demos.py`). The first gives `clean/`, the ceiling: it plays every role of
-its world well. The second goes on with demonstrations that go wrong on purpose (`Uneven`) and gives `base/`, from
-which self-play starts: right form, uneven skill. Beside each lie its training log and the hashes of its files.
+Four stages on written-out episodes (`mini/demos.py`): copying, reading, then every role, which gives `clean/`, the
+ceiling: it plays all roles of its world well. The last goes on with demonstrations that go wrong on purpose
+(`Uneven`) and gives `base/`, from which self-play starts: right form, uneven skill. Beside each lie its training
+log and the hashes of its files.
 
 Everything is counted in steps and drawn from (seed, stage, step): the same seed on the same machine gives the same
 files.

@@ -69,7 +69,7 @@ class SearchEnv:
         return Ending(error='malformed' if opener in text else None, done=True)
 
     def observation(self, documents: Sequence[Sequence[Json]]) -> np.ndarray:
-        """Ids of the passages found, int32 [n ≤ observation_tokens]."""
+        """Ids of the passages found, int32 [n]; n ≤ observation_tokens where the tags alone fit."""
         return self.tools.observation(self.codec, documents, self.limits.observation_tokens)
 
     def error(self, code: str) -> np.ndarray:

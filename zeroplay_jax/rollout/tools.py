@@ -68,14 +68,15 @@ class Tools(abc.ABC):
 
     @abc.abstractmethod
     def wrap(self, codec: Codec, text: str, limit: int) -> np.ndarray:
-        """Ids, int32 [n ≤ limit], that carry foreign text to the policy; a long text loses its end, never the tags."""
+        """Ids, int32 [n], that carry foreign text to the policy. A long text loses its end until n ≤ limit, but never
+        the tags around it, which stand even where the limit is too small for them."""
 
     def observation(self, codec: Codec, documents: Sequence[Sequence[Json]], limit: int) -> np.ndarray:
-        """Reply ids, int32 [n ≤ limit], with the passages of every query."""
+        """Reply ids, int32 [n] (see `wrap`), with the passages of every query."""
         return self.wrap(codec, passages_text(documents, self.style), limit)
 
     def error(self, codec: Codec, code: str, limit: int) -> np.ndarray:
-        """Reply ids, int32 [n ≤ limit], for a call that failed with reason `code`."""
+        """Reply ids, int32 [n] (see `wrap`), for a call that failed with reason `code`."""
         return self.wrap(codec, ERROR_TEXTS[code], limit)
 
 
