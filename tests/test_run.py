@@ -79,6 +79,10 @@ def test_a_run_leaves_what_the_readme_says(uninterrupted):
     assert set(summary['em_by_hop']['after']) == {'1', '2', '3', '4'} and 'mean of 1, 2, 3' in printed
     assert {p.name for p in workdir.iterdir()} >= {'report.html', 'config.json', 'trajectories.jsonl', 'checkpoints'}
     assert any(p.name.startswith('events.out.tfevents') for p in workdir.iterdir())
+    for role in ('proposer', 'solver'):
+        assert {'config.json', 'tokenizer.json', 'model.safetensors'} <= {
+            p.name for p in (workdir / 'policy' / role).iterdir()
+        }
     records = lines(workdir)
     assert [r['step'] for r in records] == list(range(summary['steps']))
     phases = [r['phase'] for r in records]

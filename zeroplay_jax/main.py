@@ -11,7 +11,7 @@
 import os
 import sys
 
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import config_flags
 
 from zeroplay_jax import config as configuration
@@ -21,9 +21,11 @@ _CONFIG = config_flags.DEFINE_config_file('config', None, 'The run: a Python fil
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run, made if it is not there.')
 
 
-def _hide_accelerators() -> None:
-    """Keeps TensorFlow, which only logs and searches, off the devices that JAX wants."""
+def _quieten() -> None:
+    """Keeps TensorFlow, which only logs and searches, off the accelerators, and libraries off the bar's line."""
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+    os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
+    logging.set_verbosity(logging.WARNING)
     import tensorflow as tf
 
     for kind in ('GPU', 'TPU'):
@@ -33,7 +35,7 @@ def _hide_accelerators() -> None:
 def main(argv: list[str]) -> None:
     """Checks the command, then trains."""
     configuration.check_command(argv, _CONFIG.value, _WORKDIR.value)
-    _hide_accelerators()
+    _quieten()
     from zeroplay_jax import train  # loads JAX and TensorFlow: only once the config is sound
 
     train.run(_CONFIG.value, _WORKDIR.value)

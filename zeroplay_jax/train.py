@@ -18,6 +18,7 @@ from zeroplay_jax.evaluation import report, statistics
 from zeroplay_jax.evaluation.evaluate import evaluate
 from zeroplay_jax.learner.checkpoint import Checkpointer, claim
 from zeroplay_jax.metrics import Metrics
+from zeroplay_jax.policy import hf
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.selfplay.engine import Engine, Phase, Step, schedule
 from zeroplay_jax.types import Row
@@ -80,6 +81,9 @@ def run(config, workdir) -> dict:
             'outside_questions': engine.outside_questions,
         }
         _write(workdir / 'summary.json', json.dumps(summary, indent=2))
+        for name, learner in engine.learners.items():
+            if not (workdir / 'policy' / name).exists():
+                hf.save(workdir / 'policy' / name, parts.model, learner.params, like=parts.folder)
         page = report.write_report(workdir)
     print(statistics.before_after_table(sides[0], sides[-1]))
     print(f'{summary["seconds"]:.0f} s; read the run in {page}')
@@ -105,15 +109,18 @@ def _process_age() -> float:
 
 def _with_evaluations(config, steps: list[Step]) -> list[Step]:
     """The schedule with an evaluation before, after, and every `eval.every` solver steps; numbered anew."""
-    evaluation = Step(Phase('evaluation', 1), 0, 0)
-    out, solver_steps = [evaluation], 0
+
+    def evaluation(iteration: int) -> Step:
+        return Step(Phase('evaluation', 1, iteration=iteration), 0, 0)
+
+    out, solver_steps = [evaluation(0)], 0
     for step in steps:
         out.append(step)
         if step.phase.name == 'solver':
             solver_steps += 1
             if config.eval.every and solver_steps % config.eval.every == 0 and step is not steps[-1]:
-                out.append(evaluation)
-    out.append(evaluation)
+                out.append(evaluation(step.phase.iteration))
+    out.append(evaluation(out[-1].phase.iteration))
     return [Step(s.phase, s.index, number) for number, s in enumerate(out)]
 
 

@@ -111,7 +111,9 @@ class Engine:
                 self.pool.add(question)
         if role := step.phase.trains:
             stats |= self._learn(role, [r for r in rows if r.role == role])
-        stats |= {f'drop/{reason}': (n, 1) for reason, n in self.pool.drops.items()}
+        else:  # nothing is scored, and the pool may change
+            stats = {name: value for name, value in stats.items() if name not in ('reward_mean', 'informative_share')}
+            stats |= {f'drop/{reason}': (n, 1) for reason, n in self.pool.drops.items()}
         stats |= {'pool_size': (len(self.pool.questions), 1)}
         work = self.scheduler.stats - before
         seconds = self.scheduler.search_seconds or [0.0]
