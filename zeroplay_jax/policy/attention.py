@@ -13,6 +13,8 @@ import jax.numpy as jnp
 
 # Large and finite: a row that may see nothing gets a uniform softmax, not NaN.
 MASKED = -1e30
+# Rows of a prefill call whose caches are read together.
+_ROWS = 4
 
 LayerCache = tuple[jax.Array, jax.Array]
 
@@ -102,14 +104,19 @@ def attend_chunk(
     """
     rows, chunk, heads, dim = q.shape
     cache = write_window(cache, (k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)), slots, start)
-    own_k, own_v = (x.at[slots].get(mode='clip') for x in cache)
-    kv_heads, places = own_k.shape[1], own_k.shape[3]
+    kv_heads, places = cache[0].shape[1], cache[0].shape[3]
     grouped = q.transpose(0, 2, 1, 3).reshape(rows, kv_heads, heads // kv_heads * chunk, dim) * dim**-0.5
-    scores = jnp.einsum('qkcd,qkdt->qkct', grouped, own_k).astype(jnp.float32)
-    position = start[:, None] + jnp.arange(chunk)[None]
-    bias = _bias(jnp.arange(places)[None, None] <= position[:, :, None], heads // kv_heads)
-    probs = jax.nn.softmax(scores + bias, -1).astype(own_v.dtype)
-    out = jnp.einsum('qkct,qktd->qkcd', probs, own_v).reshape(rows, heads, chunk, dim)
+
+    def one(row):
+        query, slot, first = row
+        keys, values = (x.at[slot].get(mode='clip') for x in cache)
+        scores = jnp.einsum('kcd,kdt->kct', query, keys).astype(jnp.float32)
+        seen = jnp.arange(places)[None] <= first + jnp.arange(chunk)[:, None]
+        probs = jax.nn.softmax(scores + _bias(seen[None], heads // kv_heads)[0], -1).astype(values.dtype)
+        return jnp.einsum('kct,ktd->kcd', probs, values)
+
+    # A few rows at a time: gathered all at once, their caches and scores would pass through main memory twice.
+    out = jax.lax.map(one, (grouped, slots, start), batch_size=_ROWS).reshape(rows, heads, chunk, dim)
     return out.transpose(0, 2, 1, 3).reshape(rows, chunk, heads * dim), cache
 
 
