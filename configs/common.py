@@ -20,19 +20,33 @@ def _role():
             batch=256,  # episodes (documents or questions) per step
             samples=1,  # rollouts per prompt that are trained on
             temperature=1.0,  # of training rollouts; log-probs are of the scaled softmax
-            baseline='mean',  # mean | none: what is taken off a reward within its group
-            scale='std',  # std | none: what the difference is divided by
+            baseline='mean',  # mean | loo (the others' mean: RLOO) | none: what is taken off a reward in its group
+            scale='std',  # std | batch (whitened over the batch's tokens: REINFORCE++-baseline) | none
             std_ddof=1,  # 1: sample deviation (verl, torch), 0: population
             singleton='zero',  # zero | raw: advantage of a row alone in its group (Dr. Zero's code: raw)
             skip_uninformative=True,  # leave out rows of advantage 0 (nothing to learn without a KL term)
-            loss='token_pg',  # reinforce (no ratio) | token_pg (clipped ratio)
+            loss='token_pg',  # reinforce (no ratio) | token_pg | sequence_pg (GSPO, DSPO) | geometric_pg (GMPO)
             clip_low=0.2,
             clip_high=0.2,
             dual_clip=3.0,  # bound of the loss at negative advantage, as a multiple; 0: off
-            aggregation='token',  # token | seq_mean_token_mean | seq_mean_token_sum
+            aggregation='token',  # token | seq_mean_token_mean | seq_mean_token_sum | constant (Dr. GRPO)
+            constant_norm=1.0,  # of 'constant': tokens that a rollout's sum is divided by
             kl_coef=0.0,  # weight of the KL to the initial weights; 0: no reference is kept
-            kl_kind='k3',  # k1 | k2 | k3
+            kl_kind='k3',  # k1 | k2 | k3, k1+ | k3+ (that value with k2's gradient)
+            entropy_coef=0.0,  # weight of the entropy that is paid for
             minibatches=1,  # optimiser steps per rollout batch (1: the ratio is identically 1)
+            old_logp='sampler',  # sampler | trainer (scored again before the first update): what ratios are against
+            tis_cap=0.0,  # bound of the weight trainer/sampler that corrects for their difference; 0: none
+            tis_level='token',  # token | sequence
+            filter_groups=False,  # train on groups whose rewards differ only, and ask on until the batch is full
+            fill_rounds=4,  # rounds of asking per step, with the filter; then the batch stays short
+            surplus='carry',  # carry | drop: groups beyond a full batch
+            train_iterations=-1,  # iterations in which the role learns; -1: all, 0: it only plays
+            distill_top_k=0,  # tokens on which the teacher's distribution is matched, plus the rest; 0: no teacher
+            distill_coef=(0.0,),  # weight of the distillation loss, per iteration (the last one stays)
+            distill_kind='reverse',  # reverse (student ‖ teacher) | forward | jsd
+            distill_tail=True,  # keep the probability of all other tokens as one outcome
+            distill_ema_rate=0.05,  # share of the student that the teacher takes over after every batch
         )
     )
 
@@ -72,6 +86,8 @@ def get_config() -> ConfigDict:
                 top_k=3,  # passages per query
                 max_queries=3,  # queries of one call that are run
             ),
+            weights='separate',  # separate | shared: whether the trained roles are one policy
+            shared_optimizer=False,  # with shared weights: one set of optimiser moments for all roles
             prompts='mini',  # mini | paper: which set of role prompts (rollout/prompts.py)
             retrieval=dict(
                 kind='world',  # world: passages of the miniature worlds in an in-process ScaNN index
@@ -86,10 +102,27 @@ def get_config() -> ConfigDict:
                 iterations=3,  # rounds of proposer phase → task generation → solver phase
                 hop_ratio=(4, 3, 2, 1),  # documents asked for 1-, 2-, 3-, 4-hop questions, exact per batch
                 group='hop',  # hop (HRPO) | prompt (GRPO): the proposer's group key
+                first='solver',  # solver | proposer: who learns first where both learn in a step
+                initial_document=True,  # show the proposer its document (False: Dr. Zero's ablation)
+                searches_below_hops=0,  # SCOPE: searches asked for are so many fewer than `hops`
+            ),
+            inputs=dict(
+                answers='',  # JSON lines of answers to hide (SSP); '' takes the training worlds'
+                questions='',  # JSON lines of questions with answers (DSPO); '' takes the training worlds'
+                world_questions=300,  # of the latter: per hop count
             ),
             reward=dict(
                 solves=5,  # solver rollouts that measure a question's difficulty
-                difficulty='linear',  # linear: (n−k)/(n−1) inside 0<k<n | parabolic: 4·p·(1−p)
+                difficulty='linear',  # linear: (n−k)/(n−1) inside 0<k<n | parabolic: 4·p·(1−p) | one_minus | triangle
+                answer='em',  # em | subem | f1 | judge: what a solver's answer earns
+                invalid=0.0,  # SSP: reward of a proposal that is turned away (−0.1: its penalty variant)
+                overlong_buffer=0,  # tokens before the end of a slot in which a rollout loses up to 1; 0: none
+                code_format=False,  # SCOPE: format scores as its code computes them, not as its paper says
+                search_weight=0.1,  # SCOPE: weight of searching in the solver's reward
+                target=0.5,  # SCOPE, triangle: mean score at which a task is worth most
+                length_factor=True,  # SCOPE: discount long answers
+                soft_length=1024,  # SCOPE: tokens up to which they are not
+                hard_length=2048,  # SCOPE: tokens from which nearly nothing is left
                 format_weight=0.5,  # weight of the format score (0: off)
                 grounding=False,  # not in paper or code: pay and pool only questions whose answer stands in
                 # the last passage seen and that name the source document
@@ -101,6 +134,32 @@ def get_config() -> ConfigDict:
                 question_words=50,  # longer questions are cut there (Dr. Zero's code)
                 window=(0.0, 1.0),  # keep questions whose measured solve rate lies inside (needs measure > 0)
                 measure=0,  # solver rollouts per generated question before it enters the pool; 0: none
+            ),
+            check=dict(
+                on=True,  # SSP: the answerability check; SCOPE: the quality gates
+                noise=4,  # SSP: other proposers whose passages are mixed in
+                unit='trajectory',  # trajectory (all their passages: SSP's code) | document (one of each)
+                code=False,  # SSP: the stricter rule gate of its code
+            ),
+            fill=dict(
+                kind='pad',  # pad | resample | replay_full | replay_reset: what stands in for questions that fell away
+                period=10,  # replay_reset: steps after which the pool is emptied
+                rounds=5,  # resample: rounds per step
+            ),
+            privileged=dict(
+                kind='qcp',  # none | answer | answer_hop | qcp_partial | qcp: what a teacher is shown
+                prompt_tokens=256,  # longest prompt of the teacher; passages are left out beyond
+                tokens=768,  # one packed row of the teacher
+            ),
+            judge=dict(
+                kind='rule',  # rule (miniature worlds) | policy (the initial weights) | endpoint
+                url='http://127.0.0.1:8001/v1',  # endpoint: an OpenAI-compatible server; its key is OPENAI_API_KEY
+                model='judge',  # endpoint: name of the model there
+                temperature=0.0,
+                tokens=512,  # longest reply
+                timeout=60.0,  # endpoint: seconds per try
+                retries=3,  # endpoint
+                rubrics=(3, 5),  # fewest and most items of a rubric list
             ),
             proposer=_role(),
             solver=_role(),

@@ -17,8 +17,11 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
+
+from retrieval.corpus import split
 
 # Longer runs of letters are read in pieces: bounds the work and the cache whatever a policy writes.
 _WORD = re.compile(r'\w{1,32}')
@@ -49,10 +52,10 @@ class LexicalEncoder:
 
     def __init__(
         self,
-        dimension: int = 512,
+        dimension: int = 1024,
         ngrams: Sequence[int] = (2, 3),
-        word_share: float = 0.25,
-        title_weight: float = 2.0,
+        word_share: float = 0.5,
+        title_weight: float = 0.8,
         common_weight: float = 0.1,
         places: int = 4,
     ):
@@ -72,6 +75,15 @@ class LexicalEncoder:
         self.title_weight = title_weight
         self.common_weight = common_weight
         self.places = places
+        self.settings: dict[str, Any] = dict(
+            kind='lexical',
+            dimension=dimension,
+            ngrams=list(ngrams),
+            word_share=word_share,
+            title_weight=title_weight,
+            common_weight=common_weight,
+            places=places,
+        )
         self._word = functools.lru_cache(maxsize=1 << 14)(self._word_vector)
 
     def encode_passages(self, titles: Sequence[str], texts: Sequence[str]) -> np.ndarray:
@@ -89,6 +101,11 @@ class LexicalEncoder:
                 raise ValueError(f'encode_passages: passage {row} has neither title nor text; leave it out')
             vectors[row] = vector
         return vectors
+
+    def encode(self, texts: Iterable[str]) -> np.ndarray:
+        """Unit vectors of passages in wire form, float32 [N, D]."""
+        pairs = [split(text) for text in texts]
+        return self.encode_passages([title for title, _ in pairs], [text for _, text in pairs])
 
     def encode_queries(self, queries: Sequence[str]) -> np.ndarray:
         """Vectors of queries: float32 [Q, D], of length 1; 0 for a blank query, which indexes refuse."""

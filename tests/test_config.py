@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from configs import common, drzero, quickstart
+from configs import common, drzero, dspo, piplay, quickstart, scope, ssp
 from zeroplay_jax import config as configuration
+from zeroplay_jax import rules
 
 ROOT = pathlib.Path(__file__).parents[1]
 FILES = ('config.json', 'tokenizer.json', 'model.safetensors')
@@ -40,15 +41,19 @@ def message(config):
     return text
 
 
-@pytest.mark.parametrize('page', [quickstart.get_config, drzero.get_config, lambda: drzero.get_config('mini')])
-def test_the_pages_that_come_with_the_project_are_sound(page, checkpoint):
-    config = page()
+PAGES = [(quickstart, ())] + [(p, v) for p in (drzero, dspo, piplay, scope, ssp) for v in ((), ('mini',))]
+
+
+@pytest.mark.parametrize('page,variant', PAGES)
+def test_the_pages_that_come_with_the_project_are_sound(page, variant, checkpoint):
+    config = page.get_config(*variant)
+    config.inputs.update(answers='', questions='')  # files of the user's
     config.policy.path = str(checkpoint)
     configuration.check(config)
 
 
 def test_every_field_of_the_list_has_a_check():
-    checked_elsewhere = {'recipe', 'policy.path'}
+    checked_elsewhere = {'recipe', 'policy.path', 'inputs.answers', 'inputs.questions', 'judge.url', 'judge.model'}
     names = {name for name, value in configuration.fields(common.get_config()) if not isinstance(value, bool)}
     assert names == set(configuration.RULES) | checked_elsewhere
 
@@ -154,7 +159,7 @@ def test_a_checkpoint_without_one_of_its_files_is_refused(sound, checkpoint, nam
 
 
 def test_the_built_in_checkpoint_says_how_it_is_made(sound, monkeypatch, tmp_path):
-    monkeypatch.setattr(configuration, 'BUILT_IN', tmp_path / 'gone')
+    monkeypatch.setattr(rules, 'BUILT_IN', tmp_path / 'gone')
     sound.policy.path = ''
     assert 'python -m zeroplay_jax.mini.base_model' in message(sound)
 

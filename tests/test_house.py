@@ -19,15 +19,16 @@ FLOORS = (
     {'types', 'metrics', 'policy', 'objectives', 'retrieval'},
     {'rollout', 'learner', 'mini'},
     {'selfplay', 'evaluation'},
-    {'train', 'setup', 'config'},
+    {'train', 'setup', 'config', 'rules'},
+    {'start'},
     {'main', 'evaluate', 'ask', 'report'},
 )
 # Heavy or changeable libraries stay behind one door each: where they may be imported.
 DOORS = {
     'flax': ('zeroplay_jax/policy/',),
-    'clu': ('zeroplay_jax/metrics.py', 'zeroplay_jax/main.py'),
-    'scann': ('retrieval/',),
-    'tensorflow': ('retrieval/', 'zeroplay_jax/main.py'),
+    'clu': ('zeroplay_jax/metrics.py',),
+    'scann': ('retrieval/', 'benchmarks/'),
+    'tensorflow': ('retrieval/', 'benchmarks/', 'zeroplay_jax/start.py'),
     'tensorflow_text': ('retrieval/',),
     'torch': ('benchmarks/',),
 }
@@ -139,6 +140,7 @@ def test_files_and_functions_are_short():
         for path in python_files(*CODE, 'tests')
         for node in ast.walk(tree(path))
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno - node.lineno >= 80
+        if name(path) != 'configs/common.py'  # the list of all fields
     ]
     assert not long_files and not long_functions
 

@@ -1,5 +1,7 @@
 """Small real parts for tests: a tokenizer folder of a few letters and a random policy of its vocabulary."""
 
+import copy
+import functools
 import json
 
 import jax
@@ -10,6 +12,11 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.rollout import tools
+
+# For programs that run once: compiled in half the time.
+jit = functools.partial(
+    jax.jit, compiler_options={'xla_backend_optimization_level': 0, 'xla_llvm_disable_expensive_passes': True}
+)
 
 SPECIAL = ('<|endoftext|>', '<|im_start|>', '<|im_end|>')
 TAGS = tuple(
@@ -63,6 +70,91 @@ def make_folder(path, *, letters=None, seed=0, **config):
 
     save_file(hf.to_tensors(model, params), path / 'model.safetensors', metadata={'format': 'pt'})
     return path
+
+
+# Families as transformers writes them: (its config class, its fields). Windows and original lengths are short enough
+# for a test to run past them.
+_YARN = dict(rope_type='yarn', factor=4.0, original_max_position_embeddings=24, rope_theta=10000.0)
+FAMILIES = {
+    'qwen2': ('Qwen2Config', {}),
+    'qwen2_tied_sliding': (
+        'Qwen2Config',
+        dict(tie_word_embeddings=True, use_sliding_window=True, sliding_window=16, max_window_layers=1),
+    ),
+    'qwen3': ('Qwen3Config', dict(head_dim=16)),
+    'qwen3_yarn': ('Qwen3Config', dict(head_dim=16, tie_word_embeddings=True, rope_parameters=_YARN)),
+    'llama3': (
+        'LlamaConfig',
+        dict(
+            rope_parameters=dict(
+                rope_type='llama3',
+                rope_theta=500000.0,
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=32,
+            )
+        ),
+    ),
+    'olmo3': (
+        'Olmo3Config',
+        dict(
+            sliding_window=16,
+            layer_types=['sliding_attention', 'full_attention'],
+            rope_parameters=dict(
+                full_attention=_YARN | dict(rope_theta=500000.0, attention_factor=1.2, beta_fast=8.0, beta_slow=0.5),
+                sliding_attention=dict(rope_type='default', rope_theta=500000.0),
+            ),
+        ),
+    ),
+}
+
+
+def make_torch_model(family, seed=0, **fields):
+    """A random model of a family in PyTorch, eager attention: every parameter random, logits of order 1 to 10."""
+    import torch
+
+    name, own = FAMILIES[family]
+    shape = dict(
+        vocab_size=80,
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    config = getattr(transformers, name)(**copy.deepcopy(shape | own | fields))
+    config._attn_implementation = 'eager'
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    generator = torch.Generator().manual_seed(seed)
+    uniform = lambda x, low, high: torch.rand(x.shape, generator=generator) * (high - low) + low
+    with torch.no_grad():
+        for path, x in model.named_parameters():
+            if x.ndim == 1:
+                x.copy_(uniform(x, -0.5, 0.5) if path.endswith('bias') else uniform(x, 0.5, 1.5))
+            else:
+                x.copy_(
+                    torch.randn(x.shape, generator=generator) * (1.5 if x.shape[0] != 80 else 2.5) / x.shape[1] ** 0.5
+                )
+    return model
+
+
+def random_params(config, seed=0):
+    """Random parameters, scales and biases too: nothing may pass because one of them happens to be 1 or 0."""
+    rng = np.random.default_rng(seed)
+    make = {
+        'scale': lambda shape: rng.uniform(0.5, 1.5, shape),
+        'bias': lambda shape: rng.uniform(-0.5, 0.5, shape),
+        'embedding': lambda shape: rng.normal(0, 0.1, shape),
+    }
+    normal = lambda shape: rng.normal(0, shape[0] ** -0.5, shape)
+    shapes = jax.eval_shape(functools.partial(transformer.init, config), jax.random.key(seed))
+    change = lambda path, x: make.get(path[-1].key, normal)(x.shape).astype(np.float32)
+    return jax.tree_util.tree_map_with_path(change, shapes)
 
 
 class EchoTools(tools.SearchR1):

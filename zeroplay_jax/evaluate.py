@@ -7,13 +7,11 @@ Prints exact match by hop count with 95 % intervals, then the same as one JSON l
 """
 
 import json
-import sys
 
-from absl import app
 from ml_collections import config_flags
 
 from zeroplay_jax import config as configuration
-from zeroplay_jax.types import UserError
+from zeroplay_jax import start
 
 _CONFIG = config_flags.DEFINE_config_file('config', None, 'What to evaluate: a Python file.', lock_config=True)
 
@@ -21,6 +19,7 @@ _CONFIG = config_flags.DEFINE_config_file('config', None, 'What to evaluate: a P
 def main(argv: list[str]) -> None:
     """Checks the command, then evaluates."""
     configuration.check_command(argv, _CONFIG.value, '.')
+    start.load_libraries()
     from zeroplay_jax import setup  # loads JAX and TensorFlow: only once the config is sound
     from zeroplay_jax.evaluation import statistics
     from zeroplay_jax.evaluation.evaluate import evaluate
@@ -37,8 +36,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == '__main__':
-    try:
-        app.run(main, flags_parser=configuration.parse_flags)
-    except UserError as error:  # a mistake of the user: one line and no traceback
-        print(f'zeroplay_jax.evaluate: {error}', file=sys.stderr)
-        sys.exit(2)
+    start.command('zeroplay_jax.evaluate', main)

@@ -9,7 +9,6 @@ import types
 
 import jax
 
-from zeroplay_jax.config import BUILT_IN
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import hf, sharding
 from zeroplay_jax.policy.transformer import ModelConfig, Params
@@ -18,7 +17,10 @@ from zeroplay_jax.rollout.scheduler import Lane, Scheduler
 from zeroplay_jax.rollout.search import Limits, SearchEnv
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.rollout.tools import family
+from zeroplay_jax.rules import BUILT_IN
 from zeroplay_jax.selfplay import corpus as corpora
+from zeroplay_jax.selfplay.engine import Engine
+from zeroplay_jax.selfplay.judge import Judge, RuleJudge, TextJudge, endpoint_writer, policy_writer
 from zeroplay_jax.selfplay.roles import Role, Table
 
 
@@ -40,6 +42,7 @@ class Parts:
         roles = {
             name: dataclasses.replace(role, env=dataclasses.replace(role.env, search=search))
             for name, role in self.table.roles.items()
+            if role.env.search is not None
         }
         return dataclasses.replace(self.table, roles=roles)
 
@@ -59,23 +62,69 @@ def build(config) -> Parts:
     params = hf.load(folder, model, mesh)
     codec = Codec(folder)
     corpus = corpora.build(config)
-    sampler = SamplerConfig(**config.sampler, eos=codec.eos_ids)
-    limits = Limits(config.rollout.max_turns, config.rollout.turn_tokens, config.rollout.observation_tokens)
-    tools = family(config.tools.family)
-    lanes, roles = {}, {}
-    for name, finals in recipe_module(config).FINALS.items():
-        env = SearchEnv(codec, tools, limits, corpus.search, finals, config.tools.max_queries)
-        roles[name] = Role(name, name, name, env, config[name].temperature)
-        lanes[name] = Lane(Sampler(model, sampler, mesh), config.seed)
-    scheduler = Scheduler(lanes, deterministic=config.rollout.deterministic, tool_timeout=config.rollout.tool_timeout)
-    table = Table(scheduler, roles, config.prompts, config.rollout.prompt_tokens)
+    table = _table(config, model, mesh, codec, corpus)
     return Parts(folder, model, mesh, params, corpus, table)
 
 
+def weights_of(config) -> dict[str, str]:
+    """Trained role → name of its weights: its own, or one for all."""
+    shared = config.weights == 'shared'
+    return {role: 'policy' if shared else role for role in recipe_module(config).TRAINED}
+
+
+def _table(config, model, mesh, codec, corpus) -> Table:
+    sampler = SamplerConfig(**config.sampler, eos=codec.eos_ids)
+    tools, c, trained = family(config.tools.family), config.rollout, weights_of(config)
+    limits = Limits(c.max_turns, c.turn_tokens, c.observation_tokens)
+    lanes: dict[str, Lane] = {}
+    roles: dict[str, Role] = {}
+    for seat in recipe_module(config).SEATS:
+        if seat.role == 'judge' and config.judge.kind != 'policy':
+            continue
+        own = limits if seat.searches else Limits(1, config.judge.tokens if seat.role == 'judge' else c.turn_tokens, 0)
+        search = corpus.search if seat.searches else None
+        env = SearchEnv(codec, tools, own, search, seat.finals, config.tools.max_queries)
+        weights = 'initial' if seat.plays_as == 'initial' else trained[seat.plays_as or seat.role]
+        heat = config[seat.role].temperature if seat.role in trained else 0.0
+        longest = c.prompt_tokens if seat.searches else config.sampler.context - own.turn_tokens
+        roles[seat.role] = Role(seat.role, weights, seat.prompt, env, heat, longest)
+        lanes.setdefault(weights, Lane(Sampler(model, sampler, mesh), config.seed))
+    scheduler = Scheduler(lanes, deterministic=c.deterministic, tool_timeout=c.tool_timeout)
+    table = Table(scheduler, roles, config.prompts)
+    return dataclasses.replace(table, judge=_judge(config, corpus, table))
+
+
+def _judge(config, corpus, table) -> Judge:
+    c = config.judge
+    if c.kind == 'rule':
+        return RuleJudge([d.title for d in corpus.documents], c.rubrics)
+    writes = policy_writer(table, c.temperature) if c.kind == 'policy' else endpoint_writer(c, config.prompts)
+    return TextJudge(writes, c.rubrics)
+
+
 def learners(config, parts: Parts) -> dict[str, Learner]:
-    """One learner per trained role, all begun from the same weights."""
+    """One learner per set of trained weights, all begun from the same."""
+    roles_of: dict[str, dict] = {}
+    for role, weights in weights_of(config).items():
+        roles_of.setdefault(weights, {})[role] = config[role]
     shape = (config.micro.rows, config.micro.tokens)
     return {
-        name: Learner(parts.model, parts.mesh, config[name], parts.params, shape)
-        for name in recipe_module(config).ROLES
+        weights: Learner(
+            parts.model,
+            parts.mesh,
+            roles,
+            parts.params,
+            shape,
+            shared_optimizer=config.shared_optimizer,
+            teacher_tokens=config.privileged.tokens,
+        )
+        for weights, roles in roles_of.items()
     }
+
+
+def engine(config, parts: Parts) -> Engine:
+    """The engine of `config.recipe`, ready to play its first step."""
+    recipe = recipe_module(config).Recipe(config, parts.corpus)
+    if 'initial' in parts.table.scheduler.lanes:
+        parts.table.scheduler.publish('initial', parts.params, 0)
+    return Engine(config, recipe, parts.table, learners(config, parts), weights_of(config))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
@@ -39,9 +40,8 @@ def run(config, workdir) -> dict:
     with claim(workdir, config.to_dict(), free) as write_config:
         # ---- build ------------------------------------------------------------------------------------------
         parts = setup.build(config)
-        recipe = setup.recipe_module(config).Recipe(config, parts.corpus)
-        engine = Engine(config, recipe, parts.table, setup.learners(config, parts))
-        steps = _with_evaluations(config, schedule(recipe.phases()))
+        engine = setup.engine(config, parts)
+        steps = _with_evaluations(config, schedule(engine.recipe.phases()))
         write_config()
 
         # ---- restore ----------------------------------------------------------------------------------------
@@ -74,7 +74,11 @@ def run(config, workdir) -> dict:
 
         # ---- show -------------------------------------------------------------------------------------------
         sides = [{int(h): np.array(c, bool) for h, c in e.items()} for e in loop['evaluations'].values()]
+        flags = list(loop['evaluations'].values())
+        asked = hashlib.sha256(json.dumps(parts.corpus.questions, sort_keys=True).encode()).hexdigest()[:16]
         summary = statistics.summarise(sides[0], sides[-1]) | {
+            # Per question, and which questions: what a comparison of runs is paired by.
+            'results': {'questions': asked, 'before': flags[0], 'after': flags[-1]},
             'seconds': round(loop['seconds'], 1),
             'seed': config.seed,
             'steps': len(steps),
@@ -116,7 +120,7 @@ def _with_evaluations(config, steps: list[Step]) -> list[Step]:
     out, solver_steps = [evaluation(0)], 0
     for step in steps:
         out.append(step)
-        if step.phase.name == 'solver':
+        if 'solver' in step.phase.trains:
             solver_steps += 1
             if config.eval.every and solver_steps % config.eval.every == 0 and step is not steps[-1]:
                 out.append(evaluation(step.phase.iteration))

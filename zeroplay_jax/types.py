@@ -30,10 +30,12 @@ class Task:
       identity: integers that name this item uniquely within a run (step number, index). All
         randomness of the episode derives from them, so scheduling can change and samples cannot.
       payload: what the recipe needs, JSON-able (a document and a hop count, or a question and its answers).
+      outside: whether a question or answer in it was made by nobody in this run.
     """
 
     identity: tuple[int, ...]
     payload: Json
+    outside: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +109,7 @@ class Row:
       drop: reason code when the row must not be trained on, else None.
       info: JSON-able details for the trajectory log (question, answers, …).
       advantage: filled in by the estimator.
+      teacher_prompt: int32 [P], what the teacher reads in place of the prompt; None where nothing is distilled.
     """
 
     role: str
@@ -117,6 +120,7 @@ class Row:
     drop: str | None = None
     info: dict[str, Any] = dataclasses.field(default_factory=dict)
     advantage: float = 0.0
+    teacher_prompt: np.ndarray | None = None
 
 
 @dataclasses.dataclass
@@ -129,14 +133,33 @@ class Outcome:
 
 
 @dataclasses.dataclass(frozen=True)
+class TeacherBatch:
+    """The same rollouts behind the teacher's prompts; row b holds those of row b of the student's batch.
+
+    Attributes:
+      tokens, positions, segment: int32 [B, M], as in `Batch`.
+      place: int32 [B, L], where in the teacher's row the token at a student's place stands; 0 where it has none.
+      weight: float32 [B, L], the token's weight in the distillation loss, its denominator included.
+    """
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    segment: np.ndarray
+    place: np.ndarray
+    weight: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
 class Batch:
     """Packed rows: several trajectories share a row of L tokens, told apart by `segment`.
 
     Attributes (all [B, L]; label arrays refer to the token at that place, which the place before predicts):
       tokens: int32, 0 where empty.   positions: int32, restarting at 0 in every segment.
       segment: int32, 1, 2, … per row; 0 where empty.   mask: bool, True on tokens to learn from (source POLICY).
-      old_logp: float32, behaviour log-probs.   advantage: float32.
+      old_logp: float32, log-probs that ratios are taken against: the sampler's, or the trainer's own before the
+        first update of a batch.   sampler_logp: float32, the sampler's.   advantage: float32.
       weight: float32, the token's weight in the loss; the global denominator is already in it.
+      teacher: the teacher's view of the rows, or None.
     """
 
     tokens: np.ndarray
@@ -144,8 +167,19 @@ class Batch:
     segment: np.ndarray
     mask: np.ndarray
     old_logp: np.ndarray
+    sampler_logp: np.ndarray
     advantage: np.ndarray
     weight: np.ndarray
+    teacher: TeacherBatch | None = None
+
+    @classmethod
+    def blank(cls, shape: tuple[int, int], teacher_tokens: int = 0) -> Batch:
+        """Zeros of a shape (B, L), with a teacher's view of M = `teacher_tokens` where that is not 0."""
+        ints = lambda width=shape[1]: np.zeros((shape[0], width), np.int32)
+        floats = lambda: np.zeros(shape, np.float32)
+        m = teacher_tokens
+        teacher = TeacherBatch(ints(m), ints(m), ints(m), ints(), floats()) if m else None
+        return cls(ints(), ints(), ints(), np.zeros(shape, bool), floats(), floats(), floats(), floats(), teacher)
 
 
 def identity_key(seed: int, identity: tuple[int, ...]) -> np.ndarray:

@@ -9,7 +9,8 @@ import pytest
 import tiny
 
 from configs import common
-from zeroplay_jax.learner.learner import Learner, LossConfig, loss
+from zeroplay_jax.learner.learner import Learner
+from zeroplay_jax.learner.loss import LossConfig, loss
 from zeroplay_jax.learner.packing import pack
 from zeroplay_jax.policy import hf, sharding, transformer
 from zeroplay_jax.types import ENV, POLICY, PROMPT, Row, Trajectory
@@ -43,12 +44,18 @@ def role(**changes):
     return ml_collections.ConfigDict(common.get_config().solver.to_dict() | dict(learning_rate=0.01) | changes)
 
 
+def learner_of(model, params, config, shape, **options):
+    return Learner(model, sharding.make_mesh(), {'r': config}, params, shape, **options)
+
+
 def gradient(policy, batches, mesh=(1, 1, 1), **changes):
     """Summed gradient and loss over micro-batches."""
     model, params = policy
     mesh = sharding.make_mesh(*mesh)
     params = jax.device_put(params, sharding.parameter_shardings(params, mesh))
-    step = jax.jit(jax.value_and_grad(lambda p, b: loss(model, LossConfig.of(role(**changes)), p, b, b.old_logp)[0]))
+    step = jax.jit(
+        jax.value_and_grad(lambda p, b: loss(model, LossConfig.of(role(**changes)), p, b, b.old_logp, None, 0.0)[0])
+    )
     total = None
     for batch in batches:
         new = step(params, jax.device_put(batch, sharding.rows(mesh)))
@@ -62,7 +69,15 @@ def close(a, b, tolerance=1e-5):
         assert np.linalg.norm(np.asarray(x) - np.asarray(y)) <= tolerance * (np.linalg.norm(y) + 1e-12)
 
 
-@pytest.mark.parametrize('loss_name,mode', [*(('token_pg', mode) for mode in MODES), ('reinforce', 'token')])
+LOSSES = [
+    *(('token_pg', mode) for mode in MODES),
+    ('reinforce', 'token'),
+    ('sequence_pg', 'seq_mean_token_mean'),
+    ('geometric_pg', 'seq_mean_token_mean'),
+]
+
+
+@pytest.mark.parametrize('loss_name,mode', LOSSES)
 def test_micro_batches_packing_and_padding_change_nothing(policy, mode, loss_name):
     rows = make_rows(policy[0])
     whole = gradient(policy, pack(rows, micro_rows=9, tokens=25, mode=mode), loss=loss_name)
@@ -120,33 +135,33 @@ def test_update_moves_probability_with_the_advantage(policy):
     score = lambda p, b: transformer.score(model, p, b.tokens, b.positions, b.segment)[0]
     for batch in batches:  # on policy: the ratio is 1, no clip is active
         batch.old_logp[:] = np.where(batch.mask, score(params, batch), 0)
-    learner = Learner(model, sharding.make_mesh(), role(warmup_steps=0), params, (2, 50))
+    learner = learner_of(model, params, role(warmup_steps=0), (2, 50))
     gain = lambda p: sum(float(np.sum(b.weight * b.advantage * np.asarray(score(p, b)))) for b in batches)
     before = gain(learner.params)
-    stats = learner.update(batches)
+    stats = learner.update('r', batches)
     assert gain(learner.params) > before
-    assert int(learner.state['step']) == 1 and stats['skipped_updates'] == (0.0, 1.0)
+    assert stats['skipped_updates'] == (0.0, 1.0)
     assert abs(stats['ratio'][0] / stats['ratio'][1] - 1) < 1e-5
     assert stats['entropy'][0] / stats['entropy'][1] > 0.5
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(policy):
     model, params = policy
-    learner = Learner(model, sharding.make_mesh(), role(), params, (4, 50))
+    learner = learner_of(model, params, role(), (4, 50))
     batches = pack(make_rows(model), micro_rows=4, tokens=50, mode='token')
-    learner.update(batches)
+    learner.update('r', batches)
     before = jax.device_get(learner.state)
     batches[0].advantage[batches[0].mask] = np.inf
-    stats = learner.update(batches)
+    stats = learner.update('r', batches)
     assert stats['skipped_updates'] == (1.0, 1.0) and stats['gradient_norm'][1] == 0
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(learner.state), before)
 
 
 def test_nothing_to_learn_skips_the_step(policy):
     model, params = policy
-    learner = Learner(model, sharding.make_mesh(), role(), params, (4, 50))
+    learner = learner_of(model, params, role(), (4, 50))
     before = jax.device_get(learner.state)
-    assert learner.update([]) == {'skipped_updates': (1.0, 1.0)}
+    assert learner.update('r', []) == {'skipped_updates': (1.0, 1.0)}
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(learner.state), before)
 
 
@@ -156,10 +171,10 @@ def test_kl_pulls_back_to_the_first_weights(policy):
     for row in rows:
         row.advantage = 0.0
     batches = pack(rows, micro_rows=3, tokens=50, mode='token')
-    learner = Learner(model, sharding.make_mesh(), role(kl_coef=1.0, learning_rate=1e-3), params, (3, 50))
+    learner = learner_of(model, params, role(kl_coef=1.0, learning_rate=1e-3), (3, 50))
     noisy = jax.tree.map(lambda x: x + 0.05 * np.random.default_rng(0).normal(size=x.shape).astype('f'), params)
     learner.state = jax.device_put({**learner.state, 'params': noisy}, learner.shardings)
-    kl = [(s := learner.update(batches))['kl'][0] / s['kl'][1] for _ in range(6)]
+    kl = [(s := learner.update('r', batches))['kl'][0] / s['kl'][1] for _ in range(6)]
     assert kl[-1] < 0.8 * kl[0]
 
 
@@ -198,10 +213,11 @@ def test_weight_decay_leaves_norms_alone():
 
 def test_one_program_for_any_number_of_micro_batches(policy):
     model, params = policy
-    learner = Learner(model, sharding.make_mesh(), role(), params, (2, 50))
+    learner = learner_of(model, params, role(), (2, 50))
     for count in (3, 9, 30):
-        learner.update(pack(make_rows(model, count), micro_rows=2, tokens=50, mode='token'))
-    assert learner._accumulate._cache_size() == 1 and learner._apply._cache_size() == 1
+        learner.update('r', pack(make_rows(model, count), micro_rows=2, tokens=50, mode='token'))
+    head = learner._heads['r']
+    assert head.accumulate._cache_size() == 1 and head.apply._cache_size() == 1
 
 
 def test_a_trajectory_that_is_too_long_is_refused(policy):

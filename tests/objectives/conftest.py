@@ -1,8 +1,9 @@
-"""The golden vectors: expected numbers of an independent float64 implementation."""
+"""The golden vectors: expected numbers of an independent float64 implementation; and a batch to compute with."""
 
 import json
 import pathlib
 
+import batches
 import pytest
 
 _PATH = pathlib.Path(__file__).parents[1] / 'golden' / 'golden.json'
@@ -12,3 +13,8 @@ _PATH = pathlib.Path(__file__).parents[1] / 'golden' / 'golden.json'
 def golden():
     """{name: (inputs, expected)}."""
     return {record['name']: (record['inputs'], record['expected']) for record in json.loads(_PATH.read_text())}
+
+
+@pytest.fixture
+def batch():
+    return batches.make()

@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from zeroplay_jax.objectives.advantages import group_advantages, stratify
+from zeroplay_jax.objectives.advantages import discounted_returns, group_advantages, informative_groups, whiten
 
 
-def close(given, wanted):
-    np.testing.assert_allclose(given, wanted, rtol=1e-9, atol=1e-12)
+def close(given, wanted, rtol=1e-9):
+    np.testing.assert_allclose(given, wanted, rtol=rtol, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,7 @@ def close(given, wanted):
         ('grpo_std_ddof0', dict(singleton='raw', ddof=0)),
         ('grpo_no_std', dict(singleton='raw', scale='none')),
         ('grpo_no_std_singleton_zero', dict(scale='none')),
+        ('rloo', dict(baseline='loo', scale='none', singleton='raw')),
     ],
 )
 def test_golden_group_advantages(golden, name, options):
@@ -61,6 +62,44 @@ def test_golden_kept_groups(golden):
     moved = np.any(advantages.reshape(rewards.shape) != 0, axis=1)
     assert np.flatnonzero(moved).tolist() == expected['kept_indices']
     assert stats['informative_groups'] == (3.0, 5.0)
+
+
+def test_golden_filter_and_fill(golden):
+    inputs, expected = golden['dspo_filter_and_fill']
+    rewards = np.array(inputs['groups'])
+    groups = np.repeat(np.arange(len(rewards)), inputs['G'])
+    kept = informative_groups(rewards.ravel(), groups).reshape(rewards.shape)
+    assert np.array_equal(kept.any(1), kept.all(1))
+    indices = np.flatnonzero(kept[:, 0]).tolist()
+    assert indices == expected['kept_indices']
+    assert indices[: inputs['train_groups']] == expected['batch_after_fill_in_arrival_order']
+    assert indices[inputs['train_groups'] :] == expected['leftover_kept']
+    assert kept.mean() == expected['keep_fraction']
+
+
+def test_golden_filter_of_advantages(golden):
+    inputs, expected = golden['group_advantages']
+    kept = informative_groups(inputs['rewards'], inputs['group'])
+    assert [bool(kept[0]), bool(kept[5])] == expected['keep_group_0_lt_correct_lt_G']
+
+
+def test_golden_returns_pass_over_an_observation(golden):
+    inputs, expected = golden['reinforce_pp_observation_gap']
+    returns = discounted_returns(inputs['token_rewards'], inputs['mask'], inputs['gamma'])
+    assert returns.dtype == np.float64
+    close(returns, expected['returns_gap_safe'])
+    close(whiten(returns, inputs['mask']), expected['adv_gap_safe'])
+
+
+def test_golden_returns_that_stop_at_an_observation_credit_the_last_turn_only(golden):
+    """What the first version of verl computed: each stretch between observations alone."""
+    inputs, expected = golden['reinforce_pp_observation_gap']
+    rewards, mask = np.array(inputs['token_rewards']), np.array(inputs['mask'], bool)
+    first, second = mask.copy(), mask.copy()
+    first[:, 3:], second[:, :3] = False, False
+    cut = sum(discounted_returns(rewards, part) for part in (first, second))
+    close(cut, expected['returns_reset_at_mask0'])
+    close(whiten(cut, mask), expected['adv_reset_at_mask0'])
 
 
 @pytest.mark.parametrize('scale', ['std', 'none'])
@@ -134,6 +173,100 @@ def test_statistics_count_groups_by_size():
     assert stats['group_size'] == (346.0, 8.0)
 
 
+def test_leave_one_out_compares_with_the_others():
+    rng = np.random.default_rng(4)
+    rewards, groups = rng.normal(size=40), rng.integers(0, 6, 40)
+    advantages, _ = group_advantages(rewards, groups, baseline='loo', scale='none')
+    for i in range(40):
+        others = (groups == groups[i]) & (np.arange(40) != i)
+        close(advantages[i], rewards[i] - rewards[others].mean())
+
+
+@pytest.mark.parametrize('baseline', ['mean', 'loo', 'none'])
+def test_whitened_advantages_have_mean_zero_and_variance_one_over_tokens(baseline):
+    rng = np.random.default_rng(6)
+    rewards, groups, lengths = rng.normal(size=30), np.repeat(np.arange(6), 5), rng.integers(1, 9, 30)
+    advantages, _ = group_advantages(rewards, groups, baseline=baseline, scale='batch', lengths=lengths)
+    tokens = np.repeat(advantages, lengths)
+    close(tokens.mean(), 0)
+    close(tokens.var(ddof=1), 1, rtol=1e-6)
+    close(advantages, whiten(group_advantages(rewards, groups, baseline=baseline, scale='none')[0], lengths))
+
+
+def test_whitening_rows_by_length_is_whitening_their_tokens():
+    rng = np.random.default_rng(7)
+    values, lengths = rng.normal(size=8), rng.integers(0, 6, 8)
+    mask = np.arange(6) < lengths[:, None]
+    by_token = whiten(np.broadcast_to(values[:, None], mask.shape), mask)
+    close(by_token, whiten(values, lengths)[:, None] * mask)
+
+
+def test_one_group_and_equal_lengths_make_whitening_the_normalised_group():
+    """REINFORCE++ without groups is what HRPO becomes where all proposals have one hop count."""
+    rewards, groups = np.random.default_rng(8).normal(size=12), np.zeros(12, int)
+    hops, _ = group_advantages(rewards, groups, eps=0.0)
+    close(hops, (rewards - rewards.mean()) / rewards.std(ddof=1))
+    flat, _ = group_advantages(rewards, groups, baseline='none', scale='batch', lengths=np.full(12, 7))
+    close(flat / hops, np.full(12, flat[0] / hops[0]))
+    close(flat[0] / hops[0], np.sqrt(83 / 84 * 12 / 11), rtol=1e-6)  # the variance of 84 tokens, not of 12 rows
+
+
+def test_a_row_alone_stays_out_of_the_whitening_unless_raw():
+    rewards, groups, lengths = [1.0, 0.0, 5.0], [0, 0, 1], [2, 3, 4]
+    advantages, _ = group_advantages(rewards, groups, scale='batch', lengths=lengths)
+    close(advantages[:2], group_advantages(rewards[:2], groups[:2], scale='batch', lengths=lengths[:2])[0])
+    assert advantages[2] == 0
+    raw, _ = group_advantages(rewards, groups, scale='batch', lengths=lengths, singleton='raw')
+    close(raw, whiten([0.5, -0.5, 5.0], lengths))
+
+
+def test_rows_without_tokens_or_validity_do_not_weigh_in_the_whitening():
+    rewards, groups, lengths = [1.0, 0.0, 0.5, np.nan, 9.0], [0, 0, 0, 0, 0], [2, 3, 0, 4, 4]
+    valid = [True, True, True, True, False]
+    advantages, _ = group_advantages(rewards, groups, scale='batch', lengths=lengths, valid=valid)
+    assert np.all(advantages[2:] == 0)
+    close(advantages[:2], whiten([0.5, -0.5], [2, 3]))
+
+
+@pytest.mark.parametrize('values, counts', [([], []), ([3.0], [5]), ([0.1] * 3, [1] * 3), ([1.0, 2.0], [0, 0])])
+def test_whitening_what_is_all_alike_gives_zeros(values, counts):
+    assert np.array_equal(whiten(values, counts), np.zeros(len(values)))
+
+
+def test_whitening_ignores_what_is_masked():
+    values, mask = np.array([[1.0, np.nan, 3.0], [np.inf, 4.0, 0.5]]), np.array([[1, 0, 1], [0, 1, 1]])
+    close(whiten(values, mask), whiten(np.nan_to_num(values, posinf=0), mask))
+    assert np.all(whiten(values, mask)[mask == 0] == 0)
+
+
+@pytest.mark.parametrize('bad', [np.nan, np.inf])
+def test_rows_that_cannot_count_inform_nobody(bad):
+    rewards, groups = [1.0, bad, 1.0, 0.0, 1.0, 0.0], [0, 0, 0, 1, 1, 1]
+    assert informative_groups(rewards, groups).tolist() == [False] * 3 + [True] * 3
+    valid = [True, True, True, False, True, False]
+    assert informative_groups(rewards, groups, valid).tolist() == [False] * 6
+    assert informative_groups([0.2, bad, 0.3], [4, 4, 4]).tolist() == [True, False, True]
+
+
+def test_informative_rows_are_those_with_an_advantage():
+    rng = np.random.default_rng(9)
+    rewards, groups = rng.integers(0, 2, 60), rng.integers(0, 20, 60)
+    assert np.array_equal(informative_groups(rewards, groups), group_advantages(rewards, groups)[0] != 0)
+
+
+def test_returns_discount_by_trained_tokens():
+    returns = discounted_returns([[1.0, np.nan, 0.0, 4.0, np.nan]], [[1, 0, 1, 1, 0]], 0.5)
+    close(returns, [[2.0, 0.0, 2.0, 4.0, 0.0]])
+    close(discounted_returns(np.ones((1, 3)), np.ones((1, 3)), 0.0), np.ones((1, 3)))
+
+
+def test_groups_of_another_size_are_refused_where_the_size_is_known():
+    assert group_advantages([1.0, 0.0, 1.0, 0.0], [3, 3, 5, 5], group_size=2)[0].any()
+    for groups, found in (([3, 3, 3, 3], 'key 3 has 4 rows'), ([2, 2, 5, 7], 'key 5 has 1 rows')):
+        with pytest.raises(ValueError, match=f'{found}, not group_size=2; give every prompt a key of its own'):
+            group_advantages([1.0, 0.0, 1.0, 0.0], groups, group_size=2)
+
+
 def test_no_rows():
     advantages, stats = group_advantages(np.zeros(0), np.zeros(0, int))
     assert advantages.shape == (0,) and stats['singleton_groups'] == (0.0, 0.0)
@@ -151,6 +284,8 @@ def test_no_rows():
         ([1.0], [0], dict(ddof=2), 'ddof is 2'),
         ([1.0], [0], dict(singleton='one'), "singleton is 'one'"),
         ([1.0], [0], dict(baseline='none'), "take scale='none'"),
+        ([1.0], [0], dict(scale='batch'), 'needs lengths'),
+        ([1.0], [0], dict(scale='batch', lengths=[1, 2]), 'needs lengths'),
     ],
 )
 def test_bad_input_is_one_clear_line(rewards, groups, options, message):
@@ -159,38 +294,19 @@ def test_bad_input_is_one_clear_line(rewards, groups, options, message):
     assert '\n' not in str(error.value)
 
 
-def test_golden_batch_plans(golden):
-    inputs, expected = golden['batch_plans']
-    for ratio in ('drzero', 'scope'):
-        counts = [stratify(inputs[f'{ratio}_ratio'], batch) for batch in inputs['batches']]
-        assert counts == expected[f'{ratio}_counts']
-
-
 @pytest.mark.parametrize(
-    'ratio, n, counts',
+    'call, message',
     [
-        ((1, 1, 1), 4, [2, 1, 1]),
-        ((1, 3), 2, [1, 1]),
-        ((0, 1, 0), 5, [0, 5, 0]),
-        ((4, 3, 2, 1), 1, [1, 0, 0, 0]),
-        ((0.3, 0.1, 0.6), 5, [2, 0, 3]),
-        ((1, 2), 0, [0, 0]),
+        (lambda: informative_groups([1.0], [0, 1]), 'informative_groups: .* equally long'),
+        (lambda: informative_groups([1.0], [0.5]), 'not integers'),
+        (lambda: discounted_returns([1.0], [1]), 'must both be'),
+        (lambda: discounted_returns([[1.0]], [[1, 1]]), 'must both be'),
+        (lambda: discounted_returns([[1.0]], [[1]], 1.5), 'gamma 1.5'),
+        (lambda: whiten([1.0], [1, 1]), 'must be alike'),
+        (lambda: whiten([1.0, 2.0], [1, -1]), 'no count below 0'),
     ],
 )
-def test_stratify_ties_and_edges(ratio, n, counts):
-    assert stratify(ratio, n) == counts
-
-
-def test_stratify_always_sums_and_stays_within_one():
-    rng = np.random.default_rng(2)
-    for _ in range(200):
-        ratio, n = rng.integers(1, 9, rng.integers(1, 6)).tolist(), int(rng.integers(0, 300))
-        counts = stratify(ratio, n)
-        assert sum(counts) == n
-        assert all(abs(c - n * w / sum(ratio)) < 1 for c, w in zip(counts, ratio, strict=True))
-
-
-@pytest.mark.parametrize('ratio, n', [((), 3), ((0, 0), 3), ((-1, 2), 3), ((float('nan'),), 3), ((1,), -1)])
-def test_stratify_refuses(ratio, n):
-    with pytest.raises(ValueError, match='stratify: cannot split'):
-        stratify(ratio, n)
+def test_other_bad_input_is_one_clear_line(call, message):
+    with pytest.raises(ValueError, match=message) as error:
+        call()
+    assert '\n' not in str(error.value)

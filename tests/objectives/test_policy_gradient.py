@@ -4,118 +4,106 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from batches import CLIPS, LOSSES, SEQUENCE_MODES, average, close, differences, make, mean, run, spread, weights
 
 from zeroplay_jax.objectives import policy_gradient as pg
 
-SEQUENCE_MODES = ('token', 'seq_mean_token_mean', 'seq_mean_token_sum')
 GOLDEN_MODES = {
     'token': 'token-mean',
     'seq_mean_token_sum': 'seq-mean-token-sum',
     'seq_mean_token_mean': 'seq-mean-token-mean',
     'constant': 'seq-mean-token-sum-norm(len=4)',
 }
-CLIPS = dict(clip_low=0.2, clip_high=0.28, dual_clip=3.0)
+WRAPS = pytest.mark.parametrize('wrap', [jax.jit, lambda f: f], ids=['jit', 'plain'])
 
 
-def close(given, wanted):
-    np.testing.assert_allclose(np.asarray(given), wanted, rtol=2e-5, atol=1e-6)
-
-
-def spread(advantage, like):
-    return np.broadcast_to(np.asarray(advantage, np.float32)[:, None], np.shape(like))
-
-
-def mean(stat):
-    return float(stat[0] / stat[1])
-
-
-@pytest.fixture
-def batch():
-    """Six rollouts of unlike lengths with gaps in the mask (tool text); one has nothing to learn from."""
-    rng = np.random.default_rng(0)
-    lengths = (7, 4, 9, 1, 5, 6)
-    shape = len(lengths), max(lengths)
-    mask = np.arange(shape[1]) < np.array(lengths)[:, None]
-    mask &= rng.random(shape) < 0.8
-    mask[3], mask[4] = mask[3] | (np.arange(shape[1]) == 0), False
-    old = -rng.exponential(1.5, shape)
-    return dict(
-        logp=(old + rng.normal(0, 0.4, shape)).astype(np.float32),
-        old_logp=old.astype(np.float32),
-        advantage=spread(rng.normal(size=shape[0]), mask).copy(),
-        mask=mask,
+def tensors(inputs):
+    """(logp, old_logp, advantage, mask, segment) of a golden record, one rollout per row."""
+    mask = np.array(inputs['mask'], bool)
+    return (
+        np.array(inputs['new_logp'], np.float32),
+        np.array(inputs['old_logp'], np.float32),
+        spread(inputs['adv'], mask),
+        mask,
+        np.ones(mask.shape, np.int32),
     )
 
 
-def reference(batch, mode, clip_low, clip_high, dual_clip, logp=None):
-    """The loss once more, rollout by rollout in float64 Python."""
-    logp = np.asarray(batch['logp'] if logp is None else logp, np.float64)
-    sums, lengths = [], []
-    for row in range(len(logp)):
-        losses = []
-        for t in np.flatnonzero(batch['mask'][row]):
-            a = float(batch['advantage'][row, t])
-            ratio = np.exp(np.clip(logp[row, t] - float(batch['old_logp'][row, t]), -20, 20))
-            loss = -min(a * ratio, a * min(max(ratio, 1 - clip_low), 1 + clip_high))
-            losses.append(min(loss, -a * dual_clip) if dual_clip and a < 0 else loss)
-        if losses:
-            sums.append(sum(losses))
-            lengths.append(len(losses))
-    if mode == 'token':
-        return sum(sums) / sum(lengths)
-    if mode == 'seq_mean_token_sum':
-        return sum(sums) / len(sums)
-    return sum(s / n for s, n in zip(sums, lengths, strict=True)) / len(sums)
+def value_and_grad(loss, arrays):
+    weight = pg.token_weights(arrays[3], None, 'seq_mean_token_mean')
+    return jax.jit(jax.value_and_grad(lambda logp: pg.aggregate(loss(logp, *arrays[1:])[0], weight)))(arrays[0])
 
 
-@functools.partial(jax.jit, static_argnames=('clip_low', 'clip_high', 'dual_clip'))
-def loss_of(batch, weights, **clips):
-    """Scalar loss and its gradient with respect to logp."""
-
-    def loss(logp):
-        per_token, _ = pg.token_pg(logp, batch['old_logp'], batch['advantage'], batch['mask'], **clips)
-        return pg.aggregate(per_token, weights)
-
-    return jax.value_and_grad(loss)(batch['logp'])
+# Golden vectors
 
 
-@pytest.mark.parametrize('jit', [True, False])
-def test_golden_clip_and_dual_clip(golden, jit):
+@WRAPS
+def test_golden_clip_and_dual_clip(golden, wrap):
     inputs, expected = golden['ppo_clip_dual_clip_aggregation']
-    mask = np.array(inputs['mask'], bool)
+    *arrays, mask, _ = tensors(inputs)
     clips = dict(clip_low=inputs['clip_low'], clip_high=inputs['clip_high'])
-    arrays = (np.array(inputs['new_logp']), np.array(inputs['old_logp']), spread(inputs['adv'], mask), mask)
-    wrap = jax.jit if jit else lambda f: f
-    per_token, stats = wrap(functools.partial(pg.token_pg, dual_clip=inputs['dual_c'], **clips))(*arrays)
+    per_token, stats = wrap(functools.partial(pg.token_pg, dual_clip=inputs['dual_c'], **clips))(*arrays, mask)
     assert per_token.dtype == jnp.float32
     close(per_token, np.where(mask, expected['token_loss'], 0))
     close(mean(stats['ratio']), np.array(expected['ratio'])[mask].mean())
     # Clipped: ratio 1.49 at A > 0, ratio 0.55 at A < 0. Bounded: ratio 4.48 at A < 0.
     assert stats['clip_share'] == (2, 7) and stats['dual_clip_share'] == (1, 7)
     for mode, name in GOLDEN_MODES.items():
-        weights = pg.token_weights(mask, None, mode, 4.0 if mode == 'constant' else None)
-        close(wrap(pg.aggregate)(per_token, weights), expected['loss'][name])
-    plain, _ = wrap(functools.partial(pg.token_pg, **clips))(*arrays)
+        weight = pg.token_weights(mask, None, mode, 4.0 if mode == 'constant' else None)
+        close(wrap(pg.aggregate)(per_token, weight), expected['loss'][name])
+    plain, _ = wrap(functools.partial(pg.token_pg, **clips))(*arrays, mask)
     close(
         pg.aggregate(plain, pg.token_weights(mask, None, 'token')),
         expected['loss']['no_dual_clip_token-mean'],
     )
 
 
+@pytest.mark.parametrize('width', ['narrow', 'wide'])
+@WRAPS
+def test_golden_sequence_ratio_with_absurd_values_at_masked_places(golden, width, wrap):
+    inputs, expected = golden['dspo_gspo_loss']
+    low, high = inputs[f'clip_{width}']
+    arrays = tensors(inputs)
+    loss = wrap(functools.partial(pg.sequence_pg, clip_low=low, clip_high=high))
+    value, gradient = value_and_grad(loss, arrays)
+    close(value, expected[f'loss_{width}'])
+    close(gradient, expected[f'grad_logp_{width}'])
+    if width == 'narrow':
+        assert not np.any(gradient)
+    _, stats = loss(*arrays)
+    # The third rollout has nothing to learn from and is not counted.
+    assert stats['clip_share'] == (sum(expected[f'clipped_{width}']), 2)
+    close(mean(stats['sequence_ratio']), np.mean(expected['s'][:2]))
+    close(np.log(expected['s']), expected['log_s'])
+
+
 def test_golden_grpo_with_absurd_values_at_masked_places(golden):
     inputs, expected = golden['dspo_gspo_loss']
-    mask = np.array(inputs['mask'], bool)
-    per_token, _ = pg.token_pg(
-        np.array(inputs['new_logp']),
-        np.array(inputs['old_logp']),
-        spread(inputs['adv'], mask),
-        mask,
-        clip_low=0.2,
-        clip_high=0.2,
-    )
+    *arrays, mask, _ = tensors(inputs)
+    per_token, _ = pg.token_pg(*arrays, mask, clip_low=0.2, clip_high=0.2)
     for mode, name in (('seq_mean_token_mean', 'seq_mean_token_mean'), ('token', 'token_mean')):
         wanted = expected[f'grpo_token_ratio_loss_clip0.2_{name}']
         close(pg.aggregate(per_token, pg.token_weights(mask, None, mode)), wanted)
+
+
+@WRAPS
+def test_golden_geometric_mean(golden, wrap):
+    inputs, expected = golden['gmpo_loss']
+    low, high = inputs['clip_log']
+    arrays = tensors(inputs)
+    loss = wrap(functools.partial(pg.geometric_pg, clip_low=low, clip_high=high))
+    close(value_and_grad(loss, arrays)[0], expected['loss'])
+    per_token, stats = loss(*arrays)
+    wanted = -np.array(inputs['adv'])[:, None] * np.array(expected['geo_ratio'])[:, None]
+    close(per_token, np.where(arrays[3], wanted, 0))
+    close(mean(stats['sequence_ratio']), np.mean(expected['geo_ratio']))
+
+
+def test_geometric_mean_over_all_rollouts_is_a_matter_of_the_total(batch):
+    """The paper divides by rollouts without a trained token too."""
+    own, _, _ = run('geometric_pg', batch, weights(batch, 'seq_mean_token_mean'))
+    every, _, _ = run('geometric_pg', batch, weights(batch, 'seq_mean_token_mean', total=6.0))
+    close(6 * every, 5 * own)
 
 
 def test_golden_hrpo_objectives(golden):
@@ -133,52 +121,70 @@ def test_golden_hrpo_objectives(golden):
     close(stats['logp'][0], sum(inputs['seq_logprob_sum']))
 
 
-@pytest.mark.parametrize('jit', [True, False])
-@pytest.mark.parametrize('kind', ['k1', 'k2', 'k3'])
-def test_golden_kl(golden, kind, jit):
-    inputs, expected = golden['kl_and_tis']
-    logp, ref = np.array([inputs['logp']]), np.array([inputs['ref_logp']])
-    mask = np.ones(logp.shape, bool)
-    value = functools.partial(pg.kl, kind=kind)
-    value = jax.jit(value) if jit else value
-    per_token, stats = value(logp, ref, mask)
-    close(per_token[0], expected[kind])
-    close(mean(stats['kl']), np.mean(expected[kind]))
-    gradient = jax.grad(lambda x, y: value(x, y, mask)[0].sum(), (0, 1))(jnp.float32(logp), jnp.float32(ref))
-    close(gradient[0][0], expected[f'grad_{kind}'])
-    assert not np.any(gradient[1])
+# Against float64, rollout by rollout
 
 
-def test_golden_sampler_trainer_gap(golden):
-    inputs, expected = golden['kl_and_tis']
-    trainer, sampler = np.array([inputs['trainer_logp']]), np.array([inputs['sampler_logp']])
-    stats = pg.agreement(trainer, sampler, np.ones(trainer.shape, bool))
-    close(mean(stats['prob_gap']), expected['sampler_trainer_mean_abs_prob_diff'])
-    close(mean(stats['ratio']), np.mean(expected['tis_raw']))
-    log_ratio = trainer - sampler
-    close(mean(stats['approx_kl']), np.mean(np.exp(log_ratio) - 1 - log_ratio))
+def token_reference(logp, old, a, dual_clip=3.0):
+    """Sum of the clipped losses of one rollout's trained tokens."""
+    total = 0.0
+    for ratio in np.exp(np.clip(logp - old, -20, 20)):
+        loss = -min(a * ratio, a * min(max(ratio, 1 - CLIPS['clip_low']), 1 + CLIPS['clip_high']))
+        total += min(loss, -a * dual_clip) if dual_clip and a < 0 else loss
+    return total
 
 
-@pytest.mark.parametrize('gap, value', [(-3.0, 10.0), (-50.0, 10.0), (50.0, 10.0), (5.0, np.exp(-5) + 4)])
-def test_k3_is_held_within_ten(gap, value):
-    close(pg.kl(jnp.array([[gap]]), jnp.zeros((1, 1)), jnp.ones((1, 1), bool))[0], [[value]])
+def sequence_reference(logp, old, a):
+    """|y| times min(s·A, clip(s)·A), negated."""
+    s = np.exp(np.mean(logp - old))
+    return -len(logp) * min(s * a, a * min(max(s, 1 - CLIPS['clip_low']), 1 + CLIPS['clip_high']))
+
+
+def geometric_reference(logp, old, a):
+    """|y| times A·exp(mean of the pessimistically clipped log-ratios), negated."""
+    bounded = [min(x * a, min(max(x, -CLIPS['clip_low']), CLIPS['clip_high']) * a) / a for x in (logp - old)]
+    return -len(logp) * a * np.exp(np.mean(bounded))
+
+
+REFERENCES = {
+    'token_pg': token_reference,
+    'sequence_pg': sequence_reference,
+    'geometric_pg': geometric_reference,
+    'reinforce': lambda logp, old, a: -a * np.sum(logp),
+}
+
+
+def reference(name, batch, mode, logp=None):
+    logp = np.asarray(batch['logp'] if logp is None else logp, np.float64)
+    losses = [
+        REFERENCES[name](
+            logp[row, on], batch['old_logp'][row, on].astype(np.float64), float(batch['advantage'][row, 0])
+        )
+        if on.any()
+        else 0.0
+        for row, on in enumerate(batch['mask'])
+    ]
+    return average(losses, batch['mask'].sum(1), mode)
 
 
 @pytest.mark.parametrize('mode', SEQUENCE_MODES)
-@pytest.mark.parametrize('dual_clip', [None, 3.0, 1.05])
-def test_value_and_gradient_match_float64_reference(batch, mode, dual_clip):
-    clips = dict(clip_low=0.2, clip_high=0.28, dual_clip=dual_clip)
-    value, gradient = loss_of(batch, pg.token_weights(batch['mask'], None, mode), **clips)
-    close(value, reference(batch, mode, **clips))
-    step = 1e-6
-    wanted = np.zeros(batch['logp'].shape)
-    for place in np.ndindex(wanted.shape):
-        shift = np.zeros(wanted.shape)
-        shift[place] = step
-        up, down = (reference(batch, mode, logp=batch['logp'] + s, **clips) for s in (shift, -shift))
-        wanted[place] = (up - down) / (2 * step)
-    close(gradient, wanted)
+@pytest.mark.parametrize('name', REFERENCES)
+def test_value_and_gradient_match_float64(batch, name, mode):
+    value, gradient, _ = run(name, batch, weights(batch, mode))
+    close(value, reference(name, batch, mode))
     assert not np.any(np.asarray(gradient)[~batch['mask']])
+    # A sequence ratio is differentiated through each token's own share: the formula's gradient under the mean only.
+    if mode == 'seq_mean_token_mean' or name in ('token_pg', 'reinforce'):
+        close(gradient, differences(lambda logp: reference(name, batch, mode, logp), batch['logp']))
+
+
+@pytest.mark.parametrize('dual_clip', [None, 1.05])
+def test_other_dual_clips_match_float64(batch, dual_clip):
+    per_token, _ = pg.token_pg(
+        *(batch[k] for k in ('logp', 'old_logp', 'advantage', 'mask')), dual_clip=dual_clip, **CLIPS
+    )
+    for row, on in enumerate(batch['mask']):
+        rollout = (batch[k][row, on].astype(np.float64) for k in ('logp', 'old_logp'))
+        close(np.sum(per_token[row]), token_reference(*rollout, float(batch['advantage'][row, 0]), dual_clip))
 
 
 def test_zero_dual_clip_is_off(batch):
@@ -187,182 +193,73 @@ def test_zero_dual_clip_is_off(batch):
     assert np.array_equal(off, zero)
 
 
+# What the objectives have in common
+
+
 @pytest.mark.parametrize('mode', SEQUENCE_MODES)
-def test_ratio_one_has_the_gradient_of_reinforce(batch, mode):
+@pytest.mark.parametrize('name', ['token_pg', 'sequence_pg', 'geometric_pg'])
+def test_ratio_one_has_the_gradient_of_reinforce(batch, name, mode):
     batch['old_logp'] = batch['logp']
-    weights = pg.token_weights(batch['mask'], None, mode)
-    _, gradient = loss_of(batch, weights, **CLIPS)
-
-    def plain(logp):
-        return pg.aggregate(pg.reinforce(logp, batch['advantage'], batch['mask'])[0], weights)
-
-    close(gradient, jax.grad(plain)(batch['logp']))
-    close(gradient, -batch['advantage'] * weights)
+    weight = weights(batch, mode)
+    _, gradient, stats = run(name, batch, weight)
+    close(gradient, run('reinforce', batch, weight)[1])
+    close(gradient, -batch['advantage'] * weight)
+    assert stats['clip_share'][0] == 0
 
 
-def test_equal_lengths_make_token_and_sequence_means_equal(batch):
-    mask = np.ones_like(batch['mask'])
-    weights = [pg.token_weights(mask, None, mode) for mode in ('token', 'seq_mean_token_mean')]
-    np.testing.assert_allclose(*weights, rtol=1e-6)
+def test_rollouts_of_one_token_have_the_same_ratio_in_all_senses():
+    batch = make()
+    batch['mask'] &= np.cumsum(batch['mask'], 1) == 1
+    weight = weights(batch, 'token')
+    # Dual clip and the geometric mean's bound differ beyond the ordinary clip: stay within it.
+    batch['old_logp'] = batch['logp'] - np.float32(0.1) * np.sign(batch['advantage'])
+    results = [run(name, batch, weight)[:2] for name in ('token_pg', 'sequence_pg', 'geometric_pg')]
+    for value, gradient in results[1:]:
+        close(value, results[0][0])
+        close(gradient, results[0][1])
 
 
-def packed(batch, rows, length, order):
-    """The batch's rollouts laid one behind another into rows, in a given order; the rest is rubbish."""
-    names = ('logp', 'old_logp', 'advantage')
-    result = {name: np.full((rows, length), np.nan, np.float32) for name in names}
-    result['mask'] = np.zeros((rows, length), bool)
-    sequence = np.full((rows, length), -1, np.int32)
-    places = {}
-    fill = np.zeros(rows, int)
-    for index in order:
-        size = batch['mask'].shape[1] - int(np.argmax(batch['mask'][index][::-1])) if batch['mask'][index].any() else 2
-        row = int(np.flatnonzero(fill + size <= length)[0])
-        span = slice(fill[row], fill[row] + size)
-        for name in (*names, 'mask'):
-            result[name][row, span] = batch[name][index, :size]
-        sequence[row, span] = index
-        places[index] = (row, span, size)
-        fill[row] += size
-    return result, sequence, places
+def test_sequence_ratio_needs_the_sequence_mean(batch):
+    """Under the token mean a rollout counts by its length: documented, and the reason why GSPO fixes the mode."""
+    by_token = reference('sequence_pg', batch, 'token')
+    by_sequence = reference('sequence_pg', batch, 'seq_mean_token_mean')
+    assert abs(by_token - by_sequence) > 1e-3
 
 
-@pytest.mark.parametrize('mode', SEQUENCE_MODES)
-@pytest.mark.parametrize(
-    'rows, length, order', [(3, 16, range(6)), (8, 12, (5, 2, 0, 4, 1, 3)), (2, 40, (3, 1, 4, 0, 5, 2))]
-)
-@pytest.mark.parametrize('parts', [1, 2])
-def test_packing_padding_order_and_micro_batches_change_nothing(batch, mode, rows, length, order, parts):
-    value, gradient = loss_of(batch, pg.token_weights(batch['mask'], None, mode), **CLIPS)
-    rest, sequence, places = packed(batch, rows, length, order)
-    weights = pg.token_weights(rest['mask'], sequence, mode)
-    cuts = [slice(rows * i // parts, rows * (i + 1) // parts) for i in range(parts)]
-    results = [loss_of({k: v[cut] for k, v in rest.items()}, weights[cut], **CLIPS) for cut in cuts]
-    close(sum(float(v) for v, _ in results), value)
-    other = np.concatenate([g for _, g in results])
-    for index, (row, span, size) in places.items():
-        close(other[row, span], np.asarray(gradient)[index, :size])
-    assert np.all(np.isfinite(other)) and not np.any(other[~rest['mask']])
+def test_one_noisy_token_moves_the_token_ratio_and_hardly_the_sequence_ratio():
+    mask = np.ones((1, 100), bool)
+    old, logp = np.zeros((1, 100), np.float32), np.zeros((1, 100), np.float32)
+    logp[0, 3] = 5.0
+    arrays = (logp, old, np.ones((1, 100), np.float32), mask)
+    _, token = pg.token_pg(*arrays, **CLIPS)
+    _, sequence = pg.sequence_pg(*arrays, np.ones((1, 100), np.int32), **CLIPS)
+    assert token['clip_share'] == (1, 100) and sequence['clip_share'] == (0, 1)
+    close(mean(sequence['sequence_ratio']), np.exp(0.05))
 
 
-@pytest.mark.parametrize('mode', SEQUENCE_MODES)
-def test_parts_with_the_denominator_of_the_whole_add_up(batch, mode):
-    """As on several hosts: each sees its own rollouts, only the denominators are added up."""
-    lengths = batch['mask'].sum(1)
-    halves = [{k: v[:3] for k, v in batch.items()}, {k: v[3:] for k, v in batch.items()}]
-    total = pg.denominator(lengths[:3], mode) + pg.denominator(lengths[3:], mode)
-    values = [loss_of(h, pg.token_weights(h['mask'], None, mode, total), **CLIPS)[0] for h in halves]
-    close(sum(values), loss_of(batch, pg.token_weights(batch['mask'], None, mode), **CLIPS)[0])
-
-
-@pytest.mark.parametrize('mode', SEQUENCE_MODES)
-def test_leaving_out_rollouts_of_advantage_zero_changes_nothing(batch, mode):
-    batch['advantage'][[0, 2]] = 0
-    whole = loss_of(batch, pg.token_weights(batch['mask'], None, mode), **CLIPS)[0]
-    total = pg.denominator(batch['mask'].sum(1), mode)
-    kept = {k: v[[1, 3, 4, 5]] for k, v in batch.items()}
-    close(loss_of(kept, pg.token_weights(kept['mask'], None, mode, total), **CLIPS)[0], whole)
-
-
-@pytest.mark.parametrize('rubbish', [np.nan, np.inf, -np.inf, 1e30])
-@pytest.mark.parametrize('jit', [True, False])
-def test_masked_places_reach_neither_value_nor_gradient_nor_statistics(batch, rubbish, jit):
-    mask = batch['mask']
-    dirty = {k: np.where(mask, v, np.float32(rubbish)) for k, v in batch.items() if k != 'mask'} | {'mask': mask}
-    weights = pg.token_weights(mask, None, 'token')
-
-    def total(logp, old_logp, advantage, data):
-        loss, stats = pg.token_pg(logp, old_logp, advantage, data['mask'], **CLIPS)
-        plain, more = pg.reinforce(logp, advantage, data['mask'])
-        distance, most = pg.kl(logp, old_logp, data['mask'])
-        return pg.aggregate(loss + plain + distance, weights), stats | more | most
-
-    run = jax.value_and_grad(total, (0, 1, 2), has_aux=True)
-    run = jax.jit(run) if jit else run
-    names = ('logp', 'old_logp', 'advantage')
-    clean_result, dirty_result = (run(*(data[n] for n in names), data) for data in (batch, dirty))
-    for a, b in zip(jax.tree.leaves(clean_result), jax.tree.leaves(dirty_result), strict=True):
-        assert np.all(np.isfinite(a))
-        np.testing.assert_array_equal(a, b)
-
-
-def test_no_gradient_reaches_the_old_log_probs(batch):
-    def loss(old):
-        return pg.token_pg(batch['logp'], old, batch['advantage'], batch['mask'], **CLIPS)[0].sum()
-
-    assert not np.any(jax.grad(loss)(batch['old_logp']))
-
-
-def test_statistics_carry_no_gradient(batch):
-    def total(logp):
-        stats = pg.token_pg(logp, batch['old_logp'], batch['advantage'], batch['mask'], **CLIPS)[1]
-        stats |= pg.reinforce(logp, batch['advantage'], batch['mask'])[1]
-        stats |= pg.kl(logp, batch['old_logp'], batch['mask'])[1]
-        return sum(value for value, _ in stats.values())
-
-    assert not np.any(jax.grad(total)(batch['logp']))
+def test_clip_share_counts_rollouts_not_tokens(batch):
+    batch['old_logp'] = batch['logp'] - np.float32(1.0)
+    _, stats = LOSSES['sequence_pg'](*(batch[k] for k in ('logp', 'old_logp', 'advantage', 'mask', 'segment')))
+    raised = batch['mask'].any(1) & (batch['advantage'][:, 0] > 0)
+    assert stats['clip_share'] == (raised.sum(), 5)
+    close(mean(stats['sequence_ratio']), np.e)
 
 
 def test_an_extreme_ratio_stays_finite():
     mask = np.ones((1, 2), bool)
-    per_token, stats = pg.token_pg(
-        jnp.array([[0.0, -300.0]]),
-        jnp.array([[-300.0, 0.0]]),
-        -jnp.ones((1, 2)),
-        mask,
-        clip_low=0.2,
-        clip_high=0.2,
-    )
+    logp, old = jnp.array([[0.0, -300.0]]), jnp.array([[-300.0, 0.0]])
+    per_token, stats = pg.token_pg(logp, old, -jnp.ones((1, 2)), mask, clip_low=0.2, clip_high=0.2)
     close(per_token, [[np.exp(20), 0.8]])
     close(stats['ratio'][0], np.exp(20) + np.exp(-20))
 
 
-def test_low_precision_inputs_are_computed_in_float32(batch):
-    low = {k: jnp.asarray(v, jnp.bfloat16) for k, v in batch.items() if k != 'mask'}
-    given, _ = pg.token_pg(**low, mask=batch['mask'], **CLIPS)
-    wanted, _ = pg.token_pg(**{k: v.astype(jnp.float32) for k, v in low.items()}, mask=batch['mask'], **CLIPS)
-    assert given.dtype == jnp.float32 and np.array_equal(given, wanted)
-
-
-@pytest.mark.parametrize('mode', (*SEQUENCE_MODES, 'constant'))
-def test_a_wholly_masked_batch_weighs_nothing(batch, mode):
-    weights = pg.token_weights(np.zeros((2, 3), bool), None, mode, 5.0 if mode == 'constant' else None)
-    assert weights.shape == (2, 3) and not np.any(weights)
-    batch = {k: v[:2, :3] for k, v in batch.items()} | {'mask': np.zeros((2, 3), bool)}
-    value, gradient = loss_of(batch, weights, **CLIPS)
-    assert value == 0 and not np.any(gradient)
-
-
-def test_weights_count_a_sequence_across_gaps_and_skip_empty_ones():
-    mask = np.array([[1, 0, 1, 1, 0], [0, 0, 1, 0, 0]], bool)
-    sequence = np.array([[4, 4, 4, 2, 2], [0, 0, 4, -1, -1]])
-    close(pg.token_weights(mask, sequence, 'token'), mask / 4)
-    close(pg.token_weights(mask, sequence, 'seq_mean_token_sum'), mask / 2)
-    close(
-        pg.token_weights(mask, sequence, 'seq_mean_token_mean'),
-        [[1 / 6, 0, 1 / 6, 1 / 2, 0], [0, 0, 1 / 6, 0, 0]],
-    )
-    close(pg.token_weights(mask, sequence, 'constant', 8.0), mask / 8)
-    assert pg.denominator(np.array([3, 1, 0]), 'token') == 4 and pg.denominator([3, 1, 0], 'seq_mean_token_sum') == 2
-
-
-@pytest.mark.parametrize(
-    'call',
-    [
-        lambda x, m: pg.token_pg(x, x, x[0], m, **CLIPS),
-        lambda x, m: pg.token_pg(x[0], x[0], x[0], m[0], **CLIPS),
-        lambda x, m: pg.token_pg(x, x[:1], x, m, **CLIPS),
-        lambda x, m: pg.reinforce(x, x[:, :1], m),
-        lambda x, m: pg.kl(x, x, m[:, :1]),
-        lambda x, m: pg.agreement(x, x.T, m),
-        lambda x, m: pg.aggregate(x, x[0]),
-    ],
-)
-@pytest.mark.parametrize('jit', [True, False])
-def test_shapes_are_checked_first(call, jit):
-    call = jax.jit(call) if jit else call
-    with pytest.raises(ValueError, match='every array must be') as error:
-        call(jnp.zeros((2, 3)), jnp.ones((2, 3), bool))
-    assert '\n' not in str(error.value)
+@pytest.mark.parametrize('name', ['sequence_pg', 'geometric_pg'])
+def test_an_extreme_rollout_stays_finite(name):
+    """Two rollouts of one token each: one log-ratio far above every bound, the other far below."""
+    logp, old = jnp.array([[300.0, -300.0]]), jnp.zeros((1, 2))
+    loss = lambda x: LOSSES[name](x, old, -jnp.ones((1, 2)), np.ones((1, 2), bool), np.array([[1, 2]]))[0]
+    close(loss(logp), [[np.exp(10.0), 0.8 if name == 'sequence_pg' else np.exp(-0.2)]])
+    assert np.array_equal(jax.grad(lambda x: loss(x).sum())(logp), [[0.0, 0.0]])
 
 
 ONE = np.ones((1, 2), bool)
@@ -371,21 +268,13 @@ ONE = np.ones((1, 2), bool)
 @pytest.mark.parametrize(
     'call, message',
     [
-        (lambda: pg.token_pg(ONE, ONE, ONE, ONE, clip_low=1.5, clip_high=0.2), 'clip_low'),
+        (lambda: pg.token_pg(ONE, ONE, ONE, ONE, clip_low=1.5, clip_high=0.2), 'token_pg: needs 0 ≤ clip_low'),
         (lambda: pg.token_pg(ONE, ONE, ONE, ONE, clip_low=0.2, clip_high=-0.2), 'clip_high'),
-        (
-            lambda: pg.token_pg(ONE, ONE, ONE, ONE, clip_low=0.2, clip_high=0.2, dual_clip=1.0),
-            'must exceed 1',
-        ),
-        (lambda: pg.kl(ONE, ONE, ONE, 'k4'), "kind is 'k4'"),
-        (lambda: pg.denominator([1], 'mean'), "mode 'mean'"),
-        (lambda: pg.denominator([1], 'constant'), "mode 'constant'"),
-        (lambda: pg.token_weights(ONE, None, 'mean'), "mode is 'mean'"),
-        (lambda: pg.token_weights(ONE, None, 'constant'), 'needs `total`'),
-        (lambda: pg.token_weights(ONE, None, 'token', 0.0), 'must be positive'),
-        (lambda: pg.token_weights(ONE, np.zeros((2, 2), int), 'token'), 'both must be'),
-        (lambda: pg.token_weights(ONE[0], None, 'token'), 'both must be'),
-        (lambda: pg.token_weights(ONE, np.array([[0, -1]]), 'token'), 'sequence -1'),
+        (lambda: pg.token_pg(ONE, ONE, ONE, ONE, clip_low=0.2, clip_high=0.2, dual_clip=1.0), 'must exceed 1'),
+        (lambda: pg.sequence_pg(ONE, ONE, ONE, ONE, ONE, clip_low=-0.1, clip_high=0.2), 'sequence_pg: needs 0 ≤'),
+        (lambda: pg.geometric_pg(ONE, ONE, ONE, ONE, ONE, clip_low=0.4, clip_high=-0.1), 'geometric_pg: needs'),
+        (lambda: pg.sequence_pg(ONE, ONE, ONE, ONE, ONE[0], **CLIPS), 'sequence_pg: every array must be'),
+        (lambda: pg.geometric_pg(ONE, ONE, ONE, ONE, ONE[:, :1], **CLIPS), 'geometric_pg: every array must be'),
     ],
 )
 def test_bad_options_are_one_clear_line(call, message):

@@ -5,10 +5,17 @@ import pytest
 
 from zeroplay_jax.objectives.rewards import (
     difficulty,
-    drzero_format,
     exact_match,
     extract_last,
+    f1,
+    length_factor,
     normalize_answer,
+    overlong_penalty,
+    rubric_score,
+    scope_challenger_format,
+    search_bonus,
+    sub_exact_match,
+    triangle,
 )
 
 
@@ -17,6 +24,7 @@ def test_golden_normal_form_and_exact_match(golden):
     pairs = inputs['pred_gold']
     assert [normalize_answer(prediction) for prediction, _ in pairs] == expected['normalised_pred']
     assert [int(exact_match(prediction, golds)) for prediction, golds in pairs] == expected['em']
+    assert [int(sub_exact_match(prediction, golds)) for prediction, golds in pairs] == expected['subem_gold_in_pred']
 
 
 def test_golden_extraction(golden):
@@ -45,6 +53,48 @@ def test_normal_form_keeps_what_is_not_ascii_punctuation():
 )
 def test_exact_match_edges(prediction, golds, matches):
     assert exact_match(prediction, golds) is matches
+
+
+@pytest.mark.parametrize(
+    'prediction, golds, matches',
+    [
+        (None, ['x'], False),
+        ('', [''], False),
+        ('Rome', [], False),
+        ('in ancient Rome', 'Rome', True),
+        ('Rome', 'ancient Rome', False),
+        ('1942', ['2'], True),
+        ('Bart', ['a'], False),
+        ('A', ['a'], True),
+        ('anything at all', ['the', '?'], False),
+        ('The Beatles sang', ['Stones', 'the beatles!'], True),
+    ],
+)
+def test_sub_exact_match_edges(prediction, golds, matches):
+    assert sub_exact_match(prediction, golds) is matches
+
+
+@pytest.mark.parametrize(
+    'prediction, golds, score',
+    [
+        (None, ['x'], 0.0),
+        ('', ['x'], 0.0),
+        ('', [''], 0.0),
+        ('x', [], 0.0),
+        ('x', ['y'], 0.0),
+        ('the Cat', 'cat!', 1.0),
+        ('black cat', ['cat'], 2 / 3),
+        ('cat', ['black cat'], 2 / 3),
+        ('new york city', ['york', 'new york'], 0.8),
+        ('b b c', ['b c c'], 2 / 3),
+        ('b b c', ['b b d'], 2 / 3),
+        ('b b', ['b'], 2 / 3),
+        ('A', ['a'], 1.0),
+        ('?', ['!'], 0.0),
+    ],
+)
+def test_f1(prediction, golds, score):
+    assert f1(prediction, golds) == pytest.approx(score, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -90,131 +140,122 @@ def test_parabolic_difficulty_peaks_at_one_half():
     assert [difficulty(k, 4, 'parabolic') for k in range(5)] == [0.0, 0.75, 1.0, 0.75, 0.0]
 
 
-@pytest.mark.parametrize('solved, n, kind', [(0, 1, 'linear'), (-1, 5, 'linear'), (6, 5, 'linear'), (1, 5, 'cubic')])
+def test_golden_ssp_rewards(golden):
+    inputs, expected = golden['proposer_rewards_and_overlong']
+    solved = [(sum(bits), len(bits)) for bits in inputs['ssp_solver_bits']]
+    assert [difficulty(*s, 'one_minus') for s in solved] == pytest.approx(expected['ssp_proposer_reward'], abs=1e-9)
+    assert [difficulty(*s, 'parabolic') for s in solved] == pytest.approx(
+        expected['ssp_intermediate_difficulty_l0_r1'], abs=1e-9
+    )
+
+
+def test_golden_triangle(golden):
+    inputs, expected = golden['scope_rewards']
+    for target in (0.5, 0.3):
+        given = [triangle(score, target) for score in inputs['g_bar']]
+        assert given == pytest.approx(expected[f'f_diff_tau{target}'], abs=1e-9)
+
+
+def test_triangle_as_a_difficulty_is_that_of_the_solve_rate():
+    assert [difficulty(k, 4, 'triangle') for k in range(5)] == [0.0, 0.5, 1.0, 0.5, 0.0]
+    assert difficulty(1, 5, 'triangle', 0.2) == 1.0
+
+
+def test_one_minus_knows_single_rollouts():
+    assert [difficulty(k, 1, 'one_minus') for k in (0, 1)] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    'solved, n, kind', [(0, 1, 'linear'), (0, 0, 'one_minus'), (-1, 5, 'linear'), (6, 5, 'one_minus'), (1, 5, 'cubic')]
+)
 def test_difficulty_refuses(solved, n, kind):
     with pytest.raises(ValueError, match='difficulty: '):
         difficulty(solved, n, kind)
 
 
-GOOD = dict(
-    turns=['<think>a</think><search>Gumu</search>', '<think>b</think><question>…'],
-    calls=1,
-    responses=1,
-    hops=2,
-    question='What is the birthplace of the author of Gumu?',
-    answer='Lomi',
-    source='Gumu was written by Peto.',
-    retrieved='Peto was born in Lomi.',
+def test_golden_length_factor(golden):
+    inputs, expected = golden['scope_rewards']
+    limits = dict(soft=inputs['soft'], hard=inputs['hard'], floor=inputs['ell_min'])
+    given = [length_factor(tokens, **limits) for tokens in inputs['lengths']]
+    assert given == pytest.approx(expected['length_factor'], abs=1e-9)
+    assert given == [length_factor(tokens) for tokens in inputs['lengths']]
+
+
+def test_a_length_cutoff_leaves_nothing():
+    assert length_factor(4096, cutoff=4096) == pytest.approx(0.05) and length_factor(4097, cutoff=4096) == 0.0
+
+
+def test_golden_scope_rewards(golden):
+    """The sums of eqs. 4 and 6, which the recipe weighs, from the parts that live here."""
+    inputs, expected = golden['scope_rewards']
+    score = rubric_score([bool(bit) for bit in inputs['rubric_bits']])
+    assert score == expected['rubric_score']
+    solver = inputs['lambda_acc'] * length_factor(1536) * score
+    solver += inputs['lambda_fmt'] * 0.75 + inputs['lambda_search'] * search_bonus(2)
+    assert solver == pytest.approx(expected['solver_reward_len1536_fmt0.75_2calls'], abs=1e-9)
+    parts = scope_challenger_format(['<think>x</think>'], searches=1, malformed=0, expected=2, task='t')
+    assert list(parts.values())[:3] == inputs['challenger_format_parts']
+    failed = inputs['lambda_fmt'] * parts['raw']
+    assert failed == pytest.approx(expected['challenger_reward_gate_fail'], abs=1e-9)
+    passed = failed + inputs['lambda_diff'] * triangle(0.35)
+    assert passed == pytest.approx(expected['challenger_reward_gate_pass'], abs=1e-9)
+    inside = [0.2 <= score <= 0.8 for score in inputs['g_bar']]
+    assert inside == expected['keep_in_window_0.2_0.8_inclusive']
+
+
+@pytest.mark.parametrize(
+    'grades, weights, score',
+    [
+        ([True, False], None, 0.5),
+        ([True, False], [3, 1], 0.75),
+        ([True, None], None, 0.5),
+        ([True, None, None], None, None),
+        ([None], None, None),
+        ([False, False, None], [0, 1, 1], 0.0),
+    ],
 )
+def test_rubric_score(grades, weights, score):
+    assert rubric_score(grades, weights) == score
 
 
-def score(**changes):
-    return drzero_format(**(GOOD | changes))
+def test_how_many_grades_suffice_is_an_argument():
+    assert rubric_score([True, None, None], coverage=0.0) == pytest.approx(1 / 3)
+    assert rubric_score([True, True, None], coverage=1.0) is None
 
 
-def test_a_perfect_proposal_scores_one():
-    assert score() == {'think': 1.0, 'tool': 1.0, 'answer': 1.0, 'raw': 1.0}
+@pytest.mark.parametrize('calls, bonus', [(0, 0.0), (1, 1 / 3), (3, 1.0), (9, 1.0)])
+def test_search_bonus_saturates(calls, bonus):
+    assert search_bonus(calls) == pytest.approx(bonus)
 
 
-def test_golden_format_reward(golden):
-    """The golden cases give the parts; texts that have exactly these parts must give the expected totals."""
+def test_golden_overlong(golden):
     inputs, expected = golden['proposer_rewards_and_overlong']
-    long = 'one two three four five six'
-    cases = [
-        dict(
-            turns=['<think>x</think>', ' <think>y</think>', 'z'],
-            calls=2,
-            responses=2,
-            hops=4,
-            answer=long,
-            retrieved=long,
-        ),
-        dict(),
-        dict(question='Is it Lomi?'),
-    ]
-    for case, parts, total in zip(cases, inputs['drzero_inputs'], expected['drzero_format_reward'], strict=True):
-        given = score(**case)
-        assert [given['think'], given['tool'], given['answer']] == pytest.approx(parts[1:], abs=1e-9)
-        assert 0.5 * given['raw'] == pytest.approx(total, abs=1e-9)
+    limits = dict(limit=inputs['overlong_max'], buffer=inputs['overlong_buffer'])
+    given = [overlong_penalty(tokens, **limits) for tokens in inputs['overlong_lengths']]
+    assert given == pytest.approx(expected['overlong_penalty'], abs=1e-9)
+    assert overlong_penalty(7168, **limits, factor=0.2) == pytest.approx(-0.1)
 
 
 @pytest.mark.parametrize(
-    'turns, share',
+    'call, message',
     [
-        ([], 0.0),
-        (['text <think>late</think>'], 0.0),
-        (['<think>open'], 0.0),
-        (['</think><think>'], 0.0),
-        (['\n <think></think>x', 'no'], 0.5),
+        (lambda: triangle(0.5, 1.0), 'triangle: target 1.0'),
+        (lambda: length_factor(1, 8, 8), 'length_factor: needs'),
+        (lambda: length_factor(1, 4, 8, 1.5), 'length_factor: needs'),
+        (lambda: search_bonus(-1), 'search_bonus: needs'),
+        (lambda: search_bonus(1, 0), 'search_bonus: needs'),
+        (lambda: overlong_penalty(1, 10, 0), 'overlong_penalty: needs'),
+        (lambda: overlong_penalty(1, 10, 11), 'overlong_penalty: needs'),
+        (lambda: rubric_score([]), 'rubric_score: 0 grades'),
+        (lambda: rubric_score([True], [1, 1]), 'rubric_score: 1 grades'),
+        (lambda: rubric_score([True], [-1]), 'rubric_score: 1 grades'),
+        (lambda: rubric_score([True], [0]), 'rubric_score: 1 grades'),
     ],
 )
-def test_think_counts_turns_that_begin_with_a_closed_block(turns, share):
-    assert score(turns=turns)['think'] == share
-
-
-@pytest.mark.parametrize(
-    'hops, calls, responses, tool',
-    [
-        (1, 0, 0, 1.0),
-        (1, 1, 2, 1.0),
-        (1, 3, 3, 1.0),
-        (2, 0, 0, 0.0),
-        (2, 1, 2, 0.0),
-        (3, 1, 1, 2 / 3),
-        (4, 2, 2, 0.75),
-        (4, 5, 5, 1.0),
-    ],
-)
-def test_tool_part(hops, calls, responses, tool):
-    assert score(hops=hops, calls=calls, responses=responses)['tool'] == pytest.approx(tool, abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    'answer, changes, part',
-    [
-        ('Yes.', dict(), 1.0),
-        ('No', dict(calls=0, responses=0), 1.0),
-        ('elsewhere', dict(), 0.0),
-        ('Peto', dict(calls=0, responses=0), 1.0),
-        ('Lomi', dict(calls=0, responses=0), 0.0),
-        ('Lomi', dict(responses=2), 0.0),
-        ('the LOMI!', dict(), 1.0),
-        ('b c d e f', dict(source='b c d e f'), 1.0),
-        ('b c d e f g', dict(source='b c d e f g'), 0.5),
-        ('b c d e f g h i j k', dict(source='b c d e f g h i j k'), 0.5),
-        ('b c d e f g h i j k l', dict(source='b c d e f g h i j k l'), 0.0),
-        ('the', dict(), 0.0),
-    ],
-)
-def test_answer_part(answer, changes, part):
-    assert score(answer=answer, **changes)['answer'] == part
-
-
-@pytest.mark.parametrize(
-    'changes',
-    [
-        dict(question=None),
-        dict(answer=None),
-        dict(question='  '),
-        dict(answer=''),
-        dict(answer='The'),
-        dict(answer='gumu'),
-        dict(answer='author of the Gumu'),
-    ],
-)
-def test_missing_or_leaked_scores_nothing(changes):
-    assert score(**changes)['raw'] == 0.0
-
-
-def test_a_multi_hop_proposal_without_search_may_still_earn_the_rest():
-    given = score(turns=['x', '<think>y</think>'], calls=0, responses=0, answer='elsewhere')
-    assert given['raw'] == 0.375
-
-
-@pytest.mark.parametrize('changes', [dict(hops=0), dict(calls=-1), dict(responses=-1)])
-def test_format_refuses(changes):
-    with pytest.raises(ValueError, match='drzero_format: needs'):
-        score(**changes)
+def test_bad_numbers_are_one_clear_line(call, message):
+    with pytest.raises(ValueError, match=message) as error:
+        call()
+    assert '\n' not in str(error.value)
 
 
 def test_rewards_need_no_jax():

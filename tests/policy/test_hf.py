@@ -1,15 +1,26 @@
-"""Checkpoint folders: what PyTorch computes from one is what we compute, both ways; a bad one is one clear line."""
+"""Checkpoint folders: read once and in slices, refused in one line when torn, and written whole or not at all."""
 
+import functools
 import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
 
 import jax
+import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 import tiny
 import torch
 import transformers
+from safetensors.numpy import load_file, save_file
 
-from zeroplay_jax.policy import hf, sharding, transformer
+from zeroplay_jax.policy import families, hf, sharding, transformer
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(scope='module')
@@ -17,67 +28,234 @@ def folder(tmp_path_factory):
     return tiny.make_folder(tmp_path_factory.mktemp('hf') / 'policy')
 
 
-def our_logits(model, params, tokens, positions=None, segment=None):
-    positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape) if positions is None else positions
-    segment = np.ones_like(tokens) if segment is None else segment
-    x = transformer.hidden(model, params, tokens, positions, segment)
-    return np.asarray(transformer.logits(model, params, x.reshape(-1, x.shape[-1]))).reshape(*tokens.shape, -1)
+@pytest.fixture
+def copy(folder, tmp_path):
+    """A folder of one's own, its tensors, and a function that writes them as so many files with an index."""
+    path = tmp_path / 'policy'
+    path.mkdir()
+    for file in folder.iterdir():
+        (path / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(path / 'model.safetensors')
+
+    def split(count, **extra):
+        (path / 'model.safetensors').unlink()
+        names, weight_map = sorted(tensors), {}
+        for i in range(count):
+            file = f'model-{i + 1:05d}-of-{count:05d}.safetensors'
+            part = {name: tensors[name] for name in names[i::count]}
+            save_file(part | extra.get(f'file{i}', {}), path / file, metadata={'format': 'pt'})
+            weight_map |= dict.fromkeys(part, file)
+        (path / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': weight_map}))
+        return path
+
+    return path, tensors, split
 
 
-def their_logits(folder, tokens):
-    torch_model = transformers.AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
+@functools.partial(tiny.jit, static_argnums=0)
+def our_logits(model, params, tokens):
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    x = transformer.hidden(model, params, tokens, positions, jnp.ones_like(tokens))
+    return transformer.logits(model, params, x.reshape(-1, x.shape[-1])).reshape(*tokens.shape, -1)
+
+
+def their_logits(folder, tokens, **options):
+    torch_model = transformers.AutoModelForCausalLM.from_pretrained(str(folder), **options)
     with torch.no_grad():
-        return torch_model(torch.tensor(tokens, dtype=torch.long)).logits.numpy()
+        return torch_model(torch.tensor(tokens, dtype=torch.long)).logits.float().numpy()
 
 
-QWEN2 = dict(architectures=['Qwen2ForCausalLM'], model_type='qwen2')
+def equal(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-@pytest.mark.parametrize(
-    'fields', [{}, dict(tie_word_embeddings=False), QWEN2, QWEN2 | dict(tie_word_embeddings=False)]
-)
-def test_logits_are_those_of_transformers(tmp_path, fields):
-    path = tiny.make_folder(tmp_path / 'policy', seed=3, **fields)
-    model = hf.read_config(path)
-    assert model.tied == fields.get('tie_word_embeddings', True) and model.qkv_bias == ('architectures' in fields)
-    tokens = np.random.default_rng(0).integers(0, model.vocab_size, (3, 40)).astype(np.int32)
-    theirs = their_logits(path, tokens)
-    assert np.abs(theirs).max() > 1
-    np.testing.assert_allclose(our_logits(model, hf.load(path, model), tokens), theirs, atol=2e-4)
+# In
 
 
-def test_a_norm_left_out_would_show(folder):
-    model, params = hf.read_config(folder), hf.load(folder)
-    tokens = np.arange(30, dtype=np.int32)[None]
-    broken = jax.tree.map(lambda x: x, params)
-    broken['layer_1']['q_norm'] = {'scale': np.ones_like(params['layer_1']['q_norm']['scale'])}
-    gap = np.abs(our_logits(model, params, tokens) - our_logits(model, broken, tokens)).max()
-    assert gap > 100 * 2e-4
+@pytest.mark.parametrize('mesh', [(1, 2, 1), (1, 1, 2), (2, 2, 2)])
+def test_sharded_load_holds_the_same_numbers_and_reads_every_slice_once(folder, monkeypatch, mesh):
+    reads, read = [], hf._read
+    monkeypatch.setattr(hf, '_read', lambda *args: reads.append(args[1:3]) or read(*args))
+    whole, parts = hf.load(folder), hf.load(folder, mesh=sharding.make_mesh(*mesh))
+    equal(whole, parts)
+    kernel = parts['layer_0']['q']['kernel']
+    assert kernel.addressable_shards[0].data.size == kernel.size // (mesh[1] * mesh[2])
+    count = {tensor.name: np.zeros(tensor.shape, int) for tensor, _ in reads}
+    for tensor, index in reads:
+        count[tensor.name][index] += 1
+    assert all((places == 2).all() for places in count.values())  # once by each of the two loads
 
 
-def test_packed_rows_are_separate_sequences(folder):
-    model, params = hf.read_config(folder), hf.load(folder)
-    rng = np.random.default_rng(1)
-    a, b = (rng.integers(0, model.vocab_size, n).astype(np.int32) for n in (11, 17))
-    tokens = np.concatenate([a, b, np.zeros(4, np.int32)])[None]
-    positions = np.concatenate([np.arange(11), np.arange(17), np.zeros(4, int)])[None]
-    segment = np.repeat([1, 2, 0], [11, 17, 4])[None]
-    packed = our_logits(model, params, tokens, positions, segment)
-    np.testing.assert_allclose(packed[:, :11], our_logits(model, params, a[None]), atol=1e-5)
-    np.testing.assert_allclose(packed[:, 11:28], our_logits(model, params, b[None]), atol=1e-5)
-    assert np.isfinite(packed).all()
+def test_tensors_may_lie_in_several_files_and_in_pieces(copy, folder, monkeypatch):
+    monkeypatch.setattr(hf, '_READ_BYTES', 100)
+    equal(hf.load(copy[2](3)), hf.load(folder))
+    equal(hf.load(copy[0], mesh=sharding.make_mesh(1, 2, 2)), hf.load(folder))
 
 
-def test_export_loads_in_transformers_with_the_same_logits(folder, tmp_path):
-    model = hf.read_config(folder)
-    params = jax.tree.map(lambda x: x * 1.01, hf.load(folder, model))
-    hf.save(tmp_path / 'out', model, params, like=folder)
-    tokens = np.arange(30, dtype=np.int32)[None]
+@pytest.mark.parametrize('dtype', [ml_dtypes.bfloat16, np.float16, np.float64])
+def test_other_types_of_numbers_are_read(copy, dtype):
+    path, tensors, _ = copy
+    low = {name: x.astype(dtype) for name, x in tensors.items()}
+    save_file(low, path / 'model.safetensors')
+    params = hf.load(path)
+    assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
+    np.testing.assert_array_equal(
+        params['layer_1']['up']['kernel'], low['model.layers.1.mlp.up_proj.weight'].T.astype(np.float32)
+    )
+    assert all(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(hf.load(path, dtype=jnp.bfloat16)))
+
+
+def test_a_folder_of_transformers_in_bfloat16_is_read_bit_by_bit(tmp_path):
+    model = tiny.make_torch_model('llama3').to(torch.bfloat16)
+    model.save_pretrained(str(tmp_path / 'low'), max_shard_size='40KB')
+    assert len(list((tmp_path / 'low').glob('*.safetensors'))) > 1
+    params = hf.load(tmp_path / 'low')
+    for name, theirs in model.named_parameters():
+        ours = hf.to_tensors(hf.read_config(tmp_path / 'low'), params)[name]
+        np.testing.assert_array_equal(ours, theirs.detach().float().numpy())
+
+
+def test_what_says_nothing_new_is_passed_over(copy, folder):
+    path, tensors, _ = copy
+    spare = {
+        'lm_head.weight': tensors['model.embed_tokens.weight'],
+        'model.layers.0.self_attn.rotary_emb.inv_freq': np.ones(4, 'f'),
+    }
+    save_file(tensors | spare, path / 'model.safetensors')
+    equal(hf.load(path), hf.load(folder))
+
+
+NAME = 'model.layers.1.mlp.up_proj.weight'
+
+
+def torn(path, tensors, split):
+    weights = path / 'model.safetensors'
+    weights.write_bytes(weights.read_bytes()[:-100])
+
+
+def torn_part(path, tensors, split):
+    part = sorted(split(3).glob('*.safetensors'))[1]
+    part.write_bytes(part.read_bytes()[:-1])
+
+
+def without_part(path, tensors, split):
+    sorted(split(3).glob('*.safetensors'))[1].unlink()
+
+
+def without_weights(path, tensors, split):
+    (path / 'model.safetensors').unlink()
+
+
+def twice(path, tensors, split):
+    split(2, file0={NAME: tensors[NAME]}, file1={NAME: tensors[NAME]})
+
+
+def both(path, tensors, split):
+    weights = (path / 'model.safetensors').read_bytes()
+    (split(2) / 'model.safetensors').write_bytes(weights)
+
+
+def bad_index(path, tensors, split):
+    (split(2) / 'model.safetensors.index.json').write_text('{"weight_map": []}')
+
+
+def altered(change):
+    def spoil(path, tensors, split):
+        save_file(change(dict(tensors)), path / 'model.safetensors')
+
+    return spoil
+
+
+BROKEN = [
+    (torn, 'model.safetensors: is not a whole safetensors file'),
+    (torn_part, 'model-00002-of-00003.safetensors: is not a whole safetensors file'),
+    (without_part, 'model-00002-of-00003.safetensors: is not a whole safetensors file'),
+    (without_weights, 'holds neither model.safetensors nor'),
+    (twice, f'{NAME} is in both model-00001-of-00002.safetensors and model-00002-of-00002.safetensors'),
+    (both, 'holds model.safetensors and an index of other files'),
+    (bad_index, 'index.json: cannot be read as an index'),
+    (altered(lambda t: {k: v for k, v in t.items() if k != NAME}), f'tensor {NAME} is missing'),
+    (altered(lambda t: t | {NAME: t[NAME].astype(np.int8)}), f'tensor {NAME} has dtype I8; supported: F32, BF16'),
+    (
+        altered(lambda t: t | {NAME: t[NAME][:-1]}),
+        r'has shape \(63, 32\), config.json asks for \(64, 32\) \(intermediate',
+    ),
+    (
+        altered(lambda t: t | {'model.layers.2.mlp.up_proj.weight': t[NAME]}),
+        'has no place in a qwen3 model of 2 layers',
+    ),
+    (altered(lambda t: t | {'model.layers.0.self_attn.q_proj.bias': np.ones(32, 'f')}), 'q_proj.bias has no place'),
+]
+
+
+@pytest.mark.parametrize('spoil,message', BROKEN)
+def test_a_broken_folder_is_one_line_before_anything_is_read(copy, monkeypatch, spoil, message):
+    monkeypatch.setattr(hf, '_read', lambda *_: pytest.fail('read before everything was checked'))
+    spoil(*copy)
+    with pytest.raises(hf.CheckpointError, match=message) as caught:
+        hf.load(copy[0])
+    assert '\n' not in str(caught.value)
+
+
+def test_a_wrong_size_in_the_config_names_the_field(copy):
+    raw = json.loads((copy[0] / 'config.json').read_text())
+    (copy[0] / 'config.json').write_text(json.dumps(raw | dict(intermediate_size=63)))
+    with pytest.raises(
+        hf.CheckpointError, match=r'\(63, 32\) \(intermediate_size, hidden_size\); supported: Qwen2'
+    ) as e:
+        hf.load(copy[0])
+    assert 'gate_proj.weight has shape (64, 32)' in str(e.value)
+
+
+def test_a_mesh_that_does_not_divide_is_refused_before_anything_is_read(folder, monkeypatch):
+    monkeypatch.setattr(hf, '_read', lambda *_: pytest.fail('read before everything was checked'))
+    with pytest.raises(sharding.UserError, match="axis 'fsdp' of 3"):
+        hf.load(folder, mesh=sharding.make_mesh(1, 3, 1))
+    with pytest.raises(sharding.UserError, match="num_key_value_heads=2 does not divide by mesh axis 'model' of 4"):
+        hf.load(folder, mesh=sharding.make_mesh(1, 1, 4))
+
+
+# Out
+
+
+@pytest.mark.parametrize('family', tiny.FAMILIES)
+def test_every_family_goes_out_as_it_came_in(family, tmp_path, monkeypatch):
+    monkeypatch.setattr(hf, '_FILE_BYTES', 40_000)
+    tiny.make_torch_model(family).save_pretrained(str(tmp_path / 'in'))
+    model = hf.read_config(tmp_path / 'in')
+    params = jax.tree.map(lambda x: x * 1.01, hf.load(tmp_path / 'in', model))
+    hf.save(tmp_path / 'out', model, params, like=tmp_path / 'in')
+    assert len(list((tmp_path / 'out').glob('*.safetensors'))) > 1
+    tokens = np.arange(60, dtype=np.int32)[None]
     np.testing.assert_allclose(their_logits(tmp_path / 'out', tokens), our_logits(model, params, tokens), atol=2e-4)
+    equal(hf.load(tmp_path / 'out'), params)
+
+
+def test_export_carries_tokenizer_and_template_and_never_overwrites(folder, tmp_path):
+    model, params = hf.read_config(folder), hf.load(folder)
+    hf.save(tmp_path / 'out', model, params, like=folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(tmp_path / 'out'))
     assert tokenizer.chat_template and tokenizer('abc').input_ids
+    assert [path.name for path in tmp_path.iterdir()] == ['out']
     with pytest.raises(FileExistsError, match='exists already'):
         hf.save(tmp_path / 'out', model, params, like=folder)
+
+
+@pytest.mark.parametrize('key', ['dtype', 'torch_dtype'])
+def test_export_names_the_type_of_its_numbers_in_the_folders_spelling(copy, tmp_path, key):
+    """Loaded as config.json says, nothing is rounded."""
+    path = copy[0]
+    raw = json.loads((path / 'config.json').read_text())
+    (path / 'config.json').write_text(json.dumps(raw | {key: 'bfloat16'}))
+    model, params = hf.read_config(path), hf.load(path)
+    hf.save(tmp_path / 'out', model, params, like=path)
+    assert json.loads((tmp_path / 'out' / 'config.json').read_text()) == raw | {key: 'float32'}
+    tokens = np.arange(30, dtype=np.int32)[None]
+    np.testing.assert_allclose(
+        their_logits(tmp_path / 'out', tokens, dtype='auto'), our_logits(model, params, tokens), atol=2e-4
+    )
+    hf.save(tmp_path / 'low', model, jax.tree.map(lambda x: x.astype(jnp.bfloat16), params), like=path)
+    assert json.loads((tmp_path / 'low' / 'config.json').read_text())[key] == 'bfloat16'
+    assert {str(x.dtype) for x in load_file(tmp_path / 'low' / 'model.safetensors').values()} == {'bfloat16'}
 
 
 def _full_disk(*_, **__):
@@ -91,77 +269,106 @@ def test_a_failed_export_leaves_nothing(folder, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize('mesh', [(1, 2, 1), (1, 1, 2), (2, 2, 2)])
-def test_sharded_load_holds_the_same_numbers(folder, mesh):
-    whole, parts = hf.load(folder), hf.load(folder, mesh=sharding.make_mesh(*mesh))
-    jax.tree.map(np.testing.assert_array_equal, whole, parts)
-    kernel = parts['layer_0']['q']['kernel']
-    assert kernel.addressable_shards[0].data.size == kernel.size // (mesh[1] * mesh[2])
+KILLED = """
+import os, sys
+from zeroplay_jax.policy import hf
+real = os.rename
+os.rename = lambda *_: os.kill(os.getpid(), 9)
+folder, out = sys.argv[1:]
+hf.save(out, hf.read_config(folder), hf.load(folder), like=folder)
+"""
 
 
-@pytest.mark.parametrize(
-    'change,message',
-    [
-        (dict(architectures=['GPT2LMHeadModel']), 'supported: Qwen2ForCausalLM, Qwen3ForCausalLM'),
-        (dict(rope_scaling={'rope_type': 'longrope'}), "rope type 'longrope'"),
-        (dict(use_sliding_window=True), 'use_sliding_window'),
-        (dict(hidden_act='gelu'), "hidden_act='gelu'"),
-        (dict(intermediate_size=63), r'gate_proj.weight has shape \(64, 32\), config.json asks for \(63, 32\)'),
-        (dict(num_hidden_layers=3), 'model.layers.2.input_layernorm.weight is missing'),
-    ],
-)
-def test_a_folder_that_does_not_fit_says_which_field(tmp_path, change, message):
-    path = tiny.make_folder(tmp_path / 'policy')
-    raw = json.loads((path / 'config.json').read_text())
-    (path / 'config.json').write_text(json.dumps(raw | change))
-    with pytest.raises(hf.CheckpointError, match=message):
-        hf.load(path)
+def test_a_killed_export_leaves_no_folder_of_its_name(folder, tmp_path):
+    out = tmp_path / 'out'
+    result = subprocess.run([sys.executable, '-c', KILLED, folder, out], cwd=ROOT, env=os.environ, timeout=120)
+    assert result.returncode == -9
+    assert not out.exists() and all(path.name.startswith('.out.') for path in tmp_path.iterdir())
 
 
-def test_a_torn_file_is_named(tmp_path):
-    path = tiny.make_folder(tmp_path / 'policy')
-    weights = path / 'model.safetensors'
-    weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(hf.CheckpointError, match='model.safetensors'):
-        hf.load(path)
+# Memory
 
 
-def test_newer_spelling_of_the_rope_fields(tmp_path):
-    path = tiny.make_folder(tmp_path / 'policy')
-    raw = json.loads((path / 'config.json').read_text())
-    theta = raw.pop('rope_theta') * 3
-    raw['rope_parameters'] = {'rope_type': 'default', 'rope_theta': theta}
-    (path / 'config.json').write_text(json.dumps(raw))
-    assert hf.read_config(path).rope_theta == theta
+LOADER = """
+import sys, pathlib
+import jax, numpy as np
+folder, out, index, count, port = sys.argv[1:]
+if int(count) > 1:
+    jax.distributed.initialize(f'localhost:{port}', int(count), int(index))
+from zeroplay_jax.policy import hf, sharding
+field = lambda name: next(int(x.split()[1]) for x in open('/proc/self/status') if x.startswith(name)) << 10
+mesh = sharding.make_mesh(1, 4, 1)
+jax.block_until_ready([jax.device_put(np.zeros(9), d) for d in jax.local_devices()])
+before = field('VmRSS')
+params = hf.load(folder, mesh=mesh)
+peak = field('VmHWM')
+share = sum(s.data.nbytes for x in jax.tree.leaves(params) for s in x.addressable_shards)
+print('MEASURED', peak - before, share, flush=True)
+hf.save(out, hf.read_config(folder), params, like=folder)
+"""
 
 
-def test_every_parameter_has_exactly_one_rule(folder):
-    params = hf.load(folder)
-    sharding.parameter_shardings(params, sharding.make_mesh(1, 2, 2))
-    with pytest.raises(ValueError, match="'layer_0/q/extra' is matched by 0"):
-        sharding.parameter_spec('layer_0/q/extra')
+@pytest.fixture(scope='module')
+def large(tmp_path_factory):
+    """A bfloat16 folder of 50 million parameters."""
+    path = tmp_path_factory.mktemp('large') / 'policy'
+    model = tiny.make_torch_model('llama3').config.to_dict() | dict(
+        architectures=['LlamaForCausalLM'],
+        vocab_size=16384,
+        hidden_size=512,
+        intermediate_size=2048,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=64,
+    )
+    path.mkdir()
+    (path / 'config.json').write_text(json.dumps(model))
+    wanted = families.tensors(hf.read_config(path)).values()
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=1 << 20).astype(ml_dtypes.bfloat16)
+    fill = lambda shape: np.resize(np.roll(noise, rng.integers(1 << 20)), shape)
+    save_file({t.name: fill(t.shape[::-1] if t.transposed else t.shape) for t in wanted}, path / 'model.safetensors')
+    return path
 
 
-def test_a_mesh_that_does_not_divide_names_the_axis(folder):
-    with pytest.raises(ValueError, match="axis 'fsdp' of 3"):
-        sharding.parameter_shardings(hf.load(folder), sharding.make_mesh(1, 3, 1))
-    with pytest.raises(ValueError, match='needs 16 devices'):
-        sharding.make_mesh(1, 16, 1)
-    assert dict(sharding.make_mesh(1, -1, 2).shape) == {'replica': 1, 'fsdp': 4, 'model': 2}
+@functools.cache
+def free_port():
+    with socket.socket() as s:
+        s.bind(('localhost', 0))
+        return s.getsockname()[1]
 
 
-def test_causality_and_segments_by_gradient(folder):
-    """A hidden state depends on its own segment's past and on nothing else."""
-    model, params = hf.read_config(folder), hf.load(folder)
-    segment = np.array([[1, 1, 1, 1, 2, 2, 2, 2, 0, 0]])
-    positions = np.array([[0, 1, 2, 3, 0, 1, 2, 3, 0, 0]])
-    tokens = np.arange(10)[None]
-
-    def state(shift, at):
-        moved = params | {'embedding': params['embedding'].at[tokens[0]].add(shift)}
-        return transformer.hidden(model, moved, tokens, positions, segment)[0, at].sum()
-
-    for at in (2, 6):
-        gradient = jax.grad(state)(np.zeros((10, model.hidden_size), np.float32), at)
-        touched = np.flatnonzero(np.abs(np.asarray(gradient)).sum(1))
-        assert touched.tolist() == [i for i in range(at + 1) if segment[0, i] == segment[0, at]]
+@pytest.mark.parametrize('processes', [1, 2])
+def test_loading_needs_little_more_memory_than_its_share(large, tmp_path, processes):
+    """Peak resident set over what the process had before; two processes hold, and read, half the slices each."""
+    flags = f'--xla_force_host_platform_device_count={4 // processes}'
+    environment = os.environ | dict(XLA_FLAGS=flags, JAX_PLATFORMS='cpu')
+    command = lambda i: [
+        sys.executable,
+        '-c',
+        LOADER,
+        large,
+        tmp_path / 'out',
+        str(i),
+        str(processes),
+        str(free_port()),
+    ]
+    running = [
+        subprocess.Popen(
+            command(i), cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for i in range(processes)
+    ]
+    outputs = [process.communicate(timeout=300) for process in running]
+    assert not any(process.returncode for process in running), outputs
+    stored = load_file(large / 'model.safetensors')
+    largest, total = max(x.nbytes for x in stored.values()), 2 * sum(x.nbytes for x in stored.values())
+    for out, _ in outputs:
+        peak, share = map(int, out.split('MEASURED')[1].split()[:2])
+        assert total / processes <= share <= 1.01 * total / processes
+        assert share < peak <= 1.3 * (largest + share)
+    written = load_file(tmp_path / 'out' / 'model.safetensors')
+    assert stored.keys() == written.keys()
+    for name, x in stored.items():
+        np.testing.assert_array_equal(written[name], x.astype(np.float32))

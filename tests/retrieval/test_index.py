@@ -6,10 +6,12 @@ import random
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
 from retrieval import index as index_lib
+from retrieval.corpus import MemoryCorpus
 from retrieval.lexical import LexicalEncoder
 from zeroplay_jax.mini import world
 
@@ -20,6 +22,7 @@ class TableEncoder:
     def __init__(self, table):
         self.table = np.asarray(table, np.float32)
         self.dimension = self.table.shape[1]
+        self.settings = {'kind': 'table'}
 
     def encode_passages(self, titles, texts):
         return self.encode_queries(titles)
@@ -102,15 +105,17 @@ def test_exact_titles_come_first(built):
     assert (scann.search(titles, 3)[0][:, 0] == np.arange(len(titles))).mean() >= 0.995
 
 
+@pytest.mark.parametrize('kind', [0, 1])
 @pytest.mark.parametrize('case', ['built', 'tied'])
-def test_answers_do_not_depend_on_the_batch(case, request):
-    scann, _, queries = request.getfixturevalue(case)
-    alone = in_batches(scann, queries, 1)
+def test_answers_do_not_depend_on_the_batch(case, kind, request):
+    found = request.getfixturevalue(case)
+    index, queries = found[kind], found[2][: 2_500 if kind == 0 else 300]
+    alone = in_batches(index, queries, 1)
     for size in (3, 32, 256):
-        for mine, reference in zip(in_batches(scann, queries, size), alone, strict=True):
+        for mine, reference in zip(in_batches(index, queries, size), alone, strict=True):
             np.testing.assert_array_equal(mine, reference)
     order = np.random.default_rng(2).permutation(len(queries))
-    for mine, reference in zip(in_batches(scann, [queries[at] for at in order], 32), alone, strict=True):
+    for mine, reference in zip(in_batches(index, [queries[at] for at in order], 32), alone, strict=True):
         np.testing.assert_array_equal(mine, reference[order])
 
 
@@ -235,12 +240,49 @@ def test_a_bad_k_is_named(built, k):
         built[0].search(['Gumu'], k)
 
 
+def test_exact_index_is_split_over_the_devices_and_divides_by_none(built):
+    exact = built[1]
+    exact.search(['Gumu'], 3)
+    assert len(exact._matrix.sharding.device_set) == len(jax.local_devices()) == 8
+    table = unit_rows(np.random.default_rng(4), 101, 16)  # 101 rows do not divide by 8
+    index = index_lib.ExactIndex.build(TableEncoder(table), [str(row) for row in range(101)], [''] * 101)
+    ids, _ = index.search([str(row) for row in range(101)], 101)
+    assert (ids[:, 0] == np.arange(101)).all() and (np.sort(ids, axis=1) == np.arange(101)).all()
+
+
+def test_vectors_of_half_precision_are_scored_as_they_are():
+    table = unit_rows(np.random.default_rng(5), 1_200, 16)
+    names = [str(row) for row in range(1_200)]
+    corpus = MemoryCorpus(names, names)
+    half = table.astype(np.float16)
+    scann = index_lib.ScannIndex(TableEncoder(table), corpus, half, leaves=10, leaves_searched=10)
+    exact = index_lib.ExactIndex(TableEncoder(table), corpus, half)
+    truth = (table.astype(float) @ half.T.astype(float)).astype(np.float32)
+    for index in (scann, exact):
+        ids, scores = index.search(names[:200], 3)
+        np.testing.assert_allclose(scores, -np.sort(-truth[:200], axis=1)[:, :3], atol=1e-7)
+        assert (ids[:, 0] == np.arange(200)).all()
+
+
+def test_a_saved_index_answers_the_same(built, tmp_path):
+    scann, _, queries = built
+    scann.save(tmp_path)
+    names = ('overfetch', 'reordered', 'leaves', 'leaves_searched', 'threshold', 'reorder')
+    settings = {name: scann.parameters[name] for name in names}
+    again = index_lib.ScannIndex(scann.encoder, scann.corpus, scann._vectors, **settings, saved=tmp_path)
+    for mine, theirs in zip(again.search(queries[:300], 5), scann.search(queries[:300], 5), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    (tmp_path / 'scann_docids.pkl').write_bytes(b'x')
+    with pytest.raises(ValueError, match='scann_docids.pkl'):
+        index_lib.ScannIndex(scann.encoder, scann.corpus, scann._vectors, **settings, saved=tmp_path)
+
+
 def test_other_misuse_is_named(built):
     with pytest.raises(ValueError, match='single text'):
         built[0].search('Gumu', 3)
-    with pytest.raises(ValueError, match='0 titles'):
+    with pytest.raises(ValueError, match='0 titles and 0 texts'):
         index_lib.ExactIndex.build(LexicalEncoder(), [], [])
     names = [f'name{row}' for row in range(40)]
     for bad in (dict(overfetch=0), dict(leaves=4, leaves_searched=5), dict(leaves=41)):
-        with pytest.raises(ValueError, match='needs overfetch ≥ 1'):
+        with pytest.raises(ValueError, match='needs 1 ≤ overfetch'):
             index_lib.ScannIndex.build(LexicalEncoder(), names, names, **bad)

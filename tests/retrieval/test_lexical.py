@@ -117,3 +117,9 @@ def test_bad_passages_are_named():
         encoder.encode_passages(['a', 'b'], ['c'])
     with pytest.raises(ValueError, match='passage 1 has neither'):
         encoder.encode_passages(['a', ' '], ['c', ''])
+
+
+def test_passages_in_wire_form_are_encoded_alike():
+    encoder = LexicalEncoder()
+    np.testing.assert_array_equal(encoder.encode(['"Gumu"\nBorn.']), encoder.encode_passages(['Gumu'], ['Born.']))
+    assert LexicalEncoder(**{k: v for k, v in encoder.settings.items() if k != 'kind'}).settings == encoder.settings

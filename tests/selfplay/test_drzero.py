@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from configs import quickstart
+from zeroplay_jax.selfplay import proposals, solving
 from zeroplay_jax.selfplay.corpus import Corpus, linked_documents
-from zeroplay_jax.selfplay.engine import Phase, Step
+from zeroplay_jax.selfplay.engine import Draw, Phase, Step
 from zeroplay_jax.selfplay.recipes.drzero import Recipe
 from zeroplay_jax.selfplay.roles import TaskDropped
 from zeroplay_jax.selfplay.task_pool import TaskPool
@@ -45,7 +46,7 @@ class Table:
     def __init__(self, **plays):
         self.plays, self.asked = {k: list(v) for k, v in plays.items()}, []
 
-    async def ask(self, role, identity, samples=1, temperature=None, **fields):
+    async def ask(self, role, identity, samples=1, temperature=None, prompt='', **fields):
         self.asked.append((role, identity, samples, fields))
         out, self.plays[role] = self.plays[role][:samples], self.plays[role][samples:]
         assert len(out) == samples
@@ -107,10 +108,9 @@ def test_a_missing_search_costs_the_tool_part():
 def test_a_failed_or_malformed_call_earns_nothing():
     failed = Turn('<think> a</think><search> Lomi</search>', ('Lomi',), (), 'failed')
     final = proposal().turns[-1]
-    game = recipe()
-    assert game.read(trajectory(failed, final), DOCUMENT).format['tool'] == 0
+    assert proposals.read(trajectory(failed, final), DOCUMENT).format['tool'] == 0
     malformed = Turn('<think> a</think></search>', (), (), 'malformed')
-    assert game.read(trajectory(malformed, final), DOCUMENT).format['tool'] == 0
+    assert proposals.read(trajectory(malformed, final), DOCUMENT).format['tool'] == 0
 
 
 def test_grounding_is_a_switch():
@@ -130,7 +130,7 @@ def test_group_key_is_the_hop_count_or_the_prompt():
     assert [r.group for r in rows] == [2]
     game = recipe(schedule__group='prompt', proposer__samples=3)
     rows = play(game, 'proposer', Table(proposer=[proposal()] * 3, solver=[answer('x')] * 15), DOCUMENT).rows
-    assert [r.group for r in rows] == [0, 0, 0]
+    assert len({r.group for r in rows}) == 1 and rows[0].group == solving.group_of((7, 0))
 
 
 def test_generation_keeps_the_best_formed_and_says_why_not():
@@ -163,7 +163,7 @@ def test_a_solver_is_paid_for_exact_match_of_its_final_answer():
     ]
     item = {'question': 'Where?', 'answers': ['Tarva'], 'hops': 1}
     rows = play(recipe(), 'solver', Table(solver=tries), item).rows
-    assert [r.reward for r in rows] == [1, 0, 0, 0, 0] and {r.group for r in rows} == {0}
+    assert [r.reward for r in rows] == [1, 0, 0, 0, 0] and {r.group for r in rows} == {solving.group_of((7, 0))}
 
 
 def test_a_prompt_that_is_too_long_drops_the_episode():
@@ -182,15 +182,15 @@ def test_documents_can_open_what_they_are_asked_for():
 def test_every_batch_holds_the_hops_in_the_exact_ratio():
     game = recipe(schedule__hop_ratio=(4, 3, 2), proposer__batch=9)
     step = Step(Phase('proposer', 1), 0, 3)
-    tasks = game.tasks(step, TaskPool())
+    tasks = game.tasks(step, TaskPool(), Draw())
     assert collections.Counter(t.payload['hops'] for t in tasks) == {1: 4, 2: 3, 3: 2}
     depth = {d.title: d.depth for d in linked_documents(PASSAGES)}
     assert all(depth[t.payload['title']] >= t.payload['hops'] for t in tasks)
-    assert tasks == game.tasks(step, TaskPool()) and len({t.identity for t in tasks}) == 9
+    assert tasks == game.tasks(step, TaskPool(), Draw()) and len({t.identity for t in tasks}) == 9
     with pytest.raises(ValueError, match='no document can open a question of 4 hops'):
-        recipe().tasks(step, TaskPool())
+        recipe().tasks(step, TaskPool(), Draw())
 
 
 def test_phases_alternate():
     names = [(p.name, p.trains) for p in recipe(schedule__iterations=2).phases()]
-    assert names == [('proposer', 'proposer'), ('generate', None), ('solver', 'solver')] * 2
+    assert names == [('proposer', ('proposer',)), ('generate', ()), ('solver', ('solver',))] * 2

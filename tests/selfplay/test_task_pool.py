@@ -22,16 +22,16 @@ def test_repeats_are_turned_away_and_counted():
 
 def test_every_question_comes_once_per_round():
     pool = filled(10)
-    seen = [q['question'] for step in range(5) for q in pool.batch(0, 0, step, 4)]
+    seen = [q['question'] for step in range(5) for q in pool.batch(0, 0, 4 * step, 4)]
     for start in (0, 10):
         assert len(set(seen[start : start + 10])) == 10
     assert seen[:10] != seen[10:]
 
 
-def test_a_batch_is_a_function_of_its_number():
+def test_a_batch_is_a_function_of_where_it_begins():
     pool = filled(10)
-    later = pool.batch(1, 2, 3, 4)
-    assert later == filled(10).batch(1, 2, 3, 4) != pool.batch(1, 2, 4, 4)
+    later = pool.batch(1, 2, 12, 4)
+    assert later == filled(10).batch(1, 2, 12, 4) != pool.batch(1, 2, 16, 4)
     assert collections.Counter(q['question'] for q in pool.batch(0, 0, 0, 20)).most_common(1)[0][1] == 2
 
 
@@ -44,5 +44,5 @@ def test_state_survives_json():
     pool.drop('ungrounded')
     again = TaskPool()
     again.restore(json.loads(json.dumps(pool.state())))
-    assert again.state() == pool.state() and again.batch(0, 0, 1, 3) == pool.batch(0, 0, 1, 3)
+    assert again.state() == pool.state() and again.batch(0, 0, 3, 3) == pool.batch(0, 0, 3, 3)
     assert not again.add(dict(pool.questions[0]))

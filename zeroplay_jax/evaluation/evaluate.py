@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from zeroplay_jax.objectives import rewards
+from zeroplay_jax.selfplay import solving
 from zeroplay_jax.selfplay.roles import Table, TaskDropped
 from zeroplay_jax.types import Json, Row, UserError
 
@@ -31,15 +32,15 @@ def evaluate(
 
     async def ask(i, item):
         try:
-            (trajectory,) = await table.ask(role, (number, i), temperature=0.0, question=item['question'])
+            (trajectory,) = await table.ask(role, (number, i), 1, 0.0, 'solver', question=item['question'])
         except TaskDropped as drop:
             raise UserError(
                 f'evaluation question {i} ({item["question"][:60]!r}) cannot be asked: {drop.reason}; raise '
                 'config.rollout.prompt_tokens'
             ) from drop
-        answer = rewards.extract_last(trajectory.turns[-1].text, 'answer') if trajectory.finish == 'answer' else None
-        hit = rewards.exact_match(answer, item['answers'])
-        info = {**item, 'answer_given': answer}
+        given = solving.answer(trajectory)
+        hit = rewards.exact_match(given, item['answers'])
+        info = {**item, 'answer_given': given}
         return Row(role, trajectory, float(hit), item['hops'], parts={'exact_match': float(hit)}, info=info)
 
     rows = table.scheduler.run([ask(i, q) for i, q in enumerate(questions)], done)

@@ -1,7 +1,7 @@
-"""One self-contained page, `report.html`, on which to read a run: outcome, curves, trajectories.
+"""One self-contained page on which to read a run, or to compare several: outcome, curves, trajectories, configs.
 
-Reads what the engine wrote into the workdir (`metrics.jsonl`, `trajectories.jsonl`, `summary.json`) and
-nothing else, so it also works on a run that is still going or was killed. The page loads nothing from the
+Reads what the engine wrote into the workdirs (`metrics.jsonl`, `trajectories.jsonl`, `summary.json`, `config.json`)
+and nothing else, so it also works on a run that is still going or was killed. The page loads nothing from the
 network, and its content security policy lets only its own script run, whatever a passage or a model wrote.
 """
 
@@ -15,30 +15,62 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from zeroplay_jax.evaluation import statistics
+from zeroplay_jax.types import UserError
+
 ASSETS = Path(__file__).parent / 'report_page'
 STYLES = ('style.css', 'reader.css')
-SCRIPTS = ('outcome.js', 'curves.js', 'reader.js')
+SCRIPTS = (
+    'core.js',
+    'metrics.js',
+    'outcome.js',
+    'charts.js',
+    'questions.js',
+    'curves.js',
+    'trajectory.js',
+    'reader.js',
+    'config.js',
+)
 REQUIRED = {
     'metrics.jsonl': {'step': int, 'phase': str},
     'trajectories.jsonl': {'step': int, 'phase': str, 'role': str, 'segments': list},
 }
+UNWRITTEN = {
+    'summary.json': 'the run has not ended, or was killed before it did',
+    'config.json': 'the fields of the run are not known',
+}
 
 
-def write_report(workdir: str | os.PathLike[str]) -> Path:
-    """Writes `report.html` into the workdir, replacing an earlier one in one move.
+def write_report(
+    workdir: str | os.PathLike[str],
+    *others: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+) -> Path:
+    """Writes the page of a run, or of several side by side, replacing an earlier one in one move.
 
     Args:
-      workdir: a run's folder.
+      workdir: a run's folder; of several the one that the others are compared with.
+      others: more of them.
+      out: the file to write; `report.html` in `workdir` unless told.
 
     Returns:
       The path of the page.
 
     Raises:
-      FileNotFoundError: the folder holds no file of a run.
+      UserError: a folder is not there, holds no run or is named twice, or `out` cannot be a file.
     """
-    workdir = Path(workdir)
-    page = render([read_run(workdir)])
-    target, draft = workdir / 'report.html', workdir / f'.report.{os.getpid()}.html'
+    folders = [Path(folder) for folder in (workdir, *others)]
+    names = _names(folders)
+    target = folders[0] / 'report.html' if out is None else Path(out)
+    if target.is_dir():
+        raise UserError(f'{target} is a folder; name the file to write, for example {target / "report.html"}')
+    if out is not None and not target.parent.is_dir():
+        raise UserError(f'{target}: there is no folder {target.parent}; make it first')
+    runs = [read_run(folder) | {'name': name} for folder, name in zip(folders, names, strict=True)]
+    page = render(runs)
+    draft = target.with_name(f'.{target.name}.{os.getpid()}')
     try:
         draft.write_text(page, encoding='utf-8')
         os.replace(draft, target)
@@ -54,25 +86,28 @@ def read_run(workdir: Path) -> dict[str, Any]:
       workdir: a run's folder.
 
     Returns:
-      {'name': str, 'summary': the object of `summary.json` or {}, 'metrics': list of objects,
-      'trajectories': list of objects whose segments are [source, index into 'texts'], 'texts': list of
+      {'name': str, 'summary', 'config': the objects of `summary.json` and `config.json` or {}, 'metrics': list of
+      objects, 'trajectories': list of objects whose segments are [source, index into 'texts'], 'texts': list of
       distinct strings (prompts and passages recur), 'notes': sentences about what is missing or damaged}.
 
     Raises:
-      FileNotFoundError: none of the three files exists.
+      UserError: the folder is not there or holds no file of a run.
     """
     names = ('summary.json', *REQUIRED)
+    if not workdir.is_dir():
+        raise UserError(f'{workdir}: there is no such folder; give the workdir of a run, for example runs/quickstart')
     if not any((workdir / name).is_file() for name in names):
-        raise FileNotFoundError(f'{workdir}: none of {", ".join(names)} is there; give the workdir of a run')
+        raise UserError(f'{workdir}: none of {", ".join(names)} is there; give the workdir of a run')
     notes: list[str] = []
     texts: dict[str, int] = {}
-    summary = _summary(workdir / 'summary.json', notes)
+    summary, config = (_object(workdir / name, why, notes) for name, why in UNWRITTEN.items())
     metrics, trajectories = (_lines(workdir / name, fields, notes) for name, fields in REQUIRED.items())
     for row in trajectories:
         row['segments'] = [_interned(segment, texts) for segment in row['segments']]
     return {
         'name': workdir.resolve().name,
         'summary': summary,
+        'config': config,
         'metrics': metrics,
         'trajectories': trajectories,
         'texts': list(texts),
@@ -83,14 +118,57 @@ def read_run(workdir: Path) -> dict[str, Any]:
 def render(runs: list[dict[str, Any]]) -> str:
     """The page for runs of `read_run`, as HTML text; style, script and data are inside it."""
     style, script = ('\n'.join(_asset(name) for name in names) for names in (STYLES, SCRIPTS))
+    against = [None, *(_against(runs[0], run) for run in runs[1:])]
     # '<' can only stand inside a JSON string, where the escape means the same: no text can end the element.
-    data = json.dumps({'runs': runs}, allow_nan=False, separators=(',', ':')).replace('<', '\\u003c')
+    data = json.dumps({'runs': runs, 'against': against}, allow_nan=False, separators=(',', ':'))
+    data = data.replace('<', '\\u003c')
     sources = f'style-src {_hash(style)}; script-src {_hash(script)}'
     policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
     parts = {'POLICY': policy, 'STYLE': style, 'SCRIPT': script, 'DATA': data}
     pieces = _asset('page.html').split('%%')
     # odd pieces are names of parts; joining once never looks for a marker inside the data
     return ''.join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
+
+
+def _against(first: dict[str, Any], run: dict[str, Any]) -> dict[str, list[float]]:
+    """How a run's last evaluation differs from the first run's: hop count, or 'mean', → [difference, low, high].
+
+    Paired by question, so both summaries must hold the results of the same questions; without them the plain
+    differences stand without an interval, and the run's notes say why.
+    """
+    sides = [one['summary'].get('results') or {} for one in (first, run)]
+    flags = [{int(hop): np.asarray(values) for hop, values in side.get('after', {}).items()} for side in sides]
+    why = ''
+    if not all(flags):
+        why = 'summary.json does not hold the result of every question'
+    elif sides[0].get('questions') != sides[1].get('questions'):
+        why = 'the held-out questions are others'
+    if why:
+        run['notes'].append(f'No interval for the difference to {first["name"]}: {why} there or here.')
+        return _plain_differences(first['summary'], run['summary'])
+    by_hop = {str(hop): statistics.paired_difference(flags[0][hop], flags[1][hop]) for hop in flags[0]}
+    mean = statistics.paired_difference(*(statistics.headline(side) for side in flags))
+    return {hop: list(values) for hop, values in {**by_hop, 'mean': mean}.items()}
+
+
+def _plain_differences(first: dict[str, Any], run: dict[str, Any]) -> dict[str, list[float]]:
+    sides = [
+        {**summary.get('em_by_hop', {}).get('after', {}), 'mean': summary.get('em_after')} for summary in (first, run)
+    ]
+    both = [hop for hop in sides[0] if sides[0][hop] is not None and sides[1].get(hop) is not None]
+    return {hop: [sides[1][hop] - sides[0][hop]] for hop in both}
+
+
+def _names(folders: list[Path]) -> list[str]:
+    """The last part of every path, or as many as tell them apart."""
+    paths = [folder.resolve() for folder in folders]
+    for i, path in enumerate(paths):
+        if path in paths[:i]:
+            raise UserError(f'{folders[i]} is named twice; name every run once')
+    width = 1
+    while len({path.parts[-width:] for path in paths}) < len(paths):
+        width += 1
+    return ['/'.join(path.parts[-width:]) for path in paths]
 
 
 def _asset(name: str) -> str:
@@ -119,13 +197,14 @@ def _finite(text: str) -> float | None:
     return value if math.isfinite(value := float(text)) else None
 
 
-def _summary(path: Path, notes: list[str]) -> dict[str, Any]:
+def _object(path: Path, why: str, notes: list[str]) -> dict[str, Any]:
+    """The object in a JSON file, {} without one; says in notes what is wrong with it."""
     if not path.is_file():
-        notes.append('There is no summary.json yet: the run has not ended, or was killed before it did.')
+        notes.append(f'There is no {path.name}: {why}.')
         return {}
     value = _parse(path.read_text(encoding='utf-8', errors='replace'))
     if value is None:
-        notes.append('summary.json is damaged and was left out; the run writes it again when it ends.')
+        notes.append(f'{path.name} is damaged and was left out.')
     return value or {}
 
 

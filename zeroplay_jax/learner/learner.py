@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,8 @@ import numpy as np
 import optax
 
 from zeroplay_jax.learner import optimizer
-from zeroplay_jax.objectives import policy_gradient
+from zeroplay_jax.learner.loss import LossConfig, loss
+from zeroplay_jax.objectives import distillation
 from zeroplay_jax.policy import sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.types import Batch, UserError
@@ -24,134 +26,143 @@ from zeroplay_jax.types import Batch, UserError
 Stats = dict[str, tuple[float, float]]
 
 
-@dataclasses.dataclass(frozen=True)
-class LossConfig:
-    """Static part of the loss; fields as in `config.<role>`."""
-
-    loss: str
-    clip_low: float
-    clip_high: float
-    dual_clip: float
-    kl_coef: float
-    kl_kind: str
-    temperature: float
-
-    @classmethod
-    def of(cls, role) -> LossConfig:
-        """From a role's config."""
-        return cls(**{f.name: role[f.name] for f in dataclasses.fields(cls)})
-
-
-def loss(model: ModelConfig, config: LossConfig, params: Params, batch: Batch, ref_logp):
-    """Σ weight · per-token loss of one micro-batch (arrays [B, L]) and its statistics as (sum, count).
-
-    `ref_logp` is float32 [B, L] where the KL term is on, else anything of that shape.
-    """
-    logp, entropy = transformer.score(model, params, batch.tokens, batch.positions, batch.segment, config.temperature)
-    if config.loss == 'token_pg':
-        per_token, stats = policy_gradient.token_pg(
-            logp,
-            batch.old_logp,
-            batch.advantage,
-            batch.mask,
-            clip_low=config.clip_low,
-            clip_high=config.clip_high,
-            dual_clip=config.dual_clip,
-        )
-    else:
-        per_token, stats = policy_gradient.reinforce(logp, batch.advantage, batch.mask)
-        stats |= policy_gradient.agreement(logp, batch.old_logp, batch.mask)
-    if config.kl_coef:
-        penalty, kl_stats = policy_gradient.kl(logp, ref_logp, batch.mask, config.kl_kind)
-        per_token, stats = per_token + config.kl_coef * penalty, stats | kl_stats
-    tokens = jnp.sum(batch.mask, dtype=jnp.float32)
-    stats['entropy'] = (jnp.sum(jnp.where(batch.mask, jax.lax.stop_gradient(entropy), 0.0)), tokens)
-    value = policy_gradient.aggregate(per_token, batch.weight)
-    stats['loss'] = (jax.lax.stop_gradient(value), jnp.float32(0))
-    return value, stats
-
-
-def _accumulate(model, config, params, gradients, stats, batch, ref_logp):
-    new, more = jax.grad(loss, argnums=2, has_aux=True)(model, config, params, batch, ref_logp)
+def _accumulate(model, config, params, gradients, stats, batch, ref_logp, teacher, distill_coef):
+    new, more = jax.grad(loss, argnums=2, has_aux=True)(model, config, params, batch, ref_logp, teacher, distill_coef)
     return jax.tree.map(jnp.add, gradients, new), jax.tree.map(jnp.add, stats, more)
 
 
-def _apply(tx, state, gradients):
+def _apply(tx, params, opt, gradients):
     """One optimiser step; with a gradient that is not finite, everything stays as it was."""
     norm = optax.tree.norm(gradients)
     fine = jnp.isfinite(norm)
-    updates, opt = tx.update(gradients, state['opt'], state['params'])
-    new = dict(params=optax.apply_updates(state['params'], updates), opt=opt, step=state['step'] + 1)
-    return jax.tree.map(lambda a, b: jnp.where(fine, a, b), new, state), norm
+    updates, new_opt = tx.update(gradients, opt, params)
+    new = (optax.apply_updates(params, updates), new_opt)
+    return *jax.tree.map(lambda a, b: jnp.where(fine, a, b), new, (params, opt)), norm
 
 
-jax.tree_util.register_dataclass(Batch, [f.name for f in dataclasses.fields(Batch)], [])
+@dataclasses.dataclass(frozen=True)
+class _Head:
+    """How one role trains: its loss, its compiled programs, and which optimiser state is its own."""
+
+    config: LossConfig
+    optimizer: str
+    accumulate: Any
+    apply: Any
+    score: Any
+    nothing: Any
 
 
 class Learner:
-    """One set of trained weights with its optimiser.
+    """One set of trained weights: the roles that train it, their optimisers, and a teacher where one distils.
 
     Attributes:
-      state: {'params', 'opt', 'step'}; the checkpointed tree.
+      state: {'params', 'opt': {name: optimiser state}} and, where a role distils, 'teacher'; the checkpointed tree.
     """
 
-    def __init__(self, model: ModelConfig, mesh, role, params: Params, micro_shape: tuple[int, int]):
-        """Takes initial `params` (copied, never donated) and `config.<role>`; `micro_shape` is (B, L)."""
+    def __init__(
+        self,
+        model: ModelConfig,
+        mesh,
+        roles: Mapping[str, Any],
+        params: Params,
+        micro_shape: tuple[int, int],
+        *,
+        shared_optimizer: bool = False,
+        teacher_tokens: int = 0,
+    ):
+        """Takes initial `params` (copied, never donated) and `config.<role>` by role; `micro_shape` is (B, L).
+
+        Roles of one learner share its weights; with `shared_optimizer` the moments too (of the first role's kind).
+        The teacher of a role that distils reads rows of `teacher_tokens`.
+        """
         self.model, self.mesh, self.micro_shape = model, mesh, micro_shape
-        self.config = LossConfig.of(role)
+        self.teacher_tokens = teacher_tokens
         shards = mesh.shape['replica'] * mesh.shape['fsdp']
         if micro_shape[0] % shards:
             raise UserError(f'micro.rows={micro_shape[0]} must divide by mesh axes replica × fsdp = {shards}')
-        tx = optimizer.make(role)
-        own = sharding.parameter_shardings(params, mesh)
-        self.reference = params if self.config.kl_coef else None
-        begin = lambda p: dict(params=jax.tree.map(jnp.copy, p), opt=tx.init(p), step=jnp.int32(0))
+        losses = {name: LossConfig.of(role) for name, role in roles.items()}
+        distils = any(c.distills for c in losses.values())
+        first = next(iter(roles))
+        own_optimizer = {name: first if shared_optimizer else name for name in roles}
+        transforms = {name: optimizer.make(role) for name, role in roles.items()}
+        self.reference = params if any(c.kl_coef for c in losses.values()) else None
+        placed = sharding.parameter_shardings(params, mesh)
+        self._own, self._rows, self._everywhere = placed, sharding.rows(mesh), sharding.replicated(mesh)
+
+        def begin(p):
+            opt = {name: transforms[name].init(p) for name in sorted(set(own_optimizer.values()))}
+            state = dict(params=jax.tree.map(jnp.copy, p), opt=opt)
+            return state | (dict(teacher=jax.tree.map(jnp.copy, p)) if distils else {})
+
         shape = jax.eval_shape(begin, params)
-        placed = dict(
-            params=own,
-            opt=sharding.state_shardings(shape['opt'], params, mesh),
-            step=sharding.replicated(mesh),
+        opt = {name: sharding.state_shardings(tree, params, mesh) for name, tree in shape['opt'].items()}
+        self.shardings = dict(params=placed, opt=opt) | (dict(teacher=placed) if distils else {})
+        self.state = jax.jit(begin, out_shardings=self.shardings)(params)
+        self._heads = {
+            name: self._head(losses[name], own_optimizer[name], transforms[name], shape['params'], opt)
+            for name in roles
+        }
+        rate = max((role.distill_ema_rate for role in roles.values() if role.distill_top_k), default=0.0)
+        self._ema = jax.jit(functools.partial(distillation.ema, rate=rate), donate_argnums=0, out_shardings=placed)
+
+    def _head(self, config, name, tx, params, opt) -> _Head:
+        own, rows, everywhere = self._own, self._rows, self._everywhere
+        score = lambda p, b: transformer.score(self.model, p, b.tokens, b.positions, b.segment, config.temperature)[0]
+        blank = Batch.blank(self.micro_shape, self.teacher_tokens if config.distills else 0)
+        teacher = params if config.distills else None
+        arguments = (params, blank, blank.old_logp, teacher, jnp.float32(0))
+        stats = jax.eval_shape(functools.partial(loss, self.model, config), *arguments)[1]
+        nothing = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (params, stats))
+        return _Head(
+            config=config,
+            optimizer=name,
+            accumulate=jax.jit(
+                functools.partial(_accumulate, self.model, config),
+                donate_argnums=(1, 2),
+                in_shardings=(own, own, everywhere, rows, rows, own if config.distills else None, everywhere),
+                out_shardings=(own, everywhere),
+            ),
+            apply=jax.jit(
+                functools.partial(_apply, tx),
+                donate_argnums=(0, 1),
+                out_shardings=(own, opt[name], everywhere),
+            ),
+            score=jax.jit(score, in_shardings=(own, rows), out_shardings=rows),
+            nothing=jax.jit(nothing, out_shardings=(own, everywhere)),
         )
-        self.shardings = placed
-        self.state = jax.jit(begin, out_shardings=placed)(params)
-        everywhere, rows = sharding.replicated(mesh), sharding.rows(mesh)
-        self._rows = rows
-        self._accumulate = jax.jit(
-            functools.partial(_accumulate, model, self.config),
-            donate_argnums=(1, 2),
-            in_shardings=(own, own, everywhere, rows, rows),
-            out_shardings=(own, everywhere),
-        )
-        self._apply = jax.jit(functools.partial(_apply, tx), donate_argnums=0, out_shardings=(placed, everywhere))
-        self._score = jax.jit(
-            lambda p, b: transformer.score(model, p, b.tokens, b.positions, b.segment, self.config.temperature)[0],
-            in_shardings=(own, rows),
-            out_shardings=rows,
-        )
-        blank = Batch(*(jnp.zeros(micro_shape, d) for d in (int, int, int, bool, float, float, float)))
-        stats = jax.eval_shape(functools.partial(loss, model, self.config), params, blank, blank.old_logp)[1]
-        nothing = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (shape['params'], stats))
-        self._nothing = jax.jit(nothing, out_shardings=(own, everywhere))
 
     @property
     def params(self) -> Params:
         """Current weights; the next update invalidates them."""
         return self.state['params']
 
-    def update(self, batches: Sequence[Batch]) -> Stats:
+    def rescore(self, role: str, batches: Sequence[Batch]) -> list[Batch]:
+        """The batches with this learner's own log-probs as `old_logp`; the sampler's move to `sampler_logp`."""
+        score = self._heads[role].score
+        out = []
+        for batch in batches:
+            logp = np.asarray(score(self.params, jax.device_put(batch, self._rows)))
+            out.append(dataclasses.replace(batch, old_logp=np.where(batch.mask, logp, 0), sampler_logp=batch.old_logp))
+        return out
+
+    def update(self, role: str, batches: Sequence[Batch], distill_coef: float = 0.0) -> Stats:
         """One optimiser step from the micro-batches of one batch; returns statistics as (sum, count).
 
         A batch without a weight skips the step, as does a gradient that is not finite; both are counted in
         `skipped_updates`.
         """
-        if not any(b.weight.any() for b in batches):
+        head = self._heads[role]
+        if not any(b.weight.any() or (b.teacher is not None and b.teacher.weight.any()) for b in batches):
             return {'skipped_updates': (1.0, 1.0)}
-        gradients, stats = self._nothing()
+        gradients, stats = head.nothing()
+        teacher = self.state['teacher'] if head.config.distills else None
         for batch in batches:
             batch = jax.device_put(batch, self._rows)
-            ref = batch.old_logp if self.reference is None else self._score(self.reference, batch)
-            gradients, stats = self._accumulate(self.params, gradients, stats, batch, ref)
-        self.state, norm = self._apply(self.state, gradients)
+            ref = head.score(self.reference, batch) if head.config.kl_coef else batch.old_logp
+            coef = jnp.float32(distill_coef)
+            gradients, stats = head.accumulate(self.params, gradients, stats, batch, ref, teacher, coef)
+        params, opt, norm = head.apply(self.params, self.state['opt'][head.optimizer], gradients)
+        self.state = self.state | dict(params=params, opt=self.state['opt'] | {head.optimizer: opt})
         stats, norm = jax.device_get((stats, norm))
         fine = bool(np.isfinite(norm))
         out = {name: (float(s), float(n)) for name, (s, n) in stats.items()}
@@ -160,3 +171,8 @@ class Learner:
             'gradient_norm': (float(norm) if fine else 0.0, float(fine)),
             'skipped_updates': (float(not fine), 1.0),
         }
+
+    def follow(self) -> None:
+        """Moves the teacher towards the student, once per rollout batch (π-Play eq. 10)."""
+        if 'teacher' in self.state:
+            self.state = self.state | dict(teacher=self._ema(self.state['teacher'], self.params))

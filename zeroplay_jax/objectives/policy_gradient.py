@@ -1,32 +1,41 @@
 """Policy-gradient losses: arrays in, per-token arrays out, one weighted sum at the end.
 
-A loss never averages. The host computes one weight per token for the *whole* batch (`token_weights`), the
-device adds up loss × weight (`aggregate`):
+A loss never averages; aggregation.py does, by weights that the host computes for the whole batch:
 
     weights = token_weights(mask, sequence, mode)      # host, whole batch, before it is split
     per_token, stats = token_pg(logp, old_logp, advantage, mask, ...)
     loss = aggregate(per_token, weights)               # device; plain sums of micro-batches and hosts
 
-Every way of averaging is a choice of weights, so the sum over micro-batches, packed rows, padding or devices
-is the same number, and so is its gradient. (Averaging per micro-batch, as older trainers did, is not.)
-
-All device functions take [B, T] arrays, check shapes before anything else, compute in float32, and work with
-and without jit. What stands at masked places, NaN included, reaches neither a value nor a gradient.
-Statistics are (sum, count) over the unmasked tokens and carry no gradient: add both up, divide when logging.
+Letters: B packed rows, T places of a row. All device functions take [B, T] arrays, check shapes before anything
+else, compute in float32, and work with and without jit. What stands at masked places, NaN included, reaches neither
+a value nor a gradient. Statistics are (sum, count), over the unmasked tokens unless said otherwise, and carry no
+gradient: add both up, divide when logging.
 """
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-Stats = dict[str, tuple[jax.Array, jax.Array]]
+from zeroplay_jax.objectives.aggregation import MODES, aggregate, denominator, token_weights
+from zeroplay_jax.objectives.corrections import agreement, kl
+from zeroplay_jax.objectives.masking import Stats, check_shapes, log_ratio, masked, segment_sum, spread, total
 
-MODES = ('token', 'seq_mean_token_mean', 'seq_mean_token_sum', 'constant')
+__all__ = [
+    'MODES',
+    'aggregate',
+    'agreement',
+    'denominator',
+    'geometric_pg',
+    'kl',
+    'reinforce',
+    'sequence_pg',
+    'token_pg',
+    'token_weights',
+]
 
-# exp(20) is 5e8: far beyond any useful ratio, and finite when multiplied by an advantage.
-_LOG_RATIO_LIMIT = 20.0
+# exp(10): the largest ratio of a whole rollout that enters a loss, as in verl.
+_SEQUENCE_LIMIT = 10.0
 
 
 def token_pg(
@@ -59,23 +68,111 @@ def token_pg(
     Raises:
       ValueError: shapes that differ or a clip out of range.
     """
-    if not (0 <= clip_low <= 1 and clip_high >= 0):
-        raise ValueError(f'token_pg: needs 0 ≤ clip_low ≤ 1 and clip_high ≥ 0, got {clip_low}, {clip_high}')
+    _check_clip('token_pg', clip_low, clip_high)
     if dual_clip and dual_clip <= 1:
         raise ValueError(f'token_pg: dual_clip {dual_clip} must exceed 1; None turns it off')
     stats = agreement(logp, old_logp, mask)
-    mask, logp, old_logp, advantage = _masked('token_pg', mask, logp, old_logp, advantage)
-    ratio = jnp.exp(_log_ratio(logp, jax.lax.stop_gradient(old_logp)))
+    mask, logp, old_logp, advantage = masked('token_pg', mask, logp, old_logp, advantage)
+    ratio = jnp.exp(log_ratio(logp, jax.lax.stop_gradient(old_logp)))
     plain = -advantage * ratio
     loss = jnp.maximum(plain, -advantage * jnp.clip(ratio, 1 - clip_low, 1 + clip_high))
-    stats['clip_share'] = _total(loss > plain, mask)
+    stats['clip_share'] = total(loss > plain, mask)
     bounded = jnp.zeros(mask.shape, bool)
     if dual_clip:
         ceiling = -advantage * dual_clip
         bounded = (advantage < 0) & (loss > ceiling)
         loss = jnp.where(bounded, ceiling, loss)
-    stats['dual_clip_share'] = _total(bounded, mask)
+    stats['dual_clip_share'] = total(bounded, mask)
     return jnp.where(mask, loss, 0.0), stats
+
+
+def sequence_pg(
+    logp: jax.Array,
+    old_logp: jax.Array,
+    advantage: jax.Array,
+    mask: jax.Array,
+    segment: jax.Array,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> tuple[jax.Array, Stats]:
+    """Clipped policy gradient with one ratio per rollout (GSPO; DSPO eqs. 6 and 11).
+
+    log s = Σ m·(logp − old_logp)/|y|, |y| the rollout's trained tokens; every one of them carries
+    L = max(−A·s, −A·clip(s, 1 − clip_low, 1 + clip_high)). The sum is not held within bounds before it is divided,
+    log s is held below 10 after. The gradient reaches each token through its own logp (GSPO's token form), so under
+    'seq_mean_token_mean' value and gradient are those of the formula. Under other modes they are not: a rollout
+    then counts by its length.
+
+    Args:
+      logp, old_logp, advantage, mask: as in `token_pg`; the advantage is that of the rollout.
+      segment: int32 [B, T], which rollout of its row a place belongs to: 1, 2, …, T at most; 0 where empty.
+      clip_low, clip_high: how far the ratio may fall below and rise above 1; some 1000 times closer than for
+        tokens, since a mean of log-ratios hardly moves (GSPO: 3e-4 and 4e-4).
+
+    Returns:
+      float32 [B, T], to be minimised, 0 where masked; the statistics of `agreement` (per token) plus
+      `sequence_ratio` (s) and `clip_share`, both per rollout that has trained tokens.
+
+    Raises:
+      ValueError: shapes that differ or a clip out of range.
+    """
+    _check_clip('sequence_pg', clip_low, clip_high)
+    stats = agreement(logp, old_logp, mask)
+    check_shapes('sequence_pg', mask, segment)
+    mask, logp, old_logp, advantage = masked('sequence_pg', mask, logp, old_logp, advantage)
+    lengths = segment_sum(mask, segment)
+    log_s = _mean(jax.lax.stop_gradient(logp - old_logp), lengths, segment)
+    ratio = jnp.exp(jnp.minimum(logp - jax.lax.stop_gradient(logp) + log_s, _SEQUENCE_LIMIT))
+    plain = -advantage * ratio
+    loss = jnp.maximum(plain, -advantage * jnp.clip(ratio, 1 - clip_low, 1 + clip_high))
+    stats['sequence_ratio'] = _per_rollout(ratio, lengths, mask, segment)
+    stats['clip_share'] = _per_rollout(loss > plain, lengths, mask, segment)
+    return jnp.where(mask, loss, 0.0), stats
+
+
+def geometric_pg(
+    logp: jax.Array,
+    old_logp: jax.Array,
+    advantage: jax.Array,
+    mask: jax.Array,
+    segment: jax.Array,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> tuple[jax.Array, Stats]:
+    """Policy gradient with the geometric mean of clipped token ratios (GMPO, Zhao et al. 2025, arXiv 2507.20673).
+
+    Each log-ratio l = logp − old_logp is bounded where the bound makes the loss larger: at clip_high for A > 0, at
+    −clip_low for A < 0. Every trained token of a rollout carries L = −A·exp(Σ m·l/|y|), the exponent held below 10;
+    the gradient reaches each through its own logp, where the bound let it. As in `sequence_pg`, value and gradient
+    are the paper's under 'seq_mean_token_mean'. The paper and verl divide by *all* rollouts; that mode's own
+    denominator leaves out those without a trained token. Give `token_weights` their number as `total` to count
+    them too.
+
+    Args:
+      as in `sequence_pg`; clip_low and clip_high bound log-ratios (GMPO: 0.4).
+
+    Returns:
+      float32 [B, T], to be minimised, 0 where masked; the statistics of `agreement` plus `clip_share` (tokens
+      whose gradient the bound removed) and `sequence_ratio` (the geometric mean, per rollout).
+
+    Raises:
+      ValueError: shapes that differ or a negative clip.
+    """
+    if not (clip_low >= 0 and clip_high >= 0):
+        raise ValueError(f'geometric_pg: needs clip_low ≥ 0 and clip_high ≥ 0, got {clip_low}, {clip_high}')
+    stats = agreement(logp, old_logp, mask)
+    check_shapes('geometric_pg', mask, segment)
+    mask, logp, old_logp, advantage = masked('geometric_pg', mask, logp, old_logp, advantage)
+    lengths = segment_sum(mask, segment)
+    plain = logp - jax.lax.stop_gradient(old_logp)
+    bounded = jnp.where(advantage > 0, jnp.minimum(plain, clip_high), jnp.maximum(plain, -clip_low))
+    fixed = jax.lax.stop_gradient(bounded)
+    ratio = jnp.exp(jnp.minimum(bounded - fixed + _mean(fixed, lengths, segment), _SEQUENCE_LIMIT))
+    stats['sequence_ratio'] = _per_rollout(ratio, lengths, mask, segment)
+    stats['clip_share'] = total(bounded != plain, mask)
+    return jnp.where(mask, -advantage * ratio, 0.0), stats
 
 
 def reinforce(logp: jax.Array, advantage: jax.Array, mask: jax.Array) -> tuple[jax.Array, Stats]:
@@ -93,163 +190,22 @@ def reinforce(logp: jax.Array, advantage: jax.Array, mask: jax.Array) -> tuple[j
     Raises:
       ValueError: shapes that differ.
     """
-    mask, logp, advantage = _masked('reinforce', mask, logp, advantage)
-    return jnp.where(mask, -advantage * logp, 0.0), {'logp': _total(logp, mask)}
+    mask, logp, advantage = masked('reinforce', mask, logp, advantage)
+    return jnp.where(mask, -advantage * logp, 0.0), {'logp': total(logp, mask)}
 
 
-def kl(logp: jax.Array, ref_logp: jax.Array, mask: jax.Array, kind: str = 'k3') -> tuple[jax.Array, Stats]:
-    """Estimates KL(policy ‖ reference) at the sampled tokens; with d = logp − ref_logp:
-
-    k1 = d;  k2 = d²/2;  k3 = exp(−d) + d − 1 with −d held within ±20 and the result within ±10, as in verl.
-    Gradients with respect to logp: 1, d, 1 − exp(−d). So k1 is a fair *value* but as a loss pulls nowhere on
-    average; k2 has, on policy, the gradient of the KL itself (Schulman, "Approximating KL divergence", 2020).
-
-    Args:
-      logp: float [B, T].   ref_logp: float [B, T], no gradient flows here.   mask: bool [B, T].
-      kind: 'k1', 'k2' or 'k3'.
-
-    Returns:
-      float32 [B, T], 0 where masked; statistic `kl`.
-
-    Raises:
-      ValueError: shapes that differ or an unknown kind.
-    """
-    if kind not in ('k1', 'k2', 'k3'):
-        raise ValueError(f"kl: kind is {kind!r}; choose 'k1', 'k2' or 'k3'")
-    mask, logp, ref_logp = _masked('kl', mask, logp, ref_logp)
-    gap = logp - jax.lax.stop_gradient(ref_logp)
-    if kind == 'k1':
-        value = gap
-    elif kind == 'k2':
-        value = 0.5 * gap**2
-    else:
-        minus = _log_ratio(jax.lax.stop_gradient(ref_logp), logp)
-        # expm1 keeps the digits that exp(−d) − 1 loses near d = 0, where this estimator lives.
-        value = jnp.clip(jnp.expm1(minus) - minus, -10.0, 10.0)
-    value = jnp.where(mask, value, 0.0)
-    return value, {'kl': _total(value, mask)}
+def _check_clip(name, clip_low, clip_high):
+    if not (0 <= clip_low <= 1 and clip_high >= 0):
+        raise ValueError(f'{name}: needs 0 ≤ clip_low ≤ 1 and clip_high ≥ 0, got {clip_low}, {clip_high}')
 
 
-def agreement(logp: jax.Array, old_logp: jax.Array, mask: jax.Array) -> Stats:
-    """How far the trained weights are from those that sampled, as statistics.
-
-    Args:
-      logp, old_logp: float [B, T].   mask: bool [B, T].
-
-    Returns:
-      `ratio` r = π/π_old, `approx_kl` r − 1 − log r (never negative; its mean estimates KL(π_old ‖ π)) and
-      `prob_gap` |π − π_old|. Before the first update of a batch they compare sampler and trainer: rounding.
-
-    Raises:
-      ValueError: shapes that differ.
-    """
-    mask, logp, old_logp = _masked('agreement', mask, logp, old_logp)
-    log_ratio = _log_ratio(logp, old_logp)
-    return {
-        'ratio': _total(jnp.exp(log_ratio), mask),
-        'approx_kl': _total(jnp.expm1(log_ratio) - log_ratio, mask),
-        'prob_gap': _total(jnp.abs(jnp.exp(logp) - jnp.exp(old_logp)), mask),
-    }
+def _mean(values, lengths, segment):
+    """Means [B, T] of masked values over the rollout of each place; `lengths` [B, T + 1] as segment_sum gives."""
+    return spread(segment_sum(values, segment) / jnp.maximum(lengths, 1), segment)
 
 
-def aggregate(per_token: jax.Array, weights: jax.Array) -> jax.Array:
-    """The loss: Σ per_token · weights over the places whose weight is not 0.
-
-    Args:
-      per_token: float [B, T], from one of the losses above, or a sum of several.
-      weights: float32 [B, T], this micro-batch's part of `token_weights`.
-
-    Returns:
-      float32 scalar. Scalars and gradients of the micro-batches of a batch add up to those of the batch.
-
-    Raises:
-      ValueError: shapes that differ.
-    """
-    mask, per_token, weights = _masked('aggregate', weights != 0, per_token, weights)
-    return jnp.sum(per_token * weights)
-
-
-def denominator(lengths: np.ndarray, mode: str) -> float:
-    """What the weighted sum is divided by: the trained tokens ('token') or the rollouts that have any.
-
-    Host function. Give it every rollout that the average is over, also those left out of the packed batch
-    because their advantage is 0 and they would add nothing. Parts of several hosts add up.
-
-    Args:
-      lengths: int [N], trained tokens of each rollout; rollouts with none do not count.
-      mode: 'token', 'seq_mean_token_mean' or 'seq_mean_token_sum'.
-
-    Returns:
-      A number ≥ 0.
-
-    Raises:
-      ValueError: an unknown mode, or 'constant', whose denominator is the caller's own.
-    """
-    if mode not in MODES[:3]:
-        raise ValueError(f'denominator: mode {mode!r} has none of its own; choose one of {MODES[:3]}')
-    return float(np.sum(lengths) if mode == 'token' else np.count_nonzero(lengths))
-
-
-def token_weights(mask: np.ndarray, sequence: np.ndarray | None, mode: str, total: float | None = None) -> np.ndarray:
-    """Weight of each token in the loss. Host function, for the whole batch before it is cut into parts.
-
-    With |y| the trained tokens of a token's own rollout and D the denominator:
-      'token': 1/D, D all trained tokens (DAPO; Dr. Zero's code).
-      'seq_mean_token_mean': 1/(|y|·D), D the rollouts that have trained tokens (GRPO paper, SSP eq. 4).
-      'seq_mean_token_sum': 1/D, D as before (the sums of Dr. Zero eq. 2 and SSP eq. 5).
-      'constant': 1/D, D given (Dr. GRPO).
-
-    Args:
-      mask: bool [B, T], True on tokens to learn from.
-      sequence: int [B, T], which rollout of the batch a place belongs to, -1 where empty; several may share
-        a row. None: every row is one rollout.
-      mode: one of MODES.
-      total: D where it is not that of this batch alone: 'constant', several hosts, rollouts left out
-        (`denominator`).
-
-    Returns:
-      float32 [B, T], 0 where masked. All zeros when there is nothing to learn: the caller skips the update.
-
-    Raises:
-      ValueError: shapes that differ, an unknown mode, a trained token outside every rollout, a missing or
-        negative total.
-    """
-    mask = np.asarray(mask, bool)
-    sequence = np.indices(mask.shape)[0] if sequence is None else np.asarray(sequence)
-    if mask.ndim != 2 or sequence.shape != mask.shape:
-        raise ValueError(f'token_weights: mask {mask.shape}, sequence {sequence.shape}: both must be [B, T]')
-    if mode not in MODES:
-        raise ValueError(f'token_weights: mode is {mode!r}; choose one of {MODES}')
-    owner = sequence[mask]
-    if np.any(owner < 0):
-        raise ValueError('token_weights: a trained token has sequence -1; mask it or give it its rollout')
-    lengths = np.bincount(owner)
-    if total is None and mode == 'constant':
-        raise ValueError("token_weights: mode 'constant' needs `total`, what to divide by")
-    if total is None:
-        total = denominator(lengths, mode)
-    if total < 0 or (total == 0 and owner.size):
-        raise ValueError(f'token_weights: total {total} must be positive')
-    weights = np.zeros(mask.shape, np.float32)
-    if owner.size:
-        weights[mask] = 1.0 / (total * lengths[owner]) if mode == 'seq_mean_token_mean' else 1.0 / total
-    return weights
-
-
-def _masked(name, mask, *arrays):
-    """Checks that all are [B, T] alike; puts 0 where masked, before any arithmetic, so NaN cannot spread."""
-    shapes = [jnp.shape(x) for x in (mask, *arrays)]
-    if len(shapes[0]) != 2 or len(set(shapes)) != 1:
-        raise ValueError(f'{name}: every array must be [B, T] of one shape, got {shapes} (mask first)')
-    mask = jnp.asarray(mask).astype(bool)
-    return mask, *(jnp.where(mask, jnp.asarray(x).astype(jnp.float32), 0.0) for x in arrays)
-
-
-def _log_ratio(logp, old_logp):
-    return jnp.clip(logp - old_logp, -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
-
-
-def _total(values, mask):
-    """(sum, count) over masked tokens, without gradient."""
-    values = jax.lax.stop_gradient(values)
-    return jnp.sum(jnp.where(mask, values, 0.0)), jnp.sum(mask, dtype=jnp.float32)
+def _per_rollout(values, lengths, mask, segment):
+    """Statistic of a value that all tokens of a rollout share, counted once per rollout with trained tokens."""
+    values = jax.lax.stop_gradient(jnp.where(mask, values, 0.0))
+    means = segment_sum(values, segment) / jnp.maximum(lengths, 1)
+    return jnp.sum(means), jnp.sum(lengths > 0, dtype=jnp.float32)

@@ -8,6 +8,8 @@ products on a CPU, several times faster there than the usual [S, T, K, d].
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -35,10 +37,36 @@ def empty_buffer(layers: int, slots: int, burst: int, kv_heads: int, head_dim: i
     return empty_cache(layers, slots, burst, kv_heads, head_dim, dtype)
 
 
-def packed_mask(segment: jax.Array) -> jax.Array:
-    """Causal within a segment: bool [B, L, L] (query, key) from int32 [B, L]; 0 marks empty places."""
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """`einsum(spec, a, b)` summed and returned in float32, whatever the inputs' dtype; backward in the inputs' dtype.
+
+    Left to itself the backward pass would multiply a float32 gradient with a bfloat16 matrix: at half the rate, and
+    with a float32 copy of the matrix.
+    """
+    return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
+
+
+def _product_forward(spec, a, b):
+    return product(spec, a, b), (a, b)
+
+
+def _product_backward(spec, inputs, gradient):
+    return jax.vjp(functools.partial(jnp.einsum, spec), *inputs)[1](gradient.astype(inputs[0].dtype))
+
+
+product.defvjp(_product_forward, _product_backward)
+
+
+def packed_mask(segment: jax.Array, window: int = 0) -> jax.Array:
+    """Causal within a segment: bool [B, L, L] (query, key) from int32 [B, L]; 0 marks empty places.
+
+    With a window a place sees itself and the window − 1 places before it, as in `attend_step` and `attend_chunk`.
+    """
     length = segment.shape[1]
     causal = jnp.tril(jnp.ones((length, length), bool))
+    if window:
+        causal &= ~jnp.tril(causal, -window)
     same = segment[:, :, None] == segment[:, None, :]
     return causal[None] & same & (segment > 0)[:, None, :]
 
@@ -57,14 +85,21 @@ def attend_packed(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> 
     kv_heads = k.shape[2]
     q = q.transpose(0, 2, 1, 3).reshape(batch, kv_heads, heads // kv_heads * length, dim) * dim**-0.5
     k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
-    scores = jnp.einsum('bkqd,bksd->bkqs', q, k).astype(jnp.float32) + _bias(mask, heads // kv_heads)
+    scores = product('bkqd,bksd->bkqs', q, k) + _bias(mask, heads // kv_heads)
     probs = jax.nn.softmax(scores, -1).astype(v.dtype)
     out = jnp.einsum('bkqs,bksd->bkqd', probs, v).reshape(batch, heads, length, dim)
     return out.transpose(0, 2, 1, 3).reshape(batch, length, heads * dim)
 
 
 def attend_step(
-    q: jax.Array, k: jax.Array, v: jax.Array, cache: LayerCache, buffer: LayerCache, base: jax.Array, step: jax.Array
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    cache: LayerCache,
+    buffer: LayerCache,
+    base: jax.Array,
+    step: jax.Array,
+    window: int = 0,
 ) -> tuple[jax.Array, LayerCache]:
     """One token of every slot, in a burst. q [S, 1, H, d], k and v [S, 1, K, d] → [S, 1, H·d], new buffer.
 
@@ -79,12 +114,14 @@ def attend_step(
     new_keys = jax.lax.dynamic_update_slice(new_keys, column, (0, 0, 0, step))
     new_values = jax.lax.dynamic_update_slice(new_values, v[:, 0, :, None].astype(values.dtype), (0, 0, step, 0))
     grouped = q[:, 0].reshape(slots, kv_heads, heads // kv_heads, dim) * dim**-0.5
-    before = _bias(jnp.arange(places)[None, None] < base[:, None, None], 1)
-    within = _bias((jnp.arange(burst) <= step)[None, None], 1)
+    place, own = jnp.arange(places)[None, None], jnp.arange(burst)
+    before, within = place < base[:, None, None], own <= step
+    if window:
+        before, within = before & (place > base[:, None, None] + step - window), within & (own > step - window)
     scores = jnp.concatenate(
         [
-            jnp.einsum('skgd,skdt->skgt', grouped, keys).astype(jnp.float32) + before,
-            jnp.einsum('skgd,skdt->skgt', grouped, new_keys).astype(jnp.float32) + within,
+            product('skgd,skdt->skgt', grouped, keys) + _bias(before, 1),
+            product('skgd,skdt->skgt', grouped, new_keys) + _bias(within[None, None], 1),
         ],
         -1,
     )
@@ -95,7 +132,7 @@ def attend_step(
 
 
 def attend_chunk(
-    q: jax.Array, k: jax.Array, v: jax.Array, cache: LayerCache, slots: jax.Array, start: jax.Array
+    q: jax.Array, k: jax.Array, v: jax.Array, cache: LayerCache, slots: jax.Array, start: jax.Array, window: int = 0
 ) -> tuple[jax.Array, LayerCache]:
     """C tokens of Q slots. q [Q, C, H, d], k and v [Q, C, K, d], slots and start int32 [Q] → [Q, C, H·d], new cache.
 
@@ -110,8 +147,11 @@ def attend_chunk(
     def one(row):
         query, slot, first = row
         keys, values = (x.at[slot].get(mode='clip') for x in cache)
-        scores = jnp.einsum('kcd,kdt->kct', query, keys).astype(jnp.float32)
-        seen = jnp.arange(places)[None] <= first + jnp.arange(chunk)[:, None]
+        scores = product('kcd,kdt->kct', query, keys)
+        place, own = jnp.arange(places)[None], first + jnp.arange(chunk)[:, None]
+        seen = place <= own
+        if window:
+            seen &= place > own - window
         probs = jax.nn.softmax(scores + _bias(seen[None], heads // kv_heads)[0], -1).astype(values.dtype)
         return jnp.einsum('kct,ktd->kcd', probs, values)
 

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from zeroplay_jax.types import UserError
 
 AXES = ('replica', 'fsdp', 'model')
+ROW_AXES = ('replica', 'fsdp')
 
 # Every parameter is matched by exactly one rule.
 RULES = (
@@ -67,7 +68,13 @@ def parameter_spec(name: str) -> P:
     return found[0]
 
 
-def _fit(spec: P, shape: tuple[int, ...], mesh: Mesh, name: str) -> NamedSharding:
+def parameter_sharding(name: str, shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
+    """Where the parameter `name` of that shape lies.
+
+    Raises:
+      UserError: no rule or several speak of it, or its shape does not divide by the mesh.
+    """
+    spec = parameter_spec(name)
     for axis, size in zip(spec, shape):
         if axis is not None and size % mesh.shape[axis]:
             raise UserError(
@@ -79,15 +86,23 @@ def _fit(spec: P, shape: tuple[int, ...], mesh: Mesh, name: str) -> NamedShardin
 
 def parameter_shardings(params, mesh: Mesh):
     """Tree of NamedSharding for a parameter tree (arrays or shapes)."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, x: _fit(parameter_spec(path_name(path)), x.shape, mesh, path_name(path)), params
-    )
+    return jax.tree_util.tree_map_with_path(lambda path, x: parameter_sharding(path_name(path), x.shape, mesh), params)
+
+
+def check_heads(heads: int, kv_heads: int, mesh: Mesh) -> None:
+    """Refuses a mesh whose 'model' axis would cut through a head."""
+    size = mesh.shape['model']
+    for name, count in (('num_attention_heads', heads), ('num_key_value_heads', kv_heads)):
+        if count % size:
+            raise UserError(
+                f"{name}={count} does not divide by mesh axis 'model' of {size}; choose another config.mesh"
+            )
 
 
 def state_shardings(state, params, mesh: Mesh):
-    """Optimiser state: what has a parameter's path suffix and shape lies as the parameter, all else everywhere."""
+    """Optimiser state, EMA: what has a parameter's path suffix and shape lies as the parameter, all else everywhere."""
     by_name = {
-        path_name(path): (x.shape, _fit(parameter_spec(path_name(path)), x.shape, mesh, path_name(path)))
+        path_name(path): (x.shape, parameter_sharding(path_name(path), x.shape, mesh))
         for path, x in jax.tree_util.tree_leaves_with_path(params)
     }
 
@@ -109,7 +124,33 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 def rows(mesh: Mesh) -> NamedSharding:
     """Batch rows over all data axes."""
-    return NamedSharding(mesh, P(('replica', 'fsdp')))
+    return NamedSharding(mesh, P(ROW_AXES))
+
+
+def constrain_rows(x: jax.Array, mesh: Mesh) -> jax.Array:
+    """x, its first axis over all data axes."""
+    return jax.lax.with_sharding_constraint(x, rows(mesh))
+
+
+def per_row_shard(function, mesh: Mesh):
+    """`function(whole, *rows)` run by every data shard on its own rows; 'model' stays with XLA.
+
+    `whole` is a tree that every shard sees entire, `rows` are arrays [B, …], and so are the results. The gradient of
+    `whole` is summed over the shards once, at the end, whatever loops the function runs.
+    """
+    if mesh.shape['replica'] * mesh.shape['fsdp'] == 1:
+        return function
+
+    def local(whole, *rows):
+        whole = jax.tree.map(lambda x: jax.lax.pcast(x, ROW_AXES, to='varying'), whole)
+        return function(whole, *rows)
+
+    def run(whole, *rows):
+        specs = (P(), *(P(ROW_AXES) for _ in rows))
+        mapped = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=P(ROW_AXES), axis_names=set(ROW_AXES))
+        return mapped(whole, *rows)
+
+    return run
 
 
 def slots(mesh: Mesh) -> NamedSharding:

@@ -8,20 +8,26 @@ that policy, reference and every other set of weights of one shape pass through 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
-from zeroplay_jax.policy import attention
+from zeroplay_jax.policy import attention, rope, sharding
 
 Params = dict[str, Any]
 
 
+# What a rematerialised layer keeps for the backward pass: nothing, or the results of its projections.
+REMAT_POLICIES = ('nothing_saveable', 'dots_with_no_batch_dims_saveable')
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Static shape of a decoder. Families differ in these switches only (policy/hf.py reads them from a folder)."""
+    """Static shape of a decoder. Families differ in these switches only (policy/families.py reads them)."""
 
     family: str
     vocab_size: int
@@ -32,13 +38,19 @@ class ModelConfig:
     kv_heads: int
     head_dim: int
     rope_theta: float = 10000.0
+    rope_scaling: rope.Llama3 | rope.Yarn | None = None
+    scale_sliding: bool = True  # whether sliding layers take part in rope_scaling (OLMo-3: no)
+    windows: tuple[int, ...] = ()  # per layer the places a query sees, itself included; 0: all. (): all in every layer
     norm_eps: float = 1e-6
     tied: bool = True
     qkv_bias: bool = False
-    qk_norm: bool = True  # RMS norm of every query and key head before the rotation (Qwen3)
+    qk_norm: str = 'head'  # before the rotation: none | head (every head apart) | projection (all heads as one vector)
+    post_norm: bool = False  # norms after attention and feed-forward instead of before them (OLMo-3)
     dtype: str = 'float32'  # of activations; parameters keep their own
     remat: bool = False
-    logit_chunk: int = 1024
+    remat_policy: str = REMAT_POLICIES[0]
+    logit_chunk: int = 1024  # tokens per device whose logits exist at one time in scoring
+    mesh: Mesh | None = None  # of training: keeps every device to its own rows; None leaves all placement to XLA
 
 
 class RMSNorm(nn.Module):
@@ -71,41 +83,33 @@ class Linear(nn.Module):
         return y
 
 
-def rotate(x: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Rotary embedding, half-split convention. x [B, L, heads, d]; angles: (cos, sin), each [B, L, 1, d/2]."""
-    cos, sin = angles
-    a, b = jnp.split(x.astype(jnp.float32), 2, -1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
-
-
-def rope_angles(config: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(cos, sin) of positions int32 [B, L], each float32 [B, L, 1, d/2]."""
-    half = config.head_dim // 2
-    frequency = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle = positions[..., None, None].astype(jnp.float32) * frequency
-    return jnp.cos(angle), jnp.sin(angle)
-
-
 class Block(nn.Module):
-    """One layer. `attend(q, k, v, cache) → (out, cache)` decides what the queries see."""
+    """One layer. `attend(q, k, v, cache, window) → (out, cache)` decides what the queries see."""
 
     config: ModelConfig
+    window: int = 0
 
     @nn.compact
     def __call__(self, x, angles, attend, cache):
         c = self.config
         lead = x.shape[:2]
-        h = RMSNorm(c.norm_eps, name='input_norm')(x)
-        q = Linear(c.heads * c.head_dim, c.qkv_bias, name='q')(h).reshape(*lead, c.heads, c.head_dim)
-        k = Linear(c.kv_heads * c.head_dim, c.qkv_bias, name='k')(h).reshape(*lead, c.kv_heads, c.head_dim)
+        norm = lambda name, x: RMSNorm(c.norm_eps, name=name)(x)
+        h = x if c.post_norm else norm('input_norm', x)
+        q = Linear(c.heads * c.head_dim, c.qkv_bias, name='q')(h)
+        k = Linear(c.kv_heads * c.head_dim, c.qkv_bias, name='k')(h)
         v = Linear(c.kv_heads * c.head_dim, c.qkv_bias, name='v')(h).reshape(*lead, c.kv_heads, c.head_dim)
-        if c.qk_norm:
-            q, k = RMSNorm(c.norm_eps, name='q_norm')(q), RMSNorm(c.norm_eps, name='k_norm')(k)
-        out, cache = attend(rotate(q, angles), rotate(k, angles), v, cache)
-        x = x + Linear(c.hidden_size, name='o')(out)
-        h = RMSNorm(c.norm_eps, name='post_norm')(x)
+        if c.qk_norm == 'projection':
+            q, k = norm('q_norm', q), norm('k_norm', k)
+        q, k = q.reshape(*lead, c.heads, c.head_dim), k.reshape(*lead, c.kv_heads, c.head_dim)
+        if c.qk_norm == 'head':
+            q, k = norm('q_norm', q), norm('k_norm', k)
+        out, cache = attend(rope.rotate(q, angles), rope.rotate(k, angles), v, cache, self.window)
+        out = Linear(c.hidden_size, name='o')(out)
+        x = x + (norm('post_norm', out) if c.post_norm else out)
+        h = x if c.post_norm else norm('post_norm', x)
         gated = nn.silu(Linear(c.intermediate_size, name='gate')(h)) * Linear(c.intermediate_size, name='up')(h)
-        return x + Linear(c.hidden_size, name='down')(gated), cache
+        out = Linear(c.hidden_size, name='down')(gated)
+        return x + (norm('post_mlp_norm', out) if c.post_norm else out), cache
 
 
 class Decoder(nn.Module):
@@ -119,32 +123,45 @@ class Decoder(nn.Module):
         embedding = self.param('embedding', nn.initializers.normal(0.1), (c.vocab_size, c.hidden_size))
         if not c.tied:
             self.param('head', nn.initializers.lecun_normal(), (c.hidden_size, c.vocab_size))
-        x = embedding[tokens].astype(c.dtype)
-        angles = rope_angles(c, positions)
-        # `attend` is a function, not an array; static for the rematerialised layer.
-        block = nn.remat(Block, static_argnums=(3,)) if c.remat and cache is None else Block
+        # Between layers rows stay where they are and parameters come to them. XLA by itself would rather add up
+        # partial products of whole batches over the axis that shards both.
+        own_rows = lambda x: x if c.mesh is None or cache is not None else sharding.constrain_rows(x, c.mesh)
+        x = own_rows(embedding[tokens].astype(c.dtype))
+        windows = c.windows or (0,) * c.layers
+        angles = {
+            sliding: rope.angles(
+                positions, c.head_dim, c.rope_theta, c.rope_scaling if c.scale_sliding or not sliding else None
+            )
+            for sliding in sorted({w > 0 for w in windows})
+        }
+        block = Block
+        if c.remat and cache is None:
+            # `attend` is a function, not an array; static for the rematerialised layer.
+            block = nn.remat(Block, static_argnums=(3,), policy=getattr(jax.checkpoint_policies, c.remat_policy))
         new = []
-        for i in range(c.layers):
-            x, layer = block(c, name=f'layer_{i}')(x, angles, attend, None if cache is None else cache[i])
-            new.append(layer)
+        for i, window in enumerate(windows):
+            layer = block(c, window, name=f'layer_{i}')
+            x, kept = layer(x, angles[window > 0], attend, None if cache is None else cache[i])
+            x = own_rows(x)
+            new.append(kept)
         return RMSNorm(c.norm_eps, name='final_norm')(x), tuple(new)
 
 
 def init(config: ModelConfig, key: jax.Array) -> Params:
     """Random parameters, float32. Embedding deviation 0.1: at small width the usual 0.02 learns far slower."""
     tokens = jnp.zeros((1, 2), jnp.int32)
-    attend = _packed_attend(jnp.ones((1, 2), jnp.int32))
+    attend = _packed_attend(config, jnp.ones((1, 2), jnp.int32))
     return Decoder(config).init(key, tokens, tokens, attend)['params']
 
 
-def _packed_attend(segment):
-    mask = attention.packed_mask(segment)
-    return lambda q, k, v, cache: (attention.attend_packed(q, k, v, mask), cache)
+def _packed_attend(config, segment):
+    masks = {window: attention.packed_mask(segment, window) for window in {0, *config.windows}}
+    return lambda q, k, v, cache, window: (attention.attend_packed(q, k, v, masks[window]), cache)
 
 
 def hidden(config: ModelConfig, params: Params, tokens, positions, segment) -> jax.Array:
     """Hidden states of packed rows: int32 [B, L] ×3 → [B, L, D] in `config.dtype`."""
-    return Decoder(config).apply({'params': params}, tokens, positions, _packed_attend(segment))[0]
+    return Decoder(config).apply({'params': params}, tokens, positions, _packed_attend(config, segment))[0]
 
 
 def hidden_step(config: ModelConfig, params: Params, tokens, base, step, cache, buffer):
@@ -153,8 +170,8 @@ def hidden_step(config: ModelConfig, params: Params, tokens, base, step, cache, 
     `cache` holds the keys and values before place base, `buffer` those of the burst (policy/attention.py).
     """
 
-    def attend(q, k, v, layer):
-        return attention.attend_step(q, k, v, *layer, base, step)
+    def attend(q, k, v, layer, window):
+        return attention.attend_step(q, k, v, *layer, base, step, window)
 
     layers = tuple(zip(cache, buffer))
     x, buffer = Decoder(config).apply({'params': params}, tokens[:, None], (base + step)[:, None], attend, layers)
@@ -164,8 +181,8 @@ def hidden_step(config: ModelConfig, params: Params, tokens, base, step, cache, 
 def fill_cache(config: ModelConfig, params: Params, tokens, slots, start, cache):
     """Prefill of a chunk: tokens int32 [Q, C] at places start[q]+0…C−1 of slots[q] → new cache (no hidden states)."""
 
-    def attend(q, k, v, layer):
-        return attention.attend_chunk(q, k, v, layer, slots, start)
+    def attend(q, k, v, layer, window):
+        return attention.attend_chunk(q, k, v, layer, slots, start, window)
 
     positions = start[:, None] + jnp.arange(tokens.shape[1])[None]
     return Decoder(config).apply({'params': params}, tokens, positions, attend, cache)[1]
@@ -174,8 +191,8 @@ def fill_cache(config: ModelConfig, params: Params, tokens, slots, start, cache)
 def logits(config: ModelConfig, params: Params, x: jax.Array) -> jax.Array:
     """Head: hidden [N, D] → float32 [N, V]."""
     if config.tied:
-        return jnp.einsum('nd,vd->nv', x, params['embedding'].astype(x.dtype)).astype(jnp.float32)
-    return (x @ params['head'].astype(x.dtype)).astype(jnp.float32)
+        return attention.product('nd,vd->nv', x, params['embedding'].astype(x.dtype))
+    return attention.product('nd,dv->nv', x, params['head'].astype(x.dtype))
 
 
 def score(config: ModelConfig, params: Params, tokens, positions, segment, temperature: float = 1.0):
@@ -190,25 +207,91 @@ def score(config: ModelConfig, params: Params, tokens, positions, segment, tempe
       no prediction: what stands there is finite, under another segment's context, and the caller's to mask.
     """
     x = hidden(config, params, tokens, positions, segment)
-    batch, length, width = x.shape
-    flat, target = x[:, :-1].reshape(-1, width), tokens[:, 1:].reshape(-1)
-    count = flat.shape[0]
-    chunk = min(config.logit_chunk, count)
-    pieces = -(-count // chunk)
-    flat = jnp.pad(flat, ((0, pieces * chunk - count), (0, 0))).reshape(pieces, chunk, width)
-    target = jnp.pad(target, (0, pieces * chunk - count)).reshape(pieces, chunk)
 
-    @jax.checkpoint
-    def piece(rows, ids):
-        z = logits(config, params, rows) / temperature
-        normaliser = jax.nn.logsumexp(z, -1)
-        picked = jnp.take_along_axis(z, ids[:, None], 1)[:, 0] - normaliser
-        # Entropy is watched, not trained on: cut off here, its backward pass is not even built.
-        z, normaliser = jax.lax.stop_gradient((z, normaliser))
-        return picked, normaliser - jnp.sum(jnp.exp(z - normaliser[:, None]) * z, -1)
+    def piece(head, rows, ids):
+        return _scores(logits(config, head, rows) / temperature, ids)
 
-    logp, entropy = jax.lax.map(lambda args: piece(*args), (flat, target))
-    shape = (batch, length - 1)
-    front = ((0, 0), (1, 0))
-    unpack = lambda y: jnp.pad(y.reshape(-1)[:count].reshape(shape), front)
-    return unpack(logp), unpack(entropy)
+    return _by_chunks(config, piece, _head(config, params), x[:, :-1], tokens[:, 1:])
+
+
+def distil(
+    config: ModelConfig,
+    params: Params,
+    teacher_params: Params,
+    tokens,
+    positions,
+    segment,
+    teacher_hidden: jax.Array,
+    divergence: Callable[[jax.Array, jax.Array], tuple[jax.Array, dict[str, jax.Array]]],
+    temperature: float = 1.0,
+):
+    """`score`, and the divergence of the student's distribution from a teacher's at every token.
+
+    The logits of both exist together for a chunk of tokens only, and what `divergence` keeps of them is computed anew
+    in the backward pass.
+
+    Args:
+      tokens, positions, segment: int32 [B, L], packed rows of the student.
+      teacher_params: the teacher's; its head is applied here.
+      teacher_hidden: [B, L, D], the teacher's `hidden`, gathered so that what stands at a place predicts the same
+        token as the student's there, the next one: the teacher may have read another prompt before it.
+      divergence: (student logits, teacher logits), float32 [N, V] each, to (value [N], statistics {name: [N]}).
+      temperature: the logits of both are divided by it.
+
+    Returns:
+      (logp, entropy, value, statistics), float32 [B, L] each, as in `score`: what stands at a token was predicted one
+      place before it. Gradients of logp and value reach `params` alone.
+    """
+    x = hidden(config, params, tokens, positions, segment)
+    teacher_params, teacher_hidden = jax.lax.stop_gradient((teacher_params, teacher_hidden))
+
+    def piece(heads, rows, ids, teacher_rows):
+        z, teacher_z = (logits(config, head, y) / temperature for head, y in zip(heads, (rows, teacher_rows)))
+        return *_scores(z, ids), *divergence(z, teacher_z)
+
+    heads = _head(config, params), _head(config, teacher_params)
+    return _by_chunks(config, piece, heads, x[:, :-1], tokens[:, 1:], teacher_hidden[:, :-1])
+
+
+def _head(config, params):
+    """What `logits` needs of the parameters."""
+    name = 'embedding' if config.tied else 'head'
+    return {name: params[name]}
+
+
+def _scores(z, ids):
+    """(log-prob of ids [N], entropy without gradient [N]) of logits [N, V]."""
+    normaliser = jax.nn.logsumexp(z, -1)
+    picked = jnp.take_along_axis(z, ids[:, None], 1)[:, 0] - normaliser
+    # Entropy is watched, not trained on: cut off here, its backward pass is not even built.
+    z, normaliser = jax.lax.stop_gradient((z, normaliser))
+    return picked, normaliser - jnp.sum(jnp.exp(z - normaliser[:, None]) * z, -1)
+
+
+def _by_chunks(config, piece, head, *inputs):
+    """Maps `piece(head, …)` over chunks of places: inputs [B, L−1, …] in, a tree of [N] out, which returns as [B, L].
+
+    The result of the first place stands at the second, and so on. On a mesh every device takes its own rows through
+    its own loop: the head is gathered once before it, and its gradient summed over devices once after it.
+    """
+
+    def local(head, *inputs):
+        batch, length = inputs[0].shape[:2]
+        count = batch * length
+        chunk = min(config.logit_chunk, count)
+        pieces = -(-count // chunk)
+
+        def cut(x):
+            x = x.reshape(count, *x.shape[2:])
+            x = jnp.pad(x, ((0, pieces * chunk - count),) + ((0, 0),) * (x.ndim - 1))
+            return x.reshape(pieces, chunk, *x.shape[1:])
+
+        def join(y):
+            return jnp.pad(y.reshape(-1)[:count].reshape(batch, length), ((0, 0), (1, 0)))
+
+        run = jax.checkpoint(lambda args: piece(head, *args))
+        return jax.tree.map(join, jax.lax.map(run, tuple(map(cut, inputs))))
+
+    if config.mesh is None:
+        return local(head, *inputs)
+    return sharding.per_row_shard(local, config.mesh)(head, *inputs)

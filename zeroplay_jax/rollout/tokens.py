@@ -11,12 +11,13 @@ import json
 import pathlib
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import tokenizers
 import transformers
 
-Message = dict[str, object]  # {'role': str, 'content': str or a list of str and Untrusted}
+Message = dict[str, Any]  # {'role': str, 'content': str or a list of str and Untrusted}
 
 
 class Untrusted(str):

@@ -30,6 +30,7 @@ class Corpus:
       held_out: what is searched in evaluations: the same passages and those of the held-out worlds.
       documents: starting points of proposers.
       questions: held-out evaluation questions {'question', 'answers', 'hops'}.
+      train_questions: the same of the training worlds, and `answers` of theirs: for games that are given some.
       top_k: passages per query.
     """
 
@@ -38,6 +39,8 @@ class Corpus:
     documents: tuple[Document, ...]
     questions: tuple[Json, ...]
     top_k: int
+    train_questions: tuple[Json, ...] = ()
+    answers: tuple[str, ...] = ()
 
     def search(self, queries: Sequence[str]) -> list[list[Json]]:
         """Per query its `top_k` passages, best first, for training."""
@@ -62,7 +65,13 @@ def build(config) -> Corpus:
     index, exam = (_index(worlds, config.retrieval.overfetch) for worlds in (train, train + held_out))
     documents = linked_documents([(p.title, p.text) for world in train for p in world.passages])
     questions = evaluation_questions(held_out, config.eval.questions, tuple(config.eval.hops))
-    return Corpus(index, exam, documents, tuple(questions), config.tools.top_k)
+    given: dict = {}
+    if config.recipe == 'dspo' and not config.inputs.questions:
+        hops = [h for h, share in enumerate(config.schedule.hop_ratio, 1) if share]
+        given['train_questions'] = tuple(evaluation_questions(train, config.inputs.world_questions, hops))
+    if config.recipe == 'ssp' and not config.inputs.answers:
+        given['answers'] = tuple(dict.fromkeys(v for w in train for facts in w.facts.values() for v in facts.values()))
+    return Corpus(index, exam, documents, tuple(questions), config.tools.top_k, **given)
 
 
 def _index(worlds: Sequence[World], overfetch: int) -> Index:

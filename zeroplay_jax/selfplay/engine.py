@@ -1,6 +1,6 @@
-"""Plays a recipe: many episodes at once, then one update from what they yielded. Knows no paper.
+"""Plays a recipe: many episodes at once, then one update per trained role from what they yielded. Knows no paper.
 
-tasks → episodes over the slots → rows → advantages → packed batches → update → publish
+tasks → episodes over the slots → rows → groups that say something → advantages → packed batches → update → publish
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import jax
@@ -16,8 +16,9 @@ import numpy as np
 
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.packing import pack
-from zeroplay_jax.objectives import advantages, policy_gradient
+from zeroplay_jax.objectives import advantages, aggregation, schedules
 from zeroplay_jax.rollout.scheduler import Scheduler
+from zeroplay_jax.selfplay import rows as row_tools
 from zeroplay_jax.selfplay.roles import Table
 from zeroplay_jax.selfplay.task_pool import TaskPool
 from zeroplay_jax.types import POLICY, Json, Outcome, Row, Task
@@ -27,13 +28,18 @@ Stats = dict[str, tuple[float, float]]
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """A run of like steps. `trains`: the role that is updated after each; None only plays."""
+    """A run of like steps.
+
+    Attributes:
+      trains: the roles that are updated after each step, in this order; none: only plays.
+      clears_pool: the pool is emptied before every so many steps of the phase; 0: never.
+    """
 
     name: str
     steps: int
-    trains: str | None = None
+    trains: tuple[str, ...] = ()
     iteration: int = 0
-    clears_pool: bool = False
+    clears_pool: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +51,22 @@ class Step:
     number: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """What a step asks its recipe for.
+
+    Attributes:
+      phase: items drawn in this phase before.   step: of those, the ones of this step.
+      round: 0 for the first items of a step; later ones fill up what fell away.
+      missing: groups that the batch still lacks; at first all that no surplus of the step before provides.
+    """
+
+    phase: int = 0
+    step: int = 0
+    round: int = 0
+    missing: int = 0
+
+
 class Recipe(Protocol):
     """What a paper adds to the engine."""
 
@@ -52,8 +74,8 @@ class Recipe(Protocol):
         """The schedule."""
         ...
 
-    def tasks(self, step: Step, pool: TaskPool) -> list[Task]:
-        """The items of a step; a function of its arguments alone."""
+    def tasks(self, step: Step, pool: TaskPool, draw: Draw) -> list[Task]:
+        """The next items of a step, a function of the arguments alone; an empty answer ends the step."""
         ...
 
     async def episode(self, table: Table, step: Step, task: Task) -> Outcome:
@@ -71,15 +93,18 @@ class Engine:
     """Players, learners and pool of a run.
 
     Args:
-      config: the run's.   table: players.   learners: by role, those that are trained.
-      recipe: what is played.
+      config: the run's.   recipe: what is played.   table: players.
+      learners: by the name of the weights; `trained`: role → name of its weights, for those that are trained.
     """
 
-    def __init__(self, config, recipe: Recipe, table: Table, learners: dict[str, Learner]):
-        self.config, self.recipe, self.table, self.learners = config, recipe, table, learners
+    def __init__(self, config, recipe: Recipe, table: Table, learners: dict[str, Learner], trained: Mapping[str, str]):
+        self.config, self.recipe, self.table = config, recipe, table
+        self.learners, self.trained = learners, trained
         self.pool = TaskPool()
-        self.versions = collections.Counter()
-        self.outside_questions = 0  # played questions that no player of this run made
+        self.versions: collections.Counter[str] = collections.Counter()
+        self.outside_questions = 0  # played items with a question or answer that no player of this run made
+        self.drawn = 0  # items drawn in this phase
+        self.surplus: dict[str, list[Row]] = {}  # by role: groups beyond a full batch, kept for the next step
         for name in learners:
             self.publish(name)
 
@@ -88,33 +113,38 @@ class Engine:
         """Where rollouts run."""
         return self.table.scheduler
 
-    def publish(self, role: str) -> None:
+    def publish(self, weights: str) -> None:
         """Hands a learner's weights to the sampler."""
-        self.scheduler.publish(role, self.learners[role].params, self.versions[role])
+        self.scheduler.publish(weights, self.learners[weights].params, self.versions[weights])
 
     def play(self, step: Step, done: Callable[[], None]) -> tuple[dict[str, float], list[Row]]:
         """Plays and learns one step; returns its metrics and rows. `done` is called as each episode ends."""
         started, before = time.perf_counter(), collections.Counter(self.scheduler.stats)
+        judged = collections.Counter(self.table.judge_stats)
         self.scheduler.search_seconds.clear()
-        if step.phase.clears_pool and step.index == 0:
+        if step.index == 0:
+            self.drawn, self.surplus = 0, {}
+        if step.phase.clears_pool and step.index % step.phase.clears_pool == 0:
             self.pool.clear()
-        tasks = self.recipe.tasks(step, self.pool)
-        outcomes = self.scheduler.run([self.recipe.episode(self.table, step, t) for t in tasks], done)
+        outcomes = self._collect(step, done)
         rows = [row for outcome in outcomes for row in outcome.rows]
-        self.outside_questions += sum('question' in t.payload and 'task' not in t.payload for t in tasks)
-        stats = _rollout_stats(rows, outcomes)
+        stats = row_tools.rollout_stats(rows, outcomes)
         played = time.perf_counter()
         for outcome in outcomes:
             if outcome.drop:
                 self.pool.drop(outcome.drop)
             for question in outcome.questions:
                 self.pool.add(question)
-        if role := step.phase.trains:
-            stats |= self._learn(role, [r for r in rows if r.role == role])
-        else:  # nothing is scored, and the pool may change
+        for role in step.phase.trains:
+            prefix = f'{role}/' if len(step.phase.trains) > 1 else ''
+            learnt = self._learn(step, role, [r for r in rows if r.role == role])
+            stats |= {prefix + name: value for name, value in learnt.items()}
+        if not step.phase.trains:  # nothing is scored
             stats = {name: value for name, value in stats.items() if name not in ('reward_mean', 'informative_share')}
+        if any(outcome.questions or outcome.drop for outcome in outcomes):
             stats |= {f'drop/{reason}': (n, 1) for reason, n in self.pool.drops.items()}
         stats |= {'pool_size': (len(self.pool.questions), 1)}
+        stats |= {f'judge/{name}': (n, 1) for name, n in (self.table.judge_stats - judged).items()}
         work = self.scheduler.stats - before
         seconds = self.scheduler.search_seconds or [0.0]
         metrics = {name: total / count for name, (total, count) in stats.items() if count}
@@ -126,10 +156,64 @@ class Engine:
             'search_seconds/p95': float(np.percentile(seconds, 95)),
         }, rows
 
-    def _learn(self, role: str, rows: list[Row]) -> Stats:
-        """Advantages, packing and `minibatches` updates of a role; publishes its new weights."""
+    def _collect(self, step: Step, done) -> list[Outcome]:
+        """Plays items until the batch is full or the recipe has no more; the outcomes in the order of issue."""
+        outcomes: list[Outcome] = []
+        draw = Draw(self.drawn, missing=self._lacks(step, []))
+        while tasks := self.recipe.tasks(step, self.pool, draw):
+            self.outside_questions += sum(task.outside for task in tasks)
+            outcomes += self.scheduler.run([self.recipe.episode(self.table, step, t) for t in tasks], done)
+            rows = [row for outcome in outcomes for row in outcome.rows]
+            taken = len(tasks)
+            draw = Draw(draw.phase + taken, draw.step + taken, draw.round + 1, self._lacks(step, rows))
+        self.drawn = draw.phase
+        return outcomes
+
+    def _lacks(self, step: Step, rows: list[Row]) -> int:
+        """Groups that the batch of some trained role still lacks."""
+        return max((self._missing(role, rows) for role in step.phase.trains), default=0)
+
+    def _missing(self, role: str, rows: list[Row]) -> int:
         c = self.config[role]
-        value, stats = advantages.group_advantages(
+        own = [*self.surplus.get(role, []), *(row for row in rows if row.role == role and row.drop is None)]
+        if c.filter_groups:
+            own = [row for row, keep in zip(own, self._informative(own)) if keep]
+        return max(c.batch - len({row.group for row in own}), 0)
+
+    @staticmethod
+    def _informative(rows: list[Row]) -> np.ndarray:
+        return advantages.informative_groups(
+            np.array([r.reward for r in rows], np.float64),
+            np.array([r.group for r in rows], np.int64),
+            np.array([r.drop is None for r in rows], bool),
+        )
+
+    def _filter(self, role: str, rows: list[Row]) -> tuple[list[Row], Stats]:
+        """The first `batch` informative groups in order of issue (DSPO eq. 9); the others wait, or are let go."""
+        c = self.config[role]
+        rows = [*self.surplus.pop(role, []), *rows]
+        keep = self._informative(rows)
+        groups = list(dict.fromkeys(row.group for row, kept in zip(rows, keep) if kept))
+        now, later = set(groups[: c.batch]), set(groups[c.batch :])
+        if c.surplus == 'carry' and later:
+            self.surplus[role] = [row for row in rows if row.group in later]
+        trained = [row for row in rows if row.group in now]
+        age = [self.versions[self.trained[role]] - row.trajectory.version for row in trained]
+        asked = len({row.group for row in rows})
+        return trained, {
+            'filter/kept': (len(groups), asked),
+            'filter/surplus': (len(later), 1),
+            'filter/full': (len(now), c.batch),
+            'filter/age': (sum(age), len(age)),
+        }
+
+    def _learn(self, step: Step, role: str, rows: list[Row]) -> Stats:
+        """Advantages, packing and `minibatches` updates of a role; publishes its new weights."""
+        c, weights = self.config[role], self.trained[role]
+        learner, stats = self.learners[weights], {}
+        if c.filter_groups:
+            rows, stats = self._filter(role, rows)
+        value, more = advantages.group_advantages(
             np.array([r.reward for r in rows], np.float64),
             np.array([r.group for r in rows], np.int64),
             baseline=c.baseline,
@@ -137,30 +221,49 @@ class Engine:
             ddof=c.std_ddof,
             singleton=c.singleton,
             valid=np.array([r.drop is None for r in rows], bool),
+            lengths=np.array([np.sum(r.trajectory.source == POLICY) for r in rows], np.int64),
+            group_size=None if role == 'proposer' and self.config.schedule.group == 'hop' else c.samples,
         )
+        stats |= more
         for row, a in zip(rows, value):
             row.advantage = float(a)
-        for part in np.array_split(np.arange(len(rows)), c.minibatches):
-            valid = [rows[i] for i in part if rows[i].drop is None]
-            lengths = np.array([np.sum(r.trajectory.source == POLICY) for r in valid], np.int64)
-            # What has advantage 0 adds nothing without a KL term, but belongs to the mean.
-            trained = [r for r in valid if r.advantage or c.kl_coef or not c.skip_uninformative]
-            batches = pack(
-                trained,
-                micro_rows=self.config.micro.rows,
-                tokens=self.config.micro.tokens,
-                mode=c.aggregation,
-                total=policy_gradient.denominator(lengths, c.aggregation),
-            )
-            stats = _add(stats, self.learners[role].update(batches))
-        self.versions[role] += 1
-        self.publish(role)
+        distill = schedules.alpha_at(c.distill_coef, step.phase.iteration) if c.distill_top_k else 0.0
+        batches = [
+            self._pack(role, [rows[i] for i in p], distill) for p in np.array_split(range(len(rows)), c.minibatches)
+        ]
+        if c.old_logp == 'trainer':  # before the first update of the batch
+            batches = [learner.rescore(role, batch) for batch in batches]
+        for batch in batches:
+            stats = _add(stats, learner.update(role, batch, distill))
+        learner.follow()
+        self.versions[weights] += 1
+        self.publish(weights)
         return stats
+
+    def _pack(self, role: str, rows: list[Row], distill: float):
+        """One optimiser step's rows as micro-batches."""
+        c = self.config[role]
+        valid = [row for row in rows if row.drop is None]
+        lengths = np.array([np.sum(row.trajectory.source == POLICY) for row in valid], np.int64)
+        # What has advantage 0 adds nothing by itself, but belongs to the mean.
+        every = c.kl_coef or c.entropy_coef or distill or not c.skip_uninformative
+        trained = [row for row in valid if every or row.advantage]
+        taught = sum(n for n, row in zip(lengths, valid) if row.teacher_prompt is not None)
+        constant = c.aggregation == 'constant'
+        return pack(
+            trained,
+            micro_rows=self.config.micro.rows,
+            tokens=self.config.micro.tokens,
+            mode=c.aggregation,
+            total=c.constant_norm * len(valid) if constant else aggregation.denominator(lengths, c.aggregation),
+            teacher_tokens=self.config.privileged.tokens if c.distill_top_k else 0,
+            teacher_total=float(taught),
+        )
 
     # ---- what a checkpoint holds ---------------------------------------------------------------------------
 
     def states(self) -> dict[str, Any]:
-        """Device state of every trained role."""
+        """Device state of every set of trained weights."""
         return {name: learner.state for name, learner in self.learners.items()}
 
     def loop(self) -> Json:
@@ -169,6 +272,8 @@ class Engine:
             'pool': self.pool.state(),
             'versions': dict(self.versions),
             'outside_questions': self.outside_questions,
+            'drawn': self.drawn,
+            'surplus': {role: [row_tools.state(row) for row in rows] for role, rows in self.surplus.items()},
         }
 
     def restore(self, states: dict[str, Any], loop: Json) -> None:
@@ -177,48 +282,11 @@ class Engine:
             learner.state = jax.device_put(states[name], learner.shardings)
         self.pool.restore(loop['pool'])
         self.versions.update(loop['versions'])
-        self.outside_questions = loop['outside_questions']
+        self.outside_questions, self.drawn = loop['outside_questions'], loop['drawn']
+        self.surplus = {role: [row_tools.restore(s) for s in saved] for role, saved in loop['surplus'].items()}
         for name in self.learners:
             self.publish(name)
 
 
 def _add(a: Stats, b: Stats) -> Stats:
     return a | {k: (a[k][0] + v[0], a[k][1] + v[1]) if k in a else v for k, v in b.items()}
-
-
-def _rollout_stats(rows: list[Row], outcomes: list[Outcome]) -> Stats:
-    """Averages over rows as (sum, count): rewards, parts, turns, tools, endings, lengths, solve counts."""
-    stats: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
-
-    def add(name, value, weight=1.0):
-        stats[name][0] += float(value)
-        stats[name][1] += weight
-
-    for row in rows:
-        t = row.trajectory
-        add('reward_mean', row.reward)
-        for name, value in row.parts.items():
-            add(f'reward/{name}', value)
-        if 'format_raw' in row.parts:
-            add('valid_rate', row.parts['format_raw'] > 0)
-        add('turns', len(t.turns))
-        add('tool_calls', t.calls)
-        add('tool_error_rate', t.errors, sum(bool(u.queries) or u.error is not None for u in t.turns))
-        add('truncated_rate', t.finish in ('context', 'turn_tokens', 'turns'))
-        add('policy_tokens', np.sum(t.source == POLICY))
-        if row.info.get('answer_given'):
-            add('answer_words', len(row.info['answer_given'].split()))
-        if reason := row.info.get('rejected'):
-            add(f'rejected/{reason}', 1, 0)
-        if 'solved' in row.info:
-            add(f'k_histogram/{row.info["solved"]}', 1, 0)
-    asked = sum(v[0] for k, v in stats.items() if k.startswith('k_histogram'))
-    for name in [n for n in stats if n.startswith(('k_histogram', 'rejected'))]:
-        stats[name][1] = asked if name.startswith('k_histogram') else len(rows)
-    groups = collections.defaultdict(set)
-    for row in rows:
-        groups[row.role, row.group].add(row.reward)
-    for values in groups.values():
-        add('informative_share', len(values) > 1)
-    add('dropped_episodes', sum(o.drop is not None for o in outcomes), len(outcomes) or 1)
-    return {k: (v[0], v[1]) for k, v in stats.items()}

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+
+import numpy as np
 
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.scheduler import Request, Scheduler
 from zeroplay_jax.rollout.search import SearchEnv
+from zeroplay_jax.selfplay.judge import Judge
 from zeroplay_jax.types import Trajectory
+
+
+@dataclasses.dataclass(frozen=True)
+class Seat:
+    """A place at the table of a recipe.
+
+    Attributes:
+      role: its name in metrics, logs and, if it is trained, in the config.
+      prompt: its entry in rollout/prompts.py.
+      finals: tags whose closing ends its episode.
+      plays_as: the trained role whose weights it plays with; '' is itself, 'initial' the weights of the start.
+      searches: whether it has the search tool; without it, it has one turn.
+    """
+
+    role: str
+    prompt: str
+    finals: tuple[str, ...] = ('answer',)
+    plays_as: str = ''
+    searches: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +43,7 @@ class Role:
       prompt: its entry in rollout/prompts.py.
       env: tools, limits and the tags that end its episode.
       temperature: of its rollouts; 0 is greedy.
+      prompt_tokens: its longest prompt.
     """
 
     name: str
@@ -27,6 +51,7 @@ class Role:
     prompt: str
     env: SearchEnv
     temperature: float = 1.0
+    prompt_tokens: int = 1 << 30
 
 
 class TaskDropped(Exception):
@@ -43,13 +68,24 @@ class Table:
 
     Attributes:
       prompts: which set of prompts they read.
-      prompt_tokens: longest prompt.
+      judge: who says what is right where no rule does.
     """
 
     scheduler: Scheduler
     roles: dict[str, Role]
     prompts: str
-    prompt_tokens: int
+    judge: Judge | None = None
+
+    @property
+    def judge_stats(self) -> collections.Counter[str]:
+        """What the judge was asked and could not say, by reason code."""
+        return self.judge.stats if self.judge else collections.Counter()
+
+    def prompt(self, role: str, prompt: str = '', **fields: object) -> np.ndarray:
+        """Ids, int32 [P], of a role's prompt (or another entry of its set) with these fields, all foreign text."""
+        player = self.roles[role]
+        chat = prompts.messages(self.prompts, prompt or player.prompt, player.env.tools.instructions, **fields)
+        return player.env.codec.render(chat)
 
     async def ask(
         self,
@@ -57,18 +93,17 @@ class Table:
         identity: tuple[int, ...],
         samples: int = 1,
         temperature: float | None = None,
+        prompt: str = '',
         **fields: object,
     ) -> list[Trajectory]:
-        """`samples` rollouts of a role on a prompt with these fields (all of them foreign text).
+        """`samples` rollouts of a role on its prompt (or another of its set) with these fields, all foreign text.
 
         Raises:
           TaskDropped('prompt_too_long').
         """
         player = self.roles[role]
-        prompt = player.env.codec.render(
-            prompts.messages(self.prompts, player.prompt, player.env.tools.instructions, **fields)
-        )
-        if len(prompt) > self.prompt_tokens:
+        ids = self.prompt(role, prompt, **fields)
+        if len(ids) > player.prompt_tokens:
             raise TaskDropped('prompt_too_long')
         heat = player.temperature if temperature is None else temperature
-        return await self.scheduler.rollout(Request(player.weights, prompt, identity, player.env, samples, heat))
+        return await self.scheduler.rollout(Request(player.weights, ids, identity, player.env, samples, heat))

@@ -40,11 +40,11 @@ class TaskPool:
         """Counts what did not become a question."""
         self.drops[reason] += 1
 
-    def batch(self, seed: int, iteration: int, step: int, size: int) -> list[dict[str, Any]]:
-        """Batch number `step`: slices of a shuffled order, shuffled anew each time the pool is through."""
+    def batch(self, seed: int, iteration: int, begin: int, size: int) -> list[dict[str, Any]]:
+        """Questions number `begin` … of an endless order, shuffled anew each time the pool is through."""
         picked: list[dict[str, Any]] = []
         n = len(self.questions)
-        for at in range(step * size, (step + 1) * size if n else 0):
+        for at in range(begin, begin + size if n else begin):
             epoch, place = divmod(at, n)
             if not picked or place == 0:
                 order = identity_rng(seed, iteration, epoch).permutation(n)

@@ -1,0 +1,58 @@
+"""SCOPE with the hyperparameters of its paper, for Qwen2.5-7B-Instruct.
+
+    python -m zeroplay_jax.main --config=configs/scope.py --workdir=runs/scope
+    python -m zeroplay_jax.main --config=configs/scope.py:mini --workdir=runs/scope_mini
+
+The first is meant for an accelerator host and has not been run. The second plays three steps per role with the
+built-in checkpoint, on two CPU cores; its judge is a rule (rubrics are the facts of the documents found), for the
+tiny model was never taught to judge.
+
+Where paper and code differ this page takes the paper: one clip range, format paid although the gates fail (eq. 4).
+"""
+
+from configs import common
+
+
+def get_config(variant=''):
+    if variant not in ('', 'mini'):
+        raise ValueError(f'no variant {variant!r}; there is configs/scope.py and configs/scope.py:mini')
+    config = common.get_config()
+    config.recipe = 'scope'
+    config.schedule.update(iterations=3, hop_ratio=(4, 3, 2), group='prompt')  # searches: 1, 2, 3 turns
+    config.reward.update(solves=4, target=0.5, format_weight=0.5, search_weight=0.1)  # eqs. 4 to 6
+    config.reward.update(length_factor=True, soft_length=1024, hard_length=2048)  # eq. 7
+    config.check.on = True
+    config.judge.update(kind='policy', temperature=0.6, tokens=8192, rubrics=(3, 5))
+    config.pool.update(batch=250, samples=4, window=(0.2, 0.8), measure=4)
+
+    for role in (config.proposer, config.solver):
+        role.update(learning_rate=1e-6, warmup_steps=1, clip_norm=1.0, steps=20, samples=8)
+        role.update(baseline='mean', scale='std', loss='token_pg', aggregation='token')  # eqs. 2 and 3
+        role.update(kl_coef=1e-3, kl_kind='k3', clip_low=0.2, clip_high=0.2)
+    config.proposer.batch, config.solver.batch = 64, 256
+    if variant == 'mini':
+        return _mini(config)
+
+    config.policy.update(path='checkpoints/Qwen2.5-7B-Instruct', dtype='bfloat16', remat=True)
+    config.mesh.fsdp = -1
+    config.prompts = 'paper'
+    config.tools.update(family='search_r1', top_k=3)
+    config.rollout.update(prompt_tokens=2048, turn_tokens=2048, observation_tokens=500, max_turns=4)
+    config.sampler.update(slots=128, context=16384, chunk=512, burst=16)
+    config.micro.update(rows=4, tokens=16384)
+    return config
+
+
+def _mini(config):
+    """Shrinks the run to three steps of each role."""
+    config.schedule.update(iterations=1, hop_ratio=(0, 1, 1), searches_below_hops=1)  # the built-in form of prompts
+    for role in (config.proposer, config.solver):
+        role.update(steps=3, warmup_steps=0, batch=8, samples=3, learning_rate=1e-4)
+    config.reward.update(solves=2, soft_length=64, hard_length=128)
+    config.judge.update(kind='rule', rubrics=(2, 5), tokens=64)
+    config.pool.update(batch=8, samples=2, window=(0.0, 1.0))
+    config.world.train = (0, 4)
+    config.world.evaluation = (0, 2)
+    config.sampler.slots = 32
+    config.eval.questions = 8
+    return config

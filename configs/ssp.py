@@ -1,0 +1,62 @@
+"""SSP with the hyperparameters of its paper, for Qwen2.5-7B-Instruct.
+
+    python -m zeroplay_jax.main --config=configs/ssp.py --workdir=runs/ssp
+    python -m zeroplay_jax.main --config=configs/ssp.py:mini --workdir=runs/ssp_mini
+
+The first is meant for an accelerator host, wants the Hugging Face folder that `policy.path` names and a file of answers
+(`inputs.answers`), and has not been run. The second plays three steps with the built-in checkpoint, on two CPU cores:
+every stage runs, nothing is learnt. The answers are then those of the training worlds: outside material, and counted.
+
+Where paper and released code differ this page takes the paper: the solver's advantages are not divided by the
+deviation and every answer weighs the same (eq. 4); the proposer's loss is a plain sum (eq. 5) without a KL term. The
+checker is the policy itself, greedy; the paper asks a 32B model.
+"""
+
+from configs import common
+
+
+def get_config(variant=''):
+    if variant not in ('', 'mini'):
+        raise ValueError(f'no variant {variant!r}; there is configs/ssp.py and configs/ssp.py:mini')
+    config = common.get_config()
+    config.recipe = 'ssp'
+    config.weights = 'shared'  # one policy plays both roles (section 3.1)
+    config.schedule.update(iterations=1, hop_ratio=(4, 3, 2), first='solver')
+    config.check.update(on=True, noise=4, unit='trajectory')  # 4 is the best of the noise table
+    config.fill.update(kind='replay_reset', period=10)  # the best of the batch strategies
+    config.reward.update(answer='judge', invalid=0.0)
+
+    for role in (config.proposer, config.solver):
+        role.update(learning_rate=1e-6, warmup_steps=5, batch=256, temperature=1.0, steps=200)
+    config.solver.update(samples=5, baseline='mean', scale='none', loss='token_pg', aggregation='seq_mean_token_mean')
+    config.solver.update(kl_coef=0.01, kl_kind='k3', minibatches=2, clip_low=0.2, clip_high=0.2)
+    config.proposer.update(samples=1, baseline='none', scale='none', loss='reinforce')
+    config.proposer.update(aggregation='seq_mean_token_sum', kl_coef=0.0, minibatches=1)
+    if variant == 'mini':
+        return _mini(config)
+
+    config.policy.update(path='checkpoints/Qwen2.5-7B-Instruct', dtype='bfloat16', remat=True)
+    config.inputs.answers = 'data/ssp_answers.jsonl'
+    config.judge.update(kind='endpoint', model='Qwen2.5-32B-Instruct', temperature=0.0, tokens=512)
+    config.mesh.fsdp = -1
+    config.prompts = 'paper'
+    config.tools.update(family='search_r1', top_k=3)
+    config.rollout.update(prompt_tokens=4096, turn_tokens=512, observation_tokens=512, max_turns=11)
+    config.sampler.update(slots=256, context=12288, chunk=512, burst=16)  # 4096 prompt + 8192 response
+    config.micro.update(rows=8, tokens=12288)
+    return config
+
+
+def _mini(config):
+    """Shrinks the run to three steps."""
+    for role in (config.proposer, config.solver):
+        role.update(steps=3, warmup_steps=0, batch=8, learning_rate=1e-4)
+    config.solver.samples = 3
+    config.check.noise = 2
+    config.check.unit = 'document'
+    config.reward.answer = 'em'
+    config.world.train = (0, 4)
+    config.world.evaluation = (0, 2)
+    config.sampler.slots = 32
+    config.eval.questions = 8
+    return config

@@ -1,0 +1,141 @@
+import numpy as np
+import pytest
+from batches import ARRAYS, LOSSES, MODES, SEQUENCE_MODES, close, packed, run, weights
+
+from zeroplay_jax.objectives import aggregation
+
+
+def test_equal_lengths_make_token_and_sequence_means_equal(batch):
+    mask = np.ones_like(batch['mask'])
+    np.testing.assert_allclose(
+        *(aggregation.token_weights(mask, None, mode) for mode in ('token', 'seq_mean_token_mean')), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize('name', LOSSES)
+def test_packing_padding_order_and_micro_batches_change_nothing(batch, name):
+    """Rollouts in rows of their own, and the same ones packed, reordered, padded and cut into micro-batches."""
+    for mode in MODES:
+        value, gradient, stats = run(name, batch, weights(batch, mode))
+        for order in (range(6), (3, 1, 4, 0, 5, 2)):
+            rest, sequence, places = packed(batch, 4, 16, order)
+            weight = weights(rest, mode, sequence)
+            for parts in (1, 2):
+                cuts = np.split(np.arange(4), parts)
+                results = [run(name, {k: v[cut] for k, v in rest.items()}, weight[cut]) for cut in cuts]
+                close(sum(float(v) for v, _, _ in results), value)
+                other = np.concatenate([g for _, g, _ in results])
+                for index, (row, span, size) in places.items():
+                    close(other[row, span], np.asarray(gradient)[index, :size])
+                assert np.all(np.isfinite(other)) and not np.any(other[~rest['mask']])
+                for key, (total, count) in stats.items():
+                    close(sum(s[key][0] for _, _, s in results), total)
+                    assert sum(s[key][1] for _, _, s in results) == count
+
+
+@pytest.mark.parametrize('name', LOSSES)
+def test_row_order_changes_nothing(batch, name):
+    order = np.array([4, 0, 3, 5, 1, 2])
+    value, gradient, _ = run(name, batch, weights(batch, 'seq_mean_token_mean'))
+    moved = {k: v[order] for k, v in batch.items()}
+    other, turned, _ = run(name, moved, weights(moved, 'seq_mean_token_mean'))
+    close(other, value)
+    close(turned, np.asarray(gradient)[order])
+
+
+@pytest.mark.parametrize('mode', SEQUENCE_MODES)
+def test_parts_with_the_denominator_of_the_whole_add_up(batch, mode):
+    """As on several hosts: each sees its own rollouts, only the denominators are added up."""
+    lengths = batch['mask'].sum(1)
+    halves = [{k: v[:3] for k, v in batch.items()}, {k: v[3:] for k, v in batch.items()}]
+    total = aggregation.denominator(lengths[:3], mode) + aggregation.denominator(lengths[3:], mode)
+    values = [run('token_pg', h, weights(h, mode, total=total))[0] for h in halves]
+    close(sum(values), run('token_pg', batch, weights(batch, mode))[0])
+
+
+@pytest.mark.parametrize('name', ['token_pg', 'sequence_pg', 'geometric_pg', 'reinforce'])
+@pytest.mark.parametrize('mode', SEQUENCE_MODES)
+def test_leaving_out_rollouts_of_advantage_zero_changes_nothing(batch, mode, name):
+    batch['advantage'][[0, 2]] = 0
+    whole, gradient, _ = run(name, batch, weights(batch, mode))
+    assert not np.any(np.asarray(gradient)[[0, 2]])
+    total = aggregation.denominator(batch['mask'].sum(1), mode)
+    kept = {k: v[[1, 3, 4, 5]] for k, v in batch.items()}
+    close(run(name, kept, weights(kept, mode, total=total))[0], whole)
+
+
+@pytest.mark.parametrize('name', ['token_pg', 'sequence_pg', 'geometric_pg', 'reinforce'])
+def test_without_any_advantage_there_is_no_gradient(batch, name):
+    batch['advantage'][:] = 0
+    value, gradient, _ = run(name, batch, weights(batch, 'token'))
+    assert value == 0 and not np.any(gradient)
+
+
+@pytest.mark.parametrize('name', LOSSES)
+def test_a_row_of_weight_zero_is_as_good_as_absent(batch, name):
+    """Rows that only fill a batch up; even their NaN does not get through."""
+    mode = 'seq_mean_token_mean'
+    alone = run(name, batch, weights(batch, mode))
+    filled = {k: np.concatenate([v, v[:2]]) for k, v in batch.items()}
+    for key in ARRAYS:
+        filled[key][-1] = np.nan
+    weight = np.concatenate([weights(batch, mode), np.zeros((2, 9), np.float32)])
+    value, gradient, _ = run(name, filled, weight)
+    close(value, alone[0])
+    close(np.asarray(gradient)[:6], alone[1])
+    assert not np.any(np.nan_to_num(np.asarray(gradient)[6]))
+
+
+@pytest.mark.parametrize('mode', MODES)
+def test_a_wholly_masked_batch_weighs_nothing(mode):
+    weight = aggregation.token_weights(np.zeros((2, 3), bool), None, mode, 5.0 if mode == 'constant' else None)
+    assert weight.shape == (2, 3) and weight.dtype == np.float32 and not np.any(weight)
+
+
+def test_weights_count_a_sequence_across_gaps_and_skip_empty_ones():
+    mask = np.array([[1, 0, 1, 1, 0], [0, 0, 1, 0, 0]], bool)
+    sequence = np.array([[4, 4, 4, 2, 2], [0, 0, 4, -1, -1]])
+    close(aggregation.token_weights(mask, sequence, 'token'), mask / 4)
+    close(aggregation.token_weights(mask, sequence, 'seq_mean_token_sum'), mask / 2)
+    close(
+        aggregation.token_weights(mask, sequence, 'seq_mean_token_mean'),
+        [[1 / 6, 0, 1 / 6, 1 / 2, 0], [0, 0, 1 / 6, 0, 0]],
+    )
+    close(aggregation.token_weights(mask, sequence, 'constant', 8.0), mask / 8)
+    lengths = np.array([3, 1, 0])
+    assert aggregation.denominator(lengths, 'token') == 4
+    assert aggregation.denominator(lengths, 'seq_mean_token_sum') == 2
+
+
+def test_the_constant_norm_knows_neither_batch_nor_padding(batch):
+    """verl's sum-norm: twice the rows, twice the loss; another padding, the same."""
+    twice = {k: np.concatenate([v, v]) for k, v in batch.items()}
+    wide = {k: np.pad(v, ((0, 0), (0, 5))) for k, v in batch.items()}
+    one, two, three = (run('reinforce', b, weights(b, 'constant'))[0] for b in (batch, twice, wide))
+    close(two, 2 * one)
+    close(three, one)
+
+
+ONE = np.ones((1, 2), bool)
+
+
+@pytest.mark.parametrize(
+    'call, message',
+    [
+        (lambda: aggregation.denominator([1], 'mean'), "mode 'mean'"),
+        (lambda: aggregation.denominator([1], 'constant'), "mode 'constant'"),
+        (lambda: aggregation.token_weights(ONE, None, 'mean'), "mode is 'mean'"),
+        (lambda: aggregation.token_weights(ONE, None, 'constant'), 'needs `total`'),
+        (lambda: aggregation.token_weights(ONE, None, 'token', 0.0), 'must be positive'),
+        (lambda: aggregation.token_weights(ONE, None, 'token', -1.0), 'must be positive'),
+        (lambda: aggregation.token_weights(ONE, None, 'constant', np.nan), 'must be positive'),
+        (lambda: aggregation.token_weights(ONE, np.zeros((2, 2), int), 'token'), 'both must be'),
+        (lambda: aggregation.token_weights(ONE[0], None, 'token'), 'both must be'),
+        (lambda: aggregation.token_weights(ONE, np.array([[0, -1]]), 'token'), 'sequence -1'),
+        (lambda: aggregation.aggregate(ONE, ONE[0]), 'every array must be'),
+    ],
+)
+def test_bad_options_are_one_clear_line(call, message):
+    with pytest.raises(ValueError, match=message) as error:
+        call()
+    assert '\n' not in str(error.value)

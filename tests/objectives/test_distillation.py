@@ -1,0 +1,251 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from batches import close, differences
+
+from zeroplay_jax.objectives import distillation
+from zeroplay_jax.objectives.aggregation import aggregate, token_weights
+
+OPTIONS = pytest.mark.parametrize(
+    'options',
+    [
+        dict(kind='reverse'),
+        dict(kind='forward'),
+        dict(kind='jsd'),
+        dict(kind='jsd', mix=0.2),
+        dict(kind='reverse', tail=False),
+        dict(kind='forward', tail=False),
+    ],
+    ids=lambda o: '-'.join(map(str, o.values())),
+)
+
+
+def divergence(student, teacher, k=2, **options):
+    return distillation.topk_tail_divergence(jnp.asarray(student), jnp.asarray(teacher), k=k, **options)
+
+
+def pull(student, teacher, k=2, **options):
+    """(sum of the divergences, gradients with respect to both logits)."""
+    call = lambda s, t: divergence(s, t, k, **options)[0].sum()
+    return jax.value_and_grad(call, (0, 1))(jnp.asarray(student), jnp.asarray(teacher))
+
+
+def log_softmax(z):
+    z = z - z.max(-1, keepdims=True)
+    return z - np.log(np.exp(z).sum(-1, keepdims=True))
+
+
+def kl(p, q):
+    return (np.exp(p) * (p - q)).sum(-1)
+
+
+def reference(student, teacher, k, kind='reverse', tail=True, mix=0.5, index=None):
+    """Outcome by outcome in float64: the top tokens of `index` (of the student, unless given) and one for the rest."""
+    student, teacher = log_softmax(student), log_softmax(teacher)
+    index = np.argsort(-student, -1, kind='stable')[:, :k] if index is None else index
+
+    def outcomes(logp):
+        head = np.take_along_axis(logp, index, -1)
+        if not tail:
+            return log_softmax(head)
+        with np.errstate(divide='ignore'):
+            return np.concatenate([head, np.log1p(-np.exp(head).sum(-1, keepdims=True))], -1)
+
+    s, t = (student, teacher) if k >= student.shape[1] else map(outcomes, (student, teacher))
+    middle = np.logaddexp(s + np.log(mix), t + np.log1p(-mix))
+    return {
+        'reverse': lambda: kl(s, t),
+        'forward': lambda: kl(t, s),
+        'jsd': lambda: mix * kl(s, middle) + (1 - mix) * kl(t, middle),
+    }[kind]()
+
+
+@pytest.fixture
+def logits():
+    rng = np.random.default_rng(5)
+    return rng.normal(size=(2, 4, 9)).astype(np.float32) * 2
+
+
+def test_golden_divergences(golden):
+    inputs, expected = golden['topk_tail_distill']
+    student, teacher = (np.array(inputs[f'{who}_logits'], np.float32) for who in ('student', 'teacher'))
+    for name, options in {
+        'reverse_kl_topk_tail': dict(),
+        'forward_kl_topk_tail': dict(kind='forward'),
+        'jsd_half_topk_tail': dict(kind='jsd'),
+        'renormalised_topk_no_tail_reverse': dict(tail=False),
+        'full_vocab_reverse_kl': dict(k=6),
+        'full_vocab_forward_kl': dict(k=6, kind='forward'),
+    }.items():
+        value, extra = divergence(student, teacher, **(dict(k=inputs['K']) | options))
+        assert value.dtype == jnp.float32 and value.shape == (3,)
+        close(value, expected[name])
+        top = np.array(expected['topk_idx_of_student'])
+        rest = 1 - np.take_along_axis(np.exp(log_softmax(student.astype(np.float64))), top, 1).sum(1)
+        close(extra['tail_mass'], np.zeros(3) if 'k' in options else rest)
+
+
+def test_under_jit_it_is_the_same(logits):
+    given = jax.jit(functools.partial(distillation.topk_tail_divergence, k=3))(*logits)
+    for a, b in zip(*map(jax.tree.leaves, (given, divergence(*logits, 3))), strict=True):
+        close(a, b)
+
+
+def test_golden_head_and_tail_add_up(golden):
+    _, expected = golden['topk_tail_distill']
+    wanted = np.add(expected['head'], expected['tail'])
+    np.testing.assert_allclose(wanted, expected['reverse_kl_topk_tail'], rtol=1e-9, atol=1e-12)
+
+
+def test_golden_gradient(golden):
+    inputs, expected = golden['topk_tail_distill']
+    student, teacher = (jnp.array(inputs[f'{who}_logits']) for who in ('student', 'teacher'))
+    _, (gradient, _) = pull(student, teacher)
+    close(gradient, expected['grad_reverse_kl_wrt_student_logits'])
+    close(gradient.sum(1), np.zeros(3))
+
+
+def test_golden_loss(golden):
+    inputs, expected = golden['topk_tail_distill']
+    value, _ = divergence(inputs['student_logits'], inputs['teacher_logits'], inputs['K'])
+    mask = np.array([inputs['token_mask']], bool)
+    loss = aggregate(value[None], token_weights(mask, None, 'token'))
+    close(loss, expected['loss_token_mean'])
+    close(inputs['alpha'] * loss, expected['alpha_times_loss'])
+
+
+def test_golden_teacher_follows_the_student(golden):
+    inputs, expected = golden['topk_tail_distill']
+    teacher, student = ({'w': jnp.array(inputs[name])} for name in ('teacher_params0', 'student_params'))
+    for _ in range(3):
+        teacher = distillation.ema(teacher, student, inputs['tau'])
+    close(teacher['w'], expected['teacher_params_after_3_updates'])
+
+
+@OPTIONS
+@pytest.mark.parametrize('k', [1, 3, 9])
+def test_value_and_gradient_match_float64(logits, options, k):
+    student, teacher = logits
+    close(divergence(student, teacher, k, **options)[0], reference(*logits.astype(np.float64), k, **options))
+    top = np.argsort(-student, -1, kind='stable')[:, :k]
+    wanted = differences(lambda z: reference(z, teacher.astype(np.float64), k, index=top, **options).sum(), student)
+    _, (gradient, of_teacher) = pull(student, teacher, k, **options)
+    close(gradient, wanted, atol=2e-6)
+    assert not np.any(of_teacher)
+
+
+@OPTIONS
+@pytest.mark.parametrize('k', [3, 9])
+def test_a_teacher_that_agrees_neither_costs_nor_pulls(logits, options, k):
+    value, (gradient, _) = pull(logits[0], logits[0], k, **options)
+    assert abs(value) < 1e-6 and np.max(np.abs(gradient)) < 1e-6
+
+
+@pytest.mark.parametrize('kind', distillation.KINDS)
+def test_more_top_tokens_come_closer_to_the_full_divergence_from_below(logits, kind):
+    values = np.array([divergence(*logits, k, kind=kind)[0] for k in (1, 2, 5, 8, 9)])
+    assert np.all(np.diff(values, axis=0) >= -1e-6) and np.all(values >= -1e-6)
+    close(values[-2], values[-1])  # eight tokens and a rest of one are all nine
+    assert np.all(values[0] < values[-1])
+    assert np.array_equal(divergence(*logits, 1000, kind=kind)[0], values[-1])
+
+
+def test_without_the_tail_the_full_divergence_is_no_bound(golden):
+    inputs, expected = golden['topk_tail_distill']
+    value, _ = divergence(inputs['student_logits'], inputs['teacher_logits'], tail=False)
+    assert value[0] > expected['full_vocab_reverse_kl'][0]
+
+
+@OPTIONS
+@pytest.mark.parametrize('gap', [20.0, 100.0, 1e4])
+def test_top_tokens_that_hold_everything_give_no_nan(options, gap):
+    """1 − P rounds to 0 in float32 from a gap of 17 on."""
+    sure = np.zeros((3, 6), np.float32)
+    sure[:, 1] = gap
+    unsure = np.linspace(0, 1, 18, dtype=np.float32).reshape(3, 6)
+    for student, teacher in ((sure, unsure), (unsure, sure), (sure, sure), (sure, np.roll(sure, 1, 1))):
+        value, (gradient, _) = pull(student, teacher, 2, **options)
+        assert np.isfinite(value) and np.all(np.isfinite(gradient)) and value > -1e-6
+
+
+def test_a_vanishing_tail_keeps_its_digits():
+    """The forward divergence to a teacher with mass where the student has e^-30: the exact value, not a clamp's."""
+    student, teacher = np.array([[30.0, 0.0, 0.0, 0.0]]), np.zeros((1, 4))
+    rest = np.log(3) - 30 - np.log1p(3 * np.exp(-30.0))
+    wanted = 0.25 * (np.log(0.25) + np.log1p(3 * np.exp(-30.0))) + 0.75 * (np.log(0.75) - rest)
+    close(divergence(student, teacher, 1, kind='forward')[0], [wanted])
+    close(divergence(student, teacher, 1)[1]['tail_mass'], [3 * np.exp(-30.0)], atol=0, rtol=1e-5)
+
+
+def test_ties_take_exactly_k_tokens():
+    """As bfloat16 logits have them: equal logits beyond the K-th belong to the rest."""
+    student = np.array([[1.0, 1.0, 1.0, 1.0, 0.0]], np.float32)
+    teacher = np.array([[0.0, 1.0, 2.0, 3.0, 4.0]], np.float32)
+    value, extra = divergence(student, teacher, 2)
+    close(value, reference(student.astype(np.float64), teacher.astype(np.float64), 2))
+    close(extra['tail_mass'], 1 - 2 * np.exp(log_softmax(student))[:, 0])
+
+
+def test_a_constant_on_all_logits_changes_nothing(logits):
+    student, teacher = logits
+    close(divergence(student + 3, teacher - 7, 3)[0], divergence(student, teacher, 3)[0], atol=2e-6)
+
+
+def test_jsd_is_symmetric_at_one_half_and_bounded(logits):
+    student, teacher = logits
+    one, other = (divergence(a, b, 9, kind='jsd')[0] for a, b in ((student, teacher), (teacher, student)))
+    close(one, other)
+    apart = divergence(np.array([[50.0, 0.0]]), np.array([[0.0, 50.0]]), 5, kind='jsd')[0]
+    close(apart, [np.log(2)])
+
+
+def test_low_precision_logits_are_computed_in_float32(logits):
+    low = [jnp.asarray(z, jnp.bfloat16) for z in logits]
+    value, extra = divergence(*low, 3)
+    wanted, _ = divergence(*(z.astype(jnp.float32) for z in low), 3)
+    assert value.dtype == extra['tail_mass'].dtype == jnp.float32 and np.array_equal(value, wanted)
+
+
+def test_ema_with_rate_one_copies_and_with_rate_zero_freezes():
+    rng = np.random.default_rng(1)
+    teacher, student = ({'a': [rng.normal(size=3).astype(np.float32)]} for _ in range(2))
+    assert np.array_equal(distillation.ema(teacher, student, 1.0)['a'][0], student['a'][0])
+    assert np.array_equal(distillation.ema(teacher, student, 0.0)['a'][0], teacher['a'][0])
+
+
+def test_ema_has_its_closed_form():
+    teacher = jnp.array([1.0, -2.0])
+    for _ in range(20):
+        teacher = distillation.ema(teacher, jnp.array([3.0, 5.0]), 0.05)
+    close(teacher, 0.95**20 * np.array([1, -2]) + (1 - 0.95**20) * np.array([3, 5]))
+
+
+def test_ema_moves_in_float32_where_bfloat16_would_stand_still():
+    teacher, student = jnp.ones(1, jnp.bfloat16), jnp.full(1, 1.0078125, jnp.bfloat16)  # the next bfloat16 after 1
+    moved = distillation.ema(teacher, student, 0.05)
+    assert moved.dtype == jnp.float32
+    close(moved, [1 + 0.05 * 0.0078125], atol=0, rtol=1e-7)
+
+
+Z = np.zeros((2, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    'call, message',
+    [
+        (lambda: divergence(Z, Z[:, :2]), 'must be \\[N, V\\] of one shape'),
+        (lambda: divergence(Z[0], Z[0]), 'must be \\[N, V\\] of one shape'),
+        (lambda: divergence(Z, Z, 0), 'k is 0'),
+        (lambda: divergence(Z, Z, kind='js'), "kind is 'js'"),
+        (lambda: divergence(Z, Z, kind='jsd', mix=1.0), 'mix 1.0'),
+        (lambda: distillation.ema(Z, Z, 1.5), 'rate 1.5'),
+        (lambda: distillation.ema(Z, Z, -0.1), 'rate -0.1'),
+        (lambda: distillation.ema({'a': Z}, {'b': Z}, 0.1), 'key'),
+    ],
+)
+def test_bad_options_are_one_clear_line(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,91 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from batches import ARRAYS, LOSSES, close, run, weights
+
+from zeroplay_jax.objectives import masking
+from zeroplay_jax.objectives import policy_gradient as pg
+
+NAMES = ('logp', 'old_logp', 'advantage', 'mask', 'segment')
+
+
+@functools.partial(jax.jit, static_argnames='name')
+def everything(name, batch, weight):
+    """((loss, statistics), gradients with respect to logp, old_logp and advantage)."""
+
+    def total(*arrays):
+        per_token, stats = LOSSES[name](*arrays, batch['mask'], batch['segment'])
+        return pg.aggregate(per_token, weight), stats
+
+    return jax.value_and_grad(total, (0, 1, 2), has_aux=True)(*(batch[k] for k in ARRAYS))
+
+
+@pytest.mark.parametrize('rubbish', [np.nan, np.inf, -np.inf, 1e30])
+@pytest.mark.parametrize('name', LOSSES)
+def test_masked_places_reach_neither_value_nor_gradient_nor_statistics(batch, name, rubbish):
+    dirty = batch | {k: np.where(batch['mask'], batch[k], np.float32(rubbish)) for k in ARRAYS}
+    results = [everything(name, b, weights(batch, 'token')) for b in (batch, dirty)]
+    for clean, other in zip(*map(jax.tree.leaves, results), strict=True):
+        assert np.all(np.isfinite(clean))
+        np.testing.assert_array_equal(clean, other)
+    assert not any(np.any(np.asarray(gradient)[~batch['mask']]) for gradient in results[1][1])
+
+
+@pytest.mark.parametrize('name', LOSSES)
+def test_a_loss_is_float32_and_the_same_with_and_without_jit(batch, name):
+    low = batch | {k: jnp.asarray(batch[k], jnp.bfloat16) for k in ARRAYS}
+    high = low | {k: low[k].astype(jnp.float32) for k in ARRAYS}
+    given, wanted = (LOSSES[name](*(b[k] for k in NAMES)) for b in (low, high))
+    jitted = jax.jit(LOSSES[name])(*(low[k] for k in NAMES))
+    for a, b, c in zip(*map(jax.tree.leaves, (given, wanted, jitted)), strict=True):
+        assert a.dtype == c.dtype == jnp.float32
+        np.testing.assert_array_equal(a, b)
+        close(a, c)
+
+
+@pytest.mark.parametrize('name', LOSSES)
+def test_statistics_carry_no_gradient(batch, name):
+    def total(logp):
+        return sum(value for value, _ in LOSSES[name](logp, *(batch[k] for k in NAMES[1:]))[1].values())
+
+    assert not np.any(jax.grad(total)(batch['logp']))
+
+
+@pytest.mark.parametrize('name', sorted(set(LOSSES) - {'importance_token', 'importance_sequence'}))
+def test_no_gradient_reaches_the_old_log_probs(batch, name):
+    loss = lambda old: LOSSES[name](batch['logp'], old, *(batch[k] for k in NAMES[2:]))[0].sum()
+    assert not np.any(jax.grad(loss)(batch['old_logp']))
+
+
+@pytest.mark.parametrize('name', LOSSES)
+def test_a_wholly_masked_batch_is_nothing(batch, name):
+    batch['mask'][:] = False
+    value, gradient, stats = run(name, batch, weights(batch, 'token'))
+    assert value == 0 and not np.any(gradient)
+    assert all(count == 0 and total == 0 for total, count in stats.values())
+
+
+@pytest.mark.parametrize('name', LOSSES)
+@pytest.mark.parametrize('jit', [True, False])
+def test_shapes_are_checked_first(batch, name, jit):
+    loss = jax.jit(LOSSES[name]) if jit else LOSSES[name]
+    arrays = [batch[k] for k in NAMES]
+    for wrong in (arrays[0][0], arrays[0][:, :1], arrays[0].T):
+        with pytest.raises(ValueError, match='every array must be') as error:
+            loss(wrong, *arrays[1:])
+        assert '\n' not in str(error.value)
+
+
+def test_segment_sum_and_spread():
+    values = jnp.array([[1.0, 2, 4, 8], [16, 32, 64, 128]])
+    segment = jnp.array([[1, 1, 2, 0], [4, 3, 3, 3]])
+    sums = masking.segment_sum(values, segment)
+    assert np.array_equal(sums, [[8, 3, 4, 0, 0], [0, 0, 0, 224, 16]])
+    assert np.array_equal(masking.spread(sums, segment), [[3, 3, 4, 8], [16, 224, 224, 224]])
+
+
+def test_segment_sum_counts_a_mask():
+    assert np.array_equal(masking.segment_sum(np.array([[True, True, False]]), np.array([[2, 2, 2]])), [[0, 0, 2, 0]])

@@ -1,0 +1,163 @@
+"""Meshes: one rule per parameter, the same numbers on every mesh, and a shape that does not divide is named."""
+
+import dataclasses
+import functools
+import itertools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny
+
+from zeroplay_jax.policy import rope, sharding, transformer
+
+# Every switch on at once, so that every rule has a parameter.
+CONFIG = transformer.ModelConfig(
+    'test',
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=64,
+    layers=1,
+    heads=8,
+    kv_heads=4,
+    head_dim=8,
+    rope_scaling=rope.Yarn(4.0, 16, 1.1),
+    windows=(8,),
+    tied=False,
+    qkv_bias=True,
+    qk_norm='projection',
+    logit_chunk=32,
+)
+ROWS, LENGTH = 8, 24
+# Every mesh that divides; those that combine what others already show are left to the long tests.
+SHORT = ((1, 2, 1), (1, 1, 2), (2, 1, 1), (1, 4, 1), (1, 2, 2), (2, 1, 2), (1, 8, 1), (8, 1, 1), (2, 2, 2), (1, 2, 4))
+MESHES = [
+    pytest.param(mesh, marks=() if mesh in SHORT else pytest.mark.long)
+    for mesh in itertools.product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4))
+    if np.prod(mesh) in (2, 4, 8)
+]
+
+
+@pytest.fixture(scope='module')
+def setting():
+    """Parameters of every size, packed rows and token weights."""
+    rng = np.random.default_rng(0)
+    params = tiny.random_params(CONFIG)
+    tokens = rng.integers(0, CONFIG.vocab_size, (ROWS, LENGTH)).astype(np.int32)
+    positions = np.tile(np.arange(LENGTH // 2, dtype=np.int32), (ROWS, 2))
+    segment = np.repeat([[1, 2]], ROWS, 0).repeat(LENGTH // 2, 1).astype(np.int32)
+    return params, (tokens, positions, segment), rng.normal(size=(ROWS, LENGTH)).astype(np.float32)
+
+
+def loss(config, params, inputs, weight):
+    logp, entropy = transformer.score(config, params, *inputs)
+    return jnp.sum(logp * weight) + jnp.sum(entropy)
+
+
+def on_mesh(setting, shape):
+    """Loss and gradients on a mesh."""
+    params, inputs, weight = setting
+    mesh = sharding.make_mesh(*shape)
+    config = dataclasses.replace(CONFIG, mesh=mesh)
+    own, rows = sharding.parameter_shardings(params, mesh), sharding.rows(mesh)
+    step = tiny.jit(
+        jax.value_and_grad(functools.partial(loss, config)),
+        in_shardings=(own, rows, rows),
+        out_shardings=(sharding.replicated(mesh), own),
+    )
+    value, gradients = step(jax.device_put(params, own), *jax.device_put((inputs, weight), rows))
+    jax.tree.map(lambda g, s: g.sharding.is_equivalent_to(s, g.ndim) or pytest.fail(str(g.sharding)), gradients, own)
+    return float(value), jax.device_get(gradients)
+
+
+@pytest.fixture(scope='module')
+def alone(setting):
+    return on_mesh(setting, (1, 1, 1))
+
+
+@pytest.mark.parametrize('mesh', MESHES, ids=str)
+def test_loss_and_gradients_are_the_same_on_every_mesh(setting, alone, mesh):
+    value, gradients = on_mesh(setting, mesh)
+    assert abs(value - alone[0]) <= 1e-6 * abs(alone[0])
+    gap = jax.tree.map(lambda a, b: np.linalg.norm(a - b) / np.linalg.norm(b), gradients, alone[1])
+    assert max(jax.tree.leaves(gap)) <= 1e-5, gap
+
+
+def test_rows_stay_where_they_are_and_the_head_comes_to_them_once(setting):
+    """No collective carries logits; every device multiplies its own rows' chunk; the head's gradient adds up once."""
+    params, inputs, weight = setting
+    vocab, chunk = 4096, 16
+    config = dataclasses.replace(CONFIG, windows=(), vocab_size=vocab, logit_chunk=chunk)
+    params = jax.eval_shape(functools.partial(transformer.init, config), jax.random.key(0))
+    mesh = sharding.make_mesh(1, 4, 1)
+    own, rows = sharding.parameter_shardings(params, mesh), sharding.rows(mesh)
+
+    def program(config):
+        step = jax.jit(jax.grad(functools.partial(loss, config)), in_shardings=(own, rows, rows), out_shardings=own)
+        return step.lower(params, inputs, weight).compile().as_text()
+
+    moved = lambda text: re.findall(r'= (.*) (?:all-reduce|all-gather|reduce-scatter|all-to-all)\(', text)
+    logits = re.compile(rf'\[(?:{chunk}|{4 * chunk}),{vocab}\]')
+    with_mesh = program(dataclasses.replace(config, mesh=mesh))
+    assert f'f32[{chunk},{vocab}]' in with_mesh
+    assert not any(logits.search(line) for line in moved(with_mesh))
+    assert sum(f'[32,{vocab}]' in line for line in moved(with_mesh)) == 2
+    assert any(logits.search(line) for line in moved(program(config)))  # what XLA does without the mesh
+
+
+def test_every_parameter_has_exactly_one_rule(setting, monkeypatch):
+    sharding.parameter_shardings(setting[0], sharding.make_mesh(1, 2, 2))
+    with pytest.raises(ValueError, match="'layer_0/q/extra' is matched by 0"):
+        sharding.parameter_spec('layer_0/q/extra')
+    monkeypatch.setattr(sharding, 'RULES', (*sharding.RULES, ('head.*', sharding.P())))
+    with pytest.raises(ValueError, match="'head' is matched by 2"):
+        sharding.parameter_shardings(setting[0], sharding.make_mesh(1, 2, 2))
+
+
+def test_every_rule_is_used(setting):
+    names = [sharding.path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(setting[0])]
+    by_rule = {sharding.parameter_spec(name) for name in names}
+    assert by_rule == {spec for _, spec in sharding.RULES}
+
+
+def test_optimiser_state_and_average_lie_as_their_parameters(setting):
+    params, mesh = setting[0], sharding.make_mesh(1, 2, 2)
+    own = sharding.parameter_shardings(params, mesh)
+    begin = lambda p: dict(params=p, opt=optax.adamw(1e-3).init(p), ema=p, step=jnp.int32(0))
+    shapes = jax.eval_shape(begin, params)
+    state = jax.jit(begin, out_shardings=sharding.state_shardings(shapes, params, mesh))(params)
+    adam = state['opt'][0]
+    for tree in (state['params'], adam.mu, adam.nu, state['ema']):
+        for array, place in zip(jax.tree.leaves(tree), jax.tree.leaves(own), strict=True):
+            assert array.sharding.is_equivalent_to(place, array.ndim)
+    assert state['step'].sharding.is_fully_replicated and adam.count.sharding.is_fully_replicated
+    kernel = adam.mu['layer_0']['q']['kernel']
+    assert kernel.addressable_shards[0].data.size == kernel.size // 4
+
+
+@pytest.mark.parametrize(
+    'mesh,message',
+    [
+        ((1, 3, 1), "parameter 'embedding': 32 of its shape .* does not divide by mesh axis 'fsdp' of 3"),
+        ((1, 1, 5), "parameter 'embedding': 64 of its shape .* does not divide by mesh axis 'model' of 5"),
+    ],
+)
+def test_a_shape_that_does_not_divide_names_the_axis(setting, mesh, message):
+    with pytest.raises(sharding.UserError, match=message):
+        sharding.parameter_shardings(setting[0], sharding.make_mesh(*mesh))
+
+
+def test_a_mesh_that_cuts_through_heads_is_refused():
+    with pytest.raises(sharding.UserError, match="num_key_value_heads=4 does not divide by mesh axis 'model' of 8"):
+        sharding.check_heads(8, 4, sharding.make_mesh(1, 1, 8))
+    sharding.check_heads(8, 4, sharding.make_mesh(2, 1, 4))
+
+
+def test_meshes_take_what_there_is():
+    with pytest.raises(sharding.UserError, match='needs 16 devices, there are 8'):
+        sharding.make_mesh(1, 16, 1)
+    assert dict(sharding.make_mesh(1, -1, 2).shape) == {'replica': 1, 'fsdp': 4, 'model': 2}
+    assert dict(sharding.make_mesh().shape) == {'replica': 1, 'fsdp': 1, 'model': 1}

@@ -1,0 +1,236 @@
+"""The client: the same answers in-process and over HTTP, retries, breaker, cache, counters, a bound on failures."""
+
+import json
+import pathlib
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from retrieval import server
+from retrieval.client import Client, Http, InProcess
+from retrieval.index import ExactIndex
+from retrieval.lexical import LexicalEncoder
+from retrieval.types import RetrievalError, SearchFailed
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from serving import serving, until_ready  # noqa: E402 – its folder is on the path only now
+
+TITLES = [f'Name{i}' for i in range(50)]
+TEXTS = [f'Name{i} is a town near Name{i + 1}.' for i in range(50)]
+
+
+@pytest.fixture(scope='module')
+def index():
+    return ExactIndex.build(LexicalEncoder(), TITLES, TEXTS)
+
+
+class Fake(BaseHTTPRequestHandler):
+    """Answers as its server's script says: a status, a body, or 'close'."""
+
+    protocol_version = 'HTTP/1.1'
+
+    def do_GET(self):
+        self.answer(*self.server.health)
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers['Content-Length'])))
+        self.server.seen.append(body)
+        step = self.server.script.pop(0) if self.server.script else 'ok'
+        if step == 'close':
+            self.close_connection = True
+            self.connection.close()
+        elif step == 'ok':
+            item = {'document': {'id': '7', 'contents': '"T"\ntext'}, 'score': 0.5}
+            self.answer(200, {'result': [[item] for _ in body['queries']]})
+        else:
+            self.answer(*step)
+
+    def answer(self, status, body, headers=()):
+        page = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        self.send_header('Content-Length', str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
+
+    def log_message(self, *args):
+        """Says nothing."""
+
+
+@pytest.fixture
+def fake():
+    found = ThreadingHTTPServer(('127.0.0.1', 0), Fake)
+    found.script, found.seen, found.health = [], [], (200, {'index': 'x'})
+    found.url = f'http://127.0.0.1:{found.server_address[1]}'
+    thread = threading.Thread(target=found.serve_forever, daemon=True)
+    thread.start()
+    yield found
+    found.shutdown()
+    found.server_close()
+    thread.join()
+
+
+def http(fake, **options):
+    return Http(fake.url, **(dict(pause=0.001, timeout=10.0) | options))
+
+
+def test_in_process_and_http_give_the_same(index):
+    queries = ['Name3', 'a town near Name9', 'Name3', '', '\ud800']
+    with serving(lambda: (index, 'fingerprint')) as (url, _):
+        until_ready(url)
+        for style in (url, f'{url}/retrieve', f'{url}/'):
+            remote, local = Client(Http(style)), Client(InProcess(index))
+            remote.wait_until_ready(10)
+            theirs, ours = remote.retrieve(queries, 3), local.retrieve(queries, 3)
+            assert theirs[:4] == ours[:4] and remote.backend.name == 'fingerprint'
+            assert ours[0][0]['title'] == 'Name3' and ours[0][0].keys() == {'id', 'title', 'text', 'score'}
+            assert ours[0] == ours[2] and ours[3] == [] and theirs[4] is None
+
+
+def test_both_shapes_are_understood(fake):
+    bare = {'id': 1, 'contents': '"A"\nb'}
+    fields = {'document': {'id': '2', 'title': 'C', 'text': 'd', 'contents_': 'x'}, 'score': 2}
+    fake.script = [(200, {'result': [[bare], [fields]]})]
+    assert http(fake).retrieve(['q', 'r'], 1) == [
+        [{'id': '1', 'title': 'A', 'text': 'b', 'score': 0.0}],
+        [{'id': '2', 'title': 'C', 'text': 'd', 'score': 2.0}],
+    ]
+    assert fake.seen == [{'queries': ['q', 'r'], 'topk': 1, 'return_scores': True}]
+
+
+def test_large_calls_are_cut_into_batches(fake):
+    assert len(http(fake, batch=4).retrieve([str(i) for i in range(10)], 1)) == 10
+    assert [len(body['queries']) for body in fake.seen] == [4, 4, 2]
+
+
+FAULTS = [
+    'close',
+    (500, {'error': 'broken'}),
+    (503, {'error': 'busy'}, [('Retry-After', '0')]),
+    (429, b'slow down'),
+    (200, b'<html>'),
+    (200, {'result': []}),
+    (200, {'result': [['x']]}),
+    (200, {'answer': 1}),
+]
+
+
+@pytest.mark.parametrize('fault', FAULTS, ids=range(len(FAULTS)))
+def test_faults_are_retried_and_bounded(fake, fault):
+    fake.script = [fault, fault]
+    backend = http(fake, retries=2)
+    assert backend.retrieve(['q'], 1)[0][0]['id'] == '7' and len(fake.seen) == 3 and backend.retried == 2
+    fake.script = [fault] * 3
+    with pytest.raises(SearchFailed, match='3 attempts'):
+        backend.retrieve(['q'], 1)
+    assert len(fake.seen) == 6
+
+
+def test_a_server_killed_in_the_middle_fails_its_searches_and_is_found_again(fake):
+    fake.script = ['close'] * 2
+    client = Client(http(fake, retries=1))
+    assert client.retrieve(['a', 'b'], 1) == [None, None]
+    with pytest.raises(RetrievalError, match=r'2 of 2 searches failed, more than 10%.*attempts'):
+        client.check()
+    assert client.retrieve(['a'], 1)[0][0]['id'] == '7'  # a failure is not cached
+
+
+def test_the_breaker_opens_and_closes_again(fake, monkeypatch):
+    import retrieval.client as module
+
+    clock = [100.0]
+    monkeypatch.setattr(module.time, 'monotonic', lambda: clock[0])
+    fake.script = [(500, {})] * 2
+    backend = http(fake, retries=0, breaker=2, breaker_seconds=5.0)
+    for _ in range(2):
+        with pytest.raises(SearchFailed, match='status 500'):
+            backend.retrieve(['q'], 1)
+    with pytest.raises(SearchFailed, match='2 times in a row'):
+        backend.retrieve(['q'], 1)
+    assert len(fake.seen) == 2  # nothing was sent
+    clock[0] += 5.1
+    assert backend.retrieve(['q'], 1)[0] and len(fake.seen) == 3
+
+
+def test_a_refused_query_does_not_take_its_neighbours_along(fake):
+    refuse = (400, {'error': 'query too long'})
+    fake.script = [refuse, 'ok', refuse, 'ok', refuse]  # abcd, ab, cd, c, d
+    client = Client(http(fake))
+    found = client.retrieve(['a', 'b', 'c', 'd'], 1)
+    assert [answer is not None for answer in found] == [True, True, True, False]
+    assert [body['queries'] for body in fake.seen] == [['a', 'b', 'c', 'd'], ['a', 'b'], ['c', 'd'], ['c'], ['d']]
+    assert client.metrics()['search/failed'] == 1
+
+
+def test_the_cache_knows_index_query_and_k(fake):
+    client = Client(http(fake), cache=2)
+    first = client.retrieve(['a', 'a', 'b'], 1)
+    assert fake.seen[0]['queries'] == ['a', 'b'] and first[0] == first[1]
+    first[0].clear()  # what is handed out is the caller's
+    assert client.retrieve(['a'], 1)[0] and len(fake.seen) == 1
+    client.retrieve(['a'], 2)  # another k; 'b' is the least used and goes
+    client.retrieve(['a'], 1)
+    assert len(fake.seen) == 2
+    client.retrieve(['b'], 1)
+    assert len(fake.seen) == 3
+    client.backend.name = 'another index'
+    client.retrieve(['b'], 1)
+    assert len(fake.seen) == 4
+    off = Client(http(fake), cache=0)
+    off.retrieve(['a'], 1), off.retrieve(['a'], 1)
+    assert len(fake.seen) == 6
+
+
+def test_counters_and_the_bound_on_failures(fake):
+    client = Client(http(fake, retries=1, breaker=100), most_failed=0.25)
+    client.retrieve(['a', 'b', 'c', 'a'], 1)
+    fake.script = ['close', 'close']
+    client.retrieve(['d'], 1)
+    client.check()  # one of five
+    found = client.metrics()
+    assert found['search/queries'] == 5 and found['search/failed'] == 1 and found['search/retries'] == 1
+    assert found['search/cached_share'] == pytest.approx(1 / 5)
+    assert 0 < found['search/seconds_p50'] <= found['search/seconds_p95']
+    assert client.metrics()['search/queries'] == 0
+    fake.script = ['close', 'close']
+    client.retrieve(['e', 'a'], 1)
+    with pytest.raises(RetrievalError, match='1 of 2 searches failed, more than 25%'):
+        client.check()
+
+
+def test_an_index_that_breaks_is_a_failed_search(index):
+    class Broken:
+        corpus = index.corpus
+
+        def search(self, queries, k):
+            raise MemoryError
+
+    assert Client(InProcess(Broken())).retrieve(['a', 'b'], 1) == [None, None]
+
+
+def test_waiting_for_a_server(fake):
+    client = Client(http(fake))
+    client.wait_until_ready(1)
+    assert client.backend.name == 'x'
+    fake.health = (503, {'status': 'loading'})
+    with pytest.raises(RetrievalError, match='not ready after 0 s; start it'):
+        client.wait_until_ready(0.05, pause=0.01)
+    fake.health = (404, b'')  # Search-R1's server has no such page: it is asked a query
+    client.wait_until_ready(1)
+    assert fake.seen[-1]['queries'] == ['ready']
+    fake.server_close()
+    with pytest.raises(RetrievalError, match='not ready'):
+        Client(Http('http://127.0.0.1:9', retries=0)).wait_until_ready(0.02, pause=0.01)
+
+
+@pytest.mark.parametrize('bad', [dict(url='localhost:8000'), dict(timeout=0), dict(retries=-1), dict(batch=0)])
+def test_bad_settings_are_named(bad):
+    with pytest.raises(RetrievalError, match='give a URL'):
+        Http(**(dict(url='http://127.0.0.1:1') | bad))
+
+
+def test_limits_are_part_of_the_contract():
+    assert server.Limits().default_k == 3 and server.Limits().queries >= 256  # a client's batch must pass

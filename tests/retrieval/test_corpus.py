@@ -1,0 +1,130 @@
+"""Corpus files: every form read alike, bad lines named with their number, passages read back by number."""
+
+import gzip
+import json
+import logging
+
+import pytest
+import zstandard
+
+from retrieval import corpus
+from retrieval.types import RetrievalError
+
+PASSAGES = [('Gumu', 'A town.\nBy a river.'), ('Ünï "x"', '漢字 …'), ('', 'no title'), ('Only a title', '')]
+
+
+def lines(passages=PASSAGES):
+    return ''.join(
+        json.dumps({'id': f'p{i}', 'contents': corpus.contents(*p), 'more': 1}, ensure_ascii=False) + '\n'
+        for i, p in enumerate(passages)
+    ).encode()
+
+
+def written(path, data, tmp_path, strict=True):
+    path.write_bytes(data)
+    folder = tmp_path / 'out'
+    folder.mkdir(exist_ok=True)
+    return corpus.write(path, folder, strict), corpus.Corpus(folder)
+
+
+@pytest.mark.parametrize(
+    ('name', 'pack'),
+    [
+        ('c.jsonl', bytes),
+        ('c.jsonl.gz', gzip.compress),
+        ('c.jsonl.zst', zstandard.compress),
+        # several frames, as parallel compressors write them
+        ('c.jsonl.zst', lambda data: zstandard.compress(data[:50]) + zstandard.compress(data[50:])),
+    ],
+)
+def test_json_lines_plain_and_packed(tmp_path, name, pack):
+    about, found = written(tmp_path / name, pack(lines()), tmp_path)
+    assert (about.passages, about.skipped, len(found)) == (4, 0, 4)
+    assert [(found.passage(i)['title'], found.passage(i)['text']) for i in range(4)] == PASSAGES
+    assert found.record(1) == corpus.Record('p1', '"Ünï "x""\n漢字 …') and found.passage(2)['id'] == 2
+    plain = tmp_path / 'plain'
+    plain.mkdir()
+    assert written(plain / 'c.jsonl', lines(), plain)[0].sha256 == about.sha256
+
+
+def test_wikipedia_tsv(tmp_path):
+    rows = b'id\ttext\ttitle\n1\t"Aaron is ""a prophet""."\tAaron\n2\tplain\tB\n'
+    about, found = written(tmp_path / 'psgs_w100.tsv.gz', gzip.compress(rows), tmp_path)
+    assert about.passages == 2 and found.record(0) == corpus.Record('1', '"Aaron"\nAaron is "a prophet".')
+
+
+def test_whole_numbers_are_ids_and_a_last_line_needs_no_end(tmp_path):
+    _, found = written(tmp_path / 'c.jsonl', b'{"id": 7, "contents": "text"}', tmp_path)
+    assert found.record(0) == corpus.Record('7', 'text') and found.passage(0)['title'] == ''
+
+
+BAD = [
+    (b'{"id": "0", "contents": ', 'not JSON'),
+    (b'["id"]', 'not an object'),
+    (b'{"id": "0"}', 'not an object with'),
+    (b'{"id": 1.5, "contents": "x"}', '"id" is float'),
+    (b'{"id": true, "contents": "x"}', '"id" is bool'),
+    (b'{"id": "0", "contents": ["x"]}', '"contents" list'),
+    (b'{"id": "", "contents": "x"}', 'the id'),
+    (b'{"id": "a\\nb", "contents": "x"}', 'the id'),
+    (b'{"id": "0", "contents": " \\n"}', 'neither title nor text'),
+    (b'{"id": "0", "contents": "\\"\\"\\n"}', 'neither title nor text'),
+    (b'{"id": "0", "contents": "\\ud800"}', 'surrogate'),
+    (b'{"id": "0", "contents": "\xff"}', 'not UTF-8 .byte 25'),
+    (b'', 'not JSON'),
+    (b'[' * 100_000, 'not JSON'),
+]
+
+
+@pytest.mark.parametrize(('line', 'reason'), BAD)
+def test_a_bad_line_is_named_or_skipped(tmp_path, caplog, line, reason):
+    data = lines(PASSAGES[:2]) + line + b'\n' + b'{"id": "last", "contents": "z"}\n'
+    with pytest.raises(RetrievalError, match=f'c.jsonl:3: .*{reason}.*--skip-bad-lines'):
+        written(tmp_path / 'c.jsonl', data, tmp_path)
+    with caplog.at_level(logging.WARNING):
+        about, found = written(tmp_path / 'c.jsonl', data, tmp_path, strict=False)
+    assert (about.passages, about.skipped, found.record(2).id) == (3, 1, 'last')
+    assert 'c.jsonl:3' in caplog.text and 'skipped 1 bad lines, kept 3' in caplog.text
+
+
+def test_a_line_without_end_does_not_fill_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus, 'LONGEST_LINE', 1 << 12)
+    data = b'{"id": "0", "contents": "' + b'x' * 10_000 + b'"}\n{"id": "1", "contents": "y"}\n'
+    about, found = written(tmp_path / 'c.jsonl', data, tmp_path, strict=False)
+    assert (about.passages, about.skipped, found.record(0).id) == (1, 1, '1')
+
+
+@pytest.mark.parametrize(
+    ('name', 'data', 'reason'),
+    [
+        ('c.jsonl', b'', 'no passage in it'),
+        ('c.txt', b'x', 'of what form'),
+        ('c.jsonl.gz', b'x', 'cannot be read'),
+        ('c.jsonl.gz', gzip.compress(lines())[:-20], 'cannot be read'),
+        ('c.jsonl.zst', b'x' * 20, 'cannot be read'),
+        ('c.tsv', b'text\tid\ttitle\n', 'headings'),
+        ('c.tsv', b'id\ttext\ttitle\n1\ttwo\n', 'c.tsv:2: 2 columns'),
+        ('c.jsonl', lines(PASSAGES[:3]) + lines(PASSAGES[3:]), "passages 0 and 3 .* same id 'p0'"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path, name, data, reason):
+    with pytest.raises(RetrievalError, match=reason):
+        written(tmp_path / name, data, tmp_path)
+
+
+def test_a_torn_folder_is_named(tmp_path):
+    written(tmp_path / 'c.jsonl', lines(), tmp_path)
+    with (tmp_path / 'out' / 'passages.bin').open('ab') as file:
+        file.write(b'x')
+    with pytest.raises(RetrievalError, match='does not fit'):
+        corpus.Corpus(tmp_path / 'out')
+    with pytest.raises(RetrievalError, match='no corpus can be read'):
+        corpus.Corpus(tmp_path)
+
+
+def test_memory_corpus_speaks_the_same():
+    found = corpus.MemoryCorpus(['Gumu'], ['A town.'])
+    assert found.record(0) == corpus.Record('0', '"Gumu"\nA town.')
+    assert found.passage(0) == {'id': 0, 'title': 'Gumu', 'text': 'A town.'}
+    with pytest.raises(RetrievalError, match='1 titles and 2 texts'):
+        corpus.MemoryCorpus(['a'], ['b', 'c'])

@@ -1,0 +1,262 @@
+"""Index folders: built whole or not at all, resumed to the same bytes, damage and mismatches named."""
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from retrieval import build, folder, query, shards
+from retrieval.corpus import contents
+from retrieval.lexical import LexicalEncoder
+from retrieval.types import RetrievalError
+from zeroplay_jax.mini import world
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope='module')
+def corpus(tmp_path_factory):
+    """A corpus file of more than 1,500 passages of the miniature worlds."""
+    found = [passage for seed in range(12) for passage in world.World(seed).passages]
+    path = tmp_path_factory.mktemp('corpus') / 'c.jsonl'
+    path.write_text(
+        ''.join(json.dumps({'id': f'p{i}', 'contents': contents(p.title, p.text)}) + '\n' for i, p in enumerate(found))
+    )
+    assert len(found) > 1_500
+    return path
+
+
+@pytest.fixture(scope='module')
+def built(corpus, tmp_path_factory):
+    """Folders by kind."""
+    home = tmp_path_factory.mktemp('indexes')
+    for kind in folder.KINDS:
+        encoder = None if kind == 'bm25' else LexicalEncoder()
+        folder.build(corpus, home / kind, kind, encoder, shard_rows=500, progress=False)
+    return home
+
+
+@pytest.fixture
+def copy(built, tmp_path):
+    """A copy of the ScaNN folder to do harm to."""
+    return shutil.copytree(built / 'scann', tmp_path / 'scann')
+
+
+@pytest.mark.parametrize('kind', folder.KINDS)
+def test_built_opened_and_asked(built, kind):
+    index = folder.open_index(built / kind)
+    titles = [index.corpus.passage(row)['title'] for row in range(0, len(index), 40)]
+    ids, _ = index.search(titles, 3)
+    assert (ids[:, 0] == np.arange(0, len(index), 40)).mean() > 0.9
+    assert index.parameters['kind'] == kind and index.corpus.record(7).id == 'p7'
+    manifest = folder.verify(built / kind)
+    assert manifest['corpus']['passages'] == len(index) and manifest['versions']['scann']
+    assert not list(built.glob('*.partial')) and not (built / kind / 'shards').exists()
+
+
+def test_scann_and_exact_agree_and_folders_are_told_apart(built):
+    scann, exact = (folder.open_index(built / kind) for kind in ('scann', 'exact'))
+    titles = [scann.corpus.passage(row)['title'] for row in range(200)]
+    (ids, scores), (truth, true_scores) = scann.search(titles, 3), exact.search(titles, 3)
+    assert (ids == truth).mean() > 0.99
+    np.testing.assert_array_equal(scores[ids == truth], true_scores[ids == truth])
+    assert len({folder.fingerprint(built / kind) for kind in folder.KINDS}) == 3
+
+
+def files(path):
+    return {p.relative_to(path).as_posix(): p.read_bytes() for p in path.rglob('*') if p.is_file()}
+
+
+def test_a_killed_build_goes_on_and_gives_the_same_bytes(corpus, built, tmp_path):
+    class Killed(Exception):
+        pass
+
+    class Dying(LexicalEncoder):
+        calls = 0
+
+        def encode(self, texts):
+            Dying.calls += 1
+            if Dying.calls == 3:
+                raise Killed
+            return super().encode(texts)
+
+    out = tmp_path / 'scann'
+    with pytest.raises(Killed):
+        folder.build(corpus, out, 'scann', Dying(), shard_rows=500, progress=False)
+    assert not out.exists()
+    before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / 'scann.partial' / 'shards').glob('vectors-*')}
+    assert len(before) == 2
+    with pytest.raises(RetrievalError, match='corpus_sha256|encoder|another build'):
+        folder.build(corpus, out, 'scann', LexicalEncoder(dimension=128), shard_rows=500, progress=False)
+    # Four hosts take what is left, in any order; the first two shards are not touched.
+    for host in (3, 1, 0, 2):
+        folder.build(
+            corpus,
+            out,
+            'scann',
+            LexicalEncoder(),
+            stages=('encode',),
+            shard_rows=500,
+            host=host,
+            hosts=4,
+            progress=False,
+        )
+    after = {p.name: p.stat().st_mtime_ns for p in (tmp_path / 'scann.partial' / 'shards').glob('vectors-*')}
+    assert before.items() <= after.items() and len(after) == -(-len(folder.open_index(built / 'scann')) // 500)
+    folder.build(corpus, out, 'scann', LexicalEncoder(), stages=('index',), progress=False)
+    found, expected = files(out), files(built / 'scann')
+    assert found.keys() == expected.keys()
+    assert [name for name in found if found[name] != expected[name]] == []
+
+
+def test_stages_need_their_predecessors(corpus, tmp_path):
+    with pytest.raises(RetrievalError, match='run the stage corpus first'):
+        folder.build(corpus, tmp_path / 'a', 'exact', LexicalEncoder(), stages=('encode',))
+    folder.build(corpus, tmp_path / 'b', 'exact', LexicalEncoder(), stages=('corpus',))
+    with pytest.raises(RetrievalError, match='run the stage encode first'):
+        folder.build(corpus, tmp_path / 'b', 'exact', LexicalEncoder(), stages=('index',))
+    options = dict(stages=('encode',), shard_rows=500, progress=False)
+    folder.build(corpus, tmp_path / 'b', 'exact', LexicalEncoder(), host=1, hosts=2, **options)
+    with pytest.raises(RetrievalError, match=r'shards \[0, 1\] of 4 are missing'):
+        folder.build(corpus, tmp_path / 'b', 'exact', LexicalEncoder(), stages=('index',))
+    with pytest.raises(RetrievalError, match='host 2 of 2'):
+        folder.build(corpus, tmp_path / 'b', 'exact', LexicalEncoder(), host=2, hosts=2, **options)
+
+
+def test_a_vector_that_is_none_stops_the_build(tmp_path):
+    class Broken(LexicalEncoder):
+        def encode(self, texts):
+            vectors = super().encode(texts)
+            vectors[1] = np.nan
+            return vectors
+
+    path = tmp_path / 'c.jsonl'
+    path.write_text(''.join(f'{{"id": "{i}", "contents": "word {i}"}}\n' for i in range(4)))
+    with pytest.raises(RetrievalError, match='passage 1 has no unit vector'):
+        folder.build(path, tmp_path / 'out', 'exact', Broken(), progress=False)
+    assert not (tmp_path / 'out').exists()
+
+
+@pytest.mark.parametrize('name', ['vectors.npy', 'corpus/passages.bin', 'scann/dataset.npy'])
+def test_a_flipped_byte_is_found(copy, name):
+    path = copy / name
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1  # in the last block, which is always sampled
+    path.write_bytes(data)
+    with pytest.raises(RetrievalError, match=f'{name}: its bytes are not those'):
+        folder.open_index(copy)
+
+
+def test_a_flipped_byte_between_the_samples_is_found_by_verify(copy):
+    path = copy / 'vectors.npy'
+    data = bytearray(path.read_bytes())
+    size, last = len(data), len(data) - folder._BLOCK
+    sampled = [
+        range(last * n // (folder._BLOCKS - 1), last * n // (folder._BLOCKS - 1) + folder._BLOCK) for n in range(16)
+    ]
+    at = next(i for i in range(size // 2, size) if not any(i in block for block in sampled))
+    data[at] ^= 1
+    path.write_bytes(data)
+    folder.open_index(copy)  # by design
+    with pytest.raises(RetrievalError, match=r'vectors.npy: its bytes are not those'):
+        folder.verify(copy)
+
+
+def test_damage_is_named(copy):
+    path = copy / 'scann' / 'hashed_dataset.npy'
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with pytest.raises(RetrievalError, match=f'{len(whole)} bytes belong there, found {len(whole) - 1}'):
+        folder.open_index(copy)
+    path.unlink()
+    with pytest.raises(RetrievalError, match='found None'):
+        folder.open_index(copy)
+    (copy / 'manifest.json').write_text('{"format": 1')
+    with pytest.raises(RetrievalError, match='manifest.json: cannot be read'):
+        folder.open_index(copy)
+
+
+def change(copy, **values):
+    manifest = json.loads((copy / 'manifest.json').read_text())
+    for key, value in values.items():
+        manifest[key] = value if not isinstance(value, dict) else manifest[key] | value
+    (copy / 'manifest.json').write_text(json.dumps(manifest))
+
+
+def test_mismatches_say_what_differs(copy):
+    with pytest.raises(RetrievalError, match=f'dimension: {LexicalEncoder().dimension} built, 256 given'):
+        folder.open_index(copy, LexicalEncoder(dimension=256))
+    change(copy, versions={'scann': '1.0'})
+    with pytest.raises(RetrievalError, match='built with scann 1.0, installed is'):
+        folder.open_index(copy)
+    change(copy, format=0)
+    with pytest.raises(RetrievalError, match='not of format 1'):
+        folder.open_index(copy)
+
+
+def run(*args, prefix=()):
+    """A command of its own process: (status, its error lines)."""
+    result = subprocess.run([*prefix, sys.executable, '-m', *args], cwd=ROOT, capture_output=True, text=True)
+    return result.returncode, result.stderr.strip().splitlines(), result.stdout
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing_that_looks_whole(corpus, tmp_path):
+    out = tmp_path / 'out'
+    args = ('retrieval.build', '--corpus', str(corpus), '--kind', 'bm25', '--out', str(out))
+    # Writing beyond 100 kB fails as on a full disk; Python ignores the signal that goes with it.
+    status, errors, _ = run(*args, prefix=('bash', '-c', 'ulimit -f 100; exec "$@"', 'bash'))
+    assert status == 1 and not out.exists()
+    assert errors[-1].startswith('retrieval: ') and 'File too large' in errors[-1] and 'Traceback' not in str(errors)
+    status, _, stdout = run(*args)  # the same command goes on
+    assert status == 0 and json.loads(stdout)['kind'] == 'bm25' and out.exists()
+
+
+def command(main, *args):
+    """The line with which a command ends."""
+    with pytest.raises(SystemExit) as stopped:
+        main([str(arg) for arg in args])
+    assert isinstance(stopped.value.code, str) and '\n' not in stopped.value.code
+    return stopped.value.code
+
+
+def test_the_commands_refuse_in_one_line(corpus, built, tmp_path, monkeypatch):
+    out = tmp_path / 'out'
+    assert 'no such file' in command(
+        build.main, '--corpus', tmp_path / 'no.jsonl', '--out', out, '--encoder', 'lexical'
+    )
+    assert '--encoder is missing' in command(build.main, '--corpus', corpus, '--out', out)
+    assert 'config.json' in command(build.main, '--corpus', corpus, '--out', out, '--encoder', tmp_path)
+    assert 'is there already' in command(build.main, '--corpus', corpus, '--out', built / 'bm25', '--kind', 'bm25')
+    (tmp_path / 'empty.jsonl').touch()
+    line = command(build.main, '--corpus', tmp_path / 'empty.jsonl', '--out', out, '--kind', 'bm25')
+    assert 'no passage in it' in line and not out.exists()
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage._replace(free=1_000))
+    assert 'GB are needed' in command(build.main, '--corpus', corpus, '--out', tmp_path / 'big', '--kind', 'bm25')
+    assert 'manifest.json' in command(query.main, '--index', tmp_path, 'a')
+    assert 'k is 0' in command(query.main, '--index', built / 'bm25', '--k', 0, 'a')
+
+
+def test_query_prints_passages_and_verifies(built, capsys):
+    index = folder.open_index(built / 'exact')
+    title = index.corpus.passage(3)['title']
+    query.main(['--index', str(built / 'exact'), '--verify', title])
+    out = capsys.readouterr().out
+    assert 'files are as they were built' in out and f'[3] {title}: ' in out
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    path = tmp_path / 'f'
+    path.write_bytes(b'old')
+
+    def torn(file):
+        file.write(b'ne')
+        raise OSError(28, 'No space left on device')
+
+    with pytest.raises(OSError):
+        shards.replace(path, torn)
+    assert path.read_bytes() == b'old' and [p.name for p in tmp_path.iterdir()] == ['f']

@@ -1,0 +1,161 @@
+"""The engine: batches filled in order of issue, surplus that waits for the next step, a state that survives."""
+
+import asyncio
+import json
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from configs import common
+from zeroplay_jax.learner.learner import Learner
+from zeroplay_jax.policy import hf, sharding
+from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
+from zeroplay_jax.rollout.scheduler import Lane, Scheduler
+from zeroplay_jax.selfplay import rows as row_tools
+from zeroplay_jax.selfplay.engine import Engine, Phase, Step
+from zeroplay_jax.selfplay.roles import Table
+from zeroplay_jax.types import POLICY, PROMPT, Outcome, Row, Task, Trajectory
+
+
+@pytest.fixture(scope='module')
+def policy(tmp_path_factory):
+    folder = tiny.make_folder(tmp_path_factory.mktemp('engine') / 'policy', letters=tiny.LETTERS)
+    model = hf.read_config(folder)
+    return model, hf.load(folder, model)
+
+
+def trajectory(identity, version=0, n=8):
+    rng = np.random.default_rng(abs(hash(identity)) % 2**31)
+    source = np.array([PROMPT] * 3 + [POLICY] * (n - 3), np.int8)
+    logp = np.where(source == POLICY, -rng.uniform(1, 3, n), 0).astype(np.float32)
+    return Trajectory(rng.integers(0, 20, n).astype(np.int32), source, logp, (), 'eos', 'solver', version, identity)
+
+
+class Game:
+    """Items 0, 1, 2, … of two rollouts each; `pays(item)` says what they earn."""
+
+    def __init__(self, config, pays):
+        self.config, self.pays, self.draws = config, pays, []
+
+    def phases(self):
+        return [Phase('solver', 4, ('solver',))]
+
+    def tasks(self, step, pool, draw):
+        self.draws.append(draw)
+        c = self.config.solver
+        if draw.round and not (c.filter_groups and draw.missing and draw.round < c.fill_rounds):
+            return []
+        count = draw.missing if c.filter_groups and not draw.round else c.batch
+        return [Task((step.number, draw.step + i), {'item': draw.phase + i}) for i in range(count)]
+
+    async def episode(self, table, step, task):
+        item = task.payload['item']
+        await asyncio.sleep(0.001 * (item % 3))  # the later may end first
+        rows = [
+            Row(
+                'solver', trajectory((*task.identity, i), self.version), float(r), 1000 * step.number + task.identity[1]
+            )
+            for i, r in enumerate(self.pays(item))
+        ]
+        for row in rows:
+            row.info['item'] = item
+        return Outcome(rows)
+
+    version = 0
+
+
+def make(policy, pays, **changes):
+    model, params = policy
+    config = common.get_config()
+    config.solver.update(dict(batch=2, samples=2, learning_rate=1e-3) | changes)
+    config.micro.update(rows=2, tokens=32)
+    sampler = Sampler(model, SamplerConfig(2, 32, 8, 2, 4, 2, 8), sharding.make_mesh())
+    table = Table(Scheduler({'solver': Lane(sampler, 0)}), {}, 'mini')
+    learner = Learner(model, sharding.make_mesh(), {'solver': config.solver}, params, (2, 32))
+    game = Game(config, pays)
+    return Engine(config, game, table, {'solver': learner}, {'solver': 'solver'}), game
+
+
+def play(engine, index):
+    engine.recipe.version = engine.versions['solver']
+    return engine.play(Step(engine.recipe.phases()[0], index, index), lambda: None)
+
+
+MIXED = lambda item: (1, 0) if item % 2 else (0, 0)  # every second item has something to teach
+
+
+def trained(engine, monkeypatch):
+    """Items that reach the packing, per update."""
+    seen, pack = [], engine._pack
+    monkeypatch.setattr(
+        engine, '_pack', lambda role, rows, d: seen.append([r.info['item'] for r in rows]) or pack(role, rows, d)
+    )
+    return seen
+
+
+def test_without_the_filter_a_step_asks_once(policy, monkeypatch):
+    engine, game = make(policy, MIXED)
+    seen = trained(engine, monkeypatch)
+    play(engine, 0)
+    assert seen == [[0, 0, 1, 1]] and engine.drawn == 2
+
+
+def test_the_filter_fills_in_order_of_issue_and_carries_what_is_left(policy, monkeypatch):
+    engine, game = make(policy, MIXED, filter_groups=True, batch=3, fill_rounds=4)
+    seen = trained(engine, monkeypatch)
+    values, _ = play(engine, 0)  # 0 1 2 | 3 4 5: odd ones are informative, three in all
+    assert seen == [[1, 1, 3, 3, 5, 5]] and values['filter/full'] == 1 and not engine.surplus
+    values, _ = play(engine, 1)  # 6 7 8 | 9 10 11: 7 9 11
+    values, _ = play(engine, 2)
+    assert [set(s) for s in seen] == [{1, 3, 5}, {7, 9, 11}, {13, 15, 17}]
+    assert [d.phase for d in game.draws if d.round == 0] == [0, 6, 12]
+
+
+def test_surplus_waits_for_the_next_step_or_is_let_go(policy, monkeypatch):
+    pays = lambda item: (1, 0) if item else (0, 0)  # one dull item, then two more than needed
+    for kind, second in (('carry', [3, 3, 4, 4, 5, 5]), ('drop', [6, 6, 7, 7, 8, 8])):
+        engine, game = make(policy, pays, filter_groups=True, batch=3, surplus=kind)
+        seen = trained(engine, monkeypatch)
+        first, _ = play(engine, 0)  # 0 1 2 | 3 4 5: 1 2 3 are trained, 4 5 left over, and one more is asked for
+        assert seen[0] == [1, 1, 2, 2, 3, 3] and first['filter/surplus'] == 2
+        values, _ = play(engine, 1)
+        assert seen[1] == ([4, 4, 5, 5, 6, 6] if kind == 'carry' else second)
+        assert values['filter/age'] == (pytest.approx(4 / 6) if kind == 'carry' else 0)
+
+
+def test_a_batch_that_cannot_be_filled_stays_short(policy, monkeypatch):
+    engine, game = make(policy, lambda item: (1, 1), filter_groups=True, fill_rounds=3)
+    before = engine.learners['solver'].params['embedding'].copy()
+    values, _ = play(engine, 0)
+    assert engine.drawn == 6 and values['filter/full'] == 0 and values['skipped_updates'] == 1
+    np.testing.assert_array_equal(before, engine.learners['solver'].params['embedding'])
+
+
+def test_the_state_holds_surplus_and_place(policy):
+    pays = lambda item: (1, 0) if item else (0, 0)
+    options = dict(filter_groups=True, batch=3)
+    whole, game = make(policy, pays, **options)
+    play(whole, 0)
+    saved = json.loads(json.dumps(whole.loop()))
+    kept = jax.tree.map(np.array, whole.states())
+    play(whole, 1)
+    again, _ = make(policy, pays, **options)
+    again.restore(kept, saved)
+    assert again.drawn == 6 and [r.info['item'] for r in again.surplus['solver']] == [4, 4, 5, 5]
+    play(again, 1)
+    assert again.loop() == whole.loop()
+    jax.tree.map(np.testing.assert_array_equal, again.states(), whole.states())
+
+
+def test_a_row_survives_json_exactly():
+    row = Row('solver', trajectory((3, 1, 0)), 0.1 + 0.2, 7, {'a': 1 / 3}, info={'question': 'q'})
+    row.teacher_prompt = np.array([1, 2, 3], np.int32)
+    back = row_tools.restore(json.loads(json.dumps(row_tools.state(row))))
+    for name in ('tokens', 'source', 'logp'):
+        a, b = getattr(row.trajectory, name), getattr(back.trajectory, name)
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+    assert back.reward == row.reward and back.parts == row.parts and back.trajectory.identity == (3, 1, 0)
+    np.testing.assert_array_equal(back.teacher_prompt, row.teacher_prompt)

@@ -1,0 +1,120 @@
+"""Judges: a rule, a server that speaks the OpenAI protocol, and a policy; what cannot be read is never approval."""
+
+import asyncio
+import http.server
+import json
+import threading
+
+import pytest
+
+from configs import common
+from zeroplay_jax.selfplay.judge import RuleJudge, TextJudge, endpoint_writer
+
+RUBRICS = (
+    '<rubrics>'
+    + ''.join(f'<rubric priority=important>Name the {x}.</rubric>' for x in ('city', 'river', 'mayor'))
+    + '</rubrics>'
+)
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Answers chat completions from a list of texts; an int is an HTTP status instead."""
+
+    def __init__(self, replies):
+        self.replies, self.asked = list(replies), []
+        super().__init__(('127.0.0.1', 0), Handler)
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers['Content-Length'])))
+        self.server.asked.append((self.path, body))
+        reply = self.server.replies.pop(0)
+        message = {'role': 'assistant', 'content': reply}
+        choice = {'index': 0, 'finish_reason': 'stop', 'message': message}
+        shape = {'id': 'x', 'object': 'chat.completion', 'created': 0, 'model': 'judge', 'choices': [choice]}
+        data = json.dumps({'error': {'message': 'no'}} if isinstance(reply, int) else shape).encode()
+        self.send_response(reply if isinstance(reply, int) else 200)
+        self.send_header('Content-Type', 'application/json')
+        self.send_header('Content-Length', str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_):
+        """Keeps the test's output clean."""
+
+
+@pytest.fixture
+def judge_of():
+    servers = []
+
+    def make(replies, **changes):
+        server = Server(replies)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        config = common.get_config().judge
+        config.update(dict(url=f'http://127.0.0.1:{server.server_port}/v1', model='judge', retries=0) | changes)
+        return TextJudge(endpoint_writer(config, 'paper'), (3, 5)), server
+
+    yield make
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_an_endpoint_is_asked_and_read_strictly(judge_of):
+    judge, server = judge_of(['Correct', 'Incorrect', 'Yes.', RUBRICS, '<think>fine</think><score>1</score>', 'hm'])
+
+    async def ask():
+        first = await judge.correct((0,), 'Where?', ['Lomi'], 'lomi')
+        second = await judge.correct((0,), 'Where?', ['Lomi'], 'Puto')
+        gate = await judge.gate((0,), 'entities', 'Describe Lomi.', 'doc')
+        rubrics = await judge.rubrics((0,), 'Describe Lomi.', 'doc')
+        grade = await judge.grade((0,), 'Describe Lomi.', 'It is a city.', 'Name the city.')
+        return first, second, gate, rubrics, grade, await judge.grade((0,), 't', 'a', 'r')
+
+    first, second, gate, rubrics, grade, unread = asyncio.run(ask())
+    assert (first, second, gate, grade, unread) == (True, False, True, True, None)
+    assert [r['text'] for r in rubrics] == ['Name the city.', 'Name the river.', 'Name the mayor.']
+    assert judge.stats == {'asked': 6, 'unread': 1}
+    path, body = server.asked[0]
+    assert path == '/v1/chat/completions' and body['model'] == 'judge'
+    assert 'Accepted answers: Lomi' in body['messages'][0]['content']
+
+
+def test_a_server_that_fails_gives_no_verdict_and_is_counted(judge_of):
+    judge, _ = judge_of([500, 503])
+    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is None
+    assert asyncio.run(judge.gate((0,), 'relevance', 't', 'd')) is None  # another loop, another connection
+    assert judge.stats['failed'] == 2
+
+
+def test_a_passing_failure_is_tried_again(judge_of):
+    judge, server = judge_of([500, 'Correct'], retries=1)
+    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is True and len(server.asked) == 2
+
+
+def test_the_key_comes_from_the_environment_and_is_in_no_config(judge_of, monkeypatch):
+    assert not [name for name in common.get_config().judge if 'key' in name]
+
+
+DOCUMENTS = '(Title: Gumu) Gumu was born in Lomi.\n(Title: Lomi) Lomi is a city in Tarva. It is led by Puto.'
+
+
+def test_the_rule_judge_reads_facts():
+    judge = RuleJudge(['Gumu', 'Lomi'], (2, 5))
+
+    async def ask():
+        task = 'Describe the birthplace of Gumu.'
+        rubrics = await judge.rubrics((0,), task, DOCUMENTS)
+        texts = [r['text'] for r in rubrics]
+        answers = ('Lomi is a city in Tarva.', 'It is led by Puto. Lomi is a city in Tarva.', 'no idea')
+        grades = [[await judge.grade((0,), task, a, t) for t in texts] for a in answers]
+        gates = [await judge.gate((0,), 'entities', t, DOCUMENTS) for t in (task, 'Describe it.')]
+        gates += [await judge.gate((0,), 'relevance', t, DOCUMENTS[:40]) for t in (task, 'Describe Lomi.', 'x')]
+        return texts, grades, gates, await judge.rubrics((0,), task, '(Title: A) One fact.')
+
+    texts, grades, gates, few = asyncio.run(ask())
+    assert texts == ['State that Lomi is a city in Tarva.', 'State that It is led by Puto.']
+    assert grades == [[True, False], [True, True], [False, False]]
+    assert gates == [True, False, True, True, False] and few is None

@@ -1,0 +1,65 @@
+"""What a teacher reads: every kind of the ablation, and what is left out where the prompt would be too long."""
+
+import numpy as np
+import pytest
+import scripted
+
+from configs import piplay
+from zeroplay_jax.selfplay import privileged
+from zeroplay_jax.types import identity_rng
+
+LOMI = dict(id=1, title='Lomi', text='Lomi is a city in Tarva. ' * 10)
+ITEM = dict(title='Gumu', text='Gumu was born in Lomi.', hops=3)
+ASKED = dict(question='What is the country of the birthplace of Gumu?', answer='Tarva')
+
+
+@pytest.fixture
+def path():
+    rollout = scripted.searching(('Lomi', (LOMI,)), ('Tarva', (LOMI,)), **ASKED)
+    return privileged.path_of(rollout, ITEM, **ASKED)
+
+
+def text(kind, path, style='paper', step=0):
+    return privileged.text(kind, path, style, identity_rng(0, step))
+
+
+def test_a_path_is_data_that_survives_json(path):
+    assert [s['query'] for s in path['steps']] == ['Lomi', 'Tarva'] and path['steps'][0]['think'] == 't'
+    assert path['title'] == 'Gumu' and path['hops'] == 3
+
+
+def test_every_kind_shows_what_its_name_says(path):
+    assert text('answer', path) == 'Tarva' and text('answer_hop', path) == 'Tarva (3)'
+    whole = text('qcp', path)
+    assert all(part in whole for part in ('Gumu was born', 'Search: Lomi', 'Search: Tarva', 'Answer: Tarva'))
+    halves = {text('qcp_partial', path, step=i) for i in range(20)}
+    assert len(halves) == 2 and all(half.count('Search:') == 1 for half in halves)
+    assert text('qcp', path, 'mini') == 'Gumu > Lomi > Tarva'
+
+
+class Table(scripted.Table):
+    def prompt(self, role, prompt='', **fields):
+        words = ' '.join(map(str, fields.values())).split()
+        return np.arange(len(words), dtype=np.int32)
+
+
+def config(**changes):
+    config = piplay.get_config()
+    config.privileged.update(changes)
+    return config
+
+
+def test_passages_are_left_out_first_and_that_is_counted(path):
+    item = dict(question=ASKED['question'])
+    whole, cut = privileged.prompt(Table(), config(prompt_tokens=10_000), (0, 0), item, path)
+    assert cut == 0
+    short, cut = privileged.prompt(Table(), config(prompt_tokens=len(whole) - 20), (0, 0), item, path)
+    assert cut == 1 and len(short) <= len(whole) - 20
+    none, cut = privileged.prompt(Table(), config(prompt_tokens=5), (0, 0), item, path)
+    assert none is None and cut == 1
+    assert path['steps'][0]['found'][0].endswith('Tarva. ')  # the record itself is not touched
+
+
+def test_without_privileges_the_teacher_reads_the_question_alone(path):
+    ids, cut = privileged.prompt(Table(), config(kind='none'), (0, 0), dict(question='a b c'), path)
+    assert len(ids) == 3 and cut == 0

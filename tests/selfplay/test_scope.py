@@ -1,0 +1,145 @@
+"""SCOPE as an episode: gates before rubrics before trials, and what form, difficulty and length pay."""
+
+import asyncio
+
+import pytest
+from scripted import Table, final, searching
+
+from configs import scope
+from zeroplay_jax.selfplay.corpus import Corpus, Document
+from zeroplay_jax.selfplay.engine import Phase, Step
+from zeroplay_jax.selfplay.recipes.scope import Recipe
+from zeroplay_jax.types import Task
+
+LOMI = dict(id=1, title='Lomi', text='Lomi is a city in Tarva. It is led by Puto.')
+ITEM = dict(title='Gumu', text='Gumu was born in Lomi.', hops=2)
+GOOD = 'Lomi is a city in Tarva. It is led by Puto.'
+
+
+class Judge:
+    """Gates, rubrics and grades as the test says; remembers the order of what it was asked."""
+
+    def __init__(self, entities=True, relevance=True, rubrics=3, grade=lambda answer, rubric: rubric in answer):
+        self.gates, self.items, self.graded = dict(entities=entities, relevance=relevance), rubrics, grade
+        self.asked, self.seen = [], []
+
+    async def gate(self, identity, name, task, document):
+        self.asked.append(name)
+        return self.gates[name]
+
+    async def rubrics(self, identity, task, document):
+        self.asked.append('rubrics')
+        self.seen.append(document)
+        return [{'text': t, 'priority': 'important'} for t in ('Tarva', 'Puto', 'sea')[: self.items]] or None
+
+    async def grade(self, identity, task, answer, rubric):
+        self.asked.append('grade')
+        return self.graded(answer, rubric)
+
+
+def recipe(**changes):
+    config = scope.get_config('mini')
+    for name, value in changes.items():
+        node, leaf = name.split('__')
+        config[node][leaf] = value
+    return Recipe(config, Corpus(None, None, (Document('Gumu', ITEM['text'], 3),), (), 3))
+
+
+def play(game, phase, table, payload):
+    return asyncio.run(game.episode(table, Step(Phase(phase, 1), 0, 7), Task((7, 0), payload)))
+
+
+def challenge(task='Describe the birthplace of Gumu.'):
+    return searching(('Lomi', (LOMI,)), task=task)
+
+
+def test_a_challenger_is_paid_for_form_and_for_being_half_done():
+    judge = Judge(rubrics=2, grade=lambda answer, rubric: rubric in answer)
+    table = Table(judge, proposer=[challenge()], solver=[final(answer='In Tarva'), final(answer=GOOD)])
+    (row,) = play(recipe(proposer__samples=1), 'proposer', table, ITEM).rows
+    assert row.info['score'] == 0.75  # one answer meets half of the rubrics, the other all
+    assert row.parts['difficulty'] == pytest.approx(0.5) and row.parts['format'] == pytest.approx(0.5)
+    assert row.reward == pytest.approx(1.0) and row.drop is None
+    assert judge.seen[0].endswith('(Title: Lomi) ' + LOMI['text']) and judge.asked[:3] == [
+        'entities',
+        'relevance',
+        'rubrics',
+    ]
+
+
+@pytest.mark.parametrize(
+    'judge,reason,asked',
+    [
+        (Judge(entities=False), 'gate_entities', 1),
+        (Judge(relevance=None), 'gate_relevance', 2),
+        (Judge(rubrics=0), 'no_rubrics', 3),
+    ],
+)
+def test_what_the_judge_does_not_approve_pays_its_form_only_and_is_not_tried(judge, reason, asked):
+    table = Table(judge, proposer=[challenge()])
+    (row,) = play(recipe(proposer__samples=1), 'proposer', table, ITEM).rows
+    assert row.info['rejected'] == reason and row.parts['difficulty'] == 0 and row.reward == row.parts['format'] > 0
+    assert len(judge.asked) == asked and len(table.asked) == 1
+
+
+def test_gates_are_a_switch():
+    judge = Judge(entities=False)
+    table = Table(judge, proposer=[challenge()], solver=[final(answer=GOOD)] * 2)
+    (row,) = play(recipe(proposer__samples=1, check__on=False), 'proposer', table, ITEM).rows
+    assert 'rejected' not in row.info and row.parts['difficulty'] > 0
+
+
+def test_no_task_no_trial():
+    table = Table(Judge(), proposer=[final(answer='x')])
+    (row,) = play(recipe(proposer__samples=1), 'proposer', table, ITEM).rows
+    assert row.info['rejected'] == 'no_task' and not table.judge.asked
+
+
+def test_answers_that_cannot_be_graded_say_nothing_about_the_task():
+    judge = Judge(grade=lambda answer, rubric: None)
+    table = Table(judge, proposer=[challenge()], solver=[final(answer=GOOD)] * 2)
+    (row,) = play(recipe(proposer__samples=1), 'proposer', table, ITEM).rows
+    assert row.info['rejected'] == 'ungraded' and row.parts['difficulty'] == 0
+    table = Table(Judge(), proposer=[challenge()], solver=[final(finish='turns')] * 2)
+    (row,) = play(recipe(proposer__samples=1), 'proposer', table, ITEM).rows
+    assert row.info['score'] == 0  # no answer is worth nothing, and that is known
+
+
+def test_one_task_per_document_inside_the_window():
+    judge = Judge(rubrics=2)
+    tries = [final(answer=GOOD)] * 2 + [final(answer='In Tarva')] * 2
+    table = Table(judge, proposer=[challenge('Describe Lomi.'), challenge('Describe Gumu.')], solver=tries)
+    out = play(recipe(pool__window=(0.2, 0.8)), 'generate', table, ITEM)
+    (kept,) = out.questions
+    assert kept['question'] == 'Describe Gumu.' and kept['score'] == 0.5 and len(kept['rubrics']) == 2
+    table = Table(judge, proposer=[challenge()] * 2, solver=[final(answer=GOOD)] * 4)
+    assert play(recipe(pool__window=(0.2, 0.8)), 'generate', table, ITEM).drop == 'outside_window'
+
+
+TASK = {'question': 'Describe Lomi.', 'rubrics': [{'text': 'Tarva', 'priority': 'important'}] * 2, 'answers': []}
+
+
+def test_a_solver_is_paid_for_rubrics_length_form_and_searching():
+    short = searching(('Lomi', (LOMI,)), answer='In Tarva')
+    long = searching(('Lomi', (LOMI,)), answer='Tarva ' * 96)
+    none = final(finish='turns')
+    out = play(recipe(), 'solver', Table(Judge(), solver=[short, long, none]), TASK)
+    a, b, c = out.rows
+    assert a.parts['rubrics'] == 1 and a.parts['search'] == pytest.approx(0.1 / 3)
+    assert a.reward == pytest.approx(1 + 0.5 + 0.1 / 3)
+    assert b.parts['length_factor'] == pytest.approx(0.525) and b.reward < a.reward
+    assert c.parts['rubrics'] == 0 and c.drop is None and len({r.group for r in out.rows}) == 1
+    out = play(recipe(reward__length_factor=False), 'solver', Table(Judge(), solver=[short, long, none]), TASK)
+    assert out.rows[1].parts['rubrics'] == 1
+
+
+def test_an_answer_that_cannot_be_graded_is_not_trained_on():
+    table = Table(Judge(grade=lambda answer, rubric: None), solver=[final(answer='x')] * 3)
+    assert [r.drop for r in play(recipe(), 'solver', table, TASK).rows] == ['ungraded'] * 3
+
+
+def test_a_frozen_challenger_has_no_phase_of_its_own():
+    game = recipe(schedule__iterations=3, proposer__train_iterations=1)
+    assert [(p.iteration, p.name) for p in game.phases()] == [
+        (0, 'proposer'), (0, 'generate'), (0, 'solver'), (1, 'generate'), (1, 'solver'), (2, 'generate'), (2, 'solver')
+    ]  # fmt: skip

@@ -1,0 +1,77 @@
+"""What the engine says about rows: their averages in the log, and their form in a checkpoint."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from zeroplay_jax.types import POLICY, Json, Outcome, Row, Trajectory
+
+Stats = dict[str, tuple[float, float]]
+
+
+def rollout_stats(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Stats:
+    """Averages over rows as (sum, count): rewards, parts, turns, tools, endings, lengths, solve counts."""
+    stats: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
+
+    def add(name, value, weight=1.0):
+        stats[name][0] += float(value)
+        stats[name][1] += weight
+
+    for row in rows:
+        t = row.trajectory
+        add('reward_mean', row.reward)
+        for name, value in row.parts.items():
+            add(f'reward/{name}', value)
+        if 'valid' in row.info:
+            add('valid_rate', row.info['valid'])
+        add('turns', len(t.turns))
+        add('tool_calls', t.calls)
+        add('tool_error_rate', t.errors, sum(bool(u.queries) or u.error is not None for u in t.turns))
+        add('truncated_rate', t.finish in ('context', 'turn_tokens', 'turns'))
+        add('policy_tokens', np.sum(t.source == POLICY))
+        if row.info.get('answer_given'):
+            add('answer_words', len(row.info['answer_given'].split()))
+        if reason := row.info.get('rejected'):
+            add(f'rejected/{reason}', 1, 0)
+        if row.drop:
+            add(f'row_drop/{row.drop}', 1, 0)
+        if 'solved' in row.info:
+            add(f'k_histogram/{row.info["solved"]}', 1, 0)
+        if 'privileged_cut' in row.info:
+            add('privileged_cut', row.info['privileged_cut'])
+    asked = sum(v[0] for k, v in stats.items() if k.startswith('k_histogram'))
+    for name in [n for n in stats if n.startswith(('k_histogram', 'rejected', 'row_drop'))]:
+        stats[name][1] = asked if name.startswith('k_histogram') else len(rows)
+    groups = collections.defaultdict(set)
+    for row in rows:
+        groups[row.role, row.group].add(row.reward)
+    for values in groups.values():
+        add('informative_share', len(values) > 1)
+    add('dropped_episodes', sum(o.drop is not None for o in outcomes), len(outcomes) or 1)
+    return {k: (v[0], v[1]) for k, v in stats.items()}
+
+
+def state(row: Row) -> Json:
+    """A row as JSON, for the checkpoint; floats survive exactly. Turns are left behind: nothing reads them again."""
+    t = row.trajectory
+    arrays = {name: getattr(t, name).tolist() for name in ('tokens', 'source', 'logp')}
+    prompt = None if row.teacher_prompt is None else row.teacher_prompt.tolist()
+    scalars = dict(finish=t.finish, weights=t.weights, version=t.version, identity=list(t.identity))
+    rest = {
+        f.name: getattr(row, f.name) for f in dataclasses.fields(row) if f.name not in ('trajectory', 'teacher_prompt')
+    }
+    return dict(rest, teacher_prompt=prompt, trajectory=arrays | scalars)
+
+
+def restore(saved: Json) -> Row:
+    """The row that `state` wrote."""
+    t = dict(saved['trajectory'])
+    types = dict(tokens=np.int32, source=np.int8, logp=np.float32)
+    t |= {name: np.asarray(t[name], dtype) for name, dtype in types.items()}
+    prompt = saved['teacher_prompt']
+    fields = dict(saved, trajectory=Trajectory(**(t | dict(turns=(), identity=tuple(t['identity'])))))
+    return Row(**(fields | dict(teacher_prompt=None if prompt is None else np.asarray(prompt, np.int32))))

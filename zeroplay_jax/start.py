@@ -1,0 +1,57 @@
+"""How a command begins and ends: mistakes of the user become one line, and libraries keep off the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+
+from absl import app, logging
+
+from zeroplay_jax import config as configuration
+from zeroplay_jax.types import UserError
+
+
+def command(name: str, main: Callable[[list[str]], None]) -> None:
+    """Runs `main` with the flags of the command line; a `UserError` ends the process with its one line and code 2."""
+    try:
+        app.run(main, flags_parser=configuration.parse_flags)
+    except UserError as error:
+        print(f'{name}: {error}', file=sys.stderr)
+        sys.exit(2)
+
+
+def load_libraries() -> None:
+    """Loads what is slow and talkative, once the config is known to be sound.
+
+    TensorFlow only logs and searches here, so it is kept off the accelerators. What its C++ parts and ScaNN's print
+    while they load is dropped, unless loading fails.
+    """
+    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+    os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
+    logging.set_verbosity(logging.WARNING)
+    with _muted():
+        import tensorflow as tf
+
+        for kind in ('GPU', 'TPU'):
+            tf.config.set_visible_devices([], kind)
+
+
+@contextlib.contextmanager
+def _muted() -> Iterator[None]:
+    """Holds back what is written to file descriptor 2, from C++ too; an exception brings it out."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as aside:
+        os.dup2(aside.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            aside.seek(0)
+            os.write(kept, aside.read())
+            raise
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
