@@ -12,7 +12,6 @@ computed once and kept in `.cache`.
 import argparse
 import json
 import os
-import pathlib
 import subprocess
 import sys
 import threading
@@ -28,6 +27,7 @@ from retrieval.corpus import MemoryCorpus, contents
 from retrieval.index import ExactIndex, ScannIndex
 
 K, RECALL = 3, 0.95
+MARGIN = 0.005  # on the half that is tuned on, so that the other half reaches RECALL as well
 BATCHES = (1, 32, 256)
 
 
@@ -64,7 +64,7 @@ def tune(engine: Engine, queries: np.ndarray, truth: np.ndarray) -> tuple[tuple,
         seconds = min(seconds, run(search, queries, 32)[1])
         share = recall(found, truth)
         print(f'    {engine.family} {engine.build} {setting}: recall {share:.3f}, {len(queries) / seconds:.0f}/s')
-        if share >= RECALL:
+        if share >= RECALL + MARGIN:
             reached.append((seconds, setting, share))
     if not reached:
         return None
@@ -129,17 +129,17 @@ def titles(vectors: np.ndarray, asked: np.ndarray, passages, questions) -> dict[
 
 
 LOAD = """
-import json, sys, threading, time
-from retrieval.client import Http
-url, clients, queries = sys.argv[1], int(sys.argv[2]), json.load(sys.stdin)
-seconds, lock = [], threading.Lock()
+import http.client, json, sys, threading, time
+host, port, clients, queries = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), json.load(sys.stdin)
+seconds = []
 def work(mine):
-    http = Http(url)
+    connection = http.client.HTTPConnection(host, port)
     for query in mine:
         start = time.perf_counter()
-        http.retrieve([query], 3)
-        with lock:
-            seconds.append(time.perf_counter() - start)
+        connection.request('POST', '/retrieve', json.dumps({'queries': [query], 'topk': 3, 'return_scores': True}))
+        reply = json.loads(connection.getresponse().read())
+        assert len(reply['result'][0]) == 3
+        seconds.append(time.perf_counter() - start)
 threads = [threading.Thread(target=work, args=(queries[i::clients],)) for i in range(clients)]
 start = time.perf_counter()
 [t.start() for t in threads]; [t.join() for t in threads]
@@ -148,7 +148,11 @@ print(json.dumps({'total': time.perf_counter() - start, 'seconds': seconds}))
 
 
 def serve(vectors: np.ndarray, passages, questions, clients: int = 32) -> dict[str, float]:
-    """Queries/s of the server with concurrent clients in another process, beside the index asked directly."""
+    """Queries/s of the server with concurrent clients, each with one query at a time, beside the index asked directly.
+
+    The clients are another process, but on one core they take their time from the server: so the processor time that
+    the server itself needs for the same queries is compared as well.
+    """
     import uvicorn
 
     index = ScannIndex(data.encoder(), MemoryCorpus([p[0] for p in passages], [p[1] for p in passages]), vectors)
@@ -161,23 +165,25 @@ def serve(vectors: np.ndarray, passages, questions, clients: int = 32) -> dict[s
     thread.start()
     while not runner.started or app._index is None:
         time.sleep(0.05)
-    url = f'http://127.0.0.1:{runner.servers[0].sockets[0].getsockname()[1]}'
-    ratios, p99 = [], []
+    port = runner.servers[0].sockets[0].getsockname()[1]
+    command = [sys.executable, '-c', LOAD, '127.0.0.1', str(port), str(clients)]
+    rows, p99 = [], []
     for _ in range(3):
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         for at in range(0, len(queries), clients):
             backend.retrieve(queries[at : at + clients], K)
-        direct = time.perf_counter() - start
-        command = [sys.executable, '-c', LOAD, url, str(clients)]
-        root = pathlib.Path(__file__).parents[1]
-        reply = subprocess.run(command, input=json.dumps(queries), capture_output=True, text=True, check=True, cwd=root)
-        over = json.loads(reply.stdout)
-        ratios.append((direct / over['total'], len(queries) / direct, len(queries) / over['total']))
+        direct, direct_used = time.perf_counter() - start, time.process_time() - used
+        used = time.process_time()
+        reply = subprocess.run(command, input=json.dumps(queries), capture_output=True, text=True, check=True)
+        over, over_used = json.loads(reply.stdout), time.process_time() - used
+        times = dict(server_vs_in_process=direct / over['total'], server_vs_in_process_cpu=direct_used / over_used)
+        rows.append(times | dict(in_process_qps=len(queries) / direct, server_qps=len(queries) / over['total']))
         p99.append(float(np.percentile(over['seconds'], 99)))
     runner.should_exit = True
     thread.join(30)
-    ratio, direct, over = np.median(ratios, axis=0)
-    return dict(server_vs_in_process=ratio, in_process_qps=direct, server_qps=over, server_p99_ms=1e3 * np.median(p99))
+    return {name: float(np.median([row[name] for row in rows])) for name in rows[0]} | dict(
+        server_p99_ms=1e3 * float(np.median(p99))
+    )
 
 
 def words(passages, questions) -> dict[str, float]:

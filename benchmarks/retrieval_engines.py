@@ -52,7 +52,7 @@ def faiss_engines(vectors: np.ndarray, hnsw: bool) -> Iterator[Engine]:
     faiss.omp_set_num_threads(1)
     rows, dimension = vectors.shape
     lists = 1 << round(math.log2(4 * math.sqrt(rows)))
-    probes = [p for p in (4, 8, 16, 32, 64, 128) if p <= lists]
+    probes = [p for p in (4, 8, 12, 16, 24, 32, 48, 64, 96, 128) if p <= lists]
 
     def built(recipe):
         found = faiss.index_factory(dimension, recipe, faiss.METRIC_INNER_PRODUCT)
@@ -85,7 +85,7 @@ def faiss_engines(vectors: np.ndarray, hnsw: bool) -> Iterator[Engine]:
         return search
 
     size = len(faiss.serialize_index(refined))
-    grid = [(p, factor) for p in probes for factor in (8, 16, 32)]
+    grid = [(p, factor) for p in probes for factor in (4, 8, 16)]
     yield Engine('FAISS IVF-PQ fast-scan', recipe, seconds, memory, size, grid, refined_search)
     if hnsw:
         graph = faiss.IndexHNSWFlat(dimension, 24, faiss.METRIC_INNER_PRODUCT)
@@ -100,24 +100,23 @@ def faiss_engines(vectors: np.ndarray, hnsw: bool) -> Iterator[Engine]:
             return search
 
         size = len(faiss.serialize_index(graph))
-        efs = [(ef,) for ef in (16, 32, 64, 128)]
+        efs = [(ef,) for ef in (12, 16, 24, 32, 48, 64, 96, 128)]
         yield Engine('FAISS HNSW', 'M 24, efConstruction 100', seconds, memory, size, efs, graph_search)
 
 
 def scann_engines(vectors: np.ndarray, all_variants: bool) -> Iterator[Engine]:
     """ScaNN's library call, plain or in all variants (reordering, threshold, SOAR), and our index over it."""
     scann = index_lib._scann()
-    from scann.scann_ops.py.scann_builder import ReorderType
-
+    reorders = scann.scann_builder.ReorderType
     rows = len(vectors)
     leaves = max(16, 1 << round(math.log2(2 * math.sqrt(rows))))
-    shares = [max(1, leaves * n // 1000) for n in (5, 10, 20, 40, 80, 160)]
-    grid = [(searched, reorder) for searched in dict.fromkeys(shares) for reorder in (24, 48, 96)]
-    variants: list[tuple[str, dict[str, Any], float, ReorderType]] = [
-        ('bfloat16', {}, 0.2, ReorderType.BFLOAT16),
-        ('float32', {}, 0.2, ReorderType.FLOAT32),
-        ('bfloat16, threshold 0.1', {}, 0.1, ReorderType.BFLOAT16),
-        ('bfloat16, SOAR', dict(soar_lambda=1.5), 0.2, ReorderType.BFLOAT16),
+    shares = [max(1, leaves * n // 1000) for n in (5, 10, 15, 20, 30, 40, 60, 80, 120, 160)]
+    grid = [(searched, reorder) for searched in dict.fromkeys(shares) for reorder in (12, 24, 48)]
+    variants: list[tuple[str, dict[str, Any], float, Any]] = [
+        ('bfloat16', {}, 0.2, reorders.BFLOAT16),
+        ('float32', {}, 0.2, reorders.FLOAT32),
+        ('bfloat16, threshold 0.1', {}, 0.1, reorders.BFLOAT16),
+        ('bfloat16, SOAR', dict(soar_lambda=1.5), 0.2, reorders.BFLOAT16),
     ]
     for name, spilling, threshold, reorder in variants if all_variants else variants[:1]:
 

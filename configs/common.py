@@ -109,6 +109,7 @@ def get_config() -> ConfigDict:
             inputs=dict(
                 answers='',  # JSON lines of answers to hide (SSP); '' takes the training worlds'
                 questions='',  # JSON lines of questions with answers (DSPO); '' takes the training worlds'
+                tasks='',  # JSON lines of tasks with rubrics (SCOPE's solver alone); '' lets the challenger make them
                 world_questions=300,  # of the latter: per hop count
             ),
             reward=dict(

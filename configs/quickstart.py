@@ -22,7 +22,7 @@ def get_config():
     config.pool.update(batch=64, batches=5, samples=1)
 
     config.solver.learning_rate = 3e-4
-    config.solver.steps = 14
+    config.solver.steps = 18
     config.solver.batch = 32
     config.solver.samples = 5
 

@@ -219,7 +219,7 @@ class Client:
                     self._cache[name, query, k] = passages
             while len(self._cache) > self._most:
                 self._cache.popitem(last=False)
-        return [None if answer is None else list(answer) for answer in answers]
+        return [None if answer is None else [dict(passage) for passage in answer] for answer in answers]
 
     def _ask(self, queries: list[str], k: int) -> list[list[Passage] | None]:
         """Answers; a query that is refused must not take its neighbours along, so they are asked in halves."""

@@ -93,9 +93,11 @@ def build(
 def _corpus_stage(source: pathlib.Path, staging: pathlib.Path, strict: bool) -> None:
     status = source.stat()
     plan = dict(source=str(source.resolve()), bytes=status.st_size, changed=status.st_mtime_ns, strict=strict)
-    shards.check_plan(staging / 'plan.json', plan)
     if (staging / 'corpus').is_dir():
+        shards.check_plan(staging / 'plan.json', plan)
         return
+    (staging / 'plan.json').unlink(missing_ok=True)  # a corpus that was refused may have been mended since
+    shards.check_plan(staging / 'plan.json', plan)
     packed = 4 if source.suffix in ('.gz', '.zst') else 1
     _need_space(staging, status.st_size * packed)
     unfinished = staging / '.corpus'
@@ -136,8 +138,7 @@ def _index_stage(
         shards.assemble(staging / 'shards', staging / 'vectors.npy', dtype)
         vectors = np.load(staging / 'vectors.npy', mmap_mode='r')
         if kind == 'scann':
-            # In memory: ScaNN wants them there anyway, and a map that is being read could not be renamed everywhere.
-            index = ScannIndex(encoder, corpus, np.array(vectors), **parameters)
+            index = ScannIndex(encoder, corpus, np.array(vectors), **parameters)  # ScaNN wants them in memory
         else:
             index = ExactIndex(encoder, corpus, vectors)
     if isinstance(index, ScannIndex | Bm25Index):

@@ -261,8 +261,8 @@ class ScannIndex(ExactIndex):
         ):
             raise RetrievalError(
                 f'ScannIndex: overfetch {overfetch}, reordered {reordered}, leaves {leaves}, leaves_searched '
-                f'{leaves_searched} with {distinct} vectors, reorder {reorder!r}: needs 1 ≤ overfetch ≤ reordered, 1 ≤ leaves_searched '
-                '≤ leaves ≤ vectors, and float32 or bfloat16'
+                f'{leaves_searched} with {distinct} vectors, reorder {reorder!r}: needs 1 ≤ overfetch ≤ '
+                'reordered, 1 ≤ leaves_searched ≤ leaves ≤ vectors, and float32 or bfloat16'
             )
         self._overfetch, self._reordered, self._leaves_searched = overfetch, reordered, leaves_searched
         self._searcher = None
@@ -367,8 +367,6 @@ def _searcher(
 ) -> Any:
     """Trains ScaNN on distinct unit vectors, float32 [G, D]."""
     scann = _scann()
-    from scann.scann_ops.py.scann_builder import ReorderType
-
     builder = scann.builder(vectors, overfetch, 'dot_product')
     # Reproducible to the bit, as measured (README.md): k-means++ from ScaNN's fixed seed on one thread builds
     # the same index every time, a random start does not; with SOAR distances vary from call to call.
@@ -380,5 +378,5 @@ def _searcher(
         random_init=False,
     )
     builder.score_ah(2, anisotropic_quantization_threshold=threshold)
-    builder.reorder(reordered, quantize=ReorderType[reorder.upper()])
+    builder.reorder(reordered, quantize=scann.scann_builder.ReorderType[reorder.upper()])
     return builder.set_n_training_threads(1).build()

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from configs import common, drzero, dspo, piplay, quickstart, scope, ssp
+from configs import ablations, common, cross, drzero, dspo, piplay, quickstart, scope, ssp
 from zeroplay_jax import config as configuration
 from zeroplay_jax import rules
 
@@ -41,7 +41,8 @@ def message(config):
     return text
 
 
-PAGES = [(quickstart, ())] + [(p, v) for p in (drzero, dspo, piplay, scope, ssp) for v in ((), ('mini',))]
+PAGES = [(quickstart, ())] + [(p, v) for p in (cross, drzero, dspo, piplay, scope, ssp) for v in ((), ('mini',))]
+PAGES += [(ablations, (row + variant,)) for row in ablations.ROWS for variant in ('', ':mini')]
 
 
 @pytest.mark.parametrize('page,variant', PAGES)
@@ -53,7 +54,15 @@ def test_the_pages_that_come_with_the_project_are_sound(page, variant, checkpoin
 
 
 def test_every_field_of_the_list_has_a_check():
-    checked_elsewhere = {'recipe', 'policy.path', 'inputs.answers', 'inputs.questions', 'judge.url', 'judge.model'}
+    checked_elsewhere = {
+        'recipe',
+        'policy.path',
+        'inputs.answers',
+        'inputs.questions',
+        'inputs.tasks',
+        'judge.url',
+        'judge.model',
+    }
     names = {name for name, value in configuration.fields(common.get_config()) if not isinstance(value, bool)}
     assert names == set(configuration.RULES) | checked_elsewhere
 

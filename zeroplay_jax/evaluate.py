@@ -1,38 +1,92 @@
-"""Evaluates a policy folder on held-out questions, greedily and with search.
+"""Evaluates a policy folder, greedily and with search: on the worlds' held-out questions, or on sets of questions.
 
     python -m zeroplay_jax.evaluate --config=configs/quickstart.py
     python -m zeroplay_jax.evaluate --config=configs/quickstart.py --config.policy.path=zeroplay_jax/mini/clean
+    python -m zeroplay_jax.evaluate --config=configs/dspo.py --sets=nq,my_questions.jsonl --metric=em --out=result.json
 
-Prints exact match by hop count with 95 % intervals, then the same as one JSON line.
+Without --sets: exact match by hop count with 95 % intervals. With --sets (files of JSON lines, or public names that are
+fetched when online): mean score, searches and repeated queries per set; --out keeps every answer, and
+`python -m zeroplay_jax.compare` sets two such files against each other. The last line is always one JSON object.
 """
 
 import json
+import pathlib
 
+from absl import flags
 from ml_collections import config_flags
 
 from zeroplay_jax import config as configuration
 from zeroplay_jax import start
+from zeroplay_jax.types import UserError
 
 _CONFIG = config_flags.DEFINE_config_file('config', None, 'What to evaluate: a Python file.', lock_config=True)
+_SETS = flags.DEFINE_list('sets', [], 'Question sets: files of JSON lines or public names.')
+_METRIC = flags.DEFINE_enum('metric', 'em', ['em', 'subem', 'f1', 'judge'], 'How answers are scored.')
+_SAMPLES = flags.DEFINE_integer('samples', 1, '1: greedy; more: the best of so many (pass@k).', lower_bound=1)
+_LIMIT = flags.DEFINE_integer('limit', 0, 'Questions drawn from each set; 0: all.', lower_bound=0)
+_ANSWERER = flags.DEFINE_string('answerer', '', 'Policy folder that answers after the searches of the other.')
+_OUT = flags.DEFINE_string('out', '', 'File for every answer, as JSON.')
 
 
 def main(argv: list[str]) -> None:
     """Checks the command, then evaluates."""
     configuration.check_command(argv, _CONFIG.value, '.')
+    if _OUT.value and not pathlib.Path(_OUT.value).absolute().parent.is_dir():
+        raise UserError(f'--out={_OUT.value}: its folder is not there; make it first')
     start.load_libraries()
     from zeroplay_jax import setup  # loads JAX and TensorFlow: only once the config is sound
+
+    parts = setup.build(_CONFIG.value, extra_lane='answerer' if _ANSWERER.value else '')
+    for name in parts.table.scheduler.lanes:
+        parts.table.scheduler.publish(name, parts.params, 0)
+    if _SETS.value:
+        _on_sets(setup, parts)
+    else:
+        _on_worlds(parts)
+
+
+def _on_worlds(parts) -> None:
     from zeroplay_jax.evaluation import statistics
     from zeroplay_jax.evaluation.evaluate import evaluate
 
-    parts = setup.build(_CONFIG.value)
-    for name in parts.table.scheduler.lanes:
-        parts.table.scheduler.publish(name, parts.params, 0)
     correct, _ = evaluate(parts.exam, parts.corpus.questions, 0)
     figures = {f'hop{h}': statistics.mean_interval(c) for h, c in correct.items()}
     figures['mean'] = statistics.mean_interval(statistics.headline(correct))
     for name, (mean, low, high) in figures.items():
         print(f'{name:5} {mean:.3f} [{low:.3f}, {high:.3f}]')
     print(json.dumps({name: [round(x, 4) for x in values] for name, values in figures.items()}))
+
+
+def _on_sets(setup, parts) -> None:
+    from zeroplay_jax.evaluation import qa
+
+    config = _CONFIG.value
+    sets = {pathlib.Path(name).stem: qa.load(name, _LIMIT.value, config.seed) for name in _SETS.value}
+    if _ANSWERER.value:
+        parts.table.scheduler.publish('answerer', setup.load_like(parts, _ANSWERER.value), 0)
+    options = dict(metric=_METRIC.value, samples=_SAMPLES.value, answerer='answerer' if _ANSWERER.value else '')
+    answered = {}
+    print(f'{"set":20} {"n":>6} {_METRIC.value:>7} {"searches":>9} {"repeated":>9}')
+    for number, (name, questions) in enumerate(sets.items()):
+        answered[name] = qa.answer_all(parts.exam, questions, number, **options)
+        mean = qa.summary(answered[name])
+        row = f'{mean["score"]:7.3f} {mean["searches"]:9.2f} {mean["redundancy"]:9.2f}'
+        print(f'{name[-20:]:20} {len(questions):6} {row}', flush=True)
+    settings = dict(
+        policy=str(parts.folder),
+        answerer=_ANSWERER.value,
+        retrieval=parts.corpus.held_out_about,
+        top_k=config.tools.top_k,
+        prompts=config.prompts,
+        metric=_METRIC.value,
+        samples=_SAMPLES.value,
+        limit=_LIMIT.value,
+        max_turns=config.rollout.max_turns,
+    )
+    found = qa.results(settings, {name: (sets[name], answered[name]) for name in sets})
+    if _OUT.value:
+        start.write_whole(pathlib.Path(_OUT.value), json.dumps(found, ensure_ascii=False, indent=1))
+    print(json.dumps({name: {k: round(v, 4) for k, v in s['mean'].items()} for name, s in found['sets'].items()}))
 
 
 if __name__ == '__main__':

@@ -317,7 +317,7 @@ def _check_game(config: ConfigDict) -> None:
         if config.privileged.tokens < need:
             wrong = f"a teacher's prompt and a rollout take up to {need} tokens"
             fail('privileged.tokens', config.privileged.tokens, wrong, f'give {need} or more')
-    for name in ('answers', 'questions'):
+    for name in ('answers', 'questions', 'tasks'):
         if config.inputs[name] and not pathlib.Path(config.inputs[name]).is_file():
             fail(f'inputs.{name}', config.inputs[name], 'no such file', 'name a file of JSON lines')
     if config.judge.kind == 'endpoint' and not config.judge.url.startswith(('http://', 'https://')):

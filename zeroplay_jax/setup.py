@@ -22,6 +22,7 @@ from zeroplay_jax.selfplay import corpus as corpora
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.judge import Judge, RuleJudge, TextJudge, endpoint_writer, policy_writer
 from zeroplay_jax.selfplay.roles import Role, Table
+from zeroplay_jax.types import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +53,11 @@ def recipe_module(config) -> types.ModuleType:
     return importlib.import_module(f'zeroplay_jax.selfplay.recipes.{config.recipe}')
 
 
-def build(config) -> Parts:
-    """Loads the policy, indexes the corpus and seats the players of `config.recipe`."""
+def build(config, extra_lane: str = '') -> Parts:
+    """Loads the policy, opens or indexes the corpus and seats the players of `config.recipe`.
+
+    `extra_lane` names slots for further weights of the same shape, where an evaluation needs them.
+    """
     folder = pathlib.Path(config.policy.path or BUILT_IN)
     model = hf.read_config(
         folder, dtype=config.policy.dtype, remat=config.policy.remat, logit_chunk=config.policy.logit_chunk
@@ -62,8 +66,22 @@ def build(config) -> Parts:
     params = hf.load(folder, model, mesh)
     codec = Codec(folder)
     corpus = corpora.build(config)
-    table = _table(config, model, mesh, codec, corpus)
+    table = _table(config, model, mesh, codec, corpus, extra_lane)
     return Parts(folder, model, mesh, params, corpus, table)
+
+
+def load_like(parts: Parts, folder: str) -> Params:
+    """Weights of another folder, for the same compiled programs.
+
+    Raises:
+      UserError: a model of another shape.
+    """
+    other = hf.read_config(
+        folder, dtype=parts.model.dtype, remat=parts.model.remat, logit_chunk=parts.model.logit_chunk
+    )
+    if other != parts.model:
+        raise UserError(f'{folder}: its model differs in shape from {parts.folder}; take two checkpoints of one model')
+    return hf.load(folder, parts.model, parts.mesh)
 
 
 def weights_of(config) -> dict[str, str]:
@@ -72,7 +90,7 @@ def weights_of(config) -> dict[str, str]:
     return {role: 'policy' if shared else role for role in recipe_module(config).TRAINED}
 
 
-def _table(config, model, mesh, codec, corpus) -> Table:
+def _table(config, model, mesh, codec, corpus, extra_lane) -> Table:
     sampler = SamplerConfig(**config.sampler, eos=codec.eos_ids)
     tools, c, trained = family(config.tools.family), config.rollout, weights_of(config)
     limits = Limits(c.max_turns, c.turn_tokens, c.observation_tokens)
@@ -89,6 +107,8 @@ def _table(config, model, mesh, codec, corpus) -> Table:
         longest = c.prompt_tokens if seat.searches else config.sampler.context - own.turn_tokens
         roles[seat.role] = Role(seat.role, weights, seat.prompt, env, heat, longest)
         lanes.setdefault(weights, Lane(Sampler(model, sampler, mesh), config.seed))
+    if extra_lane:
+        lanes[extra_lane] = Lane(Sampler(model, sampler, mesh), config.seed)
     scheduler = Scheduler(lanes, deterministic=c.deterministic, tool_timeout=c.tool_timeout)
     table = Table(scheduler, roles, config.prompts)
     return dataclasses.replace(table, judge=_judge(config, corpus, table))

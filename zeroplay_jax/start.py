@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -55,3 +56,10 @@ def _muted() -> Iterator[None]:
         finally:
             os.dup2(kept, 2)
             os.close(kept)
+
+
+def write_whole(path: pathlib.Path, text: str) -> None:
+    """Writes a file that is there whole or not at all."""
+    staged = path.with_name(f'.{path.name}')
+    staged.write_text(text + '\n', encoding='utf-8')
+    os.replace(staged, path)

@@ -1,22 +1,23 @@
 """The client: the same answers in-process and over HTTP, retries, breaker, cache, counters, a bound on failures."""
 
+import concurrent.futures
 import json
 import pathlib
-import sys
+import signal
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from serving import serving, spawn, until_ready
 
-from retrieval import server
+from retrieval import folder, server
 from retrieval.client import Client, Http, InProcess
 from retrieval.index import ExactIndex
 from retrieval.lexical import LexicalEncoder
 from retrieval.types import RetrievalError, SearchFailed
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from serving import serving, until_ready  # noqa: E402 – its folder is on the path only now
-
+ROOT = pathlib.Path(__file__).parents[2]
 TITLES = [f'Name{i}' for i in range(50)]
 TEXTS = [f'Name{i} is a town near Name{i + 1}.' for i in range(50)]
 
@@ -138,6 +139,29 @@ def test_a_server_killed_in_the_middle_fails_its_searches_and_is_found_again(fak
     assert client.retrieve(['a'], 1)[0][0]['id'] == '7'  # a failure is not cached
 
 
+def test_a_real_server_killed_in_the_middle_of_a_request(tmp_path):
+    lines = [json.dumps({'id': str(i), 'contents': f'"{t}"\n{x}'}) for i, (t, x) in enumerate(zip(TITLES, TEXTS))]
+    (tmp_path / 'c.jsonl').write_text('\n'.join(lines))
+    folder.build(tmp_path / 'c.jsonl', tmp_path / 'index', 'bm25', None)
+    process, url = spawn(ROOT, '--index', str(tmp_path / 'index'))
+    try:
+        client = Client(Http(url, retries=0, timeout=60.0))
+        client.wait_until_ready(60, pause=0.1)
+        assert client.retrieve(['Name3'], 1)[0][0]['title'] == 'Name3'
+        process.send_signal(signal.SIGSTOP)  # takes the request, and never answers it
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            job = pool.submit(client.retrieve, ['Name4', 'Name5'], 1)
+            time.sleep(0.3)
+            assert not job.done()
+            process.kill()
+            assert job.result() == [None, None]
+        assert client.metrics()['search/failed'] == 2
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
 def test_the_breaker_opens_and_closes_again(fake, monkeypatch):
     import retrieval.client as module
 
@@ -169,8 +193,8 @@ def test_the_cache_knows_index_query_and_k(fake):
     client = Client(http(fake), cache=2)
     first = client.retrieve(['a', 'a', 'b'], 1)
     assert fake.seen[0]['queries'] == ['a', 'b'] and first[0] == first[1]
-    first[0].clear()  # what is handed out is the caller's
-    assert client.retrieve(['a'], 1)[0] and len(fake.seen) == 1
+    first[0][0].clear()  # what is handed out is the caller's
+    assert client.retrieve(['a'], 1)[0][0]['id'] == '7' and len(fake.seen) == 1
     client.retrieve(['a'], 2)  # another k; 'b' is the least used and goes
     client.retrieve(['a'], 1)
     assert len(fake.seen) == 2

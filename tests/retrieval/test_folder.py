@@ -127,6 +127,18 @@ def test_stages_need_their_predecessors(corpus, tmp_path):
         folder.build(corpus, tmp_path / 'b', 'exact', LexicalEncoder(), host=2, hosts=2, **options)
 
 
+def test_a_corpus_may_be_mended_or_changed(tmp_path):
+    path, out = tmp_path / 'c.jsonl', tmp_path / 'out'
+    path.write_text('{"id": "0", "contents": "word"}\n{')
+    with pytest.raises(RetrievalError, match='c.jsonl:2'):
+        folder.build(path, out, 'exact', LexicalEncoder(), progress=False)
+    path.write_text('{"id": "0", "contents": "word"}\n')
+    folder.build(path, out, 'exact', LexicalEncoder(), stages=('corpus', 'encode'), progress=False)
+    path.write_text('{"id": "0", "contents": "another"}\n')  # but not under what was made from it
+    with pytest.raises(RetrievalError, match='another build lies there: bytes was'):
+        folder.build(path, out, 'exact', LexicalEncoder(), progress=False)
+
+
 def test_a_vector_that_is_none_stops_the_build(tmp_path):
     class Broken(LexicalEncoder):
         def encode(self, texts):

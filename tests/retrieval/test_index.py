@@ -250,6 +250,13 @@ def test_exact_index_is_split_over_the_devices_and_divides_by_none(built):
     assert (ids[:, 0] == np.arange(101)).all() and (np.sort(ids, axis=1) == np.arange(101)).all()
 
 
+def test_a_wrong_dimension_is_named():
+    corpus, encoder = MemoryCorpus(['a', 'b'], ['', '']), LexicalEncoder(dimension=64)
+    for shape in ((2, 65), (3, 64), (2,)):
+        with pytest.raises(ValueError, match='2 passages and vectors of shape .* for dimension 64'):
+            index_lib.ExactIndex(encoder, corpus, np.zeros(shape, np.float32))
+
+
 def test_vectors_of_half_precision_are_scored_as_they_are():
     table = unit_rows(np.random.default_rng(5), 1_200, 16)
     names = [str(row) for row in range(1_200)]

@@ -4,18 +4,15 @@ import concurrent.futures
 import json
 import pathlib
 import signal
-import sys
 import threading
 import time
 
 import pytest
+from serving import call, serving, spawn, until_ready
 
 from retrieval import folder, server
 from retrieval.bm25 import Bm25Index
 from retrieval.types import RetrievalError
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from serving import call, serving, spawn, until_ready  # noqa: E402 – its folder is on the path only now
 
 ROOT = pathlib.Path(__file__).parents[2]
 TITLES = [f'Name{i}' for i in range(50)]

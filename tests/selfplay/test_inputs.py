@@ -76,3 +76,23 @@ def test_answers_get_hop_counts_in_the_exact_ratio():
     dealt = inputs.answers(config, corpus)
     assert collections.Counter(item['hops'] for item in dealt) == {1: 8, 2: 6, 3: 4}
     assert [item['answer'] for item in dealt] == list(corpus.answers)
+
+
+def test_given_tasks_have_rubrics(tmp_path):
+    path = write(tmp_path / 't.jsonl', {'task': 'Describe Lomi.', 'rubrics': ['Name the river.', 'Name the mayor.']})
+    (item,) = inputs.given_tasks(path)
+    assert item['question'] == 'Describe Lomi.' and [r['text'] for r in item['rubrics']][1] == 'Name the mayor.'
+    for bad in ({'task': 'x'}, {'task': 'x', 'rubrics': []}, {'task': 'x', 'rubrics': ['']}, {'rubrics': ['a']}):
+        with pytest.raises(UserError, match=r't\.jsonl'):
+            inputs.given_tasks(write(tmp_path / 't.jsonl', bad))
+
+
+def test_documents_come_in_the_exact_ratio_and_each_once():
+    from zeroplay_jax.selfplay.corpus import Document
+    from zeroplay_jax.selfplay.engine import Phase, Step
+
+    config = common.get_config()
+    documents = tuple(Document(f'd{i}', 'text', 1 + i % 4) for i in range(80))
+    drawn = inputs.Documents(config, Corpus(None, None, documents, (), 3)).tasks(Step(Phase('proposer', 1), 0, 5), 20)
+    assert collections.Counter(t.payload['hops'] for t in drawn) == {1: 8, 2: 6, 3: 4, 4: 2}
+    assert len({t.payload['title'] for t in drawn}) == 20

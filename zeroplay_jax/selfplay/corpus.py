@@ -32,6 +32,7 @@ class Corpus:
       questions: held-out evaluation questions {'question', 'answers', 'hops'}.
       train_questions: the same of the training worlds, and `answers` of theirs: for games that are given some.
       top_k: passages per query.
+      held_out_about: names corpus, index and encoder of `held_out`: results are comparable where it is the same.
     """
 
     index: Index
@@ -41,6 +42,7 @@ class Corpus:
     top_k: int
     train_questions: tuple[Json, ...] = ()
     answers: tuple[str, ...] = ()
+    held_out_about: str = ''
 
     def search(self, queries: Sequence[str]) -> list[list[Json]]:
         """Per query its `top_k` passages, best first, for training."""
@@ -66,12 +68,13 @@ def build(config) -> Corpus:
     documents = linked_documents([(p.title, p.text) for world in train for p in world.passages])
     questions = evaluation_questions(held_out, config.eval.questions, tuple(config.eval.hops))
     given: dict = {}
+    about = f'worlds {config.world.train} and {config.world.evaluation}, near misses {config.world.near_misses}'
     if config.recipe == 'dspo' and not config.inputs.questions:
         hops = [h for h, share in enumerate(config.schedule.hop_ratio, 1) if share]
         given['train_questions'] = tuple(evaluation_questions(train, config.inputs.world_questions, hops))
     if config.recipe == 'ssp' and not config.inputs.answers:
         given['answers'] = tuple(dict.fromkeys(v for w in train for facts in w.facts.values() for v in facts.values()))
-    return Corpus(index, exam, documents, tuple(questions), config.tools.top_k, **given)
+    return Corpus(index, exam, documents, tuple(questions), config.tools.top_k, held_out_about=about, **given)
 
 
 def _index(worlds: Sequence[World], overfetch: int) -> Index:

@@ -95,11 +95,27 @@ def answers(config, corpus: Corpus) -> list[Json]:
     return [dict(answer=answer, hops=int(h)) for answer, h in zip(known, hops, strict=True)]
 
 
-def read_lines(path: str, *required: str) -> list[Json]:
+def given_tasks(path: str) -> list[Json]:
+    """Open tasks of a file, as SCOPE's solver takes them: {'question', 'rubrics', 'answers', 'hops'}."""
+    found = read_lines(path, 'task', answered=False)
+    for number, record in enumerate(found, 1):
+        items = record.get('rubrics')
+        if (
+            not isinstance(items, list)
+            or not items
+            or not all(isinstance(text, str) and text.strip() for text in items)
+        ):
+            raise UserError(f'{path}, task {number}: "rubrics" must be a list of texts, one per thing to be graded')
+    shaped = lambda texts: [{'text': text, 'priority': 'important'} for text in texts]
+    return [dict(question=r['task'], rubrics=shaped(r['rubrics']), answers=[], hops=1) for r in found]
+
+
+def read_lines(path: str, *required: str, answered: bool = True) -> list[Json]:
     """Objects of a JSON-lines file.
 
     Raises:
-      UserError: no such file, or a line that is not an object with the required fields and an answer; names the line.
+      UserError: no such file, or a line that is not an object with the required texts and, where `answered`, an
+        answer; names the line.
     """
     try:
         lines = pathlib.Path(path).read_text(encoding='utf-8').split('\n')
@@ -112,22 +128,20 @@ def read_lines(path: str, *required: str) -> list[Json]:
         try:
             record = json.loads(line)
             missing = [name for name in required if not isinstance(record[name], str)]
-            gold(record)
+            _ = answered and gold(record)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f'{path}, line {number}: {_wanted(required)} ({error})') from None
+            raise UserError(f'{path}, line {number}: {_wanted(required, answered)} ({error})') from None
         if missing:
-            raise UserError(f'{path}, line {number}: {_wanted(required)}')
+            raise UserError(f'{path}, line {number}: {_wanted(required, answered)}')
         found.append(record)
     if not found:
-        raise UserError(f'{path}: holds no line; {_wanted(required)}')
+        raise UserError(f'{path}: holds no line; {_wanted(required, answered)}')
     return found
 
 
-def _wanted(required):
-    fields = ', '.join(f'"{name}"' for name in required)
-    return (
-        f'every line must be a JSON object with {fields + " and " if fields else ""}"answers", a text or list of texts'
-    )
+def _wanted(required, answered):
+    fields = [f'"{name}"' for name in required] + ['"answers" (a text or list of texts)'] * answered
+    return f'every line must be a JSON object with {" and ".join(fields)}'
 
 
 def gold(record: Json) -> list[str]:

@@ -16,7 +16,7 @@ from zeroplay_jax.rollout import prompts
 from zeroplay_jax.selfplay import solving
 from zeroplay_jax.selfplay.corpus import Corpus
 from zeroplay_jax.selfplay.engine import Draw, Phase, Step
-from zeroplay_jax.selfplay.inputs import Documents, pool_tasks
+from zeroplay_jax.selfplay.inputs import Deck, Documents, deck_tasks, given_tasks, pool_tasks
 from zeroplay_jax.selfplay.judge import document_of
 from zeroplay_jax.selfplay.phases import alternate
 from zeroplay_jax.selfplay.roles import Seat, Table, TaskDropped
@@ -48,13 +48,18 @@ class Recipe:
 
     def __init__(self, config, corpus: Corpus):
         self.config, self.documents = config, Documents(config, corpus)
+        self._deck = Deck(given_tasks(config.inputs.tasks), config.seed) if config.inputs.tasks else None
 
     def phases(self) -> list[Phase]:
-        """iterations × (challenger, tasks, solver)."""
+        """iterations × (challenger, tasks, solver); only a solver where the tasks are given."""
+        if self._deck:
+            return [Phase('solver', self.config.solver.steps, ('solver',))]
         return alternate(self.config)
 
     def tasks(self, step: Step, pool: TaskPool, draw: Draw) -> list[Task]:
         """Documents with a number of searches in the exact ratio, or tasks of the pool."""
+        if self._deck:
+            return deck_tasks(self.config, self._deck, step, draw)
         if step.phase.name == 'solver':
             return pool_tasks(self.config, step, pool, draw)
         size = self.config.pool.batch if step.phase.name == 'generate' else self.config.proposer.batch

@@ -1,0 +1,93 @@
+"""The ablation rows of the five papers, and baselines that are only settings, by name.
+
+    python -m zeroplay_jax.main --config=configs/ablations.py:drzero/grpo --workdir=runs/grpo
+    python -m zeroplay_jax.main --config=configs/ablations.py:drzero/grpo:mini --workdir=runs/grpo_mini
+
+A name is SYSTEM/ROW; `:mini` behind it shrinks the system as configs/SYSTEM.py:mini does. Every row below says which
+fields differ from configs/SYSTEM.py, and where it comes from.
+"""
+
+import importlib
+
+_GRPO = {'baseline': 'mean', 'scale': 'none', 'samples': 5, 'loss': 'token_pg', 'aggregation': 'seq_mean_token_mean'}
+_REINFORCE = {'baseline': 'none', 'scale': 'none', 'samples': 1, 'loss': 'reinforce'}
+_SUM = {'aggregation': 'seq_mean_token_sum', 'minibatches': 1, 'kl_coef': 0.0}
+
+
+def _of(role, settings):
+    return {f'{role}.{name}': value for name, value in settings.items()}
+
+
+ROWS = {
+    # SSP: role ablation, estimators (proposer–solver), batch strategies, answerability check, penalty, released code.
+    'ssp/solver_only': {'proposer.train_iterations': 0},
+    'ssp/proposer_only': {'solver.train_iterations': 0},
+    'ssp/reinforce_reinforce': _of('solver', _REINFORCE | _SUM),
+    'ssp/grpo_reinforce': _of('proposer', _GRPO) | _of('solver', _REINFORCE | _SUM),
+    'ssp/grpo_grpo': _of('proposer', _GRPO),
+    'ssp/dummy_padding': {'fill.kind': 'pad'},
+    'ssp/dynamic_resampling': {'fill.kind': 'resample'},
+    'ssp/replay_full': {'fill.kind': 'replay_full'},
+    'ssp/no_check': {'check.on': False},
+    'ssp/noise_0': {'check.noise': 0},
+    'ssp/noise_1': {'check.noise': 1},
+    'ssp/noise_7': {'check.noise': 7},
+    'ssp/penalty': {'reward.invalid': -0.1, 'fill.kind': 'replay_full'},
+    'ssp/code': {
+        'schedule.first': 'proposer',
+        'check.code': True,
+        'solver.scale': 'std',
+        'solver.aggregation': 'token',
+    },
+    # Dr. Zero: hop ratio, estimator, length, format reward, difficulty, initial document, iterations, released code.
+    'drzero/hops_1111': {'schedule.hop_ratio': (1, 1, 1, 1)},
+    'drzero/hops_2111': {'schedule.hop_ratio': (2, 1, 1, 1)},
+    'drzero/grpo': {'schedule.group': 'prompt', 'proposer.samples': 4, 'reward.solves': 4},
+    'drzero/steps_100': {'proposer.steps': 100, 'solver.steps': 100, 'schedule.iterations': 1},
+    'drzero/no_format': {'reward.format_weight': 0.0},
+    'drzero/parabolic': {'reward.difficulty': 'parabolic'},
+    'drzero/no_document': {'schedule.initial_document': False},
+    'drzero/iterations_1': {'schedule.iterations': 1},
+    'drzero/iterations_2': {'schedule.iterations': 2},
+    'drzero/code': {'proposer.singleton': 'raw', 'solver.singleton': 'raw'},
+    # π-Play: what the teacher sees, the weight of distillation, K, direction (SDPO's code: jsd), teacher's rate.
+    'piplay/privileged_none': {'privileged.kind': 'none'},
+    'piplay/privileged_answer': {'privileged.kind': 'answer'},
+    'piplay/privileged_answer_hop': {'privileged.kind': 'answer_hop'},
+    'piplay/privileged_half': {'privileged.kind': 'qcp_partial'},
+    'piplay/no_distillation': {'solver.distill_top_k': 0},
+    **{f'piplay/alpha_{a}': {'solver.distill_coef': (a,)} for a in (0.1, 0.05, 0.03, 0.01, 0.005)},
+    **{f'piplay/top_{k}': {'solver.distill_top_k': k} for k in (25, 50, 100, 200)},
+    'piplay/jsd': {'solver.distill_kind': 'jsd'},
+    'piplay/fixed_teacher': {'solver.distill_ema_rate': 0.0},
+    # DSPO: without its filter it is GSPO, with a token ratio DAPO; Search-R1's GRPO has neither.
+    'dspo/gspo': {'solver.filter_groups': False},
+    'dspo/dapo': {
+        **_of('solver', {'loss': 'token_pg', 'aggregation': 'token', 'kl_coef': 0.0}),
+        **_of('solver', {'clip_low': 0.2, 'clip_high': 0.28}),
+    },
+    'dspo/search_r1_grpo': {
+        **_of('solver', {'loss': 'token_pg', 'aggregation': 'token', 'filter_groups': False}),
+        **_of('solver', {'clip_low': 0.2, 'clip_high': 0.2, 'kl_coef': 0.001}),
+        'reward.answer': 'em',
+    },
+    'dspo/gmpo': _of('solver', {'loss': 'geometric_pg', 'clip_low': 0.4, 'clip_high': 0.4}),
+    'dspo/drop_surplus': {'solver.surplus': 'drop'},
+    'dspo/exact_match': {'reward.answer': 'em'},
+    # SCOPE: gates, length factor, frozen challenger, iterations, window, released code.
+    'scope/no_gates': {'check.on': False},
+    'scope/no_length_factor': {'reward.length_factor': False},
+    'scope/frozen_challenger': {'proposer.train_iterations': 1},
+    'scope/iterations_6': {'schedule.iterations': 6},
+    'scope/no_window': {'pool.window': (0.0, 1.0)},
+    'scope/code': {'reward.code_format': True, 'solver.clip_high': 0.28},
+}
+
+
+def get_config(name=''):
+    row, _, variant = name.partition(':')
+    if row not in ROWS:
+        raise ValueError(f'no ablation {row!r}; there are {", ".join(ROWS)}')
+    config = importlib.import_module(f'configs.{row.split("/")[0]}').get_config(variant)
+    config.update_from_flattened_dict(ROWS[row])
+    return config

@@ -1,0 +1,18 @@
+"""A cross of three papers by configuration alone: HRPO proposer (Dr. Zero), sequence-level solver with dynamic filter
+(DSPO), and distillation from a teacher that sees the construction path (π-Play).
+
+    python -m zeroplay_jax.main --config=configs/cross.py:mini --workdir=runs/cross_mini
+
+No paper reports this mixture; it shows how any are made. Without `:mini` it has Dr. Zero's sizes and was never run.
+"""
+
+from configs import piplay
+
+
+def get_config(variant=''):
+    config = piplay.get_config(variant)
+    config.recipe = 'drzero'
+    config.schedule.group = 'hop'
+    config.solver.update(loss='sequence_pg', aggregation='seq_mean_token_mean', filter_groups=True, surplus='carry')
+    config.solver.update(clip_low=3e-4, clip_high=4e-4, minibatches=4 if variant else 8)
+    return config

@@ -1,0 +1,101 @@
+"""Evaluation on question sets: what is read, what is reported, and which results may be compared."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from zeroplay_jax import compare
+from zeroplay_jax.evaluation import qa
+from zeroplay_jax.mini.world import World, evaluation_questions
+from zeroplay_jax.types import UserError
+
+ROOT = pathlib.Path(__file__).parents[2]
+DATA = ROOT.parent / 'shared' / 'data'
+
+
+@pytest.mark.parametrize(
+    'queries,repeated',
+    [((), 0), (('a b',), 0), (('x b', 'x b'), 1), (('x b', 'x c'), 1 / 3), (('x', 'y', 'X!'), 0.5)],
+)
+def test_repetition_of_queries(queries, repeated):
+    assert qa.redundancy(queries) == pytest.approx(repeated)
+
+
+def test_a_limit_draws_the_same_questions_every_time(tmp_path):
+    path = tmp_path / 's.jsonl'
+    path.write_text('\n'.join(json.dumps({'question': f'q{i}', 'answer': 'a'}) for i in range(50)))
+    first = qa.load(str(path), 10, seed=1)
+    assert len(first) == 10 and first == qa.load(str(path), 10, seed=1) != qa.load(str(path), 10, seed=2)
+    assert len(qa.load(str(path), 99)) == 50
+
+
+def test_neither_a_file_nor_a_name():
+    with pytest.raises(UserError, match='neither a file nor one of nq, triviaqa'):
+        qa.load('nqq')
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason=f'{DATA} is not there')
+@pytest.mark.parametrize('name', qa.PUBLIC)
+def test_the_seven_sets_of_the_papers_are_read(name):
+    found = qa.load(str(DATA / f'{name}.jsonl'))
+    assert len(found) > 50 and all(q['question'] and q['answers'] for q in found)
+
+
+def result(scores, **settings):
+    base = dict.fromkeys(qa.SETTINGS, 'same') | settings
+    questions = [dict(question=f'q{i}', answers=['a']) for i in range(len(scores))]
+    return qa.results(base, {'set': (questions, [qa.Answered(s, 1, 0.0, 'a') for s in scores])})
+
+
+def test_a_paired_interval_is_narrow_where_all_questions_move_alike():
+    gaps = qa.compare(result([0.0] * 40), result([1.0] * 40))
+    assert gaps['set'] == (1.0, 1.0, 1.0)
+    mean, low, high = qa.compare(result([0, 1] * 20), result([1, 0] * 20))['set']
+    assert mean == 0 and -0.4 < low < -0.2 < 0.2 < high < 0.4
+
+
+@pytest.mark.parametrize('setting', qa.SETTINGS)
+def test_results_under_other_conditions_are_not_compared(setting):
+    with pytest.raises(UserError, match=f'they differ in {setting}: same and other'):
+        qa.compare(result([1.0]), result([1.0], **{setting: 'other'}))
+
+
+def test_results_on_other_questions_are_not_compared():
+    with pytest.raises(UserError, match='the questions of set differ'):
+        qa.compare(result([1.0]), result([1.0, 0.0]))
+
+
+def test_compare_says_what_is_no_result(tmp_path, capsys):
+    path = tmp_path / 'x.json'
+    path.write_text('{}')
+    assert compare.main([str(path), str(path)]) == 2
+    assert 'not a result of zeroplay_jax.evaluate' in capsys.readouterr().err
+
+
+def evaluate(*arguments):
+    command = [sys.executable, '-m', 'zeroplay_jax.evaluate', '--config=configs/quickstart.py', *arguments]
+    environment = os.environ | {'XLA_FLAGS': ''}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def test_the_commands_from_a_set_to_a_comparison(tmp_path, capsys):
+    small = ['--config.world.train=(0,4)', '--config.world.evaluation=(0,2)', '--config.eval.questions=2']
+    worlds = [World(i, 'evaluation', 0.25) for i in range(2)]
+    path = tmp_path / 'set.jsonl'
+    path.write_text('\n'.join(json.dumps(q) for q in evaluation_questions(worlds, 6, (1, 2))))
+    a, b = tmp_path / 'base.json', tmp_path / 'swapped.json'
+    first = evaluate(*small, f'--sets={path}', f'--out={a}')
+    assert first.returncode == 0, first.stderr[-2000:]
+    figures = json.loads(first.stdout.strip().split('\n')[-1])['set']
+    assert figures['searches'] >= 1 and figures['score'] == pytest.approx(
+        sum(q['score'] for q in json.loads(a.read_text())['sets']['set']['answered']) / 12, abs=1e-4
+    )
+    swapped = evaluate(*small, f'--sets={path}', f'--out={b}', '--answerer=zeroplay_jax/mini/clean')
+    assert swapped.returncode == 0, swapped.stderr[-2000:]
+    assert compare.main([str(a), str(b)]) == 0 and 'difference' in capsys.readouterr().out
+    wrong = evaluate(*small, f'--sets={path}', f'--out={tmp_path}/none/x.json')
+    assert wrong.returncode == 2 and 'its folder is not there' in wrong.stderr
