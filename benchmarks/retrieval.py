@@ -20,7 +20,7 @@ import time
 import numpy as np
 
 from benchmarks import retrieval_data as data
-from benchmarks.retrieval_engines import Engine, faiss_engines, scann_engines
+from benchmarks.retrieval_engines import VARIANTS, Engine, faiss_engines, scann_engines
 from retrieval import client, server
 from retrieval.bm25 import Bm25Index
 from retrieval.corpus import MemoryCorpus, contents
@@ -232,14 +232,14 @@ def main(argv=None) -> None:
     figures |= words(passages, questions) | serve(of_passages, passages, questions)
     print({name: round(value, 3) for name, value in figures.items()}, flush=True)
 
-    engines = (engine for make in (lambda: scann_engines(vectors, True), lambda: faiss_engines(vectors, True))
+    engines = (engine for make in (lambda: scann_engines(vectors, tuple(VARIANTS)), lambda: faiss_engines(vectors, True))
                for engine in make())  # fmt: skip
     rows = compare(f'{len(vectors)} MiniLM vectors', engines, asked, exact(vectors, asked), args.rounds)
     figures |= summary(rows, '')
     if args.synthetic:
         del rows
         vectors, asked = data.synthetic(args.synthetic)
-        engines = (engine for make in (lambda: scann_engines(vectors, False), lambda: faiss_engines(vectors, False))
+        engines = (engine for make in (lambda: scann_engines(vectors, ('float32', 'float32, SOAR')), lambda: faiss_engines(vectors, False))
                    for engine in make())  # fmt: skip
         rows = compare(f'{len(vectors)} synthetic vectors', engines, asked, exact(vectors, asked), args.rounds)
         figures |= summary(rows, 'synthetic_')

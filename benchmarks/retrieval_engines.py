@@ -19,6 +19,15 @@ import numpy as np
 from retrieval import index as index_lib
 from retrieval.corpus import MemoryCorpus
 
+# Name: what ScaNN reorders with, threshold of anisotropic quantisation, λ of SOAR (None: every vector in one leaf).
+VARIANTS: dict[str, tuple[str, float, float | None]] = {
+    'float32': ('FLOAT32', 0.2, None),
+    'bfloat16': ('BFLOAT16', 0.2, None),
+    'bfloat16, threshold 0.1': ('BFLOAT16', 0.1, None),
+    'bfloat16, SOAR': ('BFLOAT16', 0.2, 1.5),
+    'float32, SOAR': ('FLOAT32', 0.2, 1.5),
+}
+
 Search = Callable[[np.ndarray, int], np.ndarray]  # unit vectors [B, D], k → ids [B, k]
 
 
@@ -104,23 +113,18 @@ def faiss_engines(vectors: np.ndarray, hnsw: bool) -> Iterator[Engine]:
         yield Engine('FAISS HNSW', 'M 24, efConstruction 100', seconds, memory, size, efs, graph_search)
 
 
-def scann_engines(vectors: np.ndarray, all_variants: bool) -> Iterator[Engine]:
-    """ScaNN's library call, plain or in all variants (reordering, threshold, SOAR), and our index over it."""
+def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engine]:
+    """ScaNN's library call in the variants named (see `VARIANTS`), and our index over it."""
     scann = index_lib._scann()
-    reorders = scann.scann_builder.ReorderType
     rows = len(vectors)
     leaves = max(16, 1 << round(math.log2(2 * math.sqrt(rows))))
     shares = [max(1, leaves * n // 1000) for n in (5, 10, 15, 20, 30, 40, 60, 80, 120, 160)]
     grid = [(searched, reorder) for searched in dict.fromkeys(shares) for reorder in (12, 24, 48)]
-    variants: list[tuple[str, dict[str, Any], float, Any]] = [
-        ('bfloat16', {}, 0.2, reorders.BFLOAT16),
-        ('float32', {}, 0.2, reorders.FLOAT32),
-        ('bfloat16, threshold 0.1', {}, 0.1, reorders.BFLOAT16),
-        ('bfloat16, SOAR', dict(soar_lambda=1.5), 0.2, reorders.BFLOAT16),
-    ]
-    for name, spilling, threshold, reorder in variants if all_variants else variants[:1]:
+    for name in names:
+        reorder, threshold, soar = VARIANTS[name]
+        spilling = dict(soar_lambda=soar) if soar else {}
 
-        def make(spilling=spilling, threshold=threshold, reorder=reorder):
+        def make(spilling=spilling, threshold=threshold, reorder=scann.scann_builder.ReorderType[reorder]):
             builder = scann.builder(vectors, 10, 'dot_product')
             builder.tree(leaves, shares[2], training_sample_size=min(rows, 100_000), random_init=False, **spilling)
             builder.score_ah(2, anisotropic_quantization_threshold=threshold)
@@ -137,11 +141,11 @@ def scann_engines(vectors: np.ndarray, all_variants: bool) -> Iterator[Engine]:
             return search
 
         yield Engine(f'ScaNN {name}', f'{leaves} leaves', seconds, memory, _saved(searcher), grid, library)
-    names, blind = [''] * rows, typing.cast(Any, _Blind(vectors.shape[1]))
+    blanks, blind = [''] * rows, typing.cast(Any, _Blind(vectors.shape[1]))
     ours, seconds, memory = _timed(
         lambda: index_lib.ScannIndex(
             blind,
-            MemoryCorpus(names, names),
+            MemoryCorpus(blanks, blanks),
             vectors,
             leaves=leaves,
             overfetch=8,

@@ -90,7 +90,15 @@ def get_config() -> ConfigDict:
             shared_optimizer=False,  # with shared weights: one set of optimiser moments for all roles
             prompts='mini',  # mini | paper: which set of role prompts (rollout/prompts.py)
             retrieval=dict(
-                kind='world',  # world: passages of the miniature worlds in an in-process ScaNN index
+                kind='world',  # world (miniature worlds, in process) | folder (an index of retrieval.build) | http
+                path='',  # folder, http: the index folder; of http only its corpus is read, for documents to ask about
+                encoder='',  # folder: where the encoder is now; '' where it was when the index was built
+                url='http://127.0.0.1:8000',  # http: a server of the protocol of Search-R1
+                timeout=30.0,  # http: seconds per try
+                retries=4,  # http
+                ready_seconds=600.0,  # http: how long to wait for the server at the start
+                cache=100_000,  # answers kept in memory
+                most_failed=0.1,  # share of failed searches in a step beyond which the run stops
                 overfetch=32,  # candidates scored again exactly, per query
             ),
             world=dict(
@@ -167,7 +175,8 @@ def get_config() -> ConfigDict:
             micro=dict(rows=8, tokens=512),  # one packed micro-batch of the learner
             eval=dict(
                 every=0,  # solver steps between evaluations inside a phase; 0: only at the start and the end
-                questions=100,  # per hop count
+                questions=100,  # per hop count; of a file: in all, its first
+                file='',  # JSON lines of questions with answers, for any corpus but the worlds
                 hops=(1, 2, 3, 4),
             ),
             checkpoint=dict(every=1, keep=2),  # steps between checkpoints; how many stay

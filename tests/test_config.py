@@ -63,6 +63,7 @@ def test_every_field_of_the_list_has_a_check():
         'judge.url',
         'judge.model',
     }
+    checked_elsewhere |= {'eval.file', 'retrieval.path', 'retrieval.encoder', 'retrieval.url'}
     names = {name for name, value in configuration.fields(common.get_config()) if not isinstance(value, bool)}
     assert names == set(configuration.RULES) | checked_elsewhere
 

@@ -75,7 +75,7 @@ def _on_sets(setup, parts) -> None:
     settings = dict(
         policy=str(parts.folder),
         answerer=_ANSWERER.value,
-        retrieval=parts.corpus.held_out_about,
+        retrieval=parts.corpus.about,
         top_k=config.tools.top_k,
         prompts=config.prompts,
         metric=_METRIC.value,

@@ -126,7 +126,12 @@ RULES: dict[str, Rule] = {
     'tools.max_queries': _at_least(1),
     'weights': _one_of('separate', 'shared'),
     'prompts': _one_of('mini', 'paper'),
-    'retrieval.kind': _one_of('world'),
+    'retrieval.kind': _one_of('world', 'folder', 'http'),
+    'retrieval.timeout': _above(0),
+    'retrieval.retries': _at_least(0),
+    'retrieval.ready_seconds': _above(0),
+    'retrieval.cache': _at_least(0),
+    'retrieval.most_failed': _within(0, 1),
     'retrieval.overfetch': _at_least(1),
     'world.train': _SEEDS,
     'world.evaluation': _SEEDS,
@@ -317,6 +322,17 @@ def _check_game(config: ConfigDict) -> None:
         if config.privileged.tokens < need:
             wrong = f"a teacher's prompt and a rollout take up to {need} tokens"
             fail('privileged.tokens', config.privileged.tokens, wrong, f'give {need} or more')
+    retrieval = config.retrieval
+    if retrieval.kind != 'world' and not (pathlib.Path(retrieval.path) / 'manifest.json').is_file():
+        fail('retrieval.path', retrieval.path, 'no index folder', 'build one with python -m retrieval.build')
+    if retrieval.kind == 'http' and not retrieval.url.startswith(('http://', 'https://')):
+        fail('retrieval.url', retrieval.url, 'not a web address', 'give one such as http://127.0.0.1:8000')
+    if retrieval.kind != 'world' and config.recipe in ('dspo', 'ssp'):
+        name = {'dspo': 'questions', 'ssp': 'answers'}[config.recipe]
+        if not config.inputs[name]:
+            fail(f'inputs.{name}', '', f'{config.recipe} is given {name}, and only worlds have some', 'name a file')
+    if retrieval.kind != 'world' and not pathlib.Path(config.eval.file or '.').is_file():
+        fail('eval.file', config.eval.file, 'no such file', 'name JSON lines of questions with answers to evaluate on')
     for name in ('answers', 'questions', 'tasks'):
         if config.inputs[name] and not pathlib.Path(config.inputs[name]).is_file():
             fail(f'inputs.{name}', config.inputs[name], 'no such file', 'name a file of JSON lines')

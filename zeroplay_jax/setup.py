@@ -9,6 +9,7 @@ import types
 
 import jax
 
+from retrieval.types import RetrievalError
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import hf, sharding
 from zeroplay_jax.policy.transformer import ModelConfig, Params
@@ -147,4 +148,13 @@ def engine(config, parts: Parts) -> Engine:
     recipe = recipe_module(config).Recipe(config, parts.corpus)
     if 'initial' in parts.table.scheduler.lanes:
         parts.table.scheduler.publish('initial', parts.params, 0)
-    return Engine(config, recipe, parts.table, learners(config, parts), weights_of(config))
+
+    def searches() -> dict[str, float]:
+        try:
+            parts.corpus.client.check()
+        except RetrievalError as error:
+            raise UserError(str(error)) from None
+        # Only what is a function of the run: seconds and hits of the cache depend on when it was stopped.
+        return {'search/failed': parts.corpus.client.metrics()['search/failed']}
+
+    return Engine(config, recipe, parts.table, learners(config, parts), weights_of(config), searches)

@@ -1,13 +1,18 @@
 """The quickstart's corpus: large enough for a real index, and nothing of the evaluation within training's reach."""
 
+import json
 import re
 
 import numpy as np
 import pytest
 
 from configs import quickstart
+from retrieval.client import Client
+from retrieval.types import RetrievalError, SearchFailed
 from zeroplay_jax.mini.world import World
 from zeroplay_jax.selfplay import corpus as corpora
+from zeroplay_jax.selfplay.engine import Phase, Step
+from zeroplay_jax.types import UserError
 
 
 @pytest.fixture(scope='module')
@@ -27,7 +32,8 @@ def held_out_names(config):
 
 
 def test_both_indexes_are_real_ones(corpus):
-    for index in (corpus.index, corpus.held_out):
+    for client in (corpus.client, corpus.held_out):
+        index = client.backend.index
         assert len(index) >= 5_000 and index.parameters['kind'] == 'scann'
 
 
@@ -47,3 +53,46 @@ def test_evaluation_questions_can_be_answered_by_search(config, corpus):
         (start,) = names & set(re.findall(r'\w+', question['question']))
         assert corpus.search_held_out([start])[0][0]['title'] == start
     assert [q['hops'] for q in corpus.questions] == sorted(np.repeat(config.eval.hops, config.eval.questions))
+
+
+def write_corpus(path, count=40):
+    passages = [f'"Town {i}"\nTown {i} lies beside town {i + 1}.' for i in range(count)]
+    path.write_text('\n'.join(json.dumps({'id': f'p{i}', 'contents': text}) for i, text in enumerate(passages)))
+    return path
+
+
+def test_an_index_folder_is_searched_and_asked_about(config, tmp_path):
+    from retrieval import build
+    from zeroplay_jax.selfplay.inputs import Documents
+
+    folder = tmp_path / 'index'
+    build.main(['--corpus', str(write_corpus(tmp_path / 'c.jsonl')), '--encoder', 'lexical', '--out', str(folder)])
+    own = config.copy_and_resolve_references()
+    own.retrieval.update(kind='folder', path=str(folder))
+    own.eval.file = str(tmp_path / 'q.jsonl')
+    (tmp_path / 'q.jsonl').write_text(json.dumps({'question': 'Where does town 7 lie?', 'answer': 'town 8'}))
+    corpus = corpora.build(own)
+    ((first, *_),) = corpus.search(['Town 7'])
+    assert corpus.questions[0]['answers'] == ['town 8']
+    assert first['title'] == 'Town 7' and first['id'] == 'p7' and corpus.about
+    tasks = Documents(own, corpus).tasks(Step(Phase('proposer', 1), 0, 3), 20)
+    assert len({t.payload['title'] for t in tasks}) == 20 and tasks[0].payload['text'].startswith('Town')
+    own.retrieval.path = str(tmp_path / 'nothing')
+    with pytest.raises(UserError, match='nothing'):
+        corpora.build(own)
+
+
+def test_too_many_failed_searches_stop_a_run_before_it_learns(config):
+    class Broken:
+        name = 'broken'
+
+        def retrieve(self, queries, k):
+            raise SearchFailed('connection refused')
+
+        def ready(self):
+            return True
+
+    client = Client(Broken(), most_failed=0.1)
+    assert client.retrieve(['a', 'b'], 3) == [None, None]
+    with pytest.raises(RetrievalError, match='2 of 2 searches failed'):
+        client.check()

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from configs import common
-from zeroplay_jax.selfplay import inputs
+from zeroplay_jax.selfplay import files, inputs
 from zeroplay_jax.selfplay.corpus import Corpus
 from zeroplay_jax.types import UserError
 
@@ -29,13 +29,13 @@ def test_a_deck_deals_every_item_once_a_round_and_is_a_function_of_the_place():
     ],
 )
 def test_gold_answers_become_a_list_of_texts(record):
-    assert inputs.gold(record)[0] == 'Lomi' and isinstance(inputs.gold(record), list)
+    assert files.gold(record)[0] == 'Lomi' and isinstance(files.gold(record), list)
 
 
 @pytest.mark.parametrize('record', [{}, {'answer': ''}, {'answers': []}, {'answers': [1]}, {'answer': None}])
 def test_a_line_without_an_answer_is_refused(record):
     with pytest.raises(ValueError, match='no answers'):
-        inputs.gold(record)
+        files.gold(record)
 
 
 def write(path, *lines):
@@ -59,14 +59,14 @@ def test_questions_of_a_file(tmp_path):
 def test_a_bad_line_is_named(tmp_path, line):
     path = write(tmp_path / 'q.jsonl', {'question': 'Who?', 'answer': 'A'}, line)
     with pytest.raises(UserError, match=r'q\.jsonl, line 2: every line must be'):
-        inputs.read_lines(path, 'question')
+        files.read_lines(path, 'question')
 
 
 def test_an_empty_or_missing_file_is_named(tmp_path):
     with pytest.raises(UserError, match='holds no line'):
-        inputs.read_lines(write(tmp_path / 'q.jsonl', ''), 'question')
+        files.read_lines(write(tmp_path / 'q.jsonl', ''), 'question')
     with pytest.raises(UserError, match='cannot be read'):
-        inputs.read_lines(str(tmp_path / 'none.jsonl'))
+        files.read_lines(str(tmp_path / 'none.jsonl'))
 
 
 def test_answers_get_hop_counts_in_the_exact_ratio():

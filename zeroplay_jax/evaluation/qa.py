@@ -18,7 +18,7 @@ import numpy as np
 
 from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.rollout.scheduler import Request
-from zeroplay_jax.selfplay import inputs, solving
+from zeroplay_jax.selfplay import files, solving
 from zeroplay_jax.selfplay.roles import Table, TaskDropped
 from zeroplay_jax.types import POLICY, Json, Trajectory, UserError
 
@@ -58,8 +58,7 @@ def load(name: str, limit: int = 0, seed: int = 0) -> list[Json]:
         if name not in PUBLIC:
             raise UserError(f'--sets: {name} is neither a file nor one of {", ".join(PUBLIC)}')
         path = _fetch(name)
-    records = inputs.read_lines(str(path), 'question')
-    found: list[Json] = [dict(question=r['question'], answers=inputs.gold(r), hops=int(r.get('hops', 1))) for r in records]
+    found = files.questions(str(path))
     if limit and limit < len(found):
         picked = np.sort(np.random.default_rng(seed).permutation(len(found))[:limit])
         found = [found[i] for i in picked]

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import numpy as np
+
+from retrieval import folder as index_folder
+from retrieval.client import Client, Http, InProcess
+from retrieval.corpus import Corpus as Passages
 from retrieval.index import Index, ScannIndex
 from retrieval.lexical import LexicalEncoder
+from retrieval.types import RetrievalError
 from zeroplay_jax.mini.world import World, evaluation_questions
-from zeroplay_jax.types import Json
+from zeroplay_jax.selfplay import files
+from zeroplay_jax.types import Json, UserError
+
+# Any passage of an encyclopedia names others, so any number of hops may begin there.
+_ANY_DEPTH = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,55 +37,96 @@ class Corpus:
     """Everything outside the policy that a run plays with.
 
     Attributes:
-      index: what players search while they learn; no passage of the evaluation is in it.
-      held_out: what is searched in evaluations: the same passages and those of the held-out worlds.
+      client: what players search while they learn; of the miniature, no passage of the evaluation is in it.
+      held_out: what is searched in evaluations: in the miniature the same passages and those of the held-out worlds.
       documents: starting points of proposers.
       questions: held-out evaluation questions {'question', 'answers', 'hops'}.
-      train_questions: the same of the training worlds, and `answers` of theirs: for games that are given some.
       top_k: passages per query.
-      held_out_about: names corpus, index and encoder of `held_out`: results are comparable where it is the same.
+      train_questions: the same of the training worlds, and `answers` of theirs: for games that are given some.
+      about: names corpus, index and encoder of `held_out`: results are comparable where it is the same.
     """
 
-    index: Index
-    held_out: Index
-    documents: tuple[Document, ...]
+    client: Client
+    held_out: Client
+    documents: Sequence[Document]
     questions: tuple[Json, ...]
     top_k: int
     train_questions: tuple[Json, ...] = ()
     answers: tuple[str, ...] = ()
-    held_out_about: str = ''
+    about: str = ''
 
-    def search(self, queries: Sequence[str]) -> list[list[Json]]:
-        """Per query its `top_k` passages, best first, for training."""
-        return _search(self.index, queries, self.top_k)
+    def search(self, queries: Sequence[str]) -> list:
+        """Per query its `top_k` passages, best first, for training; None for a query that failed."""
+        return self.client.retrieve(queries, self.top_k)
 
-    def search_held_out(self, queries: Sequence[str]) -> list[list[Json]]:
+    def search_held_out(self, queries: Sequence[str]) -> list:
         """The same for evaluation."""
-        return _search(self.held_out, queries, self.top_k)
+        return self.held_out.retrieve(queries, self.top_k)
 
 
-def _search(index: Index, queries: Sequence[str], top_k: int) -> list[list[Json]]:
-    ids, scores = index.search(list(queries), top_k)
-    return [[dict(p, score=float(s)) for p, s in zip(index.passages(row), score)] for row, score in zip(ids, scores)]
+class Opened(Sequence[Document]):
+    """The documents of an index folder, read from disk one by one: there may be millions."""
+
+    def __init__(self, folder: pathlib.Path):
+        self._passages = Passages(folder / 'corpus')
+
+    def __len__(self) -> int:
+        return len(self._passages)
+
+    def __getitem__(self, number):
+        passage = self._passages.passage(int(number))
+        return Document(passage['title'], passage['text'], _ANY_DEPTH)
+
+    def __iter__(self) -> Iterator[Document]:
+        return (self[i] for i in range(len(self)))
 
 
 def build(config) -> Corpus:
-    """The corpus that `config.retrieval` names: so far the miniature worlds."""
+    """The corpus that `config.retrieval` names: miniature worlds, an index folder, or a search server.
+
+    Raises:
+      UserError: a folder that is no index, or a server that does not come up.
+    """
+    try:
+        return _worlds(config) if config.retrieval.kind == 'world' else _real(config)
+    except RetrievalError as error:
+        raise UserError(str(error)) from None
+
+
+def _real(config) -> Corpus:
+    """A corpus of the user's, with the user's questions to evaluate on."""
+    c = config.retrieval
+    folder = pathlib.Path(c.path)
+    if c.kind == 'folder':
+        index = index_folder.open_index(folder, encoder_folder=c.encoder or None)
+        backend: InProcess | Http = InProcess(index, index_folder.fingerprint(folder))
+    else:
+        backend = Http(c.url, timeout=c.timeout, retries=c.retries)
+    client = Client(backend, cache=c.cache, most_failed=c.most_failed)
+    client.wait_until_ready(c.ready_seconds)
+    questions = files.questions(config.eval.file)[: config.eval.questions]
+    return Corpus(client, client, Opened(folder), tuple(questions), config.tools.top_k, about=backend.name)
+
+
+def _worlds(config) -> Corpus:
     first, count = config.world.train
     train = [World(first + i, 'train', config.world.near_misses) for i in range(count)]
     first, count = config.world.evaluation
     held_out = [World(first + i, 'evaluation', config.world.near_misses) for i in range(count)]
-    index, exam = (_index(worlds, config.retrieval.overfetch) for worlds in (train, train + held_out))
+    client, exam = (
+        Client(InProcess(_index(worlds, config.retrieval.overfetch)), config.retrieval.cache)
+        for worlds in (train, train + held_out)
+    )
     documents = linked_documents([(p.title, p.text) for world in train for p in world.passages])
     questions = evaluation_questions(held_out, config.eval.questions, tuple(config.eval.hops))
     given: dict = {}
-    about = f'worlds {config.world.train} and {config.world.evaluation}, near misses {config.world.near_misses}'
     if config.recipe == 'dspo' and not config.inputs.questions:
         hops = [h for h, share in enumerate(config.schedule.hop_ratio, 1) if share]
         given['train_questions'] = tuple(evaluation_questions(train, config.inputs.world_questions, hops))
     if config.recipe == 'ssp' and not config.inputs.answers:
         given['answers'] = tuple(dict.fromkeys(v for w in train for facts in w.facts.values() for v in facts.values()))
-    return Corpus(index, exam, documents, tuple(questions), config.tools.top_k, held_out_about=about, **given)
+    about = f'worlds {config.world.train} and {config.world.evaluation}, near misses {config.world.near_misses}'
+    return Corpus(client, exam, documents, tuple(questions), config.tools.top_k, about=about, **given)
 
 
 def _index(worlds: Sequence[World], overfetch: int) -> Index:
@@ -83,7 +135,7 @@ def _index(worlds: Sequence[World], overfetch: int) -> Index:
     return ScannIndex.build(LexicalEncoder(), titles, texts, overfetch=overfetch)
 
 
-def linked_documents(passages: Sequence[tuple[str, str]], deepest: int = 4) -> tuple[Document, ...]:
+def linked_documents(passages: Sequence[tuple[str, str]], deepest: int = _ANY_DEPTH) -> tuple[Document, ...]:
     """Documents with the length of the longest chain of distinct ones in which each names the next one's title.
 
     A hop follows a name to its own document, so a document that names none cannot open a question of two hops.
@@ -101,3 +153,10 @@ def linked_documents(passages: Sequence[tuple[str, str]], deepest: int = 4) -> t
         return max((depth(to, seen | {to}) for to in links[title] if to not in seen), default=len(seen))
 
     return tuple(Document(title, text, depth(title, frozenset([title]))) for title, text in passages)
+
+
+def depths(documents: Sequence[Document]) -> np.ndarray:
+    """Depth of every document, int8 [N]; of an opened corpus without reading it."""
+    if isinstance(documents, Opened):
+        return np.full(len(documents), _ANY_DEPTH, np.int8)
+    return np.array([d.depth for d in documents], np.int8)

@@ -95,11 +95,20 @@ class Engine:
     Args:
       config: the run's.   recipe: what is played.   table: players.
       learners: by the name of the weights; `trained`: role → name of its weights, for those that are trained.
+      check_search: called before a batch is learnt from; returns numbers for the log, or stops the run.
     """
 
-    def __init__(self, config, recipe: Recipe, table: Table, learners: dict[str, Learner], trained: Mapping[str, str]):
+    def __init__(
+        self,
+        config,
+        recipe: Recipe,
+        table: Table,
+        learners: dict[str, Learner],
+        trained: Mapping[str, str],
+        check_search: Callable[[], dict[str, float]] = dict,
+    ):
         self.config, self.recipe, self.table = config, recipe, table
-        self.learners, self.trained = learners, trained
+        self.learners, self.trained, self.check_search = learners, trained, check_search
         self.pool = TaskPool()
         self.versions: collections.Counter[str] = collections.Counter()
         self.outside_questions = 0  # played items with a question or answer that no player of this run made
@@ -127,6 +136,7 @@ class Engine:
         if step.phase.clears_pool and step.index % step.phase.clears_pool == 0:
             self.pool.clear()
         outcomes = self._collect(step, done)
+        searched = self.check_search()
         rows = [row for outcome in outcomes for row in outcome.rows]
         stats = row_tools.rollout_stats(rows, outcomes)
         played = time.perf_counter()
@@ -148,7 +158,7 @@ class Engine:
         work = self.scheduler.stats - before
         seconds = self.scheduler.search_seconds or [0.0]
         metrics = {name: total / count for name, (total, count) in stats.items() if count}
-        return metrics | {
+        return metrics | searched | {
             'tokens_per_second': work['generated_tokens'] / max(played - started, 1e-9),
             'seconds/rollout': played - started,
             'seconds/update': time.perf_counter() - played,

@@ -1,48 +1,43 @@
-"""What games start from: documents to ask about, answers to hide, questions to solve; from files or from the corpus.
-
-Files are JSON lines. Answers of a line are a text or a list of texts under any of the names that public sets use, and
-a list of texts from here on.
-"""
+"""What games start from: documents to ask about, answers to hide, questions to solve; from files or from the corpus."""
 
 from __future__ import annotations
 
-import json
-import pathlib
 from collections.abc import Sequence
 
 import numpy as np
 
 from zeroplay_jax.objectives.schedules import stratify
-from zeroplay_jax.selfplay.corpus import Corpus
+from zeroplay_jax.selfplay import files
+from zeroplay_jax.selfplay.corpus import Corpus, depths
 from zeroplay_jax.selfplay.engine import Draw, Step
 from zeroplay_jax.selfplay.task_pool import TaskPool
 from zeroplay_jax.types import Json, Task, UserError, identity_rng
-
-ANSWER_FIELDS = ('answers', 'golden_answers', 'answer', 'target')
 
 
 class Documents:
     """Documents with a number of hops (or searches) each, drawn anew every step in the exact ratio."""
 
     def __init__(self, config, corpus: Corpus):
-        self._seed, self._ratio = config.seed, tuple(config.schedule.hop_ratio)
-        self._by_hops = [[d for d in corpus.documents if d.depth >= hops] for hops in range(1, len(self._ratio) + 1)]
+        self._seed, self._ratio, self._documents = config.seed, tuple(config.schedule.hop_ratio), corpus.documents
+        depth = depths(corpus.documents)
+        self._by_hops = [np.flatnonzero(depth >= hops) for hops in range(1, len(self._ratio) + 1)]
 
     def tasks(self, step: Step, size: int) -> list[Task]:
         """`size` documents, each at most once as long as there are enough; a function of the arguments."""
         rng, items = identity_rng(self._seed, step.number), []
-        taken: set[str] = set()
+        taken = np.zeros(0, np.int64)
         for hops, count in enumerate(stratify(self._ratio, size), 1):
-            documents = [d for d in self._by_hops[hops - 1] if d.title not in taken]
-            if len(documents) < count:
-                documents = self._by_hops[hops - 1]
-            if count and not documents:
+            able = self._by_hops[hops - 1]
+            if count and not len(able):
                 raise UserError(
                     f'no document can open a question of {hops} hops: lower config.schedule.hop_ratio there'
                 )
-            picked = rng.choice(len(documents), count, replace=count > len(documents))
-            taken |= {documents[d].title for d in picked}
-            items += [dict(title=documents[d].title, text=documents[d].text, hops=hops) for d in picked]
+            free = np.setdiff1d(able, taken)
+            able = free if len(free) >= count else able
+            picked = able[rng.choice(len(able), count, replace=count > len(able))] if count else able[:0]
+            taken = np.concatenate([taken, picked])
+            for document in (self._documents[i] for i in picked):
+                items.append(dict(title=document.title, text=document.text, hops=hops))
         return [Task((step.number, i), item) for i, item in enumerate(items)]
 
 
@@ -83,13 +78,14 @@ def questions(config, corpus: Corpus) -> list[Json]:
     """Training questions {'question', 'answers', 'hops'}: of `config.inputs.questions`, else of the training worlds."""
     if not config.inputs.questions:
         return list(corpus.train_questions)
-    found = read_lines(config.inputs.questions, 'question')
-    return [dict(question=r['question'], answers=gold(r), hops=int(r.get('hops', 1))) for r in found]
+    return files.questions(config.inputs.questions)
 
 
 def answers(config, corpus: Corpus) -> list[Json]:
     """Answers to hide {'answer', 'hops'}: of `config.inputs.answers`, else of the training worlds; hops in ratio."""
-    known = [gold(r)[0] for r in read_lines(config.inputs.answers)] if config.inputs.answers else corpus.answers
+    known = (
+        [files.gold(r)[0] for r in files.read_lines(config.inputs.answers)] if config.inputs.answers else corpus.answers
+    )
     hops = np.repeat(np.arange(len(config.schedule.hop_ratio)) + 1, stratify(config.schedule.hop_ratio, len(known)))
     hops = identity_rng(config.seed, 0).permutation(hops)
     return [dict(answer=answer, hops=int(h)) for answer, h in zip(known, hops, strict=True)]
@@ -97,7 +93,7 @@ def answers(config, corpus: Corpus) -> list[Json]:
 
 def given_tasks(path: str) -> list[Json]:
     """Open tasks of a file, as SCOPE's solver takes them: {'question', 'rubrics', 'answers', 'hops'}."""
-    found = read_lines(path, 'task', answered=False)
+    found = files.read_lines(path, 'task', answered=False)
     for number, record in enumerate(found, 1):
         items = record.get('rubrics')
         if (
@@ -108,53 +104,3 @@ def given_tasks(path: str) -> list[Json]:
             raise UserError(f'{path}, task {number}: "rubrics" must be a list of texts, one per thing to be graded')
     shaped = lambda texts: [{'text': text, 'priority': 'important'} for text in texts]
     return [dict(question=r['task'], rubrics=shaped(r['rubrics']), answers=[], hops=1) for r in found]
-
-
-def read_lines(path: str, *required: str, answered: bool = True) -> list[Json]:
-    """Objects of a JSON-lines file.
-
-    Raises:
-      UserError: no such file, or a line that is not an object with the required texts and, where `answered`, an
-        answer; names the line.
-    """
-    try:
-        lines = pathlib.Path(path).read_text(encoding='utf-8').split('\n')
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f'{path}: cannot be read ({error})') from None
-    found = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-            missing = [name for name in required if not isinstance(record[name], str)]
-            _ = answered and gold(record)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f'{path}, line {number}: {_wanted(required, answered)} ({error})') from None
-        if missing:
-            raise UserError(f'{path}, line {number}: {_wanted(required, answered)}')
-        found.append(record)
-    if not found:
-        raise UserError(f'{path}: holds no line; {_wanted(required, answered)}')
-    return found
-
-
-def _wanted(required, answered):
-    fields = [f'"{name}"' for name in required] + ['"answers" (a text or list of texts)'] * answered
-    return f'every line must be a JSON object with {" and ".join(fields)}'
-
-
-def gold(record: Json) -> list[str]:
-    """Accepted answers of a line as a list of texts.
-
-    Raises:
-      ValueError: none, an empty one, or something that is no text.
-    """
-    field = next((name for name in ANSWER_FIELDS if name in record), None)
-    value = record[field] if field else None
-    if isinstance(value, dict):  # {'target': [...]} in verl's reward_model form
-        value = value.get('target')
-    listed = [value] if isinstance(value, str) else value
-    if not isinstance(listed, list) or not listed or not all(isinstance(a, str) and a.strip() for a in listed):
-        raise ValueError(f'no answers among the fields {", ".join(ANSWER_FIELDS)}')
-    return list(listed)
