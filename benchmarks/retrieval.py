@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -204,6 +205,12 @@ def words(passages, questions) -> dict[str, float]:
     return dict(bm25_qps=len(queries) / min(own), bm25s_qps=len(queries) / min(peer))
 
 
+def all_engines(vectors: np.ndarray, variants: tuple[str, ...], hnsw: bool) -> Iterator[Engine]:
+    """Built one after another, as they are asked for."""
+    yield from scann_engines(vectors, variants)
+    yield from faiss_engines(vectors, hnsw)
+
+
 def best(rows: list[dict], family: str) -> dict:
     """The row of a family that answers fastest at batches of 32."""
     return max((row for row in rows if row['family'].startswith(family)), key=lambda row: row['qps_32'])
@@ -232,15 +239,13 @@ def main(argv=None) -> None:
     figures |= words(passages, questions) | serve(of_passages, passages, questions)
     print({name: round(value, 3) for name, value in figures.items()}, flush=True)
 
-    engines = (engine for make in (lambda: scann_engines(vectors, tuple(VARIANTS)), lambda: faiss_engines(vectors, True))
-               for engine in make())  # fmt: skip
+    engines = all_engines(vectors, tuple(VARIANTS), hnsw=True)
     rows = compare(f'{len(vectors)} MiniLM vectors', engines, asked, exact(vectors, asked), args.rounds)
     figures |= summary(rows, '')
     if args.synthetic:
         del rows
         vectors, asked = data.synthetic(args.synthetic)
-        engines = (engine for make in (lambda: scann_engines(vectors, ('float32', 'float32, SOAR')), lambda: faiss_engines(vectors, False))
-                   for engine in make())  # fmt: skip
+        engines = all_engines(vectors, ('float32', 'float32, SOAR'), hnsw=False)
         rows = compare(f'{len(vectors)} synthetic vectors', engines, asked, exact(vectors, asked), args.rounds)
         figures |= summary(rows, 'synthetic_')
     figures['minutes'] = (time.perf_counter() - start) / 60

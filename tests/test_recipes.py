@@ -59,6 +59,8 @@ def test_every_stage_ran(whole):
 
 def test_a_kill_changes_nothing(whole, tmp_path):
     system, first = whole
+    if system in ('drzero', 'cross'):
+        pytest.skip('tests/test_run.py kills the first, and what is particular to the second is killed in the others')
     workdir = tmp_path / 'killed'
     process, deadline = start(system, workdir), time.monotonic() + 300
     metrics = workdir / 'metrics.jsonl'

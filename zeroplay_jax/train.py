@@ -78,7 +78,7 @@ def run(config, workdir) -> dict:
         asked = hashlib.sha256(json.dumps(parts.corpus.questions, sort_keys=True).encode()).hexdigest()[:16]
         summary = statistics.summarise(sides[0], sides[-1]) | {
             # Per question, and which questions: what a comparison of runs is paired by.
-            'results': {'questions': asked, 'before': flags[0], 'after': flags[-1]},
+            'results': {'questions': asked, 'before': flags[0], 'after': flags[-1], 'evaluations': loop['evaluations']},
             'seconds': round(loop['seconds'], 1),
             'seed': config.seed,
             'steps': len(steps),

@@ -178,6 +178,20 @@ def test_kl_pulls_back_to_the_first_weights(policy):
     assert kl[-1] < 0.8 * kl[0]
 
 
+def test_paid_entropy_rises(policy):
+    model, params = policy
+    rows = make_rows(model, 6)
+    for row in rows:
+        row.advantage = 0.0
+    batches = pack(rows, micro_rows=3, tokens=50, mode='token')
+    means = {}
+    for coef in (0.0, 1.0):
+        config = role(entropy_coef=coef, skip_uninformative=False, learning_rate=3e-3, weight_decay=0.0)
+        learner = learner_of(model, params, config, (3, 50))
+        means[coef] = [(s := learner.update('r', batches))['entropy'][0] / s['entropy'][1] for _ in range(5)]
+    assert means[1.0][-1] > means[1.0][0] + 0.01 and means[0.0][-1] == pytest.approx(means[0.0][0], abs=1e-4)
+
+
 @pytest.mark.parametrize('remat', [True, False])
 def test_the_scorer_divides_by_the_temperature_as_the_sampler_does(policy, remat):
     model, params = policy

@@ -22,9 +22,9 @@ CORPUS = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'corpus.jsonl'
 
 @pytest.fixture(scope='module', autouse=True)
 def few_lengths():
-    """Three lengths to compile for instead of nine."""
+    """Two lengths to compile for instead of nine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoder_lib, 'LENGTHS', (32, 128))
+        patch.setattr(encoder_lib, 'LENGTHS', (128,))
         yield
 
 

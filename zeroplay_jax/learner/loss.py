@@ -60,7 +60,7 @@ def loss(model: ModelConfig, config: LossConfig, params: Params, batch: Batch, r
             stats[name] = masking.total(value, taught)
     else:
         places = (batch.tokens, batch.positions, batch.segment)
-        logp, entropy = transformer.score(model, params, *places, config.temperature)
+        logp, entropy = transformer.score(model, params, *places, config.temperature, config.entropy_coef > 0)
     per_token, more = _policy_loss(config, logp, batch)
     stats |= more
     if config.tis_cap:
@@ -101,4 +101,5 @@ def _distil(model, config, params, teacher, batch):
         distillation.topk_tail_divergence, k=config.distill_top_k, kind=config.distill_kind, tail=config.distill_tail
     )
     places = (batch.tokens, batch.positions, batch.segment)
-    return transformer.distil(model, params, teacher, *places, x, divergence, config.temperature)
+    last = (config.temperature, config.entropy_coef > 0)
+    return transformer.distil(model, params, teacher, *places, x, divergence, *last)

@@ -195,7 +195,15 @@ def logits(config: ModelConfig, params: Params, x: jax.Array) -> jax.Array:
     return attention.product('nd,dv->nv', x, params['head'].astype(x.dtype))
 
 
-def score(config: ModelConfig, params: Params, tokens, positions, segment, temperature: float = 1.0):
+def score(
+    config: ModelConfig,
+    params: Params,
+    tokens,
+    positions,
+    segment,
+    temperature: float = 1.0,
+    train_entropy: bool = False,
+):
     """Log-prob of every token given those before it, and the entropy of the distribution it was drawn from.
 
     Args:
@@ -203,13 +211,13 @@ def score(config: ModelConfig, params: Params, tokens, positions, segment, tempe
       temperature: logits are divided by it, as the sampler does.
 
     Returns:
-      (logp, entropy), float32 [B, L]; entropy in nats and without gradient. The first place of a segment holds
-      no prediction: what stands there is finite, under another segment's context, and the caller's to mask.
+      (logp, entropy), float32 [B, L]; entropy in nats, and without gradient unless `train_entropy`. The first place
+      of a segment holds no prediction: what stands there is finite, under another segment's context, and the caller's to mask.
     """
     x = hidden(config, params, tokens, positions, segment)
 
     def piece(head, rows, ids):
-        return _scores(logits(config, head, rows) / temperature, ids)
+        return _scores(logits(config, head, rows) / temperature, ids, train_entropy)
 
     return _by_chunks(config, piece, _head(config, params), x[:, :-1], tokens[:, 1:])
 
@@ -224,6 +232,7 @@ def distil(
     teacher_hidden: jax.Array,
     divergence: Callable[[jax.Array, jax.Array], tuple[jax.Array, dict[str, jax.Array]]],
     temperature: float = 1.0,
+    train_entropy: bool = False,
 ):
     """`score`, and the divergence of the student's distribution from a teacher's at every token.
 
@@ -247,7 +256,7 @@ def distil(
 
     def piece(heads, rows, ids, teacher_rows):
         z, teacher_z = (logits(config, head, y) / temperature for head, y in zip(heads, (rows, teacher_rows)))
-        return *_scores(z, ids), *divergence(z, teacher_z)
+        return *_scores(z, ids, train_entropy), *divergence(z, teacher_z)
 
     heads = _head(config, params), _head(config, teacher_params)
     return _by_chunks(config, piece, heads, x[:, :-1], tokens[:, 1:], teacher_hidden[:, :-1])
@@ -259,12 +268,12 @@ def _head(config, params):
     return {name: params[name]}
 
 
-def _scores(z, ids):
-    """(log-prob of ids [N], entropy without gradient [N]) of logits [N, V]."""
+def _scores(z, ids, train_entropy):
+    """(log-prob of ids [N], entropy [N]) of logits [N, V]."""
     normaliser = jax.nn.logsumexp(z, -1)
     picked = jnp.take_along_axis(z, ids[:, None], 1)[:, 0] - normaliser
-    # Entropy is watched, not trained on: cut off here, its backward pass is not even built.
-    z, normaliser = jax.lax.stop_gradient((z, normaliser))
+    if not train_entropy:  # only watched: cut off here, its backward pass is not even built
+        z, normaliser = jax.lax.stop_gradient((z, normaliser))
     return picked, normaliser - jnp.sum(jnp.exp(z - normaliser[:, None]) * z, -1)
 
 

@@ -1,0 +1,240 @@
+"""The papers' headline comparisons on the miniature world: which of them show, by how much, and how sure that is.
+
+    python -m benchmarks.claims                        # everything; runs that are already kept are not run again
+    python -m benchmarks.claims --only dspo --seeds 3
+    python -m benchmarks.claims --list
+
+An arm is a config (a row of configs/ablations.py, or settings below) played with a seed; a claim sets two arms against
+each other at equal prompts and steps, seeds and evaluation questions paired. The setting is harder than the
+quickstart's and the same for all arms: four hops, more near-miss documents, smaller rates, several updates per batch.
+Every finished run is kept under benchmarks/results/runs; the table goes to benchmarks/results/claims.json and, as one
+JSON object, to the last line.
+
+A claim holds if its 95 % interval (bootstrap over seeds, and over questions within them) lies above 0, does not hold
+if it lies below, and is undecided otherwise; an interval wider than ± .05 says how many seeds it would take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import json
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+from configs import ablations
+
+RESULTS = pathlib.Path(__file__).parent / 'results'
+SEEDS = 3
+WIDE = 0.05
+
+
+class Claim(NamedTuple):
+    """`better` is said to beat `worse` in `by`: final (EM), stability (worst fall from the peak), steps (to a level)."""
+
+    system: str
+    text: str
+    better: str
+    worse: str
+    by: str = 'final'
+
+
+# Arm → row of configs/ablations.py ('' is the system as it is) and further settings.
+ARMS: dict[str, tuple[str, str, dict]] = {
+    'drzero': ('drzero', '', {}),
+    'drzero untrained': ('drzero', '', {'schedule.iterations': 1, 'solver.learning_rate': 1e-12}),
+    'drzero grpo 4×4': ('drzero', 'grpo', {'proposer.batch': 8}),
+    'drzero no format': ('drzero', 'no_format', {}),
+    'drzero no document': ('drzero', 'no_document', {}),
+    'ssp': ('ssp', '', {}),
+    'ssp solver only': ('ssp', 'solver_only', {}),
+    'ssp proposer only': ('ssp', 'proposer_only', {}),
+    'ssp no check': ('ssp', 'no_check', {}),
+    'ssp no noise': ('ssp', 'noise_0', {}),
+    'ssp padding': ('ssp', 'dummy_padding', {}),
+    'piplay': ('piplay', '', {}),
+    'piplay answer only': ('piplay', 'privileged_answer', {}),
+    'piplay nothing': ('piplay', 'privileged_none', {}),
+    'dspo': ('dspo', '', {}),
+    'dspo no filter': ('dspo', 'gspo', {}),
+    'dspo token level': ('dspo', 'dapo', {}),
+    'dspo grpo': ('dspo', 'search_r1_grpo', {'reward.answer': 'subem'}),
+    'scope': ('scope', '', {}),
+    'scope frozen challenger': ('scope', 'frozen_challenger', {}),
+    'scope no gates': ('scope', 'no_gates', {}),
+    'scope no length factor': ('scope', 'no_length_factor', {}),
+}
+CLAIMS = (
+    Claim('drzero', 'three iterations improve held-out EM without an outside question', 'drzero', 'drzero untrained'),
+    Claim(
+        'drzero', 'HRPO (1 × 5) is no worse than GRPO (4 × 4) at a quarter of the rollouts', 'drzero', 'drzero grpo 4×4'
+    ),
+    Claim('drzero', 'the format reward helps', 'drzero', 'drzero no format'),
+    Claim('drzero', 'the initial document helps', 'drzero', 'drzero no document'),
+    Claim('ssp', 'co-evolution beats a solver alone', 'ssp', 'ssp solver only'),
+    Claim('ssp', 'co-evolution beats a proposer alone', 'ssp', 'ssp proposer only'),
+    Claim('ssp', 'the answerability check helps', 'ssp', 'ssp no check'),
+    Claim('ssp', 'four noise documents beat none', 'ssp', 'ssp no noise'),
+    Claim('ssp', 'periodic reset beats dummy padding', 'ssp', 'ssp padding'),
+    Claim('piplay', 'the full path beats the answer alone', 'piplay', 'piplay answer only'),
+    Claim('piplay', 'the full path beats no privilege', 'piplay', 'piplay nothing'),
+    Claim('piplay', 'reaches the final EM of Dr. Zero in fewer steps', 'piplay', 'drzero', 'steps'),
+    Claim('dspo', 'the filter helps', 'dspo', 'dspo no filter'),
+    Claim('dspo', 'the sequence ratio beats the token ratio (DAPO)', 'dspo', 'dspo token level'),
+    Claim('dspo', 'beats GRPO', 'dspo', 'dspo grpo'),
+    Claim('dspo', 'falls less from its peak than GRPO', 'dspo', 'dspo grpo', 'stability'),
+    Claim(
+        'scope', 'co-evolution beats a challenger frozen after the first iteration', 'scope', 'scope frozen challenger'
+    ),
+    Claim('scope', 'the gates help', 'scope', 'scope no gates'),
+    Claim('scope', 'the length factor helps', 'scope', 'scope no length factor'),
+)
+
+
+def config_of(arm: str, seed: int):
+    """The config of an arm: its system's small variant, the common hard setting, the row, and its own settings."""
+    system, row, own = ARMS[arm]
+    config = importlib.import_module(f'configs.{system}').get_config('mini')
+    iterations = 3 if system in ('drzero', 'piplay', 'scope') else 1
+    steps = 8 if iterations == 3 else 24
+    config.schedule.iterations = iterations
+    config.world.update(train=(0, 20), evaluation=(0, 6), near_misses=0.5)
+    for role in (config.proposer, config.solver):
+        role.update(learning_rate=1e-4, minibatches=4, temperature=1.0)
+        if role.loss == 'reinforce':
+            role.minibatches = 1
+    config.solver.update(steps=steps, batch=16, samples=4)
+    config.proposer.update(steps=4, batch=32 if system != 'ssp' else 16)
+    config.pool.update(batch=64, batches=2, samples=1 if system != 'scope' else 2)
+    config.eval.update(every=4, questions=50, hops=(1, 2, 3, 4))
+    config.sampler.slots = 64
+    config.checkpoint.every = 1000
+    config.update_from_flattened_dict(ablations.ROWS[f'{system}/{row}'] if row else {})
+    config.update_from_flattened_dict(own)
+    config.seed, config.progress, config.log_trajectories = seed, False, 16
+    return config
+
+
+def play(arm: str, seed: int, kept: pathlib.Path) -> dict:
+    """The curve of one run: [steps of the solver so far, correct by question]; from its file if it was run before."""
+    config = config_of(arm, seed)
+    text = json.dumps(config.to_dict(), sort_keys=True)
+    path = kept / f'{hashlib.sha256(text.encode()).hexdigest()[:16]}.json'
+    if path.exists():
+        return json.loads(path.read_text())
+    from zeroplay_jax import config as configuration
+    from zeroplay_jax import start, train
+
+    configuration.check(config)
+    started = time.perf_counter()
+    workdir = pathlib.Path(tempfile.mkdtemp(prefix='claims.'))
+    try:
+        train.run(config, workdir / 'run')
+        summary = json.loads((workdir / 'run' / 'summary.json').read_text())
+        curve = _curve(summary, (workdir / 'run' / 'metrics.jsonl').read_text().strip().split('\n'))
+    finally:
+        shutil.rmtree(workdir, ignore_errors=True)
+    found = dict(arm=arm, seed=seed, curve=curve, seconds=round(time.perf_counter() - started, 1))
+    found['outside_questions'] = summary['outside_questions']
+    kept.mkdir(parents=True, exist_ok=True)
+    start.write_whole(path, json.dumps(found))
+    return found
+
+
+def _curve(summary: dict, lines: list[str]) -> list:
+    """[solver steps before the evaluation, correct by question] of every evaluation."""
+    steps, curve = 0, []
+    for record in map(json.loads, lines):
+        if record['phase'] == 'evaluation':
+            by_hop = summary['results']['evaluations'][str(record['step'])]
+            curve.append([steps, [flag for flags in by_hop.values() for flag in flags]])
+        steps += record['phase'] in ('solver', 'selfplay')
+    return curve
+
+
+def value(run: dict, other: dict, by: str) -> np.ndarray:
+    """What one run scores, per question [N] for 'final', else [1]; `other` gives the level of 'steps'."""
+    em = np.array([np.mean(flags) for _, flags in run['curve']])
+    if by == 'final':
+        return np.array(run['curve'][-1][1], float)
+    if by == 'stability':
+        return np.array([-np.max(np.maximum.accumulate(em) - em)])
+    level = np.mean(other['curve'][-1][1])
+    reached = [steps for steps, flags in run['curve'] if np.mean(flags) >= level]
+    last = run['curve'][-1][0]
+    return np.array([-(reached[0] if reached else last + 1) / last])
+
+
+def judge(better: list[dict], worse: list[dict], by: str, draws: int = 5_000) -> dict:
+    """Mean difference over paired seeds, its 95 % interval and the verdict."""
+    gaps = []
+    for a, b in zip(better, worse, strict=True):
+        # Of 'steps', both are measured by the level at which the other arm ends.
+        gaps.append(value(a, b, by) - value(b, b if by == 'steps' else a, by))
+    rng, means = np.random.default_rng(0), []
+    for _ in range(draws):
+        chosen = [gaps[i] for i in rng.integers(0, len(gaps), len(gaps))]
+        means.append(np.mean([g[rng.integers(0, len(g), len(g))].mean() for g in chosen]))
+    low, high = (float(x) for x in np.quantile(means, (0.025, 0.975)))
+    verdict = 'holds' if low > 0 else 'does not hold' if high < 0 else 'undecided'
+    half = (high - low) / 2
+    enough = len(gaps) if half <= WIDE else int(np.ceil(len(gaps) * (half / WIDE) ** 2))
+    mean = float(np.mean([g.mean() for g in gaps]))
+    return dict(verdict=verdict, difference=round(mean, 4), ci95=[round(low, 4), round(high, 4)], seeds_needed=enough)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs what is missing and prints the table."""
+    parser = argparse.ArgumentParser(
+        prog='python -m benchmarks.claims', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--only', choices=sorted({c.system for c in CLAIMS}), help='claims of one system')
+    parser.add_argument('--seeds', type=int, default=SEEDS)
+    parser.add_argument('--list', action='store_true', help='print the claims and run nothing')
+    parser.add_argument('--out', type=pathlib.Path, default=RESULTS, help='folder of the results')
+    args = parser.parse_args(argv)
+    claims = [c for c in CLAIMS if args.only in (None, c.system)]
+    if args.list:
+        print('\n'.join(f'{c.system:8} {c.text}: {c.better} against {c.worse} ({c.by})' for c in claims))
+        return
+    os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+    import jax
+
+    from zeroplay_jax import start
+
+    start.load_libraries()
+    cache = tempfile.mkdtemp(prefix='claims_programs.')  # arms share what is compiled
+    jax.config.update('jax_compilation_cache_dir', cache)
+    arms = list(dict.fromkeys(arm for c in claims for arm in (c.better, c.worse)))
+    runs: dict[str, list[dict]] = {arm: [] for arm in arms}
+    started = time.perf_counter()
+    for seed in range(args.seeds):  # seed by seed: an interrupted benchmark has something of every arm
+        for arm in arms:
+            runs[arm].append(play(arm, seed, args.out / 'runs'))
+            print(f'{arm}, seed {seed}: {runs[arm][-1]["seconds"]:.0f} s', file=sys.stderr, flush=True)
+    shutil.rmtree(cache, ignore_errors=True)
+    table = []
+    for claim in claims:
+        found = judge(runs[claim.better], runs[claim.worse], claim.by)
+        table.append(dict(system=claim.system, claim=claim.text, by=claim.by, seeds=args.seeds) | found)
+        low, high = found['ci95']
+        needs = '' if found['seeds_needed'] <= args.seeds else f', would need {found["seeds_needed"]} seeds'
+        print(
+            f'{claim.system:8} {found["verdict"]:14} {found["difference"]:+.3f} [{low:+.3f}, {high:+.3f}]  {claim.text}{needs}'
+        )
+    print(f'{time.perf_counter() - started:.0f} s', file=sys.stderr)
+    args.out.mkdir(parents=True, exist_ok=True)
+    start.write_whole(args.out / 'claims.json', json.dumps({'claims': table}, indent=1))
+    print(json.dumps({'claims': table}))
+
+
+if __name__ == '__main__':
+    main()
