@@ -38,7 +38,7 @@ WIDE = 0.05
 
 
 class Claim(NamedTuple):
-    """`better` is said to beat `worse` in `by`: final (EM), stability (worst fall from the peak), steps (to a level)."""
+    """`better` is said to beat `worse` in final EM, stability (worst fall from the peak) or steps (to a level)."""
 
     system: str
     text: str
@@ -74,9 +74,7 @@ ARMS: dict[str, tuple[str, str, dict]] = {
 }
 CLAIMS = (
     Claim('drzero', 'three iterations improve held-out EM without an outside question', 'drzero', 'drzero untrained'),
-    Claim(
-        'drzero', 'HRPO (1 × 5) is no worse than GRPO (4 × 4) at a quarter of the rollouts', 'drzero', 'drzero grpo 4×4'
-    ),
+    Claim('drzero', 'HRPO (1 × 5) beats GRPO (4 × 4), at a quarter of the rollouts', 'drzero', 'drzero grpo 4×4'),
     Claim('drzero', 'the format reward helps', 'drzero', 'drzero no format'),
     Claim('drzero', 'the initial document helps', 'drzero', 'drzero no document'),
     Claim('ssp', 'co-evolution beats a solver alone', 'ssp', 'ssp solver only'),
@@ -227,9 +225,8 @@ def main(argv: list[str] | None = None) -> None:
         table.append(dict(system=claim.system, claim=claim.text, by=claim.by, seeds=args.seeds) | found)
         low, high = found['ci95']
         needs = '' if found['seeds_needed'] <= args.seeds else f', would need {found["seeds_needed"]} seeds'
-        print(
-            f'{claim.system:8} {found["verdict"]:14} {found["difference"]:+.3f} [{low:+.3f}, {high:+.3f}]  {claim.text}{needs}'
-        )
+        figures = f'{found["difference"]:+.3f} [{low:+.3f}, {high:+.3f}]'
+        print(f'{claim.system:8} {found["verdict"]:14} {figures}  {claim.text}{needs}')
     print(f'{time.perf_counter() - started:.0f} s', file=sys.stderr)
     args.out.mkdir(parents=True, exist_ok=True)
     start.write_whole(args.out / 'claims.json', json.dumps({'claims': table}, indent=1))

@@ -212,7 +212,8 @@ def score(
 
     Returns:
       (logp, entropy), float32 [B, L]; entropy in nats, and without gradient unless `train_entropy`. The first place
-      of a segment holds no prediction: what stands there is finite, under another segment's context, and the caller's to mask.
+      of a segment holds no prediction: what stands there is finite, under another segment's context, and the
+      caller's to mask.
     """
     x = hidden(config, params, tokens, positions, segment)
 
