@@ -4,7 +4,8 @@ A word is a bag of features: itself, and its character n-grams with marked bound
 name still lies near the right one. Every feature is hashed (BLAKE2b, the same in every process and on every
 machine) to a few signed places of the vector: feature hashing (Weinberger et al. 2009, arXiv:0902.2206) with
 several places per feature (Kane and Nelson 2014, arXiv:1012.1577), so that one collision decides no ranking.
-A text is the sum of its words; a passage is its title and, with less weight, its body.
+A text is the sum of its words, of length 1; a passage is its title and its body. A body's length is shared by all of
+its words, so a name counts for more in a title, but whoever searches for it also finds who mentions it.
 
 Letters: N passages, Q queries, D dimension.
 """
