@@ -168,6 +168,7 @@ def get_config() -> ConfigDict:
                 tokens=512,  # longest reply
                 timeout=60.0,  # endpoint: seconds per try
                 retries=3,  # endpoint
+                most_failed=0.5,  # share of judgements without a verdict in a step beyond which the run stops
                 rubrics=(3, 5),  # fewest and most items of a rubric list
             ),
             proposer=_role(),

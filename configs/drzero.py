@@ -3,11 +3,10 @@
     python -m zeroplay_jax.main --config=configs/drzero.py --workdir=runs/drzero
     python -m zeroplay_jax.main --config=configs/drzero.py:mini --workdir=runs/drzero_mini
 
-The first is meant for an accelerator host that holds two 3B policies with their optimisers, and wants the
-Hugging Face folder that `policy.path` names. It has not been run: nothing here is a measured result of ours.
-It searches the miniature worlds, not the paper's Wikipedia with E5 vectors, so its figures could not be set
-beside the paper's. The second plays the same game for three steps per role with the built-in checkpoint, on
-two CPU cores: every stage runs, nothing is learnt.
+The first is meant for an accelerator host that holds two 3B policies with their optimisers, and wants the Hugging
+Face folder that `policy.path` names. It has not been run: nothing here is a measured result of ours. It searches an
+index of Wikipedia that has to be built first (retrieval/README.md). The second plays the same game for three steps
+per role with the built-in checkpoint, on two CPU cores: every stage runs, nothing is learnt.
 
 Where paper and released code differ this page takes the paper, except for the loss: the clipped ratio of the code,
 averaged over tokens. With one update per batch the ratio is 1; for the proposer that is the paper's gradient up to
@@ -39,6 +38,8 @@ def get_config(variant=''):
         return _mini(config)
 
     config.policy.update(path='checkpoints/Qwen2.5-3B-Instruct', dtype='bfloat16', remat=True)
+    config.retrieval.update(kind='folder', path='indexes/wiki18_e5')  # made by python -m retrieval.build
+    config.eval.update(file='data/nq_test.jsonl', questions=500)
     config.mesh.fsdp = -1
     config.prompts = 'paper'
     config.tools.update(family='qwen', top_k=3)

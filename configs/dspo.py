@@ -31,6 +31,10 @@ def get_config(variant=''):
 
     config.policy.update(path='checkpoints/Qwen2.5-7B-Instruct', dtype='bfloat16', remat=True)
     config.inputs.questions = 'data/nq_hotpotqa_train.jsonl'
+    config.retrieval.update(
+        kind='folder', path='indexes/wiki18_bm25'
+    )  # the paper searches with BM25; made by python -m retrieval.build
+    config.eval.update(file='data/nq_test.jsonl', questions=500)
     config.mesh.fsdp = -1
     config.prompts = 'paper'
     config.tools.update(family='qwen', top_k=3)

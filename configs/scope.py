@@ -34,6 +34,8 @@ def get_config(variant=''):
         return _mini(config)
 
     config.policy.update(path='checkpoints/Qwen2.5-7B-Instruct', dtype='bfloat16', remat=True)
+    config.retrieval.update(kind='folder', path='indexes/wiki18_e5')  # made by python -m retrieval.build
+    config.eval.update(file='data/nq_test.jsonl', questions=500)
     config.mesh.fsdp = -1
     config.prompts = 'paper'
     config.tools.update(family='search_r1', top_k=3)

@@ -38,6 +38,8 @@ def get_config(variant=''):
     config.policy.update(path='checkpoints/Qwen2.5-7B-Instruct', dtype='bfloat16', remat=True)
     config.inputs.answers = 'data/ssp_answers.jsonl'
     config.judge.update(kind='endpoint', model='Qwen2.5-32B-Instruct', temperature=0.0, tokens=512)
+    config.retrieval.update(kind='folder', path='indexes/wiki18_e5')  # made by python -m retrieval.build
+    config.eval.update(file='data/nq_test.jsonl', questions=500)
     config.mesh.fsdp = -1
     config.prompts = 'paper'
     config.tools.update(family='search_r1', top_k=3)

@@ -49,6 +49,7 @@ PAGES += [(ablations, (row + variant,)) for row in ablations.ROWS for variant in
 def test_the_pages_that_come_with_the_project_are_sound(page, variant, checkpoint):
     config = page.get_config(*variant)
     config.inputs.update(answers='', questions='')  # files of the user's
+    config.retrieval.kind = 'world'
     config.policy.path = str(checkpoint)
     configuration.check(config)
 

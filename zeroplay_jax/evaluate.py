@@ -50,6 +50,7 @@ def _on_worlds(parts) -> None:
     from zeroplay_jax.evaluation.evaluate import evaluate
 
     correct, _ = evaluate(parts.exam, parts.corpus.questions, 0)
+    parts.corpus.check()
     figures = {f'hop{h}': statistics.mean_interval(c) for h, c in correct.items()}
     figures['mean'] = statistics.mean_interval(statistics.headline(correct))
     for name, (mean, low, high) in figures.items():
@@ -61,7 +62,10 @@ def _on_sets(setup, parts) -> None:
     from zeroplay_jax.evaluation import qa
 
     config = _CONFIG.value
-    sets = {pathlib.Path(name).stem: qa.load(name, _LIMIT.value, config.seed) for name in _SETS.value}
+    names = [pathlib.Path(name).stem for name in _SETS.value]
+    if len(set(names)) < len(names):
+        raise UserError(f'--sets={",".join(_SETS.value)}: two sets have one name; rename a file')
+    sets = {stem: qa.load(name, _LIMIT.value, config.seed) for stem, name in zip(names, _SETS.value)}
     if _ANSWERER.value:
         parts.table.scheduler.publish('answerer', setup.load_like(parts, _ANSWERER.value), 0)
     options = dict(metric=_METRIC.value, samples=_SAMPLES.value, answerer='answerer' if _ANSWERER.value else '')
@@ -69,6 +73,7 @@ def _on_sets(setup, parts) -> None:
     print(f'{"set":20} {"n":>6} {_METRIC.value:>7} {"searches":>9} {"repeated":>9}')
     for number, (name, questions) in enumerate(sets.items()):
         answered[name] = qa.answer_all(parts.exam, questions, number, **options)
+        parts.corpus.check()
         mean = qa.summary(answered[name])
         row = f'{mean["score"]:7.3f} {mean["searches"]:9.2f} {mean["redundancy"]:9.2f}'
         print(f'{name[-20:]:20} {len(questions):6} {row}', flush=True)
@@ -81,7 +86,9 @@ def _on_sets(setup, parts) -> None:
         metric=_METRIC.value,
         samples=_SAMPLES.value,
         limit=_LIMIT.value,
-        max_turns=config.rollout.max_turns,
+        judge=f'{config.judge.kind} {config.judge.model}' if _METRIC.value == 'judge' else '',
+        tools=config.tools.family,
+        tokens=[config.rollout.max_turns, config.rollout.turn_tokens, config.rollout.observation_tokens],
     )
     found = qa.results(settings, {name: (sets[name], answered[name]) for name in sets})
     if _OUT.value:

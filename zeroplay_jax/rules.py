@@ -177,6 +177,7 @@ RULES: dict[str, Rule] = {
     'judge.tokens': _at_least(1),
     'judge.timeout': _above(0),
     'judge.retries': _at_least(0),
+    'judge.most_failed': _within(0, 1),
     'judge.rubrics': (lambda x: len(x) == 2 and 1 <= x[0] <= x[1], 'give (fewest, most), such as (3, 5)'),
     **{f'{role}.{name}': rule for role in ROLES for name, rule in _ROLE_RULES.items()},
     'micro.rows': _at_least(1),
@@ -229,7 +230,7 @@ def _check_lengths(config: ConfigDict) -> None:
     if config.retrieval.overfetch < config.tools.top_k:
         wrong = f'fewer candidates than passages shown (tools.top_k={config.tools.top_k})'
         fail('retrieval.overfetch', config.retrieval.overfetch, wrong, f'give {config.tools.top_k} or more')
-    if tuple(config.pool.window) != (0.0, 1.0) and not config.pool.measure:
+    if tuple(config.pool.window) != (0.0, 1.0) and not config.pool.measure and config.recipe != 'scope':
         wrong = 'solve rates are not measured'
         fail('pool.window', config.pool.window, wrong, 'give pool.measure solver rollouts per question')
 
@@ -257,12 +258,13 @@ def _check_groups(config: ConfigDict) -> None:
         wrong = 'a rollout is compared with the others of its question'
         fail('solver.samples', config.solver.samples, wrong, 'give 2 or more, or baseline=scale=none')
     proposer, ratio = config.proposer, config.schedule.hop_ratio
-    if not _relative(proposer) or proposer.singleton == 'raw' and config.schedule.group == 'hop':
+    by_hops = config.schedule.group == 'hop' and config.recipe in ('drzero', 'piplay')
+    if config.recipe == 'dspo' or not _relative(proposer) or proposer.singleton == 'raw' and by_hops:
         return
-    if config.schedule.group == 'prompt':
+    if not by_hops:
         if proposer.samples < 2:
-            wrong = 'with schedule.group=prompt a rollout is compared with the others of its document'
-            fail('proposer.samples', proposer.samples, wrong, 'give 2 or more, or set schedule.group to hop')
+            wrong = 'its rollouts are compared with the others of the same prompt'
+            fail('proposer.samples', proposer.samples, wrong, 'give 2 or more, or proposer.baseline=scale=none')
         return
 
     def smallest(batch: int) -> int:
@@ -314,6 +316,22 @@ def _check_game(config: ConfigDict) -> None:
     if config.recipe in ('ssp', 'dspo', 'scope') and config.solver.distill_top_k:
         wrong = f'the questions of {config.recipe} have no construction path to show a teacher'
         fail('solver.distill_top_k', config.solver.distill_top_k, wrong, 'give 0, or take recipe drzero or piplay')
+    if config.solver.distill_top_k and not any(config.solver.distill_coef):
+        fail('solver.distill_coef', tuple(config.solver.distill_coef), 'the teacher weighs nothing', 'give a weight')
+    if config.proposer.filter_groups:
+        fail('proposer.filter_groups', True, 'only the solver has a filter', 'set it to false')
+    if config.solver.filter_groups and config.solver.surplus == 'carry' and config.solver.old_logp == 'trainer':
+        wrong = 'groups that waited would be scored by newer weights, and their age hidden'
+        fail('solver.old_logp', 'trainer', wrong, 'take sampler, or set solver.surplus to drop')
+    if config.reward.overlong_buffer > config.sampler.context:
+        wrong = f'longer than a slot (sampler.context={config.sampler.context})'
+        fail('reward.overlong_buffer', config.reward.overlong_buffer, wrong, 'give less')
+    judged = config.recipe == 'scope' or config.reward.answer == 'judge'
+    if judged and config.judge.kind == 'rule' and config.retrieval.kind != 'world':
+        fail('judge.kind', 'rule', 'the rule knows the miniature worlds only', 'give policy or endpoint')
+    if config.judge.kind == 'policy' and config.judge.tokens >= config.sampler.context:
+        wrong = f'a reply leaves no room for a prompt in a slot of {config.sampler.context} (sampler.context)'
+        fail('judge.tokens', config.judge.tokens, wrong, 'give less')
     if config.proposer.distill_top_k:
         wrong = 'there is no teacher for the proposer'
         fail('proposer.distill_top_k', config.proposer.distill_top_k, wrong, 'give 0')

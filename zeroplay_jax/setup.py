@@ -9,7 +9,6 @@ import types
 
 import jax
 
-from retrieval.types import RetrievalError
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import hf, sharding
 from zeroplay_jax.policy.transformer import ModelConfig, Params
@@ -22,7 +21,7 @@ from zeroplay_jax.rules import BUILT_IN
 from zeroplay_jax.selfplay import corpus as corpora
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.judge import Judge, RuleJudge, TextJudge, endpoint_writer, policy_writer
-from zeroplay_jax.selfplay.roles import Role, Table
+from zeroplay_jax.selfplay.roles import Role, Seat, Table
 from zeroplay_jax.types import UserError
 
 
@@ -97,9 +96,10 @@ def _table(config, model, mesh, codec, corpus, extra_lane) -> Table:
     limits = Limits(c.max_turns, c.turn_tokens, c.observation_tokens)
     lanes: dict[str, Lane] = {}
     roles: dict[str, Role] = {}
-    for seat in recipe_module(config).SEATS:
-        if seat.role == 'judge' and config.judge.kind != 'policy':
-            continue
+    seats = [seat for seat in recipe_module(config).SEATS if seat.role != 'judge']
+    if config.judge.kind == 'policy':
+        seats.append(Seat('judge', 'judge_answer', finals=(), plays_as='initial', searches=False))
+    for seat in seats:
         own = limits if seat.searches else Limits(1, config.judge.tokens if seat.role == 'judge' else c.turn_tokens, 0)
         search = corpus.search if seat.searches else None
         env = SearchEnv(codec, tools, own, search, seat.finals, config.tools.max_queries)
@@ -118,9 +118,9 @@ def _table(config, model, mesh, codec, corpus, extra_lane) -> Table:
 def _judge(config, corpus, table) -> Judge:
     c = config.judge
     if c.kind == 'rule':
-        return RuleJudge([d.title for d in corpus.documents], c.rubrics)
+        return RuleJudge(lambda: (d.title for d in corpus.documents), c.rubrics)
     writes = policy_writer(table, c.temperature) if c.kind == 'policy' else endpoint_writer(c, config.prompts)
-    return TextJudge(writes, c.rubrics)
+    return TextJudge(writes, c.rubrics, c.most_failed)
 
 
 def learners(config, parts: Parts) -> dict[str, Learner]:
@@ -150,10 +150,7 @@ def engine(config, parts: Parts) -> Engine:
         parts.table.scheduler.publish('initial', parts.params, 0)
 
     def searches() -> dict[str, float]:
-        try:
-            parts.corpus.client.check()
-        except RetrievalError as error:
-            raise UserError(str(error)) from None
+        parts.corpus.check()
         # Only what is a function of the run: seconds and hits of the cache depend on when it was stopped.
         return {'search/failed': parts.corpus.client.metrics()['search/failed']}
 

@@ -100,6 +100,7 @@ def _play(parts, engine: Engine, step: Step, evaluations: dict, done) -> tuple[d
         values, rows = engine.play(step, done)
         return values | (_rendering_check(parts.table.roles[rows[0].role].env.codec, rows) if rows else {}), rows
     correct, rows = evaluate(parts.exam, parts.corpus.questions, step.number, done=done)
+    parts.corpus.check()
     evaluations[str(step.number)] = {str(h): c.astype(int).tolist() for h, c in correct.items()}
     values = {f'em/hop{h}': float(c.mean()) for h, c in correct.items()}
     return values | {'em/mean': statistics.mean_interval(statistics.headline(correct))[0]}, rows

@@ -22,6 +22,14 @@ class UserError(ValueError):
     """Something the user can mend; `main` prints its one line and no traceback."""
 
 
+class TaskDropped(Exception):
+    """Ends an episode that cannot be played; `reason` is its code in the metrics."""
+
+    def __init__(self, reason: str):
+        super().__init__(reason)
+        self.reason = reason
+
+
 @dataclasses.dataclass(frozen=True)
 class Task:
     """One item of a game, before any token exists.

@@ -86,3 +86,20 @@ def test_a_folder_with_other_things_is_refused(tmp_path):
     (tmp_path / 'thesis.tex').write_text('x')
     with pytest.raises(WorkdirError, match="'thesis.tex' but no config.json"):
         begin(tmp_path, CONFIG)
+
+
+def test_what_happens_after_saving_is_not_in_the_checkpoint(tmp_path, monkeypatch):
+    """The writer's thread may be late; what it writes is what there was."""
+    import time
+
+    real = json.dumps
+    monkeypatch.setattr(json, 'dumps', lambda *a, **k: (k and time.sleep(0.3), real(*a, **k))[1])
+    questions = [{'question': 'first'}]
+    checkpoints = Checkpointer(tmp_path, keep=1)
+    checkpoints.save(1, {'a': jnp.zeros(3)}, {'pool': questions})
+    questions.append({'question': 'later'})
+    checkpoints.wait()
+    monkeypatch.undo()
+    _, loop = checkpoints.restore({'a': jnp.zeros(3)})
+    checkpoints.close()
+    assert loop['pool'] == [{'question': 'first'}]

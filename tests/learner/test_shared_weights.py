@@ -23,7 +23,10 @@ def policy(tmp_path_factory):
 @pytest.mark.parametrize('shared', [False, True])
 def test_roles_train_the_same_weights(policy, shared):
     model, params = policy
-    roles = {'solver': role(loss='token_pg'), 'proposer': role(loss='reinforce', aggregation='seq_mean_token_sum')}
+    roles = {
+        'solver': role(loss='token_pg', warmup_steps=5),
+        'proposer': role(loss='reinforce', aggregation='seq_mean_token_sum', warmup_steps=0),
+    }
     learner = Learner(model, sharding.make_mesh(), roles, params, (4, 50), shared_optimizer=shared)
     assert set(learner.state['opt']) == ({'solver'} if shared else {'solver', 'proposer'})
     batches = pack(make_rows(model), micro_rows=4, tokens=50, mode='token')

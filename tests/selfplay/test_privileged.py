@@ -28,6 +28,16 @@ def test_a_path_is_data_that_survives_json(path):
     assert path['title'] == 'Gumu' and path['hops'] == 3
 
 
+def test_passages_belong_to_the_query_that_brought_them():
+    both = scripted.Turn('<think> t</think>', ('Lomi', 'Gumu'), ((LOMI,), (dict(id=2, title='Gumu', text='x'),)))
+    rollout = scripted.trajectory(both, *scripted.final(**ASKED).turns)
+    steps = privileged.path_of(rollout, ITEM, **ASKED)['steps']
+    assert [(s['query'], [f[:13] for f in s['found']]) for s in steps] == [
+        ('Lomi', ['(Title: Lomi)']),
+        ('Gumu', ['(Title: Gumu)']),
+    ]
+
+
 def test_every_kind_shows_what_its_name_says(path):
     assert text('answer', path) == 'Tarva' and text('answer_hop', path) == 'Tarva (3)'
     whole = text('qcp', path)

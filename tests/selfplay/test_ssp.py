@@ -11,6 +11,7 @@ from zeroplay_jax.selfplay.corpus import Corpus
 from zeroplay_jax.selfplay.engine import Draw, Phase, Step
 from zeroplay_jax.selfplay.recipes.ssp import Recipe
 from zeroplay_jax.selfplay.task_pool import TaskPool
+from zeroplay_jax.types import TaskDropped
 
 LOMI = dict(id=1, title='Lomi', text='Lomi is a city in Tarva.')
 GUMU = dict(id=2, title='Gumu', text='Gumu was born in Puto.')
@@ -79,13 +80,54 @@ def test_what_the_material_does_not_answer_is_turned_away():
     assert play(recipe(check__on=False), table, [ITEM])[0].drop is None
 
 
-def test_the_check_mixes_in_what_others_read():
-    plays = dict(checker=[final(answer='x')] * 2)
-    for noise, seen in ((0, 1), (1, 2)):
-        table = Table(proposer=[hidden(), hidden(found=(GUMU,))], **plays)
-        play(recipe(check__noise=noise), table, [ITEM, ITEM]) if noise else None
-        checks = [fields['documents'] for role, _, _, fields in table.asked if role == 'checker']
-        assert not noise or all(text.count('Title:') == seen for text in checks) and len(checks) == 2
+@pytest.mark.parametrize('noise,seen', [(0, 1), (1, 2), (4, 3)])
+def test_the_check_mixes_in_what_others_read(noise, seen):
+    third = dict(id=3, title='Puto', text='Puto worked as a poet.')
+    proposals = [hidden(), hidden(found=(GUMU,)), hidden(found=(third,))]
+    table = Table(proposer=proposals, checker=[final(answer='x')] * 3)
+    game = recipe(check__noise=noise, proposer__batch=3)
+    tasks = game.tasks(STEP, TaskPool(), Draw(missing=3))
+    assert [len(t.payload['beside']) for t in tasks] == [min(noise, 2)] * 3
+
+    async def all_of_them():
+        await asyncio.gather(*(game.episode(table, STEP, t) for t in tasks))
+
+    asyncio.run(all_of_them())
+    checks = [fields['documents'] for role, _, _, fields in table.asked if role == 'checker']
+    assert [text.count('Title:') for text in checks] == [seen] * 3
+
+
+def test_late_answers_are_checked_among_as_many_neighbours():
+    game = recipe(fill__kind='resample', check__noise=4)
+    (late,) = game.tasks(STEP, TaskPool(), Draw(phase=8, step=8, round=1, missing=1, outside=8))
+    assert late.payload['beside'] == [[7, 0], [7, 1], [7, 2], [7, 3]]
+
+
+def test_replayed_questions_do_not_use_up_the_deck():
+    game = recipe()
+    first = [t.payload['answer'] for t in game.tasks(STEP, TaskPool(), Draw(missing=8))]
+    after = [t.payload['answer'] for t in game.tasks(STEP, TaskPool(), Draw(phase=14, outside=8, missing=8))]
+    whole = [item['answer'] for item in game._deck.deal(0, 16)]
+    assert first + after == whole
+
+
+def test_a_judge_without_verdicts_says_nothing_about_a_question():
+    class Silent:
+        async def correct(self, *_):
+            return None
+
+    table = Table(Silent(), proposer=[hidden()], solver=[final(answer='x')] * 3)
+    (out,) = play(recipe(reward__answer='judge', check__on=False), table, [ITEM])
+    assert [row.drop for row in out.rows] == ['ungraded'] * 4
+
+
+def test_a_question_that_is_too_long_is_turned_away_alone():
+    def too_long(fields):
+        raise TaskDropped('prompt_too_long')
+
+    table = Table(proposer=[hidden()], checker=too_long)
+    (out,) = play(recipe(), table, [ITEM])
+    assert out.drop == 'prompt_too_long' and len(out.rows) == 1 and out.rows[0].reward == 0
 
 
 def test_noise_is_left_out_where_the_prompt_gets_too_long():

@@ -34,7 +34,7 @@ PUBLIC = {
 }
 COLLECTION = 'RUC-NLPIR/FlashRAG_datasets'
 # What has to be the same in two results before their difference means anything.
-SETTINGS = ('retrieval', 'top_k', 'prompts', 'metric', 'samples', 'limit', 'max_turns')
+SETTINGS = ('retrieval', 'top_k', 'prompts', 'metric', 'samples', 'limit', 'judge', 'tools', 'tokens')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +106,8 @@ def answer_all(
         given = [solving.answer(t) for t in tries]
         scores = [await solving.score(table, metric, (number, i, j), item, g) for j, g in enumerate(given)]
         queries = [q for turn in tries[0].turns for q in turn.queries]
-        return Answered(max(scores), len(queries), redundancy(queries), given[int(np.argmax(scores))])
+        known = [0.0 if s is None else s for s in scores]  # no verdict is no approval
+        return Answered(max(known), len(queries), redundancy(queries), given[int(np.argmax(known))])
 
     return table.scheduler.run([ask(i, item) for i, item in enumerate(questions)], done)
 

@@ -36,10 +36,11 @@ class Checkpointer:
         return self._manager.latest_step()
 
     def save(self, step: int, states: dict[str, Any], loop: Json) -> None:
-        """Starts saving; device arrays are copied before this returns, so they may be donated afterwards."""
+        """Starts saving; what is given is copied before this returns, and may be donated or changed afterwards."""
+        loop = json.loads(json.dumps(dict(loop)))  # the writer's thread reads it later
         self._manager.save(
             step,
-            args=ocp.args.Composite(states=ocp.args.StandardSave(states), loop=ocp.args.JsonSave(dict(loop))),
+            args=ocp.args.Composite(states=ocp.args.StandardSave(states), loop=ocp.args.JsonSave(loop)),
         )
 
     def restore(self, states: dict[str, Any]) -> tuple[dict[str, Any], Json]:

@@ -72,7 +72,7 @@ class Learner:
     ):
         """Takes initial `params` (copied, never donated) and `config.<role>` by role; `micro_shape` is (B, L).
 
-        Roles of one learner share its weights; with `shared_optimizer` the moments too (of the first role's kind).
+        Roles of one learner share its weights; with `shared_optimizer` the optimiser too, the first role's.
         The teacher of a role that distils reads rows of `teacher_tokens`.
         """
         self.model, self.mesh, self.micro_shape = model, mesh, micro_shape
@@ -99,7 +99,7 @@ class Learner:
         self.shardings = dict(params=placed, opt=opt) | (dict(teacher=placed) if distils else {})
         self.state = jax.jit(begin, out_shardings=self.shardings)(params)
         self._heads = {
-            name: self._head(losses[name], own_optimizer[name], transforms[name], shape['params'], opt)
+            name: self._head(losses[name], own_optimizer[name], transforms[own_optimizer[name]], shape['params'], opt)
             for name in roles
         }
         rate = max((role.distill_ema_rate for role in roles.values() if role.distill_top_k), default=0.0)

@@ -7,8 +7,6 @@ import pathlib
 import re
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from retrieval import folder as index_folder
 from retrieval.client import Client, Http, InProcess
 from retrieval.corpus import Corpus as Passages
@@ -58,6 +56,14 @@ class Corpus:
     def search(self, queries: Sequence[str]) -> list:
         """Per query its `top_k` passages, best first, for training; None for a query that failed."""
         return self.client.retrieve(queries, self.top_k)
+
+    def check(self) -> None:
+        """Raises UserError where too many searches failed for what was measured or played to mean anything."""
+        for client in (self.client, self.held_out):
+            try:
+                client.check()
+            except RetrievalError as error:
+                raise UserError(str(error)) from None
 
     def search_held_out(self, queries: Sequence[str]) -> list:
         """The same for evaluation."""
@@ -155,8 +161,8 @@ def linked_documents(passages: Sequence[tuple[str, str]], deepest: int = _ANY_DE
     return tuple(Document(title, text, depth(title, frozenset([title]))) for title, text in passages)
 
 
-def depths(documents: Sequence[Document]) -> np.ndarray:
-    """Depth of every document, int8 [N]; of an opened corpus without reading it."""
+def able(documents: Sequence[Document], hops: int) -> Sequence[int]:
+    """Places of the documents that so many hops can begin with; of an opened corpus without reading it."""
     if isinstance(documents, Opened):
-        return np.full(len(documents), _ANY_DEPTH, np.int8)
-    return np.array([d.depth for d in documents], np.int8)
+        return range(len(documents))
+    return [i for i, d in enumerate(documents) if d.depth >= hops]

@@ -57,6 +57,7 @@ class Draw:
 
     Attributes:
       phase: items drawn in this phase before.   step: of those, the ones of this step.
+      outside: of those of the phase, the ones from outside: a deck goes on there, whatever was replayed.
       round: 0 for the first items of a step; later ones fill up what fell away.
       missing: groups that the batch still lacks; at first all that no surplus of the step before provides.
     """
@@ -65,6 +66,7 @@ class Draw:
     step: int = 0
     round: int = 0
     missing: int = 0
+    outside: int = 0
 
 
 class Recipe(Protocol):
@@ -112,7 +114,7 @@ class Engine:
         self.pool = TaskPool()
         self.versions: collections.Counter[str] = collections.Counter()
         self.outside_questions = 0  # played items with a question or answer that no player of this run made
-        self.drawn = 0  # items drawn in this phase
+        self.drawn = self.drawn_outside = 0  # items drawn in this phase, and of those the ones from outside
         self.surplus: dict[str, list[Row]] = {}  # by role: groups beyond a full batch, kept for the next step
         for name in learners:
             self.publish(name)
@@ -132,11 +134,14 @@ class Engine:
         judged = collections.Counter(self.table.judge_stats)
         self.scheduler.search_seconds.clear()
         if step.index == 0:
-            self.drawn, self.surplus = 0, {}
+            self.drawn, self.drawn_outside, self.surplus = 0, 0, {}
         if step.phase.clears_pool and step.index % step.phase.clears_pool == 0:
             self.pool.clear()
         outcomes = self._collect(step, done)
         searched = self.check_search()
+        judged = self.table.judge_stats - judged
+        if self.table.judge:
+            self.table.judge.check(judged)
         rows = [row for outcome in outcomes for row in outcome.rows]
         stats = row_tools.rollout_stats(rows, outcomes)
         played = time.perf_counter()
@@ -154,7 +159,7 @@ class Engine:
         if any(outcome.questions or outcome.drop for outcome in outcomes):
             stats |= {f'drop/{reason}': (n, 1) for reason, n in self.pool.drops.items()}
         stats |= {'pool_size': (len(self.pool.questions), 1)}
-        stats |= {f'judge/{name}': (n, 1) for name, n in (self.table.judge_stats - judged).items()}
+        stats |= {f'judge/{name}': (n, 1) for name, n in judged.items()}
         work = self.scheduler.stats - before
         seconds = self.scheduler.search_seconds or [0.0]
         metrics = {name: total / count for name, (total, count) in stats.items() if count}
@@ -169,14 +174,16 @@ class Engine:
     def _collect(self, step: Step, done) -> list[Outcome]:
         """Plays items until the batch is full or the recipe has no more; the outcomes in the order of issue."""
         outcomes: list[Outcome] = []
-        draw = Draw(self.drawn, missing=self._lacks(step, []))
+        draw = Draw(self.drawn, missing=self._lacks(step, []), outside=self.drawn_outside)
         while tasks := self.recipe.tasks(step, self.pool, draw):
-            self.outside_questions += sum(task.outside for task in tasks)
+            outside = sum(task.outside for task in tasks)
+            self.outside_questions += outside
             outcomes += self.scheduler.run([self.recipe.episode(self.table, step, t) for t in tasks], done)
             rows = [row for outcome in outcomes for row in outcome.rows]
             taken = len(tasks)
-            draw = Draw(draw.phase + taken, draw.step + taken, draw.round + 1, self._lacks(step, rows))
-        self.drawn = draw.phase
+            lacks = self._lacks(step, rows)
+            draw = Draw(draw.phase + taken, draw.step + taken, draw.round + 1, lacks, draw.outside + outside)
+        self.drawn, self.drawn_outside = draw.phase, draw.outside
         return outcomes
 
     def _lacks(self, step: Step, rows: list[Row]) -> int:
@@ -282,7 +289,7 @@ class Engine:
             'pool': self.pool.state(),
             'versions': dict(self.versions),
             'outside_questions': self.outside_questions,
-            'drawn': self.drawn,
+            'drawn': [self.drawn, self.drawn_outside],
             'surplus': {role: [row_tools.state(row) for row in rows] for role, rows in self.surplus.items()},
         }
 
@@ -292,7 +299,7 @@ class Engine:
             learner.state = jax.device_put(states[name], learner.shardings)
         self.pool.restore(loop['pool'])
         self.versions.update(loop['versions'])
-        self.outside_questions, self.drawn = loop['outside_questions'], loop['drawn']
+        self.outside_questions, (self.drawn, self.drawn_outside) = loop['outside_questions'], loop['drawn']
         self.surplus = {role: [row_tools.restore(s) for s in saved] for role, saved in loop['surplus'].items()}
         for name in self.learners:
             self.publish(name)

@@ -8,7 +8,7 @@ import numpy as np
 
 from zeroplay_jax.objectives.schedules import stratify
 from zeroplay_jax.selfplay import files
-from zeroplay_jax.selfplay.corpus import Corpus, depths
+from zeroplay_jax.selfplay.corpus import Corpus, able
 from zeroplay_jax.selfplay.engine import Draw, Step
 from zeroplay_jax.selfplay.task_pool import TaskPool
 from zeroplay_jax.types import Json, Task, UserError, identity_rng
@@ -19,24 +19,22 @@ class Documents:
 
     def __init__(self, config, corpus: Corpus):
         self._seed, self._ratio, self._documents = config.seed, tuple(config.schedule.hop_ratio), corpus.documents
-        depth = depths(corpus.documents)
-        self._by_hops = [np.flatnonzero(depth >= hops) for hops in range(1, len(self._ratio) + 1)]
+        self._by_hops = [able(corpus.documents, hops) for hops in range(1, len(self._ratio) + 1)]
 
     def tasks(self, step: Step, size: int) -> list[Task]:
         """`size` documents, each at most once as long as there are enough; a function of the arguments."""
         rng, items = identity_rng(self._seed, step.number), []
-        taken = np.zeros(0, np.int64)
+        taken: set[int] = set()
         for hops, count in enumerate(stratify(self._ratio, size), 1):
-            able = self._by_hops[hops - 1]
-            if count and not len(able):
-                raise UserError(
-                    f'no document can open a question of {hops} hops: lower config.schedule.hop_ratio there'
-                )
-            free = np.setdiff1d(able, taken)
-            able = free if len(free) >= count else able
-            picked = able[rng.choice(len(able), count, replace=count > len(able))] if count else able[:0]
-            taken = np.concatenate([taken, picked])
-            for document in (self._documents[i] for i in picked):
+            chosen = self._by_hops[hops - 1]
+            if count and not len(chosen):
+                raise UserError(f'no document can open {hops} hops: lower config.schedule.hop_ratio there')
+            # A few more than needed, so that enough are left when those of other hop counts are taken out.
+            drawn = rng.choice(len(chosen), min(count + len(taken), len(chosen)), replace=False) if count else ()
+            free = [i for i in (int(chosen[at]) for at in drawn) if i not in taken][:count]
+            free += [int(chosen[int(at)]) for at in rng.integers(0, len(chosen), count - len(free))] if count else []
+            taken.update(free)
+            for document in (self._documents[i] for i in free):
                 items.append(dict(title=document.title, text=document.text, hops=hops))
         return [Task((step.number, i), item) for i, item in enumerate(items)]
 

@@ -10,15 +10,17 @@ from __future__ import annotations
 import abc
 import asyncio
 import collections
+import functools
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import openai
 
 from zeroplay_jax.objectives import rewards, verdicts
 from zeroplay_jax.rollout import prompts
-from zeroplay_jax.types import Json
+from zeroplay_jax.rollout.tokens import Untrusted
+from zeroplay_jax.types import Json, TaskDropped, UserError
 
 Rubric = dict[str, str]
 
@@ -30,8 +32,22 @@ class Judge(abc.ABC):
       stats: reason code → count: 'asked', 'unread' (could not be parsed), 'failed' (no reply).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_failed: float = 1.0) -> None:
         self.stats: collections.Counter[str] = collections.Counter()
+        self._most_failed = most_failed
+
+    def check(self, stats: collections.Counter[str]) -> None:
+        """Stops a run whose judge gives too few verdicts, before a batch is learnt from.
+
+        Raises:
+          UserError: more than the allowed share of what was asked failed or could not be read.
+        """
+        lost = stats['failed'] + stats['unread']
+        if lost > self._most_failed * stats['asked']:
+            raise UserError(
+                f'{lost} of {stats["asked"]} judgements failed ({stats["failed"]}) or could not be read '
+                f'({stats["unread"]}), more than config.judge.most_failed={self._most_failed}; mend the judge and go on'
+            )
 
     @abc.abstractmethod
     async def correct(self, identity, question: str, answers: Sequence[str], given: str) -> bool | None:
@@ -58,13 +74,13 @@ class TextJudge(Judge):
       items: smallest and largest number of rubrics.
     """
 
-    def __init__(self, write: Callable[..., Awaitable[str | None]], items: tuple[int, int]):
-        super().__init__()
+    def __init__(self, write: Callable[..., Awaitable[str | None]], items: tuple[int, int], most_failed: float = 1.0):
+        super().__init__(most_failed)
         self._write, self._items = write, items
 
-    async def _ask(self, parse, identity, prompt, **fields):
+    async def _ask(self, parse, identity, prompt, temperature=None, **fields):
         self.stats['asked'] += 1
-        text = await self._write(identity, prompt, fields)
+        text = await self._write(identity, prompt, fields, temperature)
         if text is None:
             self.stats['failed'] += 1
             return None
@@ -82,7 +98,8 @@ class TextJudge(Judge):
     async def rubrics(self, identity, task, document):
         low, high = self._items
         parse = lambda text: verdicts.rubrics(text, minimum=low, maximum=high)
-        return await self._ask(parse, identity, 'judge_rubrics', task=task, document=document, low=low, high=high)
+        fields = dict(task=task, document=document, low=low, high=high)
+        return await self._ask(parse, identity, 'judge_rubrics', 0.0, **fields)  # greedy, as in SCOPE
 
     async def grade(self, identity, task, answer, rubric):
         fields = dict(task=task, given=answer, rubric=rubric)
@@ -96,9 +113,13 @@ class RuleJudge(Judge):
     sentences of the last document, where the search for it ended, and an answer meets one that it repeats.
     """
 
-    def __init__(self, titles: Sequence[str], items: tuple[int, int]):
+    def __init__(self, titles: Callable[[], Iterable[str]], items: tuple[int, int]):
         super().__init__()
-        self._titles, self._items = frozenset(titles), items
+        self._find, self._items = titles, items
+
+    @functools.cached_property
+    def _titles(self) -> frozenset[str]:
+        return frozenset(self._find())  # when first asked: most games never do
 
     def _named(self, task: str) -> set[str]:
         return {word for word in task.replace('.', ' ').replace("'", ' ').split() if word in self._titles}
@@ -129,8 +150,13 @@ class RuleJudge(Judge):
 def policy_writer(table, temperature: float):
     """Writes with the table's role 'judge', the frozen initial policy."""
 
-    async def write(identity, prompt, fields):
-        (trajectory,) = await table.ask('judge', identity, 1, temperature, prompt, **fields)
+    async def write(identity, prompt, fields, heat=None):
+        try:
+            (trajectory,) = await table.ask(
+                'judge', identity, 1, temperature if heat is None else heat, prompt, **fields
+            )
+        except TaskDropped:  # longer than the judge can read
+            return None
         return trajectory.turns[-1].text
 
     return write
@@ -152,10 +178,10 @@ def endpoint_writer(config, prompt_set: str):
             clients[loop] = openai.AsyncOpenAI(base_url=config.url, api_key=key, **limits)
         return clients[loop]
 
-    async def write(identity, prompt, fields) -> str | None:
+    async def write(identity, prompt, fields, heat=None) -> str | None:
         (message,) = prompts.messages(prompt_set, prompt, **fields)
-        chat: list[Any] = [{'role': 'user', 'content': ''.join(map(str, message['content']))}]
-        settings = dict(temperature=config.temperature, max_tokens=config.tokens)
+        chat: list[Any] = [{'role': 'user', 'content': ''.join(map(_plain, message['content']))}]
+        settings = dict(temperature=config.temperature if heat is None else heat, max_tokens=config.tokens)
         try:
             reply = await client().chat.completions.create(model=config.model, messages=chat, **settings)
         except openai.OpenAIError:
@@ -163,6 +189,11 @@ def endpoint_writer(config, prompt_set: str):
         return reply.choices[0].message.content if reply.choices else None
 
     return write
+
+
+def _plain(part: str) -> str:
+    """A part of a prompt for a server that tokenises it itself: foreign text must not become a control token there."""
+    return part.replace('<', '<\u200b') if isinstance(part, Untrusted) else part
 
 
 def document_of(facts: Sequence[Json]) -> str:

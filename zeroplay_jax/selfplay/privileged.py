@@ -6,6 +6,8 @@ A path is recorded when a question is made, as data: {'document', 'title', 'step
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from zeroplay_jax.objectives import rewards
@@ -20,9 +22,9 @@ def path_of(trajectory: Trajectory, item: Json, question: str, answer: str) -> J
     """The path that a proposer's rollout took from its document to its question."""
     steps = []
     for turn in trajectory.turns:
-        found = [prompts.document_text(d) for query in turn.documents for d in query]
-        for query in turn.queries:
-            steps.append({'think': rewards.extract_last(turn.text, 'think') or '', 'query': query, 'found': found})
+        for query, found in itertools.zip_longest(turn.queries, turn.documents, fillvalue=()):
+            shown = [prompts.document_text(d) for d in found]
+            steps.append({'think': rewards.extract_last(turn.text, 'think') or '', 'query': query, 'found': shown})
     document = prompts.document_text(item) if item.get('text') else ''
     known = dict(title=item.get('title', ''), hops=item['hops'], question=question, answer=answer)
     return dict(known, document=document, steps=steps)

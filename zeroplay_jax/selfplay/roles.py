@@ -11,7 +11,7 @@ from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.scheduler import Request, Scheduler
 from zeroplay_jax.rollout.search import SearchEnv
 from zeroplay_jax.selfplay.judge import Judge
-from zeroplay_jax.types import Trajectory
+from zeroplay_jax.types import TaskDropped, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,14 +52,6 @@ class Role:
     env: SearchEnv
     temperature: float = 1.0
     prompt_tokens: int = 1 << 30
-
-
-class TaskDropped(Exception):
-    """Ends an episode that cannot be played; `reason` is its code in the metrics."""
-
-    def __init__(self, reason: str):
-        super().__init__(reason)
-        self.reason = reason
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,24 +30,31 @@ def answer(trajectory: Trajectory) -> str | None:
     return rewards.extract_last(trajectory.turns[-1].text, 'answer')
 
 
-async def score(table: Table, metric: str, identity, item: Json, given: str | None) -> float:
-    """What an answer earns, in [0, 1], by `config.reward.answer`: em, subem, f1, or the judge's word."""
+async def score(table: Table, metric: str, identity, item: Json, given: str | None) -> float | None:
+    """What an answer earns, in [0, 1], by `config.reward.answer`: em, subem, f1, or the judge's word.
+
+    None where the judge gave none: that is neither right nor wrong.
+    """
     if metric != 'judge':
         return float(METRICS[metric](given, item['answers']))
-    if not given or table.judge is None:
+    if not given:
         return 0.0
-    return float(bool(await table.judge.correct(identity, item['question'], item['answers'], given)))
+    assert table.judge is not None
+    said = await table.judge.correct(identity, item['question'], item['answers'], given)
+    return None if said is None else float(said)
 
 
-async def attempts(table: Table, metric: str, identity, item: Json, samples: int) -> list[tuple[Trajectory, float]]:
+async def attempts(
+    table: Table, metric: str, identity, item: Json, samples: int
+) -> list[tuple[Trajectory, float | None]]:
     """Rollouts of the solver on a question, each with what it earns."""
     tries = await table.ask('solver', identity, samples, question=item['question'])
     return [(t, await score(table, metric, (*identity, i), item, answer(t))) for i, t in enumerate(tries)]
 
 
 async def solve_rate(table: Table, metric: str, identity, item: Json, samples: int) -> int:
-    """How many of `samples` rollouts reach the answer (a score of one half or more)."""
-    return sum(s >= 0.5 for _, s in await attempts(table, metric, identity, item, samples))
+    """How many of `samples` rollouts reach the answer (a score of one half or more; without one they do not)."""
+    return sum(s is not None and s >= 0.5 for _, s in await attempts(table, metric, identity, item, samples))
 
 
 async def rows(table: Table, config, task: Task, item: Json) -> list[Row]:
@@ -59,12 +66,12 @@ async def rows(table: Table, config, task: Task, item: Json) -> list[Row]:
         info['privileged_cut'] = cut
     out = []
     for t, hit in await attempts(table, metric, task.identity, item, config.solver.samples):
-        earned = hit + overlong(config, t)
-        parts = {_NAMES.get(metric, metric): hit} | (
-            {'overlong': earned - hit} if config.reward.overlong_buffer else {}
-        )
-        details = info | {'answer_given': answer(t)}
-        out.append(Row('solver', t, earned, group, parts, info=details, teacher_prompt=teacher))
+        parts = {_NAMES.get(metric, metric): hit or 0.0}
+        if config.reward.overlong_buffer:
+            parts['overlong'] = overlong(config, t)
+        drop = 'ungraded' if hit is None else None
+        details = info | {'answer_given': answer(t), 'score': hit}
+        out.append(Row('solver', t, sum(parts.values()), group, parts, drop, details, teacher_prompt=teacher))
     return out
 
 
@@ -78,9 +85,9 @@ def shown(trajectory: Trajectory) -> list[Json]:
     """Passages that a rollout was shown, each once, in the order seen; the best of its last search comes last."""
     found = [d for turn in trajectory.turns for query in turn.documents for d in query]
     last = next((query[0] for turn in trajectory.turns[::-1] for query in turn.documents[::-1] if query), None)
-    passages = {d['title']: d for d in found}
+    passages = {d['id']: d for d in found}  # one article may be many passages of one title
     if last is not None:
-        passages[last['title']] = passages.pop(last['title'])
+        passages[last['id']] = passages.pop(last['id'])
     return list(passages.values())
 
 

@@ -60,6 +60,8 @@ class Recipe:
             row = proposals.row(task, proposal)
             row.parts['format'] = c.reward.format_weight * proposal.format['raw'] * (proposal.rejected is None)
             row.parts['difficulty'] = 0.0
+            if k is None and proposal.rejected is None:
+                row.info['rejected'] = 'prompt_too_long'
             if k is not None:
                 row.info['solved'] = k
                 row.parts['difficulty'] = rewards.difficulty(k, c.reward.solves, c.reward.difficulty, c.reward.target)
@@ -74,7 +76,10 @@ class Recipe:
         if proposal.rejected or not samples:
             return None
         item = {'question': proposal.question, 'answers': [proposal.answer]}
-        return await solving.solve_rate(table, self.config.reward.answer, (*identity, 1), item, samples)
+        try:
+            return await solving.solve_rate(table, self.config.reward.answer, (*identity, 1), item, samples)
+        except TaskDropped:  # too long to be asked: its form is paid, its siblings stay
+            return None
 
     async def _generate(self, table: Table, task: Task) -> Outcome:
         c = self.config.pool
@@ -86,6 +91,8 @@ class Recipe:
         question = ' '.join(str(best.question).split()[: c.question_words])
         record = self.record(task, best) | {'question': question}
         solved = await self._solved(table, task.identity, best, c.measure)
+        if c.measure and solved is None:
+            return Outcome(rows, drop='prompt_too_long')
         if solved is not None:
             record['solve_rate'] = solved / c.measure
             if not c.window[0] <= record['solve_rate'] <= c.window[1]:

@@ -33,8 +33,10 @@ class Recipe:
             )
 
     def phases(self) -> list[Phase]:
-        """One long phase."""
-        return [Phase('solver', self.config.solver.steps, ('solver',))]
+        """Steps of one kind; iterations only number them."""
+        return [
+            Phase('solver', self.config.solver.steps, ('solver',), i) for i in range(self.config.schedule.iterations)
+        ]
 
     def tasks(self, step: Step, pool: TaskPool, draw: Draw) -> list[Task]:
         """The next questions of the deck."""

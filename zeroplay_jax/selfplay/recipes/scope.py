@@ -26,7 +26,6 @@ from zeroplay_jax.types import Json, Outcome, Row, Task, Trajectory
 SEATS = (
     Seat('proposer', 'challenger', finals=('task',)),
     Seat('solver', 'task_solver'),
-    Seat('judge', 'judge_grade', finals=(), plays_as='initial', searches=False),
 )
 TRAINED = ('proposer', 'solver')
 
@@ -94,7 +93,14 @@ class Recipe:
         document = prompts.document_text(item) if self.config.schedule.initial_document else ''
         out = await table.ask('proposer', (*task.identity, 0), samples, hops=item['hops'], document=document)
         found = [self._read(t, item) for t in out]
-        await asyncio.gather(*(self._try(table, (*task.identity, i), item, m) for i, m in enumerate(found)))
+
+        async def judged(i, m):
+            try:
+                await self._try(table, (*task.identity, i), item, m)
+            except TaskDropped as drop:
+                m.rejected = drop.reason
+
+        await asyncio.gather(*(judged(i, m) for i, m in enumerate(found)))
         return found
 
     def _read(self, t: Trajectory, item: Json) -> Challenge:
@@ -144,7 +150,8 @@ class Recipe:
         if m.rejected:
             info['rejected'] = m.rejected
         reward = parts['format'] + parts['difficulty']
-        return Row('proposer', m.trajectory, reward, solving.group_of(task.identity), parts, info=info)
+        drop = 'ungraded' if m.rejected == 'ungraded' else None  # nobody knows what the task is worth
+        return Row('proposer', m.trajectory, reward, solving.group_of(task.identity), parts, drop, info)
 
     @staticmethod
     def _record(task: Task, m: Challenge) -> dict:

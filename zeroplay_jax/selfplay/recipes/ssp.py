@@ -60,11 +60,14 @@ class Recipe:
         return []
 
     def _hide(self, step, draw, count) -> list[Task]:
-        names = [(step.number, draw.step + i) for i in range(count)]
-        beside = min(self.config.check.noise, count - 1)
-        items = self._deck.deal(draw.phase, count)
-        near = [[list(names[(i + 1 + j) % count]) for j in range(beside)] for i in range(count)]
-        return [Task(n, dict(item, beside=b), outside=True) for n, item, b in zip(names, items, near, strict=True)]
+        """`count` answers; beside each, whose passages are mixed in: the next ones of the step, in a circle."""
+        total = draw.step + count
+        beside = min(self.config.check.noise, total - 1)
+        tasks = []
+        for i, item in zip(range(draw.step, total), self._deck.deal(draw.outside, count), strict=True):
+            near = [[step.number, (i + 1 + j) % total] for j in range(beside)]
+            tasks.append(Task((step.number, i), dict(item, beside=near), outside=True))
+        return tasks
 
     async def episode(self, table: Table, step: Step, task: Task) -> Outcome:
         """An answer hidden, checked and looked for; or an old question solved again."""
@@ -91,25 +94,30 @@ class Recipe:
         rows, solved_rows, questions, reasons = [], [], [], []
         for i, trajectory in enumerate(made):
             question = self._question(trajectory)
-            reason = self._gate(trajectory, question, item)
-            if reason is None and c.check.on:
-                reason = await self._check(table, task, i, trajectory, str(question))
             record = dict(question=question, answers=[item['answer']], hops=item['hops'], task=list(task.identity))
-            reward = c.reward.invalid
+            reason, tries = self._gate(trajectory, question, item), []
+            try:
+                if reason is None and c.check.on:
+                    reason = await self._check(table, task, i, trajectory, str(question))
+                if reason is None:
+                    tries = await solving.rows(table, c, Task((*task.identity, 1, i), {}), record)
+            except TaskDropped as drop:
+                reason = drop.reason
+            for row in tries if i else []:  # each question of an answer is a group of its own
+                row.group = -(group * c.proposer.samples + i)
+            known = [row.info['score'] for row in tries if row.drop is None]
+            info, reward = record | {'valid': reason is None}, c.reward.invalid
             if reason is None:
                 questions.append(record)
-                tries = await solving.rows(table, c, Task((*task.identity, 1, i), {}), record)
-                for row in tries if i else []:  # each question of an answer is a group of its own
-                    row.group = -(group * c.proposer.samples + i)
                 solved_rows += tries
-                reward = 1.0 - solving.mean([row.reward for row in tries])
+                reward = 1.0 - solving.mean(known)
+                info['solved'] = sum(score >= 0.5 for score in known)
             else:
-                record['rejected'] = reason
+                info['rejected'] = reason
                 reasons.append(reason)
-            info = record | {'valid': reason is None}
-            if reason is None:
-                info['solved'] = sum(row.reward >= 0.5 for row in tries)
-            rows.append(Row('proposer', trajectory, reward, group, {'hard': reward}, info=info))
+            # Where no attempt could be judged, nobody knows what the question is worth.
+            unknown = 'ungraded' if reason is None and not known else None
+            rows.append(Row('proposer', trajectory, reward, group, {'hard': reward}, unknown, info))
         return Outcome(rows + solved_rows, questions, drop=None if questions else reasons[0])
 
     @staticmethod
@@ -129,8 +137,8 @@ class Recipe:
         others = [await self._board(name) for name in task.payload['beside']]
         if self.config.check.unit == 'document':
             others = [found[:1] for found in others]
-        titles = {d['title'] for d in own}
-        noise = [d for found in others for d in found if d['title'] not in titles]
+        read = {d['id'] for d in own}
+        noise = [d for found in others for d in found if d['id'] not in read]
         rng = identity_rng(self.config.seed, *task.identity, 2)
         limit = table.roles['checker'].prompt_tokens
         while True:  # noise goes first where the prompt gets too long
@@ -144,4 +152,5 @@ class Recipe:
         item = dict(question=question, answers=[task.payload['answer']])
         metric = self.config.reward.answer
         given = solving.answer(reply)
-        return None if await solving.score(table, metric, (*task.identity, 3, sample), item, given) else 'unanswerable'
+        right = await solving.score(table, metric, (*task.identity, 3, sample), item, given)
+        return None if right is not None and right >= 0.5 else 'unanswerable'
