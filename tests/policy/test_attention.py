@@ -28,7 +28,7 @@ def test_a_hidden_state_depends_on_what_its_place_sees_and_on_nothing_else(windo
     tokens = np.arange(12)[None]
 
     def state(shift, at):
-        moved = params | {'embedding': params['embedding'].at[tokens[0]].add(shift)}
+        moved = params | {'embedding': jnp.asarray(params['embedding']).at[tokens[0]].add(shift)}
         return transformer.hidden(model, moved, tokens, positions, segment)[0, at].sum()
 
     gradient = tiny.jit(jax.grad(state))
