@@ -9,7 +9,7 @@ PEERS_PYTHON is an interpreter with google-tunix, torch and transformers; --peer
 `peer_hf.py`, which print '<name> rollout X generated tokens/s' and '<name> train X tokens/s'. Everybody is held to the
 same two cores.
 
-The matmul bound is what a 2048³ product runs at in this process, right then: a rollout at the bound would push every
+The matmul bound is what a 2048³ product runs at in this process, right before and after: a rollout at the bound would push every
 token through the layers once, every generated token through the head once, and do nothing else.
 """
 
@@ -117,7 +117,7 @@ def useful_operations() -> float:
 def make_update(params):
     """A function that does one update step on TRAIN_BATCH × TRAIN_LEN tokens."""
     role = ml_collections.ConfigDict(common.get_config().solver.to_dict() | dict(weight_decay=1e-4))
-    learner = Learner(MODEL, sharding.make_mesh(), role, params, (TRAIN_BATCH, TRAIN_LEN))
+    learner = Learner(MODEL, sharding.make_mesh(), {'solver': role}, params, (TRAIN_BATCH, TRAIN_LEN))
     rng = np.random.default_rng(0)
     rows = []
     for i in range(TRAIN_BATCH):
@@ -129,7 +129,7 @@ def make_update(params):
         rows.append(Row('policy', t, 0.0, 0, advantage=float(rng.normal())))
     batches = pack(rows, micro_rows=TRAIN_BATCH, tokens=TRAIN_LEN, mode='token')
     assert len(batches) == 1
-    return lambda: learner.update(batches)
+    return lambda: learner.update('solver', batches)
 
 
 def _median(call, times: int) -> float:
@@ -155,8 +155,9 @@ def peer(name: str, folder: pathlib.Path) -> dict[str, float]:
 
 def measure(scheduler, update) -> dict[str, float]:
     """Our figures of one round."""
-    rate = matmul_rate()
+    before = matmul_rate()
     seconds = _median(lambda: rollout(scheduler), 3)
+    rate = (before + matmul_rate()) / 2  # right before and right after: a shared machine's speed drifts
     trained = _median(update, 3)
     return dict(
         rollout=BATCH * GEN * TURNS / seconds,

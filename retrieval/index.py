@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from retrieval.corpus import MemoryCorpus, Record
+from retrieval.quiet import quiet
 from retrieval.shards import is_unit
 from retrieval.types import Encoder, Passage, RetrievalError, short
 from retrieval.types import Index as Index
@@ -353,7 +354,8 @@ def _scann() -> Any:
 def _load_searcher(folder: pathlib.Path) -> Any:
     if (folder / 'scann_docids.pkl').exists():  # ScaNN would unpickle it; `save` never writes one
         raise RetrievalError(f'{folder}/scann_docids.pkl: no part of an index; remove the file')
-    return _scann().load_searcher(str(folder))
+    with quiet():
+        return _scann().load_searcher(str(folder))
 
 
 def _searcher(
@@ -366,7 +368,8 @@ def _searcher(
     reorder: str,
 ) -> Any:
     """Trains ScaNN on distinct unit vectors, float32 [G, D]."""
-    scann = _scann()
+    with quiet():
+        scann = _scann()
     builder = scann.builder(vectors, overfetch, 'dot_product')
     # Reproducible to the bit, as measured (README.md): k-means++ from ScaNN's fixed seed on one thread builds
     # the same index every time, a random start does not; with SOAR distances vary from call to call.
@@ -379,4 +382,5 @@ def _searcher(
     )
     builder.score_ah(2, anisotropic_quantization_threshold=threshold)
     builder.reorder(reordered, quantize=scann.scann_builder.ReorderType[reorder.upper()])
-    return builder.set_n_training_threads(1).build()
+    with quiet():
+        return builder.set_n_training_threads(1).build()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pathlib
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from absl import app, logging
 
+from retrieval.quiet import quiet
 from zeroplay_jax import config as configuration
 from zeroplay_jax.types import UserError
 
@@ -33,29 +32,11 @@ def load_libraries() -> None:
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
     os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
     logging.set_verbosity(logging.WARNING)
-    with _muted():
+    with quiet():
         import tensorflow as tf
 
         for kind in ('GPU', 'TPU'):
             tf.config.set_visible_devices([], kind)
-
-
-@contextlib.contextmanager
-def _muted() -> Iterator[None]:
-    """Holds back what is written to file descriptor 2, from C++ too; an exception brings it out."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as aside:
-        os.dup2(aside.fileno(), 2)
-        try:
-            yield
-        except BaseException:
-            aside.seek(0)
-            os.write(kept, aside.read())
-            raise
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
 
 
 def write_whole(path: pathlib.Path, text: str) -> None:

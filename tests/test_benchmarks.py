@@ -1,0 +1,80 @@
+"""The benchmarks run: small sizes here, because a benchmark that broke is found when it is needed."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks import claims
+from benchmarks import rollout as bench
+from zeroplay_jax import config as configuration
+from zeroplay_jax import train
+from zeroplay_jax.policy import transformer
+
+
+@pytest.fixture
+def small(monkeypatch):
+    model = dataclasses.replace(
+        bench.MODEL, vocab_size=64, hidden_size=32, intermediate_size=64, layers=2, heads=4, kv_heads=2, head_dim=8
+    )
+    monkeypatch.setattr(bench, 'MODEL', model)
+    monkeypatch.setattr(bench, 'matmul_rate', lambda: 1e12)
+    return transformer.init(model, jax.random.key(0))
+
+
+def test_rollouts_and_updates_of_the_speed_benchmark(small):
+    scheduler, update = bench.make_scheduler(small), bench.make_update(small)
+    figures = bench.measure(scheduler, update)
+    assert set(figures) == {'rollout', 'train', 'bound', 'gflops'} and all(x > 0 for x in figures.values())
+    shares = bench.shares(scheduler)
+    assert 0 < sum(shares.values()) <= 1.001
+
+
+@pytest.mark.parametrize('arm', claims.ARMS)
+def test_every_arm_of_the_claims_is_a_sound_config(arm):
+    configuration.check(claims.config_of(arm, 0))
+
+
+def test_claims_name_arms_that_exist():
+    assert {a for c in claims.CLAIMS for a in (c.better, c.worse)} == set(claims.ARMS)
+
+
+def runs(rates, questions=200):
+    rng = np.random.default_rng(0)
+    draw = lambda p: (rng.random(questions) < p).astype(int).tolist()
+    return [{'curve': [[0, draw(0.2)], [8, draw(p)], [16, draw(p)]]} for p in rates]
+
+
+def test_verdicts_of_claims():
+    good, bad = runs([0.9, 0.92, 0.88]), runs([0.4, 0.42, 0.38])
+    assert claims.judge(good, bad, 'final')['verdict'] == 'holds'
+    assert claims.judge(bad, good, 'final')['verdict'] == 'does not hold'
+    found = claims.judge(good, good, 'final')
+    assert found['verdict'] == 'undecided' and found['difference'] == 0
+    # The good arm is at the bad arm's last level at its first evaluation after training began.
+    assert claims.judge(good, bad, 'steps')['difference'] >= 0
+    falling = [{'curve': [[0, [1] * 10], [8, [0] * 10]]}] * 3
+    assert claims.judge(runs([0.9] * 3), falling, 'stability')['verdict'] == 'holds'
+
+
+def test_an_arm_is_played_once_and_kept(monkeypatch, tmp_path):
+    whole = claims.config_of
+
+    def shrunk(arm, seed):
+        config = whole(arm, seed)
+        config.world.update(train=(0, 1), evaluation=(0, 1))
+        config.schedule.iterations = 1
+        config.solver.update(steps=1, batch=2, samples=2, minibatches=1)
+        config.proposer.update(steps=1, batch=16)
+        config.pool.update(batch=4, batches=1)
+        config.eval.update(questions=2)
+        return config
+
+    monkeypatch.setattr(claims, 'config_of', shrunk)
+    first = claims.play('drzero', 0, tmp_path)
+    assert first['curve'][0][0] == 0 and len(first['curve'][0][1]) == 8
+    monkeypatch.setattr(train, 'run', None)  # a second run would fail
+    assert claims.play('drzero', 0, tmp_path) == first
+    assert json.loads(next(tmp_path.iterdir()).read_text()) == first
