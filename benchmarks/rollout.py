@@ -9,8 +9,8 @@ PEERS_PYTHON is an interpreter with google-tunix, torch and transformers; --peer
 `peer_hf.py`, which print '<name> rollout X generated tokens/s' and '<name> train X tokens/s'. Everybody is held to the
 same two cores.
 
-The matmul bound is what a 2048³ product runs at in this process, right before and after: a rollout at the bound would push every
-token through the layers once, every generated token through the head once, and do nothing else.
+The matmul bound is what a 2048³ product runs at in this process, right before and after: a rollout at the bound would
+push every token through the layers once, every generated token through the head once, and do nothing else.
 """
 
 import argparse
