@@ -64,8 +64,15 @@ def get_config() -> ConfigDict:
                 logit_chunk=1024,  # tokens whose logits exist at one time in scoring
             ),
             mesh=dict(replica=1, fsdp=1, model=1),  # devices per axis; -1 in one place: all that are left
+            distributed=dict(
+                mode='off',  # off: one process | auto: TPU VMs, SLURM and GKE say who they are | coordinator: as below
+                coordinator='',  # host:port of process 0
+                processes=1,  # how many; mesh.replica must be a multiple
+                process=0,  # which one this is
+                heartbeat=100,  # seconds without a sign of life from a process after which the others stop
+            ),
             sampler=dict(
-                slots=96,  # rollouts decoded together, per set of weights
+                slots=96,  # rollouts decoded together, per set of weights and process
                 context=512,  # tokens a slot can hold: prompt + all turns + observations
                 chunk=32,  # prefill: tokens per row and call
                 fill_rows=16,  # prefill: rows per call

@@ -63,6 +63,7 @@ def test_every_field_of_the_list_has_a_check():
         'inputs.tasks',
         'judge.url',
         'judge.model',
+        'distributed.coordinator',
     }
     checked_elsewhere |= {'eval.file', 'retrieval.path', 'retrieval.encoder', 'retrieval.url'}
     names = {name for name, value in configuration.fields(common.get_config()) if not isinstance(value, bool)}
@@ -73,6 +74,7 @@ WRONG = [  # field, value, what the line must contain beside the field
     ('seed', -1, 'give 0 or more'),
     ('recipe', 'drzreo', 'drzero'),
     ('policy.dtype', 'float16', 'float32, bfloat16'),
+    ('distributed.mode', 'ring', 'give one of off, auto, coordinator'),
     ('mesh.model', 0, 'give 1 or more, or -1'),
     ('sampler.slots', 0, 'give 1 or more'),
     ('rollout.tool_timeout', 0.0, 'more than 0'),
@@ -147,6 +149,19 @@ def test_rows_and_slots_divide_over_the_devices(sound):
     configuration.check(sound)
     sound.mesh.model = -1
     assert 'one axis at most' in message(sound)
+
+
+def test_processes_must_know_where_they_meet_and_hold_whole_replicas(sound):
+    sound.distributed.processes = 2
+    assert 'set distributed.mode' in message(sound)
+    sound.distributed.mode = 'coordinator'
+    assert 'give host:port of process 0' in message(sound)
+    sound.distributed.coordinator = 'localhost:1234'
+    assert message(sound).startswith('config.mesh.replica=1')
+    sound.mesh.replica = 2
+    configuration.check(sound)
+    sound.distributed.process = 2
+    assert 'count from 0' in message(sound)
 
 
 def test_a_group_by_prompt_needs_several_rollouts(sound):

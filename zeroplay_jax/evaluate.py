@@ -3,10 +3,12 @@
     python -m zeroplay_jax.evaluate --config=configs/quickstart.py
     python -m zeroplay_jax.evaluate --config=configs/quickstart.py --config.policy.path=zeroplay_jax/mini/clean
     python -m zeroplay_jax.evaluate --config=configs/dspo.py --sets=nq,my_questions.jsonl --metric=em --out=result.json
+    python -m zeroplay_jax.evaluate --config=configs/scope.py --sets=my_tasks.jsonl --metric=rubrics
 
 Without --sets: exact match by hop count with 95 % intervals. With --sets (files of JSON lines, or public names that are
 fetched when online): mean score, searches and repeated queries per set; --out keeps every answer, and
-`python -m zeroplay_jax.compare` sets two such files against each other. The last line is always one JSON object.
+`python -m zeroplay_jax.compare` sets two such files against each other. Open-ended tasks (lines with "task" and
+"rubrics") are graded by the judge of the config, rubric by rubric. The last line is always one JSON object.
 """
 
 import json
@@ -21,7 +23,7 @@ from zeroplay_jax.types import UserError
 
 _CONFIG = config_flags.DEFINE_config_file('config', None, 'What to evaluate: a Python file.', lock_config=True)
 _SETS = flags.DEFINE_list('sets', [], 'Question sets: files of JSON lines or public names.')
-_METRIC = flags.DEFINE_enum('metric', 'em', ['em', 'subem', 'f1', 'judge'], 'How answers are scored.')
+_METRIC = flags.DEFINE_enum('metric', 'em', ['em', 'subem', 'f1', 'judge', 'rubrics'], 'How answers are scored.')
 _SAMPLES = flags.DEFINE_integer('samples', 1, '1: greedy; more: the best of so many (pass@k).', lower_bound=1)
 _LIMIT = flags.DEFINE_integer('limit', 0, 'Questions drawn from each set; 0: all.', lower_bound=0)
 _ANSWERER = flags.DEFINE_string('answerer', '', 'Policy folder that answers after the searches of the other.')
@@ -65,7 +67,8 @@ def _on_sets(setup, parts) -> None:
     names = [pathlib.Path(name).stem for name in _SETS.value]
     if len(set(names)) < len(names):
         raise UserError(f'--sets={",".join(_SETS.value)}: two sets have one name; rename a file')
-    sets = {stem: qa.load(name, _LIMIT.value, config.seed) for stem, name in zip(names, _SETS.value)}
+    graded = _METRIC.value == 'rubrics'
+    sets = {stem: qa.load(name, _LIMIT.value, config.seed, graded) for stem, name in zip(names, _SETS.value)}
     if _ANSWERER.value:
         parts.table.scheduler.publish('answerer', setup.load_like(parts, _ANSWERER.value), 0)
     options = dict(metric=_METRIC.value, samples=_SAMPLES.value, answerer='answerer' if _ANSWERER.value else '')
@@ -86,7 +89,7 @@ def _on_sets(setup, parts) -> None:
         metric=_METRIC.value,
         samples=_SAMPLES.value,
         limit=_LIMIT.value,
-        judge=f'{config.judge.kind} {config.judge.model}' if _METRIC.value == 'judge' else '',
+        judge=f'{config.judge.kind} {config.judge.model}' if _METRIC.value in ('judge', 'rubrics') else '',
         tools=config.tools.family,
         tokens=[config.rollout.max_turns, config.rollout.turn_tokens, config.rollout.observation_tokens],
     )

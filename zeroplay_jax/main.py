@@ -22,6 +22,7 @@ def main(argv: list[str]) -> None:
     """Checks the command, then trains."""
     configuration.check_command(argv, _CONFIG.value, _WORKDIR.value)
     start.load_libraries()
+    start.connect(_CONFIG.value)
     from zeroplay_jax import train  # loads JAX and TensorFlow: only once the config is sound
 
     train.run(_CONFIG.value, _WORKDIR.value)

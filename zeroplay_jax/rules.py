@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import pathlib
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -115,6 +116,10 @@ RULES: dict[str, Rule] = {
     'policy.dtype': _one_of('float32', 'bfloat16'),
     'policy.logit_chunk': _at_least(1),
     **{f'mesh.{name}': _DEVICES for name in common.get_config().mesh},
+    'distributed.mode': _one_of('off', 'auto', 'coordinator'),
+    'distributed.processes': _at_least(1),
+    'distributed.process': _at_least(0),
+    'distributed.heartbeat': _at_least(1),
     **{f'sampler.{name}': _at_least(1) for name in common.get_config().sampler},
     'rollout.prompt_tokens': _at_least(1),
     'rollout.turn_tokens': _at_least(1),
@@ -303,6 +308,21 @@ def _check_division(config: ConfigDict) -> None:
             fail(f'{role}.minibatches', minibatches, wrong, f'give 1, or set {role}.loss to token_pg')
 
 
+def _check_hosts(config: ConfigDict) -> None:
+    c = config.distributed
+    if c.mode != 'coordinator':
+        if c.processes > 1 and c.mode == 'off':
+            fail('distributed.processes', c.processes, 'nobody says where they meet', 'set distributed.mode')
+        return
+    if not re.fullmatch(r'[^:\s]+:\d+', c.coordinator):
+        fail('distributed.coordinator', c.coordinator, 'names no place to meet', 'give host:port of process 0')
+    if c.process >= c.processes:
+        fail('distributed.process', c.process, f'there are {c.processes}', 'count from 0')
+    if config.mesh.replica != -1 and config.mesh.replica % c.processes:
+        wrong = f'{c.processes} processes cannot hold whole replicas each'
+        fail('mesh.replica', config.mesh.replica, wrong, 'make it a multiple of distributed.processes')
+
+
 def _check_game(config: ConfigDict) -> None:
     """Settings that a recipe reads and that contradict each other."""
     if config.shared_optimizer and config.weights == 'separate':
@@ -373,4 +393,13 @@ def _check_checkpoint(config: ConfigDict) -> None:
             fail('policy.path', shown, f'the folder has no {pattern}', mend)
 
 
-CHECKS = (_check_values, _check_lengths, _check_worlds, _check_groups, _check_division, _check_game, _check_checkpoint)
+CHECKS = (
+    _check_values,
+    _check_lengths,
+    _check_worlds,
+    _check_groups,
+    _check_division,
+    _check_hosts,
+    _check_game,
+    _check_checkpoint,
+)

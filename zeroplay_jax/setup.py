@@ -93,6 +93,7 @@ def weights_of(config) -> dict[str, str]:
 def _table(config, model, mesh, codec, corpus, extra_lane) -> Table:
     sampler = SamplerConfig(**config.sampler, eos=codec.eos_ids)
     tools, c, trained = family(config.tools.family), config.rollout, weights_of(config)
+    mesh = sharding.local_mesh(mesh)
     limits = Limits(c.max_turns, c.turn_tokens, c.observation_tokens)
     lanes: dict[str, Lane] = {}
     roles: dict[str, Role] = {}
@@ -131,7 +132,8 @@ def learners(config, parts: Parts) -> dict[str, Learner]:
     shape = (config.micro.rows, config.micro.tokens)
     return {
         weights: Learner(
-            parts.model,
+            # One device needs no word on where rows lie.
+            dataclasses.replace(parts.model, mesh=parts.mesh if parts.mesh.size > 1 else None),
             parts.mesh,
             roles,
             parts.params,
@@ -147,7 +149,7 @@ def engine(config, parts: Parts) -> Engine:
     """The engine of `config.recipe`, ready to play its first step."""
     recipe = recipe_module(config).Recipe(config, parts.corpus)
     if 'initial' in parts.table.scheduler.lanes:
-        parts.table.scheduler.publish('initial', parts.params, 0)
+        parts.table.scheduler.publish('initial', sharding.local_view(parts.params, sharding.local_mesh(parts.mesh)), 0)
 
     def searches() -> dict[str, float]:
         parts.corpus.check()

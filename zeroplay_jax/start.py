@@ -39,6 +39,14 @@ def load_libraries() -> None:
             tf.config.set_visible_devices([], kind)
 
 
+def connect(config) -> None:
+    """Joins the other processes of the run, as `config.distributed` says; before anything asks JAX for a device."""
+    from zeroplay_jax import hosts  # loads JAX: only once the config is sound
+
+    c = config.distributed
+    hosts.connect(c.mode, c.coordinator, c.processes, c.process, c.heartbeat)
+
+
 def write_whole(path: pathlib.Path, text: str) -> None:
     """Writes a file that is there whole or not at all."""
     staged = path.with_name(f'.{path.name}')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -9,6 +10,7 @@ import os
 import pathlib
 import sys
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,15 +19,18 @@ import tqdm
 from zeroplay_jax import setup
 from zeroplay_jax.evaluation import report, statistics
 from zeroplay_jax.evaluation.evaluate import evaluate
+from zeroplay_jax.hosts import Hosts
 from zeroplay_jax.learner.checkpoint import Checkpointer, claim
 from zeroplay_jax.metrics import Metrics
 from zeroplay_jax.policy import hf
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.selfplay.engine import Engine, Phase, Step, schedule
-from zeroplay_jax.types import Row
+from zeroplay_jax.types import Json, Row
 
 # What may differ between a run and its continuation: nothing that the result depends on.
-FREE_FIELDS = ('progress', 'checkpoint.every', 'checkpoint.keep')
+FREE_FIELDS = ('progress', 'checkpoint.every', 'checkpoint.keep') + tuple(
+    f'distributed.{name}' for name in ('mode', 'coordinator', 'processes', 'process', 'heartbeat')
+)
 SOURCES = ('prompt', 'policy', 'env')
 
 
@@ -37,7 +42,8 @@ def run(config, workdir) -> dict:
     """
     workdir = pathlib.Path(workdir)
     free = FREE_FIELDS + (() if not config.rollout.deterministic else ('rollout.tool_timeout',))
-    with claim(workdir, config.to_dict(), free) as write_config:
+    hosts = Hosts()
+    with _held(hosts, workdir, config.to_dict(), free) as write_config:
         # ---- build ------------------------------------------------------------------------------------------
         parts = setup.build(config)
         engine = setup.engine(config, parts)
@@ -52,24 +58,27 @@ def run(config, workdir) -> dict:
             states, found = checkpoints.restore(engine.states())
             loop = dict(found)
             engine.restore(states, loop['engine'])
-            print(f'goes on at step {loop["cursor"]} of {len(steps)}', file=sys.stderr)
+            if hosts.first:
+                print(f'goes on at step {loop["cursor"]} of {len(steps)}', file=sys.stderr)
         spent = loop['seconds']
 
         # ---- play -------------------------------------------------------------------------------------------
         if loop['cursor'] < len(steps):
-            metrics = Metrics(workdir, loop['cursor'])
-            with _Bar(config, steps, loop['cursor']) as bar:
+            metrics = Metrics(workdir, loop['cursor']) if hosts.first else None
+            with _Bar(config.progress and hosts.first, steps, loop['cursor']) as bar:
                 for step in steps[loop['cursor'] :]:
                     bar.begin(step)
                     values, rows = _play(parts, engine, step, loop['evaluations'], bar.tick)
-                    metrics.write(step.number, step.phase.iteration, step.phase.name, values)
-                    metrics.write_trajectories(_records(parts.table, step, rows, config.log_trajectories))
+                    if metrics:
+                        metrics.write(step.number, step.phase.iteration, step.phase.name, values)
+                        metrics.write_trajectories(_records(parts.table, step, rows, config.log_trajectories))
                     bar.end(values)
                     done = step.number + 1
                     if done % config.checkpoint.every == 0 or done == len(steps):
                         loop |= {'engine': engine.loop(), 'cursor': done, 'seconds': spent + _process_age()}
                         checkpoints.save(done, engine.states(), loop)
-            metrics.close()
+            if metrics:
+                metrics.close()
         checkpoints.close()
 
         # ---- show -------------------------------------------------------------------------------------------
@@ -84,14 +93,30 @@ def run(config, workdir) -> dict:
             'steps': len(steps),
             'outside_questions': engine.outside_questions,
         }
-        _write(workdir / 'summary.json', json.dumps(summary, indent=2))
         for name, learner in engine.learners.items():
-            if not (workdir / 'policy' / name).exists():
+            if not hosts.gather((workdir / 'policy' / name).exists())[0]:
                 hf.save(workdir / 'policy' / name, parts.model, learner.params, like=parts.folder)
+        if not hosts.first:
+            return summary
+        _write(workdir / 'summary.json', json.dumps(summary, indent=2))
         page = report.write_report(workdir)
     print(statistics.before_after_table(sides[0], sides[-1]))
     print(f'{summary["seconds"]:.0f} s; read the run in {page}')
     return summary
+
+
+@contextlib.contextmanager
+def _held(hosts: Hosts, workdir: pathlib.Path, config: Json, free: tuple[str, ...]) -> Iterator[Callable[[], None]]:
+    """`claim`, by the first process for all of them."""
+    with contextlib.ExitStack() as stack:
+        writers: list[Callable[[], None]] = []
+
+        def hold() -> None:
+            if hosts.first:
+                writers.append(stack.enter_context(claim(workdir, config, free)))
+
+        hosts.together(hold)
+        yield writers[0] if writers else lambda: None
 
 
 def _play(parts, engine: Engine, step: Step, evaluations: dict, done) -> tuple[dict[str, float], list[Row]]:
@@ -100,7 +125,7 @@ def _play(parts, engine: Engine, step: Step, evaluations: dict, done) -> tuple[d
         values, rows = engine.play(step, done)
         return values | (_rendering_check(parts.table.roles[rows[0].role].env.codec, rows) if rows else {}), rows
     correct, rows = evaluate(parts.exam, parts.corpus.questions, step.number, done=done)
-    parts.corpus.check()
+    parts.table.hosts.together(parts.corpus.check)
     evaluations[str(step.number)] = {str(h): c.astype(int).tolist() for h, c in correct.items()}
     values = {f'em/hop{h}': float(c.mean()) for h, c in correct.items()}
     return values | {'em/mean': statistics.mean_interval(statistics.headline(correct))[0]}, rows
@@ -177,8 +202,8 @@ def _write(path: pathlib.Path, text: str) -> None:
 class _Bar:
     """One line of progress over the whole run; silent where nobody watches."""
 
-    def __init__(self, config, steps: list[Step], cursor: int):
-        hidden = not (config.progress and sys.stderr.isatty())
+    def __init__(self, shown: bool, steps: list[Step], cursor: int):
+        hidden = not (shown and sys.stderr.isatty())
         self._bar = tqdm.tqdm(total=len(steps), initial=cursor, disable=hidden, unit='step', dynamic_ncols=True)
         self._shown: dict[str, str] = {}
         self._ended = 0

@@ -33,6 +33,27 @@ def test_a_limit_draws_the_same_questions_every_time(tmp_path):
     assert len(qa.load(str(path), 99)) == 50
 
 
+def test_open_tasks_are_graded_rubric_by_rubric(tmp_path):
+    """The rule judge takes a fact for met that the answer repeats: here, the right answer of a question."""
+    (question,) = evaluation_questions([World(0, 'evaluation', 0.25)], 1, (1,))
+    path = tmp_path / 'tasks.jsonl'
+    line = dict(task=question['question'], rubrics=[f'State that {question["answers"][0]}.', 'State that zzz.'])
+    path.write_text(json.dumps(line))
+    (task,) = qa.load(str(path), rubrics=True)
+    assert task['question'] == question['question'] and len(task['rubrics']) == 2
+    done = evaluate(
+        *('--config.world.train=(0,4)', '--config.world.evaluation=(0,2)', '--config.eval.questions=2'),
+        *(f'--sets={path}', '--metric=rubrics', f'--out={tmp_path}/out.json'),
+        *('--config.policy.path=zeroplay_jax/mini/clean',),
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    (answered,) = json.loads((tmp_path / 'out.json').read_text())['sets']['tasks']['answered']
+    assert answered['score'] == (0.5 if answered['given'] == question['answers'][0] else 0)
+    path.write_text(json.dumps({'task': 'x', 'rubrics': []}))
+    with pytest.raises(UserError, match='"rubrics" must be a list of texts'):
+        qa.load(str(path), rubrics=True)
+
+
 def test_neither_a_file_nor_a_name():
     with pytest.raises(UserError, match='neither a file nor one of nq, triviaqa'):
         qa.load('nqq')

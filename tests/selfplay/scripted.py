@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from zeroplay_jax.hosts import Hosts
 from zeroplay_jax.types import POLICY, Trajectory, Turn
 
 
@@ -40,6 +41,7 @@ class Table:
     def __init__(self, judge=None, **plays):
         self.plays = {k: v if callable(v) else list(v) for k, v in plays.items()}
         self.asked, self.judge, self.roles = [], judge, {'solver': Player(), 'checker': Player()}
+        self.hosts = Hosts()
 
     def prompt(self, role, prompt='', **fields):
         return ' '.join(map(str, fields.values())).split()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.selfplay import solving
 from zeroplay_jax.selfplay.roles import Table, TaskDropped
-from zeroplay_jax.types import Json, Row, UserError
+from zeroplay_jax.types import Json, Outcome, Row, UserError
 
 
 def evaluate(
@@ -41,8 +42,9 @@ def evaluate(
         given = solving.answer(trajectory)
         hit = rewards.exact_match(given, item['answers'])
         info = {**item, 'answer_given': given}
-        return Row(role, trajectory, float(hit), item['hops'], parts={'exact_match': float(hit)}, info=info)
+        return Outcome([Row(role, trajectory, float(hit), item['hops'], parts={'exact_match': float(hit)}, info=info)])
 
-    rows = table.scheduler.run([ask(i, q) for i, q in enumerate(questions)], done)
+    played = table.play({(number, i): functools.partial(ask, i, q) for i, q in enumerate(questions)}, done)
+    rows = [outcome.rows[0] for outcome in played]
     hops = sorted({q['hops'] for q in questions})
     return {h: np.array([r.reward > 0 for r in rows if r.group == h]) for h in hops}, rows

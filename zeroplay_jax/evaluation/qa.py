@@ -1,7 +1,8 @@
 """Question sets and what a policy makes of them: one result per question, so that two policies can be compared.
 
 A set is a file of JSON lines with "question" and answers, or one of the public names below, fetched when online from
-the collection that Search-R1 and its successors evaluate on (FlashRAG; Jin et al. 2024, arXiv:2405.13576).
+the collection that Search-R1 and its successors evaluate on (FlashRAG; Jin et al. 2024, arXiv:2405.13576). An
+open-ended set has "task" and "rubrics", a list of texts, on every line; a judge says which of them an answer meets.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.rollout.scheduler import Request
-from zeroplay_jax.selfplay import files, solving
+from zeroplay_jax.selfplay import files, inputs, solving
 from zeroplay_jax.selfplay.roles import Table, TaskDropped
 from zeroplay_jax.types import POLICY, Json, Trajectory, UserError
 
@@ -47,18 +48,24 @@ class Answered:
     given: str | None
 
 
-def load(name: str, limit: int = 0, seed: int = 0) -> list[Json]:
+def load(name: str, limit: int = 0, seed: int = 0, rubrics: bool = False) -> list[Json]:
     """Questions {'question', 'answers', 'hops'} of a file or a public set; `limit` draws so many of them.
+
+    With `rubrics`, the open tasks of a file, {'question', 'rubrics', …}.
 
     Raises:
       UserError: neither a file nor a public name; a line that cannot be used; no connection.
     """
     path = pathlib.Path(name)
     if not path.is_file():
-        if name not in PUBLIC:
-            raise UserError(f'--sets: {name} is neither a file nor one of {", ".join(PUBLIC)}')
+        if rubrics or name not in PUBLIC:
+            raise UserError(
+                f'--sets: {name}: no such file'
+                if rubrics
+                else f'--sets: {name} is neither a file nor one of {", ".join(PUBLIC)}'
+            )
         path = _fetch(name)
-    found = files.questions(str(path))
+    found = inputs.given_tasks(str(path)) if rubrics else files.questions(str(path))
     if limit and limit < len(found):
         picked = np.sort(np.random.default_rng(seed).permutation(len(found))[:limit])
         found = [found[i] for i in picked]
@@ -94,17 +101,24 @@ def answer_all(
         leaves it to the solver.
     """
 
+    async def worth(identity, item, given):
+        if metric == 'rubrics':
+            return await solving.grade(table, identity, item['question'], item['rubrics'], given)
+        return await solving.score(table, metric, identity, item, given)
+
     async def ask(i, item):
         heat = 0.0 if samples == 1 else None
+        asked = dict(task=item['question']) if metric == 'rubrics' else dict(question=item['question'])
+        prompt = 'task_solver' if metric == 'rubrics' else 'solver'
         try:
-            tries = await table.ask('solver', (number, i), samples, heat, 'solver', question=item['question'])
+            tries = await table.ask('solver', (number, i), samples, heat, prompt, **asked)
             if answerer:
                 tries = [await _answer_after(table, answerer, t) for t in tries]
         except TaskDropped as drop:
             where = f'question {i} ({item["question"][:60]!r})'
             raise UserError(f'{where} cannot be asked: {drop.reason}; raise config.rollout.prompt_tokens') from drop
         given = [solving.answer(t) for t in tries]
-        scores = [await solving.score(table, metric, (number, i, j), item, g) for j, g in enumerate(given)]
+        scores = [await worth((number, i, j), item, g) for j, g in enumerate(given)]
         queries = [q for turn in tries[0].turns for q in turn.queries]
         known = [0.0 if s is None else s for s in scores]  # no verdict is no approval
         return Answered(max(known), len(queries), redundancy(queries), given[int(np.argmax(known))])
@@ -145,7 +159,7 @@ def results(settings: Json, sets: dict[str, tuple[Sequence[Json], Sequence[Answe
     """What `--out` writes: settings, and per set its fingerprint and one entry per question."""
     out: dict[str, Any] = {'settings': dict(settings), 'sets': {}}
     for name, (questions, answered) in sets.items():
-        text = json.dumps([[q['question'], q['answers']] for q in questions], ensure_ascii=False)
+        text = json.dumps([[q['question'], q.get('rubrics', q['answers'])] for q in questions], ensure_ascii=False)
         out['sets'][name] = {
             'questions': hashlib.sha256(text.encode()).hexdigest()[:16],
             'mean': summary(answered),

@@ -73,7 +73,8 @@ class Learner:
         """Takes initial `params` (copied, never donated) and `config.<role>` by role; `micro_shape` is (B, L).
 
         Roles of one learner share its weights; with `shared_optimizer` the optimiser too, the first role's.
-        The teacher of a role that distils reads rows of `teacher_tokens`.
+        The teacher of a role that distils reads rows of `teacher_tokens`. Of `params` that are shapes alone
+        (jax.ShapeDtypeStruct) the state is shapes too: enough to `lower`, not to update.
         """
         self.model, self.mesh, self.micro_shape = model, mesh, micro_shape
         self.teacher_tokens = teacher_tokens
@@ -85,8 +86,14 @@ class Learner:
         first = next(iter(roles))
         own_optimizer = {name: first if shared_optimizer else name for name in roles}
         transforms = {name: optimizer.make(role) for name, role in roles.items()}
-        self.reference = params if any(c.kl_coef for c in losses.values()) else None
-        placed = sharding.parameter_shardings(params, mesh)
+        placed = sharding.parameter_shardings(params, mesh, owned=True)
+        published = sharding.parameter_shardings(params, mesh)
+        self._gather = jax.jit(lambda x: x, out_shardings=sharding.replicated(mesh))
+        self._publish = jax.jit(functools.partial(transformer.published, model), out_shardings=published)
+        self._as_is = placed == published and all(x.dtype == model.dtype for x in jax.tree.leaves(params))
+        self.reference = None
+        if any(c.kl_coef for c in losses.values()):
+            self.reference = params if placed == published else jax.device_put(params, placed)
         self._own, self._rows, self._everywhere = placed, sharding.rows(mesh), sharding.replicated(mesh)
 
         def begin(p):
@@ -97,7 +104,11 @@ class Learner:
         shape = jax.eval_shape(begin, params)
         opt = {name: sharding.state_shardings(tree, params, mesh) for name, tree in shape['opt'].items()}
         self.shardings = dict(params=placed, opt=opt) | (dict(teacher=placed) if distils else {})
-        self.state = jax.jit(begin, out_shardings=self.shardings)(params)
+        if all(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(params)):
+            place = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+            self.state = jax.tree.map(place, shape, self.shardings)
+        else:
+            self.state = jax.jit(begin, out_shardings=self.shardings)(params)
         self._heads = {
             name: self._head(losses[name], own_optimizer[name], transforms[own_optimizer[name]], shape['params'], opt)
             for name in roles
@@ -136,12 +147,33 @@ class Learner:
         """Current weights; the next update invalidates them."""
         return self.state['params']
 
+    def published(self) -> Params:
+        """What a sampler reads: current weights, whole in every replica, and as near as the next update."""
+        published = self.params if self._as_is else self._publish(self.params)
+        return sharding.local_view(published, sharding.local_mesh(self.mesh))
+
+    def lower(self, role: str) -> dict[str, jax.stages.Lowered]:
+        """The programs of an update, traced but not compiled: 'accumulate' of one micro-batch, 'apply', 'score'."""
+        head = self._heads[role]
+        batch = Batch.blank(self.micro_shape, self.teacher_tokens if head.config.distills else 0)
+        params, (gradients, stats) = self.state['params'], jax.eval_shape(head.nothing)
+        gradients = jax.tree.map(
+            lambda x, p: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=p.sharding), gradients, params
+        )
+        teacher = self.state['teacher'] if head.config.distills else None
+        arguments = (params, gradients, stats, batch, batch.old_logp, teacher, jnp.float32(0))
+        return dict(
+            accumulate=head.accumulate.lower(*arguments),
+            apply=head.apply.lower(params, self.state['opt'][head.optimizer], gradients),
+            score=head.score.lower(params, batch),
+        )
+
     def rescore(self, role: str, batches: Sequence[Batch]) -> list[Batch]:
         """The batches with this learner's own log-probs as `old_logp`; the sampler's move to `sampler_logp`."""
         score = self._heads[role].score
         out = []
         for batch in batches:
-            logp = np.asarray(score(self.params, jax.device_put(batch, self._rows)))
+            logp = np.asarray(self._gather(score(self.params, sharding.put(batch, self._rows))))
             out.append(dataclasses.replace(batch, old_logp=np.where(batch.mask, logp, 0), sampler_logp=batch.old_logp))
         return out
 
@@ -157,7 +189,7 @@ class Learner:
         gradients, stats = head.nothing()
         teacher = self.state['teacher'] if head.config.distills else None
         for batch in batches:
-            batch = jax.device_put(batch, self._rows)
+            batch = sharding.put(batch, self._rows)
             ref = head.score(self.reference, batch) if head.config.kl_coef else batch.old_logp
             coef = jnp.float32(distill_coef)
             gradients, stats = head.accumulate(self.params, gradients, stats, batch, ref, teacher, coef)

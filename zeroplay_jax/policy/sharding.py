@@ -1,7 +1,8 @@
 """Meshes and where every array lies. The one place that makes a mesh.
 
-Axes: 'replica' (hosts; parameters are copied over it), 'fsdp' (batch rows, slots and parameter shards), 'model'
-(attention heads, feed-forward columns, vocabulary).
+Axes: 'replica' (hosts), 'fsdp' (batch rows, slots and parameter shards), 'model' (attention heads, feed-forward
+columns, vocabulary). What a sampler reads is whole within every replica, so that each host plays without the others;
+what an update owns is split over the replicas too.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def make_mesh(replica: int = 1, fsdp: int = 1, model: int = 1, devices=None) -> 
     Raises:
       ValueError: the sizes do not fit the devices there are.
     """
-    devices = list(jax.devices() if devices is None else devices)
+    # By process: with several, each holds whole replicas.
+    devices = sorted(jax.devices(), key=lambda d: (d.process_index, d.id)) if devices is None else list(devices)
     sizes = [replica, fsdp, model]
     if -1 in sizes:
         known = int(np.prod([s for s in sizes if s != -1]))
@@ -48,9 +50,44 @@ def make_mesh(replica: int = 1, fsdp: int = 1, model: int = 1, devices=None) -> 
         raise UserError(
             f'mesh {dict(zip(AXES, sizes))} needs {need} devices, there are {len(devices)}: lower config.mesh'
         )
+    if jax.process_count() > 1 and (need < len(devices) or sizes[0] % jax.process_count()):
+        raise UserError(
+            f'mesh {dict(zip(AXES, sizes))} over {jax.process_count()} processes with {len(devices)} devices in all: '
+            'config.mesh.replica must be a multiple of the processes, and no device be left over'
+        )
     grid = np.array(devices[:need]).reshape(sizes)
     # Automatic axes: with explicit ones batched scatters raise and Linen modules fail.
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def local_mesh(mesh: Mesh) -> Mesh:
+    """The replicas of `mesh` that belong to this process: what its sampler runs on."""
+    if jax.process_count() == 1:
+        return mesh
+    own = [row for row in mesh.devices if all(d.process_index == jax.process_index() for d in row.flat)]
+    return Mesh(np.array(own), AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def local_view(tree, mesh: Mesh):
+    """Arrays of the mesh that `local_mesh` was made of, as arrays of that local one; nothing is copied.
+
+    They must not be split over 'replica'. Whoever donates the original takes the view with it.
+    """
+    if jax.process_count() == 1:
+        return tree
+
+    def view(x):
+        place = NamedSharding(mesh, x.sharding.spec)
+        return jax.make_array_from_single_device_arrays(x.shape, place, [s.data for s in x.addressable_shards])
+
+    return jax.tree.map(view, tree)
+
+
+def put(tree, place: NamedSharding):
+    """Host arrays, the same in every process, as arrays that lie as `place` says."""
+    if jax.process_count() == 1:
+        return jax.device_put(tree, place)
+    return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, place, lambda index: x[index]), tree)
 
 
 def path_name(path) -> str:
@@ -68,8 +105,11 @@ def parameter_spec(name: str) -> P:
     return found[0]
 
 
-def parameter_sharding(name: str, shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
+def parameter_sharding(name: str, shape: tuple[int, ...], mesh: Mesh, owned: bool = False) -> NamedSharding:
     """Where the parameter `name` of that shape lies.
+
+    `owned` is the layout of what an update keeps (masters, moments, gradients, teacher): where it divides, what lies
+    over 'fsdp' is split over 'replica' too (ZeRO; Rajbhandari et al. 2020, arXiv:1910.02054, §5).
 
     Raises:
       UserError: no rule or several speak of it, or its shape does not divide by the mesh.
@@ -81,12 +121,18 @@ def parameter_sharding(name: str, shape: tuple[int, ...], mesh: Mesh) -> NamedSh
                 f'parameter {name!r}: {size} of its shape {shape} does not divide by mesh axis {axis!r} of '
                 f'{mesh.shape[axis]}; choose another config.mesh'
             )
+    replicas = mesh.shape['replica']
+    if owned and replicas > 1:
+        splits = [axis == 'fsdp' and not size % (replicas * mesh.shape['fsdp']) for axis, size in zip(spec, shape)]
+        spec = P(*(ROW_AXES if split else axis for axis, split in zip(spec, splits)))
     return NamedSharding(mesh, spec)
 
 
-def parameter_shardings(params, mesh: Mesh):
-    """Tree of NamedSharding for a parameter tree (arrays or shapes)."""
-    return jax.tree_util.tree_map_with_path(lambda path, x: parameter_sharding(path_name(path), x.shape, mesh), params)
+def parameter_shardings(params, mesh: Mesh, owned: bool = False):
+    """Tree of NamedSharding for a parameter tree (arrays or shapes), each as `parameter_sharding` says."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, x: parameter_sharding(path_name(path), x.shape, mesh, owned), params
+    )
 
 
 def check_heads(heads: int, kv_heads: int, mesh: Mesh) -> None:
@@ -102,7 +148,7 @@ def check_heads(heads: int, kv_heads: int, mesh: Mesh) -> None:
 def state_shardings(state, params, mesh: Mesh):
     """Optimiser state, EMA: what has a parameter's path suffix and shape lies as the parameter, all else everywhere."""
     by_name = {
-        path_name(path): (x.shape, parameter_sharding(path_name(path), x.shape, mesh))
+        path_name(path): (x.shape, parameter_sharding(path_name(path), x.shape, mesh, owned=True))
         for path, x in jax.tree_util.tree_leaves_with_path(params)
     }
 
@@ -154,10 +200,10 @@ def per_row_shard(function, mesh: Mesh):
 
 
 def slots(mesh: Mesh) -> NamedSharding:
-    """Sampler slots over 'fsdp'."""
-    return NamedSharding(mesh, P('fsdp'))
+    """Sampler slots over all data axes."""
+    return NamedSharding(mesh, P(ROW_AXES))
 
 
 def cache(mesh: Mesh) -> NamedSharding:
-    """Key/value cache: slots over 'fsdp', heads over 'model' (both orders of policy/attention.py begin S, K)."""
-    return NamedSharding(mesh, P('fsdp', 'model'))
+    """Key/value cache: slots over all data axes, heads over 'model' (both orders of policy/attention.py begin S, K)."""
+    return NamedSharding(mesh, P(ROW_AXES, 'model'))

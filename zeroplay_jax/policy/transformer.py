@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from zeroplay_jax.policy import attention, rope, sharding
+from zeroplay_jax.policy import attention, kernels, rope, sharding
 
 Params = dict[str, Any]
 
@@ -47,6 +47,8 @@ class ModelConfig:
     qk_norm: str = 'head'  # before the rotation: none | head (every head apart) | projection (all heads as one vector)
     post_norm: bool = False  # norms after attention and feed-forward instead of before them (OLMo-3)
     dtype: str = 'float32'  # of activations; parameters keep their own
+    attention: str = 'dense'  # of packed rows: dense | splash (policy/kernels.py; TPUs)
+    scan: bool = False  # of training: layers as a loop that is compiled once; holds the weights a second time, in dtype
     remat: bool = False
     remat_policy: str = REMAT_POLICIES[0]
     logit_chunk: int = 1024  # tokens per device whose logits exist at one time in scoring
@@ -134,12 +136,19 @@ class Decoder(nn.Module):
             )
             for sliding in sorted({w > 0 for w in windows})
         }
-        block = Block
+        scanned = c.scan and cache is None and not self.is_initializing()
+        block, new = Block, []
         if c.remat and cache is None:
             # `attend` is a function, not an array; static for the rematerialised layer.
-            block = nn.remat(Block, static_argnums=(3,), policy=getattr(jax.checkpoint_policies, c.remat_policy))
-        new = []
-        for i, window in enumerate(windows):
+            policy = getattr(jax.checkpoint_policies, c.remat_policy)
+            block = nn.remat(Block, static_argnums=(3,), policy=policy, prevent_cse=not scanned)
+        if scanned:
+            one = lambda params, window, x: block(c, window, parent=None).apply(
+                {'params': params}, x, angles[window > 0], attend, None
+            )
+            layers = [self.variables['params'][f'layer_{i}'] for i in range(c.layers)]
+            x = _scan(published(c, layers), windows, lambda *layer: own_rows(one(*layer)[0]), x)
+        for i, window in enumerate(windows if not scanned else ()):
             layer = block(c, window, name=f'layer_{i}')
             x, kept = layer(x, angles[window > 0], attend, None if cache is None else cache[i])
             x = own_rows(x)
@@ -147,14 +156,36 @@ class Decoder(nn.Module):
         return RMSNorm(c.norm_eps, name='final_norm')(x), tuple(new)
 
 
+def _scan(layers, windows, apply, x):
+    """`apply(params, window, x) → x` over all layers in a loop of as few different layers as the windows have."""
+    count = len(layers)
+    period = next(p for p in range(1, count + 1) if windows == windows[:p] * (count // p))
+    stacks = tuple(jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers[j::period]) for j in range(period))
+
+    def body(x, group):
+        for params, window in zip(group, windows):
+            x = apply(params, window, x)
+        return x, None
+
+    return jax.lax.scan(body, x, stacks)[0]
+
+
 def init(config: ModelConfig, key: jax.Array) -> Params:
     """Random parameters, float32. Embedding deviation 0.1: at small width the usual 0.02 learns far slower."""
     tokens = jnp.zeros((1, 2), jnp.int32)
-    attend = _packed_attend(config, jnp.ones((1, 2), jnp.int32))
+    attend = _packed_attend(dataclasses.replace(config, attention='dense'), jnp.ones((1, 2), jnp.int32))
     return Decoder(config).init(key, tokens, tokens, attend)['params']
 
 
+def published(config: ModelConfig, params: Params) -> Params:
+    """Weights for a sampler: matrices in the dtype of the activations, which they are cast to at every use anyway;
+    vectors (norms are computed in float32) as they are."""
+    return jax.tree.map(lambda x: x.astype(config.dtype) if x.ndim > 1 else x, params)
+
+
 def _packed_attend(config, segment):
+    if config.attention == 'splash':
+        return lambda q, k, v, cache, window: (kernels.attend_packed(q, k, v, segment, window, config.mesh), cache)
     masks = {window: attention.packed_mask(segment, window) for window in {0, *config.windows}}
     return lambda q, k, v, cache, window: (attention.attend_packed(q, k, v, masks[window]), cache)
 

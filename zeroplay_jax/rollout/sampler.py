@@ -242,8 +242,9 @@ def _clone(state: SlotState, source, slots, length, limit, temperature, key) -> 
 @functools.lru_cache
 def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
     """The compiled programs of one shape; every set of weights shares them."""
-    if config.slots % mesh.shape['fsdp']:
-        raise UserError(f'sampler.slots={config.slots} must divide by mesh axis fsdp of {mesh.shape["fsdp"]}')
+    shards = mesh.shape['replica'] * mesh.shape['fsdp']
+    if config.slots % shards:
+        raise UserError(f'sampler.slots={config.slots} must divide by mesh axes replica × fsdp = {shards}')
     if model.kv_heads % mesh.shape['model']:
         raise UserError(f'{model.kv_heads} key/value heads must divide by mesh axis model of {mesh.shape["model"]}')
     shape = jax.eval_shape(functools.partial(_empty, model, config))

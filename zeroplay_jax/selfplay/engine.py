@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -126,7 +127,7 @@ class Engine:
 
     def publish(self, weights: str) -> None:
         """Hands a learner's weights to the sampler."""
-        self.scheduler.publish(weights, self.learners[weights].params, self.versions[weights])
+        self.scheduler.publish(weights, self.learners[weights].published(), self.versions[weights])
 
     def play(self, step: Step, done: Callable[[], None]) -> tuple[dict[str, float], list[Row]]:
         """Plays and learns one step; returns its metrics and rows. `done` is called as each episode ends."""
@@ -137,9 +138,10 @@ class Engine:
             self.drawn, self.drawn_outside, self.surplus = 0, 0, {}
         if step.phase.clears_pool and step.index % step.phase.clears_pool == 0:
             self.pool.clear()
+        self.table.hosts.clear()
         outcomes = self._collect(step, done)
-        searched = self.check_search()
-        judged = self.table.judge_stats - judged
+        searched = dict(self._sums(self.table.hosts.together(self.check_search)))
+        judged = self._sums(self.table.hosts.gather(self.table.judge_stats - judged))
         if self.table.judge:
             self.table.judge.check(judged)
         rows = [row for outcome in outcomes for row in outcome.rows]
@@ -160,11 +162,11 @@ class Engine:
             stats |= {f'drop/{reason}': (n, 1) for reason, n in self.pool.drops.items()}
         stats |= {'pool_size': (len(self.pool.questions), 1)}
         stats |= {f'judge/{name}': (n, 1) for name, n in judged.items()}
-        work = self.scheduler.stats - before
+        own = self.scheduler.stats['generated_tokens'] - before['generated_tokens']
         seconds = self.scheduler.search_seconds or [0.0]
         metrics = {name: total / count for name, (total, count) in stats.items() if count}
         return metrics | searched | {
-            'tokens_per_second': work['generated_tokens'] / max(played - started, 1e-9),
+            'tokens_per_second': sum(self.table.hosts.gather(own)) / max(played - started, 1e-9),
             'seconds/rollout': played - started,
             'seconds/update': time.perf_counter() - played,
             'search_seconds/p50': float(np.percentile(seconds, 50)),
@@ -178,13 +180,20 @@ class Engine:
         while tasks := self.recipe.tasks(step, self.pool, draw):
             outside = sum(task.outside for task in tasks)
             self.outside_questions += outside
-            outcomes += self.scheduler.run([self.recipe.episode(self.table, step, t) for t in tasks], done)
+            play = functools.partial(self.recipe.episode, self.table, step)
+            outcomes += self.table.play({t.identity: functools.partial(play, t) for t in tasks}, done)
             rows = [row for outcome in outcomes for row in outcome.rows]
             taken = len(tasks)
             lacks = self._lacks(step, rows)
             draw = Draw(draw.phase + taken, draw.step + taken, draw.round + 1, lacks, draw.outside + outside)
         self.drawn, self.drawn_outside = draw.phase, draw.outside
         return outcomes
+
+    @staticmethod
+    def _sums(counts: Sequence[Mapping[str, float]]) -> collections.Counter:
+        """Counts of all processes together."""
+        names = dict.fromkeys(name for each in counts for name in each)
+        return collections.Counter({name: sum(each.get(name, 0) for each in counts) for name in names})
 
     def _lacks(self, step: Step, rows: list[Row]) -> int:
         """Groups that the batch of some trained role still lacks."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 import numpy as np
 
+from zeroplay_jax.hosts import Hosts
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.scheduler import Request, Scheduler
 from zeroplay_jax.rollout.search import SearchEnv
+from zeroplay_jax.selfplay import rows
 from zeroplay_jax.selfplay.judge import Judge
-from zeroplay_jax.types import TaskDropped, Trajectory
+from zeroplay_jax.types import Outcome, TaskDropped, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,17 +65,31 @@ class Table:
     Attributes:
       prompts: which set of prompts they read.
       judge: who says what is right where no rule does.
+      hosts: the processes that share the episodes of a step.
     """
 
     scheduler: Scheduler
     roles: dict[str, Role]
     prompts: str
     judge: Judge | None = None
+    hosts: Hosts = dataclasses.field(default_factory=Hosts)
 
     @property
     def judge_stats(self) -> collections.Counter[str]:
         """What the judge was asked and could not say, by reason code."""
         return self.judge.stats if self.judge else collections.Counter()
+
+    def play(
+        self, episodes: Mapping[tuple[int, ...], Callable[[], Coroutine[Any, Any, Outcome]]], done: Callable[[], None]
+    ) -> list[Outcome]:
+        """Plays episodes by identity, every process its own, and returns all outcomes in their order everywhere."""
+        own = [name for name in episodes if self.hosts.owns(name)]
+        played = self.scheduler.run([episodes[name]() for name in own], done)
+        if self.hosts.count == 1:
+            return played
+        told = self.hosts.gather([[name, rows.outcome_state(o)] for name, o in zip(own, played)])
+        found = {tuple(name): rows.outcome_restore(o) for host in told for name, o in host}
+        return [found[name] for name in episodes]
 
     def prompt(self, role: str, prompt: str = '', **fields: object) -> np.ndarray:
         """Ids, int32 [P], of a role's prompt (or another entry of its set) with these fields, all foreign text."""

@@ -1,4 +1,4 @@
-"""What the engine says about rows: their averages in the log, and their form in a checkpoint."""
+"""What the engine says about rows: their averages in the log, and their form in a checkpoint and between hosts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from zeroplay_jax.types import POLICY, Json, Outcome, Row, Trajectory
+from zeroplay_jax.types import POLICY, Json, Outcome, Row, Trajectory, Turn
 
 Stats = dict[str, tuple[float, float]]
 
@@ -56,15 +56,16 @@ def rollout_stats(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Stats:
 
 
 def state(row: Row) -> Json:
-    """A row as JSON, for the checkpoint; floats survive exactly. Turns are left behind: nothing reads them again."""
+    """A row as JSON; floats survive exactly."""
     t = row.trajectory
     arrays = {name: getattr(t, name).tolist() for name in ('tokens', 'source', 'logp')}
     prompt = None if row.teacher_prompt is None else row.teacher_prompt.tolist()
     scalars = dict(finish=t.finish, weights=t.weights, version=t.version, identity=list(t.identity))
+    turns = [dataclasses.asdict(turn) for turn in t.turns]
     rest = {
         f.name: getattr(row, f.name) for f in dataclasses.fields(row) if f.name not in ('trajectory', 'teacher_prompt')
     }
-    return dict(rest, teacher_prompt=prompt, trajectory=arrays | scalars)
+    return dict(rest, teacher_prompt=prompt, trajectory=arrays | scalars | dict(turns=turns))
 
 
 def restore(saved: Json) -> Row:
@@ -72,6 +73,20 @@ def restore(saved: Json) -> Row:
     t = dict(saved['trajectory'])
     types = dict(tokens=np.int32, source=np.int8, logp=np.float32)
     t |= {name: np.asarray(t[name], dtype) for name, dtype in types.items()}
+    turns = tuple(
+        Turn(**(turn | dict(queries=tuple(turn['queries']), documents=tuple(map(tuple, turn['documents'])))))
+        for turn in t['turns']
+    )
     prompt = saved['teacher_prompt']
-    fields = dict(saved, trajectory=Trajectory(**(t | dict(turns=(), identity=tuple(t['identity'])))))
+    fields = dict(saved, trajectory=Trajectory(**(t | dict(turns=turns, identity=tuple(t['identity'])))))
     return Row(**(fields | dict(teacher_prompt=None if prompt is None else np.asarray(prompt, np.int32))))
+
+
+def outcome_state(outcome: Outcome) -> Json:
+    """An outcome as JSON."""
+    return dict(vars(outcome), rows=[state(row) for row in outcome.rows])
+
+
+def outcome_restore(saved: Json) -> Outcome:
+    """The outcome that `outcome_state` wrote."""
+    return Outcome(**dict(saved, rows=[restore(row) for row in saved['rows']]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import numpy as np
@@ -42,6 +43,17 @@ async def score(table: Table, metric: str, identity, item: Json, given: str | No
     assert table.judge is not None
     said = await table.judge.correct(identity, item['question'], item['answers'], given)
     return None if said is None else float(said)
+
+
+async def grade(table: Table, identity, task: str, rubrics: Sequence[Json], given: str | None) -> float | None:
+    """Share of the rubrics that an answer meets (SCOPE eq. 1); 0 without an answer, None if not to be graded."""
+    if not given:
+        return 0.0
+    assert table.judge is not None
+    verdicts = await asyncio.gather(
+        *(table.judge.grade((*identity, j), task, given, r['text']) for j, r in enumerate(rubrics))
+    )
+    return rewards.rubric_score(verdicts)
 
 
 async def attempts(

@@ -133,7 +133,7 @@ class Recipe:
             return
         tries = await table.ask('solver', (*identity, 3), self.config.reward.solves, task=task)
         graded = await asyncio.gather(
-            *(self._grade(table, (*identity, 4, i), task, m.rubrics, solving.answer(t)) for i, t in enumerate(tries))
+            *(solving.grade(table, (*identity, 4, i), task, m.rubrics, solving.answer(t)) for i, t in enumerate(tries))
         )
         # An answer that could not be graded says nothing about the task; one without an answer is worth nothing.
         known_scores = [g for g in graded if g is not None]
@@ -161,22 +161,12 @@ class Recipe:
 
     # ---- the solver -----------------------------------------------------------------------------------------
 
-    async def _grade(self, table: Table, identity, task, rubrics, given) -> float | None:
-        """Share of the rubrics that an answer meets (SCOPE eq. 1); 0 without an answer, None if not to be graded."""
-        if not given:
-            return 0.0
-        assert table.judge is not None
-        verdicts = await asyncio.gather(
-            *(table.judge.grade((*identity, j), task, given, r['text']) for j, r in enumerate(rubrics))
-        )
-        return rewards.rubric_score(verdicts)
-
     async def _solve(self, table: Table, task: Task) -> Outcome:
         c, item = self.config, task.payload
         tries = await table.ask('solver', task.identity, c.solver.samples, task=item['question'])
         scores = await asyncio.gather(
             *(
-                self._grade(table, (*task.identity, 4, i), item['question'], item['rubrics'], solving.answer(t))
+                solving.grade(table, (*task.identity, 4, i), item['question'], item['rubrics'], solving.answer(t))
                 for i, t in enumerate(tries)
             )
         )

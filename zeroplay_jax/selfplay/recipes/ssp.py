@@ -8,7 +8,6 @@ that fail (SSP alg. 1), the solver its answers; where questions fall away, the b
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from zeroplay_jax.objectives import rewards
@@ -37,8 +36,6 @@ class Recipe:
 
     def __init__(self, config, corpus: Corpus):
         self.config, self._deck = config, Deck(answers(config, corpus), config.seed)
-        # What each proposer of this step has read: noise for the checks of the others.
-        self._read: dict[tuple[int, ...], asyncio.Future[list[Json]]] = {}
 
     def phases(self) -> list[Phase]:
         """Both roles learn in every step."""
@@ -50,7 +47,6 @@ class Recipe:
         """A batch of answers; then, by `config.fill`, more answers or old questions in place of what fell away."""
         c, kind = self.config, self.config.fill.kind
         if draw.round == 0:
-            self._read.clear()
             return self._hide(step, draw, c.proposer.batch)
         if kind == 'resample' and draw.missing and draw.round <= c.fill.rounds:
             return self._hide(step, draw, draw.missing)
@@ -78,18 +74,15 @@ class Recipe:
         except TaskDropped as drop:
             return Outcome(drop=drop.reason)
         finally:  # whoever waits for this one's passages must not wait for ever
-            if not self._board(task.identity).done():
-                self._board(task.identity).set_result([])
-
-    def _board(self, identity) -> asyncio.Future[list[Json]]:
-        return self._read.setdefault(tuple(identity), asyncio.get_running_loop().create_future())
+            table.hosts.post(task.identity, [])
 
     async def _hidden(self, table: Table, task: Task) -> Outcome:
         c, item = self.config, task.payload
         made = await table.ask(
             'proposer', (*task.identity, 0), c.proposer.samples, hops=item['hops'], answer=item['answer']
         )
-        self._board(task.identity).set_result([d for t in made for d in solving.shown(t)])
+        # What a proposer has read is noise for the checks of the others.
+        table.hosts.post(task.identity, [d for t in made for d in solving.shown(t)])
         group = solving.group_of(task.identity)
         rows, solved_rows, questions, reasons = [], [], [], []
         for i, trajectory in enumerate(made):
@@ -134,7 +127,7 @@ class Recipe:
     async def _check(self, table: Table, task: Task, sample: int, trajectory: Trajectory, question: str) -> str | None:
         """'unanswerable' unless the question is answered from the passages read, among those that others read."""
         own = solving.shown(trajectory)
-        others = [await self._board(name) for name in task.payload['beside']]
+        others = [await table.hosts.read(tuple(name)) for name in task.payload['beside']]
         if self.config.check.unit == 'document':
             others = [found[:1] for found in others]
         read = {d['id'] for d in own}

@@ -1,0 +1,204 @@
+"""Two processes joined by gloo play what one would, from anybody's checkpoint, and nobody waits for the dead."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+# SSP: a step of it has a proposal, a gate, a check that reads what other episodes found, solves and two updates.
+RUN = [
+    '--config=configs/ssp.py:mini',
+    '--config.mesh.replica=2',
+    '--config.world.train=(0,3)',
+    '--config.world.evaluation=(0,1)',
+    '--config.eval.questions=3',
+    '--config.checkpoint.every=1',
+    '--config.checkpoint.keep=100',
+    '--config.proposer.batch=5',
+    '--config.log_trajectories=1000',
+]
+HEARTBEAT = 10
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(('localhost', 0))
+        return s.getsockname()[1]
+
+
+def processes(command, count, joined):
+    """`count` processes with 2 / count devices each; `joined(port, i)` are the arguments that join them."""
+    flags = f'--xla_force_host_platform_device_count={2 // count}'
+    environment = os.environ | {'XLA_FLAGS': flags, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)}
+    port, pipes = free_port(), dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return [
+        subprocess.Popen([sys.executable, *command, *joined(port, i)], cwd=ROOT, env=environment, **pipes)
+        for i in range(count)
+    ]
+
+
+def play(workdir, count, *extra):
+    def joined(port, i):
+        fields = dict(mode='coordinator', coordinator=f'localhost:{port}', processes=2, process=i, heartbeat=HEARTBEAT)
+        return [f'--config.distributed.{k}={v}' for k, v in fields.items()] if count > 1 else []
+
+    return processes(['-m', 'zeroplay_jax.main', *RUN, f'--workdir={workdir}', *extra], count, joined)
+
+
+def finish(running):
+    out = [p.communicate(timeout=600)[0] for p in running]
+    assert all(p.returncode == 0 for p in running), '\n'.join(text[-2000:] for text in out)
+    return out
+
+
+@pytest.fixture(scope='module')
+def two(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp('two') / 'run'
+    return workdir, finish(play(workdir, 2))
+
+
+@pytest.fixture(scope='module')
+def one(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp('one') / 'run'
+    return workdir, finish(play(workdir, 1))
+
+
+def read(workdir, name):
+    return (workdir / name).read_text(encoding='utf-8')
+
+
+def metrics(workdir):
+    clocks = ('second', 'tokens_per')
+    records = [json.loads(line) for line in read(workdir, 'metrics.jsonl').splitlines()]
+    return [{k: v for k, v in r.items() if not any(c in k for c in clocks)} for r in records]
+
+
+def moments(workdir):
+    """Adam's first moments by checkpoint: running means of the gradients."""
+    import jax
+    import orbax.checkpoint as ocp
+
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+    for step in sorted(int(p.name) for p in (workdir / 'checkpoints').iterdir() if p.name.isdigit()):
+        path, reader = (workdir / 'checkpoints' / str(step) / 'states').resolve(), ocp.StandardCheckpointer()
+        tree = reader.restore(path, jax.tree.map(shape, reader.metadata(path).item_metadata.tree))
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        mu = [(str(path), np.asarray(x)) for path, x in leaves if "'mu'" in str(path) or '.mu' in str(path)]
+        assert mu
+        yield step, mu
+
+
+def test_two_processes_play_what_one_plays(one, two):
+    assert read(two[0], 'trajectories.jsonl') == read(one[0], 'trajectories.jsonl')
+    reasons = {json.loads(line)['info'].get('rejected') for line in read(two[0], 'trajectories.jsonl').splitlines()}
+    assert len(reasons - {None}) >= 1  # something was turned away, by both alike
+    ours, theirs = metrics(two[0]), metrics(one[0])
+    assert [r['step'] for r in ours] == list(range(len(theirs)))
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.keys() == b.keys()
+        for name in a:
+            near = b[name] if isinstance(b[name], str) else pytest.approx(b[name], rel=2e-5, abs=1e-6)
+            assert a[name] == near, (a['step'], name)
+
+
+def test_two_processes_learn_what_one_learns(one, two):
+    learnt = 0
+    for (step, ours), (again, theirs) in zip(moments(two[0]), moments(one[0]), strict=True):
+        assert step == again
+        for (name, a), (_, b) in zip(ours, theirs, strict=True):
+            assert np.linalg.norm(a - b) <= 1e-5 * np.linalg.norm(b), (step, name)
+            learnt += bool(np.any(b))
+    assert learnt
+
+
+@pytest.mark.parametrize('writers', [1, 2])
+def test_a_checkpoint_serves_either_number_of_processes(writers, one, two, tmp_path):
+    whole = (one, two)[writers - 1][0]
+    workdir = tmp_path / 'run'
+    shutil.copytree(whole, workdir)
+    steps = sorted((p for p in (workdir / 'checkpoints').iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
+    for path in steps[2:]:
+        shutil.rmtree(path)
+    shutil.rmtree(workdir / 'policy')
+    out = finish(play(workdir, 3 - writers))
+    assert f'goes on at step {steps[1].name} of' in out[0]
+    assert read(workdir, 'trajectories.jsonl') == read(whole, 'trajectories.jsonl')
+    assert (workdir / 'policy' / 'policy' / 'model.safetensors').exists()
+
+
+def test_when_a_process_dies_the_other_stops(tmp_path):
+    running = play(tmp_path / 'run', 2, '--config.solver.steps=1000')
+    deadline = time.time() + 300
+    while not (tmp_path / 'run' / 'checkpoints' / '2').exists() and time.time() < deadline:
+        assert all(p.poll() is None for p in running), running[0].communicate()[0][-2000:]
+        time.sleep(0.2)
+    running[1].send_signal(signal.SIGKILL)
+    killed = time.time()
+    out = running[0].communicate(timeout=300)[0]
+    assert running[0].returncode != 0, out[-2000:]
+    # The runtime notices within the heartbeat; then it unwinds.
+    assert time.time() - killed < 3 * HEARTBEAT + 15
+
+
+SCRIPT = """
+import sys
+from zeroplay_jax import hosts
+from zeroplay_jax.types import UserError
+hosts.connect('coordinator', f'localhost:{sys.argv[1]}', 2, int(sys.argv[2]), 10)
+import asyncio
+import jax, jax.numpy as jnp, numpy as np
+h = hosts.Hosts()
+# Unequal numbers of device calls between two exchanges.
+x = jnp.ones(4)
+for _ in range(3 if h.first else 17):
+    x = jax.jit(jnp.cos)(x)
+assert h.gather({'at': h.index, 'x': np.float32(1.5)}) == [{'at': 0, 'x': 1.5}, {'at': 1, 'x': 1.5}]
+assert h.gather('é' * (1 + 1000 * h.index)) == ['é', 'é' * 1001]
+assert h.together(lambda: h.index) == [0, 1]
+def fails():
+    if not h.first:
+        raise UserError('no room')
+try:
+    h.together(fails)
+    raise SystemExit('nothing was raised')
+except UserError as error:
+    assert str(error) == 'process 1: no room', error
+async def board():
+    mine, other = (7, h.index), (7, 1 - h.index)
+    waiting = asyncio.ensure_future(h.read(other))
+    await asyncio.sleep(0.2 * h.index)
+    h.post(mine, ['from', h.index])
+    h.post(mine, 'too late')
+    assert await h.read(mine) == ['from', h.index]
+    assert await waiting == ['from', 1 - h.index]
+for _ in range(2):  # names can be used again once the board was cleared
+    asyncio.run(board())
+    h.gather(None)
+    h.clear()
+    h.gather(None)
+print('fine')
+"""
+
+
+def test_exchanges_between_two_processes():
+    out = finish(processes(['-c', SCRIPT], 2, lambda port, i: [str(port), str(i)]))
+    assert all(text.strip().endswith('fine') for text in out), out
+
+
+def test_a_workdir_that_is_taken_is_one_line_in_every_process(tmp_path):
+    (tmp_path / 'run').mkdir()
+    (tmp_path / 'run' / 'thesis.tex').write_text('mine')
+    running = play(tmp_path / 'run', 2)
+    out = [p.communicate(timeout=120)[0] for p in running]
+    assert [p.returncode for p in running] == [2, 2]
+    assert all("holds 'thesis.tex' but no config.json" in text for text in out)

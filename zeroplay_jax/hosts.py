@@ -1,0 +1,143 @@
+"""The processes of one run. Each plays its share of the episodes with its own slots and search, then all are told all.
+
+Between two exchanges no process waits for another: rollouts take as many rounds as they take. What is exchanged is
+JSON, so that every process goes on from the same numbers and takes the same decisions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from zeroplay_jax.types import UserError
+
+Identity = tuple[int, ...]
+
+
+def connect(mode: str, coordinator: str, processes: int, process: int, heartbeat: int) -> None:
+    """Joins the processes of a run; to be called before JAX looks at its devices.
+
+    Args:
+      mode: 'off' (one process), 'auto' (TPU VMs, SLURM, GKE and the like say who they are), or 'coordinator'.
+      coordinator: 'host:port' of process 0.   processes, process: how many, and which one this is.
+      heartbeat: seconds without a sign of life from a process after which JAX stops the others.
+
+    Raises:
+      UserError: nobody knows of a cluster here, or process 0 does not answer.
+    """
+    if mode == 'off':
+        return
+    explicit = dict(coordinator_address=coordinator, num_processes=processes, process_id=process)
+    try:
+        jax.distributed.initialize(**(explicit if mode == 'coordinator' else {}), heartbeat_timeout_seconds=heartbeat)
+    except (ValueError, RuntimeError) as error:
+        mend = (
+            f'is process 0 up at {coordinator}?'
+            if mode == 'coordinator'
+            else 'set config.distributed.mode to off on one machine, or to coordinator'
+        )
+        raise UserError(f'config.distributed.mode={mode}: {str(error).splitlines()[0]}; {mend}') from error
+
+
+class Hosts:
+    """What one process may know and do about the others; with a single process everything stays in it.
+
+    Attributes:
+      index, count: this process among all.
+    """
+
+    def __init__(self) -> None:
+        self.index, self.count = jax.process_index(), jax.process_count()
+        self._board: dict[Identity, asyncio.Future] = {}
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes the files of the run."""
+        return self.index == 0
+
+    def owns(self, identity: Identity) -> bool:
+        """Whether the episode of that name is played here."""
+        return identity[-1] % self.count == self.index
+
+    def gather(self, value: Any) -> list[Any]:
+        """What every process gave, in their order; all must call it at the same point. Values are JSON."""
+        if self.count == 1:
+            return [value]
+        text = np.frombuffer(_text(value).encode(), np.uint8)
+        sizes = multihost_utils.process_allgather(np.array([text.size]))[:, 0]
+        # To a power of two: a handful of shapes, each of which is compiled once.
+        padded = np.zeros(1 << int(sizes.max() - 1).bit_length(), np.uint8)
+        padded[: text.size] = text
+        told = multihost_utils.process_allgather(padded)
+        return [json.loads(row[:size].tobytes()) for row, size in zip(np.asarray(told), sizes)]
+
+    def together(self, call: Callable[[], Any]) -> list[Any]:
+        """What `call` gives in every process. If it raises a UserError in one, all raise it: nobody is left waiting."""
+        if self.count == 1:
+            return [call()]
+        try:
+            said = [call(), None]
+        except UserError as error:
+            said = [None, str(error)]
+        told = self.gather(said)
+        for i, (_, wrong) in enumerate(told):
+            if wrong is not None:
+                raise UserError(wrong if i == 0 else f'process {i}: {wrong}')
+        return [value for value, _ in told]
+
+    # ---- between episodes of one step ----------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """Forgets what was posted; to be called when no episode is under way anywhere."""
+        if self.count > 1:
+            for identity, future in self._board.items():
+                if self.owns(identity) and future.done():
+                    _client().key_value_delete(_key(identity))
+        self._board.clear()
+
+    def post(self, identity: Identity, value: Any) -> None:
+        """Shows a JSON value to whoever reads it under this name; only the first one posted counts."""
+        slot = self._slot(identity)
+        if slot.done():
+            return
+        slot.set_result(value)
+        if self.count > 1:
+            _client().key_value_set(_key(identity), _text(value))
+
+    async def read(self, identity: Identity) -> Any:
+        """What was posted under a name, waiting until it is there."""
+        if self.owns(identity):
+            return await self._slot(identity)
+        loop = asyncio.get_running_loop()
+        return json.loads(await loop.run_in_executor(None, _wait_for, _key(identity)))
+
+    def _slot(self, identity: Identity) -> asyncio.Future:
+        if identity not in self._board:
+            self._board[identity] = asyncio.get_running_loop().create_future()
+        return self._board[identity]
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, default=lambda x: x.item())  # NumPy's scalars
+
+
+def _key(identity: Identity) -> str:
+    return 'zeroplay_jax/' + '/'.join(map(str, identity))
+
+
+def _client() -> Any:
+    """JAX's own store of small values beside its heartbeats: the one channel that needs no collective."""
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
+def _wait_for(key: str) -> str:
+    # A process that died stops this one by its heartbeat; a live one always posts in the end.
+    return _client().blocking_key_value_get(key, 24 * 3600 * 1000)
