@@ -79,6 +79,7 @@ ROWS = {
     'scope/no_length_factor': {'reward.length_factor': False},
     'scope/frozen_challenger': {'proposer.train_iterations': 1},
     'scope/iterations_6': {'schedule.iterations': 6},
+    'scope/per_turn': {'rollout.drop_thinking': True},
     'scope/no_window': {'pool.window': (0.0, 1.0)},
     'scope/code': {'reward.code_format': True, 'solver.clip_high': 0.28},
 }

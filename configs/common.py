@@ -85,6 +85,9 @@ def get_config() -> ConfigDict:
                 turn_tokens=64,  # longest assistant turn
                 observation_tokens=128,  # longest observation; longer ones lose their end
                 max_turns=5,  # assistant turns; the last one cannot search
+                # True: thoughts (…</think>) leave the context when their turn is over, as in the chat templates of
+                # reasoning models; every context is a row of the batch (SCOPE on Qwen3)
+                drop_thinking=False,
                 deterministic=True,  # wait for slow tools (False: a deadline turns them into an error)
                 tool_timeout=30.0,  # seconds, only without `deterministic`
             ),

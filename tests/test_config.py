@@ -164,6 +164,14 @@ def test_processes_must_know_where_they_meet_and_hold_whole_replicas(sound):
     assert 'count from 0' in message(sound)
 
 
+def test_a_teacher_reads_one_context_per_rollout(sound):
+    sound.rollout.drop_thinking = True
+    configuration.check(sound)
+    sound.solver.distill_top_k = 8
+    sound.solver.distill_coef = (0.1,)
+    assert message(sound).startswith('config.rollout.drop_thinking=True')
+
+
 def test_a_group_by_prompt_needs_several_rollouts(sound):
     sound.schedule.group = 'prompt'
     assert message(sound).startswith('config.proposer.samples=1')

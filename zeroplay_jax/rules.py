@@ -338,6 +338,9 @@ def _check_game(config: ConfigDict) -> None:
         fail('solver.distill_top_k', config.solver.distill_top_k, wrong, 'give 0, or take recipe drzero or piplay')
     if config.solver.distill_top_k and not any(config.solver.distill_coef):
         fail('solver.distill_coef', tuple(config.solver.distill_coef), 'the teacher weighs nothing', 'give a weight')
+    if config.solver.distill_top_k and config.rollout.drop_thinking:
+        wrong = 'a teacher reads one context per rollout'
+        fail('rollout.drop_thinking', True, wrong, 'set it to false, or solver.distill_top_k to 0')
     if config.proposer.filter_groups:
         fail('proposer.filter_groups', True, 'only the solver has a filter', 'set it to false')
     if config.solver.filter_groups and config.solver.surplus == 'carry' and config.solver.old_logp == 'trainer':

@@ -103,7 +103,7 @@ def _table(config, model, mesh, codec, corpus, extra_lane) -> Table:
     for seat in seats:
         own = limits if seat.searches else Limits(1, config.judge.tokens if seat.role == 'judge' else c.turn_tokens, 0)
         search = corpus.search if seat.searches else None
-        env = SearchEnv(codec, tools, own, search, seat.finals, config.tools.max_queries)
+        env = SearchEnv(codec, tools, own, search, seat.finals, config.tools.max_queries, c.drop_thinking)
         weights = 'initial' if seat.plays_as == 'initial' else trained[seat.plays_as or seat.role]
         heat = config[seat.role].temperature if seat.role in trained else 0.0
         longest = c.prompt_tokens if seat.searches else config.sampler.context - own.turn_tokens

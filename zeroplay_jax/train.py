@@ -25,7 +25,7 @@ from zeroplay_jax.metrics import Metrics
 from zeroplay_jax.policy import hf
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.selfplay.engine import Engine, Phase, Step, schedule
-from zeroplay_jax.types import Json, Row
+from zeroplay_jax.types import PROMPT, Json, Row, Trajectory
 
 # What may differ between a run and its continuation: nothing that the result depends on.
 FREE_FIELDS = ('progress', 'checkpoint.every', 'checkpoint.keep') + tuple(
@@ -174,7 +174,6 @@ def _records(table, step: Step, rows: list[Row], limit: int):
         picked += [row for group in turn if group and len(picked) < limit for row in group]
     for row in picked:
         t, codec = row.trajectory, table.roles[row.role].env.codec
-        cuts = [0, *(np.flatnonzero(np.diff(t.source)) + 1), len(t.tokens)]
         yield {
             'step': step.number,
             'iteration': step.phase.iteration,
@@ -187,10 +186,17 @@ def _records(table, step: Step, rows: list[Row], limit: int):
             'drop': row.drop,
             'finish': t.finish,
             'info': row.info,
-            'segments': [
-                {'source': SOURCES[t.source[a]], 'text': codec.decode(t.tokens[a:b])} for a, b in zip(cuts, cuts[1:])
-            ],
+            'segments': [piece for part in t.segments for piece in _pieces(codec, part, new=part is not t.segments[0])],
         }
+
+
+def _pieces(codec: Codec, t: Trajectory, new: bool) -> Iterator[Json]:
+    """Text by who wrote it; with `new` without what earlier contexts of the rollout have shown."""
+    cuts = [0, *(np.flatnonzero(np.diff(t.source)) + 1), len(t.tokens)]
+    begin = np.flatnonzero(t.source == PROMPT)[-1] + 1 if new else 0
+    for a, b in zip(cuts, cuts[1:]):
+        if a >= begin:
+            yield {'source': SOURCES[t.source[a]], 'text': codec.decode(t.tokens[a:b])}
 
 
 def _write(path: pathlib.Path, text: str) -> None:

@@ -77,6 +77,9 @@ class Trajectory:
       finish: 'answer' | 'malformed' | 'eos' | 'turn_tokens' | 'turns' | 'context' – why the rollout ended.
       weights: which weights sampled it; version: how often those had been published.
       identity: the request's identity plus the sample index.
+      earlier: where thoughts leave the context at the end of their turn, the contexts before each such cut, as
+        trajectories without turns. What the policy wrote there is PROMPT in the later ones: every token that it
+        sampled is labelled POLICY once.
     """
 
     tokens: np.ndarray
@@ -87,6 +90,7 @@ class Trajectory:
     weights: str
     version: int
     identity: tuple[int, ...]
+    earlier: tuple[Trajectory, ...] = ()
 
     def __post_init__(self):
         if not self.tokens.shape == self.source.shape == self.logp.shape or self.tokens.ndim != 1:
@@ -94,6 +98,16 @@ class Trajectory:
                 f'trajectory {self.identity}: tokens {self.tokens.shape}, source {self.source.shape} and '
                 f'logp {self.logp.shape} must be one-dimensional and equally long'
             )
+
+    @property
+    def segments(self) -> tuple[Trajectory, ...]:
+        """All contexts of the rollout in order, this one last."""
+        return (*self.earlier, self)
+
+    @property
+    def policy_tokens(self) -> int:
+        """Tokens that the policy wrote, in all contexts."""
+        return sum(int(np.sum(part.source == POLICY)) for part in self.segments)
 
     @property
     def calls(self) -> int:

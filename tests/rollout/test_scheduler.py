@@ -157,6 +157,47 @@ def test_sampler_log_probs_are_the_trainers(policy, baseline):
         assert np.abs(ours - t.logp[t.source == POLICY]).max() < 1e-4
 
 
+class Forgetful(SearchEnv):
+    """Three tokens of every turn are its thoughts."""
+
+    def remembered(self, ids):
+        return [int(i) for i in ids[3:]]
+
+
+@pytest.fixture(scope='module')
+def forgetful(policy):
+    env = make_env(policy[0])
+    fields = {f.name: getattr(env, f.name) for f in dataclasses.fields(env)}
+    return requests(Forgetful(**fields))
+
+
+def test_thoughts_leave_the_context_when_their_turn_is_over(policy, forgetful):
+    rollouts = run(policy, forgetful)
+    assert sum(len(t.earlier) for t in rollouts) >= 10
+    for t in rollouts:
+        for before, after in zip(t.segments, t.segments[1:]):
+            # The turn that ended `before` begins behind its last token that was not the policy's.
+            start = np.flatnonzero(before.source != POLICY)[-1] + 1
+            kept = before.tokens[start + 3 :]
+            head = np.concatenate([before.tokens[:start], kept])
+            np.testing.assert_array_equal(after.tokens[: len(head)], head)
+            assert not (after.source[: len(head)] == POLICY).any() and after.source[len(head)] == ENV
+            assert before.finish == 'continued' and not before.turns
+        # What the policy wrote is labelled so once.
+        text = policy[0].decode(np.concatenate([s.tokens[s.source == POLICY] for s in t.segments]))
+        assert text.startswith(''.join(turn.text for turn in t.turns[:1]))
+        assert t.policy_tokens == sum((s.source == POLICY).sum() for s in t.segments)
+    test_sampler_log_probs_are_the_trainers(policy, [s for t in rollouts for s in t.segments])
+
+
+def test_cut_contexts_depend_on_their_request_alone(policy, forgetful):
+    flat = lambda rollouts: [s for t in rollouts for s in t.segments]
+    baseline = flat(run(policy, forgetful))
+    same(flat(run(policy, forgetful, order=-1)), baseline)
+    more = dataclasses.replace(CONFIG, slots=7)
+    same(flat(run(policy, forgetful, more)), baseline, 1e-5)
+
+
 def test_one_compile_per_program(policy):
     codec, model, _ = policy
     config = dataclasses.replace(CONFIG, eos=codec.eos_ids)

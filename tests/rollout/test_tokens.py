@@ -1,7 +1,9 @@
 """Text and ids: foreign text stays plain, prompts and suffixes are those of the chat template, stops are found."""
 
+import dataclasses
 import json
 import random
+import types
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import tiny
 import transformers
 
 from zeroplay_jax.rollout import prompts, tools
+from zeroplay_jax.rollout.search import Limits, SearchEnv
 from zeroplay_jax.rollout.tokens import Codec, StopMatcher, Untrusted
 
 ATTACKS = [
@@ -85,6 +88,92 @@ def test_suffix_continues_the_template(codec, folder):
     suffix = codec.suffix({**tool, 'content': [Untrusted(tool['content'])]})
     parts = [*codec.render(chat[:1]), *codec.encode('de fa'), *suffix]
     assert parts == list(whole)
+
+
+# In the shape of published families: how a turn ends, how a tool's reply is wrapped, what is trimmed or left out.
+TURN = "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+REPLY = "{{ '<|im_start|>user\n<tool_response>\n' + m.content + '\n</tool_response><|im_end|>\n' }}"
+GENERATE = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+TEMPLATES = {
+    'qwen2': "{% for m in messages %}{% if loop.first and m.role != 'system' %}{{ '<|im_start|>system\nHelp.<|im_end|>"
+    "\n' }}{% endif %}{% if m.role == 'tool' %}" + REPLY + '{% else %}' + TURN + '{% endif %}{% endfor %}' + GENERATE,
+    'qwen3': '{% set ns = namespace(last=0) %}{% for m in messages %}'
+    "{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}"
+    "{% if m.role == 'tool' %}" + REPLY + "{% elif m.role == 'assistant' and loop.index0 < ns.last %}"
+    "{{ '<|im_start|>assistant\n' + m.content.split('</think>')[-1].lstrip('\n') + '<|im_end|>\n' }}"
+    '{% else %}' + TURN + '{% endif %}{% endfor %}' + GENERATE,
+    'llama3': "{% for m in messages %}{% set role = 'ipython' if m.role == 'tool' else m.role %}"
+    "{{ '<|start_header_id|>' + role + '<|end_header_id|>\n\n' + m.content | trim + '<|eot_id|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}",
+    'olmo3': "{% for m in messages %}{% if m.role == 'tool' %}"
+    "{{ '<|im_start|>environment\n' + m.content + '<|im_end|>\n' }}{% else %}" + TURN + '{% endif %}{% endfor %}'
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>' }}{% endif %}",
+}
+
+
+@pytest.fixture(scope='module', params=TEMPLATES)
+def templated(request, tmp_path_factory):
+    folder = tiny.make_folder(tmp_path_factory.mktemp('templates') / request.param)
+    for name in ('tokenizer_config.json', 'chat_template.jinja'):
+        if (folder / name).exists():
+            text = (folder / name).read_text()
+            if name.endswith('.json'):
+                text = json.dumps({k: v for k, v in json.loads(text).items() if k != 'chat_template'})
+            (folder / name).write_text(text)
+    (folder / 'chat_template.jinja').write_text(TEMPLATES[request.param])
+    return request.param, Codec(folder), transformers.AutoTokenizer.from_pretrained(str(folder))
+
+
+def test_a_conversation_grows_as_its_template_would_render_it(templated):
+    """Prompt, turns and suffixes, one after another, are the ids of the whole conversation, after every reply."""
+    family, codec, reference = templated
+    opened = '<think>' if family == 'olmo3' else ''  # its header opens the thoughts
+    chat = [{'role': 'user', 'content': 'abc?'}]
+    ids = codec.render(chat).tolist()
+    for turn, page in [(f'de\n{opened}fa', 'page {"result": "x"}'), ('gh</search>', 'b'), ('a', 'c d e')]:
+        ids += codec.encode(turn.removeprefix(opened))
+        ids += codec.suffix({'role': 'tool', 'content': [Untrusted(page)]}).tolist()
+        chat += [
+            {'role': 'assistant', 'content': opened + turn.removeprefix(opened)},
+            {'role': 'tool', 'content': page},
+        ]
+        whole = reference.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+        assert ids == list(whole), family
+
+
+def test_dropped_thoughts_leave_what_a_template_that_drops_them_leaves(tmp_path):
+    """The context with `drop_thinking` is the rendering of a template that keeps no thoughts of turns that are over."""
+    folder = tiny.make_folder(tmp_path / 'policy')
+    dropping = (
+        "{% for m in messages %}{% if m.role == 'tool' %}" + REPLY + '{% else %}'
+        "{{ '<|im_start|>' + m.role + '\n' + m.content.split('</think>')[-1].lstrip('\n') + '<|im_end|>\n' }}"
+        '{% endif %}{% endfor %}' + GENERATE
+    )
+    (folder / 'chat_template.jinja').write_text(dropping)
+    codec, reference = Codec(folder), transformers.AutoTokenizer.from_pretrained(str(folder))
+    env = SearchEnv(codec, tools.family('qwen'), Limits(4, 64, 64), None, drop_thinking=True)
+    chat, ids = [{'role': 'user', 'content': 'abc?'}], codec.render([{'role': 'user', 'content': 'abc?'}]).tolist()
+    for turn in ('<think>de\n</think>\n\nfa<tool_call>gh</tool_call>', '<think>b</think>c', 'no thoughts'):
+        ids += env.remembered(codec.encode(turn))
+        ids += codec.suffix({'role': 'tool', 'content': [Untrusted('page')]}).tolist()
+        chat += [{'role': 'assistant', 'content': turn}, {'role': 'tool', 'content': 'page'}]
+        whole = reference.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+        assert ids == list(whole)
+
+
+def test_what_is_remembered_keeps_its_sampled_ids(codec):
+    env = SearchEnv(codec, tools.family('qwen'), Limits(4, 64, 64), None, drop_thinking=True)
+    keep = dataclasses.replace(env, drop_thinking=False)
+    letters = [codec.encode_plain(c)[0] for c in 'ab']  # one by one, where the tokenizer would write 'ab' as one
+    ids = [*codec.encode('<think>de</think> \n'), *letters]
+    assert env.remembered(ids) == letters != codec.encode_plain('ab')
+    assert keep.remembered(ids) == ids and env.remembered(letters) == letters
+    assert env.remembered(codec.encode('a</think>')) == []
+    # A token that holds the end of the thoughts and more leaves its rest behind, as plain text.
+    torn = types.SimpleNamespace(
+        token_bytes=[b'<think>', b'x</thi', b'nk>\n<answer>', b'b'], encode_plain=lambda text: [text]
+    )
+    assert dataclasses.replace(env, codec=torn).remembered([0, 1, 2, 3]) == ['<answer>', 3]
 
 
 def test_stop_string_over_several_tokens_and_inside_one(codec):

@@ -1,6 +1,7 @@
 """The engine: batches filled in order of issue, surplus that waits for the next step, a state that survives."""
 
 import asyncio
+import dataclasses
 import json
 
 import jax
@@ -153,6 +154,7 @@ def test_an_outcome_survives_the_way_between_processes():
     turn = Turn('t', ('q', 'r'), (({'id': 1, 'title': 'a', 'text': 'b', 'score': 0.1},), ()), None, False)
     floats = np.array([0.1, -1 / 3], np.float32)
     t = Trajectory(np.arange(2, dtype=np.int32), np.array([0, 1], np.int8), floats, (turn,), 'eos', 'w', 3, (1, 2))
+    t = dataclasses.replace(t, earlier=(dataclasses.replace(t, turns=(), finish='continued'),))
     row = Row('solver', t, 1 / 3, 7, {'a': 0.1}, 'd', {'x': [1, None]}, 0.5, np.arange(3, dtype=np.int32))
     sent = json.loads(json.dumps(row_tools.outcome_state(Outcome([row], [{'question': 'é'}], 'why'))))
     got = row_tools.outcome_restore(sent)
@@ -161,7 +163,19 @@ def test_an_outcome_survives_the_way_between_processes():
     for name in ('tokens', 'source', 'logp'):
         a, b = getattr(back.trajectory, name), getattr(t, name)
         assert a.dtype == b.dtype and a.tobytes() == b.tobytes()
+    assert [part.finish for part in back.trajectory.segments] == ['continued', 'eos']
+    assert back.trajectory.earlier[0].logp.tobytes() == floats.tobytes()
     assert back.trajectory.turns == (turn,) and back.trajectory.identity == (1, 2)
     assert back.teacher_prompt.dtype == np.int32 and back.teacher_prompt.tolist() == [0, 1, 2]
     plain = lambda r: {k: v for k, v in vars(r).items() if k not in ('trajectory', 'teacher_prompt')}
     assert plain(back) == plain(row)
+
+
+def test_every_context_of_a_rollout_is_a_row_with_its_advantage():
+    whole = trajectory((0, 1, 0))
+    cut = dataclasses.replace(whole, earlier=(trajectory((0, 1, 0), n=5), trajectory((0, 1, 0), n=6)))
+    rows = [Row('solver', whole, 1.0, 0, advantage=0.5), Row('solver', cut, 0.0, 0, advantage=-0.5)]
+    found = row_tools.segments(rows)
+    assert [len(r.trajectory.tokens) for r in found] == [8, 5, 6, 8]
+    assert [r.advantage for r in found] == [0.5, -0.5, -0.5, -0.5]
+    assert cut.policy_tokens == sum(int((r.trajectory.source == POLICY).sum()) for r in found[1:])

@@ -67,6 +67,7 @@ class _Episode:
         self.source = [PROMPT] * len(self.tokens)
         self.logp = [0.0] * len(self.tokens)
         self.turns: list[Turn] = []
+        self.earlier: list[Trajectory] = []
         self.chunks = 0  # prefill calls still needed
         self.begin_turn()
 
@@ -96,7 +97,8 @@ class Lane:
         return sum(e is not None for e in self.episodes)
 
     def _key(self, episode):
-        return identity_key(self.seed, episode.identity)
+        # Noise is a function of key and position: a context that was cut short comes to the same positions again.
+        return identity_key(self.seed, (*episode.identity, *([len(episode.earlier)] if episode.earlier else ())))
 
     def admit(self) -> None:
         """Fills free slots: first the siblings of prompts that are prefilled, then the oldest requests."""
@@ -166,35 +168,52 @@ class Lane:
         context, chunk = self.sampler.config.context, self.sampler.config.chunk
         rows = []
         for episode, ids in replies:
-            start = len(episode.tokens)
-            if start + len(ids) >= context:
+            start = episode.turn_start
+            turn = episode.tokens[start:]
+            kept = episode.env.remembered(turn)
+            if kept == turn:
+                start, kept = len(episode.tokens), []
+            if start + len(kept) + len(ids) >= context:
                 self.finish(episode, 'context')
                 continue
-            rows.append((episode, ids, start))
+            if start < len(episode.tokens):
+                self._cut(episode, start, kept)
             episode.tokens += ids.tolist()
             episode.source += [ENV] * len(ids)
             episode.logp += [0.0] * len(ids)
-            episode.chunks = -(-len(ids) // chunk)
+            episode.chunks = -(-(len(kept) + len(ids)) // chunk)
             episode.begin_turn()
+            rows.append((episode, episode.tokens[start:], start))
         if rows:
             self.sampler.put([self._row(episode, ids, start) for episode, ids, start in rows])
+
+    def _cut(self, episode, start, kept):
+        """Ends a context: the next begins with its first `start` tokens and those `kept` of its last turn."""
+        episode.earlier.append(self._trajectory(episode, 'continued', ()))
+        episode.tokens = episode.tokens[:start] + kept
+        episode.source = [PROMPT if s == POLICY else s for s in episode.source[:start]] + [PROMPT] * len(kept)
+        episode.logp = [0.0] * len(episode.tokens)
 
     def finish(self, episode: _Episode, reason: str) -> None:
         """Frees the slot; the last sample of a request resolves its future."""
         group = episode.group
-        group.results[episode.sample] = Trajectory(
-            np.asarray(episode.tokens, np.int32),
-            np.asarray(episode.source, np.int8),
-            np.asarray(episode.logp, np.float32),
-            tuple(episode.turns),
-            reason,
-            group.request.weights,
-            self.version,
-            episode.identity,
-        )
+        whole = self._trajectory(episode, reason, tuple(episode.turns))
+        group.results[episode.sample] = dataclasses.replace(whole, earlier=tuple(episode.earlier))
         self.episodes[episode.slot] = None
         if all(r is not None for r in group.results) and not group.future.done():
             group.future.set_result(group.results)
+
+    def _trajectory(self, episode, reason, turns):
+        return Trajectory(
+            np.asarray(episode.tokens, np.int32),
+            np.asarray(episode.source, np.int8),
+            np.asarray(episode.logp, np.float32),
+            turns,
+            reason,
+            episode.group.request.weights,
+            self.version,
+            episode.identity,
+        )
 
     def scan(self, tokens, logp, count) -> list[tuple[_Episode, tuple[str, ...]]]:
         """Reads a burst (host arrays [S, K], [S, K], [S]); returns the calls to be searched."""

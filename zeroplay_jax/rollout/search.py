@@ -44,6 +44,7 @@ class SearchEnv:
       search: how queries are answered; None gives a role without tools (judge, rater).
       finals: tags whose closing ends the episode.
       max_queries: of one call, so many are run.
+      drop_thinking: a turn's thoughts leave the context when it is over.
     """
 
     codec: Codec
@@ -52,6 +53,7 @@ class SearchEnv:
     search: Search | None
     finals: tuple[str, ...] = ('answer',)
     max_queries: int = 3
+    drop_thinking: bool = False
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -67,6 +69,24 @@ class SearchEnv:
         # An answer given inside a call that was never closed is no answer.
         opener = self.tools.call_stop.replace('/', '')
         return Ending(error='malformed' if opener in text else None, done=True)
+
+    def remembered(self, ids: Sequence[int]) -> list[int]:
+        """Ids of a turn as later turns see it: all, or what follows its thoughts and the blank after them."""
+        text = b''.join(self.codec.token_bytes[int(i)] for i in ids)
+        found = text.rfind(b'</think>')
+        if not self.drop_thinking or found < 0:
+            return [int(i) for i in ids]
+        rest = text[found + len(b'</think>') :].lstrip()
+        end = len(text)
+        for at in range(len(ids) - 1, -1, -1):  # tokens that lie in the rest whole stay as they were sampled
+            begin = end - len(self.codec.token_bytes[int(ids[at])])
+            if begin < len(text) - len(rest):
+                break
+            end = begin
+        else:
+            at = -1
+        torn = rest[: end - (len(text) - len(rest))]
+        return [*self.codec.encode_plain(torn.decode(errors='replace')), *(int(i) for i in ids[at + 1 :])]
 
     def observation(self, documents: Sequence[Sequence[Json]]) -> np.ndarray:
         """Ids of the passages found, int32 [n]; n ≤ observation_tokens where the tags alone fit."""

@@ -247,7 +247,7 @@ class Engine:
             ddof=c.std_ddof,
             singleton=c.singleton,
             valid=np.array([r.drop is None for r in rows], bool),
-            lengths=np.array([np.sum(r.trajectory.source == POLICY) for r in rows], np.int64),
+            lengths=np.array([r.trajectory.policy_tokens for r in rows], np.int64),
             group_size=None if role == 'proposer' and self.config.schedule.group == 'hop' else c.samples,
         )
         stats |= more
@@ -269,7 +269,7 @@ class Engine:
     def _pack(self, role: str, rows: list[Row], distill: float):
         """One optimiser step's rows as micro-batches."""
         c = self.config[role]
-        valid = [row for row in rows if row.drop is None]
+        valid = row_tools.segments([row for row in rows if row.drop is None])
         lengths = np.array([np.sum(row.trajectory.source == POLICY) for row in valid], np.int64)
         # What has advantage 0 adds nothing by itself, but belongs to the mean.
         every = c.kl_coef or c.entropy_coef or distill or not c.skip_uninformative

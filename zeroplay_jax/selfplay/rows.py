@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from zeroplay_jax.types import POLICY, Json, Outcome, Row, Trajectory, Turn
+from zeroplay_jax.types import Json, Outcome, Row, Trajectory, Turn
 
 Stats = dict[str, tuple[float, float]]
 
@@ -32,7 +32,7 @@ def rollout_stats(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Stats:
         add('tool_calls', t.calls)
         add('tool_error_rate', t.errors, sum(bool(u.queries) or u.error is not None for u in t.turns))
         add('truncated_rate', t.finish in ('context', 'turn_tokens', 'turns'))
-        add('policy_tokens', np.sum(t.source == POLICY))
+        add('policy_tokens', t.policy_tokens)
         if row.info.get('answer_given'):
             add('answer_words', len(row.info['answer_given'].split()))
         if reason := row.info.get('rejected'):
@@ -55,31 +55,40 @@ def rollout_stats(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Stats:
     return {k: (v[0], v[1]) for k, v in stats.items()}
 
 
+def segments(rows: Sequence[Row]) -> list[Row]:
+    """A row per context of each rollout (`Trajectory.earlier`), all with what was found for the whole."""
+    return [dataclasses.replace(row, trajectory=part) for row in rows for part in row.trajectory.segments]
+
+
+def _trajectory_state(t: Trajectory) -> Json:
+    arrays = {name: getattr(t, name).tolist() for name in ('tokens', 'source', 'logp')}
+    turns = [dataclasses.asdict(turn) for turn in t.turns]
+    earlier = [_trajectory_state(part) for part in t.earlier]
+    scalars = dict(finish=t.finish, weights=t.weights, version=t.version, identity=list(t.identity))
+    return arrays | scalars | dict(turns=turns, earlier=earlier)
+
+
+def _trajectory_restore(saved: Json) -> Trajectory:
+    types = dict(tokens=np.int32, source=np.int8, logp=np.float32)
+    arrays = {name: np.asarray(saved[name], dtype) for name, dtype in types.items()}
+    turns = tuple(
+        Turn(**(turn | dict(queries=tuple(turn['queries']), documents=tuple(map(tuple, turn['documents'])))))
+        for turn in saved['turns']
+    )
+    earlier = tuple(_trajectory_restore(part) for part in saved['earlier'])
+    return Trajectory(**(dict(saved, turns=turns, earlier=earlier, identity=tuple(saved['identity'])) | arrays))
+
+
 def state(row: Row) -> Json:
     """A row as JSON; floats survive exactly."""
-    t = row.trajectory
-    arrays = {name: getattr(t, name).tolist() for name in ('tokens', 'source', 'logp')}
     prompt = None if row.teacher_prompt is None else row.teacher_prompt.tolist()
-    scalars = dict(finish=t.finish, weights=t.weights, version=t.version, identity=list(t.identity))
-    turns = [dataclasses.asdict(turn) for turn in t.turns]
-    rest = {
-        f.name: getattr(row, f.name) for f in dataclasses.fields(row) if f.name not in ('trajectory', 'teacher_prompt')
-    }
-    return dict(rest, teacher_prompt=prompt, trajectory=arrays | scalars | dict(turns=turns))
+    return dict(vars(row), teacher_prompt=prompt, trajectory=_trajectory_state(row.trajectory))
 
 
 def restore(saved: Json) -> Row:
     """The row that `state` wrote."""
-    t = dict(saved['trajectory'])
-    types = dict(tokens=np.int32, source=np.int8, logp=np.float32)
-    t |= {name: np.asarray(t[name], dtype) for name, dtype in types.items()}
-    turns = tuple(
-        Turn(**(turn | dict(queries=tuple(turn['queries']), documents=tuple(map(tuple, turn['documents'])))))
-        for turn in t['turns']
-    )
-    prompt = saved['teacher_prompt']
-    fields = dict(saved, trajectory=Trajectory(**(t | dict(turns=turns, identity=tuple(t['identity'])))))
-    return Row(**(fields | dict(teacher_prompt=None if prompt is None else np.asarray(prompt, np.int32))))
+    prompt = None if saved['teacher_prompt'] is None else np.asarray(saved['teacher_prompt'], np.int32)
+    return Row(**dict(saved, teacher_prompt=prompt, trajectory=_trajectory_restore(saved['trajectory'])))
 
 
 def outcome_state(outcome: Outcome) -> Json:
