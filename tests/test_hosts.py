@@ -62,8 +62,12 @@ def finish(running):
 
 @pytest.fixture(scope='module')
 def two(tmp_path_factory):
+    """Through the script that people use."""
     workdir = tmp_path_factory.mktemp('two') / 'run'
-    return workdir, finish(play(workdir, 2))
+    command = ['launch/local_2proc.sh', '--', *RUN, f'--workdir={workdir}']
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {'XLA_FLAGS': ''}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return workdir, [done.stdout]
 
 
 @pytest.fixture(scope='module')

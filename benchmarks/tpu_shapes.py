@@ -1,0 +1,88 @@
+"""What `benchmarks.tpu_aot` compiles: models as their config.json says, and TPU slices with their chips' figures.
+
+The figures of a chip are the vendor's published peaks (cloud.google.com/tpu/docs, pages of v5e, v5p and v6e).
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import tempfile
+from typing import Any, NamedTuple
+
+from zeroplay_jax.policy import families
+from zeroplay_jax.policy.transformer import ModelConfig
+
+_LLAMA3 = dict(
+    rope_type='llama3', factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
+)
+_YARN = dict(
+    rope_type='yarn',
+    factor=8.0,
+    attention_factor=1.2079441541679836,
+    beta_fast=32.0,
+    beta_slow=1.0,
+    original_max_position_embeddings=8192,
+)
+
+
+def _config(architecture, width, forward, layers, heads, kv_heads, vocabulary, theta, eps, tied=False, **more):
+    return dict(
+        architectures=[architecture],
+        hidden_size=width,
+        intermediate_size=forward,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        vocab_size=vocabulary,
+        rope_theta=theta,
+        rms_norm_eps=eps,
+        tie_word_embeddings=tied,
+        **more,
+    )
+
+
+# The fields of each published config.json that shape the programs.
+MODELS: dict[str, dict[str, Any]] = {
+    'qwen2.5-3b': _config('Qwen2ForCausalLM', 2048, 11008, 36, 16, 2, 151936, 1e6, 1e-6, tied=True),
+    'qwen2.5-7b': _config('Qwen2ForCausalLM', 3584, 18944, 28, 28, 4, 152064, 1e6, 1e-6),
+    'qwen3-8b': _config('Qwen3ForCausalLM', 4096, 12288, 36, 32, 8, 151936, 1e6, 1e-6, head_dim=128),
+    'llama-3.1-8b': _config('LlamaForCausalLM', 4096, 14336, 32, 32, 8, 128256, 5e5, 1e-5, rope_scaling=_LLAMA3),
+    'olmo-3-7b': _config(
+        'Olmo3ForCausalLM', 4096, 11008, 32, 32, 32, 100278, 5e5, 1e-6, rope_scaling=_YARN, sliding_window=4096
+    ),
+}
+
+
+class Chip(NamedTuple):
+    """One chip: peak bf16 operations/s, bytes/s of HBM, bytes of HBM a program may use, bytes/s of its links."""
+
+    flops: float
+    bandwidth: float
+    memory: float
+    links: float
+
+
+class Slice(NamedTuple):
+    """A slice by its chips, and the topology of one of its hosts (four chips each)."""
+
+    chip: Chip
+    host: str
+
+
+_V5E = Chip(197e12, 819e9, 15.75 * 2**30, 200e9)
+_V5P = Chip(459e12, 2765e9, 95.0 * 2**30, 600e9)
+_V6E = Chip(918e12, 1640e9, 31.25 * 2**30, 448e9)
+TOPOLOGIES = {
+    'v5e:4x4': Slice(_V5E, 'v5e:2x2'),
+    'v5e:8x8': Slice(_V5E, 'v5e:2x2'),
+    'v5p:2x2x4': Slice(_V5P, 'v5p:2x2x1'),
+    'v6e:4x4': Slice(_V6E, 'v6e:2x2'),
+}
+
+
+def model_config(name: str, **overrides) -> ModelConfig:
+    """ModelConfig of a row of MODELS, read the way a checkpoint folder's is; overrides as in `read_config`."""
+    with tempfile.TemporaryDirectory() as folder:
+        pathlib.Path(folder, 'config.json').write_text(json.dumps(MODELS[name]), encoding='utf-8')
+        return families.read_config(folder, **overrides)

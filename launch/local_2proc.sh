@@ -1,0 +1,112 @@
+#!/usr/bin/env bash
+# Two processes of one run on this machine's CPU, with gloo between them: the path of several hosts, without hosts.
+# shellcheck source=launch/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+usage() {
+  cat << 'END'
+Two processes of one run on this machine's CPU: the path of several hosts, without hosts.
+
+  launch/local_2proc.sh [OPTIONS] -- --config=FILE --workdir=FOLDER [--config.FIELD=VALUE …]
+  launch/local_2proc.sh [OPTIONS] -- PROGRAM [ARGUMENTS …]
+
+  --devices N     devices that each process poses as (1); the mesh is replica=2, fsdp=N unless you say otherwise
+  --port N        where process 0 listens (a free one)
+  --logs FOLDER   where process-0.log and process-1.log go (WORKDIR/.logs, else runs/local_2proc)
+  --dry-run       print the two commands and do nothing
+
+Example: launch/local_2proc.sh -- --config=configs/drzero.py:mini --workdir=runs/two
+
+Both must end well. When one fails, the other is stopped and one line says which and where its log lies; the exit
+status is that of the one that failed.
+END
+}
+
+free_port() {
+  local port
+  while :; do
+    port=$((20000 + RANDOM % 10000))
+    (: < "/dev/tcp/127.0.0.1/$port") 2> /dev/null || break
+  done
+  echo "$port"
+}
+
+option=([devices]=1 [port]='' [logs]='')
+parse "$@"
+needs devices '[1-9][0-9]?' 'a number of devices from 1 to 99'
+[[ -n ${option[port]} ]] || option[port]=$(free_port)
+needs port '[1-9][0-9]{0,4}' 'a port'
+workdir=$(flag --workdir "${program[@]}")
+logs=${option[logs]:-${workdir:+$workdir/.logs}}
+logs=${logs:-runs/local_2proc}
+devices=${option[devices]}
+mesh=()
+for size in "replica=2" "fsdp=$devices"; do
+  [[ -n $(flag "--config.mesh.${size%=*}" "${program[@]}") ]] || mesh+=("--config.mesh.$size")
+done
+train .venv/bin/python "${mesh[@]}" --config.distributed.mode=coordinator \
+  --config.distributed.coordinator="127.0.0.1:${option[port]}" --config.distributed.processes=2
+flags="${XLA_FLAGS:+$XLA_FLAGS }--xla_force_host_platform_device_count=$devices"
+start=(env JAX_PLATFORMS=cpu "XLA_FLAGS=$flags" "${program[@]}")
+
+if [[ ${option[dry-run]} == on ]]; then
+  for process in 0 1; do
+    run "${start[@]}" "--config.distributed.process=$process"
+  done
+  exit 0
+fi
+
+[[ ${program[0]} != .venv/bin/python || -x .venv/bin/python ]] ||
+  fail "$script: there is no .venv yet; 'make .venv/ready' makes it"
+# The logs are there before their reader, who begins where an earlier run stopped.
+{ mkdir -p "$logs" && : >> "$logs/process-0.log" && : >> "$logs/process-1.log"; } 2> /dev/null ||
+  fail "$script: no logs can be written to $logs; choose another folder with --logs"
+old=$(stat --format %s "$logs/process-0.log")
+
+pids=()
+stop() {
+  local pid
+  kill "${pids[@]}" 2> /dev/null || true
+  # JAX may hold a polite signal back until a collective ends, and here none ever will.
+  for _ in {1..25}; do
+    kill -0 "${pids[@]}" 2> /dev/null || break
+    sleep 0.2
+  done
+  for pid in "${pids[@]}"; do
+    kill -KILL "$pid" 2> /dev/null || true
+  done
+  wait "${pids[@]}" || true
+}
+trap 'stop; exit 130' INT
+trap 'stop; exit 143' TERM
+for process in 0 1; do
+  "${start[@]}" "--config.distributed.process=$process" >> "$logs/process-$process.log" 2>&1 &
+  pids+=($!)
+done
+say "processes ${pids[*]} run; logs: $logs/process-0.log (shown here) and $logs/process-1.log"
+tail -c "+$((old + 1))" --follow --sleep-interval=0.3 --pid="${pids[0]}" "$logs/process-0.log" 2> /dev/null &
+reader=$!
+
+# Whoever ends first is looked at first: when one dies, JAX in the other gives up too, later. Meanwhile bash keeps its
+# own words about killed processes to itself.
+exec 3>&2 2> /dev/null
+ended=([0]='' [1]='')
+while [[ -z ${ended[0]} || -z ${ended[1]} ]]; do
+  sleep 0.05
+  for process in 0 1; do
+    if [[ -n ${ended[process]} ]] || kill -0 "${pids[process]}" 2> /dev/null; then continue; fi
+    code=0
+    wait "${pids[process]}" || code=$?
+    ended[process]=$code
+    if ((code == 0)); then continue; fi
+    stop
+    wait "$reader" || true
+    exec 2>&3
+    # 2 is how a run says that its flags or files cannot work, in one line.
+    ((code != 2)) || fail "process $process of 2 refused the run: $(tail -n 1 "$logs/process-$process.log")"
+    say "process $process of 2 ended with exit status $code and the other was stopped; its log is" \
+      "$logs/process-$process.log; the same command goes on from the last checkpoint"
+    exit "$code"
+  done
+done
+wait "$reader" || true
