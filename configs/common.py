@@ -61,6 +61,10 @@ def get_config() -> ConfigDict:
                 path='',  # Hugging Face checkpoint folder; '' is the built-in tiny checkpoint
                 dtype='float32',  # of activations (float32 on CPUs; bfloat16 on TPU and GPU)
                 remat=False,  # recompute layers in the backward pass
+                # what they keep for it: nothing_saveable | dots_with_no_batch_dims_saveable (results of projections)
+                remat_policy='nothing_saveable',
+                attention='dense',  # of packed rows: dense | splash (a kernel for TPUs; micro.tokens in steps of 128)
+                scan=False,  # training passes the layers as a loop: compiles sooner, holds the weights twice
                 logit_chunk=1024,  # tokens whose logits exist at one time in scoring
             ),
             mesh=dict(replica=1, fsdp=1, model=1),  # devices per axis; -1 in one place: all that are left

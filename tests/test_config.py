@@ -164,6 +164,14 @@ def test_processes_must_know_where_they_meet_and_hold_whole_replicas(sound):
     assert 'count from 0' in message(sound)
 
 
+def test_the_kernel_for_tpus_needs_whole_tiles(sound):
+    sound.policy.attention = 'splash'
+    sound.micro.tokens = 1000
+    assert 'steps of 128' in message(sound)
+    sound.micro.tokens = 1024
+    configuration.check(sound)
+
+
 def test_a_teacher_reads_one_context_per_rollout(sound):
     sound.rollout.drop_thinking = True
     configuration.check(sound)

@@ -114,6 +114,8 @@ _ROLE_RULES: dict[str, Rule] = {
 RULES: dict[str, Rule] = {
     'seed': _at_least(0),
     'policy.dtype': _one_of('float32', 'bfloat16'),
+    'policy.remat_policy': _one_of('nothing_saveable', 'dots_with_no_batch_dims_saveable'),
+    'policy.attention': _one_of('dense', 'splash'),
     'policy.logit_chunk': _at_least(1),
     **{f'mesh.{name}': _DEVICES for name in common.get_config().mesh},
     'distributed.mode': _one_of('off', 'auto', 'coordinator'),
@@ -295,6 +297,8 @@ def _check_division(config: ConfigDict) -> None:
         if parts > 0 and value % parts:
             wrong = f'does not divide over {parts} devices ({" · ".join(f"mesh.{axis}" for axis in axes)})'
             fail(name, value, wrong, f'give a multiple of {parts}, such as {value + parts - value % parts}')
+    if config.policy.attention == 'splash' and config.micro.tokens % 128:
+        fail('micro.tokens', config.micro.tokens, 'policy.attention=splash works in steps of 128', 'give a multiple')
     for role in ROLES:
         rows, minibatches = config[role].batch * config[role].samples, config[role].minibatches
         if rows % minibatches:

@@ -24,6 +24,9 @@ from zeroplay_jax.selfplay.judge import Judge, RuleJudge, TextJudge, endpoint_wr
 from zeroplay_jax.selfplay.roles import Role, Seat, Table
 from zeroplay_jax.types import UserError
 
+# Fields of config.policy that say how a model is computed, not what it is.
+_TECHNIQUE = ('dtype', 'remat', 'remat_policy', 'attention', 'scan', 'logit_chunk')
+
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
@@ -59,9 +62,7 @@ def build(config, extra_lane: str = '') -> Parts:
     `extra_lane` names slots for further weights of the same shape, where an evaluation needs them.
     """
     folder = pathlib.Path(config.policy.path or BUILT_IN)
-    model = hf.read_config(
-        folder, dtype=config.policy.dtype, remat=config.policy.remat, logit_chunk=config.policy.logit_chunk
-    )
+    model = hf.read_config(folder, **{name: config.policy[name] for name in _TECHNIQUE})
     mesh = sharding.make_mesh(**config.mesh)
     params = hf.load(folder, model, mesh)
     codec = Codec(folder)
@@ -76,9 +77,7 @@ def load_like(parts: Parts, folder: str) -> Params:
     Raises:
       UserError: a model of another shape.
     """
-    other = hf.read_config(
-        folder, dtype=parts.model.dtype, remat=parts.model.remat, logit_chunk=parts.model.logit_chunk
-    )
+    other = hf.read_config(folder, **{name: getattr(parts.model, name) for name in _TECHNIQUE})
     if other != parts.model:
         raise UserError(f'{folder}: its model differs in shape from {parts.folder}; take two checkpoints of one model')
     return hf.load(folder, parts.model, parts.mesh)

@@ -172,7 +172,7 @@ def read_config(folder, **overrides) -> ModelConfig:
 
     Args:
       folder: holds config.json.
-      **overrides: dtype, remat, remat_policy, logit_chunk, data_shards of ModelConfig.
+      **overrides: dtype, remat, remat_policy, attention, scan, logit_chunk of ModelConfig.
 
     Raises:
       CheckpointError: no such file, an unknown architecture, or a field this decoder cannot honour.
