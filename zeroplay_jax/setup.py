@@ -64,6 +64,7 @@ def build(config, extra_lane: str = '') -> Parts:
     folder = pathlib.Path(config.policy.path or BUILT_IN)
     model = hf.read_config(folder, **{name: config.policy[name] for name in _TECHNIQUE})
     mesh = sharding.make_mesh(**config.mesh)
+    sharding.local_mesh(mesh)  # a mesh that no sampler could run on stops before the weights are read
     params = hf.load(folder, model, mesh)
     codec = Codec(folder)
     corpus = corpora.build(config)

@@ -153,7 +153,7 @@ class Learner:
         return sharding.local_view(published, sharding.local_mesh(self.mesh))
 
     def lower(self, role: str) -> dict[str, jax.stages.Lowered]:
-        """The programs of an update, traced but not compiled: 'accumulate' of one micro-batch, 'apply', 'score'."""
+        """The programs of an update, traced but not compiled: 'accumulate' of one micro-batch, and 'apply'."""
         head = self._heads[role]
         batch = Batch.blank(self.micro_shape, self.teacher_tokens if head.config.distills else 0)
         params, (gradients, stats) = self.state['params'], jax.eval_shape(head.nothing)
@@ -165,7 +165,6 @@ class Learner:
         return dict(
             accumulate=head.accumulate.lower(*arguments),
             apply=head.apply.lower(params, self.state['opt'][head.optimizer], gradients),
-            score=head.score.lower(params, batch),
         )
 
     def rescore(self, role: str, batches: Sequence[Batch]) -> list[Batch]:

@@ -37,7 +37,7 @@ def make_mesh(replica: int = 1, fsdp: int = 1, model: int = 1, devices=None) -> 
       replica, fsdp, model: sizes; one of them may be -1 for all devices that are left.
 
     Raises:
-      ValueError: the sizes do not fit the devices there are.
+      UserError: the sizes do not fit the devices there are.
     """
     # By process: with several, each holds whole replicas.
     devices = sorted(jax.devices(), key=lambda d: (d.process_index, d.id)) if devices is None else list(devices)
@@ -50,10 +50,10 @@ def make_mesh(replica: int = 1, fsdp: int = 1, model: int = 1, devices=None) -> 
         raise UserError(
             f'mesh {dict(zip(AXES, sizes))} needs {need} devices, there are {len(devices)}: lower config.mesh'
         )
-    if jax.process_count() > 1 and (need < len(devices) or sizes[0] % jax.process_count()):
+    if jax.process_count() > 1 and need < len(devices):
         raise UserError(
-            f'mesh {dict(zip(AXES, sizes))} over {jax.process_count()} processes with {len(devices)} devices in all: '
-            'config.mesh.replica must be a multiple of the processes, and no device be left over'
+            f'mesh {dict(zip(AXES, sizes))} over {jax.process_count()} processes leaves some of {len(devices)} devices '
+            'over: raise config.mesh'
         )
     grid = np.array(devices[:need]).reshape(sizes)
     # Automatic axes: with explicit ones batched scatters raise and Linen modules fail.
@@ -61,9 +61,18 @@ def make_mesh(replica: int = 1, fsdp: int = 1, model: int = 1, devices=None) -> 
 
 
 def local_mesh(mesh: Mesh) -> Mesh:
-    """The replicas of `mesh` that belong to this process: what its sampler runs on."""
+    """The replicas of `mesh` that belong to this process: what its sampler runs on.
+
+    Raises:
+      UserError: a replica lies on several processes.
+    """
     if jax.process_count() == 1:
         return mesh
+    if mesh.shape['replica'] % jax.process_count():
+        raise UserError(
+            f'mesh {dict(mesh.shape)} over {jax.process_count()} processes: config.mesh.replica must be a multiple of '
+            'the processes, because each plays on replicas of its own'
+        )
     own = [row for row in mesh.devices if all(d.process_index == jax.process_index() for d in row.flat)]
     return Mesh(np.array(own), AXES, axis_types=(AxisType.Auto,) * 3)
 

@@ -1,0 +1,126 @@
+"""Splash attention, interpreted on the CPU, is dense attention; and layers in a loop are the layers one by one."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from zeroplay_jax.policy import attention, kernels, sharding, transformer
+from zeroplay_jax.types import UserError
+
+ROWS, LENGTH, HEADS, KV_HEADS, DIM = 4, 256, 4, 2, 128
+CONFIG = transformer.ModelConfig(
+    'test',
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=64,
+    layers=4,
+    heads=HEADS,
+    kv_heads=KV_HEADS,
+    head_dim=DIM,
+    windows=(100, 0, 100, 0),
+    tied=False,
+    qkv_bias=True,
+    logit_chunk=128,
+)
+
+
+@pytest.fixture(scope='module')
+def rows():
+    """Queries, keys and values; segments of unequal lengths that cross the kernel's blocks, the last places empty."""
+    rng = np.random.default_rng(0)
+    draw = lambda heads: rng.normal(size=(ROWS, LENGTH, heads, DIM)).astype(np.float32)
+    segment = np.repeat(np.array([[1, 2, 3, 0]], np.int32), [50, 130, 56, 20], 1).repeat(ROWS, 0)
+    segment[1] = 1
+    return draw(HEADS), draw(KV_HEADS), draw(KV_HEADS), segment, draw(HEADS).reshape(ROWS, LENGTH, -1)
+
+
+def value_and_gradients(attend, rows):
+    q, k, v, segment, weight = rows
+    weight = weight * (segment > 0)[..., None]
+
+    def value(q, k, v):
+        out = attend(q, k, v, segment)
+        return jnp.sum(out * weight), out
+
+    (_, out), gradients = tiny.jit(jax.value_and_grad(value, (0, 1, 2), has_aux=True))(q, k, v)
+    return np.where((segment > 0)[..., None], out, 0), *map(np.asarray, gradients)
+
+
+def dense(q, k, v, segment, window=0):
+    return attention.attend_packed(q, k, v, attention.packed_mask(segment, window))
+
+
+@pytest.mark.parametrize('window,mesh', [(0, None), (70, None), (70, (2, 1, 2))], ids=str)
+def test_splash_attention_is_dense_attention(rows, window, mesh):
+    place = None if mesh is None else sharding.make_mesh(*mesh)
+    splash = functools.partial(kernels.attend_packed, window=window, mesh=place)
+    for ours, theirs in zip(
+        value_and_gradients(splash, rows), value_and_gradients(functools.partial(dense, window=window), rows)
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5 * max(1, np.abs(theirs).max()))
+
+
+def test_the_comparison_sees_a_window_that_is_one_too_long(rows):
+    ours = value_and_gradients(functools.partial(kernels.attend_packed, window=71), rows)[0]
+    assert np.abs(ours - value_and_gradients(functools.partial(dense, window=70), rows)[0]).max() > 1e-2
+
+
+def scores(config, params, mesh=None):
+    """(log-probs, gradients) of rows of two segments under a config."""
+    rng = np.random.default_rng(1)
+    tokens = rng.integers(0, config.vocab_size, (ROWS, LENGTH)).astype(np.int32)
+    positions = np.tile(np.arange(LENGTH // 2, dtype=np.int32), (ROWS, 2))
+    segment = np.repeat([[1, 2]], ROWS, 0).repeat(LENGTH // 2, 1).astype(np.int32)
+    config = dataclasses.replace(config, mesh=mesh)
+
+    def value(params):
+        logp = transformer.score(config, params, tokens, positions, segment)[0]
+        return jnp.sum(jnp.where(positions > 0, logp, 0)), logp
+
+    gradients, logp = tiny.jit(jax.grad(value, has_aux=True))(params)
+    return np.where(positions > 0, logp, 0), gradients
+
+
+@pytest.fixture(scope='module')
+def plain():
+    params = tiny.random_params(CONFIG)
+    return params, scores(CONFIG, params)
+
+
+@pytest.mark.parametrize('remat,mesh', [(False, None), (True, (1, 2, 2))], ids=str)
+def test_a_policy_with_kernels_and_looped_layers_scores_alike(plain, remat, mesh):
+    params, (logp, gradients) = plain
+    config = dataclasses.replace(CONFIG, attention='splash', scan=True, remat=remat)
+    mine, slopes = scores(config, params, None if mesh is None else sharding.make_mesh(*mesh))
+    np.testing.assert_allclose(mine, logp, rtol=0, atol=1e-4)
+    gap = jax.tree.map(lambda a, b: np.linalg.norm(a - b) / np.linalg.norm(b), slopes, gradients)
+    assert max(jax.tree.leaves(gap)) <= 1e-4, gap
+
+
+def test_looped_layers_are_compiled_once_per_kind(plain):
+    def products(config):
+        inputs = (np.zeros((ROWS, LENGTH), np.int32),) * 3
+        lowered = jax.jit(functools.partial(transformer.hidden, config)).lower(plain[0], *inputs)
+        return lowered.as_text().count('stablehlo.dot_general')
+
+    # Windows 100, 0, 100, 0: a loop of two layers.
+    assert products(CONFIG) == 2 * products(dataclasses.replace(CONFIG, scan=True))
+    single = dataclasses.replace(CONFIG, windows=())
+    assert products(single) == 4 * products(dataclasses.replace(single, scan=True))
+
+
+def test_a_length_that_no_block_divides_is_refused(rows):
+    q, k, v, segment, _ = (x[:, :200] for x in rows)
+    with pytest.raises(UserError, match='micro.tokens=200 must be a multiple of 128 for policy.attention=splash'):
+        kernels.attend_packed(q, k, v, segment)
+
+
+def test_another_platform_is_refused(rows, monkeypatch):
+    monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+    with pytest.raises(UserError, match='on gpu take policy.attention=dense'):
+        kernels.attend_packed(*rows[:4])

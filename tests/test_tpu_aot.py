@@ -1,0 +1,117 @@
+"""The TPU benchmark: what it counts, and one real compile for a TPU slice where libtpu is installed."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from benchmarks import roofline, tpu_aot, tpu_programs, tpu_shapes
+from zeroplay_jax.policy import sharding
+
+ROOT = pathlib.Path(__file__).parents[1]
+BILLIONS = {'qwen2.5-3b': 3.09, 'qwen2.5-7b': 7.62, 'qwen3-8b': 8.19, 'llama-3.1-8b': 8.03, 'olmo-3-7b': 7.30}
+
+
+@pytest.mark.parametrize('name', tpu_shapes.MODELS)
+def test_models_have_the_sizes_that_they_are_known_by(name):
+    shapes = tpu_programs.parameters(tpu_programs.sized(name))
+    assert round(sum(x.size for x in jax.tree.leaves(shapes)) / 1e9, 2) == BILLIONS[name]
+
+
+def test_least_operations_of_a_model_are_counted_by_hand():
+    model = dataclasses.replace(
+        tpu_programs.sized('qwen2.5-3b'),
+        vocab_size=10,
+        hidden_size=4,
+        intermediate_size=6,
+        layers=2,
+        heads=2,
+        kv_heads=1,
+        head_dim=2,
+        windows=(2, 0),
+    )
+    shapes = tpu_programs.parameters(model)
+    layer = 4 * 4 + 2 * 4 * 2 + 4 * 4 + 3 * 4 * 6
+    assert roofline.weights(model, shapes) == (2 * layer, 40)
+    # A row of 3: with a window of 2 its places see 1, 2, 2 places, else 1, 2, 3.
+    assert roofline.seen(model, 3) == pytest.approx(5 / 3 + 2)
+    products = 4 * 2 * 2 * (5 / 3 + 2)
+    assert roofline.forward(model, shapes, 9, 3, True) == pytest.approx(9 * (2 * (2 * layer + 40) + products))
+    untied = dataclasses.replace(model, tied=False)
+    assert roofline.weights(untied, tpu_programs.parameters(untied)) == (2 * layer, 40)
+
+
+def test_collectives_are_read_from_a_program():
+    text = """
+    %a = bf16[16,8]{1,0} all-gather(%x), channel_id=1, dimensions={0}
+    %b = bf16[16,8]{1,0} all-gather(%y), channel_id=1, dimensions={0}
+    %c = (f32[4]{0}, f32[2,2]{1,0}) all-reduce(%x, %y), channel_id=2, to_apply=%add
+    %d = (bf16[2]{0}, bf16[8]{0}, u32[]{:S(2)}) collective-permute-start(%x), channel_id=3
+    %e = bf16[8]{0} collective-permute-done(%d)
+    """
+    assert roofline.collectives(text) == {'all-gather': 256, 'all-reduce': 32, 'collective-permute': 16}
+
+
+def test_what_leaves_the_chip_leaves_in_order_and_no_more_than_needed():
+    beside = {'a': 30, 'b': 0, 'c': 20, 'd': 5}
+    order = ('a', 'b', 'c')
+    assert tpu_aot.settle(40, beside, order, 100) == dict(fits=True, hbm_bytes=95, offloaded=[])
+    assert tpu_aot.settle(60, beside, order, 100) == dict(fits=True, hbm_bytes=85, offloaded=['a'])
+    assert tpu_aot.settle(80, beside, order, 100) == dict(fits=True, hbm_bytes=85, offloaded=['a', 'c'])
+    assert tpu_aot.settle(96, beside, order, 100) == dict(fits=False, hbm_bytes=101, offloaded=['a', 'c'])
+
+
+def test_state_on_a_chip_is_its_share():
+    mesh = sharding.make_mesh(2, 2, 2)
+    learner = tpu_programs.learner('qwen2.5-3b', mesh, 4, layers=1)
+    masters = tpu_programs.bytes_per_chip(learner.state['params'])
+    whole = 4 * sum(x.size for x in jax.tree.leaves(learner.state['params']))
+    vectors = 4 * sum(x.size for x in jax.tree.leaves(learner.state['params']) if x.ndim == 1)
+    assert whole / 8 <= masters <= (whole - vectors) / 8 + vectors
+    moments = tpu_programs.bytes_per_chip(learner.state['opt'])
+    assert 2 * masters <= moments <= 2 * masters + 64
+
+
+def test_a_missing_compiler_is_said_in_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+    with pytest.raises(SystemExit, match='2'):
+        tpu_aot.main(['--model', 'qwen2.5-3b', '--topology', 'v5e:4x4'])
+    assert capsys.readouterr().err == 'tpu_aot: libtpu is not installed: pip install -r requirements-test.txt\n'
+
+
+SMALL = """
+import json, sys
+from benchmarks import tpu_aot, tpu_programs
+tpu_aot.prepare()
+name, topology = 'qwen2.5-3b', 'v5e:4x4'
+mesh, host = tpu_programs.mesh_of(name, topology), tpu_programs.host_mesh(name, topology)
+lowered = tpu_programs.learner(name, mesh, 8, layers=1).lower('solver')
+lowered |= tpu_programs.lower_sampler(name, host, 16, layers=2)
+out = {k: tpu_programs.compile_program(low) for k, low in lowered.items()}
+kernels = out['accumulate'].text.count('tpu_custom_call')
+try:
+    tpu_programs.compile_program(tpu_programs.lower_sampler(name, host, 16384, layers=2)['decode'])
+except tpu_programs.OutOfMemory as error:
+    print(json.dumps([{k: [c.arguments, c.temporaries, c.flops] for k, c in out.items()}, kernels, str(error)]))
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec('libtpu') is None, reason='libtpu is not installed')
+def test_the_programs_of_a_small_model_compile_for_a_slice():
+    environment = os.environ | {'JAX_PLATFORMS': 'cpu'}
+    environment.pop('XLA_FLAGS', None)
+    result = subprocess.run(
+        [sys.executable, '-c', SMALL], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    found, kernels, error = json.loads(result.stdout.splitlines()[-1])
+    assert set(found) == {'accumulate', 'apply', 'extend', 'decode'}
+    assert all(flops > 0 and 0 < arguments < 2**34 for arguments, _, flops in found.values())
+    assert kernels >= 3  # splash attention forward, again forward, and backward
+    assert 'RESOURCE_EXHAUSTED' in error
