@@ -25,11 +25,16 @@ check: # an existing .venv has chosen its Python already
 	@$(RUN) -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
+.venv/tpu-compiler: requirements-aot.txt .venv/ready-test
+	@echo '== installing $< into $@ (once)'
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ -r $<
+	@touch $@
+
 quickstart: .venv/ready ## self-play on this machine, from installation to report
 	@echo '== self-play into $(WORKDIR), seed $(SEED); stop it whenever you like, the same command goes on from there'
 	@$(RUN) -m zeroplay_jax.main --config=configs/quickstart.py --workdir='$(WORKDIR)' --config.seed=$(SEED)
 
-test: .venv/ready-test ## all tests but the long ones, in up to four processes
+test: .venv/ready-test .venv/tpu-compiler ## all tests but the long ones, in up to four processes
 	@echo '== tests'
 	@$(TEST) -m 'not long' -n logical --maxprocesses 4 --dist loadfile
 

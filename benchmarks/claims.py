@@ -30,7 +30,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from configs import ablations
+from configs import ablations, common
+from zeroplay_jax import config as configuration
 
 RESULTS = pathlib.Path(__file__).parent / 'results'
 SEEDS = 3
@@ -124,11 +125,12 @@ def config_of(arm: str, seed: int):
 def play(arm: str, seed: int, kept: pathlib.Path) -> dict:
     """The curve of one run: [steps of the solver so far, correct by question]; from its file if it was run before."""
     config = config_of(arm, seed)
-    text = json.dumps(config.to_dict(), sort_keys=True)
+    # By what it changes: a field that configs/common.py gains later does not make old runs others.
+    defaults = dict(configuration.fields(common.get_config()))
+    text = json.dumps({k: v for k, v in configuration.fields(config) if v != defaults[k]}, sort_keys=True)
     path = kept / f'{hashlib.sha256(text.encode()).hexdigest()[:16]}.json'
     if path.exists():
         return json.loads(path.read_text())
-    from zeroplay_jax import config as configuration
     from zeroplay_jax import start, train
 
     configuration.check(config)

@@ -257,14 +257,23 @@ def table(rows: list[dict]) -> str:
     return '\n'.join(lines)
 
 
+def compiler_folder() -> pathlib.Path | None:
+    """Where libtpu is, or None."""
+    apart = pathlib.Path(sys.prefix) / 'tpu-compiler'
+    found = importlib.util.find_spec('libtpu')
+    return apart if (apart / 'libtpu').is_dir() else pathlib.Path(str(found.origin)).parents[1] if found else None
+
+
 def prepare() -> None:
     """Lets libtpu compile without a TPU; to be called before anything of JAX runs.
 
     Raises:
       UserError: libtpu is not installed.
     """
-    if importlib.util.find_spec('libtpu') is None:
-        raise UserError('libtpu is not installed: pip install -r requirements-test.txt')
+    folder = compiler_folder()
+    if folder is None:
+        raise UserError('libtpu is not installed: make .venv/tpu-compiler')
+    sys.path.append(str(folder))
     os.environ |= dict(TPU_SKIP_MDS_QUERY='1', ALLOW_MULTIPLE_LIBTPU_LOAD='1')
     jax.config.update('jax_platforms', 'cpu')
 

@@ -68,6 +68,8 @@ def get_config() -> ConfigDict:
                 logit_chunk=1024,  # tokens whose logits exist at one time in scoring
             ),
             mesh=dict(replica=1, fsdp=1, model=1),  # devices per axis; -1 in one place: all that are left
+            # a learner's state lies in the hosts' memory but for its update; slots exist during rollouts only
+            offload=False,
             distributed=dict(
                 mode='off',  # off: one process | auto: TPU VMs, SLURM and GKE say who they are | coordinator: as below
                 coordinator='',  # host:port of process 0
@@ -89,8 +91,8 @@ def get_config() -> ConfigDict:
                 turn_tokens=64,  # longest assistant turn
                 observation_tokens=128,  # longest observation; longer ones lose their end
                 max_turns=5,  # assistant turns; the last one cannot search
-                # True: thoughts (…</think>) leave the context when their turn is over, as in the chat templates of
-                # reasoning models; every context is a row of the batch (SCOPE on Qwen3)
+                # True: thoughts (…</think>) leave the context when their turn is over, and every context is a row of
+                # the batch, as SCOPE's code trains (Qwen3's own template drops them only before the last question)
                 drop_thinking=False,
                 deterministic=True,  # wait for slow tools (False: a deadline turns them into an error)
                 tool_timeout=30.0,  # seconds, only without `deterministic`
@@ -131,6 +133,8 @@ def get_config() -> ConfigDict:
             inputs=dict(
                 answers='',  # JSON lines of answers to hide (SSP); '' takes the training worlds'
                 questions='',  # JSON lines of questions with answers (DSPO); '' takes the training worlds'
+                # JSON lines of documents with hops (Dr. Zero, π-Play, SCOPE); '' draws them from the corpus
+                documents='',
                 tasks='',  # JSON lines of tasks with rubrics (SCOPE's solver alone); '' lets the challenger make them
                 world_questions=300,  # of the latter: per hop count
             ),

@@ -8,6 +8,11 @@ Face folder that `policy.path` names. It has not been run: nothing here is a mea
 index of Wikipedia that has to be built first (retrieval/README.md). The second plays the same game for three steps
 per role with the built-in checkpoint, on two CPU cores: every stage runs, nothing is learnt.
 
+Documents are drawn from the index anew in every step. With --config.inputs.documents=data/documents.jsonl they come
+from a file instead, each once; so many are what the three iterations ask for:
+
+    python -m zeroplay_jax.inputs documents --corpus wiki-18.jsonl --count 76800 --out data/documents.jsonl
+
 Where paper and released code differ this page takes the paper, except for the loss: the clipped ratio of the code,
 averaged over tokens. With one update per batch the ratio is 1; for the proposer that is the paper's gradient up to
 a constant, for the solver it weighs long answers more than the paper's mean per answer. Ours is that every batch

@@ -1,11 +1,13 @@
 """DSPO, for Qwen2.5-7B-Instruct. Its paper gives neither clip range, group size, batch, rate nor stopping rule.
 
+    python -m zeroplay_jax.inputs questions --sets nq_train.jsonl,hotpotqa_train.jsonl \\
+        --out data/nq_hotpotqa_train.jsonl
     python -m zeroplay_jax.main --config=configs/dspo.py --workdir=runs/dspo
     python -m zeroplay_jax.main --config=configs/dspo.py:mini --workdir=runs/dspo_mini
 
-The first is meant for an accelerator host, wants a file of questions with answers (`inputs.questions`, the training
-questions of NQ and HotpotQA in the paper), and has not been run. The second trains three steps with the built-in
-checkpoint on questions of the training worlds, which are counted as outside questions.
+The first command builds the file that the second wants (`inputs.questions`: the training questions of NQ and HotpotQA,
+as in the paper). The second is meant for an accelerator host and has not been run. The third trains three steps with
+the built-in checkpoint on questions of the training worlds, which are counted as outside questions.
 
 What the paper does not say is inferred, and marked so below: the clip range is GSPO's, rate and batch those of the
 other four systems. With one update per batch the sequence ratio is 1 and never clipped, so there are four.

@@ -4,7 +4,8 @@
     python -m zeroplay_jax.main --config=configs/piplay.py:mini --workdir=runs/piplay_mini
 
 The first is meant for an accelerator host and has not been run. The second plays three steps per role with the
-built-in checkpoint, on two CPU cores: every stage runs, nothing is learnt.
+built-in checkpoint, on two CPU cores: every stage runs, nothing is learnt. A file of documents for the first is built
+as configs/drzero.py says.
 
 The paper leaves open in which direction the divergence runs and how it is averaged: here student ‖ teacher, as a mean
 over the tokens that the student wrote, like the code it cites; `solver.distill_kind` has the other directions. The

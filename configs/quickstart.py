@@ -26,5 +26,6 @@ def get_config():
     config.solver.batch = 32
     config.solver.samples = 5
 
+    config.eval.every = 6
     config.checkpoint.every = 5
     return config

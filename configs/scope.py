@@ -7,6 +7,12 @@ The first is meant for an accelerator host and has not been run. The second play
 built-in checkpoint, on two CPU cores; its judge is a rule (rubrics are the facts of the documents found), for the
 tiny model was never taught to judge.
 
+Documents are drawn from the index anew in every step. With --config.inputs.documents=data/scope_documents.jsonl they
+come from a file instead, each once, with the four kinds of task (appendix H) in equal parts:
+
+    python -m zeroplay_jax.inputs documents --corpus wiki-18.jsonl --count 19600 --hops 4:3:2 \\
+        --types long_form_qa,summarisation,planning,writing --out data/scope_documents.jsonl
+
 Where paper and code differ this page takes the paper: one clip range, format paid although the gates fail (eq. 4).
 """
 

@@ -1,11 +1,13 @@
 """SSP with the hyperparameters of its paper, for Qwen2.5-7B-Instruct.
 
+    python -m zeroplay_jax.inputs answers --sets nq_train.jsonl,hotpotqa_train.jsonl --out data/ssp_answers.jsonl
     python -m zeroplay_jax.main --config=configs/ssp.py --workdir=runs/ssp
     python -m zeroplay_jax.main --config=configs/ssp.py:mini --workdir=runs/ssp_mini
 
-The first is meant for an accelerator host, wants the Hugging Face folder that `policy.path` names and a file of answers
-(`inputs.answers`), and has not been run. The second plays three steps with the built-in checkpoint, on two CPU cores:
-every stage runs, nothing is learnt. The answers are then those of the training worlds: outside material, and counted.
+The first line builds the file of answers that the second wants (`inputs.answers`); with --corpus in place of --sets it
+takes them from a corpus. The second is meant for an accelerator host, wants the Hugging Face folder that `policy.path`
+names, and has not been run. The third plays three steps with the built-in checkpoint, on two CPU cores: every stage
+runs, nothing is learnt. The answers are then those of the training worlds: outside material, and counted.
 
 Where paper and released code differ this page takes the paper: the solver's advantages are not divided by the
 deviation and every answer weighs the same (eq. 4); the proposer's loss is a plain sum (eq. 5) without a KL term. The

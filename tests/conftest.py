@@ -1,8 +1,15 @@
-"""Tests run on eight virtual CPU devices; smaller meshes are subsets of them."""
+"""Tests run on eight virtual CPU devices; smaller meshes are subsets of them. What is compiled is kept for the session."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 if 'xla_force_host_platform_device_count' not in os.environ.get('XLA_FLAGS', ''):
     os.environ['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8'
+if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:  # set for the workers of this session and the commands they start
+    os.environ['JAX_COMPILATION_CACHE_DIR'] = tempfile.mkdtemp(prefix='programs.')
+    os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
+    atexit.register(shutil.rmtree, os.environ['JAX_COMPILATION_CACHE_DIR'], ignore_errors=True)

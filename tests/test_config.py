@@ -170,6 +170,16 @@ def test_the_kernel_for_tpus_needs_whole_tiles(sound):
     assert 'steps of 128' in message(sound)
     sound.micro.tokens = 1024
     configuration.check(sound)
+    sound.solver.update(distill_top_k=8, distill_coef=(0.1,))
+    sound.privileged.tokens = 673
+    assert message(sound).startswith('config.privileged.tokens=673')
+
+
+def test_what_is_kept_for_the_backward_pass_needs_one_that_recomputes(sound):
+    sound.policy.remat_policy = 'dots_with_no_batch_dims_saveable'
+    assert message(sound).startswith('config.policy.remat_policy=')
+    sound.policy.remat = True
+    configuration.check(sound)
 
 
 def test_a_teacher_reads_one_context_per_rollout(sound):
@@ -177,6 +187,13 @@ def test_a_teacher_reads_one_context_per_rollout(sound):
     configuration.check(sound)
     sound.solver.distill_top_k = 8
     sound.solver.distill_coef = (0.1,)
+    assert message(sound).startswith('config.rollout.drop_thinking=True')
+
+
+@pytest.mark.parametrize('change', [dict(loss='sequence_pg'), dict(aggregation='seq_mean_token_mean')], ids=str)
+def test_contexts_of_a_rollout_are_not_taken_for_rollouts(sound, change):
+    sound.rollout.drop_thinking = True
+    sound.solver.update(change)
     assert message(sound).startswith('config.rollout.drop_thinking=True')
 
 

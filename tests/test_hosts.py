@@ -176,7 +176,15 @@ try:
     h.together(fails)
     raise SystemExit('nothing was raised')
 except UserError as error:
-    assert str(error) == 'process 1: no room', error
+    assert str(error) == ('process 1: no room' if h.first else 'no room'), error
+def breaks():
+    if not h.first:
+        raise KeyError('gone')
+try:
+    h.together(breaks)
+    raise SystemExit('nothing was raised')
+except (RuntimeError, KeyError) as error:
+    assert (str(error) == "process 1: 'gone'") if h.first else isinstance(error, KeyError), error
 async def board():
     mine, other = (7, h.index), (7, 1 - h.index)
     waiting = asyncio.ensure_future(h.read(other))
@@ -197,6 +205,53 @@ print('fine')
 def test_exchanges_between_two_processes():
     out = finish(processes(['-c', SCRIPT], 2, lambda port, i: [str(port), str(i)]))
     assert all(text.strip().endswith('fine') for text in out), out
+
+
+def test_what_goes_wrong_in_one_process_ends_both_with_its_line(tmp_path):
+    """One question is too long to be asked, and one process owns it; the other must not wait for ever."""
+    started = time.time()
+    running = play(tmp_path / 'run', 2, '--config.rollout.prompt_tokens=26', '--config.eval.questions=1')
+    out = [p.communicate(timeout=300)[0] for p in running]
+    assert [p.returncode for p in running] == [2, 2], out
+    assert all('cannot be asked: prompt_too_long; raise config.rollout.prompt_tokens' in text for text in out)
+    assert sum('process ' in text.strip().split('\n')[-1] for text in out) == 1
+    assert time.time() - started < 200
+
+
+BREAKS = """
+import sys
+from zeroplay_jax import hosts, start
+hosts.connect('coordinator', f'localhost:{sys.argv[1]}', 2, int(sys.argv[2]), 10)
+def main(_):
+    h = hosts.Hosts()
+    h.gather(None)
+    if not h.first:
+        raise ValueError('nobody thought of this')
+    h.gather(None)
+start.configuration.parse_flags = lambda argv: start.app.flags.FLAGS(argv[:1])
+start.command('breaks', main)
+"""
+
+
+def test_an_error_that_nobody_shares_does_not_hold_its_process_up():
+    started = time.time()
+    running = processes(['-c', BREAKS], 2, lambda port, i: [str(port), str(i)])
+    out = running[1].communicate(timeout=120)[0]
+    assert running[1].returncode == 1 and 'nobody thought of this' in out
+    assert running[0].wait(timeout=120) != 0
+    assert time.time() - started < 100  # JAX's own end would wait for five minutes
+
+
+def test_a_port_that_is_taken_is_one_line(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(('', 0))
+        taken.listen()
+        place = f'localhost:{taken.getsockname()[1]}'
+        fields = dict(mode='coordinator', coordinator=place, processes=2, process=0)
+        extra = [f'--config.distributed.{k}={v}' for k, v in fields.items()]
+        (alone,) = processes(['-m', 'zeroplay_jax.main', *RUN, f'--workdir={tmp_path}/run', *extra], 1, lambda *_: [])
+        out = alone.communicate(timeout=120)[0]
+    assert alone.returncode == 2 and 'process 0 cannot open that port' in out.strip().split('\n')[-1]
 
 
 def test_a_workdir_that_is_taken_is_one_line_in_every_process(tmp_path):

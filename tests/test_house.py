@@ -21,7 +21,7 @@ FLOORS = (
     {'selfplay', 'evaluation'},
     {'train', 'setup', 'config', 'rules'},
     {'start'},
-    {'main', 'evaluate', 'compare', 'ask', 'report'},
+    {'main', 'evaluate', 'compare', 'ask', 'report', 'inputs'},
 )
 # Heavy or changeable libraries stay behind one door each: where they may be imported.
 DOORS = {

@@ -29,6 +29,7 @@ SMALL = [
     '--config.reward.solves=2',
     '--config.schedule.iterations=2',
     '--config.eval.questions=4',
+    '--config.eval.every=0',
     '--config.checkpoint.every=2',
 ]
 

@@ -11,6 +11,8 @@ fetched when online): mean score, searches and repeated queries per set; --out k
 "rubrics") are graded by the judge of the config, rubric by rubric. The last line is always one JSON object.
 """
 
+import collections
+import dataclasses
 import json
 import pathlib
 
@@ -35,16 +37,28 @@ def main(argv: list[str]) -> None:
     configuration.check_command(argv, _CONFIG.value, '.')
     if _OUT.value and not pathlib.Path(_OUT.value).absolute().parent.is_dir():
         raise UserError(f'--out={_OUT.value}: its folder is not there; make it first')
+    _check_metric(_CONFIG.value)
     start.load_libraries()
     from zeroplay_jax import setup  # loads JAX and TensorFlow: only once the config is sound
 
     parts = setup.build(_CONFIG.value, extra_lane='answerer' if _ANSWERER.value else '')
-    for name in parts.table.scheduler.lanes:
-        parts.table.scheduler.publish(name, parts.params, 0)
+    parts.publish(parts.table.scheduler.lanes)
+    parts = dataclasses.replace(parts, params={})  # the players have their own
     if _SETS.value:
         _on_sets(setup, parts)
     else:
         _on_worlds(parts)
+
+
+def _check_metric(config) -> None:
+    """Refuses what an evaluation cannot honour."""
+    if config.distributed.mode != 'off':
+        raise UserError('config.distributed.mode: an evaluation runs in one process; set it to off')
+    if _METRIC.value in ('judge', 'rubrics') and config.judge.kind == 'rule' and config.retrieval.kind != 'world':
+        raise UserError(
+            f'--metric={_METRIC.value}: the rule (config.judge.kind) knows the miniature worlds only; '
+            'set it to policy or endpoint'
+        )
 
 
 def _on_worlds(parts) -> None:
@@ -70,13 +84,16 @@ def _on_sets(setup, parts) -> None:
     graded = _METRIC.value == 'rubrics'
     sets = {stem: qa.load(name, _LIMIT.value, config.seed, graded) for stem, name in zip(names, _SETS.value)}
     if _ANSWERER.value:
-        parts.table.scheduler.publish('answerer', setup.load_like(parts, _ANSWERER.value), 0)
+        parts.publish(['answerer'], setup.load_like(parts, _ANSWERER.value))
     options = dict(metric=_METRIC.value, samples=_SAMPLES.value, answerer='answerer' if _ANSWERER.value else '')
     answered = {}
     print(f'{"set":20} {"n":>6} {_METRIC.value:>7} {"searches":>9} {"repeated":>9}')
     for number, (name, questions) in enumerate(sets.items()):
+        judged = collections.Counter(parts.table.judge_stats)
         answered[name] = qa.answer_all(parts.exam, questions, number, **options)
         parts.corpus.check()
+        if parts.table.judge:
+            parts.table.judge.check(parts.table.judge_stats - judged)
         mean = qa.summary(answered[name])
         row = f'{mean["score"]:7.3f} {mean["searches"]:9.2f} {mean["redundancy"]:9.2f}'
         print(f'{name[-20:]:20} {len(questions):6} {row}', flush=True)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -33,9 +36,15 @@ def connect(mode: str, coordinator: str, processes: int, process: int, heartbeat
     """
     if mode == 'off':
         return
-    explicit = dict(coordinator_address=coordinator, num_processes=processes, process_id=process)
+    explicit: dict[str, Any] = {}
+    if mode == 'coordinator':
+        explicit = dict(coordinator_address=coordinator, num_processes=processes, process_id=process)
+        # Else SLURM's variables would cut every process down to one GPU.
+        explicit['cluster_detection_method'] = 'deactivate'
+        if process == 0:
+            _check_free(coordinator)
     try:
-        jax.distributed.initialize(**(explicit if mode == 'coordinator' else {}), heartbeat_timeout_seconds=heartbeat)
+        jax.distributed.initialize(**explicit, heartbeat_timeout_seconds=heartbeat)
     except (ValueError, RuntimeError) as error:
         mend = (
             f'is process 0 up at {coordinator}?'
@@ -43,6 +52,29 @@ def connect(mode: str, coordinator: str, processes: int, process: int, heartbeat
             else 'set config.distributed.mode to off on one machine, or to coordinator'
         )
         raise UserError(f'config.distributed.mode={mode}: {str(error).splitlines()[0]}; {mend}') from error
+
+
+def _check_free(coordinator: str) -> None:
+    """A port that is taken would end JAX's own server, and this process, without a word."""
+    with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as probe:
+        try:
+            probe.bind(('', int(coordinator.rsplit(':', 1)[1])))
+        except OSError as error:
+            raise UserError(
+                f'config.distributed.coordinator={coordinator}: process 0 cannot open that port '
+                f'({error.strerror}); choose another'
+            ) from None
+
+
+def leave(code: int) -> None:
+    """Ends this process at once if there are others: a plain exit would wait for them, and they for it.
+
+    JAX stops those within the heartbeat.
+    """
+    if jax.process_count() > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 class Hosts:
@@ -78,18 +110,21 @@ class Hosts:
         return [json.loads(row[:size].tobytes()) for row, size in zip(np.asarray(told), sizes)]
 
     def together(self, call: Callable[[], Any]) -> list[Any]:
-        """What `call` gives in every process. If it raises a UserError in one, all raise it: nobody is left waiting."""
+        """What `call` gives in every process. If it raises in one, all raise: nobody is left waiting."""
         if self.count == 1:
             return [call()]
+        own: Exception | None = None
         try:
-            said = [call(), None]
-        except UserError as error:
-            said = [None, str(error)]
+            said = [call(), None, False]
+        except Exception as error:  # whatever it is, the others must hear of it
+            own, said = error, [None, str(error) or repr(error), isinstance(error, UserError)]
         told = self.gather(said)
-        for i, (_, wrong) in enumerate(told):
+        for i, (_, wrong, users) in enumerate(told):
+            if wrong is not None and i == self.index and own is not None:
+                raise own
             if wrong is not None:
-                raise UserError(wrong if i == 0 else f'process {i}: {wrong}')
-        return [value for value, _ in told]
+                raise (UserError if users else RuntimeError)(f'process {i}: {wrong}') from own
+        return [value for value, *_ in told]
 
     # ---- between episodes of one step ----------------------------------------------------------------------
 

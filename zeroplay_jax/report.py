@@ -1,14 +1,16 @@
 """Writes the page of a run again, or one page on which several runs are compared."""
 
 import argparse
+import pathlib
 import sys
 
-from zeroplay_jax.evaluation import report
+from zeroplay_jax.evaluation import picture, report
 from zeroplay_jax.types import UserError
 
 EXAMPLES = """examples:
   python -m zeroplay_jax.report runs/quickstart
   python -m zeroplay_jax.report runs/a runs/b --out comparison.html
+  python -m zeroplay_jax.report runs/quickstart --picture curve.svg
 """
 
 
@@ -24,9 +26,13 @@ def main(argv: list[str] | None = None) -> int:
         'workdirs', nargs='+', metavar='WORKDIR', help='folder of a run; others are set against the first'
     )
     parser.add_argument('--out', metavar='FILE', help='the page (default: report.html in the first WORKDIR)')
+    parser.add_argument('--picture', metavar='FILE', help='write only the curve of the (first) run, as SVG')
     arguments = parser.parse_args(argv)
     try:
-        print(report.write_report(*arguments.workdirs, out=arguments.out))
+        if arguments.picture:
+            print(picture.write_picture(report.read_run(pathlib.Path(arguments.workdirs[0])), arguments.picture))
+        else:
+            print(report.write_report(*arguments.workdirs, out=arguments.out))
     except (UserError, OSError) as error:
         hint = '' if isinstance(error, UserError) else '; choose another file with --out'
         print(f'zeroplay_jax.report: {error}{hint}', file=sys.stderr)

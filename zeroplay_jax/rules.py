@@ -151,6 +151,10 @@ RULES: dict[str, Rule] = {
     'schedule.group': _one_of('hop', 'prompt'),
     'schedule.first': _one_of('solver', 'proposer'),
     'schedule.searches_below_hops': _within(0, 1),
+    'inputs.documents': (
+        lambda x: not x or pathlib.Path(x).is_file(),
+        'name a file that is there; python -m zeroplay_jax.inputs documents writes one',
+    ),
     'inputs.world_questions': _at_least(1),
     'reward.solves': (lambda x: x >= 2, 'give 2 or more: one attempt cannot be partly solved'),
     'reward.difficulty': _one_of('linear', 'parabolic', 'one_minus', 'triangle'),
@@ -297,8 +301,15 @@ def _check_division(config: ConfigDict) -> None:
         if parts > 0 and value % parts:
             wrong = f'does not divide over {parts} devices ({" · ".join(f"mesh.{axis}" for axis in axes)})'
             fail(name, value, wrong, f'give a multiple of {parts}, such as {value + parts - value % parts}')
-    if config.policy.attention == 'splash' and config.micro.tokens % 128:
-        fail('micro.tokens', config.micro.tokens, 'policy.attention=splash works in steps of 128', 'give a multiple')
+    if config.policy.attention == 'splash':
+        rows = ['micro.tokens'] + ['privileged.tokens'] * any(config[role].distill_top_k for role in ROLES)
+        for name in rows:
+            section, field = name.split('.')
+            if config[section][field] % 128:
+                fail(name, config[section][field], 'policy.attention=splash works in steps of 128', 'give a multiple')
+    if config.policy.remat_policy != 'nothing_saveable' and not config.policy.remat:
+        wrong = 'without policy.remat nothing is recomputed'
+        fail('policy.remat_policy', config.policy.remat_policy, wrong, 'set policy.remat to true')
     for role in ROLES:
         rows, minibatches = config[role].batch * config[role].samples, config[role].minibatches
         if rows % minibatches:
@@ -345,6 +356,11 @@ def _check_game(config: ConfigDict) -> None:
     if config.solver.distill_top_k and config.rollout.drop_thinking:
         wrong = 'a teacher reads one context per rollout'
         fail('rollout.drop_thinking', True, wrong, 'set it to false, or solver.distill_top_k to 0')
+    for role in ROLES if config.rollout.drop_thinking else ():
+        c = config[role]
+        if c.aggregation != 'token' or c.loss not in ('token_pg', 'reinforce'):
+            wrong = f'{c.loss} over {c.aggregation} is about whole rollouts, and every context would count as one'
+            fail('rollout.drop_thinking', True, wrong, f'set {role}.loss to token_pg and {role}.aggregation to token')
     if config.proposer.filter_groups:
         fail('proposer.filter_groups', True, 'only the solver has a filter', 'set it to false')
     if config.solver.filter_groups and config.solver.surplus == 'carry' and config.solver.old_logp == 'trainer':

@@ -6,10 +6,11 @@ import dataclasses
 import importlib
 import pathlib
 import types
+from collections.abc import Iterable
 
 import jax
 
-from zeroplay_jax.learner.learner import Learner
+from zeroplay_jax.learner.learner import Learner, publisher
 from zeroplay_jax.policy import hf, sharding
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
@@ -35,9 +36,16 @@ class Parts:
     folder: pathlib.Path
     model: ModelConfig
     mesh: jax.sharding.Mesh
-    params: Params
+    params: Params  # the loaded ones, float32, as an update holds them
     corpus: corpora.Corpus
     table: Table
+
+    def publish(self, lanes: Iterable[str], params: Params | None = None) -> None:
+        """Hands weights (the loaded ones unless others are given) to the players of these lanes."""
+        params = self.params if params is None else params
+        view = publisher(self.model, self.mesh, params)(params)
+        for lane in lanes:
+            self.table.scheduler.publish(lane, view, 0)
 
     @property
     def exam(self) -> Table:
@@ -65,7 +73,7 @@ def build(config, extra_lane: str = '') -> Parts:
     model = hf.read_config(folder, **{name: config.policy[name] for name in _TECHNIQUE})
     mesh = sharding.make_mesh(**config.mesh)
     sharding.local_mesh(mesh)  # a mesh that no sampler could run on stops before the weights are read
-    params = hf.load(folder, model, mesh)
+    params = hf.load(folder, model, mesh, owned=True)
     codec = Codec(folder)
     corpus = corpora.build(config)
     table = _table(config, model, mesh, codec, corpus, extra_lane)
@@ -81,7 +89,7 @@ def load_like(parts: Parts, folder: str) -> Params:
     other = hf.read_config(folder, **{name: getattr(parts.model, name) for name in _TECHNIQUE})
     if other != parts.model:
         raise UserError(f'{folder}: its model differs in shape from {parts.folder}; take two checkpoints of one model')
-    return hf.load(folder, parts.model, parts.mesh)
+    return hf.load(folder, parts.model, parts.mesh, owned=True)
 
 
 def weights_of(config) -> dict[str, str]:
@@ -140,6 +148,7 @@ def learners(config, parts: Parts) -> dict[str, Learner]:
             shape,
             shared_optimizer=config.shared_optimizer,
             teacher_tokens=config.privileged.tokens,
+            offload=config.offload,
         )
         for weights, roles in roles_of.items()
     }
@@ -149,11 +158,12 @@ def engine(config, parts: Parts) -> Engine:
     """The engine of `config.recipe`, ready to play its first step."""
     recipe = recipe_module(config).Recipe(config, parts.corpus)
     if 'initial' in parts.table.scheduler.lanes:
-        parts.table.scheduler.publish('initial', sharding.local_view(parts.params, sharding.local_mesh(parts.mesh)), 0)
+        parts.publish(['initial'])
+    corpus = parts.corpus  # and nothing else of them: the engine must not keep the loaded weights
 
     def searches() -> dict[str, float]:
-        parts.corpus.check()
+        corpus.check()
         # Only what is a function of the run: seconds and hits of the cache depend on when it was stopped.
-        return {'search/failed': parts.corpus.client.metrics()['search/failed']}
+        return {'search/failed': corpus.client.metrics()['search/failed']}
 
     return Engine(config, recipe, parts.table, learners(config, parts), weights_of(config), searches)

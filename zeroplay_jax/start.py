@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import sys
+import traceback
 from collections.abc import Callable
 
 from absl import app, logging
@@ -20,7 +21,17 @@ def command(name: str, main: Callable[[list[str]], None]) -> None:
         app.run(main, flags_parser=configuration.parse_flags)
     except UserError as error:
         print(f'{name}: {error}', file=sys.stderr)
+        _leave(2)
         sys.exit(2)
+    except Exception:
+        traceback.print_exc()
+        _leave(1)
+        sys.exit(1)
+
+
+def _leave(code: int) -> None:
+    if 'zeroplay_jax.hosts' in sys.modules:  # else there is no other process
+        sys.modules['zeroplay_jax.hosts'].leave(code)
 
 
 def load_libraries() -> None:

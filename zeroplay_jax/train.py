@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -23,15 +24,14 @@ from zeroplay_jax.hosts import Hosts
 from zeroplay_jax.learner.checkpoint import Checkpointer, claim
 from zeroplay_jax.metrics import Metrics
 from zeroplay_jax.policy import hf
-from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.rollout.tokens import Codec, segments
 from zeroplay_jax.selfplay.engine import Engine, Phase, Step, schedule
-from zeroplay_jax.types import PROMPT, Json, Row, Trajectory
+from zeroplay_jax.types import Json, Row
 
 # What may differ between a run and its continuation: nothing that the result depends on.
-FREE_FIELDS = ('progress', 'checkpoint.every', 'checkpoint.keep') + tuple(
+FREE_FIELDS = ('progress', 'checkpoint.every', 'checkpoint.keep', 'offload') + tuple(
     f'distributed.{name}' for name in ('mode', 'coordinator', 'processes', 'process', 'heartbeat')
 )
-SOURCES = ('prompt', 'policy', 'env')
 
 
 def run(config, workdir) -> dict:
@@ -45,8 +45,9 @@ def run(config, workdir) -> dict:
     hosts = Hosts()
     with _held(hosts, workdir, config.to_dict(), free) as write_config:
         # ---- build ------------------------------------------------------------------------------------------
-        parts = setup.build(config)
+        parts = _built(hosts, config)
         engine = setup.engine(config, parts)
+        parts = dataclasses.replace(parts, params={})  # learners and samplers have their own
         steps = _with_evaluations(config, schedule(engine.recipe.phases()))
         write_config()
 
@@ -58,6 +59,7 @@ def run(config, workdir) -> dict:
             states, found = checkpoints.restore(engine.states())
             loop = dict(found)
             engine.restore(states, loop['engine'])
+            del states
             if hosts.first:
                 print(f'goes on at step {loop["cursor"]} of {len(steps)}', file=sys.stderr)
         spent = loop['seconds']
@@ -103,6 +105,13 @@ def run(config, workdir) -> dict:
     print(statistics.before_after_table(sides[0], sides[-1]))
     print(f'{summary["seconds"]:.0f} s; read the run in {page}')
     return summary
+
+
+def _built(hosts: Hosts, config) -> setup.Parts:
+    """`setup.build` in every process, or the reason why one of them could not."""
+    built: list[setup.Parts] = []
+    hosts.together(lambda: built.append(setup.build(config)))
+    return built[0]
 
 
 @contextlib.contextmanager
@@ -186,17 +195,8 @@ def _records(table, step: Step, rows: list[Row], limit: int):
             'drop': row.drop,
             'finish': t.finish,
             'info': row.info,
-            'segments': [piece for part in t.segments for piece in _pieces(codec, part, new=part is not t.segments[0])],
+            'segments': [{name: piece[name] for name in ('source', 'text')} for piece in segments(codec, t)],
         }
-
-
-def _pieces(codec: Codec, t: Trajectory, new: bool) -> Iterator[Json]:
-    """Text by who wrote it; with `new` without what earlier contexts of the rollout have shown."""
-    cuts = [0, *(np.flatnonzero(np.diff(t.source)) + 1), len(t.tokens)]
-    begin = np.flatnonzero(t.source == PROMPT)[-1] + 1 if new else 0
-    for a, b in zip(cuts, cuts[1:]):
-        if a >= begin:
-            yield {'source': SOURCES[t.source[a]], 'text': codec.decode(t.tokens[a:b])}
 
 
 def _write(path: pathlib.Path, text: str) -> None:

@@ -103,6 +103,40 @@ def evaluate(*arguments):
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
+def test_a_judge_that_is_down_gives_no_result(tmp_path):
+    tasks, out = tmp_path / 'tasks.jsonl', tmp_path / 'out.json'
+    questions = evaluation_questions([World(i, 'evaluation', 0.25) for i in range(2)], 4, (1,))
+    tasks.write_text('\n'.join(json.dumps({'task': q['question'], 'rubrics': q['answers']}) for q in questions))
+    small = [
+        '--config.world.train=(0,4)',
+        '--config.world.evaluation=(0,2)',
+        '--config.policy.path=zeroplay_jax/mini/clean',
+    ]
+    judge = ['--config.judge.kind=endpoint', '--config.judge.url=http://127.0.0.1:9/v1', '--config.judge.retries=0']
+    found = evaluate(*small, *judge, '--metric=rubrics', f'--sets={tasks}', f'--out={out}')
+    assert found.returncode == 2 and 'judgements failed' in found.stderr and not out.exists()
+
+
+OWN_CORPUS = ['--config.retrieval.kind=folder', '--config.retrieval.path=INDEX']
+OWN_CORPUS += ['--config.eval.file=INDEX/manifest.json']
+
+
+@pytest.mark.parametrize(
+    'wrong,said',
+    [
+        (['--config.distributed.mode=auto'], 'an evaluation runs in one process'),
+        (
+            ['--metric=rubrics', *OWN_CORPUS],
+            'knows the miniature',
+        ),
+    ],
+)
+def test_what_an_evaluation_cannot_honour_is_refused(tmp_path, wrong, said):
+    (tmp_path / 'manifest.json').write_text('{}')
+    found = evaluate('--sets=nq', *(flag.replace('INDEX', str(tmp_path)) for flag in wrong))
+    assert found.returncode == 2 and said in found.stderr
+
+
 def test_the_commands_from_a_set_to_a_comparison(tmp_path, capsys):
     small = ['--config.world.train=(0,4)', '--config.world.evaluation=(0,2)', '--config.eval.questions=2']
     worlds = [World(i, 'evaluation', 0.25) for i in range(2)]

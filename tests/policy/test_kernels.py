@@ -116,7 +116,7 @@ def test_looped_layers_are_compiled_once_per_kind(plain):
 
 def test_a_length_that_no_block_divides_is_refused(rows):
     q, k, v, segment, _ = (x[:, :200] for x in rows)
-    with pytest.raises(UserError, match='micro.tokens=200 must be a multiple of 128 for policy.attention=splash'):
+    with pytest.raises(UserError, match='rows of 200 tokens: policy.attention=splash works in steps of 128'):
         kernels.attend_packed(q, k, v, segment)
 
 

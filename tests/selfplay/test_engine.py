@@ -179,3 +179,29 @@ def test_every_context_of_a_rollout_is_a_row_with_its_advantage():
     assert [len(r.trajectory.tokens) for r in found] == [8, 5, 6, 8]
     assert [r.advantage for r in found] == [0.5, -0.5, -0.5, -0.5]
     assert cut.policy_tokens == sum(int((r.trajectory.source == POLICY).sum()) for r in found[1:])
+
+
+@pytest.mark.parametrize('offload', [False, True])
+def test_slots_and_other_weights_leave_the_devices_during_an_update(policy, monkeypatch, offload):
+    engine, _ = make(policy, MIXED)
+    engine.config.offload = offload
+    model, params = policy
+    lanes = engine.scheduler.lanes
+    lanes['other'] = Lane(Sampler(model, lanes['solver'].sampler.config, sharding.make_mesh()), 0)
+    engine.scheduler.publish('other', params, 0)
+    prompt = [(0, np.arange(3, dtype=np.int32), 0, 8, 0.0, np.zeros(2, np.uint32))]
+    lanes['other'].sampler.put(prompt)
+    lanes['other'].sampler.rewind([0], [1])
+    seen, update = [], engine.learners['solver'].update
+
+    def look(*args):
+        kinds = {x.sharding.memory_kind for x in jax.tree.leaves(lanes['other'].params)}
+        seen.append((lanes['other'].sampler.state is None, bool(lanes['solver'].params), kinds))
+        return update(*args)
+
+    monkeypatch.setattr(engine.learners['solver'], 'update', look)
+    play(engine, 0)
+    assert seen == [(True, False, {'pinned_host'}) if offload else (False, True, {'device'})]
+    assert {x.sharding.memory_kind for x in jax.tree.leaves(lanes['other'].params)} == {'device'}
+    lanes['other'].sampler.put(prompt)
+    assert int(lanes['other'].sampler.state.length[0]) == 3

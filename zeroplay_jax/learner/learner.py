@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -52,6 +52,17 @@ class _Head:
     nothing: Any
 
 
+def publisher(model: ModelConfig, mesh, params: Params) -> Callable[[Params], Params]:
+    """A function from weights as a learner holds them to what a sampler reads: whole in every replica.
+
+    Where the two are the same, nothing is copied, and the next update invalidates both. `params`: arrays or shapes.
+    """
+    own, whole = (sharding.parameter_shardings(params, mesh, owned) for owned in (True, False))
+    gather = jax.jit(functools.partial(transformer.published, model), out_shardings=whole)
+    as_is = own == whole and all(x.dtype == model.dtype for x in jax.tree.leaves(params))
+    return lambda p: sharding.local_view(p if as_is else gather(p), sharding.local_mesh(mesh))
+
+
 class Learner:
     """One set of trained weights: the roles that train it, their optimisers, and a teacher where one distils.
 
@@ -69,15 +80,19 @@ class Learner:
         *,
         shared_optimizer: bool = False,
         teacher_tokens: int = 0,
+        offload: bool = False,
     ):
         """Takes initial `params` (copied, never donated) and `config.<role>` by role; `micro_shape` is (B, L).
 
         Roles of one learner share its weights; with `shared_optimizer` the optimiser too, the first role's.
-        The teacher of a role that distils reads rows of `teacher_tokens`. Of `params` that are shapes alone
+        The teacher of a role that distils reads rows of `teacher_tokens`. With `offload` all state lies in host memory
+        and comes to the devices piece by piece, each while it is needed. Of `params` that are shapes alone
         (jax.ShapeDtypeStruct) the state is shapes too: enough to `lower`, not to update.
         """
         self.model, self.mesh, self.micro_shape = model, mesh, micro_shape
         self.teacher_tokens = teacher_tokens
+        same = lambda tree: tree
+        self._near, self._far = (sharding.to_device, sharding.to_host) if offload else (same, same)
         shards = mesh.shape['replica'] * mesh.shape['fsdp']
         if micro_shape[0] % shards:
             raise UserError(f'micro.rows={micro_shape[0]} must divide by mesh axes replica × fsdp = {shards}')
@@ -87,28 +102,25 @@ class Learner:
         own_optimizer = {name: first if shared_optimizer else name for name in roles}
         transforms = {name: optimizer.make(role) for name, role in roles.items()}
         placed = sharding.parameter_shardings(params, mesh, owned=True)
-        published = sharding.parameter_shardings(params, mesh)
         self._gather = jax.jit(lambda x: x, out_shardings=sharding.replicated(mesh))
-        self._publish = jax.jit(functools.partial(transformer.published, model), out_shardings=published)
-        self._as_is = placed == published and all(x.dtype == model.dtype for x in jax.tree.leaves(params))
+        self._publish = publisher(model, mesh, params)
         self.reference = None
         if any(c.kl_coef for c in losses.values()):
-            self.reference = params if placed == published else jax.device_put(params, placed)
+            self.reference = self._far(jax.device_put(params, placed))
         self._own, self._rows, self._everywhere = placed, sharding.rows(mesh), sharding.replicated(mesh)
 
-        def begin(p):
-            opt = {name: transforms[name].init(p) for name in sorted(set(own_optimizer.values()))}
-            state = dict(params=jax.tree.map(jnp.copy, p), opt=opt)
-            return state | (dict(teacher=jax.tree.map(jnp.copy, p)) if distils else {})
-
-        shape = jax.eval_shape(begin, params)
+        copied = lambda p: jax.tree.map(jnp.copy, p)
+        optimizers = {name: transforms[name].init for name in sorted(set(own_optimizer.values()))}
+        begin = dict(params=copied, opt=optimizers) | (dict(teacher=copied) if distils else {})
+        shape = jax.tree.map(lambda make: jax.eval_shape(make, params), begin)
         opt = {name: sharding.state_shardings(tree, params, mesh) for name, tree in shape['opt'].items()}
         self.shardings = dict(params=placed, opt=opt) | (dict(teacher=placed) if distils else {})
         if all(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(params)):
             place = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
             self.state = jax.tree.map(place, shape, self.shardings)
         else:
-            self.state = jax.jit(begin, out_shardings=self.shardings)(params)
+            part = lambda make, where: self._far(jax.jit(make, out_shardings=where)(params))
+            self.state = jax.tree.map(part, begin, self.shardings)
         self._heads = {
             name: self._head(losses[name], own_optimizer[name], transforms[own_optimizer[name]], shape['params'], opt)
             for name in roles
@@ -144,13 +156,16 @@ class Learner:
 
     @property
     def params(self) -> Params:
-        """Current weights; the next update invalidates them."""
-        return self.state['params']
+        """Current weights, on the devices; the next update invalidates them."""
+        return self._near(self.state['params'])
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Takes back what `state` was."""
+        self.state = jax.tree.map(lambda x, where: self._far(jax.device_put(x, where)), state, self.shardings)
 
     def published(self) -> Params:
         """What a sampler reads: current weights, whole in every replica, and as near as the next update."""
-        published = self.params if self._as_is else self._publish(self.params)
-        return sharding.local_view(published, sharding.local_mesh(self.mesh))
+        return self._publish(self.params)
 
     def lower(self, role: str) -> dict[str, jax.stages.Lowered]:
         """The programs of an update, traced but not compiled: 'accumulate' of one micro-batch, and 'apply'."""
@@ -169,10 +184,10 @@ class Learner:
 
     def rescore(self, role: str, batches: Sequence[Batch]) -> list[Batch]:
         """The batches with this learner's own log-probs as `old_logp`; the sampler's move to `sampler_logp`."""
-        score = self._heads[role].score
+        score, params = self._heads[role].score, self.params
         out = []
         for batch in batches:
-            logp = np.asarray(self._gather(score(self.params, sharding.put(batch, self._rows))))
+            logp = np.asarray(self._gather(score(params, sharding.put(batch, self._rows))))
             out.append(dataclasses.replace(batch, old_logp=np.where(batch.mask, logp, 0), sampler_logp=batch.old_logp))
         return out
 
@@ -185,15 +200,22 @@ class Learner:
         head = self._heads[role]
         if not any(b.weight.any() or (b.teacher is not None and b.teacher.weight.any()) for b in batches):
             return {'skipped_updates': (1.0, 1.0)}
+        batches = [sharding.put(batch, self._rows) for batch in batches]
+        ref_logp = [batch.old_logp for batch in batches]
+        if head.config.kl_coef:  # before anything else is on the devices
+            reference = self._near(self.reference)
+            ref_logp = [head.score(reference, batch) for batch in batches]
+            del reference
         gradients, stats = head.nothing()
-        teacher = self.state['teacher'] if head.config.distills else None
-        for batch in batches:
-            batch = sharding.put(batch, self._rows)
-            ref = head.score(self.reference, batch) if head.config.kl_coef else batch.old_logp
-            coef = jnp.float32(distill_coef)
-            gradients, stats = head.accumulate(self.params, gradients, stats, batch, ref, teacher, coef)
-        params, opt, norm = head.apply(self.params, self.state['opt'][head.optimizer], gradients)
-        self.state = self.state | dict(params=params, opt=self.state['opt'] | {head.optimizer: opt})
+        params, coef = self.params, jnp.float32(distill_coef)
+        teacher = self._near(self.state['teacher']) if head.config.distills else None
+        for batch, ref in zip(batches, ref_logp):
+            gradients, stats = head.accumulate(params, gradients, stats, batch, ref, teacher, coef)
+        del teacher
+        params, opt, norm = head.apply(params, self._near(self.state['opt'][head.optimizer]), gradients)
+        self.state = self.state | dict(
+            params=self._far(params), opt=self.state['opt'] | {head.optimizer: self._far(opt)}
+        )
         stats, norm = jax.device_get((stats, norm))
         fine = bool(np.isfinite(norm))
         out = {name: (float(s), float(n)) for name, (s, n) in stats.items()}
@@ -206,4 +228,5 @@ class Learner:
     def follow(self) -> None:
         """Moves the teacher towards the student, once per rollout batch (π-Play eq. 10)."""
         if 'teacher' in self.state:
-            self.state = self.state | dict(teacher=self._ema(self.state['teacher'], self.params))
+            teacher = self._ema(self._near(self.state['teacher']), self.params)
+            self.state = self.state | dict(teacher=self._far(teacher))

@@ -135,7 +135,7 @@ def _place(found: _Stored, tensor: Tensor, place, dtype) -> jax.Array:
     return jax.make_array_from_single_device_arrays(tensor.shape, place, parts)
 
 
-def load(folder, config: ModelConfig | None = None, mesh=None, dtype=np.float32) -> Params:
+def load(folder, config: ModelConfig | None = None, mesh=None, dtype=np.float32, owned: bool = False) -> Params:
     """Parameters of a folder as a nested dict of jax arrays.
 
     All headers are checked before the first tensor is read. Tensors pass through host memory one slice at a time.
@@ -145,6 +145,7 @@ def load(folder, config: ModelConfig | None = None, mesh=None, dtype=np.float32)
       config: `read_config(folder)` when None.
       mesh: where given, every array is made directly in its shards, and only this process's slices are read.
       dtype: of the parameters, whatever that of the files.
+      owned: of `mesh`, the layout of what an update keeps, see `sharding.parameter_sharding`.
 
     Raises:
       CheckpointError: a file that is torn or a tensor that is missing, duplicated, of a wrong shape or type, by name.
@@ -158,7 +159,7 @@ def load(folder, config: ModelConfig | None = None, mesh=None, dtype=np.float32)
         sharding.check_heads(config.heads, config.kv_heads, mesh)
     everywhere = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     places = {
-        name: everywhere if mesh is None else sharding.parameter_sharding(name, tensor.shape, mesh)
+        name: everywhere if mesh is None else sharding.parameter_sharding(name, tensor.shape, mesh, owned)
         for name, tensor in wanted.items()
     }
     params: Params = {}

@@ -26,7 +26,7 @@ def check(length: int, mesh: Mesh | None) -> str:
       UserError: the length is no multiple of 128, or the platform is neither a TPU nor (interpreted, slow) a CPU.
     """
     if length % LANES:
-        raise UserError(f'micro.tokens={length} must be a multiple of {LANES} for policy.attention=splash')
+        raise UserError(f'rows of {length} tokens: policy.attention=splash works in steps of {LANES}')
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     if platform not in ('tpu', 'cpu'):
         raise UserError(f'policy.attention=splash is a TPU kernel; on {platform} take policy.attention=dense')

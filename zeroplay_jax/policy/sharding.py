@@ -11,7 +11,7 @@ import re
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from zeroplay_jax.types import UserError
@@ -90,6 +90,27 @@ def local_view(tree, mesh: Mesh):
         return jax.make_array_from_single_device_arrays(x.shape, place, [s.data for s in x.addressable_shards])
 
     return jax.tree.map(view, tree)
+
+
+def to_host(tree):
+    """Arrays in the memory of the hosts that is pinned for their devices, split as they were."""
+    return _moved(tree, 'pinned_host')
+
+
+def to_device(tree):
+    """Arrays of `to_host` as new ones in the memory of the devices."""
+    return _moved(tree, 'device')
+
+
+def _moved(tree, kind: str):
+    def move(x):
+        # Shard by shard: no process need know of the shards of others.
+        place = lambda shard: SingleDeviceSharding(shard.device, memory_kind=kind)
+        shards = [jax.device_put(shard.data, place(shard)) for shard in x.addressable_shards]
+        whole = x.sharding.with_memory_kind(kind)
+        return jax.make_array_from_single_device_arrays(x.shape, whole, shards)
+
+    return jax.tree.map(move, tree)
 
 
 def put(tree, place: NamedSharding):

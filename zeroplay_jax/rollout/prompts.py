@@ -84,9 +84,9 @@ _CHALLENGER = (
     _SEARCH_RULES
     + """
 
-Your task is to invent one demanding open task for a research assistant: an explanation, a comparison, a summary or a \
-plan, not a question with a one-word answer. Search exactly {hops} times, each later time for something that the last \
-passages named, starting from the document below.
+Your task is to invent one demanding open task for a research assistant: {kind}; not a question with a one-word \
+answer. Search exactly {hops} times, each later time for something that the last passages named, starting from the \
+document below.
 
 The task must:
 1. name the people, places or things it is about, so that they can be found by searching;
@@ -177,6 +177,16 @@ PROMPTS: dict[str, dict[str, str]] = {
         'challenger': _CHALLENGER,
         'task_solver': _TASK_SOLVER,
     },
+}
+
+
+# SCOPE's kinds of task (appendix H), in our words; a name that is not here stands in the prompt as it is.
+KINDS = {
+    '': 'an explanation, a comparison, a summary or a plan',
+    'long_form_qa': 'one question about how or why something works or happened, to be answered in connected prose',
+    'summarisation': 'a summary, or what is known put into another form',
+    'planning': 'a plan that can be acted on, with steps, times or milestones',
+    'writing': 'a formal text with an introduction, a body and a conclusion, such as an essay or a report',
 }
 
 

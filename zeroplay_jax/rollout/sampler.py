@@ -268,11 +268,17 @@ class Sampler:
     def __init__(self, model: ModelConfig, config: SamplerConfig, mesh: Mesh):
         self.model, self.config, self.mesh = model, config, mesh
         self.programs = programs(model, config, mesh)
-        self.state: SlotState = self.programs['empty']()
+        self.state: SlotState | None = None  # made by the first `put`
+
+    def rest(self) -> None:
+        """Gives the memory of the slots back, which must be idle; the next `put` begins with new ones."""
+        self.state = None
 
     def put(self, rows: list[tuple]) -> None:
         """rows: (slot, tokens int32 [n], start, limit, temperature, key uint32 [2]); any number, any length."""
         c = self.config
+        if self.state is None:
+            self.state = self.programs['empty']()
         pieces: list[list[tuple]] = []  # one list per pass, because a row's pieces must stay in order
         for slot, tokens, start, *rest in rows:
             for i, at in enumerate(range(0, max(len(tokens), 1), c.put_tokens)):

@@ -91,6 +91,7 @@ class Lane:
         self.holder: list[_Group | None] = [None] * slots  # whose prompt a slot's first places hold
         self.queue: list[tuple[tuple[int, ...], int, _Group]] = []
         self.open: list[_Group] = []  # admitted, samples still waiting for a slot
+        self.watch: Callable[[tuple[int, ...], list[int]], None] | None = None  # told identity and ids after a burst
 
     @property
     def active(self) -> int:
@@ -228,6 +229,8 @@ class Lane:
             episode.tokens += tokens[slot, :keep].tolist()
             episode.logp += logp[slot, :keep].tolist()
             episode.source += [POLICY] * keep
+            if self.watch:
+                self.watch(episode.identity, episode.tokens[len(episode.tokens) - keep :])
             ended = self._end_of_turn(episode, hit)
             if ended is None:
                 continue

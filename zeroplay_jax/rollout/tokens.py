@@ -10,13 +10,16 @@ from __future__ import annotations
 import json
 import pathlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tokenizers
 import transformers
 
+from zeroplay_jax.types import PROMPT, Trajectory
+
+SOURCES = ('prompt', 'policy', 'env')  # by the number that a trajectory's `source` has
 Message = dict[str, Any]  # {'role': str, 'content': str or a list of str and Untrusted}
 
 
@@ -173,3 +176,15 @@ class StopMatcher:
     def text(self) -> str:
         """All text so far."""
         return self._text.decode(errors='replace')
+
+
+def segments(codec: Codec, trajectory: Trajectory) -> Iterator[dict[str, Any]]:
+    """A rollout's stretches of one author: {'source': of SOURCES, 'text', 'tokens'}; what an earlier context of it has
+    shown is left out."""
+    for part in trajectory.segments:
+        cuts = [0, *(np.flatnonzero(np.diff(part.source)) + 1), len(part.tokens)]
+        begin = 0 if part is trajectory.segments[0] else np.flatnonzero(part.source == PROMPT)[-1] + 1
+        for a, b in zip(cuts, cuts[1:]):
+            if a >= begin:
+                ids = part.tokens[a:b].tolist()
+                yield {'source': SOURCES[part.source[a]], 'text': codec.decode(ids), 'tokens': ids}

@@ -114,17 +114,28 @@ def _real(config) -> Corpus:
     return Corpus(client, client, Opened(folder), tuple(questions), config.tools.top_k, about=backend.name)
 
 
-def _worlds(config) -> Corpus:
-    first, count = config.world.train
-    train = [World(first + i, 'train', config.world.near_misses) for i in range(count)]
-    first, count = config.world.evaluation
-    held_out = [World(first + i, 'evaluation', config.world.near_misses) for i in range(count)]
-    client, exam = (
-        Client(InProcess(_index(worlds, config.retrieval.overfetch)), config.retrieval.cache)
-        for worlds in (train, train + held_out)
+def _members(config) -> tuple[list[World], list[World]]:
+    """The worlds of training and those held out."""
+    near = config.world.near_misses
+    train, held_out = (
+        [World(first + i, split, near) for i in range(count)]
+        for split, (first, count) in (('train', config.world.train), ('evaluation', config.world.evaluation))
     )
+    return train, held_out
+
+
+def exam(config) -> tuple[Client, tuple[Json, ...]]:
+    """What evaluations in the miniature world search, and their questions {'question', 'answers', 'hops'}."""
+    train, held_out = _members(config)
+    client = Client(InProcess(_index(train + held_out, config.retrieval.overfetch)), config.retrieval.cache)
+    return client, tuple(evaluation_questions(held_out, config.eval.questions, tuple(config.eval.hops)))
+
+
+def _worlds(config) -> Corpus:
+    train, _ = _members(config)
+    client = Client(InProcess(_index(train, config.retrieval.overfetch)), config.retrieval.cache)
+    held_out, questions = exam(config)
     documents = linked_documents([(p.title, p.text) for world in train for p in world.passages])
-    questions = evaluation_questions(held_out, config.eval.questions, tuple(config.eval.hops))
     given: dict = {}
     if config.recipe == 'dspo' and not config.inputs.questions:
         hops = [h for h, share in enumerate(config.schedule.hop_ratio, 1) if share]
@@ -132,7 +143,7 @@ def _worlds(config) -> Corpus:
     if config.recipe == 'ssp' and not config.inputs.answers:
         given['answers'] = tuple(dict.fromkeys(v for w in train for facts in w.facts.values() for v in facts.values()))
     about = f'worlds {config.world.train} and {config.world.evaluation}, near misses {config.world.near_misses}'
-    return Corpus(client, exam, documents, tuple(questions), config.tools.top_k, about=about, **given)
+    return Corpus(client, held_out, documents, questions, config.tools.top_k, about=about, **given)
 
 
 def _index(worlds: Sequence[World], overfetch: int) -> Index:

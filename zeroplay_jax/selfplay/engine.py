@@ -6,18 +6,19 @@ tasks → episodes over the slots → rows → groups that say something → adv
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-import jax
 import numpy as np
 
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.packing import pack
 from zeroplay_jax.objectives import advantages, aggregation, schedules
+from zeroplay_jax.policy import sharding
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.selfplay import rows as row_tools
 from zeroplay_jax.selfplay.roles import Table
@@ -257,14 +258,28 @@ class Engine:
         batches = [
             self._pack(role, [rows[i] for i in p], distill) for p in np.array_split(range(len(rows)), c.minibatches)
         ]
-        if c.old_logp == 'trainer':  # before the first update of the batch
-            batches = [learner.rescore(role, batch) for batch in batches]
-        for batch in batches:
-            stats = _add(stats, learner.update(role, batch, distill))
-        learner.follow()
+        with self._room(weights):
+            if c.old_logp == 'trainer':  # before the first update of the batch
+                batches = [learner.rescore(role, batch) for batch in batches]
+            for batch in batches:
+                stats = _add(stats, learner.update(role, batch, distill))
+            learner.follow()
         self.versions[weights] += 1
         self.publish(weights)
         return stats
+
+    @contextlib.contextmanager
+    def _room(self, weights: str) -> Iterator[None]:
+        """With `config.offload`, clears the devices of what rollouts need, while these weights are updated."""
+        if self.config.offload:
+            for name, lane in self.scheduler.lanes.items():
+                lane.sampler.rest()
+                # Those in training will be published anew.
+                lane.params = {} if name == weights else sharding.to_host(lane.params)
+        yield
+        if self.config.offload:
+            for lane in self.scheduler.lanes.values():
+                lane.params = sharding.to_device(lane.params)
 
     def _pack(self, role: str, rows: list[Row], distill: float):
         """One optimiser step's rows as micro-batches."""
@@ -305,7 +320,7 @@ class Engine:
     def restore(self, states: dict[str, Any], loop: Json) -> None:
         """Takes back what `states` and `loop` gave."""
         for name, learner in self.learners.items():
-            learner.state = jax.device_put(states[name], learner.shardings)
+            learner.restore(states[name])
         self.pool.restore(loop['pool'])
         self.versions.update(loop['versions'])
         self.outside_questions, (self.drawn, self.drawn_outside) = loop['outside_questions'], loop['drawn']

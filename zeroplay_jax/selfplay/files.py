@@ -4,39 +4,64 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Iterator
+from typing import Any
 
 from zeroplay_jax.types import Json, UserError
 
-ANSWER_FIELDS = ('answers', 'golden_answers', 'answer', 'target')
+ANSWER_FIELDS = ('answers', 'golden_answers', 'answer', 'target', 'ground_truth', 'reward_model')
+# Where a line of a built file comes from; it goes with the item into the log of a run.
+PROVENANCE = ('source', 'line', 'document_id')
 
 
 def read_lines(path: str, *required: str, answered: bool = True) -> list[Json]:
-    """Objects of a JSON-lines file.
+    """The objects that `numbered` finds."""
+    return [record for _, record in numbered(path, *required, answered=answered)]
+
+
+def numbered(path: str, *required: str, answered: bool = True) -> Iterator[tuple[int, Json]]:
+    """(line number from 1, object) of a JSON-lines file, as a stream; empty lines are passed over.
+
+    A required text that a line keeps under 'extra_info', as verl's files do, is brought up.
 
     Raises:
-      UserError: no such file, or a line that is not an object with the required texts and, where `answered`, an
-        answer; names the line.
+      UserError: no such file, no line in it, or a line that is not an object with the required texts and, where
+        `answered`, an answer; names the line.
     """
+    number = 0
     try:
-        lines = pathlib.Path(path).read_text(encoding='utf-8').split('\n')
+        # Only '\n' ends a line: texts may hold what Python takes for an end as well.
+        with pathlib.Path(path).open(encoding='utf-8', newline='\n') as lines:
+            found = ((i, line) for i, line in enumerate(lines, 1) if line.strip())
+            for number, line in found:
+                yield number, _record(line, required, answered)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f'{path}: cannot be read ({error})') from None
-    found = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-            missing = [name for name in required if not isinstance(record[name], str)]
-            _ = answered and gold(record)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f'{path}, line {number}: {_wanted(required, answered)} ({error})') from None
-        if missing:
-            raise UserError(f'{path}, line {number}: {_wanted(required, answered)}')
-        found.append(record)
-    if not found:
+    except _Unusable as error:
+        reason = f' ({error})' if str(error) else ''
+        raise UserError(f'{path}, line {number}: {_wanted(required, answered)}{reason}') from None
+    if not number:
         raise UserError(f'{path}: holds no line; {_wanted(required, answered)}')
-    return found
+
+
+class _Unusable(Exception):
+    """What is wrong with a line."""
+
+
+def _record(line: str, required: tuple[str, ...], answered: bool) -> Json:
+    try:
+        record = json.loads(line)
+        more = record.get('extra_info')
+        for name in required:
+            if name not in record and isinstance(more, dict) and name in more:
+                record[name] = more[name]
+        _ = answered and gold(record)
+        missing = [name for name in required if not isinstance(record[name], str)]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _Unusable(error) from None
+    if missing:
+        raise _Unusable
+    return record
 
 
 def _wanted(required, answered):
@@ -52,15 +77,47 @@ def gold(record: Json) -> list[str]:
     """
     field = next((name for name in ANSWER_FIELDS if name in record), None)
     value = record[field] if field else None
-    if isinstance(value, dict):  # {'target': [...]} in verl's reward_model form
-        value = value.get('target')
+    while isinstance(value, dict):  # verl: {'reward_model': {'ground_truth': {'target': […]}}}
+        value = value.get('target', value.get('ground_truth'))
     listed = [value] if isinstance(value, str) else value
     if not isinstance(listed, list) or not listed or not all(isinstance(a, str) and a.strip() for a in listed):
         raise ValueError(f'no answers among the fields {", ".join(ANSWER_FIELDS)}')
     return list(listed)
 
 
+def provenance(record: Json) -> dict[str, Any]:
+    """What a line says of where it comes from; {} of files that no builder wrote."""
+    return {name: record[name] for name in PROVENANCE if name in record}
+
+
 def questions(path: str) -> list[Json]:
-    """Questions {'question', 'answers', 'hops'} of a file; hops are 1 where a line says nothing."""
-    found = read_lines(path, 'question')
-    return [dict(question=r['question'], answers=gold(r), hops=int(r.get('hops', 1))) for r in found]
+    """Questions {'question', 'answers', 'hops', …provenance} of a file; hops are 1 where a line says nothing."""
+    return [
+        dict(question=r['question'], answers=gold(r), hops=hops(path, number, r, 1)) | provenance(r)
+        for number, r in numbered(path, 'question')
+    ]
+
+
+def documents(path: str) -> list[Json]:
+    """Documents {'title', 'text', 'hops', …provenance} of a file, with the 'type' of task where a line has one."""
+    found: list[Json] = []
+    for number, r in numbered(path, 'title', 'text', answered=False):
+        kind = r.get('type', '')
+        if not isinstance(kind, str):
+            raise UserError(f'{path}, line {number}: "type" is {kind!r}; give the name of a kind of task')
+        item = dict(title=r['title'], text=r['text'], hops=hops(path, number, r)) | provenance(r)
+        found.append(item | (dict(type=kind) if kind else {}))
+    return found
+
+
+def hops(path: str, number: int, record: Json, default: int | None = None) -> int:
+    """Number of hops of a line.
+
+    Raises:
+      UserError: none, or no whole number from 1 on; names the line.
+    """
+    value = record.get('hops', default)
+    if type(value) is not int or value < 1:
+        shown = 'missing' if value is None else repr(value)
+        raise UserError(f'{path}, line {number}: "hops" is {shown}; give a whole number, 1 or more')
+    return value

@@ -6,7 +6,7 @@ import dataclasses
 
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.rollout import prompts
-from zeroplay_jax.selfplay import privileged, solving
+from zeroplay_jax.selfplay import files, privileged, solving
 from zeroplay_jax.selfplay.roles import Table
 from zeroplay_jax.types import Json, Row, Task, Trajectory
 
@@ -81,6 +81,7 @@ def record(task: Task, proposal: Proposal) -> dict:
         'document': item['title'],
         'task': list(task.identity),
         'version': proposal.trajectory.version,
+        **files.provenance(item),
         **({'rejected': proposal.rejected} if proposal.rejected else {}),
     }
 

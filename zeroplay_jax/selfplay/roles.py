@@ -84,10 +84,10 @@ class Table:
     ) -> list[Outcome]:
         """Plays episodes by identity, every process its own, and returns all outcomes in their order everywhere."""
         own = [name for name in episodes if self.hosts.owns(name)]
-        played = self.scheduler.run([episodes[name]() for name in own], done)
+        play = lambda: self.scheduler.run([episodes[name]() for name in own], done)
         if self.hosts.count == 1:
-            return played
-        told = self.hosts.gather([[name, rows.outcome_state(o)] for name, o in zip(own, played)])
+            return play()
+        told = self.hosts.together(lambda: [[name, rows.outcome_state(o)] for name, o in zip(own, play())])
         found = {tuple(name): rows.outcome_restore(o) for host in told for name, o in host}
         return [found[name] for name in episodes]
 

@@ -13,7 +13,7 @@ import dataclasses
 
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.rollout import prompts
-from zeroplay_jax.selfplay import solving
+from zeroplay_jax.selfplay import files, solving
 from zeroplay_jax.selfplay.corpus import Corpus
 from zeroplay_jax.selfplay.engine import Draw, Phase, Step
 from zeroplay_jax.selfplay.inputs import Deck, Documents, deck_tasks, given_tasks, pool_tasks
@@ -91,7 +91,9 @@ class Recipe:
     async def _challenges(self, table, task, samples) -> list[Challenge]:
         item = task.payload
         document = prompts.document_text(item) if self.config.schedule.initial_document else ''
-        out = await table.ask('proposer', (*task.identity, 0), samples, hops=item['hops'], document=document)
+        kind = prompts.KINDS.get(item.get('type', ''), item.get('type', ''))
+        fields = dict(hops=item['hops'], document=document, kind=kind)
+        out = await table.ask('proposer', (*task.identity, 0), samples, **fields)
         found = [self._read(t, item) for t in out]
 
         async def judged(i, m):
@@ -157,6 +159,7 @@ class Recipe:
     def _record(task: Task, m: Challenge) -> dict:
         item = task.payload
         known = dict(hops=item['hops'], document=item['title'], task=list(task.identity), version=m.trajectory.version)
+        known |= {name: item[name] for name in ('type', *files.PROVENANCE) if name in item}
         return dict(question=m.task, rubrics=m.rubrics, answers=[], **known)
 
     # ---- the solver -----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.rollout.tools import passages_text
-from zeroplay_jax.selfplay import solving
+from zeroplay_jax.selfplay import files, solving
 from zeroplay_jax.selfplay.corpus import Corpus
 from zeroplay_jax.selfplay.engine import Draw, Phase, Step
 from zeroplay_jax.selfplay.inputs import Deck, answers
@@ -88,6 +88,7 @@ class Recipe:
         for i, trajectory in enumerate(made):
             question = self._question(trajectory)
             record = dict(question=question, answers=[item['answer']], hops=item['hops'], task=list(task.identity))
+            record |= files.provenance(item)
             reason, tries = self._gate(trajectory, question, item), []
             try:
                 if reason is None and c.check.on:
