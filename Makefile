@@ -1,9 +1,10 @@
 # Everything is installed in .venv, once, and again when a requirements file changes.
 #   PYTHON=/path/to/python3   another interpreter for .venv (3.11 to 3.13; found by itself otherwise)
-#   WORKDIR=folder SEED=n     of `make quickstart`
+#   WORKDIR=folder SEED=n     of `make quickstart`, and ARGS='--config.FIELD=VALUE …' for any other field
 PYTHON ?=
 WORKDIR ?= runs/quickstart
 SEED ?= 0
+ARGS ?=
 
 RUN := .venv/bin/python
 TEST := $(RUN) -m pytest -q
@@ -32,7 +33,7 @@ check: # an existing .venv has chosen its Python already
 
 quickstart: .venv/ready ## self-play on this machine, from installation to report
 	@echo '== self-play into $(WORKDIR), seed $(SEED); stop it whenever you like, the same command goes on from there'
-	@$(RUN) -m zeroplay_jax.main --config=configs/quickstart.py --workdir='$(WORKDIR)' --config.seed=$(SEED)
+	@$(RUN) -m zeroplay_jax.main --config=configs/quickstart.py --workdir='$(WORKDIR)' --config.seed=$(SEED) $(ARGS)
 
 test: .venv/ready-test .venv/tpu-compiler ## all tests but the long ones, in up to four processes
 	@echo '== tests'

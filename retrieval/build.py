@@ -35,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
         prog='python -m retrieval.build', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add('--corpus', type=pathlib.Path, required=True, help='.jsonl or .tsv, also .gz and .zst')
+    add('--corpus', type=pathlib.Path, required=True, help='.jsonl or .tsv, also .gz and .zst, or a folder of texts')
     add('--out', type=pathlib.Path, required=True, help='folder of the index; must not exist')
     add('--kind', choices=folder.KINDS, default='scann')
     add('--encoder', help="folder of a BERT checkpoint, or 'lexical'")

@@ -28,6 +28,8 @@ from retrieval.types import Passage, RetrievalError, short
 
 # A longer line is no passage but a file of another kind; it bounds the memory that a bad file can take.
 LONGEST_LINE = 1 << 24
+# Words of a passage that is cut from a longer text, as in Wikipedia-18.
+WORDS = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +113,8 @@ def write(source: pathlib.Path, folder: pathlib.Path, strict: bool = True) -> Wr
     """Validates a corpus file as a stream and writes it for random access; 21 million passages never are in memory.
 
     Args:
-      source: `.jsonl` or `.tsv`, also `.gz` and `.zst` (see `read`).   folder: exists; gets the two files.
+      source: `.jsonl` or `.tsv`, also `.gz` and `.zst`, or a folder of texts (see `read`).
+      folder: exists; gets the two files.
       strict: stop at the first bad line (False: skip it, say so in the log, and count it).
 
     Raises:
@@ -143,11 +146,16 @@ def read(source: pathlib.Path, skipped: _Skipped | None = None) -> Iterator[tupl
 
     JSON lines hold {"id": string or whole number, "contents": '"Title"\\ntext'}; other keys are ignored. A TSV is that
     of Wikipedia-18 (Karpukhin et al. 2020, arXiv:2004.04906): columns id, text, title, with one line of headings.
+    A folder stands for its .txt and .md files by name: the first line of each is its title, the rest is cut into
+    passages of 100 words; instead of lines they are counted by file.
 
     Raises:
       RetrievalError: a bad line, named with its number, where `skipped` is None or strict.
     """
     skipped = skipped or _Skipped(source, strict=True)
+    if source.is_dir():
+        yield from _texts(source, skipped)
+        return
     kind = ''.join(suffix for suffix in source.suffixes if suffix not in ('.gz', '.zst'))
     parse = _tsv if kind.endswith('.tsv') else _json if kind.endswith(('.jsonl', '.json')) else None
     if parse is None:
@@ -159,7 +167,7 @@ def read(source: pathlib.Path, skipped: _Skipped | None = None) -> Iterator[tupl
                     if line.rstrip(b'\r\n') != b'id\ttext\ttitle':
                         raise RetrievalError(f'{source}:1: the headings of a TSV are id, text, title in this order')
                     continue
-                record = _checked(parse, line)
+                record = _parsed(parse, line)
                 if isinstance(record, Record):
                     yield number, record
                 else:
@@ -167,6 +175,34 @@ def read(source: pathlib.Path, skipped: _Skipped | None = None) -> Iterator[tupl
     except (OSError, EOFError, zstandard.ZstdError) as error:
         reason = getattr(error, 'strerror', None) or str(error)
         raise RetrievalError(f'{source}: cannot be read ({reason}); give a whole, readable file') from error
+
+
+def files_of(source: pathlib.Path) -> list[pathlib.Path]:
+    """The files that are read of a source: itself, or the texts in a folder."""
+    if not source.is_dir():
+        return [source]
+    return sorted(path for path in source.rglob('*') if path.suffix in ('.txt', '.md') and path.is_file())
+
+
+def _texts(source: pathlib.Path, skipped: _Skipped) -> Iterator[tuple[int, Record]]:
+    """(file number from 1, passage) of a folder of texts."""
+    files = files_of(source)
+    if not files:
+        raise RetrievalError(f'{source}: no .txt or .md file in it; give a folder of texts')
+    for number, path in enumerate(files, 1):
+        try:
+            title, _, text = path.read_text(encoding='utf-8-sig').strip().partition('\n')
+        except (OSError, UnicodeDecodeError) as error:
+            skipped.add(number, f'{path} cannot be read as UTF-8 text ({getattr(error, "reason", error)})')
+            continue
+        words, name = text.split(), path.relative_to(source).as_posix()
+        for part, at in enumerate(range(0, max(len(words), 1), WORDS)):
+            passage = contents(title.strip('# ').strip(), ' '.join(words[at : at + WORDS]))
+            record = _checked(Record(f'{name}#{part}', passage))
+            if isinstance(record, Record):
+                yield number, record
+            else:
+                skipped.add(number, f'{path}: {record}')
 
 
 class _Skipped:
@@ -183,7 +219,7 @@ class _Skipped:
             logging.warning('%s:%d: %s; skipped', self.source, number, reason)
 
 
-def _checked(parse, line: bytes) -> Record | str:
+def _parsed(parse, line: bytes) -> Record | str:
     """The passage of a line, or what is wrong with it."""
     if len(line) > LONGEST_LINE:
         return f'longer than {LONGEST_LINE >> 20} MiB'
@@ -191,8 +227,11 @@ def _checked(parse, line: bytes) -> Record | str:
         record = parse(line.decode('utf-8'))
     except UnicodeDecodeError as error:
         return f'not UTF-8 (byte {error.start})'
-    if isinstance(record, str):
-        return record
+    return record if isinstance(record, str) else _checked(record)
+
+
+def _checked(record: Record) -> Record | str:
+    """The passage, or what is wrong with it."""
     if not record.id or '\n' in record.id:
         return f'the id {short(record.id)} is empty or has a line feed'
     try:

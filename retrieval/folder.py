@@ -73,8 +73,8 @@ def build(
         )
     if out.exists():
         raise RetrievalError(f'{out}: is there already; remove it or name another --out')
-    if not source.is_file():
-        raise RetrievalError(f'{source}: no such file; name a corpus (.jsonl or .tsv, also .gz or .zst)')
+    if not source.exists():
+        raise RetrievalError(f'{source}: no such file; name a corpus (.jsonl or .tsv, also .gz or .zst, or a folder)')
     staging = out.with_name(f'{out.name}.partial')
     staging.mkdir(parents=True, exist_ok=True)
     if 'corpus' in stages:
@@ -91,15 +91,16 @@ def build(
 
 
 def _corpus_stage(source: pathlib.Path, staging: pathlib.Path, strict: bool) -> None:
-    status = source.stat()
-    plan = dict(source=str(source.resolve()), bytes=status.st_size, changed=status.st_mtime_ns, strict=strict)
+    files = [path.stat() for path in corpus_lib.files_of(source)]
+    size, changed = sum(s.st_size for s in files), max((s.st_mtime_ns for s in files), default=0)
+    plan = dict(source=str(source.resolve()), bytes=size, changed=changed, strict=strict)
     if (staging / 'corpus').is_dir():
         shards.check_plan(staging / 'plan.json', plan)
         return
     (staging / 'plan.json').unlink(missing_ok=True)  # a corpus that was refused may have been mended since
     shards.check_plan(staging / 'plan.json', plan)
     packed = 4 if source.suffix in ('.gz', '.zst') else 1
-    _need_space(staging, status.st_size * packed)
+    _need_space(staging, size * packed)
     unfinished = staging / '.corpus'
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()

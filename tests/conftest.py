@@ -1,4 +1,4 @@
-"""Tests run on eight virtual CPU devices; smaller meshes are subsets of them. What is compiled is kept for the session."""
+"""Tests run on eight virtual CPU devices; smaller meshes are subsets. What is compiled is kept for the session."""
 
 import atexit
 import os

@@ -5,6 +5,8 @@ Each check raises one line that names the field, its value, what is wrong and ho
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import math
 import pathlib
 import re
@@ -260,6 +262,16 @@ def _check_worlds(config: ConfigDict) -> None:
             fail(f'world.{name}', tuple(config.world[name]), wrong, f'let first + count be {available} or less')
 
 
+def _trained(recipe: str) -> tuple[str, ...]:
+    """The roles that a recipe's file says it trains, read without loading it; all where it does not say so plainly."""
+    tree = ast.parse((PACKAGE / 'selfplay' / 'recipes' / f'{recipe}.py').read_text(encoding='utf-8'))
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == 'TRAINED':
+            with contextlib.suppress(ValueError):
+                return tuple(ast.literal_eval(node.value))
+    return tuple(ROLES)
+
+
 def _check_groups(config: ConfigDict) -> None:
     for role in ROLES:
         if config[role].baseline == 'none' and config[role].scale == 'std':
@@ -270,7 +282,7 @@ def _check_groups(config: ConfigDict) -> None:
         fail('solver.samples', config.solver.samples, wrong, 'give 2 or more, or baseline=scale=none')
     proposer, ratio = config.proposer, config.schedule.hop_ratio
     by_hops = config.schedule.group == 'hop' and config.recipe in ('drzero', 'piplay')
-    if config.recipe == 'dspo' or not _relative(proposer) or proposer.singleton == 'raw' and by_hops:
+    if 'proposer' not in _trained(config.recipe) or not _relative(proposer) or proposer.singleton == 'raw' and by_hops:
         return
     if not by_hops:
         if proposer.samples < 2:

@@ -128,3 +128,29 @@ def test_memory_corpus_speaks_the_same():
     assert found.passage(0) == {'id': 0, 'title': 'Gumu', 'text': 'A town.'}
     with pytest.raises(RetrievalError, match='1 titles and 2 texts'):
         corpus.MemoryCorpus(['a'], ['b', 'c'])
+
+
+def test_a_folder_of_texts(tmp_path, caplog):
+    texts, out = tmp_path / 'texts', tmp_path / 'out'
+    (texts / 'deep').mkdir(parents=True)
+    out.mkdir()
+    (texts / 'b.md').write_text('# Gumu\n\nA town.\nBy a river.\n', encoding='utf-8')
+    (texts / 'deep' / 'a.txt').write_text('\ufeffLong\n' + ' '.join(f'w{i}' for i in range(250)), encoding='utf-8')
+    (texts / 'only.txt').write_text('Only a title', encoding='utf-8')
+    (texts / 'picture.png').write_bytes(b'\xff')
+    report = corpus.write(texts, out)
+    found = [corpus.Corpus(out).record(i) for i in range(report.passages)]
+    assert [r.id for r in found] == ['b.md#0', 'deep/a.txt#0', 'deep/a.txt#1', 'deep/a.txt#2', 'only.txt#0']
+    assert corpus.split(found[0].contents) == ('Gumu', 'A town. By a river.')
+    assert corpus.split(found[3].contents) == ('Long', ' '.join(f'w{i}' for i in range(200, 250)))
+    assert corpus.split(found[4].contents) == ('Only a title', '')
+
+    (texts / 'bad.txt').write_bytes(b'caf\xe9')
+    (texts / 'empty.txt').write_text('  \n')
+    with pytest.raises(RetrievalError, match='bad.txt cannot be read as UTF-8'):
+        corpus.write(texts, out)
+    with caplog.at_level(logging.WARNING):
+        assert corpus.write(texts, out, strict=False).skipped == 2
+    assert 'empty.txt: a passage with neither title nor text' in caplog.text
+    with pytest.raises(RetrievalError, match='no .txt or .md file in it'):
+        corpus.write(tmp_path / 'out', out)

