@@ -1,6 +1,6 @@
 """The update step and the sampler's programs, compiled for TPU slices ahead of time, with libtpu and without a TPU.
 
-    python -m benchmarks.tpu_aot                                            # five models × four slices: hours
+    python -m benchmarks.tpu_aot                                            # five models × four slices: an hour
     python -m benchmarks.tpu_aot --model qwen2.5-3b --topology v5e:4x4
 
 Per program: whether it fits into a chip's memory beside everything else that is there then, and with which rows, slots
@@ -41,6 +41,10 @@ OFFLOAD = {
 HEADROOM = 1.25 * GIB  # for temporaries, when slots are chosen before anything is compiled
 
 
+# Columns of a row that `complete` makes.
+DERIVED = 'model topology mesh flops flops_ratio collectives roofline_seconds bound_by effort'.split()
+
+
 def say(*words) -> None:
     """Progress, to stderr."""
     print(time.strftime('%H:%M:%S'), *words, file=sys.stderr, flush=True)
@@ -73,7 +77,7 @@ class Case:
         state = tpu_programs.learner(name, self.mesh, self.shards).state
         masters, moments = size(state['params']), size(state['opt'])
         view = size(tpu_programs.published(name, self.host))
-        # The fullest run there is: two roles with weights of their own, a reference and a teacher.
+        # Two players with weights of their own that are both trained, a reference and a teacher.
         self.state = {OTHER: masters + moments, 'reference': masters, 'teacher': masters}
         self.own = {'moments': moments, 'masters': masters}
         self.views = {'view': view, "other role's view": view}
@@ -134,9 +138,8 @@ class Case:
         for per_shard in ROWS[self.topology.split(':')[0]]:
             rows = per_shard * self.shards
             lowered = tpu_programs.learner(self.name, self.mesh, rows).lower('solver')
-            beside = self.state | self.views | {'slots': 2 * self.slot_bytes(self.slots)}
             row = dict(program='update', micro_rows=rows, micro_batches=-(-tpu_programs.ROWS // rows), parts={})
-            for part, others in (('accumulate', beside | {'moments': self.own['moments']}), ('apply', beside)):
+            for part, others in self.beside_update().items():
                 compiled, noted = self.compile((self.topology, rows, part), lowered[part])
                 if compiled:
                     noted = noted | settle(compiled.peak, others, OFFLOAD['update'], self.slice.chip.memory)
@@ -144,12 +147,35 @@ class Case:
                 say(self.name, self.topology, part, f'{rows} rows', summary(noted))
                 if not noted['fits']:
                     break
-            # The fuller of the two speaks for the step.
-            row |= max(row['parts'].values(), key=lambda part: (not part['fits'], part['hbm_bytes']))
-            row['offloaded'] = max((p['offloaded'] for p in row['parts'].values()), key=len)
+            row |= self.step(row['parts'])
             if row['fits']:
                 break
         return row
+
+    def beside_update(self) -> dict[str, dict[str, int]]:
+        """Per program of an update: what there is besides its own arguments."""
+        beside = self.state | self.views | {'slots': 2 * self.slot_bytes(self.slots)}
+        return dict(accumulate=beside | {'moments': self.own['moments']}, apply=beside)
+
+    def step(self, parts: dict[str, dict]) -> dict:
+        """An update of 'accumulate' and 'apply' as one program: what leaves the chip for one is gone for both."""
+        off = max((part['offloaded'] for part in parts.values()), key=len)
+        beside = self.beside_update()
+
+        def total(name: str) -> int:
+            gone = (other for other in off if other not in parts[name]['offloaded'])
+            return parts[name]['hbm_bytes'] - sum(beside[name].get(other, 0) for other in gone)
+
+        most = lambda name: max(part.get(name, 0) for part in parts.values())
+        errors = [part['error'] for part in parts.values() if 'error' in part]
+        return (dict(error=errors[0]) if errors else {}) | dict(
+            fits=all(part['fits'] for part in parts.values()),
+            hbm_bytes=0 if errors else max(map(total, parts)),
+            offloaded=off,
+            arguments=most('arguments'),
+            temporaries=most('temporaries'),
+            compile_seconds=sum(part['compile_seconds'] for part in parts.values()),
+        )
 
 
 def summary(row: dict) -> str:
@@ -284,10 +310,13 @@ def measure(pairs: list[tuple[str, str]], path: pathlib.Path, effort: float, aga
     path.parent.mkdir(parents=True, exist_ok=True)
     for name, topology in pairs:
         mine = [row for row in kept['rows'] if (row['model'], row['topology']) == (name, topology)]
-        if mine and not again:
-            continue
         case = Case(name, topology, effort)
-        rows = [*case.rollout(), case.update()]
+        rows = [] if again else [{k: v for k, v in row.items() if k not in DERIVED} for row in mine]
+        if rows:  # what the compiler said is kept; what follows from it follows from today's formulas
+            case.slots = rows[0]['slots']
+            rows[-1] |= case.step(rows[-1]['parts'])
+        else:
+            rows = [*case.rollout(), case.update()]
         if name not in kept['costs']:
             kept['costs'][name] = costs(name)
         rest = [row for row in kept['rows'] if row not in mine]

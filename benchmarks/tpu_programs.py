@@ -20,7 +20,6 @@ from jax.sharding import Mesh
 
 from benchmarks import tpu_shapes
 from configs import common
-from zeroplay_jax.learner import packing  # noqa: F401 - makes a tree of Batch
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import attention, sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig

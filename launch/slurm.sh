@@ -24,7 +24,7 @@ sees. A job whose node fails or that is preempted is queued again, and goes on f
 Example, after launch/install.sh cuda13 on a node like those:
   launch/slurm.sh --nodes 2 --gpus 8 --time 24:00:00 -- --config=configs/drzero.py \
     --config.policy.path=/share/Qwen2.5-3B-Instruct --workdir=/share/runs/zero \
-    --config.mesh.replica=2 --config.mesh.fsdp=8
+    --config.mesh.replica=2 --config.mesh.fsdp=4 --config.mesh.model=2
 END
 }
 

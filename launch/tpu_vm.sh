@@ -28,7 +28,7 @@ Example, four hosts of four chips, the files on a network share:
   launch/tpu_vm.sh --name zero --zone us-west4-a --type v5litepod-16 \
     --setup 'sudo mkdir -p /mnt/share && (mountpoint -q /mnt/share || sudo mount 10.0.0.2:/share /mnt/share)' \
     -- --config=configs/drzero.py --config.policy.path=/mnt/share/Qwen2.5-3B-Instruct --workdir=/mnt/share/runs/zero \
-    --config.mesh.replica=4 --config.mesh.fsdp=4
+    --config.mesh.replica=4 --config.mesh.fsdp=2 --config.mesh.model=2
 END
 }
 

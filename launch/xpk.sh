@@ -29,7 +29,7 @@ command, which goes on from the last checkpoint.
 Example, one slice of four hosts with four chips each:
   launch/xpk.sh --cluster tpus --name zero --zone us-west4-a --type v5litepod-16 \
     -- --config=configs/drzero.py --config.policy.path=/share/Qwen2.5-3B-Instruct --workdir=/share/runs/zero \
-    --config.mesh.replica=4 --config.mesh.fsdp=4
+    --config.mesh.replica=4 --config.mesh.fsdp=2 --config.mesh.model=2
 END
 }
 

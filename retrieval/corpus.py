@@ -181,7 +181,7 @@ def files_of(source: pathlib.Path) -> list[pathlib.Path]:
     """The files that are read of a source: itself, or the texts in a folder."""
     if not source.is_dir():
         return [source]
-    return sorted(path for path in source.rglob('*') if path.suffix in ('.txt', '.md') and path.is_file())
+    return sorted(path for path in source.rglob('*') if path.suffix.lower() in ('.txt', '.md') and path.is_file())
 
 
 def _texts(source: pathlib.Path, skipped: _Skipped) -> Iterator[tuple[int, Record]]:
@@ -197,7 +197,7 @@ def _texts(source: pathlib.Path, skipped: _Skipped) -> Iterator[tuple[int, Recor
             continue
         words, name = text.split(), path.relative_to(source).as_posix()
         for part, at in enumerate(range(0, max(len(words), 1), WORDS)):
-            passage = contents(title.strip('# ').strip(), ' '.join(words[at : at + WORDS]))
+            passage = contents(title.lstrip('# ').strip(), ' '.join(words[at : at + WORDS]))
             record = _checked(Record(f'{name}#{part}', passage))
             if isinstance(record, Record):
                 yield number, record

@@ -116,3 +116,21 @@ def test_the_programs_of_a_small_model_compile_for_a_slice():
     assert all(flops > 0 and 0 < arguments < 2**34 for arguments, _, flops in found.values())
     assert kernels >= 3  # splash attention forward, again forward, and backward
     assert 'RESOURCE_EXHAUSTED' in error
+
+
+def test_the_tables_of_the_pages_are_what_was_found():
+    rows = json.loads(tpu_aot.RESULTS.read_text())['rows']
+    page = (ROOT / 'benchmarks' / 'README.md').read_text().split('\n')
+    assert set(tpu_aot.table(rows).split('\n')) <= set(page)
+    found = {(r['model'], r['topology'], r['program']): r for r in rows}
+    assert len(found) == 3 * len(tpu_shapes.MODELS) * len(tpu_shapes.TOPOLOGIES)
+    assert all(0.9 < r['flops_ratio'] <= 1.35 for r in rows)
+    for name in tpu_shapes.MODELS:
+        cells = []
+        for topology in tpu_shapes.TOPOLOGIES:
+            assert all(found[name, topology, program]['fits'] for program in ('extend', 'decode', 'update'))
+            slots, update = found[name, topology, 'decode']['slots'], found[name, topology, 'update']
+            off = any(found[name, topology, program]['offloaded'] for program in ('extend', 'decode', 'update'))
+            cells.append(f'{slots} slots, {update["micro_rows"]} rows' + ('' if off else '; all on the chip'))
+        line = f'| {name} | ' + ' | '.join(cells) + ' |'
+        assert line in page and line in (ROOT / 'README.md').read_text()

@@ -369,12 +369,22 @@ def _run(argv: list[str] | None) -> int:
     elif terminal:
         return _converse(session)
     else:
-        for line in sys.stdin:
-            if line.strip():
-                if not args.json:
-                    session.printer.line('question', line)
-                session.answer(line.strip())
+        return _from_pipe(session)
     return 0
+
+
+def _from_pipe(session: _Session) -> int:
+    """A question per line; one that cannot be asked does not keep the others from it."""
+    status = 0
+    for line in filter(str.strip, sys.stdin):
+        if not session.args.json:
+            session.printer.line('question', line)
+        try:
+            session.answer(line.strip())
+        except UserError as error:
+            print(f'zeroplay_jax.ask: {error}', file=sys.stderr, flush=True)
+            status = 2
+    return status
 
 
 def main(argv: list[str] | None = None) -> int:

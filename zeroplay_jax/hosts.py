@@ -32,7 +32,7 @@ def connect(mode: str, coordinator: str, processes: int, process: int, heartbeat
       heartbeat: seconds without a sign of life from a process after which JAX stops the others.
 
     Raises:
-      UserError: nobody knows of a cluster here, or process 0 does not answer.
+      UserError: nobody knows of a cluster here, or process 0 cannot open its port.
     """
     if mode == 'off':
         return
@@ -57,6 +57,7 @@ def connect(mode: str, coordinator: str, processes: int, process: int, heartbeat
 def _check_free(coordinator: str) -> None:
     """A port that is taken would end JAX's own server, and this process, without a word."""
     with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what JAX's server can open, this can
         try:
             probe.bind(('', int(coordinator.rsplit(':', 1)[1])))
         except OSError as error:

@@ -341,7 +341,8 @@ def _check_hosts(config: ConfigDict) -> None:
         if c.processes > 1 and c.mode == 'off':
             fail('distributed.processes', c.processes, 'nobody says where they meet', 'set distributed.mode')
         return
-    if not re.fullmatch(r'[^:\s]+:\d+', c.coordinator):
+    place = re.fullmatch(r'[^:\s]+:(\d+)', c.coordinator)
+    if not place or not 0 < int(place[1]) < 1 << 16:
         fail('distributed.coordinator', c.coordinator, 'names no place to meet', 'give host:port of process 0')
     if c.process >= c.processes:
         fail('distributed.process', c.process, f'there are {c.processes}', 'count from 0')

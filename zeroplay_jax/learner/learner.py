@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from zeroplay_jax.learner import optimizer
+from zeroplay_jax.learner import optimizer, packing  # noqa: F401 - the latter makes a tree of Batch
 from zeroplay_jax.learner.loss import LossConfig, loss
 from zeroplay_jax.objectives import distillation
 from zeroplay_jax.policy import sharding, transformer
@@ -164,7 +164,7 @@ class Learner:
         self.state = jax.tree.map(lambda x, where: self._far(jax.device_put(x, where)), state, self.shardings)
 
     def published(self) -> Params:
-        """What a sampler reads: current weights, whole in every replica, and as near as the next update."""
+        """What a sampler reads: current weights, whole in every replica; the next update may invalidate them."""
         return self._publish(self.params)
 
     def lower(self, role: str) -> dict[str, jax.stages.Lowered]:

@@ -2,7 +2,8 @@
 
     python -m zeroplay_jax.mini.sample --out notes
 
-One file per article, its title on the first line, and `questions.jsonl` beside the folder's texts.
+One file per article, its title on the first line; beside them `questions.jsonl` to measure by, and others in
+`more_questions.jsonl` to train on.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from zeroplay_jax.types import UserError
 
 
 def write(out: pathlib.Path, worlds: int, per_hop: int, seed: int) -> int:
-    """Writes the texts and questions of `worlds` worlds that no training saw; how many texts.
+    """Writes the texts of `worlds` worlds that no training saw, and two sets of questions; how many texts.
 
     Raises:
       UserError: the folder is there already, or so many questions cannot be asked.
@@ -27,12 +28,15 @@ def write(out: pathlib.Path, worlds: int, per_hop: int, seed: int) -> int:
         raise UserError(f'--out {out}: is there already; remove it or choose another folder')
     members = [World(seed + i, 'evaluation') for i in range(worlds)]
     asked = evaluation_questions(members, per_hop, (1, 2, 3))
+    known = {question['question'] for question in asked}
+    more = [q for q in evaluation_questions(members, 2 * per_hop, (1, 2, 3), seed=1) if q['question'] not in known]
     out.mkdir(parents=True)
     pages = [page for world in members for page in world.passages]
     for page in pages:
         (out / f'{page.title}.txt').write_text(f'{page.title}\n{page.text}\n', encoding='utf-8')
-    lines = ''.join(json.dumps(question, ensure_ascii=False) + '\n' for question in asked)
-    (out / 'questions.jsonl').write_text(lines, encoding='utf-8')
+    for name, questions in (('questions', asked), ('more_questions', more)):
+        lines = ''.join(json.dumps(question, ensure_ascii=False) + '\n' for question in questions)
+        (out / f'{name}.jsonl').write_text(lines, encoding='utf-8')
     return len(pages)
 
 

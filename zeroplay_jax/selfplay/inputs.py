@@ -50,7 +50,7 @@ class Documents:
 class Assigned:
     """Documents of a file with the hops, and kinds of task where it has some, that they were given there.
 
-    Every batch holds the hops in the ratio of the config and the kinds in equal parts, both exactly. No document
+    Every batch holds the hops in the ratio of the config exactly, and of every kind as many or one more. No document
     comes again before all others with its hops and kind were there.
 
     Raises:
@@ -132,6 +132,10 @@ def _wanted_now(role, draw: Draw) -> int:
 
 def questions(config, corpus: Corpus) -> list[Json]:
     """Training questions {'question', 'answers', 'hops'}: of `config.inputs.questions`, else of the training worlds."""
+    if not config.inputs.questions and not corpus.train_questions:
+        raise UserError(
+            f'recipe {config.recipe} is given questions, and there are none; name a file in inputs.questions'
+        )
     if not config.inputs.questions:
         return list(corpus.train_questions)
     return files.questions(config.inputs.questions)
