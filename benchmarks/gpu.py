@@ -361,7 +361,12 @@ def show(name: str, row: dict) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints versions, memory and a line per measurement, then one JSON line."""
-    parser = argparse.ArgumentParser(prog='python -m benchmarks.gpu', description=(__doc__ or '').split('\n')[0])
+    parser = argparse.ArgumentParser(
+        prog='python -m benchmarks.gpu',
+        description=(__doc__ or '').split('\n')[0],
+        epilog='example:\n  python -m benchmarks.gpu --small',
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument('--small', action='store_true', help='small shapes on any device: whether it runs')
     parser.add_argument('--skip-update', action='store_true', help='the sampler alone, without a learner in memory')
     parser.add_argument('--slots', type=int, nargs='+', help='slot counts; the last one stays for the update')

@@ -218,7 +218,12 @@ def best(rows: list[dict], family: str) -> dict:
 
 def main(argv=None) -> None:
     """Prints tables, then one JSON line."""
-    parser = argparse.ArgumentParser(prog='python -m benchmarks.retrieval', description=__doc__.split('\n')[0])
+    parser = argparse.ArgumentParser(
+        prog='python -m benchmarks.retrieval',
+        description=__doc__.split('\n')[0],
+        epilog='example:\n  python -m benchmarks.retrieval --texts 20000 --synthetic 0',
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument('--texts', type=int, default=data.TEXTS, help='real vectors')
     parser.add_argument('--synthetic', type=int, default=1_000_000, help='synthetic vectors; 0: none')
     parser.add_argument('--rounds', type=int, default=3)

@@ -184,7 +184,12 @@ def shares(scheduler) -> dict[str, float]:
 
 def main(argv=None) -> None:
     """Prints a line per round, then one JSON line."""
-    parser = argparse.ArgumentParser(prog='python -m benchmarks.rollout', description=__doc__.split('\n')[0])
+    parser = argparse.ArgumentParser(
+        prog='python -m benchmarks.rollout',
+        description=__doc__.split('\n')[0],
+        epilog='example:\n  python -m benchmarks.rollout --rounds 1',
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument('--rounds', type=int, default=3, help='rounds of ours and every peer in turn')
     home = pathlib.Path(__file__).parents[2] / 'shared' / 'peers'
     parser.add_argument('--peers', type=pathlib.Path, default=home, help='folder of peer_tunix.py and peer_hf.py')

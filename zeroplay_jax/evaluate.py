@@ -20,7 +20,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from zeroplay_jax import config as configuration
-from zeroplay_jax import start
+from zeroplay_jax import progress, start
 from zeroplay_jax.types import UserError
 
 _CONFIG = config_flags.DEFINE_config_file('config', None, 'What to evaluate: a Python file.', lock_config=True)
@@ -65,7 +65,8 @@ def _on_worlds(parts) -> None:
     from zeroplay_jax.evaluation import statistics
     from zeroplay_jax.evaluation.evaluate import evaluate
 
-    correct, _ = evaluate(parts.exam, parts.corpus.questions, 0)
+    with progress.bar(len(parts.corpus.questions), 'questions') as bar:
+        correct, _ = evaluate(parts.exam, parts.corpus.questions, 0, done=bar.update)
     parts.corpus.check()
     figures = {f'hop{h}': statistics.mean_interval(c) for h, c in correct.items()}
     figures['mean'] = statistics.mean_interval(statistics.headline(correct))
@@ -90,7 +91,8 @@ def _on_sets(setup, parts) -> None:
     print(f'{"set":20} {"n":>6} {_METRIC.value:>7} {"searches":>9} {"repeated":>9}')
     for number, (name, questions) in enumerate(sets.items()):
         judged = collections.Counter(parts.table.judge_stats)
-        answered[name] = qa.answer_all(parts.exam, questions, number, **options)
+        with progress.bar(len(questions), 'questions', name) as bar:
+            answered[name] = qa.answer_all(parts.exam, questions, number, **options, done=bar.update)
         parts.corpus.check()
         if parts.table.judge:
             parts.table.judge.check(parts.table.judge_stats - judged)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import contextlib
 import json
 import os
 import pathlib
@@ -17,10 +16,9 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
-import tqdm
-
 from retrieval.corpus import read
 from retrieval.types import RetrievalError
+from zeroplay_jax import progress
 from zeroplay_jax.selfplay import builders, files
 from zeroplay_jax.types import UserError
 
@@ -146,9 +144,10 @@ def _ratio(text: str) -> tuple[int, ...]:
 
 def _watched(items: Iterable[T], name: str, unit: str) -> Iterator[T]:
     """The same items, with a bar where somebody looks."""
-    bar = tqdm.tqdm(items, desc=pathlib.Path(name).name, unit=f' {unit}', disable=None, dynamic_ncols=True, leave=False)
-    with contextlib.closing(bar):
-        yield from bar
+    with progress.bar(None, unit, pathlib.Path(name).name) as bar:
+        for item in items:
+            yield item
+            bar.update()
 
 
 def _lines(name: str, *required: str, answered: bool = True) -> Iterator[builders.Line]:

@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import tqdm
 
-from zeroplay_jax import setup
+from zeroplay_jax import progress, setup
 from zeroplay_jax.evaluation import report, statistics
 from zeroplay_jax.evaluation.evaluate import evaluate
 from zeroplay_jax.hosts import Hosts
@@ -209,8 +208,7 @@ class _Bar:
     """One line of progress over the whole run; silent where nobody watches."""
 
     def __init__(self, shown: bool, steps: list[Step], cursor: int):
-        hidden = not (shown and sys.stderr.isatty())
-        self._bar = tqdm.tqdm(total=len(steps), initial=cursor, disable=hidden, unit='step', dynamic_ncols=True)
+        self._bar = progress.bar(len(steps), 'steps', initial=cursor, shown=shown, leave=True)
         self._shown: dict[str, str] = {}
         self._ended = 0
 

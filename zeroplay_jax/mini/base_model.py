@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from zeroplay_jax import progress
 from zeroplay_jax.mini import demos, tokenizer, world
 from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.rollout import prompts
@@ -218,14 +219,16 @@ def train(stage: Stage, config, params, codec: Codec, stock, seed: int, log):
         return optax.apply_updates(params, updates), state, info
 
     seen = []
-    for step in range(stage.steps):
-        params, state, info = update(params, state, pack(stage, episodes(stage, stock, codec, seed, step)))
-        seen.append(info)
-        if (step + 1) % INFO_EVERY == 0 or step + 1 == stage.steps:
-            means = {k: float(np.mean([float(i[k]) for i in seen])) for k in seen[0]}
-            log.append({'stage': stage.name, 'step': step + 1, **means})
-            print(json.dumps(log[-1]), flush=True)
-            seen = []
+    with progress.bar(stage.steps, 'steps', stage.name) as bar:
+        for step in range(stage.steps):
+            params, state, info = update(params, state, pack(stage, episodes(stage, stock, codec, seed, step)))
+            seen.append(info)
+            bar.update()
+            if (step + 1) % INFO_EVERY == 0 or step + 1 == stage.steps:
+                means = {k: float(np.mean([float(i[k]) for i in seen])) for k in seen[0]}
+                log.append({'stage': stage.name, 'step': step + 1, **means})
+                print(json.dumps(log[-1]), flush=True)
+                seen = []
     return params
 
 
@@ -316,7 +319,12 @@ def build(out: pathlib.Path, seed: int, stages=STAGES) -> None:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser = argparse.ArgumentParser(
+        prog='python -m zeroplay_jax.mini.base_model',
+        description=__doc__.split('\n')[0],
+        epilog='example:\n  python -m zeroplay_jax.mini.base_model --out again',
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument('--out', type=pathlib.Path, default=HERE, help='where the folders clean/ and base/ go')
     parser.add_argument('--seed', type=int, default=0)
     args = parser.parse_args()
