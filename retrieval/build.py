@@ -1,4 +1,4 @@
-"""Builds an index folder from a corpus file.
+"""Builds an index folder from a corpus: a file of passages, or a folder of texts.
 
     python -m retrieval.build --corpus wiki.jsonl.gz --encoder e5-base-v2 --query-prefix 'query: ' \\
         --passage-prefix 'passage: ' --out indexes/wiki

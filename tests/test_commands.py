@@ -3,9 +3,11 @@
 import os
 import pathlib
 import pty
+import signal
 import subprocess
 import sys
 import termios
+import time
 
 import pytest
 
@@ -24,7 +26,22 @@ COMMANDS = sorted(
 def test_help_says_how_to_give_the_command(module):
     shown = subprocess.run([sys.executable, '-m', module, '--help'], cwd=ROOT, capture_output=True, text=True)
     examples = [line for line in shown.stdout.split('\n') if f'python -m {module}' in line and 'usage:' not in line]
-    assert examples and 'Traceback' not in shown.stderr
+    assert shown.returncode == 0 and examples and 'Traceback' not in shown.stderr
+
+
+def test_ctrl_c_is_one_line(tmp_path):
+    command = [sys.executable, '-m', 'zeroplay_jax.main', '--config=configs/quickstart.py', f'--workdir={tmp_path}/run']
+    environment = os.environ | {'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'}
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    running = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / 'run' / 'config.json').exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(1)
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=120)
+    assert running.returncode == 130
+    assert 'Traceback' not in err and 'goes on with the same command' in err.strip().split('\n')[-1]
 
 
 def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else():

@@ -49,7 +49,7 @@ PAGES += [(ablations, (row + variant,)) for row in ablations.ROWS for variant in
 def test_the_pages_that_come_with_the_project_are_sound(page, variant, checkpoint):
     config = page.get_config(*variant)
     config.inputs.update(answers='', questions='')  # files of the user's
-    config.retrieval.kind = 'world'
+    config.retrieval.kind, config.eval.file = 'world', ''
     config.policy.path = str(checkpoint)
     configuration.check(config)
 
@@ -195,6 +195,18 @@ def test_contexts_of_a_rollout_are_not_taken_for_rollouts(sound, change):
     sound.rollout.drop_thinking = True
     sound.solver.update(change)
     assert message(sound).startswith('config.rollout.drop_thinking=True')
+
+
+def test_questions_to_measure_by_need_a_corpus_of_ones_own(sound):
+    sound.eval.file = 'README.md'
+    assert message(sound).startswith('config.eval.file=README.md: the miniature world')
+
+
+def test_a_file_that_the_recipe_never_reads_is_refused(sound):
+    sound.inputs.questions = 'README.md'
+    assert message(sound).startswith('config.inputs.questions=README.md: recipe drzero takes none')
+    sound.recipe = 'dspo'
+    configuration.check(sound)
 
 
 def test_a_group_by_prompt_needs_several_rollouts(sound):

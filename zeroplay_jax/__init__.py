@@ -1,0 +1,6 @@
+"""Search agents by self-play, in JAX."""
+
+import os
+
+# What transformers says while it loads (that PyTorch is not there) concerns nobody: it tokenizes here, and no more.
+os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')

@@ -21,7 +21,11 @@ def _read(path: pathlib.Path) -> dict:
     try:
         found = json.loads(path.read_text(encoding='utf-8'))
         found['settings'], found['sets']
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise UserError(
+            f'{path}: cannot be read ({error.strerror}); name a file of zeroplay_jax.evaluate --out'
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(f'{path}: not a result of zeroplay_jax.evaluate --out ({error})') from None
     return found
 
@@ -31,8 +35,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog='python -m zeroplay_jax.compare', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('one', type=pathlib.Path)
-    parser.add_argument('other', type=pathlib.Path)
+    parser.add_argument('one', type=pathlib.Path, help='result that the other is set against')
+    parser.add_argument('other', type=pathlib.Path, help='result whose gain is shown')
     args = parser.parse_args(argv)
     try:
         one, other = _read(args.one), _read(args.other)

@@ -93,7 +93,9 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     sets: Any = dict(type=_names, metavar='FILE,…', help='JSON lines of questions with answers')
-    corpus: Any = dict(type=pathlib.Path, metavar='FILE', help='passages: .jsonl or .tsv, also .gz and .zst')
+    corpus: Any = dict(
+        type=pathlib.Path, metavar='FILE', help='passages: .jsonl or .tsv, also .gz and .zst, or a folder of texts'
+    )
 
     answers = command('answers', 'answers to hide (SSP)', ANSWERS, ANSWERS_EXAMPLES)
     either = answers.add_mutually_exclusive_group(required=True)
@@ -187,12 +189,12 @@ def _said(args: argparse.Namespace, built: builders.Built) -> str:
     counts = collections.Counter(str(line['hops']) for line in built.lines if args.kind == 'documents')
     hops = f' ({", ".join(f"{n} of {h} hops" for h, n in sorted(counts.items()))})' if counts else ''
     left = ', '.join(f'{n} {reason}' for reason, n in sorted(built.dropped.items()) if n)
-    page = {'answers': 'ssp', 'questions': 'dspo'}.get(args.kind, 'scope' if getattr(args, 'types', 0) else 'drzero')
-    flags = [f'--config=configs/{page}.py', f'--workdir=runs/{page}', f'--config.inputs.{args.kind}={args.out}']
+    recipe = {'answers': 'ssp', 'questions': 'dspo'}.get(args.kind, 'scope' if getattr(args, 'types', 0) else 'drzero')
+    flags = [f'--config.inputs.{args.kind}={args.out}']
     if args.kind == 'documents':
         flags.append(f'--config.schedule.hop_ratio={args.hops}'.replace(' ', ''))
-    run = shlex.join(['python', '-m', 'zeroplay_jax.main', *flags])
-    return f'{args.out}: {len(built.lines)} {args.kind}{hops}; left out: {left or "nothing"}; taken by: {run}'
+    taken = f'taken by recipe {recipe} with {shlex.join(flags)}'
+    return f'{args.out}: {len(built.lines)} {args.kind}{hops}; left out: {left or "nothing"}; {taken}'
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -25,6 +25,9 @@ Rule = tuple[Callable[[Any], bool], str]
 PACKAGE = pathlib.Path(__file__).parent
 BUILT_IN = PACKAGE / 'mini' / 'base'  # the checkpoint behind policy.path=''
 ROLES = ('proposer', 'solver')
+# Files that the games take, of config.inputs; other recipes may take any.
+_DOCUMENTS = ('documents',)
+INPUTS = dict(drzero=_DOCUMENTS, piplay=_DOCUMENTS, scope=('documents', 'tasks'), ssp=('answers',), dspo=('questions',))
 
 
 class ConfigError(UserError):
@@ -407,7 +410,13 @@ def _check_game(config: ConfigDict) -> None:
             fail(f'inputs.{name}', '', f'{config.recipe} is given {name}, and only worlds have some', 'name a file')
     if retrieval.kind != 'world' and not pathlib.Path(config.eval.file or '.').is_file():
         fail('eval.file', config.eval.file, 'no such file', 'name JSON lines of questions with answers to evaluate on')
-    for name in ('answers', 'questions', 'tasks'):
+    if retrieval.kind == 'world' and config.eval.file:
+        wrong = 'the miniature world is measured by questions of its own'
+        fail('eval.file', config.eval.file, wrong, 'leave it empty, or set retrieval.kind to folder or http')
+    for name in ('answers', 'questions', 'tasks', 'documents'):
+        if config.inputs[name] and name not in INPUTS.get(config.recipe, (name,)):
+            wrong = f'recipe {config.recipe} takes none'
+            fail(f'inputs.{name}', config.inputs[name], wrong, 'leave it empty')
         if config.inputs[name] and not pathlib.Path(config.inputs[name]).is_file():
             fail(f'inputs.{name}', config.inputs[name], 'no such file', 'name a file of JSON lines')
     if config.judge.kind == 'endpoint' and not config.judge.url.startswith(('http://', 'https://')):

@@ -23,6 +23,14 @@ def command(name: str, main: Callable[[list[str]], None]) -> None:
         print(f'{name}: {error}', file=sys.stderr)
         _leave(2)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print(f'\n{name}: stopped. What was saved is whole; a run goes on with the same command', file=sys.stderr)
+        _leave(130)
+        sys.exit(130)
+    except SystemExit:
+        if {'--help', '-help', '--helpshort'} & set(sys.argv):  # absl ends it with 1
+            sys.exit(0)
+        raise
     except Exception:
         traceback.print_exc()
         _leave(1)
@@ -41,7 +49,6 @@ def load_libraries() -> None:
     while they load is dropped, unless loading fails.
     """
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-    os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
     logging.set_verbosity(logging.WARNING)
     with quiet():
         import tensorflow as tf

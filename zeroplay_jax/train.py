@@ -101,6 +101,7 @@ def run(config, workdir) -> dict:
             return summary
         _write(workdir / 'summary.json', json.dumps(summary, indent=2))
         page = report.write_report(workdir)
+    print('Exact match on held-out questions, with 95 % intervals:\n')
     print(statistics.before_after_table(sides[0], sides[-1]))
     print(f'{summary["seconds"]:.0f} s; read the run in {page}')
     return summary

@@ -325,7 +325,9 @@ def main() -> None:
         epilog='example:\n  python -m zeroplay_jax.mini.base_model --out again',
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument('--out', type=pathlib.Path, default=HERE, help='where the folders clean/ and base/ go')
+    parser.add_argument(
+        '--out', type=pathlib.Path, default=HERE, help='where clean/ and base/ go; without it over the ones that ship'
+    )
     parser.add_argument('--seed', type=int, default=0)
     args = parser.parse_args()
     build(args.out, args.seed)

@@ -2,7 +2,7 @@
 
     python -m zeroplay_jax.mini.sample --out notes
 
-One file per article, its title on the first line; beside them `questions.jsonl` to measure by, and others in
+One file per article, its title on the first line; in the same folder `questions.jsonl` to measure by, and others in
 `more_questions.jsonl` to train on.
 """
 
@@ -13,6 +13,8 @@ import json
 import pathlib
 import sys
 from collections.abc import Sequence
+
+import numpy as np
 
 from zeroplay_jax.mini.world import World, evaluation_questions
 from zeroplay_jax.types import UserError
@@ -35,7 +37,8 @@ def write(out: pathlib.Path, worlds: int, per_hop: int, seed: int) -> int:
     for page in pages:
         (out / f'{page.title}.txt').write_text(f'{page.title}\n{page.text}\n', encoding='utf-8')
     for name, questions in (('questions', asked), ('more_questions', more)):
-        lines = ''.join(json.dumps(question, ensure_ascii=False) + '\n' for question in questions)
+        mixed = [questions[i] for i in np.random.default_rng(seed).permutation(len(questions))]
+        lines = ''.join(json.dumps(question, ensure_ascii=False) + '\n' for question in mixed)
         (out / f'{name}.jsonl').write_text(lines, encoding='utf-8')
     return len(pages)
 
