@@ -156,7 +156,12 @@ def test_answers_of_sets_are_a_sample_without_repeats_and_what_cannot_be_hidden(
     sets = f'{write(tmp_path / "one.jsonl", *one, "", *bad)},{write(tmp_path / "two.jsonl", {"answer": "Lomi"})}'
     lines, said = built(capsys, tmp_path / 'a.jsonl', 'answers', '--sets', sets, '--count=31')
     assert {line['answer'] for line in lines} == {f'Name {i}' for i in range(30)} | {'Lomi'}
-    assert '2 yes_no' in said and '1 duplicate' in said and '1 too_long' in said and '--config=configs/ssp.py' in said
+    assert (
+        '2 yes_no' in said
+        and '1 duplicate' in said
+        and '1 too_long' in said
+        and 'taken by recipe ssp with --config.inputs.answers=' in said
+    )
     source = (tmp_path / 'one.jsonl').read_text().split('\n')
     for line in lines:  # provenance leads back to the line that the answer is of
         if line['source'].endswith('one.jsonl'):
@@ -227,7 +232,11 @@ def test_questions_of_sets_come_in_one_form_without_those_held_out(tmp_path, cap
     dev = write(tmp_path / 'dev.jsonl', {'question': 'NQ 3?'}, {'question': 'HP 0'})
     out = tmp_path / 'q.jsonl'
     lines, said = built(capsys, out, 'questions', '--sets', sets, '--not-in', dev)
-    assert len(lines) == 22 and '1 duplicate, 2 held_out' in said and '--config=configs/dspo.py' in said
+    assert (
+        len(lines) == 22
+        and '1 duplicate, 2 held_out' in said
+        and 'taken by recipe dspo with --config.inputs.questions=' in said
+    )
     assert not {'nq 3', 'hp 0'} & {line['question'] for line in lines}
     assert {tuple(line['answers']) for line in lines if line['question'] == 'nq 5'} == {('a5', 'b')}
     first = [line['question'][:2] for line in lines]
@@ -269,7 +278,7 @@ def test_scope_gets_kinds_of_tasks_in_equal_parts(tmp_path, capsys):
     assert collections.Counter(line['type'] for line in lines) == dict.fromkeys(kinds, 45)
     both = collections.Counter((line['hops'], line['type']) for line in lines)
     assert all(both[h, kind] == n // 4 for h, n in ((1, 80), (2, 60), (3, 40)) for kind in kinds)
-    assert '--config=configs/scope.py' in said
+    assert 'taken by recipe scope with --config.inputs.documents=' in said
     tasks = play('scope', {'inputs': {'documents': str(out)}, 'schedule': {'hop_ratio': (4, 3, 2)}}, 'generate')
     assert collections.Counter(task.payload['type'] for task in tasks) == dict.fromkeys(kinds, 5)
     assert collections.Counter(task.payload['hops'] for task in tasks) == {1: 9, 2: 7, 3: 4}
