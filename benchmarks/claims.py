@@ -32,6 +32,7 @@ import numpy as np
 
 from configs import ablations, common
 from zeroplay_jax import config as configuration
+from zeroplay_jax.disk import write_whole
 
 RESULTS = pathlib.Path(__file__).parent / 'results'
 SEEDS = 3
@@ -131,7 +132,7 @@ def play(arm: str, seed: int, kept: pathlib.Path) -> dict:
     path = kept / f'{hashlib.sha256(text.encode()).hexdigest()[:16]}.json'
     if path.exists():
         return json.loads(path.read_text())
-    from zeroplay_jax import start, train
+    from zeroplay_jax import train
 
     configuration.check(config)
     started = time.perf_counter()
@@ -145,7 +146,7 @@ def play(arm: str, seed: int, kept: pathlib.Path) -> dict:
     found = dict(arm=arm, seed=seed, curve=curve, seconds=round(time.perf_counter() - started, 1))
     found['outside_questions'] = summary['outside_questions']
     kept.mkdir(parents=True, exist_ok=True)
-    start.write_whole(path, json.dumps(found))
+    write_whole(path, json.dumps(found))
     return found
 
 
@@ -231,7 +232,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f'{claim.system:8} {found["verdict"]:14} {figures}  {claim.text}{needs}')
     print(f'{time.perf_counter() - started:.0f} s', file=sys.stderr)
     args.out.mkdir(parents=True, exist_ok=True)
-    start.write_whole(args.out / 'claims.json', json.dumps({'claims': table}, indent=1))
+    write_whole(args.out / 'claims.json', json.dumps({'claims': table}, indent=1))
     print(json.dumps({'claims': table}))
 
 

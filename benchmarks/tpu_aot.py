@@ -24,7 +24,7 @@ from typing import Any
 import jax
 
 from benchmarks import roofline, tpu_programs, tpu_shapes
-from zeroplay_jax import start
+from zeroplay_jax.disk import write_whole
 from zeroplay_jax.types import UserError
 
 RESULTS = pathlib.Path(__file__).parent / 'results' / 'tpu_aot.json'
@@ -321,7 +321,7 @@ def measure(pairs: list[tuple[str, str]], path: pathlib.Path, effort: float, aga
             kept['costs'][name] = costs(name)
         rest = [row for row in kept['rows'] if row not in mine]
         kept |= dict(jax=jax.__version__, rows=rest + [complete(case, row, kept['costs'][name]) for row in rows])
-        start.write_whole(path, json.dumps(kept, indent=1))
+        write_whole(path, json.dumps(kept, indent=1))
     order = {pair: i for i, pair in enumerate(pairs)}
     rows = [row for row in kept['rows'] if (row['model'], row['topology']) in order]
     return sorted(rows, key=lambda row: order[row['model'], row['topology']])

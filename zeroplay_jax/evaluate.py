@@ -21,6 +21,7 @@ from ml_collections import config_flags
 
 from zeroplay_jax import config as configuration
 from zeroplay_jax import progress, start
+from zeroplay_jax.disk import write_whole
 from zeroplay_jax.types import UserError
 
 _CONFIG = config_flags.DEFINE_config_file('config', None, 'What to evaluate: a Python file.', lock_config=True)
@@ -114,7 +115,7 @@ def _on_sets(setup, parts) -> None:
     )
     found = qa.results(settings, {name: (sets[name], answered[name]) for name in sets})
     if _OUT.value:
-        start.write_whole(pathlib.Path(_OUT.value), json.dumps(found, ensure_ascii=False, indent=1))
+        write_whole(pathlib.Path(_OUT.value), json.dumps(found, ensure_ascii=False, indent=1) + '\n')
     print(json.dumps({name: {k: round(v, 4) for k, v in s['mean'].items()} for name, s in found['sets'].items()}))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import collections
 import json
-import os
 import pathlib
 import shlex
 import sys
@@ -19,6 +18,7 @@ from typing import Any, NoReturn, TypeVar
 from retrieval.corpus import read
 from retrieval.types import RetrievalError
 from zeroplay_jax import progress
+from zeroplay_jax.disk import write_whole
 from zeroplay_jax.selfplay import builders, files
 from zeroplay_jax.types import UserError
 
@@ -173,17 +173,6 @@ def build(args: argparse.Namespace) -> builders.Built:
     return builders.documents_of_corpus(passages, source, args.count, args.seed, args.hops, args.types, words)
 
 
-def write(path: pathlib.Path, lines: Iterable[dict[str, Any]]) -> None:
-    """Writes JSON lines, whole or not at all."""
-    staged = path.with_name(f'.{path.name}.{os.getpid()}')
-    try:
-        with staged.open('w', encoding='utf-8') as out:
-            out.writelines(json.dumps(line, ensure_ascii=False) + '\n' for line in lines)
-        os.replace(staged, path)
-    finally:
-        staged.unlink(missing_ok=True)
-
-
 def _said(args: argparse.Namespace, built: builders.Built) -> str:
     """What was written, what was left out, and the run that takes it."""
     counts = collections.Counter(str(line['hops']) for line in built.lines if args.kind == 'documents')
@@ -207,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not args.out.absolute().parent.is_dir():
             raise UserError(f'--out {args.out}: its folder is not there; make it first')
         built = build(args)
-        write(args.out, built.lines)
+        write_whole(args.out, (json.dumps(line, ensure_ascii=False) + '\n' for line in built.lines))
     except (UserError, RetrievalError, OSError) as error:
         hint = '; choose another file with --out' if isinstance(error, OSError) else ''
         print(f'zeroplay_jax.inputs: {error}{hint}', file=sys.stderr)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import sys
 import traceback
 from collections.abc import Callable
@@ -63,10 +62,3 @@ def connect(config) -> None:
 
     c = config.distributed
     hosts.connect(c.mode, c.coordinator, c.processes, c.process, c.heartbeat)
-
-
-def write_whole(path: pathlib.Path, text: str) -> None:
-    """Writes a file that is there whole or not at all."""
-    staged = path.with_name(f'.{path.name}')
-    staged.write_text(text + '\n', encoding='utf-8')
-    os.replace(staged, path)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from zeroplay_jax import progress, setup
+from zeroplay_jax.disk import write_whole
 from zeroplay_jax.evaluation import report, statistics
 from zeroplay_jax.evaluation.evaluate import evaluate
 from zeroplay_jax.hosts import Hosts
@@ -99,7 +100,7 @@ def run(config, workdir) -> dict:
                 hf.save(workdir / 'policy' / name, parts.model, learner.params, like=parts.folder)
         if not hosts.first:
             return summary
-        _write(workdir / 'summary.json', json.dumps(summary, indent=2))
+        write_whole(workdir / 'summary.json', json.dumps(summary, indent=2) + '\n')
         page = report.write_report(workdir)
     print('Exact match on held-out questions, with 95 % intervals:\n')
     print(statistics.before_after_table(sides[0], sides[-1]))
@@ -197,12 +198,6 @@ def _records(table, step: Step, rows: list[Row], limit: int):
             'info': row.info,
             'segments': [{name: piece[name] for name in ('source', 'text')} for piece in segments(codec, t)],
         }
-
-
-def _write(path: pathlib.Path, text: str) -> None:
-    staged = path.with_name(f'.{path.name}')
-    staged.write_text(text + '\n')
-    os.replace(staged, path)
 
 
 class _Bar:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from zeroplay_jax.disk import write_whole
 from zeroplay_jax.evaluation import statistics
 from zeroplay_jax.types import UserError
 
@@ -36,12 +37,7 @@ def write_picture(run: dict[str, Any], out: str | os.PathLike[str]) -> Path:
         (int(step), {int(hop): np.asarray(flags, bool) for hop, flags in by_hop.items()})
         for step, by_hop in sorted(evaluations.items(), key=lambda item: int(item[0]))
     ]
-    draft = target.with_name(f'.{target.name}.{os.getpid()}')
-    try:
-        draft.write_text(_draw(run['name'], points), encoding='utf-8')
-        os.replace(draft, target)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_whole(target, _draw(run['name'], points))
     return target
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from zeroplay_jax.disk import write_whole
 from zeroplay_jax.evaluation import statistics
 from zeroplay_jax.types import UserError
 
@@ -70,12 +71,7 @@ def write_report(
         raise UserError(f'{target}: there is no folder {target.parent}; make it first')
     runs = [read_run(folder) | {'name': name} for folder, name in zip(folders, names, strict=True)]
     page = render(runs)
-    draft = target.with_name(f'.{target.name}.{os.getpid()}')
-    try:
-        draft.write_text(page, encoding='utf-8')
-        os.replace(draft, target)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_whole(target, page)
     return target
 
 
