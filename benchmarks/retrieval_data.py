@@ -57,7 +57,7 @@ def encoder() -> TextEncoder:
     return TextEncoder(package / 'model', query_prefix='', passage_prefix='')
 
 
-def embeddings(count: int = TEXTS, progress: bool = True) -> np.ndarray:
+def embeddings(count: int = TEXTS) -> np.ndarray:
     """MiniLM vectors of the first `count` texts, float32 [count, 384]; the first run takes half an hour of one core."""
     found = texts()
     digest = hashlib.sha256('\0'.join(found).encode()).hexdigest()
@@ -65,7 +65,7 @@ def embeddings(count: int = TEXTS, progress: bool = True) -> np.ndarray:
     paths = [folder / f'vectors-{shard:05d}.npy' for shard in range(-(-count // rows))]
     if not all(path.exists() for path in paths):
         by_row = lambda rows: (found[row] for row in rows)
-        shards.encode(encoder(), by_row, len(found), folder, digest, shard_rows=rows, progress=progress)
+        shards.encode(encoder(), by_row, len(found), folder, digest, shard_rows=rows)
     return np.concatenate([np.load(path) for path in paths])[:count]
 
 

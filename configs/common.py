@@ -194,7 +194,7 @@ def get_config() -> ConfigDict:
             micro=dict(rows=8, tokens=512),  # one packed micro-batch of the learner
             eval=dict(
                 every=0,  # solver steps between evaluations inside a phase; 0: only at the start and the end
-                questions=100,  # per hop count; of a file: in all, its first
+                questions=100,  # per hop count; of a file: so many of all its lines
                 file='',  # JSON lines of questions with answers, for any corpus but the worlds
                 hops=(1, 2, 3, 4),
             ),

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import zstandard
 
+from retrieval import progress
 from retrieval.types import Passage, RetrievalError, short
 
 # A longer line is no passage but a file of another kind; it bounds the memory that a bad file can take.
@@ -123,7 +124,7 @@ def write(source: pathlib.Path, folder: pathlib.Path, strict: bool = True) -> Wr
     # 8 bytes of a hash per id find the ids given twice; two of 21 million differ by chance once in 80,000 corpora.
     names, ends = _Column(np.uint64), _Column(np.uint64)
     digest, skipped = hashlib.sha256(), _Skipped(source, strict)
-    with (folder / 'passages.bin').open('wb') as out:
+    with (folder / 'passages.bin').open('wb') as out, progress.bar(None, 'passages', 'read') as bar:
         ends.append(0)
         for _, record in read(source, skipped):
             line = f'{record.id}\n{record.contents}'.encode()
@@ -131,6 +132,7 @@ def write(source: pathlib.Path, folder: pathlib.Path, strict: bool = True) -> Wr
             names.append(int.from_bytes(hashlib.blake2b(record.id.encode(), digest_size=8).digest(), 'little'))
             ends.append(out.tell() + len(line))
             out.write(line)
+            bar.update()
     offsets, hashes = ends.array(), names.array()
     if not len(hashes):
         raise RetrievalError(f'{source}: no passage in it ({skipped.count} lines skipped); give a corpus with some')

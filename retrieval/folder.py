@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from retrieval import corpus as corpus_lib
-from retrieval import shards
+from retrieval import progress, shards
 from retrieval.bm25 import Bm25Index
 from retrieval.index import ExactIndex, ScannIndex
 from retrieval.lexical import LexicalEncoder
@@ -54,7 +54,6 @@ def build(
     shard_rows: int = shards.SHARD_ROWS,
     host: int = 0,
     hosts: int = 1,
-    progress: bool = True,
 ) -> None:
     """Builds an index folder from a corpus file; what a killed build finished is kept.
 
@@ -82,7 +81,7 @@ def build(
     if not (staging / 'corpus').is_dir():
         raise RetrievalError(f'{staging}: no corpus in it yet; run the stage corpus first')
     if encoder is not None and 'encode' in stages:
-        _encode_stage(staging, encoder, shard_rows, host, hosts, progress)
+        _encode_stage(staging, encoder, shard_rows, host, hosts)
     if 'index' in stages:
         _index_stage(staging, kind, encoder, parameters or {}, dtype)
         os.replace(staging, out)
@@ -110,16 +109,14 @@ def _corpus_stage(source: pathlib.Path, staging: pathlib.Path, strict: bool) -> 
     os.replace(unfinished, staging / 'corpus')
 
 
-def _encode_stage(
-    staging: pathlib.Path, encoder: Encoder, shard_rows: int, host: int, hosts: int, progress: bool
-) -> None:
+def _encode_stage(staging: pathlib.Path, encoder: Encoder, shard_rows: int, host: int, hosts: int) -> None:
     corpus, about = corpus_lib.Corpus(staging / 'corpus'), _about(staging)
     _need_space(staging, 8 * len(corpus) * encoder.dimension)  # the shards, and the one file made of them
 
     def texts(rows):
         return (corpus.record(row).contents for row in rows)
 
-    shards.encode(encoder, texts, len(corpus), staging / 'shards', about['sha256'], shard_rows, host, hosts, progress)
+    shards.encode(encoder, texts, len(corpus), staging / 'shards', about['sha256'], shard_rows, host, hosts)
 
 
 def _index_stage(
@@ -130,16 +127,19 @@ def _index_stage(
     shutil.rmtree(trained, ignore_errors=True)
     index: AnyIndex
     if encoder is None:
-        index = Bm25Index(corpus)
+        with progress.clock('index'):
+            index = Bm25Index(corpus)
     else:
         if not (staging / 'shards' / 'plan.json').exists():
             raise RetrievalError(f'{staging}: nothing is encoded yet; run the stage encode first')
         plan = json.loads((staging / 'shards' / 'plan.json').read_text(encoding='utf-8'))
         _same('encoder', plan['encoder'], encoder.settings, staging)
-        shards.assemble(staging / 'shards', staging / 'vectors.npy', dtype)
+        with progress.clock('put vectors together'):
+            shards.assemble(staging / 'shards', staging / 'vectors.npy', dtype)
         vectors = np.load(staging / 'vectors.npy', mmap_mode='r')
         if kind == 'scann':
-            index = ScannIndex(encoder, corpus, np.array(vectors), **parameters)  # ScaNN wants them in memory
+            with progress.clock('index'):
+                index = ScannIndex(encoder, corpus, np.array(vectors), **parameters)  # ScaNN wants them in memory
         else:
             index = ExactIndex(encoder, corpus, vectors)
     if isinstance(index, ScannIndex | Bm25Index):
@@ -147,6 +147,8 @@ def _index_stage(
         index.save(trained)
     made = [staging / 'corpus', staging / 'vectors.npy', trained]
     files = sorted(path for top in made for path in (top, *top.rglob('*')) if path.is_file())
+    with progress.clock('checksums'):
+        described = {path.relative_to(staging).as_posix(): _described(path) for path in files}
     manifest = dict(
         format=FORMAT,
         kind=kind,
@@ -155,7 +157,7 @@ def _index_stage(
         encoder_folder=str(getattr(encoder, 'folder', '')),
         corpus=_about(staging),
         versions={name: importlib.metadata.version(name) for name in _LIBRARIES},
-        files={path.relative_to(staging).as_posix(): _described(path) for path in files},
+        files=described,
     )
     shards.replace(staging / 'manifest.json', lambda file: file.write(json.dumps(manifest, indent=1).encode()))
 

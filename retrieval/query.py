@@ -10,7 +10,7 @@ import argparse
 import pathlib
 from collections.abc import Sequence
 
-from retrieval import folder
+from retrieval import folder, progress
 from retrieval.build import one_line
 
 
@@ -29,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _run(args: argparse.Namespace) -> None:
     if args.verify:
-        manifest = folder.verify(args.index)
+        with progress.clock('verify'):
+            manifest = folder.verify(args.index)
         print(f'{args.index}: {len(manifest["files"])} files are as they were built')
     if not args.queries:
         return

@@ -15,8 +15,8 @@ from typing import Any
 
 import jax
 import numpy as np
-import tqdm
 
+from retrieval import progress
 from retrieval.types import Encoder, RetrievalError
 
 # 65,536 rows × 768 × 4 bytes = 200 MB: some minutes on an accelerator, and what a kill can cost.
@@ -64,7 +64,6 @@ def encode(
     shard_rows: int = SHARD_ROWS,
     host: int = 0,
     hosts: int = 1,
-    progress: bool = True,
 ) -> None:
     """Encodes this host's shards that are not there yet.
 
@@ -94,9 +93,7 @@ def encode(
     missing = [shard for shard in mine if not _path(folder, shard).exists()]
     rows = sum(len(ranges[shard]) for shard in mine)
     done = rows - sum(len(ranges[shard]) for shard in missing)
-    with tqdm.tqdm(
-        total=rows, initial=done, unit=' passages', desc='encode', smoothing=0.1, disable=None if progress else True
-    ) as bar:
+    with progress.bar(rows, 'passages', 'encode', initial=done) as bar:
         for shard in missing:
             vectors = encoder.encode(_counted(texts(ranges[shard]), bar))
             if vectors.shape != (len(ranges[shard]), encoder.dimension):
@@ -145,7 +142,7 @@ def _path(folder: pathlib.Path, shard: int) -> pathlib.Path:
     return folder / f'vectors-{shard:05d}.npy'
 
 
-def _counted(texts: Iterable[str], bar: tqdm.tqdm) -> Iterable[str]:
+def _counted(texts: Iterable[str], bar) -> Iterable[str]:
     for text in texts:
         yield text
         bar.update()

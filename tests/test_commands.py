@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from zeroplay_jax import progress
+from retrieval import progress
 
 ROOT = pathlib.Path(__file__).parents[1]
 COMMANDS = sorted(
@@ -44,10 +44,8 @@ def test_ctrl_c_is_one_line(tmp_path):
     assert 'Traceback' not in err and 'goes on with the same command' in err.strip().split('\n')[-1]
 
 
-def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else():
-    code = 'from zeroplay_jax import progress\nwith progress.bar(3, "steps", "count") as bar:\n    bar.update(3)'
-    silent = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True)
-    assert silent.returncode == 0 and not silent.stdout and not silent.stderr
+def on_a_terminal(code):
+    """What a program draws on a terminal of 24 lines and 80 columns."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
     drawn = subprocess.Popen([sys.executable, '-c', code], cwd=ROOT, stdout=theirs, stderr=theirs)
@@ -62,7 +60,41 @@ def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else():
             break
         shown += piece
     os.close(ours)
-    assert drawn.wait() == 0 and b'count' in shown and b'/3' in shown
+    assert drawn.wait() == 0, shown.decode()
+    return shown.decode()
+
+
+def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else():
+    code = 'from retrieval import progress\nwith progress.bar(3, "steps", "count") as bar:\n    bar.update(3)'
+    silent = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True)
+    assert silent.returncode == 0 and not silent.stdout and not silent.stderr
+    shown = on_a_terminal(code)
+    assert 'count' in shown and '/3' in shown and 'compiling' not in shown
+
+
+def test_a_bar_says_when_xla_compiles():
+    code = """import jax
+from retrieval import progress
+with progress.bar(1, 'steps') as bar:
+    jax.jit(lambda x: x + 1)(1).block_until_ready()
+    bar.update()
+    bar.refresh()
+"""
+    frames = on_a_terminal(code).split('\r')
+    assert any('0/1' in frame and 'compiling' in frame for frame in frames)
+    assert any('1/1' in frame and 'compiling' not in frame for frame in frames)
+
+
+def test_work_without_a_measure_counts_its_seconds_even_where_libraries_are_silenced():
+    code = """import time
+from retrieval import progress, quiet
+with progress.clock('index'), quiet.quiet():
+    time.sleep(1.5)
+"""
+    shown = on_a_terminal(code)
+    assert 'index: 00:00' in shown and 'index: 00:01' in shown
+    silent = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True)
+    assert silent.returncode == 0 and not silent.stdout and not silent.stderr
 
 
 def test_a_bar_that_is_not_wanted_says_nothing(capsys):

@@ -202,6 +202,15 @@ def test_questions_to_measure_by_need_a_corpus_of_ones_own(sound):
     assert message(sound).startswith('config.eval.file=README.md: the miniature world')
 
 
+def test_a_corpus_of_ones_own_needs_questions_unless_an_evaluation_brings_some(sound, tmp_path):
+    (tmp_path / 'manifest.json').write_text('{}')
+    sound.retrieval.update(kind='folder', path=str(tmp_path))
+    assert message(sound).startswith("config.eval.file='': a corpus of your own")
+    configuration.check(sound, measured=False)
+    sound.eval.file = 'nowhere.jsonl'
+    assert message(sound).startswith('config.eval.file=nowhere.jsonl: no such file')
+
+
 def test_a_file_that_the_recipe_never_reads_is_refused(sound):
     sound.inputs.questions = 'README.md'
     assert message(sound).startswith('config.inputs.questions=README.md: recipe drzero takes none')

@@ -8,10 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
 import pytest
+
+from zeroplay_jax import hosts
+from zeroplay_jax.types import UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
 # SSP: a step of it has a proposal, a gate, a check that reads what other episodes found, solves and two updates.
@@ -252,6 +256,25 @@ def test_a_port_that_is_taken_is_one_line(tmp_path):
         (alone,) = processes(['-m', 'zeroplay_jax.main', *RUN, f'--workdir={tmp_path}/run', *extra], 1, lambda *_: [])
         out = alone.communicate(timeout=120)[0]
     assert alone.returncode == 2 and 'process 0 cannot open that port' in out.strip().split('\n')[-1]
+
+
+def test_a_process_zero_that_never_comes_is_one_line(monkeypatch):
+    place = f'localhost:{free_port()}'
+    monkeypatch.setattr(hosts._wait_until_open, '__defaults__', (0.1,))
+    with pytest.raises(UserError, match=f'coordinator={place}: process 0 did not answer'):
+        hosts.connect('coordinator', place, 2, 1, HEARTBEAT)
+
+
+def test_a_process_zero_that_comes_late_is_waited_for():
+    with socket.socket() as late:
+        late.bind(('localhost', 0))
+        place = f'localhost:{late.getsockname()[1]}'
+        opens = threading.Timer(1.0, late.listen)
+        opens.start()
+        started = time.monotonic()
+        hosts._wait_until_open(place, 60.0)
+        opens.join()
+        assert 0.9 < time.monotonic() - started < 30
 
 
 def test_a_workdir_that_is_taken_is_one_line_in_every_process(tmp_path):

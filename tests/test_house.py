@@ -16,7 +16,7 @@ CODE = ('zeroplay_jax', 'retrieval', 'configs', 'benchmarks')
 
 # Imports run downward: a room sees its own floor and the ones below it.
 FLOORS = (
-    {'types', 'metrics', 'hosts', 'progress', 'disk', 'policy', 'objectives', 'retrieval'},
+    {'types', 'metrics', 'hosts', 'disk', 'policy', 'objectives', 'retrieval'},
     {'rollout', 'learner', 'mini'},
     {'selfplay', 'evaluation'},
     {'train', 'setup', 'config', 'rules'},

@@ -32,15 +32,13 @@ def texts(cell):
 
 @pytest.fixture(scope='module')
 def environment(tmp_path_factory):
-    """A small setting with its own place for runs; what was compiled for one notebook serves the next."""
+    """A small setting with its own place for runs."""
     folder = tmp_path_factory.mktemp('notebooks')
     return os.environ | {
         'ZEROPLAY_SMALL': '1',
         'ZEROPLAY_RUNS': str(folder / 'runs'),
         'JAX_PLATFORMS': 'cpu',
         'XLA_FLAGS': '',
-        'JAX_COMPILATION_CACHE_DIR': str(folder / 'compiled'),
-        'JAX_PERSISTENT_COMPILATION_CACHE_MIN_COMPILE_TIME_SECS': '0.2',
     }
 
 

@@ -73,16 +73,17 @@ def _check_fields(config: ConfigDict) -> None:
         if name not in given:
             raise ConfigError(f'config.{name}: missing; start the config from configs/common.py')
         if not _same_type(given[name], default):
-            fail(name, given[name], f'must be {_kind(default)}', f'the default is {default!r}')
+            fail(name, given[name], f'must be {_kind(default)}', f'give one such as {default!r}')
 
 
-def check(config: ConfigDict) -> None:
+def check(config: ConfigDict, measured: bool = True) -> None:
     """Refuses a config that cannot run: unknown fields, wrong types, impossible values and combinations.
 
     Reads the disk for the recipe and the checkpoint folder, and loads neither.
 
     Args:
       config: all fields of configs/common.py.
+      measured: whether its own questions are asked, which a corpus of the user's has in `eval.file`.
 
     Raises:
       ConfigError: one line; the first mistake found.
@@ -90,6 +91,9 @@ def check(config: ConfigDict) -> None:
     _check_fields(config)
     for rule in rules.CHECKS:
         rule(config)
+    if measured and config.retrieval.kind != 'world' and not config.eval.file:
+        mend = 'name JSON lines of questions with answers to evaluate on'
+        fail('eval.file', '', 'a corpus of your own has no questions yet', mend)
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -134,7 +138,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         field = re.match(r'flag --config\.([\w.]+)=(.*?): ', str(error), re.DOTALL)
         default = dict(fields(common.get_config())).get(field[1]) if field else None
         if field and default is not None:
-            fail(field[1], field[2], f'must be {_kind(default)}', f'the default is {default!r}')
+            fail(field[1], field[2], f'must be {_kind(default)}', f'give one such as {default!r}')
         page = re.match(r'flag (--config=.*?): ', str(error))
         raise ConfigError(f'{page[1]}: {_last_line(error)}' if page else _last_line(error)) from error
     except flags.Error as error:
@@ -144,12 +148,12 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         raise ConfigError(f'the config could not be loaded: {reason}') from error
 
 
-def check_command(argv: Sequence[str], config: ConfigDict | None, workdir: str | None) -> None:
+def check_command(argv: Sequence[str], config: ConfigDict | None, workdir: str | None, measured: bool = True) -> None:
     """Refuses a command line that names no config or no workdir, and a config that cannot run (see `check`).
 
     Args:
       argv: positional arguments left over by the flags, the program's name first.
-      config: the value of --config; workdir: the value of --workdir, a path.
+      config: the value of --config; workdir: the value of --workdir, a path.   measured: see `check`.
 
     Raises:
       ConfigError: one line; the first mistake found.
@@ -162,7 +166,7 @@ def check_command(argv: Sequence[str], config: ConfigDict | None, workdir: str |
         raise ConfigError('where to? give --workdir=FOLDER, such as --workdir=runs/first')
     if any(path.is_file() for path in (pathlib.Path(workdir), *pathlib.Path(workdir).parents)):
         raise ConfigError(f'--workdir={workdir}: there is a file in this place; name a folder')
-    check(config)
+    check(config, measured)
 
 
 def _last_line(error: Exception) -> str:

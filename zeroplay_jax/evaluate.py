@@ -19,8 +19,9 @@ import pathlib
 from absl import flags
 from ml_collections import config_flags
 
+from retrieval import progress
 from zeroplay_jax import config as configuration
-from zeroplay_jax import progress, start
+from zeroplay_jax import start
 from zeroplay_jax.disk import write_whole
 from zeroplay_jax.types import UserError
 
@@ -35,7 +36,7 @@ _OUT = flags.DEFINE_string('out', '', 'File for every answer, as JSON.')
 
 def main(argv: list[str]) -> None:
     """Checks the command, then evaluates."""
-    configuration.check_command(argv, _CONFIG.value, '.')
+    configuration.check_command(argv, _CONFIG.value, '.', measured=not _SETS.value)
     if _OUT.value and not pathlib.Path(_OUT.value).absolute().parent.is_dir():
         raise UserError(f'--out={_OUT.value}: its folder is not there; make it first')
     _check_metric(_CONFIG.value)

@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,8 @@ from jax.experimental import multihost_utils
 from zeroplay_jax.types import UserError
 
 Identity = tuple[int, ...]
+# Hosts of a slice come up minutes apart; JAX's own patience is the same.
+JOIN_SECONDS = 300.0
 
 
 def connect(mode: str, coordinator: str, processes: int, process: int, heartbeat: int) -> None:
@@ -32,7 +35,7 @@ def connect(mode: str, coordinator: str, processes: int, process: int, heartbeat
       heartbeat: seconds without a sign of life from a process after which JAX stops the others.
 
     Raises:
-      UserError: nobody knows of a cluster here, or process 0 cannot open its port.
+      UserError: nobody knows of a cluster here, process 0 cannot open its port, or it does not come.
     """
     if mode == 'off':
         return
@@ -43,6 +46,8 @@ def connect(mode: str, coordinator: str, processes: int, process: int, heartbeat
         explicit['cluster_detection_method'] = 'deactivate'
         if process == 0:
             _check_free(coordinator)
+        else:
+            _wait_until_open(coordinator)
     try:
         jax.distributed.initialize(**explicit, heartbeat_timeout_seconds=heartbeat)
     except (ValueError, RuntimeError) as error:
@@ -65,6 +70,23 @@ def _check_free(coordinator: str) -> None:
                 f'config.distributed.coordinator={coordinator}: process 0 cannot open that port '
                 f'({error.strerror}); choose another'
             ) from None
+
+
+def _wait_until_open(coordinator: str, seconds: float = JOIN_SECONDS) -> None:
+    """A process 0 that never comes would end JAX's client, and this process, with an abort in C++."""
+    host, _, port = coordinator.rpartition(':')
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((host.strip('[]'), int(port)), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > until:
+                raise UserError(
+                    f'config.distributed.coordinator={coordinator}: process 0 did not answer for {seconds:.0f} s '
+                    f'({error.strerror or error}); start it, and let its host be reached from here'
+                ) from None
+            time.sleep(0.5)
 
 
 def leave(code: int) -> None:

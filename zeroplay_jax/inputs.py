@@ -15,9 +15,9 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
+from retrieval import progress
 from retrieval.corpus import read
 from retrieval.types import RetrievalError
-from zeroplay_jax import progress
 from zeroplay_jax.disk import write_whole
 from zeroplay_jax.selfplay import builders, files
 from zeroplay_jax.types import UserError

@@ -408,7 +408,7 @@ def _check_game(config: ConfigDict) -> None:
         name = {'dspo': 'questions', 'ssp': 'answers'}[config.recipe]
         if not config.inputs[name]:
             fail(f'inputs.{name}', '', f'{config.recipe} is given {name}, and only worlds have some', 'name a file')
-    if retrieval.kind != 'world' and not pathlib.Path(config.eval.file or '.').is_file():
+    if retrieval.kind != 'world' and config.eval.file and not pathlib.Path(config.eval.file).is_file():
         fail('eval.file', config.eval.file, 'no such file', 'name JSON lines of questions with answers to evaluate on')
     if retrieval.kind == 'world' and config.eval.file:
         wrong = 'the miniature world is measured by questions of its own'

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from zeroplay_jax import progress, setup
+from retrieval import progress
+from zeroplay_jax import setup
 from zeroplay_jax.disk import write_whole
 from zeroplay_jax.evaluation import report, statistics
 from zeroplay_jax.evaluation.evaluate import evaluate
@@ -56,7 +57,8 @@ def run(config, workdir) -> dict:
         checkpoints = Checkpointer(workdir, config.checkpoint.keep)
         loop: dict[str, Any] = {'cursor': 0, 'evaluations': {}, 'seconds': 0.0}
         if checkpoints.latest() is not None:
-            states, found = checkpoints.restore(engine.states())
+            with progress.clock('restore'):
+                states, found = checkpoints.restore(engine.states())
             loop = dict(found)
             engine.restore(states, loop['engine'])
             del states
@@ -97,7 +99,8 @@ def run(config, workdir) -> dict:
         }
         for name, learner in engine.learners.items():
             if not hosts.gather((workdir / 'policy' / name).exists())[0]:
-                hf.save(workdir / 'policy' / name, parts.model, learner.params, like=parts.folder)
+                with progress.clock(f'export {name}'):
+                    hf.save(workdir / 'policy' / name, parts.model, learner.params, like=parts.folder)
         if not hosts.first:
             return summary
         write_whole(workdir / 'summary.json', json.dumps(summary, indent=2) + '\n')

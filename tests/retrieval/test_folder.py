@@ -36,7 +36,7 @@ def built(corpus, tmp_path_factory):
     home = tmp_path_factory.mktemp('indexes')
     for kind in folder.KINDS:
         encoder = None if kind == 'bm25' else LexicalEncoder()
-        folder.build(corpus, home / kind, kind, encoder, shard_rows=500, progress=False)
+        folder.build(corpus, home / kind, kind, encoder, shard_rows=500)
     return home
 
 
@@ -86,12 +86,12 @@ def test_a_killed_build_goes_on_and_gives_the_same_bytes(corpus, built, tmp_path
 
     out = tmp_path / 'scann'
     with pytest.raises(Killed):
-        folder.build(corpus, out, 'scann', Dying(), shard_rows=500, progress=False)
+        folder.build(corpus, out, 'scann', Dying(), shard_rows=500)
     assert not out.exists()
     before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / 'scann.partial' / 'shards').glob('vectors-*')}
     assert len(before) == 2
     with pytest.raises(RetrievalError, match='corpus_sha256|encoder|another build'):
-        folder.build(corpus, out, 'scann', LexicalEncoder(dimension=128), shard_rows=500, progress=False)
+        folder.build(corpus, out, 'scann', LexicalEncoder(dimension=128), shard_rows=500)
     # Four hosts take what is left, in any order; the first two shards are not touched.
     for host in (3, 1, 0, 2):
         folder.build(
@@ -103,11 +103,10 @@ def test_a_killed_build_goes_on_and_gives_the_same_bytes(corpus, built, tmp_path
             shard_rows=500,
             host=host,
             hosts=4,
-            progress=False,
         )
     after = {p.name: p.stat().st_mtime_ns for p in (tmp_path / 'scann.partial' / 'shards').glob('vectors-*')}
     assert before.items() <= after.items() and len(after) == -(-len(folder.open_index(built / 'scann')) // 500)
-    folder.build(corpus, out, 'scann', LexicalEncoder(), stages=('index',), progress=False)
+    folder.build(corpus, out, 'scann', LexicalEncoder(), stages=('index',))
     found, expected = files(out), files(built / 'scann')
     assert found.keys() == expected.keys()
     assert [name for name in found if found[name] != expected[name]] == []
@@ -119,7 +118,7 @@ def test_stages_need_their_predecessors(corpus, tmp_path):
     folder.build(corpus, tmp_path / 'b', 'exact', LexicalEncoder(), stages=('corpus',))
     with pytest.raises(RetrievalError, match='run the stage encode first'):
         folder.build(corpus, tmp_path / 'b', 'exact', LexicalEncoder(), stages=('index',))
-    options = dict(stages=('encode',), shard_rows=500, progress=False)
+    options = dict(stages=('encode',), shard_rows=500)
     folder.build(corpus, tmp_path / 'b', 'exact', LexicalEncoder(), host=1, hosts=2, **options)
     with pytest.raises(RetrievalError, match=r'shards \[0, 1\] of 4 are missing'):
         folder.build(corpus, tmp_path / 'b', 'exact', LexicalEncoder(), stages=('index',))
@@ -131,12 +130,12 @@ def test_a_corpus_may_be_mended_or_changed(tmp_path):
     path, out = tmp_path / 'c.jsonl', tmp_path / 'out'
     path.write_text('{"id": "0", "contents": "word"}\n{')
     with pytest.raises(RetrievalError, match='c.jsonl:2'):
-        folder.build(path, out, 'exact', LexicalEncoder(), progress=False)
+        folder.build(path, out, 'exact', LexicalEncoder())
     path.write_text('{"id": "0", "contents": "word"}\n')
-    folder.build(path, out, 'exact', LexicalEncoder(), stages=('corpus', 'encode'), progress=False)
+    folder.build(path, out, 'exact', LexicalEncoder(), stages=('corpus', 'encode'))
     path.write_text('{"id": "0", "contents": "another"}\n')  # but not under what was made from it
     with pytest.raises(RetrievalError, match='another build lies there: bytes was'):
-        folder.build(path, out, 'exact', LexicalEncoder(), progress=False)
+        folder.build(path, out, 'exact', LexicalEncoder())
 
 
 def test_a_vector_that_is_none_stops_the_build(tmp_path):
@@ -149,7 +148,7 @@ def test_a_vector_that_is_none_stops_the_build(tmp_path):
     path = tmp_path / 'c.jsonl'
     path.write_text(''.join(f'{{"id": "{i}", "contents": "word {i}"}}\n' for i in range(4)))
     with pytest.raises(RetrievalError, match='passage 1 has no unit vector'):
-        folder.build(path, tmp_path / 'out', 'exact', Broken(), progress=False)
+        folder.build(path, tmp_path / 'out', 'exact', Broken())
     assert not (tmp_path / 'out').exists()
 
 

@@ -11,6 +11,7 @@ from retrieval.client import Client
 from retrieval.types import RetrievalError, SearchFailed
 from zeroplay_jax.mini.world import World
 from zeroplay_jax.selfplay import corpus as corpora
+from zeroplay_jax.selfplay import files
 from zeroplay_jax.selfplay.engine import Phase, Step
 from zeroplay_jax.types import UserError
 
@@ -74,6 +75,13 @@ def test_an_index_folder_is_searched_and_asked_about(config, tmp_path):
     corpus = corpora.build(own)
     ((first, *_),) = corpus.search(['Town 7'])
     assert corpus.questions[0]['answers'] == ['town 8']
+    lines = [json.dumps({'question': f'Number {i}?', 'answer': 'yes'}) for i in range(50)]
+    (tmp_path / 'q.jsonl').write_text('\n'.join(lines))
+    own.eval.questions = 5
+    asked = corpora.build(own).questions
+    own.seed = 7
+    assert len(asked) == 5 and asked == corpora.build(own).questions
+    assert asked != tuple(files.questions(own.eval.file)[:5]), 'drawn from the whole file'
     assert first['title'] == 'Town 7' and first['id'] == 'p7' and corpus.about
     tasks = Documents(own, corpus).tasks(Step(Phase('proposer', 1), 0, 3), 20)
     assert len({t.payload['title'] for t in tasks}) == 20 and tasks[0].payload['text'].startswith('Town')

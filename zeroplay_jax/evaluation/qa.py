@@ -66,10 +66,7 @@ def load(name: str, limit: int = 0, seed: int = 0, rubrics: bool = False) -> lis
             )
         path = _fetch(name)
     found = inputs.given_tasks(str(path)) if rubrics else files.questions(str(path))
-    if limit and limit < len(found):
-        picked = np.sort(np.random.default_rng(seed).permutation(len(found))[:limit])
-        found = [found[i] for i in picked]
-    return found
+    return files.drawn(found, limit or len(found), seed)
 
 
 def _fetch(name: str) -> pathlib.Path:

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from zeroplay_jax import progress
+from retrieval import progress
 from zeroplay_jax.mini import demos, tokenizer, world
 from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.rollout import prompts

@@ -18,6 +18,7 @@ from jax.experimental import multihost_utils
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from retrieval import progress
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.families import SUPPORTED, CheckpointError, Tensor, read_config, tensors
 from zeroplay_jax.policy.transformer import ModelConfig, Params
@@ -163,12 +164,14 @@ def load(folder, config: ModelConfig | None = None, mesh=None, dtype=np.float32,
         for name, tensor in wanted.items()
     }
     params: Params = {}
-    for name, tensor in wanted.items():
-        node = params
-        *parents, leaf = name.split('/')
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[leaf] = _place(stored[tensor.name], tensor, places[name], dtype)
+    with progress.bar(len(wanted), 'tensors', 'load') as bar:
+        for name, tensor in wanted.items():
+            node = params
+            *parents, leaf = name.split('/')
+            for parent in parents:
+                node = node.setdefault(parent, {})
+            node[leaf] = _place(stored[tensor.name], tensor, places[name], dtype)
+            bar.update()
     return params
 
 

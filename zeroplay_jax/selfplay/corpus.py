@@ -110,8 +110,10 @@ def _real(config) -> Corpus:
         backend = Http(c.url, timeout=c.timeout, retries=c.retries)
     client = Client(backend, cache=c.cache, most_failed=c.most_failed)
     client.wait_until_ready(c.ready_seconds)
-    questions = files.questions(config.eval.file)[: config.eval.questions]
-    return Corpus(client, client, Opened(folder), tuple(questions), config.tools.top_k, about=backend.name)
+    found = files.questions(config.eval.file) if config.eval.file else []
+    # The same for every seed of a run, so that seeds can be compared.
+    questions = tuple(files.drawn(found, config.eval.questions, 0))
+    return Corpus(client, client, Opened(folder), questions, config.tools.top_k, about=backend.name)
 
 
 def _members(config) -> tuple[list[World], list[World]]:

@@ -7,6 +7,8 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from zeroplay_jax.types import Json, UserError
 
 ANSWER_FIELDS = ('answers', 'golden_answers', 'answer', 'target', 'ground_truth', 'reward_model')
@@ -96,6 +98,14 @@ def questions(path: str) -> list[Json]:
         dict(question=r['question'], answers=gold(r), hops=hops(path, number, r, 1)) | provenance(r)
         for number, r in numbered(path, 'question')
     ]
+
+
+def drawn(items: list[Json], count: int, seed: int) -> list[Json]:
+    """So many of all, evenly over the whole list (a file may be sorted by topic), in their order; all if there are
+    fewer."""
+    if count >= len(items):
+        return items
+    return [items[i] for i in np.sort(np.random.default_rng(seed).permutation(len(items))[:count])]
 
 
 def documents(path: str) -> list[Json]:
