@@ -260,9 +260,17 @@ def test_a_port_that_is_taken_is_one_line(tmp_path):
 
 def test_a_process_zero_that_never_comes_is_one_line(monkeypatch):
     place = f'localhost:{free_port()}'
-    monkeypatch.setattr(hosts._wait_until_open, '__defaults__', (0.1,))
+    monkeypatch.setattr(hosts, 'JOIN_SECONDS', 0.1)
     with pytest.raises(UserError, match=f'coordinator={place}: process 0 did not answer'):
         hosts.connect('coordinator', place, 2, 1, HEARTBEAT)
+
+
+def test_processes_that_never_come_are_one_line():
+    code = "from zeroplay_jax import hosts; hosts.JOIN_SECONDS = 3.0; hosts.connect('coordinator', '{}', 2, 0, 10)"
+    call = [sys.executable, '-c', code.format(f'localhost:{free_port()}')]
+    alone = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert alone.returncode == 2 and alone.stderr.count('\n') == 1, alone.stderr
+    assert 'not all processes came together within 3 s' in alone.stderr
 
 
 def test_a_process_zero_that_comes_late_is_waited_for():

@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -47,9 +48,14 @@ def connect(mode: str, coordinator: str, processes: int, process: int, heartbeat
         if process == 0:
             _check_free(coordinator)
         else:
-            _wait_until_open(coordinator)
+            _wait_until_open(coordinator, JOIN_SECONDS)
+    # JAX itself ends with an abort in C++ where somebody does not come; this is sooner, and one line.
+    patience = threading.Timer(JOIN_SECONDS, _give_up, (mode,))
+    patience.daemon = True
+    patience.start()
+    later = int(JOIN_SECONDS) + 60
     try:
-        jax.distributed.initialize(**explicit, heartbeat_timeout_seconds=heartbeat)
+        jax.distributed.initialize(**explicit, heartbeat_timeout_seconds=heartbeat, initialization_timeout=later)
     except (ValueError, RuntimeError) as error:
         mend = (
             f'is process 0 up at {coordinator}?'
@@ -57,6 +63,18 @@ def connect(mode: str, coordinator: str, processes: int, process: int, heartbeat
             else 'set config.distributed.mode to off on one machine, or to coordinator'
         )
         raise UserError(f'config.distributed.mode={mode}: {str(error).splitlines()[0]}; {mend}') from error
+    finally:
+        patience.cancel()
+
+
+def _give_up(mode: str) -> None:
+    print(
+        f'zeroplay_jax: config.distributed.mode={mode}: not all processes came together within {JOIN_SECONDS:.0f} s; '
+        'start the same command on every host, and let the hosts reach each other',
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(2)  # the main thread waits in C++
 
 
 def _check_free(coordinator: str) -> None:
@@ -72,7 +90,7 @@ def _check_free(coordinator: str) -> None:
             ) from None
 
 
-def _wait_until_open(coordinator: str, seconds: float = JOIN_SECONDS) -> None:
+def _wait_until_open(coordinator: str, seconds: float) -> None:
     """A process 0 that never comes would end JAX's client, and this process, with an abort in C++."""
     host, _, port = coordinator.rpartition(':')
     until = time.monotonic() + seconds
