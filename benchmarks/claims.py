@@ -5,13 +5,15 @@
     python -m benchmarks.claims --list
 
 An arm is a config (a row of configs/ablations.py, or settings below) played with a seed; a claim sets two arms against
-each other at equal prompts and steps, seeds and evaluation questions paired. The setting is harder than the
-quickstart's and the same for all arms: four hops, more near-miss documents, smaller rates, several updates per batch.
-Every finished run is kept under benchmarks/results/runs; the table goes to benchmarks/results/claims.json and, as one
-JSON object, to the last line.
+each other, seeds and evaluation questions paired, where both have played equally many rollouts of any kind (between
+two evaluations in proportion); HRPO against GRPO is at equal prompts and steps instead. The setting is harder than the
+quickstart's and the same for all arms: evaluation with up to four hops, more near-miss documents, smaller rates,
+several updates per batch. What is measured is exact match on held-out questions, for SCOPE too, which trains on open
+tasks. Every finished run is kept under benchmarks/results/runs by its config: remove it where the code it ran
+computes something else now. The table goes to benchmarks/results/claims.json and, as one JSON object, to the last line.
 
-A claim holds if its 95 % interval (bootstrap over seeds, and over questions within them) lies above 0, does not hold
-if it lies below, and is undecided otherwise; an interval wider than ± .05 says how many seeds it would take.
+A claim holds if its 95 % interval lies above 0, does not hold if below, and is undecided otherwise; see `judge`. An
+interval wider than ± .05 says how many seeds it would take.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import time
 from typing import NamedTuple
 
 import numpy as np
+from scipy import stats
 
 from configs import ablations, common
 from zeroplay_jax import config as configuration
@@ -47,13 +50,14 @@ class Claim(NamedTuple):
     better: str
     worse: str
     by: str = 'final'
+    budget: bool = True  # measured where both have played equally many rollouts
 
 
 # Arm → row of configs/ablations.py ('' is the system as it is) and further settings.
 ARMS: dict[str, tuple[str, str, dict]] = {
     'drzero': ('drzero', '', {}),
     'drzero untrained': ('drzero', '', {'schedule.iterations': 1, 'solver.learning_rate': 1e-12}),
-    'drzero grpo 4×4': ('drzero', 'grpo', {'proposer.batch': 8}),
+    'drzero grpo 4×4': ('drzero', 'grpo', {}),
     'drzero no format': ('drzero', 'no_format', {}),
     'drzero no document': ('drzero', 'no_document', {}),
     'ssp': ('ssp', '', {}),
@@ -67,7 +71,7 @@ ARMS: dict[str, tuple[str, str, dict]] = {
     'piplay nothing': ('piplay', 'privileged_none', {}),
     'dspo': ('dspo', '', {}),
     'dspo no filter': ('dspo', 'gspo', {}),
-    'dspo token level': ('dspo', 'dapo', {}),
+    'dspo token level': ('dspo', 'dapo', {'solver.kl_coef': 1e-3}),  # as the others have it
     'dspo grpo': ('dspo', 'search_r1_grpo', {'reward.answer': 'subem'}),
     'scope': ('scope', '', {}),
     'scope frozen challenger': ('scope', 'frozen_challenger', {}),
@@ -75,8 +79,14 @@ ARMS: dict[str, tuple[str, str, dict]] = {
     'scope no length factor': ('scope', 'no_length_factor', {}),
 }
 CLAIMS = (
-    Claim('drzero', 'three iterations improve held-out EM without an outside question', 'drzero', 'drzero untrained'),
-    Claim('drzero', 'HRPO (1 × 5) beats GRPO (4 × 4), at a quarter of the rollouts', 'drzero', 'drzero grpo 4×4'),
+    Claim(
+        'drzero',
+        'three iterations improve held-out EM without an outside question',
+        'drzero',
+        'drzero untrained',
+        budget=False,
+    ),
+    Claim('drzero', 'HRPO (1 × 5) beats GRPO (4 × 4), with fewer rollouts', 'drzero', 'drzero grpo 4×4', budget=False),
     Claim('drzero', 'the format reward helps', 'drzero', 'drzero no format'),
     Claim('drzero', 'the initial document helps', 'drzero', 'drzero no document'),
     Claim('ssp', 'co-evolution beats a solver alone', 'ssp', 'ssp solver only'),
@@ -113,7 +123,12 @@ def config_of(arm: str, seed: int):
             role.minibatches = 1
     config.solver.update(steps=steps, batch=16, samples=4)
     config.proposer.update(steps=4, batch=32 if system != 'ssp' else 16)
+    if config.solver.loss == 'sequence_pg':
+        # The mean of some 26 log ratios, a rollout's, strays by 1/√26 of what one does: DAPO's range over that.
+        config.solver.update(clip_low=0.04, clip_high=0.055)
     config.pool.update(batch=64, batches=2, samples=1 if system != 'scope' else 2)
+    config.check.noise = 4
+    config.reward.update(soft_length=24, hard_length=64)  # in tokens; most right answers to a task have up to 24
     config.eval.update(every=4, questions=50, hops=(1, 2, 3, 4))
     config.sampler.slots = 64
     config.checkpoint.every = 1000
@@ -151,45 +166,68 @@ def play(arm: str, seed: int, kept: pathlib.Path) -> dict:
 
 
 def _curve(summary: dict, lines: list[str]) -> list:
-    """[solver steps before the evaluation, correct by question] of every evaluation."""
-    steps, curve = 0, []
+    """[solver steps, rollouts, correct by question] before every evaluation."""
+    steps = rollouts = 0
+    curve = []
     for record in map(json.loads, lines):
         if record['phase'] == 'evaluation':
             by_hop = summary['results']['evaluations'][str(record['step'])]
-            curve.append([steps, [flag for flags in by_hop.values() for flag in flags]])
+            curve.append([steps, rollouts, [flag for flags in by_hop.values() for flag in flags]])
         steps += record['phase'] in ('solver', 'selfplay')
+        rollouts += int(record.get('rollouts', 0))
     return curve
 
 
-def value(run: dict, other: dict, by: str) -> np.ndarray:
-    """What one run scores, per question [N] for 'final', else [1]; `other` gives the level of 'steps'."""
-    em = np.array([np.mean(flags) for _, flags in run['curve']])
+def _until(run: dict, budget: float) -> tuple[np.ndarray, np.ndarray]:
+    """What was measured while no more than `budget` rollouts had been played: (their numbers [E], correct [E, N]).
+
+    The last row is the state at the budget itself, in proportion between the evaluations before and after it.
+    """
+    spent = np.array([rollouts for _, rollouts, _ in run['curve']], float)
+    correct = np.array([flags for *_, flags in run['curve']], float)
+    budget = min(budget, spent[-1])
+    before = spent < budget
+    end = np.array([np.interp(budget, spent, column) for column in correct.T])
+    return np.append(spent[before], budget), np.vstack([correct[before], end])
+
+
+def value(run: dict, other: dict, by: str, budget: bool) -> np.ndarray:
+    """What one run scores beside the other: per question [N] for 'final', else [1].
+
+    `other` gives the budget and, of 'steps', the level that is to be reached.
+    """
+    most = min(r['curve'][-1][1] for r in (run, other)) if budget else np.inf
+    _, correct = _until(run, most)
     if by == 'final':
-        return np.array(run['curve'][-1][1], float)
+        return correct[-1]
+    em = correct.mean(1)
     if by == 'stability':
         return np.array([-np.max(np.maximum.accumulate(em) - em)])
-    level = np.mean(other['curve'][-1][1])
-    reached = [steps for steps, flags in run['curve'] if np.mean(flags) >= level]
+    level = np.mean(other['curve'][-1][2])
+    reached = [steps for steps, _, flags in run['curve'] if np.mean(flags) >= level]
     last = run['curve'][-1][0]
     return np.array([-(reached[0] if reached else last + 1) / last])
 
 
-def judge(better: list[dict], worse: list[dict], by: str, draws: int = 5_000) -> dict:
-    """Mean difference over paired seeds, its 95 % interval and the verdict."""
+def judge(better: list[dict], worse: list[dict], by: str = 'final', budget: bool = True) -> dict:
+    """Mean difference over paired seeds, its 95 % interval, the verdict, and how many seeds ± `WIDE` would take.
+
+    The interval is Student's over the seeds' differences, or that over the questions, whose sample all seeds share,
+    where this is the wider one.
+    """
     gaps = []
     for a, b in zip(better, worse, strict=True):
         # Of 'steps', both are measured by the level at which the other arm ends.
-        gaps.append(value(a, b, by) - value(b, b if by == 'steps' else a, by))
-    rng, means = np.random.default_rng(0), []
-    for _ in range(draws):
-        chosen = [gaps[i] for i in rng.integers(0, len(gaps), len(gaps))]
-        means.append(np.mean([g[rng.integers(0, len(g), len(g))].mean() for g in chosen]))
-    low, high = (float(x) for x in np.quantile(means, (0.025, 0.975)))
-    verdict = 'holds' if low > 0 else 'does not hold' if high < 0 else 'undecided'
-    half = (high - low) / 2
-    enough = len(gaps) if half <= WIDE else int(np.ceil(len(gaps) * (half / WIDE) ** 2))
-    mean = float(np.mean([g.mean() for g in gaps]))
-    return dict(verdict=verdict, difference=round(mean, 4), ci95=[round(low, 4), round(high, 4)], seeds_needed=enough)
+        gaps.append(value(a, b, by, budget) - value(b, b if by == 'steps' else a, by, budget))
+    means, questions = np.array([g.mean() for g in gaps]), np.mean(gaps, 0)
+    error = lambda x, n: float(stats.t.ppf(0.975, n - 1) * np.std(x, ddof=1) / np.sqrt(n)) if len(x) > 1 else np.inf
+    shared = error(questions, len(questions)) if len(questions) > 1 else 0.0
+    half, mean = max(error(means, len(means)), shared), float(means.mean())
+    verdict = 'holds' if mean > half else 'does not hold' if mean < -half else 'undecided'
+    enough = next((n for n in range(len(means), 1000) if error(means, n) <= WIDE), 1000)
+    more = dict(ci95=[round(mean - half, 4), round(mean + half, 4)], seeds_needed=enough)
+    more['questions_needed'] = max(len(questions), int(np.ceil(len(questions) * (shared / WIDE) ** 2)))
+    return dict(verdict=verdict, difference=round(mean, 4), by_seed=[round(float(m), 4) for m in means]) | more
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -224,10 +262,10 @@ def main(argv: list[str] | None = None) -> None:
     shutil.rmtree(cache, ignore_errors=True)
     table = []
     for claim in claims:
-        found = judge(runs[claim.better], runs[claim.worse], claim.by)
+        found = judge(runs[claim.better], runs[claim.worse], claim.by, claim.budget)
         table.append(dict(system=claim.system, claim=claim.text, by=claim.by, seeds=args.seeds) | found)
         low, high = found['ci95']
-        needs = '' if found['seeds_needed'] <= args.seeds else f', would need {found["seeds_needed"]} seeds'
+        needs = '' if found['seeds_needed'] <= args.seeds else f'; ± {WIDE} would need {found["seeds_needed"]} seeds'
         figures = f'{found["difference"]:+.3f} [{low:+.3f}, {high:+.3f}]'
         print(f'{claim.system:8} {found["verdict"]:14} {figures}  {claim.text}{needs}')
     print(f'{time.perf_counter() - started:.0f} s', file=sys.stderr)

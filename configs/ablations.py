@@ -20,7 +20,7 @@ def _of(role, settings):
 
 ROWS = {
     # SSP: role ablation, estimators (proposer–solver), batch strategies, answerability check, penalty, released code.
-    'ssp/solver_only': {'proposer.train_iterations': 0},
+    'ssp/solver_only': {'proposer.train_iterations': 0, 'weights': 'separate'},  # the proposer stays as it was
     'ssp/proposer_only': {'solver.train_iterations': 0},
     'ssp/reinforce_reinforce': _of('solver', _REINFORCE | _SUM),
     'ssp/grpo_reinforce': _of('proposer', _GRPO) | _of('solver', _REINFORCE | _SUM),

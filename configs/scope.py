@@ -35,7 +35,9 @@ def get_config(variant=''):
     config = common.get_config()
     config.recipe = 'scope'
     config.schedule.update(iterations=3, hop_ratio=(4, 3, 2), group='prompt')  # searches: 1, 2, 3 turns
-    config.reward.update(solves=4, target=0.5, format_weight=0.5, search_weight=0.1)  # eqs. 4 to 6
+    config.reward.update(
+        solves=4, difficulty='triangle', target=0.5, format_weight=0.5, search_weight=0.1
+    )  # eqs. 4 to 6
     config.reward.update(length_factor=True, soft_length=1024, hard_length=2048)  # eq. 7
     config.check.on = True
     config.judge.update(kind='policy', temperature=0.6, tokens=8192, rubrics=(3, 5))

@@ -35,7 +35,7 @@ def get_config(variant=''):
     config.schedule.update(iterations=1, hop_ratio=(4, 3, 2), first='solver')
     config.check.update(on=True, noise=4, unit='trajectory')  # 4 is the best of the noise table
     config.fill.update(kind='replay_reset', period=10)  # the best of the batch strategies
-    config.reward.update(answer='judge', invalid=0.0)
+    config.reward.update(answer='judge', difficulty='one_minus', invalid=0.0)  # eq. 7
 
     for role in (config.proposer, config.solver):
         role.update(learning_rate=1e-6, warmup_steps=5, batch=256, temperature=1.0, steps=200)

@@ -44,7 +44,7 @@ def test_claims_name_arms_that_exist():
 def runs(rates, questions=200):
     rng = np.random.default_rng(0)
     draw = lambda p: (rng.random(questions) < p).astype(int).tolist()
-    return [{'curve': [[0, draw(0.2)], [8, draw(p)], [16, draw(p)]]} for p in rates]
+    return [{'curve': [[0, 0, draw(0.2)], [8, 500, draw(p)], [16, 1000, draw(p)]]} for p in rates]
 
 
 def test_verdicts_of_claims():
@@ -55,8 +55,38 @@ def test_verdicts_of_claims():
     assert found['verdict'] == 'undecided' and found['difference'] == 0
     # The good arm is at the bad arm's last level at its first evaluation after training began.
     assert claims.judge(good, bad, 'steps')['difference'] >= 0
-    falling = [{'curve': [[0, [1] * 10], [8, [0] * 10]]}] * 3
+    falling = [{'curve': [[0, 0, [1] * 10], [8, 1000, [0] * 10]]}] * 3
     assert claims.judge(runs([0.9] * 3), falling, 'stability')['verdict'] == 'holds'
+
+
+def test_arms_of_the_claims_are_compared_where_both_played_as_much():
+    slow = [{'curve': [[0, 0, [0, 0]], [8, 100, [1, 0]]]}] * 3
+    # Right on the second question too, but at 300 rollouts; at 100 it is half way to its first evaluation.
+    dear = [{'curve': [[0, 0, [0, 0]], [4, 200, [1, 0]], [8, 300, [1, 1]]]}] * 3
+    assert claims.judge(dear, slow, budget=False)['difference'] == 0.5
+    assert claims.judge(dear, slow)['difference'] == -0.25
+    falls_late = [{'curve': [[0, 0, [1, 1]], [4, 100, [1, 1]], [8, 300, [0, 0]]]}] * 3
+    assert claims.judge(falls_late, slow, 'stability')['difference'] == 0
+
+
+@pytest.mark.parametrize('spread', [0.0, 0.05, 0.15])
+def test_arms_that_do_not_differ_seldom_get_a_verdict(spread):
+    rng, wrong = np.random.default_rng(1), 0
+    hard = rng.normal(size=200)
+    for _ in range(300):
+        sides = []
+        for _side in range(2):
+            rates = np.clip(0.5 + spread * rng.normal(size=3), 0, 1)
+            flags = [(rng.random(200) < np.clip(rate + 0.2 * hard, 0, 1)).astype(int).tolist() for rate in rates]
+            sides.append([{'curve': [[0, 0, f], [8, 100, f]]} for f in flags])
+        wrong += claims.judge(*sides)['verdict'] != 'undecided'
+    assert wrong / 300 < 0.08  # 5 % and what 300 draws leave open
+
+
+def test_more_seeds_are_asked_for_where_seeds_differ():
+    found = claims.judge(runs([0.9, 0.5, 0.7]), runs([0.5, 0.6, 0.4]))
+    assert found['verdict'] == 'undecided' and found['seeds_needed'] > 10 and len(found['by_seed']) == 3
+    assert claims.judge(runs([0.9] * 3, 40), runs([0.4] * 3, 40))['questions_needed'] > 40
 
 
 def test_an_arm_is_played_once_and_kept(monkeypatch, tmp_path):
@@ -74,7 +104,8 @@ def test_an_arm_is_played_once_and_kept(monkeypatch, tmp_path):
 
     monkeypatch.setattr(claims, 'config_of', shrunk)
     first = claims.play('drzero', 0, tmp_path)
-    assert first['curve'][0][0] == 0 and len(first['curve'][0][1]) == 8
+    assert first['curve'][0][0] == 0 and len(first['curve'][0][2]) == 8
+    assert first['curve'][-1][1] > 0, 'rollouts are counted'
     monkeypatch.setattr(train, 'run', None)  # a second run would fail
     assert claims.play('drzero', 0, tmp_path) == first
     assert json.loads(next(tmp_path.iterdir()).read_text()) == first

@@ -165,8 +165,15 @@ def test_one_minus_knows_single_rollouts():
     assert [difficulty(k, 1, 'one_minus') for k in (0, 1)] == [1.0, 0.0]
 
 
+def test_graded_attempts_count_in_part():
+    assert difficulty(1.5, 3, 'one_minus') == 0.5
+    assert difficulty(2.5, 5, 'linear') == 2.5 / 4
+    assert difficulty(0.75, 3, 'triangle') == 0.5 and difficulty(0.5, 1, 'triangle') == 1.0
+    assert [difficulty(k, 1, 'linear') for k in (0, 1)] == [0.0, 0.0]
+
+
 @pytest.mark.parametrize(
-    'solved, n, kind', [(0, 1, 'linear'), (0, 0, 'one_minus'), (-1, 5, 'linear'), (6, 5, 'one_minus'), (1, 5, 'cubic')]
+    'solved, n, kind', [(0, 0, 'linear'), (0, 0, 'one_minus'), (-1, 5, 'linear'), (6, 5, 'one_minus'), (1, 5, 'cubic')]
 )
 def test_difficulty_refuses(solved, n, kind):
     with pytest.raises(ValueError, match='difficulty: '):

@@ -20,6 +20,16 @@ def test_repeats_are_turned_away_and_counted():
     assert len(pool.questions) == 3 and pool.drops == {'duplicate': 1, 'unparsable': 1}
 
 
+def test_of_one_document_the_first_task_is_taken():
+    pool = TaskPool()
+    ask = lambda text, document: pool.add({'question': text, 'answers': [], 'only': document})
+    assert ask('Describe Rome.', 'a') and not ask('Describe its founder.', 'a') and ask('Describe Paris.', 'b')
+    assert pool.drops == {'document_taken': 1}
+    again = TaskPool()
+    again.restore(json.loads(json.dumps(pool.state())))
+    assert not again.add({'question': 'Plan a visit.', 'answers': [], 'only': 'b'})
+
+
 def test_every_question_comes_once_per_round():
     pool = filled(10)
     seen = [q['question'] for step in range(5) for q in pool.batch(0, 0, 4 * step, 4)]

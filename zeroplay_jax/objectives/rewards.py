@@ -92,8 +92,8 @@ def extract_last(text: str, tag: str) -> str | None:
     return None
 
 
-def difficulty(solved: int, n: int, kind: str = 'linear', target: float = 0.5) -> float:
-    """What a question is worth to its proposer when k of n solver rollouts answered it.
+def difficulty(solved: float, n: int, kind: str = 'linear', target: float = 0.5) -> float:
+    """What a question is worth to its proposer when k of n solver rollouts answered it; graded ones add up to k.
 
     'linear': (n − k)/(n − 1) for 0 < k < n, else 0; best at k = 1 (Dr. Zero eq. 4, π-Play eq. 4).
     'one_minus': 1 − k/n, 1 also where nobody solved it; so the question must have been verified (SSP eq. 7).
@@ -101,12 +101,12 @@ def difficulty(solved: int, n: int, kind: str = 'linear', target: float = 0.5) -
     'triangle': `triangle` of p, best at `target` (SCOPE eq. 5).
 
     Raises:
-      ValueError: too few rollouts for the kind, k outside 0 … n, or an unknown kind.
+      ValueError: no rollout, k outside 0 … n, or an unknown kind.
     """
-    if n < (1 if kind == 'one_minus' else 2) or not 0 <= solved <= n:
-        raise ValueError(f'difficulty: {solved} of {n} solved; needs n ≥ 2 rollouts and 0 ≤ solved ≤ n')
+    if n < 1 or not 0 <= solved <= n:
+        raise ValueError(f'difficulty: {solved} of {n} solved; needs n ≥ 1 rollouts and 0 ≤ solved ≤ n')
     if kind == 'linear':
-        return (n - solved) / (n - 1) if 0 < solved < n else 0.0
+        return (n - solved) / max(n - 1, 1) if 0 < solved < n else 0.0
     if kind == 'one_minus':
         return 1 - solved / n
     if kind == 'parabolic':

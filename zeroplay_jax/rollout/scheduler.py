@@ -313,6 +313,7 @@ class Scheduler:
             )
         future = asyncio.get_running_loop().create_future()
         self._count += 1
+        self.stats['rollouts'] += request.samples
         heapq.heappush(lane.queue, (request.identity, self._count, _Group(request, future)))
         if self._news is not None:
             self._news.set()

@@ -163,11 +163,13 @@ class Engine:
             stats |= {f'drop/{reason}': (n, 1) for reason, n in self.pool.drops.items()}
         stats |= {'pool_size': (len(self.pool.questions), 1)}
         stats |= {f'judge/{name}': (n, 1) for name, n in judged.items()}
-        own = self.scheduler.stats['generated_tokens'] - before['generated_tokens']
+        own = {name: self.scheduler.stats[name] - before[name] for name in ('rollouts', 'generated_tokens')}
+        sampled = self._sums(self.table.hosts.gather(own))
         seconds = self.scheduler.search_seconds or [0.0]
         metrics = {name: total / count for name, (total, count) in stats.items() if count}
         return metrics | searched | {
-            'tokens_per_second': sum(self.table.hosts.gather(own)) / max(played - started, 1e-9),
+            'rollouts': float(sampled['rollouts']),  # proposals, attempts, checks and verdicts alike: what a step costs
+            'tokens_per_second': sampled['generated_tokens'] / max(played - started, 1e-9),
             'seconds/rollout': played - started,
             'seconds/update': time.perf_counter() - played,
             'search_seconds/p50': float(np.percentile(seconds, 50)),

@@ -24,15 +24,20 @@ class TaskPool:
         """Empties the pool for a new iteration."""
         self.questions: list[dict[str, Any]] = []
         self.drops: collections.Counter[str] = collections.Counter()
-        self._seen: set[str] = set()
+        self._seen: set[str | tuple[str]] = set()
 
     def add(self, question: dict[str, Any]) -> bool:
-        """Takes a question; False, counted as 'duplicate', when its text is here already."""
-        key = normalize_answer(question['question'])
-        if key in self._seen:
-            self.drops['duplicate'] += 1
+        """Takes a question; False, counted as 'duplicate', when its text is here already.
+
+        Of those that share an 'only' (SCOPE: their document) the first is taken, the others are 'document_taken'.
+        """
+        keys = {normalize_answer(question['question']): 'duplicate'}
+        keys |= {(question['only'],): 'document_taken'} if 'only' in question else {}
+        taken = next((reason for key, reason in keys.items() if key in self._seen), None)
+        if taken:
+            self.drops[taken] += 1
             return False
-        self._seen.add(key)
+        self._seen.update(keys)
         self.questions.append(question)
         return True
 

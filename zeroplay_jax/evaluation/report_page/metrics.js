@@ -208,6 +208,7 @@ const METRICS = {
     'Survive tokenising again',
     'Share of rollouts whose ids come out the same from their text; the rest would be changed by re-tokenising.',
   ],
+  rollouts: [SPEED, 'Rollouts', 'All that was sampled in a step: proposals, attempts, checks and verdicts.'],
   tokens_per_second: [SPEED, 'Tokens per second', 'Sampled tokens over the time of playing.'],
 };
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.rollout import prompts
@@ -39,7 +40,12 @@ class Challenge:
     format: dict[str, float]
     rejected: str | None = None
     rubrics: list[dict[str, str]] = dataclasses.field(default_factory=list)
-    score: float | None = None  # mean over the solver's answers that could be graded
+    graded: list[float] = dataclasses.field(default_factory=list)  # scores of the solver's answers that have one
+
+    @property
+    def score(self) -> float | None:
+        """Their mean."""
+        return solving.mean(self.graded) if self.graded else None
 
 
 class Recipe:
@@ -138,16 +144,17 @@ class Recipe:
             *(solving.grade(table, (*identity, 4, i), task, m.rubrics, solving.answer(t)) for i, t in enumerate(tries))
         )
         # An answer that could not be graded says nothing about the task; one without an answer is worth nothing.
-        known_scores = [g for g in graded if g is not None]
-        m.score = solving.mean(known_scores) if known_scores else None
-        m.rejected = None if known_scores else 'ungraded'
+        m.graded = [g for g in graded if g is not None]
+        m.rejected = None if m.graded else 'ungraded'
 
     def _row(self, task: Task, m: Challenge) -> Row:
         c = self.config.reward
         parts = {f'format_{name}': value for name, value in m.format.items()}
         parts['format'] = c.format_weight * m.format['raw']
         passed = m.rejected is None and m.score is not None
-        parts['difficulty'] = rewards.triangle(m.score or 0.0, c.target) if passed else 0.0
+        parts['difficulty'] = 0.0
+        if passed:
+            parts['difficulty'] = rewards.difficulty(sum(m.graded), len(m.graded), c.difficulty, c.target)
         info = self._record(task, m) | {'valid': passed, 'score': m.score}
         if m.rejected:
             info['rejected'] = m.rejected
@@ -160,6 +167,7 @@ class Recipe:
         item = task.payload
         known = dict(hops=item['hops'], document=item['title'], task=list(task.identity), version=m.trajectory.version)
         known |= {name: item[name] for name in ('type', *files.PROVENANCE) if name in item}
+        known['only'] = hashlib.sha256(prompts.document_text(item).encode()).hexdigest()[:16]  # one task per document
         return dict(question=m.task, rubrics=m.rubrics, answers=[], **known)
 
     # ---- the solver -----------------------------------------------------------------------------------------
@@ -193,7 +201,9 @@ class Recipe:
             'format': c.format_weight * form['raw'],
             'search': c.search_weight * rewards.search_bonus(t.calls),
         }
-        reward = parts['rubrics'] + parts['format'] + parts['search']
+        if c.overlong_buffer:
+            parts['overlong'] = solving.overlong(self.config, t)
+        reward = parts['rubrics'] + parts['format'] + parts['search'] + parts.get('overlong', 0.0)
         info = {**task.payload, 'answer_given': given, 'score': score}
         drop = 'ungraded' if score is None else None
         return Row('solver', t, reward, solving.group_of(task.identity), parts, drop=drop, info=info)

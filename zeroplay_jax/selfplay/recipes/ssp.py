@@ -104,7 +104,8 @@ class Recipe:
             if reason is None:
                 questions.append(record)
                 solved_rows += tries
-                reward = 1.0 - solving.mean(known)
+                if known:
+                    reward = rewards.difficulty(sum(known), len(known), c.reward.difficulty, c.reward.target)
                 info['solved'] = sum(score >= 0.5 for score in known)
             else:
                 info['rejected'] = reason
