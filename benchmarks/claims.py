@@ -236,7 +236,7 @@ def main(argv: list[str] | None = None) -> None:
         prog='python -m benchmarks.claims', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('--only', choices=sorted({c.system for c in CLAIMS}), help='claims of one system')
-    parser.add_argument('--seeds', type=int, default=SEEDS)
+    parser.add_argument('--seeds', type=int, default=SEEDS, help=f'runs per row ({SEEDS})')
     parser.add_argument('--list', action='store_true', help='print the claims and run nothing')
     parser.add_argument('--out', type=pathlib.Path, default=RESULTS, help='folder of the results')
     args = parser.parse_args(argv)
@@ -262,7 +262,9 @@ def main(argv: list[str] | None = None) -> None:
     shutil.rmtree(cache, ignore_errors=True)
     table = []
     for claim in claims:
-        found = judge(runs[claim.better], runs[claim.worse], claim.by, claim.budget)
+        sides = runs[claim.better], runs[claim.worse]
+        found = judge(*sides, claim.by, claim.budget)
+        found['at_equal_steps'] = judge(*sides, claim.by, budget=False)['difference']
         table.append(dict(system=claim.system, claim=claim.text, by=claim.by, seeds=args.seeds) | found)
         low, high = found['ci95']
         needs = '' if found['seeds_needed'] <= args.seeds else f'; ± {WIDE} would need {found["seeds_needed"]} seeds'

@@ -226,7 +226,7 @@ def main(argv=None) -> None:
     )
     parser.add_argument('--texts', type=int, default=data.TEXTS, help='real vectors')
     parser.add_argument('--synthetic', type=int, default=1_000_000, help='synthetic vectors; 0: none')
-    parser.add_argument('--rounds', type=int, default=3)
+    parser.add_argument('--rounds', type=int, default=3, help='timings of every index in turn; the fastest counts')
     args = parser.parse_args(argv)
     if not data.SHARED.is_dir():
         sys.exit(f'the corpus is not there: {data.SHARED}')

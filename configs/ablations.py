@@ -11,6 +11,8 @@ import importlib
 
 _GRPO = {'baseline': 'mean', 'scale': 'none', 'samples': 5, 'loss': 'token_pg', 'aggregation': 'seq_mean_token_mean'}
 _REINFORCE = {'baseline': 'none', 'scale': 'none', 'samples': 1, 'loss': 'reinforce'}
+KINDS = ('long_form_qa', 'planning', 'summarisation', 'writing')
+_FILE = {'inputs.documents': 'data/scope_documents.jsonl'}  # of all four, made by python -m zeroplay_jax.inputs
 _SUM = {'aggregation': 'seq_mean_token_sum', 'minibatches': 1, 'kl_coef': 0.0}
 
 
@@ -38,7 +40,12 @@ ROWS = {
         'check.code': True,
         'solver.scale': 'std',
         'solver.aggregation': 'token',
+        **_of('proposer', {'loss': 'token_pg', 'aggregation': 'token', 'kl_coef': 0.01}),
+        **_of('proposer', {'clip_low': 0.2, 'clip_high': 0.285}),
+        'shared_optimizer': True,
     },
+    # The start from R-Search's checkpoint; from the others policy.path alone changes.
+    'ssp/r_search': {'tools.family': 'r_search'},
     # Dr. Zero: hop ratio, estimator, length, format reward, difficulty, initial document, iterations, released code.
     'drzero/hops_1111': {'schedule.hop_ratio': (1, 1, 1, 1)},
     'drzero/hops_2111': {'schedule.hop_ratio': (2, 1, 1, 1)},
@@ -60,6 +67,8 @@ ROWS = {
     **{f'piplay/top_{k}': {'solver.distill_top_k': k} for k in (25, 50, 100, 200)},
     'piplay/jsd': {'solver.distill_kind': 'jsd'},
     'piplay/fixed_teacher': {'solver.distill_ema_rate': 0.0},
+    'piplay/iterations_1': {'schedule.iterations': 1},
+    'piplay/iterations_2': {'schedule.iterations': 2},
     # DSPO: without its filter it is GSPO, with a token ratio DAPO; Search-R1's GRPO has neither.
     'dspo/gspo': {'solver.filter_groups': False},
     'dspo/dapo': {
@@ -72,13 +81,20 @@ ROWS = {
         'reward.answer': 'em',
     },
     'dspo/gmpo': _of('solver', {'loss': 'geometric_pg', 'clip_low': 0.4, 'clip_high': 0.4}),
+    'dspo/dense': {'retrieval.path': 'indexes/wiki18_e5'},  # in place of BM25; the size of the model is policy.path
     'dspo/drop_surplus': {'solver.surplus': 'drop'},
     'dspo/exact_match': {'reward.answer': 'em'},
-    # SCOPE: gates, length factor, frozen challenger, iterations, window, released code.
+    # SCOPE: kinds of task, gates, length factor, frozen challenger, iterations, window, released code.
     'scope/no_gates': {'check.on': False},
     'scope/no_length_factor': {'reward.length_factor': False},
     'scope/frozen_challenger': {'proposer.train_iterations': 1},
-    'scope/iterations_6': {'schedule.iterations': 6},
+    **{f'scope/iterations_{n}': {'schedule.iterations': n} for n in (4, 5, 6)},
+    **{f'scope/without_{kind}': {**_FILE, 'inputs.types': tuple(k for k in KINDS if k != kind)} for kind in KINDS},
+    'scope/olmo': {'tools.family': 'olmo'},
+    # GRPO on given tasks and rubrics; the sizes of the judge by its two parts, served beside each other.
+    'scope/given_tasks': {'inputs.tasks': 'data/tasks.jsonl'},
+    'scope/large_grader': {'judge.kind': 'endpoint', 'judge.grade_model': 'Qwen3-32B'},
+    'scope/large_rubric_writer': {'judge.kind': 'endpoint', 'judge.rubric_model': 'Qwen3-32B'},
     'scope/per_turn': {'rollout.drop_thinking': True},
     'scope/no_window': {'pool.window': (0.0, 1.0)},
     'scope/code': {'reward.code_format': True, 'solver.clip_high': 0.28},

@@ -94,11 +94,15 @@ def get_config() -> ConfigDict:
                 # True: thoughts (…</think>) leave the context when their turn is over, and every context is a row of
                 # the batch, as SCOPE's code trains (Qwen3's own template drops them only before the last question)
                 drop_thinking=False,
+                # keep | drop: whether rollouts that a limit ended are learnt from; a penalty is reward.overlong_buffer
+                truncated='keep',
                 deterministic=True,  # wait for slow tools (False: a deadline turns them into an error)
                 tool_timeout=30.0,  # seconds, only without `deterministic`
             ),
             tools=dict(
-                family='search_r1',  # search_r1: <search>…</search> inline | qwen: <tool_call>{json}</tool_call>
+                # search_r1: <search>…</search> inline | r_search: with <observation> for the reply
+                # qwen: <tool_call>{json}</tool_call> | olmo: <function_calls>search(query="…")</function_calls>
+                family='search_r1',
                 top_k=3,  # passages per query
                 max_queries=3,  # queries of one call that are run
             ),
@@ -135,8 +139,9 @@ def get_config() -> ConfigDict:
                 questions='',  # JSON lines of questions with answers (DSPO); '' takes the training worlds'
                 # JSON lines of documents with hops (Dr. Zero, π-Play, SCOPE); '' draws them from the corpus
                 documents='',
+                types=('',),  # of such a file: kinds of task to take ('planning', …); ('',): all of them
                 tasks='',  # JSON lines of tasks with rubrics (SCOPE's solver alone); '' lets the challenger make them
-                world_questions=300,  # of the latter: per hop count
+                world_questions=300,  # of the training worlds: per hop count
             ),
             reward=dict(
                 solves=5,  # solver rollouts that measure a question's difficulty
@@ -182,6 +187,8 @@ def get_config() -> ConfigDict:
                 kind='rule',  # rule (miniature worlds) | policy (the initial weights) | endpoint
                 url='http://127.0.0.1:8001/v1',  # endpoint: an OpenAI-compatible server; its key is OPENAI_API_KEY
                 model='judge',  # endpoint: name of the model there
+                rubric_model='',  # endpoint: another one that writes rubrics; '' is `model`
+                grade_model='',  # endpoint: another one that grades by them; '' is `model`
                 temperature=0.0,
                 tokens=512,  # longest reply
                 timeout=60.0,  # endpoint: seconds per try

@@ -34,18 +34,18 @@ def get_config(variant=''):
         raise ValueError(f'no variant {variant!r}; there is configs/drzero.py and configs/drzero.py:mini')
     config = common.get_config()
     config.recipe = 'drzero'
-    config.schedule.update(iterations=3, hop_ratio=(4, 3, 2, 1), group='hop')
-    config.reward.update(solves=5, difficulty='linear', format_weight=0.5, grounding=False)
+    config.schedule.update(iterations=3, hop_ratio=(4, 3, 2, 1), group='hop')  # appendix A, table 4; eq. 3
+    config.reward.update(solves=5, difficulty='linear', format_weight=0.5, grounding=False)  # table 5, eq. 4
 
     for role in (config.proposer, config.solver):
-        role.update(learning_rate=1e-6, weight_decay=0.01, beta1=0.9, beta2=0.999, clip_norm=1.0)
-        role.update(steps=50, batch=256, temperature=1.0, minibatches=1, kl_coef=0.0)
-        role.warmup_steps = int(0.03 * role.steps)  # the ratio of the paper, rounded as verl does
-        role.update(baseline='mean', scale='std', std_ddof=1, singleton='zero')
-        role.update(loss='token_pg', clip_low=0.2, clip_high=0.2, dual_clip=3.0, aggregation='token')
-    config.proposer.samples = 1  # HRPO: one rollout per document, grouped by hops
-    config.solver.samples = 5  # GRPO: five per question
-    config.pool.update(batch=256, samples=5, question_words=50)
+        role.update(learning_rate=1e-6, weight_decay=0.01, beta1=0.9, beta2=0.999, clip_norm=1.0)  # tables 5, 6
+        role.update(steps=50, batch=256, temperature=1.0, minibatches=1, kl_coef=0.0)  # tables 5, 6; T: the code
+        role.warmup_steps = int(0.03 * role.steps)  # tables 5 and 6, rounded as verl does
+        role.update(baseline='mean', scale='std', std_ddof=1, singleton='zero')  # eqs. 3 and 5; singleton: ours
+        role.update(loss='token_pg', clip_low=0.2, clip_high=0.2, dual_clip=3.0, aggregation='token')  # the code
+    config.proposer.samples = 1  # table 5: one rollout per document, grouped by hops
+    config.solver.samples = 5  # table 6
+    config.pool.update(batch=256, samples=5, question_words=50)  # the code
     if variant == 'mini':
         return _mini(config)
 
@@ -54,9 +54,9 @@ def get_config(variant=''):
     config.eval.update(file='data/nq_test.jsonl', questions=500)
     config.mesh.fsdp = -1
     config.prompts = 'paper'
-    config.tools.update(family='qwen', top_k=3)
-    config.rollout.update(prompt_tokens=768, turn_tokens=256, observation_tokens=512, max_turns=5)
-    config.sampler.update(slots=256, context=4096, chunk=256, burst=16)  # 768 + 5 · 256 + 4 · 512 = 4096
+    config.tools.update(family='qwen', top_k=3)  # figure 5; appendix A
+    config.rollout.update(prompt_tokens=768, turn_tokens=256, observation_tokens=512, max_turns=5)  # turns: tables 5, 6
+    config.sampler.update(slots=256, context=4096, chunk=256, burst=16)  # table 5: 768 + 5 · 256 + 4 · 512 = 4096
     config.micro.update(rows=8, tokens=4096)
     return config
 

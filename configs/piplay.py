@@ -30,12 +30,12 @@ def get_config(variant=''):
         raise ValueError(f'no variant {variant!r}; there is configs/piplay.py and configs/piplay.py:mini')
     config = drzero.get_config(variant)
     config.recipe = 'piplay'
-    # Table of hyperparameters: K about 50, the weight falls over the iterations, soft update weight 0.05.
+    # α: appendix A, for Qwen3-4B-Instruct-2507; K: about 50; direction: not stated.
     config.solver.update(distill_top_k=50, distill_coef=(0.1, 0.03, 0.03), distill_kind='reverse')
-    config.solver.update(distill_tail=True, distill_ema_rate=0.05, clip_norm=0.1)
+    config.solver.update(distill_tail=True, distill_ema_rate=0.05, clip_norm=0.1)  # appendix C; tables 7 and 6
     config.solver.aggregation = 'seq_mean_token_mean'  # eq. 8
-    config.proposer.clip_norm = 0.1
-    config.privileged.kind = 'qcp'
+    config.proposer.clip_norm = 0.1  # table 5
+    config.privileged.kind = 'qcp'  # section 3.3
     if variant == 'mini':
         config.solver.distill_top_k = 20
         config.privileged.update(prompt_tokens=160, tokens=160 + config.sampler.context)

@@ -34,20 +34,19 @@ def get_config(variant=''):
         raise ValueError(f'no variant {variant!r}; there is configs/scope.py and configs/scope.py:mini')
     config = common.get_config()
     config.recipe = 'scope'
-    config.schedule.update(iterations=3, hop_ratio=(4, 3, 2), group='prompt')  # searches: 1, 2, 3 turns
-    config.reward.update(
-        solves=4, difficulty='triangle', target=0.5, format_weight=0.5, search_weight=0.1
-    )  # eqs. 4 to 6
-    config.reward.update(length_factor=True, soft_length=1024, hard_length=2048)  # eq. 7
-    config.check.on = True
-    config.judge.update(kind='policy', temperature=0.6, tokens=8192, rubrics=(3, 5))
-    config.pool.update(batch=250, samples=4, window=(0.2, 0.8), measure=4)
+    config.schedule.update(iterations=3, hop_ratio=(4, 3, 2), group='prompt')  # table 9; searches: 1, 2, 3 turns
+    config.reward.update(solves=4, difficulty='triangle', target=0.5)  # eqs. 4 and 5: four answers
+    config.reward.update(format_weight=0.5, search_weight=0.1)  # table 9
+    config.reward.update(length_factor=True, soft_length=1024, hard_length=2048)  # eq. 7, table 9
+    config.check.on = True  # both gates, eq. 4
+    config.judge.update(kind='policy', temperature=0.6, tokens=8192, rubrics=(3, 5))  # table 9
+    config.pool.update(batch=250, samples=4, window=(0.2, 0.8), measure=4)  # section 3; batches of 200 to 500
 
     for role in (config.proposer, config.solver):
-        role.update(learning_rate=1e-6, warmup_steps=1, clip_norm=1.0, steps=20, samples=8)
+        role.update(learning_rate=1e-6, warmup_steps=1, clip_norm=1.0, steps=20, samples=8)  # table 9
         role.update(baseline='mean', scale='std', loss='token_pg', aggregation='token')  # eqs. 2 and 3
-        role.update(kl_coef=1e-3, kl_kind='k3', clip_low=0.2, clip_high=0.2)
-    config.proposer.batch, config.solver.batch = 64, 256
+        role.update(kl_coef=1e-3, kl_kind='k3', clip_low=0.2, clip_high=0.2)  # table 9; clip and kind: verl's
+    config.proposer.batch, config.solver.batch = 64, 256  # table 9
     if variant == 'mini':
         return _mini(config)
 
@@ -56,9 +55,9 @@ def get_config(variant=''):
     config.eval.update(file='data/nq_test.jsonl', questions=500)
     config.mesh.fsdp = -1
     config.prompts = 'paper'
-    config.tools.update(family='search_r1', top_k=3)
+    config.tools.update(family='search_r1', top_k=3)  # tables 11 and 9
     config.rollout.update(prompt_tokens=2048, turn_tokens=2048, observation_tokens=500, max_turns=4)
-    config.sampler.update(slots=128, context=16384, chunk=512, burst=16)
+    config.sampler.update(slots=128, context=16384, chunk=512, burst=16)  # table 9
     config.micro.update(rows=4, tokens=16384)
     return config
 

@@ -16,28 +16,28 @@ import logging
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from retrieval import folder, shards
+from retrieval.command import Parser, one_line
 from retrieval.lexical import LexicalEncoder
 from retrieval.types import Encoder, RetrievalError
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
-    args = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format='%(message)s', stream=sys.stderr)
-    one_line(lambda: _run(args))
+    one_line(lambda: _run(_parser().parse_args(argv)))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog='python -m retrieval.build', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add('--corpus', type=pathlib.Path, required=True, help='.jsonl or .tsv, also .gz and .zst, or a folder of texts')
     add('--out', type=pathlib.Path, required=True, help='folder of the index; must not exist')
-    add('--kind', choices=folder.KINDS, default='scann')
+    add('--kind', choices=folder.KINDS, default='scann', help='of index; bm25 takes no encoder (scann)')
     add('--encoder', help="folder of a BERT checkpoint, or 'lexical'")
     add('--query-prefix', help="put before every query ('query: ' for E5); needed where the folder does not say it")
     add('--passage-prefix', help="put before every passage ('passage: ' for E5)")
@@ -53,8 +53,8 @@ def _parser() -> argparse.ArgumentParser:
     add('--threshold', type=float, default=0.2, help='ScaNN: of anisotropic quantisation')
     add('--reorder', choices=('float32', 'bfloat16'), default='float32', help='ScaNN: its own copy of the vectors')
     add('--stage', choices=folder.STAGES, help='only this part; default: all')
-    add('--host', type=int, default=0)
-    add('--hosts', type=int, default=1)
+    add('--host', type=int, default=0, help='which of --hosts this one is, from 0 (0)')
+    add('--hosts', type=int, default=1, help='how many hosts share the encoding (1)')
     add('--shard-rows', type=int, default=shards.SHARD_ROWS, help='passages that a kill can cost')
     return parser
 
@@ -100,21 +100,6 @@ def _encoder(args: argparse.Namespace) -> Encoder:
     return TextEncoder(
         args.encoder, args.query_prefix, args.passage_prefix, args.max_tokens, args.encoder_dtype, args.batch_tokens
     )
-
-
-def one_line(run: Callable[[], None]) -> None:
-    """Runs a command; what its user can mend ends it with one line and status 1."""
-    try:
-        run()
-    except RetrievalError as error:
-        sys.exit(f'retrieval: {error}')
-    except OSError as error:
-        sys.exit(
-            f'retrieval: {error.filename or "writing"}: {error.strerror or error}; nothing half-done counts as an '
-            'index: mend this and give the same command again'
-        )
-    except KeyboardInterrupt:
-        sys.exit('retrieval: stopped; the same command goes on from here')
 
 
 if __name__ == '__main__':

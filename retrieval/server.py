@@ -35,7 +35,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from retrieval import folder
-from retrieval.build import one_line
+from retrieval.command import Parser, one_line
 from retrieval.types import Index, RetrievalError
 
 
@@ -48,8 +48,19 @@ class Limits:
     query_characters: int = 4_096
     k: int = 100
     default_k: int = 3
-    waiting: int = 8_192  # queries
-    batch: int = 256  # queries of one index call
+    waiting: int = 8_192
+    batch: int = 256
+
+
+MEANINGS = {
+    'body_bytes': 'bytes of a request',
+    'queries': 'queries of a request',
+    'query_characters': 'characters of a query',
+    'k': 'passages per query',
+    'default_k': 'passages per query where a request does not say',
+    'waiting': 'queries that may wait',
+    'batch': 'queries of one index call',
+}
 
 
 class Refused(Exception):
@@ -291,7 +302,12 @@ def serve(load: Callable[[], tuple[Index, str]], host: str, port: int, limits: L
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(
+    logging.basicConfig(level=logging.INFO, format='%(message)s', stream=sys.stderr)
+    one_line(lambda: _run(_parser().parse_args(argv)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
         prog='python -m retrieval.server', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
@@ -301,9 +317,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     add('--port', type=int, default=8000, help='0: any free one, named in the log')
     for field in dataclasses.fields(Limits):
         add(f'--max-{field.name.replace("_", "-")}' if field.name != 'default_k' else '--default-k', type=int,
-            default=field.default, dest=field.name)  # fmt: skip
-    args = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format='%(message)s', stream=sys.stderr)
+            default=field.default, dest=field.name, help=f'{MEANINGS[field.name]} ({field.default})')  # fmt: skip
+    return parser
+
+
+def _run(args: argparse.Namespace) -> None:
+    folder.read_manifest(args.index)  # before anybody is told that something listens
     limits = Limits(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Limits)})
 
     def load():
@@ -311,7 +330,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         index.search(['ready'], 1)  # compiles, and fails here rather than at the first request
         return index, folder.fingerprint(args.index)
 
-    one_line(lambda: serve(load, args.host, args.port, limits))
+    serve(load, args.host, args.port, limits)
 
 
 if __name__ == '__main__':

@@ -48,7 +48,7 @@ PAGES += [(ablations, (row + variant,)) for row in ablations.ROWS for variant in
 @pytest.mark.parametrize('page,variant', PAGES)
 def test_the_pages_that_come_with_the_project_are_sound(page, variant, checkpoint):
     config = page.get_config(*variant)
-    config.inputs.update(answers='', questions='')  # files of the user's
+    config.inputs.update(answers='', questions='', documents='', tasks='')  # files of the user's
     config.retrieval.kind, config.eval.file = 'world', ''
     config.policy.path = str(checkpoint)
     configuration.check(config)
@@ -61,8 +61,11 @@ def test_every_field_of_the_list_has_a_check():
         'inputs.answers',
         'inputs.questions',
         'inputs.tasks',
+        'inputs.types',
         'judge.url',
         'judge.model',
+        'judge.rubric_model',
+        'judge.grade_model',
         'distributed.coordinator',
     }
     checked_elsewhere |= {'eval.file', 'retrieval.path', 'retrieval.encoder', 'retrieval.url'}
@@ -78,7 +81,7 @@ WRONG = [  # field, value, what the line must contain beside the field
     ('mesh.model', 0, 'give 1 or more, or -1'),
     ('sampler.slots', 0, 'give 1 or more'),
     ('rollout.tool_timeout', 0.0, 'more than 0'),
-    ('tools.family', 'json', 'search_r1, qwen'),
+    ('tools.family', 'json', 'search_r1, r_search, qwen, olmo'),
     ('world.train', (0,), 'first seed'),
     ('world.near_misses', 1.5, 'give 0 to 1'),
     ('schedule.hop_ratio', (0, 0, 0, 0), 'not all 0'),

@@ -19,6 +19,7 @@ from zeroplay_jax import config as configuration
 from zeroplay_jax import rules
 
 ROOT = pathlib.Path(__file__).parents[1]
+SHELL = ('', 'bash', 'sh')  # how fences of commands begin
 PAGES = ('README.md', 'retrieval/README.md', 'benchmarks/README.md', 'notebooks/README.md', 'launch/README.md')
 
 FEW = (
@@ -38,8 +39,19 @@ SMALL = {
     '.venv/bin/python -m zeroplay_jax.main --config=configs/dspo.py:mini': f'{MINI} --config.solver.batch=4',
     '.venv/bin/python -m zeroplay_jax.main --config=configs/drzero.py:mini': MINI,
     '.venv/bin/python -m zeroplay_jax.main --config=configs/ablations.py': MINI,
+    '.venv/bin/python -m zeroplay_jax.evaluate --config=configs/drzero.py': (
+        '--config.sampler.slots=2 --limit=2 --config.rollout.turn_tokens=16'
+    ),
     '.venv/bin/python -m zeroplay_jax.evaluate': '--config.eval.questions=3',
     '.venv/bin/python -m retrieval.build --corpus wiki-18': lambda c: c.replace('e5-base-v2', f"'{encoder()}'"),
+}
+# What the launch page has on a cluster's share or in public collections, and what stands for it here.
+SHARED = {
+    '/mnt/share/runs/drzero': 'runs/mini',
+    '/mnt/share/wiki18_e5': 'indexes/notes',
+    '/mnt/share/Qwen2.5-3B-Instruct': 'zeroplay_jax/mini/base',
+    'nq,triviaqa,popqa,hotpotqa,2wikimultihopqa,musique,bamboogle': 'notes/questions.jsonl',
+    '--sets nq ': '--sets notes/questions.jsonl ',
 }
 # What is not run here, and why.
 ELSEWHERE = {
@@ -48,6 +60,7 @@ ELSEWHERE = {
     '.venv/bin/python -m benchmarks.retrieval': 'an hour; tests/retrieval runs its parts',
     '.venv/bin/pip install jupyterlab': 'installs what only people need',
     '.venv/bin/jupyter lab': 'tests/test_notebooks.py plays every notebook',
+    'gcloud compute tpus queued-resources delete': 'deletes a machine of the cloud',
     'taskset': 'an hour; tests/retrieval runs its parts',
 }
 MADE = {  # what is there afterwards
@@ -60,9 +73,11 @@ MADE = {  # what is there afterwards
     '--workdir=runs/mini': 'runs/mini/summary.json',
     '--out both.html': 'both.html',
     '--picture': 'curve.svg',
-    'inputs questions': 'train_questions.jsonl',
+    'inputs questions --sets notes': 'train_questions.jsonl',
     'inputs answers': 'answers.jsonl',
     'inputs documents': 'documents.jsonl',
+    'inputs questions --sets nq ': 'data/nq_test.jsonl',
+    'zeroplay_jax.report /mnt/share/runs/drzero': 'runs/mini/report.html',
     '--out=base.json': 'base.json',
     '--out=trained.json': 'trained.json',
 }
@@ -75,13 +90,13 @@ def encoder():
     return next(path.parent for path in found.rglob('model.safetensors'))
 
 
-def blocks(page, language=''):
+def blocks(page, *languages):
     text = (ROOT / page).read_text(encoding='utf-8')
-    return [m[2] for m in re.finditer(r'^ *```(\w*)\n(.*?)^ *```', text, re.M | re.S) if m[1] == language]
+    return [m[2] for m in re.finditer(r'^ *```(\w*)\n(.*?)^ *```', text, re.M | re.S) if m[1] in languages]
 
 
 def commands(page):
-    lines = ''.join(blocks(page)).replace('\\\n', ' ').split('\n')
+    lines = ''.join(blocks(page, *SHELL)).replace('\\\n', ' ').split('\n')
     return [' '.join(line.split('  #')[0].split()) for line in lines if line.strip()]
 
 
@@ -108,6 +123,9 @@ def project(tmp_path_factory):
 
 def run(project, command, **options):
     environment = os.environ | {'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu', 'PYTEST_ADDOPTS': ''}
+    if not command.startswith('launch/'):
+        for there, here in SHARED.items():
+            command = command.replace(there, here)
     for known, change in SMALL.items():
         if command.startswith(known):
             command = change(command) if callable(change) else f'{command} {change}'
@@ -123,10 +141,14 @@ def test_every_page_is_covered():
     assert len(runnable('README.md')) > 20
 
 
+def launches():
+    return [command for command in runnable('launch/README.md') if command.startswith('launch/')]
+
+
 def dry_runs():
     """The scripts of the launch page's table and recipe, told to show only what they would do."""
     found = re.findall(r'`(launch/\w+\.sh .*?-- .*?)`', (ROOT / 'launch/README.md').read_text(encoding='utf-8'))
-    return [command.replace('.sh ', '.sh --dry-run ', 1) for command in found] + runnable('launch/README.md')
+    return [command.replace('.sh ', '.sh --dry-run ', 1) for command in found] + launches()
 
 
 @pytest.mark.parametrize('command', dry_runs())
@@ -165,13 +187,17 @@ def test_the_launch_page_names_every_kind_of_machine():
     }
 
 
-@pytest.mark.parametrize(
-    'command', [c for page in ('README.md', 'benchmarks/README.md', 'notebooks/README.md') for c in runnable(page)]
-)
+def played():
+    """In the order of the pages: the later ones take what the earlier ones have made."""
+    pages = ('README.md', 'benchmarks/README.md', 'notebooks/README.md', 'launch/README.md')
+    return [command for page in pages for command in runnable(page) if command not in launches()]
+
+
+@pytest.mark.parametrize('command', played())
 def test_a_command_of_the_readme_does_what_it_says(project, command):
     for part, made in MADE.items():
-        if part in command and 'report' in command:
-            (project / made).unlink(missing_ok=True)  # the run has written one already
+        if part in command and '.main' not in command:
+            (project / made).unlink(missing_ok=True)  # a run or an earlier page has written one already
     done = run(project, command, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, (done.stdout[-1500:], done.stderr[-2500:])
     for part, made in MADE.items():

@@ -106,6 +106,24 @@ def test_every_step_logs_what_one_needs_to_see_why(uninterrupted):
     assert all(r['prob_gap'] < 1e-4 for r in records if r.get('prob_gap') is not None)
 
 
+def test_every_item_is_told_with_where_it_comes_from(uninterrupted):
+    records, told = lines(uninterrupted[0]), lines(uninterrupted[0], 'tasks.jsonl')
+    assert all(line['system'] == 'drzero' for line in told)
+    made = [line for line in told if line['drop'] is None]
+    assert made and all(line['question'] and line['answers'] and line['document_id'] for line in made)
+    assert {line['phase'] for line in made} == {'generate'} and {line['version'] for line in made} == {2, 4}
+    assert sum(r['pool_size'] for r in records if r['phase'] == 'generate') == len(made)
+    rejected = [line for line in told if line['phase'] == 'proposer']
+    share = sum(v for r in records if r['phase'] == 'proposer' for k, v in r.items() if k.startswith('rejected/'))
+    assert rejected and all(line['drop'] and line['rollout'] for line in rejected)
+    assert len(rejected) == pytest.approx(16 * share), 'one line for each that the metrics count'
+    proposals = {tuple(line['task']): line['question'] for line in made}
+    solved = [t for t in lines(uninterrupted[0], 'trajectories.jsonl') if t['phase'] == 'solver']
+    assert solved and all(proposals[tuple(t['parent'])] == t['info']['question'] for t in solved)
+    assert all(t['system'] == 'drzero' and t['weights'] == 'solver' for t in solved)
+    assert {t['version'] for t in solved} == set(range(10)), 'five updates in each of two rounds'
+
+
 @pytest.mark.parametrize('kills', [3])
 def test_kill_and_resume_equal_an_uninterrupted_run(uninterrupted, tmp_path, kills):
     _kill_and_compare(uninterrupted[0], tmp_path / 'killed', kills, random.Random(0))
@@ -138,7 +156,8 @@ def _kill_and_compare(whole, workdir, kills, rng):
     jax.tree.map(np.testing.assert_array_equal, a, b)
     assert {k: v for k, v in loop_a.items() if k != 'seconds'} == {k: v for k, v in loop_b.items() if k != 'seconds'}
     assert without_clock(lines(whole)) == without_clock(lines(workdir))
-    assert lines(whole, 'trajectories.jsonl') == lines(workdir, 'trajectories.jsonl')
+    for name in ('trajectories.jsonl', 'tasks.jsonl'):
+        assert lines(whole, name) == lines(workdir, name)
 
 
 def _cursor(workdir):

@@ -22,10 +22,13 @@ import os
 import pathlib
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from configs import common, drzero
+from retrieval import progress
+from retrieval.command import Parser
+from retrieval.types import RetrievalError
 from zeroplay_jax import start
 from zeroplay_jax.rules import BUILT_IN
 from zeroplay_jax.types import UserError
@@ -63,13 +66,6 @@ ENDINGS = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    """Mistakes in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f'{message}; --help shows how to call it')
-
-
 def _number(kind: Callable[[str], Any], least: float) -> Callable[[str], Any]:
     def read(text: str):
         with contextlib.suppress(ValueError):
@@ -81,7 +77,7 @@ def _number(kind: Callable[[str], Any], least: float) -> Callable[[str], Any]:
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = _Parser(
+    parser = Parser(
         prog='python -m zeroplay_jax.ask',
         description=__doc__,
         epilog=EXAMPLES,
@@ -253,21 +249,6 @@ class Printer:
         self._open = self._blank = ''
 
 
-@contextlib.contextmanager
-def _note(text: str) -> Iterator[None]:
-    """A word on the terminal for as long as something takes."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    sys.stderr.write(text)
-    sys.stderr.flush()
-    try:
-        yield
-    finally:
-        sys.stderr.write('\r\x1b[K')
-        sys.stderr.flush()
-
-
 def _leave(*_: Any) -> NoReturn:
     """Ctrl-C: out at once, whatever library or server is waited for."""
     if sys.stdout.isatty():
@@ -303,8 +284,15 @@ class _Session:
         """Asks and shows; with `stoppable` Ctrl-C ends the answer only."""
         self.asking.check_question(self.config, self.codec, self.prompt, question)
         number, self.asked = self.asked, self.asked + 1
-        heard = {} if self.args.json else {'tell': self.printer.tell}
-        found = self.agent.ask(question, number, self.args.temperature, stoppable=stoppable, **heard)
+        with contextlib.ExitStack() as waiting:
+            waiting.enter_context(progress.clock('thinking'))  # a first answer waits for XLA
+
+            def tell(kind: str, content: Any) -> None:
+                waiting.close()
+                self.printer.tell(kind, content)
+
+            heard = {} if self.args.json else {'tell': tell}
+            found = self.agent.ask(question, number, self.args.temperature, stoppable=stoppable, **heard)
         if found is None:
             self.printer.line('note', 'stopped', label='')
             return
@@ -362,7 +350,7 @@ def _run(argv: list[str] | None) -> int:
     folder = _folder(args.policy)
     config = _with_flags(settings(folder), args)
     signal.signal(signal.SIGINT, _leave)
-    with _note('loading …'):
+    with progress.clock('loading'):
         session = _Session(args, folder, config)
     if args.question is not None:
         session.answer(args.question)
@@ -391,7 +379,7 @@ def main(argv: list[str] | None = None) -> int:
     """Asks; returns the exit status."""
     try:
         return _run(argv)
-    except UserError as error:
+    except (UserError, RetrievalError) as error:
         print(f'zeroplay_jax.ask: {error}', file=sys.stderr)
         return 2
     except KeyboardInterrupt:

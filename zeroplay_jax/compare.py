@@ -13,6 +13,8 @@ import json
 import pathlib
 import sys
 
+from retrieval.command import Parser
+from retrieval.types import RetrievalError
 from zeroplay_jax.evaluation import qa
 from zeroplay_jax.types import UserError
 
@@ -32,16 +34,16 @@ def _read(path: pathlib.Path) -> dict:
 
 def main(argv: list[str] | None = None) -> int:
     """Prints the table."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog='python -m zeroplay_jax.compare', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('one', type=pathlib.Path, help='result that the other is set against')
     parser.add_argument('other', type=pathlib.Path, help='result whose gain is shown')
-    args = parser.parse_args(argv)
     try:
+        args = parser.parse_args(argv)
         one, other = _read(args.one), _read(args.other)
         gaps = qa.compare(one, other)
-    except UserError as error:
+    except (UserError, RetrievalError) as error:
         print(f'zeroplay_jax.compare: {error}', file=sys.stderr)
         return 2
     print(f'{"set":20} {args.one.stem[:12]:>12} {args.other.stem[:12]:>12}   difference')

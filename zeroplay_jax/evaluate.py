@@ -36,6 +36,8 @@ _OUT = flags.DEFINE_string('out', '', 'File for every answer, as JSON.')
 
 def main(argv: list[str]) -> None:
     """Checks the command, then evaluates."""
+    if _SETS.value and _CONFIG.value is not None:
+        _CONFIG.value.eval.file = ''  # nothing but the sets is asked
     configuration.check_command(argv, _CONFIG.value, '.', measured=not _SETS.value)
     if _OUT.value and not pathlib.Path(_OUT.value).absolute().parent.is_dir():
         raise UserError(f'--out={_OUT.value}: its folder is not there; make it first')

@@ -13,9 +13,10 @@ import pathlib
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from retrieval import progress
+from retrieval.command import Parser
 from retrieval.corpus import read
 from retrieval.types import RetrievalError
 from zeroplay_jax.disk import write_whole
@@ -50,6 +51,9 @@ ANSWERS_EXAMPLES = """examples:
 """
 QUESTIONS = """Questions with answers, for DSPO: several sets in one form, shuffled, each question once.
 
+A set is a file, or one of nq, triviaqa, popqa, hotpotqa, 2wikimultihopqa, musique, bamboogle, which are fetched when
+online. Those are the held-out questions that papers report on: for config.eval.file and --not-in, not to train on.
+
 Answers may be called answers, golden_answers, answer or target, or stand in verl's reward_model; they become a list.
 
 Lines: {"question", "answers", "source", "line"}, and "hops" where the set says so.
@@ -57,7 +61,8 @@ Lines: {"question", "answers", "source", "line"}, and "hops" where the set says 
 QUESTIONS_EXAMPLES = """examples:
   python -m zeroplay_jax.inputs questions --sets nq_train.jsonl,hotpotqa_train.jsonl --out questions.jsonl
   python -m zeroplay_jax.inputs questions --sets nq_train.jsonl,hotpotqa_train.jsonl --count 5000 \\
-      --not-in nq_test.jsonl,hotpotqa_dev.jsonl --out questions.jsonl
+      --not-in nq,hotpotqa --out questions.jsonl
+  python -m zeroplay_jax.inputs questions --sets nq --out data/nq_test.jsonl
 """
 DOCUMENTS = """Documents that a proposer starts from, with the number of hops (Dr. Zero, π-Play) or searches (SCOPE).
 
@@ -74,21 +79,20 @@ DOCUMENTS_EXAMPLES = """examples:
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose complaints are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f'{message}; {self.prog} --help shows how to call it')
-
-
 def _parser() -> argparse.ArgumentParser:
     form: Any = dict(formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser = _Parser(prog='python -m zeroplay_jax.inputs', description=__doc__, epilog=EXAMPLES, **form)
+    parser = Parser(prog='python -m zeroplay_jax.inputs', description=__doc__, epilog=EXAMPLES, **form)
     kinds = parser.add_subparsers(dest='kind', required=True, metavar='{answers,questions,documents}')
 
     def command(name: str, short: str, description: str, epilog: str) -> argparse.ArgumentParser:
         added = kinds.add_parser(name, help=short, description=description, epilog=epilog, **form)
-        added.add_argument('--out', type=pathlib.Path, required=True, metavar='FILE', help='replaced if it is there')
+        added.add_argument(
+            '--out',
+            type=pathlib.Path,
+            required=True,
+            metavar='FILE',
+            help='replaced if it is there; its folder is made',
+        )
         added.add_argument('--seed', metavar='N', type=_whole(0), default=0, help='names the sample (0)')
         return added
 
@@ -107,9 +111,9 @@ def _parser() -> argparse.ArgumentParser:
     add('--most-words', metavar='N', type=_whole(1), default=10, help='longer answers are left out (10)')
 
     add = command('questions', 'questions with answers (DSPO)', QUESTIONS, QUESTIONS_EXAMPLES).add_argument
-    add('--sets', required=True, **sets)
+    add('--sets', required=True, **sets | dict(metavar='SET,…', help='JSON lines of questions with answers, or nq, …'))
     add('--count', metavar='N', type=_whole(0), default=0, help='how many of each set (0: all)')
-    add('--not-in', type=_names, default=[], metavar='FILE,…', help='held-out sets; their questions are left out')
+    add('--not-in', type=_names, default=[], metavar='SET,…', help='held-out sets; their questions are left out')
 
     about = 'documents with hops (Dr. Zero, π-Play, SCOPE)'
     add = command('documents', about, DOCUMENTS, DOCUMENTS_EXAMPLES).add_argument
@@ -152,16 +156,31 @@ def _watched(items: Iterable[T], name: str, unit: str) -> Iterator[T]:
             bar.update()
 
 
-def _lines(name: str, *required: str, answered: bool = True) -> Iterator[builders.Line]:
-    for number, record in _watched(files.numbered(name, *required, answered=answered), name, 'lines'):
+def _lines(name: str) -> Iterator[builders.Line]:
+    for number, record in _watched(files.numbered(name), name, 'lines'):
+        yield name, number, record
+
+
+def _is_public(name: str) -> bool:
+    return not pathlib.Path(name).is_file()
+
+
+def _set_lines(name: str, answered: bool = True) -> Iterator[builders.Line]:
+    """Of a file, or of a public set, whose lines bear its name."""
+    path = name
+    if _is_public(name):
+        from zeroplay_jax.evaluation import qa  # here and not above: JAX, which files do without
+
+        path = qa.path_of(name)
+    for number, record in _watched(files.numbered(path, 'question', answered=answered), name, 'lines'):
         yield name, number, record
 
 
 def build(args: argparse.Namespace) -> builders.Built:
     """The lines that the arguments ask for."""
     if args.kind == 'questions':
-        held_out = (r['question'] for name in args.not_in for _, _, r in _lines(name, 'question', answered=False))
-        return builders.questions_of_sets([_lines(n, 'question') for n in args.sets], held_out, args.count, args.seed)
+        held_out = (r['question'] for name in args.not_in for _, _, r in _set_lines(name, answered=False))
+        return builders.questions_of_sets(list(map(_set_lines, args.sets)), held_out, args.count, args.seed)
     if args.kind == 'answers' and args.sets:
         lines = [_lines(name) for name in args.sets]
         return builders.answers_of_sets(lines, args.count, args.seed, args.most_words, args.mix)
@@ -183,6 +202,8 @@ def _said(args: argparse.Namespace, built: builders.Built) -> str:
     if args.kind == 'documents':
         flags.append(f'--config.schedule.hop_ratio={args.hops}'.replace(' ', ''))
     taken = f'taken by recipe {recipe} with {shlex.join(flags)}'
+    if args.kind == 'questions' and any(map(_is_public, args.sets)):
+        taken = f'to be measured by: {shlex.join([f"--config.eval.file={args.out}"])}'
     return f'{args.out}: {len(built.lines)} {args.kind}{hops}; left out: {left or "nothing"}; {taken}'
 
 
@@ -193,9 +214,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         given = [*(getattr(args, 'sets', None) or []), *getattr(args, 'not_in', []), getattr(args, 'corpus', None)]
         if args.out.resolve() in {pathlib.Path(name).resolve() for name in given if name}:
             raise UserError(f'--out {args.out} is one of the inputs; choose another file')
-        if not args.out.absolute().parent.is_dir():
-            raise UserError(f'--out {args.out}: its folder is not there; make it first')
         built = build(args)
+        args.out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(args.out, (json.dumps(line, ensure_ascii=False) + '\n' for line in built.lines))
     except (UserError, RetrievalError, OSError) as error:
         hint = '; choose another file with --out' if isinstance(error, OSError) else ''

@@ -52,13 +52,14 @@ def _step(line: str, torn: int) -> int:
 
 
 class Metrics:
-    """Writers of one run: TensorBoard events, `metrics.jsonl` and `trajectories.jsonl` in `workdir`."""
+    """Writers of one run: TensorBoard events, and `metrics`, `trajectories` and `tasks` as `.jsonl` in `workdir`."""
 
     def __init__(self, workdir: pathlib.Path, step: int):
         """`step`: the first step that will be written."""
         self._board = metric_writers.create_default_writer(str(workdir), asynchronous=False)
         self._lines = JsonLines(workdir / 'metrics.jsonl', step)
         self._trajectories = JsonLines(workdir / 'trajectories.jsonl', step)
+        self._tasks = JsonLines(workdir / 'tasks.jsonl', step)
 
     def write(self, step: int, iteration: int, phase: str, values: Mapping[str, float]) -> None:
         """One step's numbers; what is not finite is left out of the board and is null in the lines."""
@@ -71,8 +72,13 @@ class Metrics:
         """Rollouts for the report, each with its step."""
         self._trajectories.write(records)
 
+    def write_tasks(self, records: Iterable[Json]) -> None:
+        """What became of a step's items, each with its step."""
+        self._tasks.write(records)
+
     def close(self) -> None:
         """Flushes everything."""
         self._board.close()
         self._lines.close()
         self._trajectories.close()
+        self._tasks.close()

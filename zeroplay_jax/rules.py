@@ -72,10 +72,7 @@ def _one_of(*choices: Any) -> Rule:
 
 
 _BELOW_ONE: Rule = lambda x: 0 <= x < 1, 'give 0 or more and less than 1'
-_SEEDS: Rule = (
-    lambda x: len(x) == 2 and x[0] >= 0 and x[1] >= 1,
-    'give (first seed, how many), such as (0, 8)',
-)
+_SEEDS: Rule = lambda x: len(x) == 2 and x[0] >= 0 and x[1] >= 1, 'give (first seed, how many), such as (0, 8)'
 _DEVICES: Rule = lambda x: x == -1 or x >= 1, 'give 1 or more, or -1 for all that are left'
 _HOPS = range(1, 5)
 
@@ -133,7 +130,8 @@ RULES: dict[str, Rule] = {
     'rollout.observation_tokens': _at_least(1),
     'rollout.max_turns': _at_least(1),
     'rollout.tool_timeout': _above(0),
-    'tools.family': _one_of('search_r1', 'qwen'),
+    'rollout.truncated': _one_of('keep', 'drop'),
+    'tools.family': _one_of('search_r1', 'r_search', 'qwen', 'olmo'),
     'tools.top_k': _at_least(1),
     'tools.max_queries': _at_least(1),
     'weights': _one_of('separate', 'shared'),

@@ -44,6 +44,7 @@ def run(config, workdir) -> dict:
     workdir = pathlib.Path(workdir)
     free = FREE_FIELDS + (() if not config.rollout.deterministic else ('rollout.tool_timeout',))
     hosts = Hosts()
+    shown = config.progress and hosts.first
     with _held(hosts, workdir, config.to_dict(), free) as write_config:
         # ---- build ------------------------------------------------------------------------------------------
         parts = _built(hosts, config)
@@ -57,7 +58,7 @@ def run(config, workdir) -> dict:
         checkpoints = Checkpointer(workdir, config.checkpoint.keep)
         loop: dict[str, Any] = {'cursor': 0, 'evaluations': {}, 'seconds': 0.0}
         if checkpoints.latest() is not None:
-            with progress.clock('restore'):
+            with progress.clock('restore', shown):
                 states, found = checkpoints.restore(engine.states())
             loop = dict(found)
             engine.restore(states, loop['engine'])
@@ -69,13 +70,16 @@ def run(config, workdir) -> dict:
         # ---- play -------------------------------------------------------------------------------------------
         if loop['cursor'] < len(steps):
             metrics = Metrics(workdir, loop['cursor']) if hosts.first else None
-            with _Bar(config.progress and hosts.first, steps, loop['cursor']) as bar:
+            with _Bar(shown, steps, loop['cursor']) as bar:
                 for step in steps[loop['cursor'] :]:
                     bar.begin(step)
                     values, rows = _play(parts, engine, step, loop['evaluations'], bar.tick)
                     if metrics:
                         metrics.write(step.number, step.phase.iteration, step.phase.name, values)
-                        metrics.write_trajectories(_records(parts.table, step, rows, config.log_trajectories))
+                        metrics.write_trajectories(_records(config, parts.table, step, rows))
+                        about = {'system': config.recipe, 'step': step.number, 'iteration': step.phase.iteration}
+                        if step.phase.name != 'evaluation':
+                            metrics.write_tasks({**about, 'phase': step.phase.name, **fate} for fate in engine.fates)
                     bar.end(values)
                     done = step.number + 1
                     if done % config.checkpoint.every == 0 or done == len(steps):
@@ -99,7 +103,7 @@ def run(config, workdir) -> dict:
         }
         for name, learner in engine.learners.items():
             if not hosts.gather((workdir / 'policy' / name).exists())[0]:
-                with progress.clock(f'export {name}'):
+                with progress.clock(f'export {name}', shown):
                     hf.save(workdir / 'policy' / name, parts.model, learner.params, like=parts.folder)
         if not hosts.first:
             return summary
@@ -174,8 +178,8 @@ def _rendering_check(codec: Codec, rows: list[Row]) -> dict[str, float]:
     return {'same_ids_when_rendered_again': float(np.mean(same))}
 
 
-def _records(table, step: Step, rows: list[Row], limit: int):
-    """About `limit` rollouts of a step, as the report reads them: whole questions, spread over the hop counts."""
+def _records(config, table, step: Step, rows: list[Row]):
+    """About `log_trajectories` rollouts of a step, as the report reads them: whole questions, spread over the hops."""
     questions: dict[tuple, list[Row]] = {}
     for row in rows:
         questions.setdefault((row.role, row.trajectory.identity[:-1]), []).append(row)
@@ -184,14 +188,19 @@ def _records(table, step: Step, rows: list[Row], limit: int):
         by_hops.setdefault(group[0].info.get('hops'), []).append(group)
     picked: list[Row] = []
     for turn in itertools.zip_longest(*by_hops.values()):
-        picked += [row for group in turn if group and len(picked) < limit for row in group]
+        picked += [row for group in turn if group and len(picked) < config.log_trajectories for row in group]
     for row in picked:
         t, codec = row.trajectory, table.roles[row.role].env.codec
         yield {
+            'system': config.recipe,
             'step': step.number,
             'iteration': step.phase.iteration,
             'phase': step.phase.name,
             'role': row.role,
+            'weights': t.weights,
+            'version': t.version,
+            'rollout': list(t.identity),
+            'parent': row.info.get('task'),  # the item whose rollout made the question
             'group': row.group,
             'reward': row.reward,
             'parts': row.parts,
@@ -199,6 +208,7 @@ def _records(table, step: Step, rows: list[Row], limit: int):
             'drop': row.drop,
             'finish': t.finish,
             'info': row.info,
+            'teacher': None if row.teacher_prompt is None else codec.decode(row.teacher_prompt),
             'segments': [{name: piece[name] for name in ('source', 'text')} for piece in segments(codec, t)],
         }
 

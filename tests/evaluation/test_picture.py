@@ -1,6 +1,7 @@
 """The picture of a run: what it draws is what summary.json says."""
 
 import json
+import pathlib
 import re
 import xml.etree.ElementTree as ET
 
@@ -9,6 +10,7 @@ import sample_run
 
 from zeroplay_jax import report as command
 
+ROOT = pathlib.Path(__file__).parents[2]
 NAME = '{http://www.w3.org/2000/svg}'
 
 
@@ -47,9 +49,26 @@ def test_lines_go_through_the_evaluations_in_order_of_steps(ended, tmp_path, cap
     assert min(b - a for a, b in zip(sorted(labels), sorted(labels)[1:])) >= 13
 
 
+def test_its_text_can_be_read_on_white_and_on_black(ended, tmp_path):
+    command.main([str(ended), '--picture', str(tmp_path / 'curve.svg')])
+    (ink,) = {text.get('fill') for text in ET.parse(tmp_path / 'curve.svg').getroot().iter(f'{NAME}text')}
+    parts = [int(ink[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    light = sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear))
+    assert 1.05 / (light + 0.05) >= 4.5 and (light + 0.05) / 0.05 >= 4.5  # the contrast of WCAG
+    shipped = (ROOT / 'benchmarks/results/quickstart.svg').read_text()
+    assert set(re.findall(r'<text [^>]*fill="(\S+)"', shipped)) == {ink}
+
+
 def test_a_run_that_has_not_ended_and_a_missing_folder_are_told(ended, tmp_path, capsys):
     assert command.main([str(ended), '--picture', str(tmp_path / 'no' / 'curve.svg')]) == 2
     assert 'make it first' in capsys.readouterr().err
+    summary = json.loads((ended / 'summary.json').read_text())
+    for damaged in ([1], {'evaluations': {'0': [1], '9': [1]}}, {'evaluations': {'0': {'1': []}, '9': {'1': []}}}):
+        (ended / 'summary.json').write_text(json.dumps(summary | {'results': damaged}))
+        assert command.main([str(ended), '--picture', str(tmp_path / 'curve.svg')]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert '"results" of summary.json is damaged; give the command of the run again' in line
     (ended / 'summary.json').unlink()
     assert command.main([str(ended), '--picture', str(tmp_path / 'curve.svg')]) == 2
     assert 'let the run end first' in capsys.readouterr().err and not (tmp_path / 'curve.svg').exists()

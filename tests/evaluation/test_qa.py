@@ -6,9 +6,10 @@ import pathlib
 import subprocess
 import sys
 
+import huggingface_hub
 import pytest
 
-from zeroplay_jax import compare
+from zeroplay_jax import compare, inputs
 from zeroplay_jax.evaluation import qa
 from zeroplay_jax.mini.world import World, evaluation_questions
 from zeroplay_jax.types import UserError
@@ -57,6 +58,46 @@ def test_open_tasks_are_graded_rubric_by_rubric(tmp_path):
 def test_neither_a_file_nor_a_name():
     with pytest.raises(UserError, match='neither a file nor one of nq, triviaqa'):
         qa.load('nqq')
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """The public collection as one has it online, with three questions of NQ; `hub[0]` is what a call raises."""
+    path, faults = tmp_path / 'hub' / 'test.jsonl', [None]
+    path.parent.mkdir()
+    lines = [{'question': f'nq {i}', 'golden_answers': ['a']} for i in range(3)]
+    path.write_text('\n'.join(map(json.dumps, lines)))
+
+    def fetched(collection, name, repo_type):
+        assert (collection, name, repo_type) == ('RUC-NLPIR/FlashRAG_datasets', 'nq/test.jsonl', 'dataset')
+        if faults[0]:
+            raise faults[0]
+        return str(path)
+
+    monkeypatch.setattr(huggingface_hub, 'hf_hub_download', fetched)
+    return faults
+
+
+def test_a_public_set_becomes_a_file_to_measure_by(hub, tmp_path, capsys):
+    out = tmp_path / 'data' / 'nq_test.jsonl'
+    asked = ['questions', '--sets', 'nq', '--out', str(out)]
+    assert inputs.main(asked) == 0  # the folder is made, too
+    assert f'to be measured by: --config.eval.file={out}' in capsys.readouterr().out
+    assert {q['question'] for q in qa.load(str(out))} == {q['question'] for q in qa.load('nq')}
+    assert {q['source'] for q in qa.load(str(out))} == {'nq'}
+    more = tmp_path / 'more.jsonl'
+    more.write_text('{"question": "NQ 1?", "answer": "a"}\n{"question": "other", "answer": "a"}')
+    assert inputs.main(['questions', '--sets', str(more), '--not-in', 'nq', '--out', str(out)]) == 0
+    assert [q['question'] for q in qa.load(str(out))] == ['other']
+    assert 'taken by recipe dspo with --config.inputs.questions=' in capsys.readouterr().out
+
+
+def test_without_a_connection_one_line_says_so(hub, tmp_path, capsys):
+    hub[0] = OSError('no route\nto the host')
+    assert inputs.main(['questions', '--sets', 'nq', '--out', str(tmp_path / 'new' / 'nq.jsonl')]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == 'zeroplay_jax.inputs: nq could not be fetched (no route); give a file of JSON lines instead'
+    assert not (tmp_path / 'new').exists()
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=f'{DATA} is not there')

@@ -48,6 +48,14 @@ def test_torn_and_missing_files_are_told_not_fatal(tmp_path):
     )
 
 
+def test_a_trajectory_whose_segments_are_none_is_damaged(tmp_path):
+    rows = [sample_run.trajectory(0) | {'segments': segments} for segments in (['a'], [{}, 1], [])]
+    sample_run.write_lines(tmp_path / 'trajectories.jsonl', rows)
+    read = report.read_run(tmp_path)
+    assert [row['segments'] for row in read['trajectories']] == [[]]
+    assert any('2 damaged lines of trajectories.jsonl were left out (line 1, 2)' in note for note in read['notes'])
+
+
 def test_a_failed_write_leaves_the_old_page(run, monkeypatch):
     before = report.write_report(run).read_bytes()
 
@@ -78,11 +86,11 @@ def test_other_questions_give_no_interval(run, tmp_path):
     assert data['against'][1]['mean'] == pytest.approx([0.05])
     assert any('the held-out questions are others' in note for note in data['runs'][1]['notes'])
     summary = json.loads((strange / 'summary.json').read_text())
-    del summary['results']
-    (strange / 'summary.json').write_text(json.dumps(summary))
-    data = _data(report.write_report(run, strange, out=tmp_path / 'both.html'))
-    assert data['against'][1]['4'] == pytest.approx([0.05])
-    assert any('result of every question' in note for note in data['runs'][1]['notes'])
+    for results in (None, [1], {'after': {'one': [1]}}):
+        (strange / 'summary.json').write_text(json.dumps(summary | {'results': results}))
+        data = _data(report.write_report(run, strange, out=tmp_path / 'both.html'))
+        assert data['against'][1]['4'] == pytest.approx([0.05])
+        assert any('result of every question' in note for note in data['runs'][1]['notes'])
 
 
 def test_runs_of_one_name_are_told_apart(run, tmp_path):
@@ -111,6 +119,9 @@ def test_the_command_writes_where_it_says(run, other, tmp_path, capsys):
         (['{run}', '{run}/../one'], 'is named twice'),
         (['{run}', '--out', '{empty}'], 'is a folder; name the file to write'),
         (['{run}', '--out', '{empty}/no/page.html'], 'make it first'),
+        ([], 'the following arguments are required: WORKDIR; python -m zeroplay_jax.report --help'),
+        (['{run}', '{run}', '--picture', '{empty}/curve.svg'], 'give one WORKDIR and no --out'),
+        (['{run}', '--picture', '{empty}/curve.svg', '--out', '{empty}/page.html'], 'give one WORKDIR and no --out'),
     ],
 )
 def test_mistakes_are_one_line_and_code_2(run, tmp_path, capsys, arguments, said):

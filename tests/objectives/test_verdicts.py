@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from zeroplay_jax.objectives.verdicts import final_answer, grade, rubrics, verdict, yes_no
+from zeroplay_jax.objectives.verdicts import grade, rubrics, verdict, yes_no
 
 
 @pytest.mark.parametrize(
@@ -186,30 +186,6 @@ def test_limits_of_rubrics_are_arguments():
     assert len(rubrics(listed(*GOOD, item('w ' * 25)))) == 4
 
 
-@pytest.mark.parametrize(
-    'text, wanted',
-    [
-        ('It is in France. Answer: Paris', 'Paris'),
-        ('Answer: Lyon\nNo. Answer: Paris\nbecause', 'Paris'),
-        ('**Answer:** *Paris*', 'Paris'),
-        ('Final answer :  Paris.', 'Paris.'),
-        ('ANSWER\uff1a Paris', 'Paris'),
-        ('Answer:\n\nParis\nmore', 'Paris'),
-        ('<think>Answer: Lyon</think>Answer: Paris', 'Paris'),
-        ('The answer is Paris', None),
-        ('The answer Paris follows: Paris', None),
-        ('Subanswer: Paris', None),
-        ('Answer:', None),
-        ('Answer: ** **', None),
-        ('Answer: Paris. Answer:', None),
-        ('<think>Answer: Paris', None),
-        ('', None),
-    ],
-)
-def test_final_answer(text, wanted):
-    assert final_answer(text) == wanted
-
-
 HOSTILE = [
     '<rubric priority=' * 20_000,
     '<rubrics>' + '<rubric priority="critical">' * 20_000 + '</rubrics>',
@@ -226,7 +202,7 @@ HOSTILE = [
 @pytest.mark.parametrize('text', HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_text_is_nothing_to_any_reader(text):
     """Long and crooked replies come back at once and say nothing."""
-    assert [reader(text) for reader in (verdict, yes_no, grade, rubrics, final_answer)] == [None] * 5
+    assert [reader(text) for reader in (verdict, yes_no, grade, rubrics)] == [None] * 4
 
 
 def test_verdicts_need_no_jax():

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from retrieval import build, folder, query, shards
+from retrieval import build, folder, query, server, shards
 from retrieval.corpus import contents
 from retrieval.lexical import LexicalEncoder
 from retrieval.types import RetrievalError
@@ -250,6 +250,9 @@ def test_the_commands_refuse_in_one_line(corpus, built, tmp_path, monkeypatch):
     assert 'GB are needed' in command(build.main, '--corpus', corpus, '--out', tmp_path / 'big', '--kind', 'bm25')
     assert 'manifest.json' in command(query.main, '--index', tmp_path, 'a')
     assert 'k is 0' in command(query.main, '--index', built / 'bm25', '--k', 0, 'a')
+    assert 'no query is given; write one' in command(query.main, '--index', built / 'bm25')
+    for main in (build.main, query.main, server.main):
+        assert 'arguments are required: --' in command(main)
 
 
 def test_query_prints_passages_and_verifies(built, capsys):

@@ -187,6 +187,13 @@ def test_an_index_that_cannot_be_opened_ends_the_server(tmp_path):
         server.serve(load, '127.0.0.1', 0, server.Limits())
 
 
+def test_a_folder_without_an_index_is_refused_before_anything_listens(tmp_path, caplog):
+    caplog.set_level('INFO')
+    with pytest.raises(SystemExit, match='manifest.json: cannot be read'):
+        server.main(['--index', str(tmp_path), '--port', '0'])
+    assert not caplog.records
+
+
 def test_a_port_in_use_is_named(url, index):
     with pytest.raises(RetrievalError, match='cannot listen there'):
         server.serve(lambda: (index, 'x'), '127.0.0.1', int(url.rpartition(':')[2]), server.Limits())

@@ -48,7 +48,7 @@ def test_the_same_text_written_by_us_does(codec):
     assert len(codec.encode('<answer>')) == 1 and set(codec.encode('<|im_end|>')) <= codec.added_ids
 
 
-@pytest.mark.parametrize('family', ['search_r1', 'qwen'])
+@pytest.mark.parametrize('family', tools.FAMILIES)
 @pytest.mark.parametrize('text', ATTACKS)
 def test_a_page_cannot_forge_structure(codec, family, text):
     """The observation holds exactly the added tokens that one without the attack holds."""
@@ -57,7 +57,8 @@ def test_a_page_cannot_forge_structure(codec, family, text):
     attacked = tools.family(family).observation(codec, [[document]], 400)
     clean = tools.family(family).observation(codec, [[plain]], 400)
     control = lambda ids: [int(i) for i in ids if int(i) in codec.added_ids]
-    assert control(attacked) == control(clean) and len(control(clean)) >= 2
+    least = 0 if family == 'r_search' else 2  # its tags are plain text to this tokenizer
+    assert control(attacked) == control(clean) and len(control(clean)) >= least
 
 
 @pytest.mark.parametrize('text', ATTACKS)
@@ -225,12 +226,38 @@ def test_qwen_calls(call, want):
     assert tools.family('qwen').parse(f'<tool_call>\n{json.dumps(call)}\n</tool_call>') == want
 
 
+@pytest.mark.parametrize(
+    'call,want',
+    [
+        ('search(query="who built the bridge")', (('who built the bridge',), None)),
+        (' search( query = "a \\"b\\"" ) ', (('a "b"',), None)),
+        ('search(query="  ")', ((), 'empty_query')),
+        ('shell(query="rm")', ((), 'unknown_tool')),
+        ('search("a")', ((), 'malformed')),
+        ('search(query="a", k=3)', ((), 'malformed')),
+        ('search(query="a" + "b")', ((), 'malformed')),
+        ("search(query='a')", ((), 'malformed')),
+        ('', ((), 'malformed')),
+    ],
+)
+def test_olmo_calls(call, want):
+    assert tools.family('olmo').parse(f'<think>x</think><function_calls>{call}</function_calls>') == want
+    assert tools.family('olmo').parse(f'<function_calls><function_calls>{call}</function_calls>') == ((), 'malformed')
+
+
+def test_r_search_answers_between_its_own_tags(codec):
+    ids = tools.family('r_search').observation(codec, [[{'title': 'ab', 'text': 'cd'}]], 400)
+    text = codec.decode(ids).strip()
+    assert text.startswith('<observation>') and text.endswith('</observation>')
+    assert '<observation>' in tools.family('r_search').instructions
+
+
 def test_qwen_call_that_is_no_json():
     assert tools.family('qwen').parse('<tool_call>{"name": search}</tool_call>') == ((), 'malformed')
     assert tools.family('qwen').parse('<tool_call>' + '[' * 9999 + '</tool_call>') == ((), 'malformed')
 
 
-@pytest.mark.parametrize('family', ['search_r1', 'qwen'])
+@pytest.mark.parametrize('family', tools.FAMILIES)
 @pytest.mark.parametrize('limit', [40, 60, 90])
 def test_a_long_observation_keeps_its_end_tags(codec, family, limit):
     documents = [[{'title': 'ab', 'text': 'fade "cab" ' * 30}]]
@@ -241,14 +268,14 @@ def test_a_long_observation_keeps_its_end_tags(codec, family, limit):
     assert [int(i) for i in cut if int(i) in codec.added_ids] == control
 
 
-@pytest.mark.parametrize('family', ['search_r1', 'qwen'])
+@pytest.mark.parametrize('family', tools.FAMILIES)
 def test_calls_survive_their_own_parser(family):
     calls = tools.family(family)
     assert calls.parse('x ' + calls.call_text(['the "end" é'])) == (('the "end" é',), None)
 
 
 def test_an_unknown_family_names_the_known(codec):
-    with pytest.raises(ValueError, match='search_r1, qwen'):
+    with pytest.raises(ValueError, match='search_r1, r_search, qwen, olmo'):
         tools.family('hermes')
 
 

@@ -205,3 +205,49 @@ def test_slots_and_other_weights_leave_the_devices_during_an_update(policy, monk
     assert {x.sharding.memory_kind for x in jax.tree.leaves(lanes['other'].params)} == {'device'}
     lanes['other'].sampler.put(prompt)
     assert int(lanes['other'].sampler.state.length[0]) == 3
+
+
+def test_a_rollout_that_a_limit_ended_is_learnt_from_or_not(policy, monkeypatch):
+    for kind, learnt in (('keep', 8), ('drop', 6)):
+        engine, game = make(policy, lambda item: (1, 0), batch=4)
+        engine.config.rollout.truncated = kind
+        whole = game.episode
+
+        async def one_cut(table, step, task, whole=whole):
+            outcome = await whole(table, step, task)
+            if task.payload['item'] == 2:
+                for row in outcome.rows:
+                    row.trajectory = dataclasses.replace(row.trajectory, finish='turn_tokens')
+            return outcome
+
+        monkeypatch.setattr(game, 'episode', one_cut)
+        values, rows = play(engine, 0)
+        assert sum(row.drop is None for row in rows) == learnt
+        assert values.get('row_drop/truncated', 0) == (8 - learnt) / 8
+        assert [fate['drop'] for fate in engine.fates] == ['truncated'] * (8 - learnt)
+
+
+def test_a_reward_that_is_not_finite_is_told_with_its_rollout(policy):
+    engine, _ = make(policy, lambda item: (float('nan'), 0.0) if item == 1 else (1, 0), batch=3)
+    values, rows = play(engine, 0)
+    assert [row.drop for row in rows] == [None, None, 'nonfinite_reward', None, None, None]
+    assert values['nonfinite_rows'] == pytest.approx(1 / 6) and np.isfinite(values['gradient_norm'])
+
+
+def test_a_batch_without_a_finite_gradient_is_skipped_and_named(policy, monkeypatch):
+    engine, _ = make(policy, lambda item: (1, 0), batch=2)
+    learner = engine.learners['solver']
+    before = jax.tree.map(np.asarray, learner.params)
+    pack = engine._pack
+
+    def poisoned(role, rows, distill):
+        batches = pack(role, rows, distill)
+        return [dataclasses.replace(b, advantage=np.where(b.mask, np.float32('nan'), b.advantage)) for b in batches]
+
+    monkeypatch.setattr(engine, '_pack', poisoned)
+    values, rows = play(engine, 0)
+    assert values['skipped_updates'] == 1
+    (fate,) = engine.fates
+    assert fate['drop'] == 'nonfinite_gradient'
+    assert fate['rollouts'] == [list(row.trajectory.identity) for row in rows]
+    jax.tree.map(np.testing.assert_array_equal, before, jax.tree.map(np.asarray, learner.params))

@@ -20,7 +20,7 @@ RUBRICS = (
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Answers chat completions from a list of texts; an int is an HTTP status instead."""
+    """Answers chat completions from a list of texts; an int is an HTTP status instead, a tuple (text, why it ended)."""
 
     def __init__(self, replies):
         self.replies, self.asked, self.keys = list(replies), [], []
@@ -33,8 +33,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.server.asked.append((self.path, body))
         self.server.keys.append(self.headers['Authorization'])
         reply = self.server.replies.pop(0)
-        message = {'role': 'assistant', 'content': reply}
-        choice = {'index': 0, 'finish_reason': 'stop', 'message': message}
+        text, ended = reply if isinstance(reply, tuple) else (reply, 'stop')
+        message = {'role': 'assistant', 'content': text}
+        choice = {'index': 0, 'finish_reason': ended, 'message': message}
         shape = {'id': 'x', 'object': 'chat.completion', 'created': 0, 'model': 'judge', 'choices': [choice]}
         data = json.dumps({'error': {'message': 'no'}} if isinstance(reply, int) else shape).encode()
         self.send_response(reply if isinstance(reply, int) else 200)
@@ -95,6 +96,24 @@ def test_a_server_that_fails_gives_no_verdict_and_is_counted(judge_of):
 def test_a_passing_failure_is_tried_again(judge_of):
     judge, server = judge_of([500, 'Correct'], retries=1)
     assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is True and len(server.asked) == 2
+
+
+def test_a_verdict_that_was_cut_off_is_none_and_counted(judge_of):
+    judge, _ = judge_of([('Correct', 'length'), ('Correct', 'stop')])
+    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is None and judge.stats['failed'] == 1
+    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is True
+
+
+def test_rubrics_and_grades_may_come_from_other_models(judge_of):
+    judge, server = judge_of([RUBRICS, '<score>1</score>', 'Yes'], rubric_model='writer', grade_model='grader')
+
+    async def ask():
+        await judge.rubrics((0,), 'Describe Lomi.', 'doc')
+        await judge.grade((0,), 'Describe Lomi.', 'It is a city.', 'Name the city.')
+        await judge.gate((0,), 'entities', 'Describe Lomi.', 'doc')
+
+    asyncio.run(ask())
+    assert [body['model'] for _, body in server.asked] == ['writer', 'grader', 'judge']
 
 
 def test_the_key_comes_from_the_environment(judge_of, monkeypatch):

@@ -9,13 +9,13 @@ from zeroplay_jax.selfplay.task_pool import TaskPool
 def filled(n=10):
     pool = TaskPool()
     for i in range(n):
-        assert pool.add({'question': f'What is number {i}?', 'answers': [str(i)], 'hops': 1})
+        assert pool.add({'question': f'What is number {i}?', 'answers': [str(i)], 'hops': 1}) is None
     return pool
 
 
 def test_repeats_are_turned_away_and_counted():
     pool = filled(3)
-    assert not pool.add({'question': 'what is   NUMBER 1', 'answers': ['x']})
+    assert pool.add({'question': 'what is   NUMBER 1', 'answers': ['x']}) == 'duplicate'
     pool.drop('unparsable')
     assert len(pool.questions) == 3 and pool.drops == {'duplicate': 1, 'unparsable': 1}
 
@@ -23,11 +23,15 @@ def test_repeats_are_turned_away_and_counted():
 def test_of_one_document_the_first_task_is_taken():
     pool = TaskPool()
     ask = lambda text, document: pool.add({'question': text, 'answers': [], 'only': document})
-    assert ask('Describe Rome.', 'a') and not ask('Describe its founder.', 'a') and ask('Describe Paris.', 'b')
+    assert [ask('Describe Rome.', 'a'), ask('Describe its founder.', 'a'), ask('Describe Paris.', 'b')] == [
+        None,
+        'document_taken',
+        None,
+    ]
     assert pool.drops == {'document_taken': 1}
     again = TaskPool()
     again.restore(json.loads(json.dumps(pool.state())))
-    assert not again.add({'question': 'Plan a visit.', 'answers': [], 'only': 'b'})
+    assert again.add({'question': 'Plan a visit.', 'answers': [], 'only': 'b'}) == 'document_taken'
 
 
 def test_every_question_comes_once_per_round():
@@ -55,4 +59,4 @@ def test_state_survives_json():
     again = TaskPool()
     again.restore(json.loads(json.dumps(pool.state())))
     assert again.state() == pool.state() and again.batch(0, 0, 3, 3) == pool.batch(0, 0, 3, 3)
-    assert not again.add(dict(pool.questions[0]))
+    assert again.add(dict(pool.questions[0])) == 'duplicate'

@@ -246,7 +246,7 @@ class Agent:
             put_tokens=s.put_tokens,
             eos=codec.eos_ids,
         )
-        params = transformer.published(model, hf.load(folder, model, mesh))
+        params = transformer.published(model, hf.load(folder, model, mesh, shown=False))
         self._lane = Lane(Sampler(model, sampler, mesh), config.seed)
         self._scheduler = Scheduler({'solver': self._lane}, deterministic=False, tool_timeout=c.tool_timeout)
         self._scheduler.publish('solver', params, 0)

@@ -15,7 +15,7 @@ from zeroplay_jax.types import UserError
 
 WIDTH, HEIGHT = 720, 320
 LEFT, RIGHT, TOP, BOTTOM = 48, 92, 34, 40
-INK, BOLD, FAINT = '#768390', '#2f81f7', '#768390'  # readable on white and on black
+INK, BOLD = '#6b7785', '#2f81f7'  # the ink, of all text, has 4.5 : 1 on white and on black
 
 
 def write_picture(run: dict[str, Any], out: str | os.PathLike[str]) -> Path:
@@ -25,19 +25,24 @@ def write_picture(run: dict[str, Any], out: str | os.PathLike[str]) -> Path:
       run: of `report.read_run`, ended and with at least two evaluations.   out: the file, replaced in one move.
 
     Raises:
-      UserError: the run has not ended, or there is no folder for the file.
+      UserError: the run has not ended, summary.json is damaged, or there is no folder for the file.
     """
     target = Path(out)
     if not target.absolute().parent.is_dir():
         raise UserError(f'{target}: there is no folder {target.parent}; make it first')
-    evaluations = (run['summary'].get('results') or {}).get('evaluations') or {}
-    if len(evaluations) < 2:
+    try:
+        evaluations = (run['summary'].get('results') or {}).get('evaluations') or {}
+        points = [
+            (int(step), {int(hop): np.asarray(flags, bool) for hop, flags in by_hop.items()})
+            for step, by_hop in sorted(evaluations.items(), key=lambda item: int(item[0]))
+        ]
+        drawn = _draw(run['name'], points) if len(points) > 1 else ''
+    except (AttributeError, KeyError, TypeError, ValueError):
+        mend = 'give the command of the run again, which writes it anew'
+        raise UserError(f'{run["name"]}: "results" of summary.json is damaged; {mend}') from None
+    if not drawn:
         raise UserError(f'{run["name"]}: fewer than two evaluations in summary.json; let the run end first')
-    points = [
-        (int(step), {int(hop): np.asarray(flags, bool) for hop, flags in by_hop.items()})
-        for step, by_hop in sorted(evaluations.items(), key=lambda item: int(item[0]))
-    ]
-    write_whole(target, _draw(run['name'], points))
+    write_whole(target, drawn)
     return target
 
 
@@ -62,7 +67,7 @@ def _draw(name: str, points: list[tuple[int, dict[int, np.ndarray]]]) -> str:
         ),
     ]
     for value in (0, 0.25, 0.5, 0.75, 1):
-        parts.append(f'<path d="M{LEFT} {y(value)}H{WIDTH - RIGHT}" stroke="{FAINT}" stroke-opacity=".3"/>')
+        parts.append(f'<path d="M{LEFT} {y(value)}H{WIDTH - RIGHT}" stroke="{INK}" stroke-opacity=".3"/>')
         parts.append(text(LEFT - 8, y(value) + 4, f'{value:g}', 'text-anchor="end"'))
     parts += [text(x(step), HEIGHT - BOTTOM + 18, str(step), 'text-anchor="middle"') for step in steps]
     parts.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, 'step of the run', 'text-anchor="middle"'))
@@ -70,7 +75,7 @@ def _draw(name: str, points: list[tuple[int, dict[int, np.ndarray]]]) -> str:
     for hop in points[0][1]:
         values = [float(by_hop[hop].mean()) for _, by_hop in points]
         drawn = line(zip(steps, values))
-        parts.append(f'<polyline points="{drawn}" fill="none" stroke="{FAINT}" stroke-dasharray="4 3"/>')
+        parts.append(f'<polyline points="{drawn}" fill="none" stroke="{INK}" stroke-dasharray="4 3"/>')
         ends.append((y(values[-1]), f'{hop} hop{"s" * (hop > 1)} {values[-1]:.2f}', ''))
     band = line([*zip(steps, (high for _, _, high in means)), *zip(steps[::-1], [low for _, low, _ in means][::-1])])
     parts.append(f'<polygon points="{band}" fill="{BOLD}" fill-opacity=".2"/>')

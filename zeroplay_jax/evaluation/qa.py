@@ -11,12 +11,14 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import logging
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from retrieval import progress
 from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.rollout.scheduler import Request
 from zeroplay_jax.selfplay import files, inputs, solving
@@ -56,28 +58,30 @@ def load(name: str, limit: int = 0, seed: int = 0, rubrics: bool = False) -> lis
     Raises:
       UserError: neither a file nor a public name; a line that cannot be used; no connection.
     """
-    path = pathlib.Path(name)
-    if not path.is_file():
-        if rubrics or name not in PUBLIC:
-            raise UserError(
-                f'--sets: {name}: no such file'
-                if rubrics
-                else f'--sets: {name} is neither a file nor one of {", ".join(PUBLIC)}'
-            )
-        path = _fetch(name)
-    found = inputs.given_tasks(str(path)) if rubrics else files.questions(str(path))
+    found = inputs.given_tasks(name) if rubrics else files.questions(path_of(name))
     return files.drawn(found, limit or len(found), seed)
 
 
-def _fetch(name: str) -> pathlib.Path:
+def path_of(name: str) -> str:
+    """Where the lines of a set are: the file that it names, or that of a public set, fetched.
+
+    Raises:
+      UserError: neither a file nor a public name; no connection.
+    """
+    if pathlib.Path(name).is_file():
+        return name
+    if name not in PUBLIC:
+        raise UserError(f'{name} is neither a file nor one of {", ".join(PUBLIC)}; give a file of JSON lines')
     import huggingface_hub
 
+    logging.getLogger('huggingface_hub').setLevel(logging.ERROR)  # what it tries again is told once, at the end
+    huggingface_hub.utils.disable_progress_bars()
     try:
-        file = huggingface_hub.hf_hub_download(COLLECTION, f'{name}/{PUBLIC[name]}.jsonl', repo_type='dataset')
+        with progress.clock(f'fetch {name}'):
+            return huggingface_hub.hf_hub_download(COLLECTION, f'{name}/{PUBLIC[name]}.jsonl', repo_type='dataset')
     except Exception as error:  # whatever a connection or a cache can raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f'--sets: {name} could not be fetched ({reason}); give a file of JSON lines instead') from None
-    return pathlib.Path(file)
+        raise UserError(f'{name} could not be fetched ({reason}); give a file of JSON lines instead') from None
 
 
 def answer_all(

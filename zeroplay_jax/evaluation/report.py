@@ -133,7 +133,10 @@ def _against(first: dict[str, Any], run: dict[str, Any]) -> dict[str, list[float
     differences stand without an interval, and the run's notes say why.
     """
     sides = [one['summary'].get('results') or {} for one in (first, run)]
-    flags = [{int(hop): np.asarray(values) for hop, values in side.get('after', {}).items()} for side in sides]
+    try:
+        flags = [{int(hop): np.asarray(values) for hop, values in side.get('after', {}).items()} for side in sides]
+    except (AttributeError, ValueError):  # what a run does not write there
+        flags = [{}]
     why = ''
     if not all(flags):
         why = 'summary.json does not hold the result of every question'
@@ -204,6 +207,11 @@ def _object(path: Path, why: str, notes: list[str]) -> dict[str, Any]:
     return value or {}
 
 
+def _has(row: dict[str, Any], fields: dict[str, type]) -> bool:
+    whole = all(isinstance(row.get(name), kind) for name, kind in fields.items())
+    return whole and ('segments' not in fields or all(isinstance(part, dict) for part in row['segments']))
+
+
 def _lines(path: Path, fields: dict[str, type], notes: list[str]) -> list[dict[str, Any]]:
     """Objects of a JSON-lines file that have the fields; says in notes which lines were left out."""
     if not path.is_file():
@@ -213,7 +221,7 @@ def _lines(path: Path, fields: dict[str, type], notes: list[str]) -> list[dict[s
     with path.open(encoding='utf-8', errors='replace') as file:
         for last, line in enumerate(file, 1):
             row = _parse(line) if line.strip() else {}
-            if row is not None and all(isinstance(row.get(name), kind) for name, kind in fields.items()):
+            if row is not None and _has(row, fields):
                 rows.append(row)
             elif row != {}:
                 bad.append(last)

@@ -18,6 +18,7 @@ import hashlib
 import json
 import pathlib
 import shutil
+import sys
 import tempfile
 import zlib
 
@@ -227,7 +228,8 @@ def train(stage: Stage, config, params, codec: Codec, stock, seed: int, log):
             if (step + 1) % INFO_EVERY == 0 or step + 1 == stage.steps:
                 means = {k: float(np.mean([float(i[k]) for i in seen])) for k in seen[0]}
                 log.append({'stage': stage.name, 'step': step + 1, **means})
-                print(json.dumps(log[-1]), flush=True)
+                bar.write(json.dumps(log[-1]))  # above the bar, where there is one
+                sys.stdout.flush()
                 seen = []
     return params
 
@@ -328,7 +330,7 @@ def main() -> None:
     parser.add_argument(
         '--out', type=pathlib.Path, default=HERE, help='where clean/ and base/ go; without it over the ones that ship'
     )
-    parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument('--seed', type=int, default=0, help='of weights and episodes (0)')
     args = parser.parse_args()
     build(args.out, args.seed)
 

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument('--worlds', type=int, default=4, help='how many encyclopedias, 132 articles each (4)')
     parser.add_argument('--questions', type=int, default=15, help='per number of hops (15)')
-    parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument('--seed', type=int, default=0, help='of the first encyclopedia; the others follow (0)')
     args = parser.parse_args(argv)
     try:
         count = write(args.out, args.worlds, args.questions, args.seed)

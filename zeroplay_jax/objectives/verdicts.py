@@ -24,9 +24,7 @@ _DENIALS = frozenset(('no', 'not', 'false', 'never'))
 _SENTENCE_END = re.compile(r'[.!\n\u3002]')
 # A question mark counts as a word, so that a verdict that is only asked for is not taken as given.
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*|\?")
-_MARKER = re.compile(r'(?<!\w)answer\s*[:\uff1a]', re.IGNORECASE)
 _RUBRIC = re.compile(r'<rubric\s+priority\s*=\s*(["\']?)(critical|important|bonus)\1\s*>([^<>]*)</rubric>')
-_EMPHASIS = ' \t\r\n*_`'
 
 
 def verdict(text: str) -> bool | None:
@@ -72,17 +70,6 @@ def rubrics(text: str, minimum: int = 3, maximum: int = 5, words: int = 25) -> l
     if len({item['text'] for item in items}) < len(items):
         return None
     return items if all(1 <= len(item['text'].split()) <= words for item in items) else None
-
-
-def final_answer(text: str) -> str | None:
-    """What follows the last "Answer:" up to the end of its line (or the next one's), without emphasis, or None.
-
-    The colon is asked for: the word alone also occurs in what is said before.
-    """
-    reply = _reply(text)
-    end = max((found.end() for found in _MARKER.finditer(reply)), default=len(reply))
-    line = reply[end:].strip(_EMPHASIS).partition('\n')[0]
-    return line.strip(_EMPHASIS) or None
 
 
 def _reply(text: str) -> str:

@@ -136,7 +136,9 @@ def _place(found: _Stored, tensor: Tensor, place, dtype) -> jax.Array:
     return jax.make_array_from_single_device_arrays(tensor.shape, place, parts)
 
 
-def load(folder, config: ModelConfig | None = None, mesh=None, dtype=np.float32, owned: bool = False) -> Params:
+def load(
+    folder, config: ModelConfig | None = None, mesh=None, dtype=np.float32, owned: bool = False, shown: bool = True
+) -> Params:
     """Parameters of a folder as a nested dict of jax arrays.
 
     All headers are checked before the first tensor is read. Tensors pass through host memory one slice at a time.
@@ -147,6 +149,7 @@ def load(folder, config: ModelConfig | None = None, mesh=None, dtype=np.float32,
       mesh: where given, every array is made directly in its shards, and only this process's slices are read.
       dtype: of the parameters, whatever that of the files.
       owned: of `mesh`, the layout of what an update keeps, see `sharding.parameter_sharding`.
+      shown: whether a bar is drawn on a terminal.
 
     Raises:
       CheckpointError: a file that is torn or a tensor that is missing, duplicated, of a wrong shape or type, by name.
@@ -164,7 +167,7 @@ def load(folder, config: ModelConfig | None = None, mesh=None, dtype=np.float32,
         for name, tensor in wanted.items()
     }
     params: Params = {}
-    with progress.bar(len(wanted), 'tensors', 'load') as bar:
+    with progress.bar(len(wanted), 'tensors', 'load', shown=shown) as bar:
         for name, tensor in wanted.items():
             node = params
             *parents, leaf = name.split('/')

@@ -83,11 +83,14 @@ class Tools(abc.ABC):
 class SearchR1(Tools):
     """`<search>query</search>` in the running text; the reply follows in the same turn (Search-R1)."""
 
-    name, call_stop, style = 'search_r1', '</search>', 'search_r1'
-    instructions = (
-        'To search, write <search>what to look for</search>; the passages found come back between <information> and '
-        '</information>.'
-    )
+    name, call_stop, style, reply = 'search_r1', '</search>', 'search_r1', 'information'
+
+    @property
+    def instructions(self):
+        return (
+            f'To search, write <search>what to look for</search>; the passages found come back between <{self.reply}> '
+            f'and </{self.reply}>.'
+        )
 
     def call_text(self, queries):
         return f'<search>{queries[0]}</search>'
@@ -100,12 +103,34 @@ class SearchR1(Tools):
         return ((query,), None) if query else ((), 'empty_query')
 
     def wrap(self, codec, text, limit):
-        head, tail = codec.encode('\n\n<information>'), codec.encode('</information>\n\n')
+        head, tail = codec.encode(f'\n\n<{self.reply}>'), codec.encode(f'</{self.reply}>\n\n')
         body = codec.encode_plain(text)[: max(limit - len(head) - len(tail), 0)]
         return np.asarray(head + body + tail, np.int32)
 
 
-class Qwen(Tools):
+class RSearch(SearchR1):
+    """The same call; the reply stands between the tags of R-Search's checkpoints (SSP, table 1)."""
+
+    name, reply = 'r_search', 'observation'
+
+
+class Message(Tools):
+    """A family whose reply is a message of its own, as the checkpoint's template writes one of a tool."""
+
+    def reply(self, text: str) -> str:
+        """The content of the message."""
+        return text
+
+    def wrap(self, codec, text, limit):
+        body = codec.encode_plain(text)
+        while True:  # the passages are cut, not the message around them
+            ids = codec.suffix({'role': 'tool', 'content': [Untrusted(self.reply(codec.decode(body)))]})
+            if len(ids) <= limit or not body:
+                return ids
+            body = body[: max(len(body) - max(len(ids) - limit, 1), 0)]
+
+
+class Qwen(Message):
     """`<tool_call>{"name": "search", "arguments": {"query_list": [...]}}</tool_call>`; the reply is a tool message."""
 
     name, call_stop, style = 'qwen', '</tool_call>', 'verl'
@@ -134,17 +159,39 @@ class Qwen(Tools):
         queries = tuple(q.strip() for q in queries)
         return (queries, None) if queries and all(queries) else ((), 'empty_query')
 
-    def wrap(self, codec, text, limit):
-        body = codec.encode_plain(text)
-        while True:  # the passages are cut, not the message around them
-            reply = json.dumps({'result': codec.decode(body)}, ensure_ascii=False)
-            ids = codec.suffix({'role': 'tool', 'content': [Untrusted(reply)]})
-            if len(ids) <= limit or not body:
-                return ids
-            body = body[: max(len(body) - max(len(ids) - limit, 1), 0)]
+    def reply(self, text):
+        return json.dumps({'result': text}, ensure_ascii=False)
 
 
-FAMILIES: dict[str, Tools] = {'search_r1': SearchR1(), 'qwen': Qwen()}
+class Olmo(Message):
+    """`<function_calls>search(query="…")</function_calls>` (OLMo-3; SCOPE); the reply is a tool message."""
+
+    name, call_stop, style = 'olmo', '</function_calls>', 'search_r1'
+    instructions = (
+        'To search, write <function_calls>search(query="what to look for")</function_calls>. The passages found come '
+        'back as a message of the environment.'
+    )
+
+    def call_text(self, queries):
+        return f'<function_calls>search(query={json.dumps(queries[0], ensure_ascii=False)})</function_calls>'
+
+    def parse(self, text):
+        found = re.findall(r'<function_calls>(.*?)</function_calls>', text, re.S)
+        if len(found) != 1 or text.count('<function_calls>') != 1:
+            return (), 'malformed'
+        call = re.fullmatch(r'\s*(\w+)\(\s*query\s*=\s*(".*")\s*\)\s*', found[0], re.S)
+        try:
+            query = json.loads(call[2], strict=False) if call else None
+        except ValueError:
+            query = None
+        if call is None or query is None:
+            return (), 'malformed'
+        if call[1] != 'search':
+            return (), 'unknown_tool'
+        return ((query.strip(),), None) if query.strip() else ((), 'empty_query')
+
+
+FAMILIES: dict[str, Tools] = {tools.name: tools for tools in (SearchR1(), RSearch(), Qwen(), Olmo())}
 
 
 def family(name: str) -> Tools:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from retrieval import folder as index_folder
+from retrieval import progress
 from retrieval.client import Client, Http, InProcess
 from retrieval.corpus import Corpus as Passages
 from retrieval.index import Index, ScannIndex
@@ -23,11 +24,12 @@ _ANY_DEPTH = 4
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """A passage that a proposer may start from; `depth` hops at most can be chained from it."""
+    """A passage that a proposer may start from; at most `depth` hops can be chained from it, `id` is the corpus's."""
 
     title: str
     text: str
     depth: int
+    id: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Opened(Sequence[Document]):
 
     def __getitem__(self, number):
         passage = self._passages.passage(int(number))
-        return Document(passage['title'], passage['text'], _ANY_DEPTH)
+        return Document(passage['title'], passage['text'], _ANY_DEPTH, self._passages.record(int(number)).id)
 
     def __iter__(self) -> Iterator[Document]:
         return (self[i] for i in range(len(self)))
@@ -104,7 +106,8 @@ def _real(config) -> Corpus:
     c = config.retrieval
     folder = pathlib.Path(c.path)
     if c.kind == 'folder':
-        index = index_folder.open_index(folder, encoder_folder=c.encoder or None)
+        with progress.clock('open index', config.progress):
+            index = index_folder.open_index(folder, encoder_folder=c.encoder or None)
         backend: InProcess | Http = InProcess(index, index_folder.fingerprint(folder))
     else:
         backend = Http(c.url, timeout=c.timeout, retries=c.retries)
@@ -171,7 +174,7 @@ def linked_documents(passages: Sequence[tuple[str, str]], deepest: int = _ANY_DE
             return deepest
         return max((depth(to, seen | {to}) for to in links[title] if to not in seen), default=len(seen))
 
-    return tuple(Document(title, text, depth(title, frozenset([title]))) for title, text in passages)
+    return tuple(Document(title, text, depth(title, frozenset([title])), title) for title, text in passages)
 
 
 def able(documents: Sequence[Document], hops: int) -> Sequence[int]:

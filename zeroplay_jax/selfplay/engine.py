@@ -117,6 +117,7 @@ class Engine:
         self.versions: collections.Counter[str] = collections.Counter()
         self.outside_questions = 0  # played items with a question or answer that no player of this run made
         self.drawn = self.drawn_outside = 0  # items drawn in this phase, and of those the ones from outside
+        self.fates: list[Json] = []  # of the last step's items, see `rows.fates`
         self.surplus: dict[str, list[Row]] = {}  # by role: groups beyond a full batch, kept for the next step
         for name in learners:
             self.publish(name)
@@ -137,22 +138,27 @@ class Engine:
         self.scheduler.search_seconds.clear()
         if step.index == 0:
             self.drawn, self.drawn_outside, self.surplus = 0, 0, {}
-        if step.phase.clears_pool and step.index % step.phase.clears_pool == 0:
+        period = step.phase.clears_pool
+        if period and (step.index == 0 or schedules.closes_window(step.index, period)):
             self.pool.clear()
         self.table.hosts.clear()
-        outcomes = self._collect(step, done)
+        tasks, outcomes = self._collect(step, done)
         searched = dict(self._sums(self.table.hosts.together(self.check_search)))
         judged = self._sums(self.table.hosts.gather(self.table.judge_stats - judged))
         if self.table.judge:
             self.table.judge.check(judged)
         rows = [row for outcome in outcomes for row in outcome.rows]
+        for row in rows:
+            if self.config.rollout.truncated == 'drop' and row.trajectory.finish in row_tools.TRUNCATED:
+                row.drop = row.drop or 'truncated'
         stats = row_tools.rollout_stats(rows, outcomes)
         played = time.perf_counter()
+        refused = []
         for outcome in outcomes:
             if outcome.drop:
                 self.pool.drop(outcome.drop)
-            for question in outcome.questions:
-                self.pool.add(question)
+            refused.append([self.pool.add(question) for question in outcome.questions])
+        self.fates = row_tools.fates(tasks, outcomes, refused)
         for role in step.phase.trains:
             prefix = f'{role}/' if len(step.phase.trains) > 1 else ''
             learnt = self._learn(step, role, [r for r in rows if r.role == role])
@@ -176,8 +182,9 @@ class Engine:
             'search_seconds/p95': float(np.percentile(seconds, 95)),
         }, rows
 
-    def _collect(self, step: Step, done) -> list[Outcome]:
-        """Plays items until the batch is full or the recipe has no more; the outcomes in the order of issue."""
+    def _collect(self, step: Step, done) -> tuple[list[Task], list[Outcome]]:
+        """Plays items until the batch is full or the recipe has no more; items and outcomes in the order of issue."""
+        played: list[Task] = []
         outcomes: list[Outcome] = []
         draw = Draw(self.drawn, missing=self._lacks(step, []), outside=self.drawn_outside)
         while tasks := self.recipe.tasks(step, self.pool, draw):
@@ -185,12 +192,13 @@ class Engine:
             self.outside_questions += outside
             play = functools.partial(self.recipe.episode, self.table, step)
             outcomes += self.table.play({t.identity: functools.partial(play, t) for t in tasks}, done)
+            played += tasks
             rows = [row for outcome in outcomes for row in outcome.rows]
             taken = len(tasks)
             lacks = self._lacks(step, rows)
             draw = Draw(draw.phase + taken, draw.step + taken, draw.round + 1, lacks, draw.outside + outside)
         self.drawn, self.drawn_outside = draw.phase, draw.outside
-        return outcomes
+        return played, outcomes
 
     @staticmethod
     def _sums(counts: Sequence[Mapping[str, float]]) -> collections.Counter:
@@ -256,15 +264,20 @@ class Engine:
         stats |= more
         for row, a in zip(rows, value):
             row.advantage = float(a)
+            if not np.isfinite(row.reward):
+                row.drop = row.drop or 'nonfinite_reward'
         distill = schedules.alpha_at(c.distill_coef, step.phase.iteration) if c.distill_top_k else 0.0
-        batches = [
-            self._pack(role, [rows[i] for i in p], distill) for p in np.array_split(range(len(rows)), c.minibatches)
-        ]
+        parts = [[rows[i] for i in part] for part in np.array_split(range(len(rows)), c.minibatches)]
+        batches = [self._pack(role, part, distill) for part in parts]
         with self._room(weights):
             if c.old_logp == 'trainer':  # before the first update of the batch
                 batches = [learner.rescore(role, batch) for batch in batches]
-            for batch in batches:
-                stats = _add(stats, learner.update(role, batch, distill))
+            for part, batch in zip(parts, batches, strict=True):
+                more = learner.update(role, batch, distill)
+                stats = _add(stats, more)
+                if not more.get('gradient_norm', (0.0, 1.0))[1]:
+                    culprits = [list(row.trajectory.identity) for row in part]
+                    self.fates.append({'role': role, 'drop': 'nonfinite_gradient', 'rollouts': culprits})
             learner.follow()
         self.versions[weights] += 1
         self.publish(weights)

@@ -37,6 +37,8 @@ def numbered(path: str, *required: str, answered: bool = True) -> Iterator[tuple
             found = ((i, line) for i, line in enumerate(lines, 1) if line.strip())
             for number, line in found:
                 yield number, _record(line, required, answered)
+    except FileNotFoundError:
+        raise UserError(f'{path}: cannot be read, no such file; give a file of JSON lines') from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f'{path}: cannot be read ({error})') from None
     except _Unusable as error:

@@ -43,7 +43,8 @@ class Documents:
             free += [int(chosen[int(at)]) for at in rng.integers(0, len(chosen), count - len(free))] if count else []
             taken.update(free)
             for document in (self._documents[i] for i in free):
-                items.append(dict(title=document.title, text=document.text, hops=hops))
+                named = {'document_id': document.id} if document.id else {}
+                items.append(dict(title=document.title, text=document.text, hops=hops) | named)
         return [Task((step.number, i), item) for i, item in enumerate(items)]
 
 
@@ -62,8 +63,12 @@ class Assigned:
         self._phases = alternate(config)
         self._sizes = dict(proposer=config.proposer.batch, generate=config.pool.batch)
         cells = collections.defaultdict(list)  # (hops, kind) → documents
+        only = set(config.inputs.types) - {''}
         for item in files.documents(path):
-            cells[item['hops'], item.get('type', '')].append(item)
+            if not only or item.get('type', '') in only:
+                cells[item['hops'], item.get('type', '')].append(item)
+        if only - {kind for _, kind in cells}:
+            raise UserError(f'{path}: no document of type {min(only - {k for _, k in cells})!r}; mend inputs.types')
         self._types = sorted({kind for _, kind in cells})
         asked = [hops for hops, share in enumerate(self._ratio, 1) if share]
         for hops, kind in ((h, kind) for h in asked for kind in self._types):

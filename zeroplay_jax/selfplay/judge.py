@@ -157,13 +157,14 @@ def policy_writer(table, temperature: float):
             )
         except TaskDropped:  # longer than the judge can read
             return None
-        return trajectory.turns[-1].text
+        # A verdict that was cut off may have gone on with "but".
+        return trajectory.turns[-1].text if trajectory.finish == 'eos' else None
 
     return write
 
 
 def endpoint_writer(config, prompt_set: str):
-    """Writes through an OpenAI-compatible server (fields of `config.judge`); what fails for good is None.
+    """Writes through an OpenAI-compatible server (fields of `config.judge`); what fails for good, or is cut, is None.
 
     The key is read from OPENAI_API_KEY, never from the config, which every run writes to its workdir.
     """
@@ -182,11 +183,14 @@ def endpoint_writer(config, prompt_set: str):
         (message,) = prompts.messages(prompt_set, prompt, **fields)
         chat: list[Any] = [{'role': 'user', 'content': ''.join(map(_plain, message['content']))}]
         settings = dict(temperature=config.temperature if heat is None else heat, max_tokens=config.tokens)
+        model = {'judge_rubrics': config.rubric_model, 'judge_grade': config.grade_model}.get(prompt) or config.model
         try:
-            reply = await client().chat.completions.create(model=config.model, messages=chat, **settings)
+            reply = await client().chat.completions.create(model=model, messages=chat, **settings)
         except openai.OpenAIError:
             return None
-        return reply.choices[0].message.content if reply.choices else None
+        # A verdict that was cut off may have gone on with "but".
+        whole = bool(reply.choices) and reply.choices[0].finish_reason != 'length'
+        return reply.choices[0].message.content if whole else None
 
     return write
 

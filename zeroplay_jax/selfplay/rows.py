@@ -5,12 +5,16 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from zeroplay_jax.types import Json, Outcome, Row, Trajectory, Turn
+from zeroplay_jax.types import Json, Outcome, Row, Task, Trajectory, Turn
 
 Stats = dict[str, tuple[float, float]]
+TRUNCATED = ('context', 'turn_tokens', 'turns')  # endings that the policy did not choose
+# What of an item goes into the log beside the questions that were made of it.
+_KNOWN = ('document_id', 'title', 'hops', 'type', 'question', 'answer', 'answers')
 
 
 def rollout_stats(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Stats:
@@ -31,7 +35,7 @@ def rollout_stats(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Stats:
         add('turns', len(t.turns))
         add('tool_calls', t.calls)
         add('tool_error_rate', t.errors, sum(bool(u.queries) or u.error is not None for u in t.turns))
-        add('truncated_rate', t.finish in ('context', 'turn_tokens', 'turns'))
+        add('truncated_rate', t.finish in TRUNCATED)
         add('policy_tokens', t.policy_tokens)
         if row.info.get('answer_given'):
             add('answer_words', len(row.info['answer_given'].split()))
@@ -53,6 +57,31 @@ def rollout_stats(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Stats:
         add('informative_share', len(values) > 1)
     add('dropped_episodes', sum(o.drop is not None for o in outcomes), len(outcomes) or 1)
     return {k: (v[0], v[1]) for k, v in stats.items()}
+
+
+def fates(tasks: Sequence[Task], outcomes: Sequence[Outcome], refused: Sequence[Sequence[str | None]]) -> list[Json]:
+    """What became of the items of a step, as JSON: every question made, and all that was dropped with its reason code.
+
+    Args:
+      refused: per outcome, per question: why the pool did not take it, or None.
+    """
+    found: list[Json] = []
+    for task, outcome, reasons in zip(tasks, outcomes, refused, strict=True):
+        about: dict[str, Any] = {'task': list(task.identity)} | {
+            k: task.payload[k] for k in _KNOWN if k in task.payload
+        }
+        before = len(found)
+        for row in outcome.rows:
+            t = row.trajectory
+            if reason := row.drop or row.info.get('rejected'):
+                who = {'role': row.role, 'rollout': list(t.identity), 'weights': t.weights, 'version': t.version}
+                found.append(about | who | {'question': row.info.get('question'), 'drop': reason})
+        if outcome.drop and len(found) == before:  # else a rollout has told why
+            found.append(about | {'drop': outcome.drop})
+        version = outcome.rows[0].trajectory.version if outcome.rows else None
+        maker = about | {'role': 'proposer', 'version': version}
+        found += [maker | made | {'drop': reason} for made, reason in zip(outcome.questions, reasons, strict=True)]
+    return found
 
 
 def segments(rows: Sequence[Row]) -> list[Row]:

@@ -26,20 +26,22 @@ class TaskPool:
         self.drops: collections.Counter[str] = collections.Counter()
         self._seen: set[str | tuple[str]] = set()
 
-    def add(self, question: dict[str, Any]) -> bool:
-        """Takes a question; False, counted as 'duplicate', when its text is here already.
+    def add(self, question: dict[str, Any]) -> str | None:
+        """Takes a question and returns None, or counts and returns why not.
 
-        Of those that share an 'only' (SCOPE: their document) the first is taken, the others are 'document_taken'.
+        'duplicate': its text is here already; 'document_taken': of those that share an 'only' (SCOPE: their document)
+        the first is taken.
         """
-        keys = {normalize_answer(question['question']): 'duplicate'}
-        keys |= {(question['only'],): 'document_taken'} if 'only' in question else {}
+        keys: dict[str | tuple[str], str] = {normalize_answer(question['question']): 'duplicate'}
+        if 'only' in question:
+            keys[(question['only'],)] = 'document_taken'
         taken = next((reason for key, reason in keys.items() if key in self._seen), None)
         if taken:
             self.drops[taken] += 1
-            return False
+            return taken
         self._seen.update(keys)
         self.questions.append(question)
-        return True
+        return None
 
     def drop(self, reason: str) -> None:
         """Counts what did not become a question."""

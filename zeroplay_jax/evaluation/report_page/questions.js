@@ -75,7 +75,7 @@ function topicTable(run) {
   const tinted = (word) => (bin) => {
     const part = bin.words.get(word) ?? 0;
     const cell = el('td', { class: 'num heat' }, part ? `${Math.round(100 * part)} %` : '·');
-    cell.style.setProperty('--part', `${Math.round(60 * part)}%`);
+    cell.style.setProperty('--part', `${Math.round(50 * part)}%`);
     return cell;
   };
   const documents = (bin) => new Set(bin.rows.map(({ info }) => info.document).filter(Boolean)).size;
