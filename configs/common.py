@@ -206,6 +206,6 @@ def get_config() -> ConfigDict:
                 hops=(1, 2, 3, 4),
             ),
             checkpoint=dict(every=1, keep=2),  # steps between checkpoints; how many stay
-            log_trajectories=16,  # trajectories written per step for the report
+            log_trajectories=16,  # about so many rollouts per step are written for the report: whole questions
         )
     )

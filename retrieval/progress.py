@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import tqdm
 
@@ -20,7 +21,9 @@ def bar(total: int | None, unit: str, what: str = '', *, initial: int = 0, shown
     Its clock goes on where nothing else moves, and while XLA compiles, which can take minutes, it says so.
     """
     # Batches end in bursts: the mean rate (smoothing 0) says more about the time left than the last one.
-    look = dict(disable=not _seen(shown), dynamic_ncols=True, leave=leave, smoothing=0.0)
+    look: dict[str, Any] = dict(disable=not _seen(shown), dynamic_ncols=True, leave=leave, smoothing=0.0)
+    if total is not None:  # without the rate, whose room the numbers behind it need
+        look['bar_format'] = '{l_bar}{bar}| {n_fmt}/{total_fmt}{unit}, {elapsed}<{remaining}{postfix}'
     return _Bar(total=total, initial=initial, unit=f' {unit}', desc=what, **look)
 
 

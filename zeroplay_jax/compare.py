@@ -22,13 +22,14 @@ from zeroplay_jax.types import UserError
 def _read(path: pathlib.Path) -> dict:
     try:
         found = json.loads(path.read_text(encoding='utf-8'))
-        found['settings'], found['sets']
+        if not isinstance(found, dict) or not {'settings', 'sets'} <= found.keys():
+            raise ValueError('it has no "settings" and "sets"')
     except OSError as error:
         raise UserError(
             f'{path}: cannot be read ({error.strerror}); name a file of zeroplay_jax.evaluate --out'
         ) from None
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f'{path}: not a result of zeroplay_jax.evaluate --out ({error})') from None
+        raise UserError(f'{path}: no result ({error}); name a file of zeroplay_jax.evaluate --out') from None
     return found
 
 

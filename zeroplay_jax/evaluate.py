@@ -23,6 +23,7 @@ from retrieval import progress
 from zeroplay_jax import config as configuration
 from zeroplay_jax import start
 from zeroplay_jax.disk import write_whole
+from zeroplay_jax.selfplay import files
 from zeroplay_jax.types import UserError
 
 _CONFIG = config_flags.DEFINE_config_file('config', None, 'What to evaluate: a Python file.', lock_config=True)
@@ -42,6 +43,8 @@ def main(argv: list[str]) -> None:
     if _OUT.value and not pathlib.Path(_OUT.value).absolute().parent.is_dir():
         raise UserError(f'--out={_OUT.value}: its folder is not there; make it first')
     _check_metric(_CONFIG.value)
+    for name in _SETS.value:
+        files.check_set(name, fetched=_METRIC.value != 'rubrics')
     start.load_libraries()
     from zeroplay_jax import setup  # loads JAX and TensorFlow: only once the config is sound
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from absl import app, logging
 
+from retrieval import progress
 from retrieval.quiet import quiet
 from zeroplay_jax import config as configuration
 from zeroplay_jax.types import UserError
@@ -49,7 +50,7 @@ def load_libraries() -> None:
     """
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
     logging.set_verbosity(logging.WARNING)
-    with quiet():
+    with progress.clock('loading'), quiet():
         import tensorflow as tf
 
         for kind in ('GPU', 'TPU'):

@@ -70,7 +70,7 @@ def run(config, workdir) -> dict:
         # ---- play -------------------------------------------------------------------------------------------
         if loop['cursor'] < len(steps):
             metrics = Metrics(workdir, loop['cursor']) if hosts.first else None
-            with _Bar(shown, steps, loop['cursor']) as bar:
+            with checkpoints.saved_on_interrupt(), _Bar(shown, steps, loop['cursor']) as bar:
                 for step in steps[loop['cursor'] :]:
                     bar.begin(step)
                     values, rows = _play(parts, engine, step, loop['evaluations'], bar.tick)
@@ -234,10 +234,9 @@ class _Bar:
             self._show(episodes=str(self._ended))
 
     def end(self, values) -> None:
-        names = {'em/mean': 'EM', 'reward_mean': 'reward', 'tokens_per_second': 'tok/s'}
-        forms = {'tok/s': '{:.0f}'}
+        names = {'em/mean': 'EM', 'reward_mean': 'reward'}
         self._bar.update()
-        self._show(**{short: forms.get(short, '{:.2f}').format(values[n]) for n, short in names.items() if n in values})
+        self._show(**{short: f'{values[name]:.2f}' for name, short in names.items() if name in values})
 
     def _show(self, **values):
         self._shown |= values

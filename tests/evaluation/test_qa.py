@@ -12,6 +12,7 @@ import pytest
 from zeroplay_jax import compare, inputs
 from zeroplay_jax.evaluation import qa
 from zeroplay_jax.mini.world import World, evaluation_questions
+from zeroplay_jax.selfplay import files
 from zeroplay_jax.types import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -56,7 +57,7 @@ def test_open_tasks_are_graded_rubric_by_rubric(tmp_path):
 
 
 def test_neither_a_file_nor_a_name():
-    with pytest.raises(UserError, match='neither a file nor one of nq, triviaqa'):
+    with pytest.raises(UserError, match='is not a file nor one of nq, triviaqa'):
         qa.load('nqq')
 
 
@@ -101,7 +102,7 @@ def test_without_a_connection_one_line_says_so(hub, tmp_path, capsys):
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=f'{DATA} is not there')
-@pytest.mark.parametrize('name', qa.PUBLIC)
+@pytest.mark.parametrize('name', files.PUBLIC)
 def test_the_seven_sets_of_the_papers_are_read(name):
     found = qa.load(str(DATA / f'{name}.jsonl'))
     assert len(found) > 50 and all(q['question'] and q['answers'] for q in found)
@@ -135,7 +136,7 @@ def test_compare_says_what_is_no_result(tmp_path, capsys):
     path = tmp_path / 'x.json'
     path.write_text('{}')
     assert compare.main([str(path), str(path)]) == 2
-    assert 'not a result of zeroplay_jax.evaluate' in capsys.readouterr().err
+    assert 'name a file of zeroplay_jax.evaluate --out' in capsys.readouterr().err
 
 
 def evaluate(*arguments):

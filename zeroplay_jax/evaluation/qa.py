@@ -25,16 +25,6 @@ from zeroplay_jax.selfplay import files, inputs, solving
 from zeroplay_jax.selfplay.roles import Table, TaskDropped
 from zeroplay_jax.types import POLICY, Json, Trajectory, UserError
 
-# Public name → the split that papers report. MuSiQue, HotpotQA and 2Wiki have no public test answers.
-PUBLIC = {
-    'nq': 'test',
-    'triviaqa': 'test',
-    'popqa': 'test',
-    'hotpotqa': 'dev',
-    '2wikimultihopqa': 'dev',
-    'musique': 'dev',
-    'bamboogle': 'test',
-}
 COLLECTION = 'RUC-NLPIR/FlashRAG_datasets'
 # What has to be the same in two results before their difference means anything.
 SETTINGS = ('retrieval', 'top_k', 'prompts', 'metric', 'samples', 'limit', 'judge', 'tools', 'tokens')
@@ -70,15 +60,16 @@ def path_of(name: str) -> str:
     """
     if pathlib.Path(name).is_file():
         return name
-    if name not in PUBLIC:
-        raise UserError(f'{name} is neither a file nor one of {", ".join(PUBLIC)}; give a file of JSON lines')
+    files.check_set(name)
     import huggingface_hub
 
     logging.getLogger('huggingface_hub').setLevel(logging.ERROR)  # what it tries again is told once, at the end
     huggingface_hub.utils.disable_progress_bars()
     try:
         with progress.clock(f'fetch {name}'):
-            return huggingface_hub.hf_hub_download(COLLECTION, f'{name}/{PUBLIC[name]}.jsonl', repo_type='dataset')
+            return huggingface_hub.hf_hub_download(
+                COLLECTION, f'{name}/{files.PUBLIC[name]}.jsonl', repo_type='dataset'
+            )
     except Exception as error:  # whatever a connection or a cache can raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f'{name} could not be fetched ({reason}); give a file of JSON lines instead') from None

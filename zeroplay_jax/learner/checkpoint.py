@@ -56,6 +56,16 @@ class Checkpointer:
         """Blocks until what was saved is on disk."""
         self._manager.wait_until_finished()
 
+    @contextlib.contextmanager
+    def saved_on_interrupt(self) -> Iterator[None]:
+        """Ctrl-C waits for what is being saved, which would be lost; among several processes nobody would come."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if jax.process_count() == 1:
+                self.close()
+            raise
+
     def close(self) -> None:
         """Waits and releases threads."""
         self._manager.close()

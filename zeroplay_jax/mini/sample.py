@@ -62,7 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UserError, OSError) as error:
         print(f'zeroplay_jax.mini.sample: {error}', file=sys.stderr)
         return 2
-    print(f'{args.out}: {count} texts, and {3 * args.questions} questions in {args.out / "questions.jsonl"}')
+    print(
+        f'{args.out}: {count} texts, {3 * args.questions} questions in {args.out / "questions.jsonl"}, others in '
+        f'{args.out / "more_questions.jsonl"}'
+    )
     return 0
 
 

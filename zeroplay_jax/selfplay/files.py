@@ -12,6 +12,16 @@ import numpy as np
 from zeroplay_jax.types import Json, UserError
 
 ANSWER_FIELDS = ('answers', 'golden_answers', 'answer', 'target', 'ground_truth', 'reward_model')
+# Public name → the split that papers report. MuSiQue, HotpotQA and 2Wiki have no public test answers.
+PUBLIC = {
+    'nq': 'test',
+    'triviaqa': 'test',
+    'popqa': 'test',
+    'hotpotqa': 'dev',
+    '2wikimultihopqa': 'dev',
+    'musique': 'dev',
+    'bamboogle': 'test',
+}
 # Where a line of a built file comes from; it goes with the item into the log of a run.
 PROVENANCE = ('source', 'line', 'document_id')
 
@@ -100,6 +110,13 @@ def questions(path: str) -> list[Json]:
         dict(question=r['question'], answers=gold(r), hops=hops(path, number, r, 1)) | provenance(r)
         for number, r in numbered(path, 'question')
     ]
+
+
+def check_set(name: str, fetched: bool = True) -> None:
+    """Refuses a set of questions that is neither a file nor, where such are `fetched`, a public name."""
+    if not pathlib.Path(name).is_file() and not (fetched and name in PUBLIC):
+        public = f' nor one of {", ".join(PUBLIC)}' if fetched else ''
+        raise UserError(f'{name} is not a file{public}; give a file of JSON lines')
 
 
 def drawn(items: list[Json], count: int, seed: int) -> list[Json]:
