@@ -109,3 +109,15 @@ def test_an_arm_is_played_once_and_kept(monkeypatch, tmp_path):
     monkeypatch.setattr(train, 'run', None)  # a second run would fail
     assert claims.play('drzero', 0, tmp_path) == first
     assert json.loads(next(tmp_path.iterdir()).read_text()) == first
+
+
+def test_the_table_of_the_claims_is_what_was_found():
+    found = json.loads((claims.RESULTS / 'claims.json').read_text())['claims']
+    assert [(c['system'], c['claim']) for c in found] == [(c.system, c.text) for c in claims.CLAIMS]
+    page = (claims.RESULTS.parent / 'README.md').read_text()
+    for c in found:
+        low, high = c['ci95']
+        row = f'| {c["system"]} | {c["claim"]} | {c["verdict"]} | {c["difference"]:+.3f} | {low:+.3f} … {high:+.3f} |'
+        assert row in page and c['seeds'] >= 3
+    kept = [json.loads(path.read_text()) for path in (claims.RESULTS / 'runs').glob('*.json')]
+    assert {(run['arm'], run['seed']) for run in kept} >= {(arm, seed) for arm in claims.ARMS for seed in range(3)}
