@@ -203,6 +203,7 @@ def get_config() -> ConfigDict:
                 every=0,  # solver steps between evaluations inside a phase; 0: only at the start and the end
                 questions=100,  # per hop count; of a file: so many of all its lines
                 file='',  # JSON lines of questions with answers, for any corpus but the worlds
+                tasks='',  # likewise of open tasks with rubrics, for the judge; scope has some of the worlds
                 hops=(1, 2, 3, 4),
             ),
             checkpoint=dict(every=1, keep=2),  # steps between checkpoints; how many stay

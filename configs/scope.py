@@ -40,7 +40,7 @@ def get_config(variant=''):
     config.reward.update(length_factor=True, soft_length=1024, hard_length=2048)  # eq. 7, table 9
     config.check.on = True  # both gates, eq. 4
     config.judge.update(kind='policy', temperature=0.6, tokens=8192, rubrics=(3, 5))  # table 9
-    config.pool.update(batch=250, samples=4, window=(0.2, 0.8), measure=4)  # section 3; batches of 200 to 500
+    config.pool.update(batch=250, samples=4, window=(0.2, 0.8), measure=4)  # appendix: batches of 200 to 500
 
     for role in (config.proposer, config.solver):
         role.update(learning_rate=1e-6, warmup_steps=1, clip_norm=1.0, steps=20, samples=8)  # table 9

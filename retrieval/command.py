@@ -18,15 +18,16 @@ class Parser(argparse.ArgumentParser):
 
 
 def one_line(run: Callable[[], None]) -> None:
-    """Runs a command; what its user can mend ends it with one line and status 1."""
+    """Runs a command; what its user can mend ends it with one line and status 2, Ctrl-C with status 130."""
     try:
         run()
+        return
     except RetrievalError as error:
-        sys.exit(f'retrieval: {error}')
+        line, status = str(error), 2
     except OSError as error:
-        sys.exit(
-            f'retrieval: {error.filename or "writing"}: {error.strerror or error}; nothing half-done counts as an '
-            'index: mend this and give the same command again'
-        )
+        line, status = f'{error.filename or "writing"}: {error.strerror or error}; nothing half-done counts as an', 2
+        line += ' index: mend this and give the same command again'
     except KeyboardInterrupt:
-        sys.exit('retrieval: stopped; the same command goes on from here')
+        line, status = 'stopped; the same command goes on from here', 130
+    print(f'retrieval: {line}', file=sys.stderr)
+    sys.exit(status)

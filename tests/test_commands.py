@@ -57,7 +57,9 @@ def test_help_says_how_to_give_the_command_and_what_every_argument_is(module):
 
 
 def test_ctrl_c_is_one_line(tmp_path):
-    command = [sys.executable, '-m', 'zeroplay_jax.main', '--config=configs/quickstart.py', f'--workdir={tmp_path}/run']
+    # Also where the tests themselves run in the background, whose children begin deaf to it.
+    command = ['env', '--default-signal=INT', sys.executable, '-m', 'zeroplay_jax.main']
+    command += ['--config=configs/quickstart.py', f'--workdir={tmp_path}/run']
     environment = os.environ | {'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'}
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     running = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)

@@ -68,7 +68,7 @@ def test_every_field_of_the_list_has_a_check():
         'judge.grade_model',
         'distributed.coordinator',
     }
-    checked_elsewhere |= {'eval.file', 'retrieval.path', 'retrieval.encoder', 'retrieval.url'}
+    checked_elsewhere |= {'eval.file', 'eval.tasks', 'retrieval.path', 'retrieval.encoder', 'retrieval.url'}
     names = {name for name, value in configuration.fields(common.get_config()) if not isinstance(value, bool)}
     assert names == set(configuration.RULES) | checked_elsewhere
 
@@ -200,9 +200,10 @@ def test_contexts_of_a_rollout_are_not_taken_for_rollouts(sound, change):
     assert message(sound).startswith('config.rollout.drop_thinking=True')
 
 
-def test_questions_to_measure_by_need_a_corpus_of_ones_own(sound):
-    sound.eval.file = 'README.md'
-    assert message(sound).startswith('config.eval.file=README.md: the miniature world')
+@pytest.mark.parametrize('field', ['file', 'tasks'])
+def test_what_to_measure_by_needs_a_corpus_of_ones_own(sound, field):
+    sound.eval[field] = 'README.md'
+    assert message(sound).startswith(f'config.eval.{field}=README.md: the miniature world')
 
 
 def test_a_corpus_of_ones_own_needs_questions_unless_an_evaluation_brings_some(sound, tmp_path):
@@ -212,6 +213,10 @@ def test_a_corpus_of_ones_own_needs_questions_unless_an_evaluation_brings_some(s
     configuration.check(sound, measured=False)
     sound.eval.file = 'nowhere.jsonl'
     assert message(sound).startswith('config.eval.file=nowhere.jsonl: no such file')
+    sound.eval.update(file='README.md', tasks='nowhere.jsonl')
+    assert message(sound).startswith('config.judge.kind=rule: the rule knows the miniature worlds only')
+    sound.judge.update(kind='policy', tokens=64)
+    assert message(sound).startswith('config.eval.tasks=nowhere.jsonl: no such file')
 
 
 def test_a_file_that_the_recipe_never_reads_is_refused(sound):

@@ -55,6 +55,16 @@ def test_every_stage_ran(whole):
     summary = json.loads((workdir / 'summary.json').read_text())
     assert (summary['outside_questions'] > 0) == (system in ('dspo', 'ssp'))
     assert records[0]['phase'] == records[-1]['phase'] == 'evaluation'
+    graded = summary['results'].get('rubrics', {})
+    assert bool(graded) == (system == 'scope') and all(len(scores) == 8 for scores in graded.values())
+
+
+def test_what_a_teacher_was_shown_is_in_the_log(whole):
+    system, workdir = whole
+    solved = [t for t in lines(workdir, 'trajectories.jsonl') if t['phase'] == 'solver']
+    shown = [t['teacher'] for t in solved if t['teacher']]
+    assert bool(shown) == (system in ('piplay', 'cross'))
+    assert all('Path:' in text for text in shown)
 
 
 def test_a_kill_changes_nothing(whole, tmp_path):
@@ -75,3 +85,4 @@ def test_a_kill_changes_nothing(whole, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, a, b)
     assert {k: v for k, v in loop_a.items() if k != 'seconds'} == {k: v for k, v in loop_b.items() if k != 'seconds'}
     assert without_clock(lines(first)) == without_clock(lines(workdir))
+    assert (first / 'tasks.jsonl').read_text() == (workdir / 'tasks.jsonl').read_text()

@@ -45,8 +45,9 @@ def main(argv: list[str]) -> None:
     _check_metric(_CONFIG.value)
     for name in _SETS.value:
         files.check_set(name, fetched=_METRIC.value != 'rubrics')
-    start.load_libraries()
-    from zeroplay_jax import setup  # loads JAX and TensorFlow: only once the config is sound
+    with progress.clock('loading', _CONFIG.value.progress):
+        start.load_libraries()
+        from zeroplay_jax import setup  # loads JAX and TensorFlow: only once the config is sound
 
     parts = setup.build(_CONFIG.value, extra_lane='answerer' if _ANSWERER.value else '')
     parts.publish(parts.table.scheduler.lanes)

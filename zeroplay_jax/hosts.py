@@ -37,6 +37,7 @@ def connect(mode: str, coordinator: str, processes: int, process: int, heartbeat
 
     Raises:
       UserError: nobody knows of a cluster here, process 0 cannot open its port, or it does not come.
+      Where not all come within `JOIN_SECONDS`, the process ends with one line and code 2: JAX waits in C++.
     """
     if mode == 'off':
         return

@@ -169,6 +169,7 @@ def _set_lines(name: str, answered: bool = True) -> Iterator[builders.Line]:
     """Of a file, or of a public set, whose lines bear its name."""
     path = name
     if _is_public(name):
+        files.check_set(name)
         from zeroplay_jax.evaluation import qa  # here and not above: JAX, which files do without
 
         path = qa.path_of(name)

@@ -11,6 +11,7 @@
 from absl import flags
 from ml_collections import config_flags
 
+from retrieval import progress
 from zeroplay_jax import config as configuration
 from zeroplay_jax import start
 
@@ -21,9 +22,10 @@ _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run, made if it i
 def main(argv: list[str]) -> None:
     """Checks the command, then trains."""
     configuration.check_command(argv, _CONFIG.value, _WORKDIR.value)
-    start.load_libraries()
-    start.connect(_CONFIG.value)
-    from zeroplay_jax import train  # loads JAX and TensorFlow: only once the config is sound
+    with progress.clock('loading', _CONFIG.value.progress):
+        start.load_libraries()
+        start.connect(_CONFIG.value)
+        from zeroplay_jax import train  # loads JAX and TensorFlow: only once the config is sound
 
     train.run(_CONFIG.value, _WORKDIR.value)
 

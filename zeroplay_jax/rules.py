@@ -383,7 +383,7 @@ def _check_game(config: ConfigDict) -> None:
     if config.reward.overlong_buffer > config.sampler.context:
         wrong = f'longer than a slot (sampler.context={config.sampler.context})'
         fail('reward.overlong_buffer', config.reward.overlong_buffer, wrong, 'give less')
-    judged = config.recipe == 'scope' or config.reward.answer == 'judge'
+    judged = config.recipe == 'scope' or config.reward.answer == 'judge' or config.eval.tasks
     if judged and config.judge.kind == 'rule' and config.retrieval.kind != 'world':
         fail('judge.kind', 'rule', 'the rule knows the miniature worlds only', 'give policy or endpoint')
     if config.judge.kind == 'policy' and config.judge.tokens >= config.sampler.context:
@@ -406,11 +406,12 @@ def _check_game(config: ConfigDict) -> None:
         name = {'dspo': 'questions', 'ssp': 'answers'}[config.recipe]
         if not config.inputs[name]:
             fail(f'inputs.{name}', '', f'{config.recipe} is given {name}, and only worlds have some', 'name a file')
-    if retrieval.kind != 'world' and config.eval.file and not pathlib.Path(config.eval.file).is_file():
-        fail('eval.file', config.eval.file, 'no such file', 'name JSON lines of questions with answers to evaluate on')
-    if retrieval.kind == 'world' and config.eval.file:
-        wrong = 'the miniature world is measured by questions of its own'
-        fail('eval.file', config.eval.file, wrong, 'leave it empty, or set retrieval.kind to folder or http')
+    for name, lines in (('file', 'questions with answers'), ('tasks', 'open tasks with rubrics')):
+        if retrieval.kind != 'world' and config.eval[name] and not pathlib.Path(config.eval[name]).is_file():
+            fail(f'eval.{name}', config.eval[name], 'no such file', f'name JSON lines of {lines} to evaluate on')
+        if retrieval.kind == 'world' and config.eval[name]:
+            wrong = 'the miniature world is measured by what is its own'
+            fail(f'eval.{name}', config.eval[name], wrong, 'leave it empty, or set retrieval.kind to folder or http')
     for name in ('answers', 'questions', 'tasks', 'documents'):
         if config.inputs[name] and name not in INPUTS.get(config.recipe, (name,)):
             wrong = f'recipe {config.recipe} takes none'

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from absl import app, logging
 
-from retrieval import progress
 from retrieval.quiet import quiet
 from zeroplay_jax import config as configuration
 from zeroplay_jax.types import UserError
@@ -50,7 +49,7 @@ def load_libraries() -> None:
     """
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
     logging.set_verbosity(logging.WARNING)
-    with progress.clock('loading'), quiet():
+    with quiet():
         import tensorflow as tf
 
         for kind in ('GPU', 'TPU'):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import hashlib
@@ -56,11 +57,11 @@ def run(config, workdir) -> dict:
         # ---- restore ----------------------------------------------------------------------------------------
         # Initial weights: the last whole checkpoint of this workdir, else config.policy.path.
         checkpoints = Checkpointer(workdir, config.checkpoint.keep)
-        loop: dict[str, Any] = {'cursor': 0, 'evaluations': {}, 'seconds': 0.0}
+        loop: dict[str, Any] = {'cursor': 0, 'evaluations': {}, 'rubrics': {}, 'seconds': 0.0}
         if checkpoints.latest() is not None:
             with progress.clock('restore', shown):
                 states, found = checkpoints.restore(engine.states())
-            loop = dict(found)
+            loop |= found
             engine.restore(states, loop['engine'])
             del states
             if hosts.first:
@@ -73,7 +74,7 @@ def run(config, workdir) -> dict:
             with checkpoints.saved_on_interrupt(), _Bar(shown, steps, loop['cursor']) as bar:
                 for step in steps[loop['cursor'] :]:
                     bar.begin(step)
-                    values, rows = _play(parts, engine, step, loop['evaluations'], bar.tick)
+                    values, rows = _play(parts, engine, step, loop, bar.tick)
                     if metrics:
                         metrics.write(step.number, step.phase.iteration, step.phase.name, values)
                         metrics.write_trajectories(_records(config, parts.table, step, rows))
@@ -95,7 +96,8 @@ def run(config, workdir) -> dict:
         asked = hashlib.sha256(json.dumps(parts.corpus.questions, sort_keys=True).encode()).hexdigest()[:16]
         summary = statistics.summarise(sides[0], sides[-1]) | {
             # Per question, and which questions: what a comparison of runs is paired by.
-            'results': {'questions': asked, 'before': flags[0], 'after': flags[-1], 'evaluations': loop['evaluations']},
+            'results': {'questions': asked, 'before': flags[0], 'after': flags[-1], 'evaluations': loop['evaluations']}
+            | ({'rubrics': loop['rubrics']} if loop['rubrics'] else {}),
             'seconds': round(loop['seconds'], 1),
             'seed': config.seed,
             'steps': len(steps),
@@ -111,6 +113,10 @@ def run(config, workdir) -> dict:
         page = report.write_report(workdir)
     print('Exact match on held-out questions, with 95 % intervals:\n')
     print(statistics.before_after_table(sides[0], sides[-1]))
+    if loop['rubrics']:
+        first, *_, last = (np.mean(scores) for scores in loop['rubrics'].values())
+        tasks = f'{len(parts.corpus.tasks)} held-out open tasks'
+        print(f'Rubrics met by the answers to {tasks}: {first:.3f} before, {last:.3f} after.\n')
     print(f'{summary["seconds"]:.0f} s; read the run in {page}')
     return summary
 
@@ -136,16 +142,25 @@ def _held(hosts: Hosts, workdir: pathlib.Path, config: Json, free: tuple[str, ..
         yield writers[0] if writers else lambda: None
 
 
-def _play(parts, engine: Engine, step: Step, evaluations: dict, done) -> tuple[dict[str, float], list[Row]]:
-    """One step of any kind: its metrics and rollouts; an evaluation also enters `evaluations`."""
+def _play(parts, engine: Engine, step: Step, loop: dict, done) -> tuple[dict[str, float], list[Row]]:
+    """One step of any kind: its metrics and rollouts; an evaluation's results also enter `loop`."""
     if step.phase.name != 'evaluation':
         values, rows = engine.play(step, done)
         return values | (_rendering_check(parts.table.roles[rows[0].role].env.codec, rows) if rows else {}), rows
-    correct, rows = evaluate(parts.exam, parts.corpus.questions, step.number, done=done)
-    parts.table.hosts.together(parts.corpus.check)
-    evaluations[str(step.number)] = {str(h): c.astype(int).tolist() for h, c in correct.items()}
+    hosts, judged = parts.table.hosts, collections.Counter(parts.table.judge_stats)
+    correct, rows = evaluate(parts.exam, parts.corpus.questions + parts.corpus.tasks, step.number, done=done)
+    hosts.together(parts.corpus.check)
+    if parts.corpus.tasks:
+        parts.table.judge.check(
+            sum(map(collections.Counter, hosts.gather(parts.table.judge_stats - judged)), collections.Counter())
+        )
+    loop['evaluations'][str(step.number)] = {str(h): c.astype(int).tolist() for h, c in correct.items()}
     values = {f'em/hop{h}': float(c.mean()) for h, c in correct.items()}
-    return values | {'em/mean': statistics.mean_interval(statistics.headline(correct))[0]}, rows
+    values['em/mean'] = statistics.mean_interval(statistics.headline(correct))[0]
+    if graded := [row.reward for row in rows if 'rubrics' in row.parts]:
+        values['rubrics/mean'] = float(np.mean(graded))
+        loop['rubrics'][str(step.number)] = graded
+    return values, rows
 
 
 def _process_age() -> float:

@@ -121,6 +121,9 @@ def test_surplus_waits_for_the_next_step_or_is_let_go(policy, monkeypatch):
         seen = trained(engine, monkeypatch)
         first, _ = play(engine, 0)  # 0 1 2 | 3 4 5: 1 2 3 are trained, 4 5 left over, and one more is asked for
         assert seen[0] == [1, 1, 2, 2, 3, 3] and first['filter/surplus'] == 2
+        told = [(fate['task'][1], fate['rewards'], fate['drop']) for fate in engine.fates]
+        gone = [(4, [1, 0], 'surplus'), (5, [1, 0], 'surplus')] if kind == 'drop' else []
+        assert told == [(0, [0, 0], 'uninformative'), *gone]
         values, _ = play(engine, 1)
         assert seen[1] == ([4, 4, 5, 5, 6, 6] if kind == 'carry' else second)
         assert values['filter/age'] == (pytest.approx(4 / 6) if kind == 'carry' else 0)
@@ -231,7 +234,9 @@ def test_a_reward_that_is_not_finite_is_told_with_its_rollout(policy):
     engine, _ = make(policy, lambda item: (float('nan'), 0.0) if item == 1 else (1, 0), batch=3)
     values, rows = play(engine, 0)
     assert [row.drop for row in rows] == [None, None, 'nonfinite_reward', None, None, None]
-    assert values['nonfinite_rows'] == pytest.approx(1 / 6) and np.isfinite(values['gradient_norm'])
+    assert values['row_drop/nonfinite_reward'] == pytest.approx(1 / 6) and np.isfinite(values['gradient_norm'])
+    (fate,) = engine.fates
+    assert fate['drop'] == 'nonfinite_reward' and fate['rollout'] == list(rows[2].trajectory.identity)
 
 
 def test_a_batch_without_a_finite_gradient_is_skipped_and_named(policy, monkeypatch):

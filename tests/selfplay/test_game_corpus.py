@@ -82,6 +82,11 @@ def test_an_index_folder_is_searched_and_asked_about(config, tmp_path):
     own.seed = 7
     assert len(asked) == 5 and asked == corpora.build(own).questions
     assert asked != tuple(files.questions(own.eval.file)[:5]), 'drawn from the whole file'
+    assert corpus.tasks == ()
+    own.eval.tasks = str(tmp_path / 't.jsonl')
+    (tmp_path / 't.jsonl').write_text(json.dumps({'task': 'Describe Town 7.', 'rubrics': ['Name town 8.']}))
+    (task,) = corpora.build(own).tasks
+    assert task['question'] == 'Describe Town 7.' and task['rubrics'][0]['text'] == 'Name town 8.'
     assert first['title'] == 'Town 7' and first['id'] == 'p7' and corpus.about
     tasks = Documents(own, corpus).tasks(Step(Phase('proposer', 1), 0, 3), 20)
     assert len({t.payload['title'] for t in tasks}) == 20 and tasks[0].payload['text'].startswith('Town')

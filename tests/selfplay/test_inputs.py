@@ -89,11 +89,11 @@ def test_answers_get_hop_counts_in_the_exact_ratio():
 
 def test_given_tasks_have_rubrics(tmp_path):
     path = write(tmp_path / 't.jsonl', {'task': 'Describe Lomi.', 'rubrics': ['Name the river.', 'Name the mayor.']})
-    (item,) = inputs.given_tasks(path)
+    (item,) = files.open_tasks(path)
     assert item['question'] == 'Describe Lomi.' and [r['text'] for r in item['rubrics']][1] == 'Name the mayor.'
     for bad in ({'task': 'x'}, {'task': 'x', 'rubrics': []}, {'task': 'x', 'rubrics': ['']}, {'rubrics': ['a']}):
         with pytest.raises(UserError, match=r't\.jsonl'):
-            inputs.given_tasks(write(tmp_path / 't.jsonl', bad))
+            files.open_tasks(write(tmp_path / 't.jsonl', bad))
 
 
 def test_documents_come_in_the_exact_ratio_and_each_once():

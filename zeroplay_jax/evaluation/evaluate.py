@@ -20,31 +20,37 @@ def evaluate(
     role: str = 'solver',
     done: Callable[[], None] = lambda: None,
 ) -> tuple[dict[int, np.ndarray], list[Row]]:
-    """Exact match of one greedy rollout per question.
+    """Exact match of one greedy rollout per question; what a judge gives to one per open task.
 
     Args:
-      questions: [{'question', 'answers', 'hops'}].
+      questions: [{'question', 'answers', 'hops'}], and open tasks, which have 'rubrics'.
       number: names this evaluation within the run.
 
     Returns:
-      correct: hop count → bool [N], in the order of the questions.
-      rows: the rollouts, reward 1 or 0.
+      correct: hop count → bool [N], in the order of the questions; without the open tasks.
+      rows: the rollouts of all, reward 1 or 0, of a task the share of its rubrics met (SCOPE eq. 1; ungraded is 0).
     """
 
     async def ask(i, item):
+        graded = 'rubrics' in item
+        prompt, asked = ('task_solver', 'task') if graded else ('solver', 'question')
         try:
-            (trajectory,) = await table.ask(role, (number, i), 1, 0.0, 'solver', question=item['question'])
+            (trajectory,) = await table.ask(role, (number, i), 1, 0.0, prompt, **{asked: item['question']})
         except TaskDropped as drop:
             raise UserError(
                 f'evaluation question {i} ({item["question"][:60]!r}) cannot be asked: {drop.reason}; raise '
                 'config.rollout.prompt_tokens'
             ) from drop
         given = solving.answer(trajectory)
-        hit = rewards.exact_match(given, item['answers'])
-        info = {**item, 'answer_given': given}
-        return Outcome([Row(role, trajectory, float(hit), item['hops'], parts={'exact_match': float(hit)}, info=info)])
+        if graded:
+            worth = await solving.grade(table, (number, i), item['question'], item['rubrics'], given) or 0.0
+        else:
+            worth = float(rewards.exact_match(given, item['answers']))
+        parts = {'rubrics' if graded else 'exact_match': worth}
+        return Outcome([Row(role, trajectory, worth, item['hops'], parts=parts, info={**item, 'answer_given': given})])
 
     played = table.play({(number, i): functools.partial(ask, i, q) for i, q in enumerate(questions)}, done)
     rows = [outcome.rows[0] for outcome in played]
-    hops = sorted({q['hops'] for q in questions})
-    return {h: np.array([r.reward > 0 for r in rows if r.group == h]) for h in hops}, rows
+    asked = [row for row in rows if 'rubrics' not in row.info]
+    hops = sorted({row.group for row in asked})
+    return {h: np.array([row.reward > 0 for row in asked if row.group == h]) for h in hops}, rows

@@ -21,7 +21,7 @@ import numpy as np
 from retrieval import progress
 from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.rollout.scheduler import Request
-from zeroplay_jax.selfplay import files, inputs, solving
+from zeroplay_jax.selfplay import files, solving
 from zeroplay_jax.selfplay.roles import Table, TaskDropped
 from zeroplay_jax.types import POLICY, Json, Trajectory, UserError
 
@@ -48,7 +48,7 @@ def load(name: str, limit: int = 0, seed: int = 0, rubrics: bool = False) -> lis
     Raises:
       UserError: neither a file nor a public name; a line that cannot be used; no connection.
     """
-    found = inputs.given_tasks(name) if rubrics else files.questions(path_of(name))
+    found = files.open_tasks(name) if rubrics else files.questions(path_of(name))
     return files.drawn(found, limit or len(found), seed)
 
 

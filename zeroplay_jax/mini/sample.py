@@ -16,6 +16,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from retrieval.command import Parser
+from retrieval.types import RetrievalError
 from zeroplay_jax.mini.world import World, evaluation_questions
 from zeroplay_jax.types import UserError
 
@@ -45,7 +47,7 @@ def write(out: pathlib.Path, worlds: int, per_hop: int, seed: int) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog='python -m zeroplay_jax.mini.sample',
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -56,10 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument('--worlds', type=int, default=4, help='how many encyclopedias, 132 articles each (4)')
     parser.add_argument('--questions', type=int, default=15, help='per number of hops (15)')
     parser.add_argument('--seed', type=int, default=0, help='of the first encyclopedia; the others follow (0)')
-    args = parser.parse_args(argv)
     try:
+        args = parser.parse_args(argv)
         count = write(args.out, args.worlds, args.questions, args.seed)
-    except (UserError, OSError) as error:
+    except (UserError, RetrievalError, OSError) as error:
         print(f'zeroplay_jax.mini.sample: {error}', file=sys.stderr)
         return 2
     print(

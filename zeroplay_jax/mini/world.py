@@ -246,6 +246,12 @@ def question(chain: Sequence[Step]) -> str:
     return f'What is {phrase(chain)}?'
 
 
+def rubrics_of(text: str) -> list[dict]:
+    """One rubric {'text', 'priority'} per sentence of a passage: to state it."""
+    sentences = [s.strip().rstrip('.') for s in text.split('. ') if s.strip()]
+    return [{'text': f'State that {s}.', 'priority': 'important'} for s in sentences]
+
+
 def evaluation_questions(
     worlds: Sequence[World], per_hop: int, hops: Sequence[int] = (1, 2, 3, 4), seed: int = 0
 ) -> list[dict]:
@@ -261,6 +267,36 @@ def evaluation_questions(
       List of {'question': str, 'answers': [str], 'hops': int, 'world': int seed}, hop counts in the order given.
       Raises ValueError when the worlds do not hold that many distinct questions.
     """
+
+    def draw(world, count, rng):
+        chain = world.chain(count, rng)
+        return chain and dict(question=question(chain), answers=[chain[-1][2]])
+
+    return _distinct(draw, worlds, per_hop, hops, seed)
+
+
+def evaluation_tasks(
+    worlds: Sequence[World], per_hop: int, hops: Sequence[int] = (1, 2, 3, 4), seed: int = 0
+) -> list[dict]:
+    """Distinct open tasks, as `evaluation_questions` draws questions: to describe what a chain ends at.
+
+    Returns:
+      List of {'question': the task, 'rubrics': a fact of the passage each, 'answers': [], 'hops': int, 'world': int};
+      `hops` counts the passages on the way, that one included.
+    """
+
+    def draw(world, count, rng):
+        chain = world.chain(count - 1, rng) if count > 1 else []
+        title = chain[-1][2] if chain else world.titles[int(rng.integers(len(world.titles)))] if count == 1 else None
+        if title not in world.facts:  # a value without a passage
+            return None
+        text = next(p.text for p in world.passages if p.title == title)
+        return dict(question=f'Describe {phrase(chain) if chain else title}.', rubrics=rubrics_of(text), answers=[])
+
+    return _distinct(draw, worlds, per_hop, hops, seed)
+
+
+def _distinct(draw, worlds, per_hop, hops, seed) -> list[dict]:
     found = []
     for count in hops:
         rng = np.random.default_rng([seed, count])
@@ -269,11 +305,11 @@ def evaluation_questions(
             if len(seen) == per_hop:
                 break
             world = worlds[attempt % len(worlds)]
-            chain = world.chain(count, rng)
-            if chain is None or question(chain) in seen:
+            item = draw(world, count, rng)
+            if item is None or item['question'] in seen:
                 continue
-            seen.add(question(chain))
-            found.append(dict(question=question(chain), answers=[chain[-1][2]], hops=count, world=world.seed))
+            seen.add(item['question'])
+            found.append(item | dict(hops=count, world=world.seed))
         if len(seen) < per_hop:
             raise UserError(
                 f'evaluation_questions: {len(worlds)} worlds gave only {len(seen)} distinct {count}-hop questions '

@@ -71,6 +71,12 @@ class Tools(abc.ABC):
         """Ids, int32 [n], that carry foreign text to the policy. A long text loses its end until n ≤ limit, but never
         the tags around it, which stand even where the limit is too small for them."""
 
+    def called(self, text: str) -> str | None:
+        """What stands between the tags of the turn's one call; None where there is none, or more than one."""
+        opening = self.call_stop.replace('</', '<')
+        found = re.findall(f'{re.escape(opening)}(.*?){re.escape(self.call_stop)}', text, re.S)
+        return found[0] if len(found) == 1 and text.count(opening) == 1 else None
+
     def observation(self, codec: Codec, documents: Sequence[Sequence[Json]], limit: int) -> np.ndarray:
         """Reply ids, int32 [n] (see `wrap`), with the passages of every query."""
         return self.wrap(codec, passages_text(documents, self.style), limit)
@@ -83,27 +89,26 @@ class Tools(abc.ABC):
 class SearchR1(Tools):
     """`<search>query</search>` in the running text; the reply follows in the same turn (Search-R1)."""
 
-    name, call_stop, style, reply = 'search_r1', '</search>', 'search_r1', 'information'
+    name, call_stop, style, tag = 'search_r1', '</search>', 'search_r1', 'information'
 
     @property
     def instructions(self):
         return (
-            f'To search, write <search>what to look for</search>; the passages found come back between <{self.reply}> '
-            f'and </{self.reply}>.'
+            f'To search, write <search>what to look for</search>; the passages found come back between <{self.tag}> '
+            f'and </{self.tag}>.'
         )
 
     def call_text(self, queries):
         return f'<search>{queries[0]}</search>'
 
     def parse(self, text):
-        found = re.findall(r'<search>((?:(?!<search>).)*?)</search>', text, re.S)
-        if len(found) != 1 or text.count('<search>') != 1:
+        query = self.called(text)
+        if query is None:
             return (), 'malformed'
-        query = found[0].strip()
-        return ((query,), None) if query else ((), 'empty_query')
+        return ((query.strip(),), None) if query.strip() else ((), 'empty_query')
 
     def wrap(self, codec, text, limit):
-        head, tail = codec.encode(f'\n\n<{self.reply}>'), codec.encode(f'</{self.reply}>\n\n')
+        head, tail = codec.encode(f'\n\n<{self.tag}>'), codec.encode(f'</{self.tag}>\n\n')
         body = codec.encode_plain(text)[: max(limit - len(head) - len(tail), 0)]
         return np.asarray(head + body + tail, np.int32)
 
@@ -111,7 +116,7 @@ class SearchR1(Tools):
 class RSearch(SearchR1):
     """The same call; the reply stands between the tags of R-Search's checkpoints (SSP, table 1)."""
 
-    name, reply = 'r_search', 'observation'
+    name, tag = 'r_search', 'observation'
 
 
 class Message(Tools):
@@ -144,11 +149,8 @@ class Qwen(Message):
         return f'<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>'
 
     def parse(self, text):
-        found = re.findall(r'<tool_call>(.*?)</tool_call>', text, re.S)
-        if len(found) != 1 or text.count('<tool_call>') != 1:
-            return (), 'malformed'
         try:
-            call = json.loads(found[0])
+            call = json.loads(self.called(text) or '')
             name, queries = call['name'], call['arguments']['query_list']
         except (ValueError, KeyError, TypeError, RecursionError):
             return (), 'malformed'
@@ -176,15 +178,12 @@ class Olmo(Message):
         return f'<function_calls>search(query={json.dumps(queries[0], ensure_ascii=False)})</function_calls>'
 
     def parse(self, text):
-        found = re.findall(r'<function_calls>(.*?)</function_calls>', text, re.S)
-        if len(found) != 1 or text.count('<function_calls>') != 1:
+        call = re.fullmatch(r'\s*(\w+)\(\s*query\s*=\s*(".*")\s*\)\s*', self.called(text) or '', re.S)
+        if call is None:
             return (), 'malformed'
-        call = re.fullmatch(r'\s*(\w+)\(\s*query\s*=\s*(".*")\s*\)\s*', found[0], re.S)
         try:
-            query = json.loads(call[2], strict=False) if call else None
+            query = json.loads(call[2], strict=False)
         except ValueError:
-            query = None
-        if call is None or query is None:
             return (), 'malformed'
         if call[1] != 'search':
             return (), 'unknown_tool'

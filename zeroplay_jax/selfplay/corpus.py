@@ -11,10 +11,11 @@ from retrieval import folder as index_folder
 from retrieval import progress
 from retrieval.client import Client, Http, InProcess
 from retrieval.corpus import Corpus as Passages
+from retrieval.corpus import split
 from retrieval.index import Index, ScannIndex
 from retrieval.lexical import LexicalEncoder
 from retrieval.types import RetrievalError
-from zeroplay_jax.mini.world import World, evaluation_questions
+from zeroplay_jax.mini.world import World, evaluation_questions, evaluation_tasks
 from zeroplay_jax.selfplay import files
 from zeroplay_jax.types import Json, UserError
 
@@ -41,6 +42,7 @@ class Corpus:
       held_out: what is searched in evaluations: in the miniature the same passages and those of the held-out worlds.
       documents: starting points of proposers.
       questions: held-out evaluation questions {'question', 'answers', 'hops'}.
+      tasks: held-out open tasks {'question', 'rubrics', 'hops', …}, where there are some to measure by.
       top_k: passages per query.
       train_questions: the same of the training worlds, and `answers` of theirs: for games that are given some.
       about: names corpus, index and encoder of `held_out`: results are comparable where it is the same.
@@ -51,6 +53,7 @@ class Corpus:
     documents: Sequence[Document]
     questions: tuple[Json, ...]
     top_k: int
+    tasks: tuple[Json, ...] = ()
     train_questions: tuple[Json, ...] = ()
     answers: tuple[str, ...] = ()
     about: str = ''
@@ -82,8 +85,9 @@ class Opened(Sequence[Document]):
         return len(self._passages)
 
     def __getitem__(self, number):
-        passage = self._passages.passage(int(number))
-        return Document(passage['title'], passage['text'], _ANY_DEPTH, self._passages.record(int(number)).id)
+        record = self._passages.record(int(number))
+        title, text = split(record.contents)
+        return Document(title, text, _ANY_DEPTH, record.id)
 
     def __iter__(self) -> Iterator[Document]:
         return (self[i] for i in range(len(self)))
@@ -116,7 +120,8 @@ def _real(config) -> Corpus:
     found = files.questions(config.eval.file) if config.eval.file else []
     # The same for every seed of a run, so that seeds can be compared.
     questions = tuple(files.drawn(found, config.eval.questions, 0))
-    return Corpus(client, client, Opened(folder), questions, config.tools.top_k, about=backend.name)
+    open_tasks = files.drawn(files.open_tasks(config.eval.tasks), config.eval.questions, 0) if config.eval.tasks else ()
+    return Corpus(client, client, Opened(folder), questions, config.tools.top_k, tuple(open_tasks), about=backend.name)
 
 
 def _members(config) -> tuple[list[World], list[World]]:
@@ -145,6 +150,9 @@ def _worlds(config) -> Corpus:
     if config.recipe == 'dspo' and not config.inputs.questions:
         hops = [h for h, share in enumerate(config.schedule.hop_ratio, 1) if share]
         given['train_questions'] = tuple(evaluation_questions(train, config.inputs.world_questions, hops))
+    if config.recipe == 'scope':
+        _, members = _members(config)
+        given['tasks'] = tuple(evaluation_tasks(members, config.eval.questions, tuple(config.eval.hops)))
     if config.recipe == 'ssp' and not config.inputs.answers:
         given['answers'] = tuple(dict.fromkeys(v for w in train for facts in w.facts.values() for v in facts.values()))
     about = f'worlds {config.world.train} and {config.world.evaluation}, near misses {config.world.near_misses}'

@@ -149,8 +149,7 @@ class Engine:
             self.table.judge.check(judged)
         rows = [row for outcome in outcomes for row in outcome.rows]
         for row in rows:
-            if self.config.rollout.truncated == 'drop' and row.trajectory.finish in row_tools.TRUNCATED:
-                row.drop = row.drop or 'truncated'
+            row.drop = row.drop or row_tools.unfit(row, self.config.rollout.truncated)
         stats = row_tools.rollout_stats(rows, outcomes)
         played = time.perf_counter()
         refused = []
@@ -230,10 +229,12 @@ class Engine:
         c = self.config[role]
         rows = [*self.surplus.pop(role, []), *rows]
         keep = self._informative(rows)
-        groups = list(dict.fromkeys(row.group for row, kept in zip(rows, keep) if kept))
+        groups = list(dict.fromkeys(row.group for row, informs in zip(rows, keep) if informs))
         now, later = set(groups[: c.batch]), set(groups[c.batch :])
         if c.surplus == 'carry' and later:
             self.surplus[role] = [row for row in rows if row.group in later]
+        kept = now | later if c.surplus == 'carry' else now
+        self.fates += row_tools.let_go([row for row in rows if row.group not in kept], surplus=later)
         trained = [row for row in rows if row.group in now]
         age = [self.versions[self.trained[role]] - row.trajectory.version for row in trained]
         asked = len({row.group for row in rows})
@@ -264,8 +265,6 @@ class Engine:
         stats |= more
         for row, a in zip(rows, value):
             row.advantage = float(a)
-            if not np.isfinite(row.reward):
-                row.drop = row.drop or 'nonfinite_reward'
         distill = schedules.alpha_at(c.distill_coef, step.phase.iteration) if c.distill_top_k else 0.0
         parts = [[rows[i] for i in part] for part in np.array_split(range(len(rows)), c.minibatches)]
         batches = [self._pack(role, part, distill) for part in parts]

@@ -112,6 +112,22 @@ def questions(path: str) -> list[Json]:
     ]
 
 
+def open_tasks(path: str) -> list[Json]:
+    """Open tasks of a file, as SCOPE's solver takes them: {'question', 'rubrics', 'answers', 'hops'}.
+
+    Raises:
+      UserError: a line without a task, or whose "rubrics" are no list of texts; names it.
+    """
+    found: list[Json] = []
+    for number, record in numbered(path, 'task', answered=False):
+        texts = record.get('rubrics')
+        if not isinstance(texts, list) or not texts or not all(isinstance(t, str) and t.strip() for t in texts):
+            raise UserError(f'{path}, line {number}: "rubrics" must be a list of texts, one per thing to be graded')
+        rubrics = [{'text': text, 'priority': 'important'} for text in texts]
+        found.append(dict(question=record['task'], rubrics=rubrics, answers=[], hops=1))
+    return found
+
+
 def check_set(name: str, fetched: bool = True) -> None:
     """Refuses a set of questions that is neither a file nor, where such are `fetched`, a public name."""
     if not pathlib.Path(name).is_file() and not (fetched and name in PUBLIC):

@@ -158,18 +158,3 @@ def answers(config, corpus: Corpus) -> list[Json]:
     hops = np.repeat(np.arange(len(config.schedule.hop_ratio)) + 1, stratify(config.schedule.hop_ratio, len(known)))
     hops = identity_rng(config.seed, 0).permutation(hops)
     return [item | dict(hops=int(h)) for item, h in zip(known, hops, strict=True)]
-
-
-def given_tasks(path: str) -> list[Json]:
-    """Open tasks of a file, as SCOPE's solver takes them: {'question', 'rubrics', 'answers', 'hops'}."""
-    found = files.read_lines(path, 'task', answered=False)
-    for number, record in enumerate(found, 1):
-        items = record.get('rubrics')
-        if (
-            not isinstance(items, list)
-            or not items
-            or not all(isinstance(text, str) and text.strip() for text in items)
-        ):
-            raise UserError(f'{path}, task {number}: "rubrics" must be a list of texts, one per thing to be graded')
-    shaped = lambda texts: [{'text': text, 'priority': 'important'} for text in texts]
-    return [dict(question=r['task'], rubrics=shaped(r['rubrics']), answers=[], hops=1) for r in found]

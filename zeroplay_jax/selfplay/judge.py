@@ -17,6 +17,7 @@ from typing import Any
 
 import openai
 
+from zeroplay_jax.mini.world import rubrics_of
 from zeroplay_jax.objectives import rewards, verdicts
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import Untrusted
@@ -136,9 +137,8 @@ class RuleJudge(Judge):
     async def rubrics(self, identity, task, document):
         self.stats['asked'] += 1
         _, _, text = document.rpartition('\n')[2].rpartition(') ')  # without its title
-        sentences = [s.strip().rstrip('.') for s in text.split('. ') if s.strip()]
         low, high = self._items
-        items = [{'text': f'State that {s}.', 'priority': 'important'} for s in sentences[-high:]]
+        items = rubrics_of(text)[-high:]
         return items if len(items) >= low else None
 
     async def grade(self, identity, task, answer, rubric):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,14 @@ def rollout_stats(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Stats:
     return {k: (v[0], v[1]) for k, v in stats.items()}
 
 
+def unfit(row: Row, truncated: str) -> str | None:
+    """Why a row cannot be learnt from, whatever the game: its reward is not finite, or (`rollout.truncated`) a limit
+    ended it and such rollouts are dropped."""
+    if not math.isfinite(row.reward):
+        return 'nonfinite_reward'
+    return 'truncated' if truncated == 'drop' and row.trajectory.finish in TRUNCATED else None
+
+
 def fates(tasks: Sequence[Task], outcomes: Sequence[Outcome], refused: Sequence[Sequence[str | None]]) -> list[Json]:
     """What became of the items of a step, as JSON: every question made, and all that was dropped with its reason code.
 
@@ -82,6 +91,25 @@ def fates(tasks: Sequence[Task], outcomes: Sequence[Outcome], refused: Sequence[
         maker = about | {'role': 'proposer', 'version': version}
         found += [maker | made | {'drop': reason} for made, reason in zip(outcome.questions, reasons, strict=True)]
     return found
+
+
+def let_go(rows: Sequence[Row], surplus: Set[int]) -> list[Json]:
+    """`fates` of whole groups that a filter did not let train, with what their rollouts had earned; groups of
+    `surplus` could have taught something but came too late for a full batch."""
+    groups: dict[int, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.group, []).append(row)
+    return [
+        {
+            'task': list(own[0].trajectory.identity[:2]),
+            'role': own[0].role,
+            'version': own[0].trajectory.version,
+            'question': own[0].info.get('question'),
+            'rewards': [row.reward if math.isfinite(row.reward) else None for row in own],
+            'drop': 'surplus' if group in surplus else 'uninformative',
+        }
+        for group, own in groups.items()
+    ]
 
 
 def segments(rows: Sequence[Row]) -> list[Row]:

@@ -24,7 +24,7 @@ class TaskPool:
         """Empties the pool for a new iteration."""
         self.questions: list[dict[str, Any]] = []
         self.drops: collections.Counter[str] = collections.Counter()
-        self._seen: set[str | tuple[str]] = set()
+        self._seen: set[tuple[str, str]] = set()  # (why another of this name is refused, the name)
 
     def add(self, question: dict[str, Any]) -> str | None:
         """Takes a question and returns None, or counts and returns why not.
@@ -32,14 +32,14 @@ class TaskPool:
         'duplicate': its text is here already; 'document_taken': of those that share an 'only' (SCOPE: their document)
         the first is taken.
         """
-        keys: dict[str | tuple[str], str] = {normalize_answer(question['question']): 'duplicate'}
+        names = [('duplicate', normalize_answer(question['question']))]
         if 'only' in question:
-            keys[(question['only'],)] = 'document_taken'
-        taken = next((reason for key, reason in keys.items() if key in self._seen), None)
-        if taken:
-            self.drops[taken] += 1
-            return taken
-        self._seen.update(keys)
+            names.append(('document_taken', question['only']))
+        for reason, name in names:
+            if (reason, name) in self._seen:
+                self.drops[reason] += 1
+                return reason
+        self._seen.update(names)
         self.questions.append(question)
         return None
 

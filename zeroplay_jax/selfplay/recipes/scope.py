@@ -17,7 +17,7 @@ from zeroplay_jax.rollout import prompts
 from zeroplay_jax.selfplay import files, solving
 from zeroplay_jax.selfplay.corpus import Corpus
 from zeroplay_jax.selfplay.engine import Draw, Phase, Step
-from zeroplay_jax.selfplay.inputs import Deck, Documents, deck_tasks, given_tasks, pool_tasks
+from zeroplay_jax.selfplay.inputs import Deck, Documents, deck_tasks, pool_tasks
 from zeroplay_jax.selfplay.judge import document_of
 from zeroplay_jax.selfplay.phases import alternate
 from zeroplay_jax.selfplay.roles import Seat, Table, TaskDropped
@@ -53,7 +53,7 @@ class Recipe:
 
     def __init__(self, config, corpus: Corpus):
         self.config, self.documents = config, Documents(config, corpus)
-        self._deck = Deck(given_tasks(config.inputs.tasks), config.seed) if config.inputs.tasks else None
+        self._deck = Deck(files.open_tasks(config.inputs.tasks), config.seed) if config.inputs.tasks else None
 
     def phases(self) -> list[Phase]:
         """iterations × (challenger, tasks, solver); only a solver where the tasks are given."""
