@@ -23,6 +23,7 @@ come from a file instead, with the four kinds of task (appendix H) in equal part
     python -m zeroplay_jax.inputs documents --corpus wiki-18.jsonl --count 20000 --hops 4:3:2 \\
         --types long_form_qa,summarisation,planning,writing --out data/scope_documents.jsonl
 
+--config.eval.tasks=FILE: lines with "task" and "rubrics" that the judge grades at every evaluation.
 Where paper and code differ this page takes the paper: one clip range, format paid although the gates fail (eq. 4).
 """
 

@@ -21,13 +21,15 @@ def one_line(run: Callable[[], None]) -> None:
     """Runs a command; what its user can mend ends it with one line and status 2, Ctrl-C with status 130."""
     try:
         run()
-        return
     except RetrievalError as error:
-        line, status = str(error), 2
+        _end(2, str(error))
     except OSError as error:
-        line, status = f'{error.filename or "writing"}: {error.strerror or error}; nothing half-done counts as an', 2
-        line += ' index: mend this and give the same command again'
+        wrong = f'{error.filename or "writing"}: {error.strerror or error}'
+        _end(2, f'{wrong}; nothing half-done counts as an index: mend this and give the same command again')
     except KeyboardInterrupt:
-        line, status = 'stopped; the same command goes on from here', 130
+        _end(130, 'stopped; the same command goes on from here')
+
+
+def _end(status: int, line: str) -> NoReturn:
     print(f'retrieval: {line}', file=sys.stderr)
     sys.exit(status)

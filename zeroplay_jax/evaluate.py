@@ -38,7 +38,7 @@ _OUT = flags.DEFINE_string('out', '', 'File for every answer, as JSON.')
 def main(argv: list[str]) -> None:
     """Checks the command, then evaluates."""
     if _SETS.value and _CONFIG.value is not None:
-        _CONFIG.value.eval.file = ''  # nothing but the sets is asked
+        _CONFIG.value.eval.file = _CONFIG.value.eval.tasks = ''  # nothing but the sets is asked
     configuration.check_command(argv, _CONFIG.value, '.', measured=not _SETS.value)
     if _OUT.value and not pathlib.Path(_OUT.value).absolute().parent.is_dir():
         raise UserError(f'--out={_OUT.value}: its folder is not there; make it first')
@@ -73,13 +73,17 @@ def _on_worlds(parts) -> None:
     from zeroplay_jax.evaluation import statistics
     from zeroplay_jax.evaluation.evaluate import evaluate
 
-    with progress.bar(len(parts.corpus.questions), 'questions') as bar:
-        correct, _ = evaluate(parts.exam, parts.corpus.questions, 0, done=bar.update)
+    items = parts.corpus.questions + parts.corpus.tasks
+    with progress.bar(len(items), 'questions') as bar:
+        correct, rows = evaluate(parts.exam, items, 0, done=bar.update)
     parts.corpus.check()
+    parts.table.judge.check(parts.table.judge_stats)
     figures = {f'hop{h}': statistics.mean_interval(c) for h, c in correct.items()}
     figures['mean'] = statistics.mean_interval(statistics.headline(correct))
+    if graded := [row.reward for row in rows if 'rubrics' in row.parts]:
+        figures['rubrics'] = statistics.mean_score(graded)
     for name, (mean, low, high) in figures.items():
-        print(f'{name:5} {mean:.3f} [{low:.3f}, {high:.3f}]')
+        print(f'{name:7} {mean:.3f} [{low:.3f}, {high:.3f}]')
     print(json.dumps({name: [round(x, 4) for x in values] for name, values in figures.items()}))
 
 

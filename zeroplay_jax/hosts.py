@@ -7,13 +7,14 @@ JSON, so that every process goes on from the same numbers and takes the same dec
 from __future__ import annotations
 
 import asyncio
+import collections
 import json
 import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -117,6 +118,12 @@ def leave(code: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def sums(counts: Sequence[Mapping[str, float]]) -> collections.Counter:
+    """Counts of several processes together."""
+    names = dict.fromkeys(name for each in counts for name in each)
+    return collections.Counter({name: sum(each.get(name, 0) for each in counts) for name in names})
 
 
 class Hosts:

@@ -22,7 +22,7 @@ from zeroplay_jax import setup
 from zeroplay_jax.disk import write_whole
 from zeroplay_jax.evaluation import report, statistics
 from zeroplay_jax.evaluation.evaluate import evaluate
-from zeroplay_jax.hosts import Hosts
+from zeroplay_jax.hosts import Hosts, sums
 from zeroplay_jax.learner.checkpoint import Checkpointer, claim
 from zeroplay_jax.metrics import Metrics
 from zeroplay_jax.policy import hf
@@ -91,18 +91,7 @@ def run(config, workdir) -> dict:
         checkpoints.close()
 
         # ---- show -------------------------------------------------------------------------------------------
-        sides = [{int(h): np.array(c, bool) for h, c in e.items()} for e in loop['evaluations'].values()]
-        flags = list(loop['evaluations'].values())
-        asked = hashlib.sha256(json.dumps(parts.corpus.questions, sort_keys=True).encode()).hexdigest()[:16]
-        summary = statistics.summarise(sides[0], sides[-1]) | {
-            # Per question, and which questions: what a comparison of runs is paired by.
-            'results': {'questions': asked, 'before': flags[0], 'after': flags[-1], 'evaluations': loop['evaluations']}
-            | ({'rubrics': loop['rubrics']} if loop['rubrics'] else {}),
-            'seconds': round(loop['seconds'], 1),
-            'seed': config.seed,
-            'steps': len(steps),
-            'outside_questions': engine.outside_questions,
-        }
+        summary, table = _summary(config, parts, engine, loop, len(steps))
         for name, learner in engine.learners.items():
             if not hosts.gather((workdir / 'policy' / name).exists())[0]:
                 with progress.clock(f'export {name}', shown):
@@ -111,14 +100,32 @@ def run(config, workdir) -> dict:
             return summary
         write_whole(workdir / 'summary.json', json.dumps(summary, indent=2) + '\n')
         page = report.write_report(workdir)
-    print('Exact match on held-out questions, with 95 % intervals:\n')
-    print(statistics.before_after_table(sides[0], sides[-1]))
-    if loop['rubrics']:
-        first, *_, last = (np.mean(scores) for scores in loop['rubrics'].values())
-        tasks = f'{len(parts.corpus.tasks)} held-out open tasks'
-        print(f'Rubrics met by the answers to {tasks}: {first:.3f} before, {last:.3f} after.\n')
+    print(table)
     print(f'{summary["seconds"]:.0f} s; read the run in {page}')
     return summary
+
+
+def _summary(config, parts, engine: Engine, loop: dict, steps: int) -> tuple[dict[str, Any], str]:
+    """What `summary.json` holds, and the same as text."""
+    marked = lambda asked: hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+    flags, grades = list(loop['evaluations'].values()), list(loop['rubrics'].values())
+    before, after = ({int(h): np.array(c, bool) for h, c in flags[i].items()} for i in (0, -1))
+    # Per question, and which questions: what a comparison of runs is paired by.
+    results = {'questions': marked(parts.corpus.questions), 'before': flags[0], 'after': flags[-1]}
+    results |= {'evaluations': loop['evaluations']}
+    summary = statistics.summarise(before, after) | {
+        'results': results,
+        'seconds': round(loop['seconds'], 1),
+        'seed': config.seed,
+        'steps': steps,
+        'outside_questions': engine.outside_questions,
+    }
+    told = 'Exact match on held-out questions, with 95 % intervals:\n\n' + statistics.before_after_table(before, after)
+    if grades:
+        results |= {'tasks': marked(parts.corpus.tasks), 'rubrics': loop['rubrics']}
+        summary['rubrics'] = statistics.summarise_scores(grades[0], grades[-1])
+        told += f'\nrubrics met by answers to open tasks: {statistics.scores_line(summary["rubrics"])}'
+    return summary, told
 
 
 def _built(hosts: Hosts, config) -> setup.Parts:
@@ -150,15 +157,16 @@ def _play(parts, engine: Engine, step: Step, loop: dict, done) -> tuple[dict[str
     hosts, judged = parts.table.hosts, collections.Counter(parts.table.judge_stats)
     correct, rows = evaluate(parts.exam, parts.corpus.questions + parts.corpus.tasks, step.number, done=done)
     hosts.together(parts.corpus.check)
-    if parts.corpus.tasks:
-        parts.table.judge.check(
-            sum(map(collections.Counter, hosts.gather(parts.table.judge_stats - judged)), collections.Counter())
-        )
+    judged = sums(hosts.gather(parts.table.judge_stats - judged))
+    if parts.table.judge:
+        parts.table.judge.check(judged)
     loop['evaluations'][str(step.number)] = {str(h): c.astype(int).tolist() for h, c in correct.items()}
     values = {f'em/hop{h}': float(c.mean()) for h, c in correct.items()}
     values['em/mean'] = statistics.mean_interval(statistics.headline(correct))[0]
     if graded := [row.reward for row in rows if 'rubrics' in row.parts]:
         values['rubrics/mean'] = float(np.mean(graded))
+        values['rubrics/ungraded'] = float(np.mean([row.drop is not None for row in rows if 'rubrics' in row.parts]))
+        values |= {f'judge/{name}': float(n) for name, n in judged.items()}
         loop['rubrics'][str(step.number)] = graded
     return values, rows
 
@@ -194,13 +202,14 @@ def _rendering_check(codec: Codec, rows: list[Row]) -> dict[str, float]:
 
 
 def _records(config, table, step: Step, rows: list[Row]):
-    """About `log_trajectories` rollouts of a step, as the report reads them: whole questions, spread over the hops."""
+    """About `log_trajectories` rollouts of a step, as the report reads them: whole items, over hops and kinds."""
     questions: dict[tuple, list[Row]] = {}
     for row in rows:
         questions.setdefault((row.role, row.trajectory.identity[:-1]), []).append(row)
     by_hops: dict[object, list[list[Row]]] = {}
     for group in questions.values():
-        by_hops.setdefault(group[0].info.get('hops'), []).append(group)
+        kind = 'rubrics' in group[0].parts, group[0].info.get('hops')  # an evaluation asks questions and open tasks
+        by_hops.setdefault(kind, []).append(group)
     picked: list[Row] = []
     for turn in itertools.zip_longest(*by_hops.values()):
         picked += [row for group in turn if group and len(picked) < config.log_trajectories for row in group]

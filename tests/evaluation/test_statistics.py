@@ -96,6 +96,19 @@ def test_summary_and_table_agree_on_the_headline_hops():
     assert len(lines) == 8 and max(map(len, lines)) <= 110
 
 
+def test_scores_between_0_and_1_have_normal_intervals():
+    before, after = [0.0, 0.5, 1.0, 0.5], [0.5, 1.0, 1.0, 0.5]
+    found = json.loads(json.dumps(statistics.summarise_scores(before, after)))
+    half = 1.96 * np.std([0.5, 0.5, 0, 0], ddof=1) / 2
+    assert found['difference'] == pytest.approx([0.25, 0.25 - half, 0.25 + half], abs=1e-4)
+    assert found['before'][0] == 0.5 and found['after'][0] == 0.75 and found['items'] == 4
+    assert statistics.mean_score([0.3]) == (0.3, -0.7, 1.3)
+    line = statistics.scores_line(found)
+    assert line.startswith('0.500 [') and 'change +0.250 [' in line and line.endswith('4 tasks')
+    with pytest.raises(ValueError, match='3 scores before, 4 after'):
+        statistics.summarise_scores(before[:3], after)
+
+
 @pytest.mark.parametrize(
     'before, after, words',
     [

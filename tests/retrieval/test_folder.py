@@ -1,5 +1,7 @@
 """Index folders: built whole or not at all, resumed to the same bytes, damage and mismatches named."""
 
+import contextlib
+import io
 import json
 import pathlib
 import shutil
@@ -220,7 +222,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_that_looks_whole(corpus, tmp
     args = ('retrieval.build', '--corpus', str(corpus), '--kind', 'bm25', '--out', str(out))
     # Writing beyond 100 kB fails as on a full disk; Python ignores the signal that goes with it.
     status, errors, _ = run(*args, prefix=('bash', '-c', 'ulimit -f 100; exec "$@"', 'bash'))
-    assert status == 1 and not out.exists()
+    assert status == 2 and not out.exists()
     assert errors[-1].startswith('retrieval: ') and 'File too large' in errors[-1] and 'Traceback' not in str(errors)
     status, _, stdout = run(*args)  # the same command goes on
     assert status == 0 and json.loads(stdout)['kind'] == 'bm25' and out.exists()
@@ -228,10 +230,11 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_that_looks_whole(corpus, tmp
 
 def command(main, *args):
     """The line with which a command ends."""
-    with pytest.raises(SystemExit) as stopped:
+    said = io.StringIO()
+    with pytest.raises(SystemExit) as stopped, contextlib.redirect_stderr(said):
         main([str(arg) for arg in args])
-    assert isinstance(stopped.value.code, str) and '\n' not in stopped.value.code
-    return stopped.value.code
+    assert stopped.value.code == 2 and said.getvalue().count('\n') == 1
+    return said.getvalue()
 
 
 def test_the_commands_refuse_in_one_line(corpus, built, tmp_path, monkeypatch):

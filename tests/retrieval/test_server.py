@@ -187,10 +187,11 @@ def test_an_index_that_cannot_be_opened_ends_the_server(tmp_path):
         server.serve(load, '127.0.0.1', 0, server.Limits())
 
 
-def test_a_folder_without_an_index_is_refused_before_anything_listens(tmp_path, caplog):
+def test_a_folder_without_an_index_is_refused_before_anything_listens(tmp_path, caplog, capsys):
     caplog.set_level('INFO')
-    with pytest.raises(SystemExit, match='manifest.json: cannot be read'):
+    with pytest.raises(SystemExit) as stopped:
         server.main(['--index', str(tmp_path), '--port', '0'])
+    assert stopped.value.code == 2 and 'manifest.json: cannot be read' in capsys.readouterr().err
     assert not caplog.records
 
 

@@ -1,6 +1,7 @@
 """The sampler's promises: what a rollout contains depends on its request and on nothing else."""
 
 import dataclasses
+import signal
 import time
 
 import jax
@@ -300,6 +301,26 @@ def test_waiting_for_a_search_does_not_spin(policy):
     scheduler.publish('policy', params, 1)
     scheduler.run([scheduler.rollout(r) for r in requests(make_env(codec, slow), samples=1)])
     assert scheduler.stats['rounds'] < 6 * scheduler.stats['bursts']
+
+
+def test_results_are_never_formatted():
+    """asyncio hands its handler of Ctrl-C to signal.getsignal, which formats it: the main task and its result."""
+    formatted = []
+
+    class Result:
+        def __repr__(self):
+            formatted.append(self)
+            return 'Result'
+
+    async def episode():
+        return Result()
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # deaf to it, asyncio would leave it alone
+    try:
+        (found,) = Scheduler({}).run([episode()])
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert isinstance(found, Result) and not formatted
 
 
 def test_overdue_tool_becomes_an_error_only_when_not_deterministic(policy):

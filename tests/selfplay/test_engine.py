@@ -129,6 +129,17 @@ def test_surplus_waits_for_the_next_step_or_is_let_go(policy, monkeypatch):
         assert values['filter/age'] == (pytest.approx(4 / 6) if kind == 'carry' else 0)
 
 
+def test_what_waited_for_a_phase_that_ended_is_told(policy):
+    engine, _ = make(policy, lambda item: (1, 0) if item else (0, 0), filter_groups=True, batch=3, surplus='carry')
+    play(engine, 0)
+    assert [fate['drop'] for fate in engine.fates] == ['uninformative']
+    play(engine, 0)  # a phase begins
+    assert [(fate['task'], fate['drop']) for fate in engine.fates if fate['drop'] == 'surplus'] == [
+        ([0, 4], 'surplus'),
+        ([0, 5], 'surplus'),
+    ]
+
+
 def test_a_batch_that_cannot_be_filled_stays_short(policy, monkeypatch):
     engine, game = make(policy, lambda item: (1, 1), filter_groups=True, fill_rounds=3)
     before = engine.learners['solver'].params['embedding'].copy()
@@ -228,6 +239,24 @@ def test_a_rollout_that_a_limit_ended_is_learnt_from_or_not(policy, monkeypatch)
         assert sum(row.drop is None for row in rows) == learnt
         assert values.get('row_drop/truncated', 0) == (8 - learnt) / 8
         assert [fate['drop'] for fate in engine.fates] == ['truncated'] * (8 - learnt)
+
+
+def test_a_group_that_loses_what_it_could_teach_does_not_fill_the_batch(policy, monkeypatch):
+    engine, game = make(policy, lambda item: (1, 0), filter_groups=True, batch=2, fill_rounds=3)
+    engine.config.rollout.truncated = 'drop'
+    whole = game.episode
+
+    async def first_cut(table, step, task):
+        outcome = await whole(table, step, task)
+        if task.payload['item'] == 0:
+            row = outcome.rows[1]
+            row.trajectory = dataclasses.replace(row.trajectory, finish='context')
+        return outcome
+
+    monkeypatch.setattr(game, 'episode', first_cut)
+    seen = trained(engine, monkeypatch)
+    values, _ = play(engine, 0)
+    assert seen == [[1, 1, 2, 2]] and values['filter/full'] == 1
 
 
 def test_a_reward_that_is_not_finite_is_told_with_its_rollout(policy):

@@ -28,7 +28,8 @@ def evaluate(
 
     Returns:
       correct: hop count → bool [N], in the order of the questions; without the open tasks.
-      rows: the rollouts of all, reward 1 or 0, of a task the share of its rubrics met (SCOPE eq. 1; ungraded is 0).
+      rows: the rollouts of all, reward 1 or 0, of a task the share of its rubrics met (SCOPE eq. 1), 0 and
+        dropped as 'ungraded' where the judge gave no verdict.
     """
 
     async def ask(i, item):
@@ -38,16 +39,18 @@ def evaluate(
             (trajectory,) = await table.ask(role, (number, i), 1, 0.0, prompt, **{asked: item['question']})
         except TaskDropped as drop:
             raise UserError(
-                f'evaluation question {i} ({item["question"][:60]!r}) cannot be asked: {drop.reason}; raise '
+                f'in the evaluation, {item["question"][:60]!r} cannot be asked: {drop.reason}; raise '
                 'config.rollout.prompt_tokens'
             ) from drop
         given = solving.answer(trajectory)
         if graded:
-            worth = await solving.grade(table, (number, i), item['question'], item['rubrics'], given) or 0.0
+            worth = await solving.grade(table, (number, i), item['question'], item['rubrics'], given)
         else:
             worth = float(rewards.exact_match(given, item['answers']))
-        parts = {'rubrics' if graded else 'exact_match': worth}
-        return Outcome([Row(role, trajectory, worth, item['hops'], parts=parts, info={**item, 'answer_given': given})])
+        row = Row(role, trajectory, worth or 0.0, item['hops'], info={**item, 'answer_given': given})
+        row.parts = {'rubrics' if graded else 'exact_match': row.reward}
+        row.drop = 'ungraded' if worth is None else None
+        return Outcome([row])
 
     played = table.play({(number, i): functools.partial(ask, i, q) for i, q in enumerate(questions)}, done)
     rows = [outcome.rows[0] for outcome in played]

@@ -116,6 +116,34 @@ def before_after_table(before: Samples, after: Samples, headline: tuple[int, ...
     return '\n'.join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
 
 
+def mean_score(scores: Sequence[float] | np.ndarray) -> Interval:
+    """Mean of scores that lie between 0 and 1, or of their differences, and its 95 % interval.
+
+    A normal one, mean ± 1.96 standard errors, for such scores are no proportions; of a single score it is everything.
+    """
+    values = np.asarray(scores, float)
+    if values.ndim != 1 or not values.size:
+        raise ValueError(f'scores of shape {values.shape}; give a non-empty list')
+    mean = float(values.mean())
+    half = float(Z95 * values.std(ddof=1) / np.sqrt(values.size)) if values.size > 1 else 1.0
+    return mean, mean - half, mean + half
+
+
+def summarise_scores(before: Sequence[float], after: Sequence[float]) -> dict[str, Any]:
+    """`mean_score` of the same items, JSON-able: {'before', 'after', 'difference': [mean, low, high], 'items': int}."""
+    first, second = np.asarray(before, float), np.asarray(after, float)
+    if first.shape != second.shape or not first.size:
+        raise ValueError(f'{first.size} scores before, {second.size} after; give both of the same items')
+    sides = {'before': first, 'after': second, 'difference': second - first}
+    return {side: list(mean_score(values)) for side, values in sides.items()} | {'items': first.size}
+
+
+def scores_line(figures: Mapping[str, Any]) -> str:
+    """`summarise_scores` as text."""
+    sides = f'{_cell(figures["before"])} before, {_cell(figures["after"])} after'
+    return f'{sides}, change {_cell(figures["difference"], "+")}, {figures["items"]} tasks'
+
+
 def _cell(interval: Sequence[float], sign: str = '') -> str:
     mean, low, high = interval
     return f'{mean:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]'

@@ -272,31 +272,38 @@ def evaluation_questions(
         chain = world.chain(count, rng)
         return chain and dict(question=question(chain), answers=[chain[-1][2]])
 
-    return _distinct(draw, worlds, per_hop, hops, seed)
+    return _distinct(draw, 'question', worlds, per_hop, hops, seed)
 
 
 def evaluation_tasks(
     worlds: Sequence[World], per_hop: int, hops: Sequence[int] = (1, 2, 3, 4), seed: int = 0
 ) -> list[dict]:
-    """Distinct open tasks, as `evaluation_questions` draws questions: to describe what a chain ends at.
+    """Distinct open tasks: to describe what a chain of facts ends at.
+
+    Args:
+      worlds, per_hop, seed: as for `evaluation_questions`.
+      hops: how many passages one reads on the way, the described one included.
 
     Returns:
-      List of {'question': the task, 'rubrics': a fact of the passage each, 'answers': [], 'hops': int, 'world': int};
-      `hops` counts the passages on the way, that one included.
+      List of {'question': the task, 'rubrics': a fact of the passage each, 'answers': [], 'hops': int, 'world': int}.
+      Raises ValueError when the worlds do not hold that many distinct tasks.
     """
 
     def draw(world, count, rng):
-        chain = world.chain(count - 1, rng) if count > 1 else []
-        title = chain[-1][2] if chain else world.titles[int(rng.integers(len(world.titles)))] if count == 1 else None
-        if title not in world.facts:  # a value without a passage
-            return None
+        if count == 1:
+            title = named = world.titles[int(rng.integers(len(world.titles)))]
+        else:
+            chain = world.chain(count - 1, rng)
+            if chain is None or chain[-1][2] not in world.facts:  # a value without a passage
+                return None
+            title, named = chain[-1][2], phrase(chain)
         text = next(p.text for p in world.passages if p.title == title)
-        return dict(question=f'Describe {phrase(chain) if chain else title}.', rubrics=rubrics_of(text), answers=[])
+        return dict(question=f'Describe {named}.', rubrics=rubrics_of(text), answers=[])
 
-    return _distinct(draw, worlds, per_hop, hops, seed)
+    return _distinct(draw, 'task', worlds, per_hop, hops, seed)
 
 
-def _distinct(draw, worlds, per_hop, hops, seed) -> list[dict]:
+def _distinct(draw, noun, worlds, per_hop, hops, seed) -> list[dict]:
     found = []
     for count in hops:
         rng = np.random.default_rng([seed, count])
@@ -312,7 +319,7 @@ def _distinct(draw, worlds, per_hop, hops, seed) -> list[dict]:
             found.append(item | dict(hops=count, world=world.seed))
         if len(seen) < per_hop:
             raise UserError(
-                f'evaluation_questions: {len(worlds)} worlds gave only {len(seen)} distinct {count}-hop questions '
-                f'of {per_hop}; give more worlds or ask for fewer questions'
+                f'evaluation_{noun}s: {len(worlds)} worlds gave only {len(seen)} distinct {count}-hop {noun}s '
+                f'of {per_hop}; give more worlds or ask for fewer {noun}s'
             )
     return found

@@ -321,9 +321,11 @@ class Scheduler:
 
     def run(self, episodes: Sequence[Coroutine], done: Callable[[], None] = lambda: None) -> list[Any]:
         """Runs coroutines to their end and returns their results in order; `done` is called at every end."""
-        return asyncio.run(self._run(episodes, done))
+        found: list[Any] = []  # `_run` returns nothing: asyncio calls signal.getsignal, which formats a task's result
+        asyncio.run(self._run(episodes, done, found))
+        return found
 
-    async def _run(self, episodes, done):
+    async def _run(self, episodes, done, found):
         self._news = asyncio.Event()
         tasks = [asyncio.ensure_future(e) for e in episodes]
         for task in tasks:
@@ -332,12 +334,11 @@ class Scheduler:
             while not all(t.done() for t in tasks):
                 for _ in range(4):  # let episodes take results and ask for more
                     await asyncio.sleep(0)
-                for task in tasks:
-                    if task.done():
-                        task.result()  # raises what the episode raised
+                for task in filter(asyncio.Task.done, tasks):
+                    task.result()  # raises what the episode raised
                 if not self._round():
                     await self._idle(tasks)
-            return [t.result() for t in tasks]
+            found += [t.result() for t in tasks]
         finally:
             for task in tasks:
                 task.cancel()

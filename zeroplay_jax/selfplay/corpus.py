@@ -21,6 +21,7 @@ from zeroplay_jax.types import Json, UserError
 
 # Any passage of an encyclopedia names others, so any number of hops may begin there.
 _ANY_DEPTH = 4
+_MOST_TASKS = 50  # of a hop count: a world has few passages to describe, and every rubric is a verdict of the judge
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +143,7 @@ def exam(config) -> tuple[Client, tuple[Json, ...]]:
 
 
 def _worlds(config) -> Corpus:
-    train, _ = _members(config)
+    train, unseen = _members(config)
     client = Client(InProcess(_index(train, config.retrieval.overfetch)), config.retrieval.cache)
     held_out, questions = exam(config)
     documents = linked_documents([(p.title, p.text) for world in train for p in world.passages])
@@ -151,8 +152,8 @@ def _worlds(config) -> Corpus:
         hops = [h for h, share in enumerate(config.schedule.hop_ratio, 1) if share]
         given['train_questions'] = tuple(evaluation_questions(train, config.inputs.world_questions, hops))
     if config.recipe == 'scope':
-        _, members = _members(config)
-        given['tasks'] = tuple(evaluation_tasks(members, config.eval.questions, tuple(config.eval.hops)))
+        count = min(config.eval.questions, _MOST_TASKS)
+        given['tasks'] = tuple(evaluation_tasks(unseen, count, tuple(config.eval.hops)))
     if config.recipe == 'ssp' and not config.inputs.answers:
         given['answers'] = tuple(dict.fromkeys(v for w in train for facts in w.facts.values() for v in facts.values()))
     about = f'worlds {config.world.train} and {config.world.evaluation}, near misses {config.world.near_misses}'

@@ -10,11 +10,12 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
+from zeroplay_jax.hosts import sums
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.packing import pack
 from zeroplay_jax.objectives import advantages, aggregation, schedules
@@ -136,20 +137,20 @@ class Engine:
         started, before = time.perf_counter(), collections.Counter(self.scheduler.stats)
         judged = collections.Counter(self.table.judge_stats)
         self.scheduler.search_seconds.clear()
-        if step.index == 0:
+        late: list[Row] = []
+        if step.index == 0:  # what waited for a batch of the phase before comes too late
+            late = [row for rows in self.surplus.values() for row in rows]
             self.drawn, self.drawn_outside, self.surplus = 0, 0, {}
         period = step.phase.clears_pool
         if period and (step.index == 0 or schedules.closes_window(step.index, period)):
             self.pool.clear()
         self.table.hosts.clear()
         tasks, outcomes = self._collect(step, done)
-        searched = dict(self._sums(self.table.hosts.together(self.check_search)))
-        judged = self._sums(self.table.hosts.gather(self.table.judge_stats - judged))
+        searched = dict(sums(self.table.hosts.together(self.check_search)))
+        judged = sums(self.table.hosts.gather(self.table.judge_stats - judged))
         if self.table.judge:
             self.table.judge.check(judged)
         rows = [row for outcome in outcomes for row in outcome.rows]
-        for row in rows:
-            row.drop = row.drop or row_tools.unfit(row, self.config.rollout.truncated)
         stats = row_tools.rollout_stats(rows, outcomes)
         played = time.perf_counter()
         refused = []
@@ -158,6 +159,7 @@ class Engine:
                 self.pool.drop(outcome.drop)
             refused.append([self.pool.add(question) for question in outcome.questions])
         self.fates = row_tools.fates(tasks, outcomes, refused)
+        self.fates += row_tools.let_go(late, surplus={row.group for row in late})
         for role in step.phase.trains:
             prefix = f'{role}/' if len(step.phase.trains) > 1 else ''
             learnt = self._learn(step, role, [r for r in rows if r.role == role])
@@ -169,7 +171,7 @@ class Engine:
         stats |= {'pool_size': (len(self.pool.questions), 1)}
         stats |= {f'judge/{name}': (n, 1) for name, n in judged.items()}
         own = {name: self.scheduler.stats[name] - before[name] for name in ('rollouts', 'generated_tokens')}
-        sampled = self._sums(self.table.hosts.gather(own))
+        sampled = sums(self.table.hosts.gather(own))
         seconds = self.scheduler.search_seconds or [0.0]
         metrics = {name: total / count for name, (total, count) in stats.items() if count}
         return metrics | searched | {
@@ -190,7 +192,10 @@ class Engine:
             outside = sum(task.outside for task in tasks)
             self.outside_questions += outside
             play = functools.partial(self.recipe.episode, self.table, step)
-            outcomes += self.table.play({t.identity: functools.partial(play, t) for t in tasks}, done)
+            found = self.table.play({t.identity: functools.partial(play, t) for t in tasks}, done)
+            for row in (row for outcome in found for row in outcome.rows):  # before it is counted whether they suffice
+                row.drop = row.drop or row_tools.unfit(row, self.config.rollout.truncated)
+            outcomes += found
             played += tasks
             rows = [row for outcome in outcomes for row in outcome.rows]
             taken = len(tasks)
@@ -198,12 +203,6 @@ class Engine:
             draw = Draw(draw.phase + taken, draw.step + taken, draw.round + 1, lacks, draw.outside + outside)
         self.drawn, self.drawn_outside = draw.phase, draw.outside
         return played, outcomes
-
-    @staticmethod
-    def _sums(counts: Sequence[Mapping[str, float]]) -> collections.Counter:
-        """Counts of all processes together."""
-        names = dict.fromkeys(name for each in counts for name in each)
-        return collections.Counter({name: sum(each.get(name, 0) for each in counts) for name in names})
 
     def _lacks(self, step: Step, rows: list[Row]) -> int:
         """Groups that the batch of some trained role still lacks."""

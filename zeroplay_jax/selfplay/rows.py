@@ -95,17 +95,18 @@ def fates(tasks: Sequence[Task], outcomes: Sequence[Outcome], refused: Sequence[
 
 def let_go(rows: Sequence[Row], surplus: Set[int]) -> list[Json]:
     """`fates` of whole groups that a filter did not let train, with what their rollouts had earned; groups of
-    `surplus` could have taught something but came too late for a full batch."""
+    `surplus` could have taught something but came too late for a batch. Rows dropped before are told already."""
     groups: dict[int, list[Row]] = {}
     for row in rows:
-        groups.setdefault(row.group, []).append(row)
+        if row.drop is None:
+            groups.setdefault(row.group, []).append(row)
     return [
         {
             'task': list(own[0].trajectory.identity[:2]),
             'role': own[0].role,
             'version': own[0].trajectory.version,
             'question': own[0].info.get('question'),
-            'rewards': [row.reward if math.isfinite(row.reward) else None for row in own],
+            'rewards': [row.reward for row in own],
             'drop': 'surplus' if group in surplus else 'uninformative',
         }
         for group, own in groups.items()

@@ -110,6 +110,14 @@ const FAMILIES = [
     about: 'Share of questions answered as the proposer answered them; logged rollouts.',
   },
   {
+    title: 'Rubrics met',
+    group: MAIN,
+    names: /^rubrics\//,
+    kind: 'share',
+    lead: 'rubrics/mean',
+    about: 'Share of the rubrics that answers to the held-out open tasks meet, and of answers without a verdict (0).',
+  },
+  {
     title: 'Searches by hops',
     group: QUESTIONS,
     names: /^logged\/searches\//,
@@ -192,7 +200,6 @@ const METRICS = {
     'Share of groups in which a row has nothing to be compared with.',
   ],
   invalid_rows: [GROUPS, 'Invalid rows', 'Share of rows that must not be trained on.'],
-  nonfinite_rows: [GROUPS, 'Rows without a finite reward', 'Share; they get advantage 0.'],
   'filter/kept': [GROUPS, 'Groups kept', 'Share of groups asked that had something to teach.', 'share'],
   'filter/full': [GROUPS, 'Batch filled', 'Share of the batch that informative groups filled.', 'share'],
   'filter/surplus': [GROUPS, 'Surplus groups', 'Informative groups beyond a full batch.'],

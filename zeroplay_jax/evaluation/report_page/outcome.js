@@ -111,6 +111,10 @@ function factsOf({ summary: s, metrics }) {
     ['steps', s.steps ?? metrics.at(-1)?.step],
     ['outside questions', s.outside_questions],
   ].flatMap(([name, value]) => (value === undefined ? [] : [`${name} ${format(value)}`]));
+  if (s.rubrics) {
+    const [before, after] = [s.rubrics.before[0], s.rubrics.after[0]].map((share) => share.toFixed(2));
+    facts.push(`rubrics met ${before} → ${after} on ${format(s.rubrics.items)} open tasks`);
+  }
   if (isNumber(s.seconds)) {
     const minutes = Math.floor(Math.round(s.seconds) / 60);
     facts.push(`${minutes} min ${Math.round(s.seconds) % 60} s with evaluations`);
