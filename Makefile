@@ -8,6 +8,8 @@ ARGS ?=
 
 RUN := .venv/bin/python
 TEST := $(RUN) -m pytest -q
+# Test processes: one more than cores, for many wait for a command that loads its libraries.
+JOBS = $$($(RUN) -c 'import os; print(min(4, os.cpu_count() + 1))')
 
 .DEFAULT_GOAL := help
 .PHONY: help check quickstart test test-long lint bench clean
@@ -37,7 +39,7 @@ quickstart: .venv/ready ## self-play on this machine, from installation to repor
 
 test: .venv/ready-test .venv/tpu-compiler ## all tests but the long ones, in up to four processes
 	@echo '== tests'
-	@$(TEST) -m 'not long' -n logical --maxprocesses 4 --dist loadfile
+	@$(TEST) -m 'not long' -n $(JOBS) --dist loadfile
 
 test-long: .venv/ready-test ## the tests that take minutes
 	@echo '== long tests'

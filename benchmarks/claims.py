@@ -8,9 +8,10 @@ An arm is a config (a row of configs/ablations.py, or settings below) played wit
 each other, seeds and evaluation questions paired, where both have played equally many rollouts of any kind (between
 two evaluations in proportion); HRPO against GRPO is told at equal prompts and steps too. The setting is harder than the
 quickstart's and the same for all arms: evaluation with up to four hops, more near-miss documents, smaller rates,
-several updates per batch. What is measured is exact match on held-out questions, for SCOPE too, which trains on open
-tasks. Every finished run is kept under benchmarks/results/runs by its config: remove it where the code it ran
-computes something else now. The table goes to benchmarks/results/claims.json and, as one JSON object, to the last line.
+several updates per batch. What is measured is exact match on held-out questions; for SCOPE, which trains on open tasks,
+also the share of rubrics that answers to held-out tasks meet. Every finished run is kept under benchmarks/results/runs
+by its config: remove it where the code it ran computes something else now. The table goes to
+benchmarks/results/claims.json and, as one JSON object, to the last line.
 
 A claim holds if its 95 % interval lies above 0, does not hold if below, and is undecided otherwise; see `judge`. An
 interval wider than ± .05 says how many seeds it would take.
@@ -43,7 +44,8 @@ WIDE = 0.05
 
 
 class Claim(NamedTuple):
-    """`better` is said to beat `worse` in final EM, stability (worst fall from the peak) or steps (to a level)."""
+    """`better` is said to beat `worse` in final EM, rubrics (met by answers to open tasks, at the end), stability
+    (worst fall from the peak) or steps (to a level)."""
 
     system: str
     text: str
@@ -102,11 +104,15 @@ CLAIMS = (
     Claim('dspo', 'the sequence ratio beats the token ratio (DAPO)', 'dspo', 'dspo token level'),
     Claim('dspo', 'beats GRPO', 'dspo', 'dspo grpo'),
     Claim('dspo', 'falls less from its peak than GRPO', 'dspo', 'dspo grpo', 'stability'),
-    Claim(
-        'scope', 'co-evolution beats a challenger frozen after the first iteration', 'scope', 'scope frozen challenger'
+    *(
+        Claim('scope', f'{text}, by {measure}', 'scope', arm, by)
+        for by, measure in (('rubrics', 'rubrics met'), ('final', 'exact match'))
+        for text, arm in (
+            ('co-evolution beats a challenger frozen after the first iteration', 'scope frozen challenger'),
+            ('the gates help', 'scope no gates'),
+            ('the length factor helps', 'scope no length factor'),
+        )
     ),
-    Claim('scope', 'the gates help', 'scope', 'scope no gates'),
-    Claim('scope', 'the length factor helps', 'scope', 'scope no length factor'),
 )
 
 
@@ -167,45 +173,45 @@ def play(arm: str, seed: int, kept: pathlib.Path) -> dict:
 
 
 def _curve(summary: dict, lines: list[str]) -> list:
-    """[solver steps, rollouts, correct by question] before every evaluation."""
+    """[solver steps, rollouts, correct by question (, rubrics met by open task)] before every evaluation."""
     steps = rollouts = 0
     curve = []
     for record in map(json.loads, lines):
         if record['phase'] == 'evaluation':
             by_hop = summary['results']['evaluations'][str(record['step'])]
-            curve.append([steps, rollouts, [flag for flags in by_hop.values() for flag in flags]])
+            graded = [grades[str(record['step'])]] if (grades := summary['results'].get('rubrics')) else []
+            curve.append([steps, rollouts, [flag for flags in by_hop.values() for flag in flags], *graded])
         steps += record['phase'] in ('solver', 'selfplay')
         rollouts += int(record.get('rollouts', 0))
     return curve
 
 
-def _until(run: dict, budget: float) -> tuple[np.ndarray, np.ndarray]:
-    """What was measured while no more than `budget` rollouts had been played: (their numbers [E], correct [E, N]).
+def _until(run: dict, budget: float, column: int = 2) -> np.ndarray:
+    """A column of the curve, float64 [evaluations, N], while no more than `budget` rollouts had been played.
 
     The last row is the state at the budget itself, in proportion between the evaluations before and after it.
     """
-    spent = np.array([rollouts for _, rollouts, _ in run['curve']], float)
-    correct = np.array([flags for *_, flags in run['curve']], float)
+    spent = np.array([point[1] for point in run['curve']], float)
+    found = np.array([point[column] for point in run['curve']], float)
     budget = min(budget, spent[-1])
     before = spent < budget
-    end = np.array([np.interp(budget, spent, column) for column in correct.T])
-    return np.append(spent[before], budget), np.vstack([correct[before], end])
+    end = np.array([np.interp(budget, spent, item) for item in found.T])
+    return np.vstack([found[before], end])
 
 
 def value(run: dict, other: dict, by: str, budget: bool) -> np.ndarray:
-    """What one run scores beside the other: per question [N] for 'final', else [1].
+    """What one run scores beside the other: per question [N] for 'final', per task for 'rubrics', else [1].
 
     `other` gives the budget and, of 'steps', the level that is to be reached.
     """
     most = min(r['curve'][-1][1] for r in (run, other)) if budget else np.inf
-    _, correct = _until(run, most)
-    if by == 'final':
-        return correct[-1]
-    em = correct.mean(1)
+    if by in ('final', 'rubrics'):
+        return _until(run, most, 2 if by == 'final' else 3)[-1]
+    em = _until(run, most).mean(1)
     if by == 'stability':
         return np.array([-np.max(np.maximum.accumulate(em) - em)])
     level = np.mean(other['curve'][-1][2])
-    reached = [steps for steps, _, flags in run['curve'] if np.mean(flags) >= level]
+    reached = [steps for steps, _, flags, *_ in run['curve'] if np.mean(flags) >= level]
     last = run['curve'][-1][0]
     return np.array([-(reached[0] if reached else last + 1) / last])
 

@@ -67,6 +67,8 @@ def test_arms_of_the_claims_are_compared_where_both_played_as_much():
     assert claims.judge(dear, slow)['difference'] == -0.25
     falls_late = [{'curve': [[0, 0, [1, 1]], [4, 100, [1, 1]], [8, 300, [0, 0]]]}] * 3
     assert claims.judge(falls_late, slow, 'stability')['difference'] == 0
+    met = lambda *scores: [{'curve': [[0, 0, [0], [0.0, 0.0]], [8, 100, [0], list(scores)]]}] * 3
+    assert claims.judge(met(0.5, 1.0), met(0.5, 0.5), 'rubrics')['difference'] == 0.25
 
 
 @pytest.mark.parametrize('spread', [0.0, 0.05, 0.15])
@@ -119,5 +121,8 @@ def test_the_table_of_the_claims_is_what_was_found():
         low, high = c['ci95']
         row = f'| {c["system"]} | {c["claim"]} | {c["verdict"]} | {c["difference"]:+.3f} | {low:+.3f} … {high:+.3f} |'
         assert row in page and c['seeds'] >= 3
+    count = lambda verdict: sum(c['verdict'] == verdict for c in found)
+    said = f'of {len(found)}, {count("holds")} hold with three seeds, {count("does not hold")} do not'
+    assert said in (claims.RESULTS.parents[1] / 'README.md').read_text()
     kept = [json.loads(path.read_text()) for path in (claims.RESULTS / 'runs').glob('*.json')]
     assert {(run['arm'], run['seed']) for run in kept} >= {(arm, seed) for arm in claims.ARMS for seed in range(3)}
