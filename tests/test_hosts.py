@@ -22,6 +22,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 RUN = [
     '--config=configs/ssp.py:mini',
     '--config.mesh.replica=2',
+    '--config.micro.rows=2',
     '--config.world.train=(0,3)',
     '--config.world.evaluation=(0,1)',
     '--config.eval.questions=3',

@@ -24,11 +24,12 @@ PAGES = ('README.md', 'retrieval/README.md', 'benchmarks/README.md', 'notebooks/
 
 FEW = (
     '--config.sampler.slots=16 --config.proposer.batch=16 --config.proposer.steps=1 --config.pool.batch=8 '
+    '--config.micro.rows=2 '
     '--config.pool.batches=1 --config.solver.batch=4 --config.solver.steps=1 --config.solver.samples=3 '
     '--config.reward.solves=2 --config.schedule.iterations=1 --config.eval.questions=3 --config.eval.every=0'
 )
 WORLDS = "--config.world.train='(0,4)' --config.world.evaluation='(0,2)'"
-MINI = f'--config.sampler.slots=16 --config.eval.questions=2 {WORLDS}'
+MINI = f'--config.sampler.slots=16 --config.micro.rows=2 --config.eval.questions=2 {WORLDS}'
 # How a command that begins so is made small: what is put behind it; a function rewrites it.
 SMALL = {
     'make quickstart': lambda c: f'{c} ARGS="{FEW} {WORLDS}"',

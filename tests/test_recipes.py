@@ -13,7 +13,7 @@ import pytest
 from test_run import ROOT, final_states, finish, lines, without_clock
 
 SMALL = ['--config.world.train=(0,4)', '--config.world.evaluation=(0,2)', '--config.eval.questions=2']
-SMALL += ['--config.sampler.slots=16']
+SMALL += ['--config.sampler.slots=16', '--config.micro.rows=2']
 TWO = ['--config.proposer.steps=2', '--config.pool.batch=8', '--config.pool.batches=1']
 TWO += ['--config.proposer.batch=8', '--config.schedule.hop_ratio=(2,1,1)']
 # System → what makes its small variant a little smaller still, and the metrics that prove its stages ran.

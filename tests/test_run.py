@@ -19,6 +19,7 @@ SMALL = [
     '--config.world.train=(0,4)',
     '--config.world.evaluation=(0,2)',
     '--config.sampler.slots=16',
+    '--config.micro.rows=2',
     '--config.proposer.batch=16',
     '--config.solver.batch=4',
     '--config.pool.batch=16',

@@ -46,7 +46,8 @@ class Codec:
 
     def __init__(self, folder):
         self.folder = pathlib.Path(folder)
-        self._tokenizer = transformers.AutoTokenizer.from_pretrained(str(self.folder))
+        # tokenizer.json as it stands. AutoTokenizer would load PyTorch, where there is one.
+        self._tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(str(self.folder))
         backend = self._tokenizer.backend_tokenizer
         spec = json.loads(backend.to_str())
         added = {t['content']: t['id'] for t in spec['added_tokens']}
