@@ -8,7 +8,10 @@ import tempfile
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 if 'xla_force_host_platform_device_count' not in os.environ.get('XLA_FLAGS', ''):
-    os.environ['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8'
+    # Programs are compiled without LLVM's optimisations, which take longer than the tests that run them; the commands
+    # that tests start compile as anybody's do.
+    flags = ' --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0'
+    os.environ['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + flags
 if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:  # set for the workers of this session and the commands they start
     os.environ['JAX_COMPILATION_CACHE_DIR'] = tempfile.mkdtemp(prefix='programs.')
     os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
