@@ -410,7 +410,7 @@ def _check_game(config: ConfigDict) -> None:
         if retrieval.kind != 'world' and config.eval[name] and not pathlib.Path(config.eval[name]).is_file():
             fail(f'eval.{name}', config.eval[name], 'no such file', f'name JSON lines of {lines} to evaluate on')
         if retrieval.kind == 'world' and config.eval[name]:
-            wrong = 'the miniature world is measured by what is its own'
+            wrong = 'the miniature world brings what it is measured by'
             fail(f'eval.{name}', config.eval[name], wrong, 'leave it empty, or set retrieval.kind to folder or http')
     for name in ('answers', 'questions', 'tasks', 'documents'):
         if config.inputs[name] and name not in INPUTS.get(config.recipe, (name,)):

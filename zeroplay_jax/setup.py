@@ -73,9 +73,9 @@ def build(config, extra_lane: str = '') -> Parts:
     model = hf.read_config(folder, **{name: config.policy[name] for name in _TECHNIQUE})
     mesh = sharding.make_mesh(**config.mesh)
     sharding.local_mesh(mesh)  # a mesh that no sampler could run on stops before the weights are read
-    params = hf.load(folder, model, mesh, owned=True, shown=config.progress and jax.process_index() == 0)
     codec = Codec(folder)
-    corpus = corpora.build(config)
+    corpus = corpora.build(config)  # before the weights are read: a bad line of its files stops here
+    params = hf.load(folder, model, mesh, owned=True, shown=config.progress and jax.process_index() == 0)
     table = _table(config, model, mesh, codec, corpus, extra_lane)
     return Parts(folder, model, mesh, params, corpus, table)
 

@@ -163,11 +163,11 @@ def _play(parts, engine: Engine, step: Step, loop: dict, done) -> tuple[dict[str
     loop['evaluations'][str(step.number)] = {str(h): c.astype(int).tolist() for h, c in correct.items()}
     values = {f'em/hop{h}': float(c.mean()) for h, c in correct.items()}
     values['em/mean'] = statistics.mean_interval(statistics.headline(correct))[0]
-    if graded := [row.reward for row in rows if 'rubrics' in row.parts]:
-        values['rubrics/mean'] = float(np.mean(graded))
-        values['rubrics/ungraded'] = float(np.mean([row.drop is not None for row in rows if 'rubrics' in row.parts]))
+    if tasks := [row for row in rows if 'rubrics' in row.parts]:
+        loop['rubrics'][str(step.number)] = [row.reward for row in tasks]
+        values['rubrics/mean'] = float(np.mean([row.reward for row in tasks]))
+        values['rubrics/ungraded'] = float(np.mean([row.drop is not None for row in tasks]))
         values |= {f'judge/{name}': float(n) for name, n in judged.items()}
-        loop['rubrics'][str(step.number)] = graded
     return values, rows
 
 

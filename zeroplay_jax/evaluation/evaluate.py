@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from zeroplay_jax.objectives import rewards
 from zeroplay_jax.selfplay import solving
 from zeroplay_jax.selfplay.roles import Table, TaskDropped
 from zeroplay_jax.types import Json, Outcome, Row, UserError
@@ -33,22 +32,18 @@ def evaluate(
     """
 
     async def ask(i, item):
-        graded = 'rubrics' in item
-        prompt, asked = ('task_solver', 'task') if graded else ('solver', 'question')
+        metric, name = ('rubrics', 'rubrics') if 'rubrics' in item else ('em', 'exact_match')
         try:
-            (trajectory,) = await table.ask(role, (number, i), 1, 0.0, prompt, **{asked: item['question']})
+            (trajectory,) = await table.ask(role, (number, i), 1, 0.0, **solving.asked(item))
         except TaskDropped as drop:
             raise UserError(
                 f'in the evaluation, {item["question"][:60]!r} cannot be asked: {drop.reason}; raise '
                 'config.rollout.prompt_tokens'
             ) from drop
         given = solving.answer(trajectory)
-        if graded:
-            worth = await solving.grade(table, (number, i), item['question'], item['rubrics'], given)
-        else:
-            worth = float(rewards.exact_match(given, item['answers']))
+        worth = await solving.score(table, metric, (number, i), item, given)
         row = Row(role, trajectory, worth or 0.0, item['hops'], info={**item, 'answer_given': given})
-        row.parts = {'rubrics' if graded else 'exact_match': row.reward}
+        row.parts = {name: row.reward}
         row.drop = 'ungraded' if worth is None else None
         return Outcome([row])
 

@@ -93,24 +93,17 @@ def answer_all(
         leaves it to the solver.
     """
 
-    async def worth(identity, item, given):
-        if metric == 'rubrics':
-            return await solving.grade(table, identity, item['question'], item['rubrics'], given)
-        return await solving.score(table, metric, identity, item, given)
-
     async def ask(i, item):
         heat = 0.0 if samples == 1 else None
-        asked = dict(task=item['question']) if metric == 'rubrics' else dict(question=item['question'])
-        prompt = 'task_solver' if metric == 'rubrics' else 'solver'
         try:
-            tries = await table.ask('solver', (number, i), samples, heat, prompt, **asked)
+            tries = await table.ask('solver', (number, i), samples, heat, **solving.asked(item))
             if answerer:
                 tries = [await _answer_after(table, answerer, t) for t in tries]
         except TaskDropped as drop:
             where = f'question {i} ({item["question"][:60]!r})'
             raise UserError(f'{where} cannot be asked: {drop.reason}; raise config.rollout.prompt_tokens') from drop
         given = [solving.answer(t) for t in tries]
-        scores = [await worth((number, i, j), item, g) for j, g in enumerate(given)]
+        scores = [await solving.score(table, metric, (number, i, j), item, g) for j, g in enumerate(given)]
         queries = [q for turn in tries[0].turns for q in turn.queries]
         known = [0.0 if s is None else s for s in scores]  # no verdict is no approval
         return Answered(max(known), len(queries), redundancy(queries), given[int(np.argmax(known))])

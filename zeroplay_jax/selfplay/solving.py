@@ -32,10 +32,13 @@ def answer(trajectory: Trajectory) -> str | None:
 
 
 async def score(table: Table, metric: str, identity, item: Json, given: str | None) -> float | None:
-    """What an answer earns, in [0, 1], by `config.reward.answer`: em, subem, f1, or the judge's word.
+    """What an answer earns, in [0, 1], by `config.reward.answer`: em, subem, f1, or the judge's word; by 'rubrics' the
+    share of an open task's that it meets.
 
     None where the judge gave none: that is neither right nor wrong.
     """
+    if metric == 'rubrics':
+        return await grade(table, identity, item['question'], item['rubrics'], given)
     if metric != 'judge':
         return float(METRICS[metric](given, item['answers']))
     if not given:
@@ -43,6 +46,13 @@ async def score(table: Table, metric: str, identity, item: Json, given: str | No
     assert table.judge is not None
     said = await table.judge.correct(identity, item['question'], item['answers'], given)
     return None if said is None else float(said)
+
+
+def asked(item: Json) -> dict[str, str]:
+    """Prompt and field with which a question, or an open task (it has 'rubrics'), is put to a solver."""
+    if 'rubrics' in item:
+        return dict(prompt='task_solver', task=item['question'])
+    return dict(prompt='solver', question=item['question'])
 
 
 async def grade(table: Table, identity, task: str, rubrics: Sequence[Json], given: str | None) -> float | None:
