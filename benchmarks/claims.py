@@ -34,8 +34,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from configs import ablations, common
 from zeroplay_jax import config as configuration
+from zeroplay_jax.configs import ablations, common
 from zeroplay_jax.disk import write_whole
 
 RESULTS = pathlib.Path(__file__).parent / 'results'
@@ -119,7 +119,7 @@ CLAIMS = (
 def config_of(arm: str, seed: int):
     """The config of an arm: its system's small variant, the common hard setting, the row, and its own settings."""
     system, row, own = ARMS[arm]
-    config = importlib.import_module(f'configs.{system}').get_config('mini')
+    config = importlib.import_module(f'zeroplay_jax.configs.{system}').get_config('mini')
     iterations = 3 if system in ('drzero', 'piplay', 'scope') else 1
     steps = 8 if iterations == 3 else 24
     config.schedule.iterations = iterations

@@ -37,7 +37,7 @@ import ml_collections
 import numpy as np
 
 from benchmarks.tpu_shapes import model_config
-from configs import common
+from zeroplay_jax.configs import common
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.packing import pack
 from zeroplay_jax.policy import sharding, transformer

@@ -22,10 +22,10 @@ import numpy as np
 
 from benchmarks import retrieval_data as data
 from benchmarks.retrieval_engines import VARIANTS, Engine, faiss_engines, scann_engines
-from retrieval import client, server
-from retrieval.bm25 import Bm25Index
-from retrieval.corpus import MemoryCorpus, contents
-from retrieval.index import ExactIndex, ScannIndex
+from zeroplay_jax.retrieval import client, server
+from zeroplay_jax.retrieval.bm25 import Bm25Index
+from zeroplay_jax.retrieval.corpus import MemoryCorpus, contents
+from zeroplay_jax.retrieval.index import ExactIndex, ScannIndex
 
 K, RECALL = 3, 0.95
 MARGIN = 0.005  # on the half that is tuned on, so that the other half reaches RECALL as well

@@ -12,9 +12,9 @@ import re
 
 import numpy as np
 
-from retrieval import shards
-from retrieval.corpus import contents, split
-from retrieval.encoder import TextEncoder
+from zeroplay_jax.retrieval import shards
+from zeroplay_jax.retrieval.corpus import contents, split
+from zeroplay_jax.retrieval.encoder import TextEncoder
 
 ROOT = pathlib.Path(__file__).parents[1]
 SHARED = ROOT.parent / 'shared' / 'data'

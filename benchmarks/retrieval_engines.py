@@ -16,8 +16,8 @@ from typing import Any
 import faiss
 import numpy as np
 
-from retrieval import index as index_lib
-from retrieval.corpus import MemoryCorpus
+from zeroplay_jax.retrieval import index as index_lib
+from zeroplay_jax.retrieval.corpus import MemoryCorpus
 
 # Name: what ScaNN reorders with, threshold of anisotropic quantisation, λ of SOAR (None: every vector in one leaf).
 VARIANTS: dict[str, tuple[str, float, float | None]] = {

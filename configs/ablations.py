@@ -4,7 +4,7 @@
     python -m zeroplay_jax.main --config=configs/ablations.py:drzero/grpo:mini --workdir=runs/grpo_mini
 
 A name is SYSTEM/ROW; `:mini` behind it shrinks the system as configs/SYSTEM.py:mini does. Every row below says which
-fields differ from configs/SYSTEM.py, and where it comes from.
+fields differ from zeroplay_jax.configs/SYSTEM.py, and where it comes from.
 """
 
 import importlib
@@ -105,6 +105,6 @@ def get_config(name=''):
     row, _, variant = name.partition(':')
     if row not in ROWS:
         raise ValueError(f'no ablation {row!r}; there are {", ".join(ROWS)}')
-    config = importlib.import_module(f'configs.{row.split("/")[0]}').get_config(variant)
+    config = importlib.import_module(f'zeroplay_jax.configs.{row.split("/")[0]}').get_config(variant)
     config.update_from_flattened_dict(ROWS[row])
     return config

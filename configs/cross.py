@@ -6,7 +6,7 @@
 No paper reports this mixture; it shows how any are made. Without `:mini` it has Dr. Zero's sizes and was never run.
 """
 
-from configs import piplay
+from zeroplay_jax.configs import piplay
 
 
 def get_config(variant=''):

@@ -26,7 +26,7 @@ a constant, for the solver it weighs long answers more than the paper's mean per
 holds the hops in exactly 4:3:2:1 (the code draws them), hence singleton='zero'.
 """
 
-from configs import common
+from zeroplay_jax.configs import common
 
 
 def get_config(variant=''):

@@ -24,7 +24,7 @@ the clip range is GSPO's, rate and batch those of the other four systems. With o
 is 1 and never clipped, so there are four.
 """
 
-from configs import common
+from zeroplay_jax.configs import common
 
 
 def get_config(variant=''):

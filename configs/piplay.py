@@ -22,7 +22,7 @@ over the tokens that the student wrote, like the code it cites; `solver.distill_
 teacher starts from the student's first weights and is not restarted between iterations.
 """
 
-from configs import drzero
+from zeroplay_jax.configs import drzero
 
 
 def get_config(variant=''):

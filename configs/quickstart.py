@@ -7,7 +7,7 @@ runs python -m zeroplay_jax.main --config=configs/quickstart.py --workdir=runs/q
 Made for two CPU cores without a GPU. What to look at afterwards: report.html and summary.json in the workdir.
 """
 
-from configs import common
+from zeroplay_jax.configs import common
 
 
 def get_config():

@@ -27,7 +27,7 @@ come from a file instead, with the four kinds of task (appendix H) in equal part
 Where paper and code differ this page takes the paper: one clip range, format paid although the gates fail (eq. 4).
 """
 
-from configs import common
+from zeroplay_jax.configs import common
 
 
 def get_config(variant=''):

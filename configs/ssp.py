@@ -23,7 +23,7 @@ deviation and every answer weighs the same (eq. 4); the proposer's loss is a pla
 checker is the policy itself, greedy; the paper asks a 32B model.
 """
 
-from configs import common
+from zeroplay_jax.configs import common
 
 
 def get_config(variant=''):

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from safetensors import safe_open
 
-from retrieval.types import RetrievalError
+from .types import RetrievalError
 
 Params = dict[str, Any]
 

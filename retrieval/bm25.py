@@ -14,9 +14,9 @@ import bm25s
 import numpy as np
 import Stemmer
 
-from retrieval.corpus import MemoryCorpus
-from retrieval.index import Passages, check_queries, read_passages
-from retrieval.types import Passage, RetrievalError
+from .corpus import MemoryCorpus
+from .index import Passages, check_queries, read_passages
+from .types import Passage, RetrievalError
 
 
 class Bm25Index:

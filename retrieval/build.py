@@ -18,10 +18,10 @@ import sys
 import time
 from collections.abc import Sequence
 
-from retrieval import folder, shards
-from retrieval.command import Parser, one_line
-from retrieval.lexical import LexicalEncoder
-from retrieval.types import Encoder, RetrievalError
+from . import folder, shards
+from .command import Parser, one_line
+from .lexical import LexicalEncoder
+from .types import Encoder, RetrievalError
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -95,7 +95,7 @@ def _encoder(args: argparse.Namespace) -> Encoder:
         raise RetrievalError("--encoder is missing: name the folder of a BERT checkpoint, or 'lexical'")
     if args.encoder == 'lexical':
         return LexicalEncoder()
-    from retrieval.encoder import TextEncoder  # here and not above: TensorFlow, which bm25 does without
+    from .encoder import TextEncoder  # here and not above: TensorFlow, which bm25 does without
 
     return TextEncoder(
         args.encoder, args.query_prefix, args.passage_prefix, args.max_tokens, args.encoder_dtype, args.batch_tokens

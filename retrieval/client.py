@@ -20,8 +20,8 @@ from typing import Any, Protocol
 import httpx2
 import numpy as np
 
-from retrieval.corpus import split
-from retrieval.types import Index, Passage, RetrievalError, SearchFailed
+from .corpus import split
+from .types import Index, Passage, RetrievalError, SearchFailed
 
 
 class Backend(Protocol):

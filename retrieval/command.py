@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from retrieval.types import RetrievalError
+from .types import RetrievalError
 
 
 class Parser(argparse.ArgumentParser):

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from retrieval import progress
-from retrieval.types import Passage, RetrievalError, short
+from . import progress
+from .types import Passage, RetrievalError, short
 
 # A longer line is no passage but a file of another kind; it bounds the memory that a bad file can take.
 LONGEST_LINE = 1 << 24

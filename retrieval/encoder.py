@@ -17,10 +17,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from retrieval import bert
-from retrieval.corpus import contents
-from retrieval.types import RetrievalError
-from retrieval.wordpiece import WordPiece
+from . import bert
+from .corpus import contents
+from .types import RetrievalError
+from .wordpiece import WordPiece
 
 # Sequences are padded to the next of these: one compilation each, and at most a third of the work is padding.
 LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)

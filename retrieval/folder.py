@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from retrieval import corpus as corpus_lib
-from retrieval import progress, shards
-from retrieval.bm25 import Bm25Index
-from retrieval.index import ExactIndex, ScannIndex
-from retrieval.lexical import LexicalEncoder
-from retrieval.types import Encoder, RetrievalError
+from . import corpus as corpus_lib
+from . import progress, shards
+from .bm25 import Bm25Index
+from .index import ExactIndex, ScannIndex
+from .lexical import LexicalEncoder
+from .types import Encoder, RetrievalError
 
 FORMAT = 1
 KINDS = ('scann', 'exact', 'bm25')
@@ -235,7 +235,7 @@ def _encoder(manifest: Mapping[str, Any], folder: str | None) -> Encoder:
     said = dict(manifest['encoder'])
     if said.pop('kind') == 'lexical':
         return LexicalEncoder(**said)
-    from retrieval.encoder import TextEncoder  # here and not above: TensorFlow, which other indexes do without
+    from .encoder import TextEncoder  # here and not above: TensorFlow, which other indexes do without
 
     names = ('query_prefix', 'passage_prefix', 'max_tokens', 'dtype')
     return TextEncoder(folder or manifest['encoder_folder'], **{name: said[name] for name in names})

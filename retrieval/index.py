@@ -21,11 +21,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from retrieval.corpus import MemoryCorpus, Record
-from retrieval.quiet import quiet
-from retrieval.shards import is_unit
-from retrieval.types import Encoder, Passage, RetrievalError, short
-from retrieval.types import Index as Index
+from .corpus import MemoryCorpus, Record
+from .quiet import quiet
+from .shards import is_unit
+from .types import Encoder, Passage, RetrievalError, short
+from .types import Index as Index
 
 # ScaNN learns √N leaves and 16 hash centres per block: from fewer passages both are noise; a scan is faster.
 SCANN_MINIMUM = 1_000

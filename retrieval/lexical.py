@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from retrieval.corpus import split
+from .corpus import split
 
 # Longer runs of letters are read in pieces: bounds the work and the cache whatever a policy writes.
 _WORD = re.compile(r'\w{1,32}')

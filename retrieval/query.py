@@ -10,9 +10,9 @@ import argparse
 import pathlib
 from collections.abc import Sequence
 
-from retrieval import folder, progress
-from retrieval.command import Parser, one_line
-from retrieval.types import RetrievalError
+from . import folder, progress
+from .command import Parser, one_line
+from .types import RetrievalError
 
 
 def main(argv: Sequence[str] | None = None) -> None:

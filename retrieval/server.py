@@ -34,9 +34,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from retrieval import folder
-from retrieval.command import Parser, one_line
-from retrieval.types import Index, RetrievalError
+from . import folder
+from .command import Parser, one_line
+from .types import Index, RetrievalError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,8 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from retrieval import progress
-from retrieval.types import Encoder, RetrievalError
+from . import progress
+from .types import Encoder, RetrievalError
 
 # 65,536 rows × 768 × 4 bytes = 200 MB: some minutes on an accelerator, and what a kill can cost.
 SHARD_ROWS = 1 << 16

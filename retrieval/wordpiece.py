@@ -15,7 +15,7 @@ import json
 import pathlib
 import unicodedata
 
-from retrieval.types import RetrievalError
+from .types import RetrievalError
 
 # A longer word is unknown as a whole, as in the reference (characters, not bytes).
 LONGEST_WORD = 100

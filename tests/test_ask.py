@@ -19,13 +19,13 @@ import time
 import pytest
 import tiny
 
-from configs import quickstart
-from retrieval import build
-from retrieval.client import Client
-from retrieval.types import SearchFailed
 from zeroplay_jax import ask
+from zeroplay_jax.configs import quickstart
 from zeroplay_jax.evaluation import asking
 from zeroplay_jax.mini.world import World, evaluation_questions
+from zeroplay_jax.retrieval import build
+from zeroplay_jax.retrieval.client import Client
+from zeroplay_jax.retrieval.types import SearchFailed
 from zeroplay_jax.rollout import tools
 from zeroplay_jax.types import UserError
 

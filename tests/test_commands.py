@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from retrieval import progress
+from zeroplay_jax.retrieval import progress
 
 ROOT = pathlib.Path(__file__).parents[1]
 COMMANDS = sorted(
@@ -95,7 +95,9 @@ def on_a_terminal(code):
 
 
 def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else():
-    code = 'from retrieval import progress\nwith progress.bar(3, "steps", "count") as bar:\n    bar.update(3)'
+    code = (
+        'from zeroplay_jax.retrieval import progress\nwith progress.bar(3, "steps", "count") as bar:\n    bar.update(3)'
+    )
     silent = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True)
     assert silent.returncode == 0 and not silent.stdout and not silent.stderr
     shown = on_a_terminal(code)
@@ -104,7 +106,7 @@ def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else():
 
 def test_a_bar_says_when_xla_compiles():
     code = """import jax, jax.numpy as jnp
-from retrieval import progress
+from zeroplay_jax.retrieval import progress
 def slow(x):
     for i in range(60):
         x = jnp.sin(x @ x.T) @ x + jnp.tanh(x) * i
@@ -122,7 +124,7 @@ with progress.bar(1, 'steps') as bar:
 
 def test_work_without_a_measure_counts_its_seconds_even_where_libraries_are_silenced():
     code = """import time
-from retrieval import progress, quiet
+from zeroplay_jax.retrieval import progress, quiet
 with progress.clock('index'), quiet.quiet():
     time.sleep(1.5)
 """

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from configs import ablations, common, cross, drzero, dspo, piplay, quickstart, scope, ssp
 from zeroplay_jax import config as configuration
 from zeroplay_jax import rules
+from zeroplay_jax.configs import ablations, common, cross, drzero, dspo, piplay, quickstart, scope, ssp
 
 ROOT = pathlib.Path(__file__).parents[1]
 FILES = ('config.json', 'tokenizer.json', 'model.safetensors')

@@ -16,7 +16,7 @@ CODE = ('zeroplay_jax', 'retrieval', 'configs', 'benchmarks')
 
 # Imports run downward: a room sees its own floor and the ones below it.
 FLOORS = (
-    {'types', 'metrics', 'hosts', 'disk', 'policy', 'objectives', 'retrieval'},
+    {'types', 'metrics', 'hosts', 'disk', 'policy', 'objectives', 'retrieval', 'configs'},
     {'rollout', 'learner', 'mini'},
     {'selfplay', 'evaluation'},
     {'train', 'setup', 'config', 'rules'},
@@ -52,19 +52,24 @@ def imports(path):
     package = path.relative_to(ROOT).parent.parts
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from (real_folder(alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
-            module = '.'.join((*base, *filter(None, [node.module])))
+            module = real_folder('.'.join((*base, *filter(None, [node.module]))))
             yield module
-            yield from (f'{module}.{alias.name}' for alias in node.names)
+            yield from (real_folder(f'{module}.{alias.name}') for alias in node.names)
+
+
+def real_folder(dotted):
+    """The name without the links: `zeroplay_jax/retrieval` is the folder `retrieval`, so are the configs."""
+    return re.sub(r'^zeroplay_jax\.(?=(retrieval|configs)\b)', '', dotted)
 
 
 def room(dotted):
     """The room a dotted name of ours belongs to, or None."""
     parts = dotted.split('.')
-    if parts[0] == 'retrieval':
-        return 'retrieval'
+    if parts[0] in ('retrieval', 'configs'):
+        return parts[0]
     return parts[1] if parts[0] == 'zeroplay_jax' and len(parts) > 1 else None
 
 

@@ -7,8 +7,8 @@ import weakref
 import jax
 import pytest
 
-from configs import drzero
 from zeroplay_jax import setup
+from zeroplay_jax.configs import drzero
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])

@@ -25,11 +25,11 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from configs import common, drzero
-from retrieval import progress
-from retrieval.command import Parser
-from retrieval.types import RetrievalError
 from zeroplay_jax import start
+from zeroplay_jax.configs import common, drzero
+from zeroplay_jax.retrieval import progress
+from zeroplay_jax.retrieval.command import Parser
+from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rules import BUILT_IN
 from zeroplay_jax.types import UserError
 

@@ -13,9 +13,9 @@ import json
 import pathlib
 import sys
 
-from retrieval.command import Parser
-from retrieval.types import RetrievalError
 from zeroplay_jax.evaluation import qa
+from zeroplay_jax.retrieval.command import Parser
+from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.types import UserError
 
 

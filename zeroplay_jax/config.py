@@ -16,8 +16,8 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from configs import common
 from zeroplay_jax import rules
+from zeroplay_jax.configs import common
 from zeroplay_jax.rules import RULES, ConfigError, fail, fields
 
 __all__ = ['RULES', 'ConfigError', 'check', 'check_command', 'fields', 'parse_flags']
@@ -71,7 +71,7 @@ def _check_fields(config: ConfigDict) -> None:
     given = dict(fields(config))
     for name, default in fields(schema):
         if name not in given:
-            raise ConfigError(f'config.{name}: missing; start the config from configs/common.py')
+            raise ConfigError(f'config.{name}: missing; start the config from zeroplay_jax.configs/common.py')
         if not _same_type(given[name], default):
             fail(name, given[name], f'must be {_kind(default)}', f'give one such as {default!r}')
 

@@ -19,10 +19,10 @@ import pathlib
 from absl import flags
 from ml_collections import config_flags
 
-from retrieval import progress
 from zeroplay_jax import config as configuration
 from zeroplay_jax import start
 from zeroplay_jax.disk import write_whole
+from zeroplay_jax.retrieval import progress
 from zeroplay_jax.selfplay import files
 from zeroplay_jax.types import UserError
 

@@ -4,9 +4,9 @@ import argparse
 import pathlib
 import sys
 
-from retrieval.command import Parser
-from retrieval.types import RetrievalError
 from zeroplay_jax.evaluation import picture, report
+from zeroplay_jax.retrieval.command import Parser
+from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.types import UserError
 
 EXAMPLES = """examples:

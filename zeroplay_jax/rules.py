@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from ml_collections import ConfigDict
 
-from configs import common
+from zeroplay_jax.configs import common
 from zeroplay_jax.mini import world
 from zeroplay_jax.objectives import schedules
 from zeroplay_jax.types import UserError

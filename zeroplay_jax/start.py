@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from absl import app, logging
 
-from retrieval.quiet import quiet
 from zeroplay_jax import config as configuration
+from zeroplay_jax.retrieval.quiet import quiet
 from zeroplay_jax.types import UserError
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 
-from configs import common
+from zeroplay_jax.configs import common
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.loss import LossConfig, loss
 from zeroplay_jax.learner.packing import pack

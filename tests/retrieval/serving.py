@@ -12,7 +12,7 @@ import urllib.request
 
 import uvicorn
 
-from retrieval import server
+from zeroplay_jax.retrieval import server
 
 
 @contextlib.contextmanager

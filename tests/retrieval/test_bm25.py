@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from retrieval.bm25 import Bm25Index
-from retrieval.corpus import MemoryCorpus
-from retrieval.types import RetrievalError
+from zeroplay_jax.retrieval.bm25 import Bm25Index
+from zeroplay_jax.retrieval.corpus import MemoryCorpus
+from zeroplay_jax.retrieval.types import RetrievalError
 
 TITLES = ['Gumu', 'Puto', 'Lomi', 'Gumu', 'Rivers']
 TEXTS = [

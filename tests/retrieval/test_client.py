@@ -11,11 +11,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from serving import serving, spawn, until_ready
 
-from retrieval import folder, server
-from retrieval.client import Client, Http, InProcess
-from retrieval.index import ExactIndex
-from retrieval.lexical import LexicalEncoder
-from retrieval.types import RetrievalError, SearchFailed
+from zeroplay_jax.retrieval import folder, server
+from zeroplay_jax.retrieval.client import Client, Http, InProcess
+from zeroplay_jax.retrieval.index import ExactIndex
+from zeroplay_jax.retrieval.lexical import LexicalEncoder
+from zeroplay_jax.retrieval.types import RetrievalError, SearchFailed
 
 ROOT = pathlib.Path(__file__).parents[2]
 TITLES = [f'Name{i}' for i in range(50)]
@@ -163,7 +163,7 @@ def test_a_real_server_killed_in_the_middle_of_a_request(tmp_path):
 
 
 def test_the_breaker_opens_and_closes_again(fake, monkeypatch):
-    import retrieval.client as module
+    import zeroplay_jax.retrieval.client as module
 
     clock = [100.0]
     monkeypatch.setattr(module.time, 'monotonic', lambda: clock[0])

@@ -7,8 +7,8 @@ import logging
 import pytest
 import zstandard
 
-from retrieval import corpus
-from retrieval.types import RetrievalError
+from zeroplay_jax.retrieval import corpus
+from zeroplay_jax.retrieval.types import RetrievalError
 
 PASSAGES = [('Gumu', 'A town.\nBy a river.'), ('Ünï "x"', '漢字 …'), ('', 'no title'), ('Only a title', '')]
 

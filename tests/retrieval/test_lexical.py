@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from retrieval.lexical import LexicalEncoder
 from zeroplay_jax.mini import world
+from zeroplay_jax.retrieval.lexical import LexicalEncoder
 
 
 @pytest.fixture(scope='module')
@@ -97,7 +97,7 @@ def test_whatever_is_not_blank_has_a_direction():
 
 def test_same_vectors_in_another_process():
     code = (
-        'import hashlib; from retrieval.lexical import LexicalEncoder;'
+        'import hashlib; from zeroplay_jax.retrieval.lexical import LexicalEncoder;'
         "vectors = LexicalEncoder().encode_passages(['Gumu'], ['Born in Lomi.']);"
         'print(hashlib.sha256(vectors.tobytes()).hexdigest())'
     )

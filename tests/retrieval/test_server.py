@@ -10,9 +10,9 @@ import time
 import pytest
 from serving import call, serving, spawn, until_ready
 
-from retrieval import folder, server
-from retrieval.bm25 import Bm25Index
-from retrieval.types import RetrievalError
+from zeroplay_jax.retrieval import folder, server
+from zeroplay_jax.retrieval.bm25 import Bm25Index
+from zeroplay_jax.retrieval.types import RetrievalError
 
 ROOT = pathlib.Path(__file__).parents[2]
 TITLES = [f'Name{i}' for i in range(50)]

@@ -6,7 +6,7 @@ import collections
 import numpy as np
 import pytest
 
-from configs import quickstart
+from zeroplay_jax.configs import quickstart
 from zeroplay_jax.selfplay import proposals, solving
 from zeroplay_jax.selfplay.corpus import Corpus, linked_documents
 from zeroplay_jax.selfplay.engine import Draw, Phase, Step

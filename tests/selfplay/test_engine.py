@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny
 
-from configs import common
+from zeroplay_jax.configs import common
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import hf, sharding
 from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig

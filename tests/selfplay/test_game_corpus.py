@@ -6,10 +6,10 @@ import re
 import numpy as np
 import pytest
 
-from configs import quickstart
-from retrieval.client import Client
-from retrieval.types import RetrievalError, SearchFailed
+from zeroplay_jax.configs import quickstart
 from zeroplay_jax.mini.world import World
+from zeroplay_jax.retrieval.client import Client
+from zeroplay_jax.retrieval.types import RetrievalError, SearchFailed
 from zeroplay_jax.selfplay import corpus as corpora
 from zeroplay_jax.selfplay import files
 from zeroplay_jax.selfplay.engine import Phase, Step
@@ -63,7 +63,7 @@ def write_corpus(path, count=40):
 
 
 def test_an_index_folder_is_searched_and_asked_about(config, tmp_path):
-    from retrieval import build
+    from zeroplay_jax.retrieval import build
     from zeroplay_jax.selfplay.inputs import Documents
 
     folder = tmp_path / 'index'

@@ -9,9 +9,9 @@ import re
 
 import pytest
 
-from configs import common
 from zeroplay_jax import config as configuration
 from zeroplay_jax import inputs as command
+from zeroplay_jax.configs import common
 from zeroplay_jax.disk import write_whole
 from zeroplay_jax.selfplay import builders, files, inputs
 from zeroplay_jax.selfplay.corpus import Corpus, Document

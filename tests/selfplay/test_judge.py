@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from configs import common
+from zeroplay_jax.configs import common
 from zeroplay_jax.selfplay.judge import RuleJudge, TextJudge, endpoint_writer
 from zeroplay_jax.types import UserError
 

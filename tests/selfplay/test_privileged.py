@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scripted
 
-from configs import piplay
+from zeroplay_jax.configs import piplay
 from zeroplay_jax.selfplay import privileged
 from zeroplay_jax.types import identity_rng
 

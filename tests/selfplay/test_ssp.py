@@ -6,7 +6,7 @@ import collections
 import pytest
 from scripted import Table, final, searching
 
-from configs import ssp
+from zeroplay_jax.configs import ssp
 from zeroplay_jax.selfplay.corpus import Corpus
 from zeroplay_jax.selfplay.engine import Draw, Phase, Step
 from zeroplay_jax.selfplay.recipes.ssp import Recipe

@@ -24,10 +24,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from retrieval import folder as index_folder
-from retrieval.client import Client, Http, InProcess
-from retrieval.types import RetrievalError
 from zeroplay_jax.policy import hf, sharding, transformer
+from zeroplay_jax.retrieval import folder as index_folder
+from zeroplay_jax.retrieval.client import Client, Http, InProcess
+from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
 from zeroplay_jax.rollout.scheduler import Lane, Scheduler

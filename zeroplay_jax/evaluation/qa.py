@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from retrieval import progress
 from zeroplay_jax.objectives.rewards import normalize_answer
+from zeroplay_jax.retrieval import progress
 from zeroplay_jax.rollout.scheduler import Request
 from zeroplay_jax.selfplay import files, solving
 from zeroplay_jax.selfplay.roles import Table, TaskDropped

@@ -27,9 +27,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from retrieval import progress
 from zeroplay_jax.mini import demos, tokenizer, world
 from zeroplay_jax.policy import hf, transformer
+from zeroplay_jax.retrieval import progress
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import POLICY

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from retrieval.lexical import LexicalEncoder
 from zeroplay_jax.mini.world import RELATION_NAMES, Step, World, phrase, question
+from zeroplay_jax.retrieval.lexical import LexicalEncoder
 from zeroplay_jax.rollout import prompts, tools
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import ENV, POLICY, PROMPT

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from retrieval.command import Parser
-from retrieval.types import RetrievalError
 from zeroplay_jax.mini.world import World, evaluation_questions
+from zeroplay_jax.retrieval.command import Parser
+from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.types import UserError
 
 

@@ -18,10 +18,10 @@ from jax.experimental import multihost_utils
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from retrieval import progress
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.families import SUPPORTED, CheckpointError, Tensor, read_config, tensors
 from zeroplay_jax.policy.transformer import ModelConfig, Params
+from zeroplay_jax.retrieval import progress
 
 __all__ = ['CheckpointError', 'load', 'read_config', 'save', 'to_tensors']
 

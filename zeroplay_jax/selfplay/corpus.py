@@ -7,15 +7,15 @@ import pathlib
 import re
 from collections.abc import Iterator, Sequence
 
-from retrieval import folder as index_folder
-from retrieval import progress
-from retrieval.client import Client, Http, InProcess
-from retrieval.corpus import Corpus as Passages
-from retrieval.corpus import split
-from retrieval.index import Index, ScannIndex
-from retrieval.lexical import LexicalEncoder
-from retrieval.types import RetrievalError
 from zeroplay_jax.mini.world import World, evaluation_questions, evaluation_tasks
+from zeroplay_jax.retrieval import folder as index_folder
+from zeroplay_jax.retrieval import progress
+from zeroplay_jax.retrieval.client import Client, Http, InProcess
+from zeroplay_jax.retrieval.corpus import Corpus as Passages
+from zeroplay_jax.retrieval.corpus import split
+from zeroplay_jax.retrieval.index import Index, ScannIndex
+from zeroplay_jax.retrieval.lexical import LexicalEncoder
+from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.selfplay import files
 from zeroplay_jax.types import Json, UserError
 
