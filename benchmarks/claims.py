@@ -36,7 +36,7 @@ from scipy import stats
 
 from zeroplay_jax import config as configuration
 from zeroplay_jax.configs import ablations, common
-from zeroplay_jax.disk import write_whole
+from zeroplay_jax.runtime.atomic import write_whole
 
 RESULTS = pathlib.Path(__file__).parent / 'results'
 SEEDS = 3

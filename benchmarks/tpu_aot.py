@@ -24,7 +24,7 @@ from typing import Any
 import jax
 
 from benchmarks import roofline, tpu_programs, tpu_shapes
-from zeroplay_jax.disk import write_whole
+from zeroplay_jax.runtime.atomic import write_whole
 from zeroplay_jax.types import UserError
 
 RESULTS = pathlib.Path(__file__).parent / 'results' / 'tpu_aot.json'

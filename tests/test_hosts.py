@@ -14,7 +14,7 @@ import time
 import numpy as np
 import pytest
 
-from zeroplay_jax import hosts
+from zeroplay_jax.runtime import hosts
 from zeroplay_jax.types import UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -161,7 +161,7 @@ def test_when_a_process_dies_the_other_stops(tmp_path):
 
 SCRIPT = """
 import sys
-from zeroplay_jax import hosts
+from zeroplay_jax.runtime import hosts
 from zeroplay_jax.types import UserError
 hosts.connect('coordinator', f'localhost:{sys.argv[1]}', 2, int(sys.argv[2]), 10)
 import asyncio
@@ -225,7 +225,7 @@ def test_what_goes_wrong_in_one_process_ends_both_with_its_line(tmp_path):
 
 BREAKS = """
 import sys
-from zeroplay_jax import hosts, start
+from zeroplay_jax.runtime import hosts, start
 hosts.connect('coordinator', f'localhost:{sys.argv[1]}', 2, int(sys.argv[2]), 10)
 def main(_):
     h = hosts.Hosts()
@@ -267,7 +267,9 @@ def test_a_process_zero_that_never_comes_is_one_line(monkeypatch):
 
 
 def test_processes_that_never_come_are_one_line():
-    code = "from zeroplay_jax import hosts; hosts.JOIN_SECONDS = 3.0; hosts.connect('coordinator', '{}', 2, 0, 10)"
+    code = (
+        "from zeroplay_jax.runtime import hosts; hosts.JOIN_SECONDS = 3.0; hosts.connect('coordinator', '{}', 2, 0, 10)"
+    )
     call = [sys.executable, '-c', code.format(f'localhost:{free_port()}')]
     alone = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert alone.returncode == 2 and alone.stderr.count('\n') == 1, alone.stderr

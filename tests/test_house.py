@@ -16,7 +16,7 @@ CODE = ('zeroplay_jax', 'retrieval', 'configs', 'benchmarks')
 
 # Imports run downward: a room sees its own floor and the ones below it.
 FLOORS = (
-    {'types', 'metrics', 'hosts', 'disk', 'policy', 'objectives', 'retrieval', 'configs'},
+    {'types', 'runtime', 'policy', 'objectives', 'retrieval', 'configs'},
     {'rollout', 'learner', 'mini'},
     {'selfplay', 'evaluation'},
     {'train', 'setup', 'config', 'rules'},
@@ -26,7 +26,7 @@ FLOORS = (
 # Heavy or changeable libraries stay behind one door each: where they may be imported.
 DOORS = {
     'flax': ('zeroplay_jax/policy/',),
-    'clu': ('zeroplay_jax/metrics.py',),
+    'clu': ('zeroplay_jax/runtime/metrics.py',),
     'scann': ('retrieval/', 'benchmarks/'),
     'tensorflow': ('retrieval/', 'benchmarks/', 'zeroplay_jax/start.py'),
     'tensorflow_text': ('retrieval/',),

@@ -4,7 +4,7 @@ import json
 import math
 
 from zeroplay_jax import report
-from zeroplay_jax.metrics import JsonLines, Metrics
+from zeroplay_jax.runtime.metrics import JsonLines, Metrics
 
 
 def steps(path):

@@ -21,8 +21,8 @@ from ml_collections import config_flags
 
 from zeroplay_jax import config as configuration
 from zeroplay_jax import start
-from zeroplay_jax.disk import write_whole
 from zeroplay_jax.retrieval import progress
+from zeroplay_jax.runtime.atomic import write_whole
 from zeroplay_jax.selfplay import files
 from zeroplay_jax.types import UserError
 

@@ -15,11 +15,11 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from zeroplay_jax.disk import write_whole
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.corpus import read
 from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.runtime.atomic import write_whole
 from zeroplay_jax.selfplay import builders, files
 from zeroplay_jax.types import UserError
 

@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 
 from zeroplay_jax import setup
-from zeroplay_jax.disk import write_whole
 from zeroplay_jax.evaluation import report, statistics
 from zeroplay_jax.evaluation.evaluate import evaluate
-from zeroplay_jax.hosts import Hosts, sums
 from zeroplay_jax.learner.checkpoint import Checkpointer, claim
-from zeroplay_jax.metrics import Metrics
 from zeroplay_jax.policy import hf
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.rollout.tokens import Codec, segments
+from zeroplay_jax.runtime.atomic import write_whole
+from zeroplay_jax.runtime.hosts import Hosts, sums
+from zeroplay_jax.runtime.metrics import Metrics
 from zeroplay_jax.selfplay.engine import Engine, Phase, Step, schedule
 from zeroplay_jax.types import Json, Row
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from zeroplay_jax.hosts import Hosts
+from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.types import POLICY, Trajectory, Turn
 
 

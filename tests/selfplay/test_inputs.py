@@ -12,7 +12,7 @@ import pytest
 from zeroplay_jax import config as configuration
 from zeroplay_jax import inputs as command
 from zeroplay_jax.configs import common
-from zeroplay_jax.disk import write_whole
+from zeroplay_jax.runtime.atomic import write_whole
 from zeroplay_jax.selfplay import builders, files, inputs
 from zeroplay_jax.selfplay.corpus import Corpus, Document
 from zeroplay_jax.selfplay.engine import Draw, Phase, Step

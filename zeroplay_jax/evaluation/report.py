@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from zeroplay_jax.disk import write_whole
 from zeroplay_jax.evaluation import statistics
+from zeroplay_jax.runtime.atomic import write_whole
 from zeroplay_jax.types import UserError
 
 ASSETS = Path(__file__).parent / 'report_page'

@@ -15,12 +15,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from zeroplay_jax.hosts import sums
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.packing import pack
 from zeroplay_jax.objectives import advantages, aggregation, schedules
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.rollout.scheduler import Scheduler
+from zeroplay_jax.runtime.hosts import sums
 from zeroplay_jax.selfplay import rows as row_tools
 from zeroplay_jax.selfplay.roles import Table
 from zeroplay_jax.selfplay.task_pool import TaskPool

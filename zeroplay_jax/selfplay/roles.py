@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from zeroplay_jax.hosts import Hosts
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.scheduler import Request, Scheduler
 from zeroplay_jax.rollout.search import SearchEnv
+from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay import rows
 from zeroplay_jax.selfplay.judge import Judge
 from zeroplay_jax.types import Outcome, TaskDropped, Trajectory
