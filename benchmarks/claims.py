@@ -88,8 +88,16 @@ CLAIMS = (
         'drzero untrained',
         budget=False,
     ),
-    Claim('drzero', 'HRPO (1 × 5) beats GRPO (4 × 4) at equal prompts', 'drzero', 'drzero grpo 4×4', budget=False),
-    Claim('drzero', 'HRPO (1 × 5) beats GRPO (4 × 4) at equal rollouts', 'drzero', 'drzero grpo 4×4'),
+    Claim(
+        'drzero',
+        'HRPO (1 × 5) beats GRPO (4 × 4) at equal prompts',
+        'drzero',
+        'drzero grpo 4×4',
+        budget=False,
+    ),
+    Claim(
+        'drzero', 'HRPO (1 × 5) beats GRPO (4 × 4) at equal rollouts', 'drzero', 'drzero grpo 4×4'
+    ),
     Claim('drzero', 'the format reward helps', 'drzero', 'drzero no format'),
     Claim('drzero', 'the initial document helps', 'drzero', 'drzero no document'),
     Claim('ssp', 'co-evolution beats a solver alone', 'ssp', 'ssp solver only'),
@@ -108,7 +116,10 @@ CLAIMS = (
         Claim('scope', f'{text}, by {measure}', 'scope', arm, by)
         for by, measure in (('rubrics', 'rubrics met'), ('final', 'exact match'))
         for text, arm in (
-            ('co-evolution beats a challenger frozen after the first iteration', 'scope frozen challenger'),
+            (
+                'co-evolution beats a challenger frozen after the first iteration',
+                'scope frozen challenger',
+            ),
             ('the gates help', 'scope no gates'),
             ('the length factor helps', 'scope no length factor'),
         )
@@ -135,7 +146,9 @@ def config_of(arm: str, seed: int):
         config.solver.update(clip_low=0.04, clip_high=0.055)
     config.pool.update(batch=64, batches=2, samples=1 if system != 'scope' else 2)
     config.check.noise = 4
-    config.reward.update(soft_length=24, hard_length=64)  # in tokens; most right answers to a task have up to 24
+    config.reward.update(
+        soft_length=24, hard_length=64
+    )  # in tokens; most right answers to a task have up to 24
     config.eval.update(every=4, questions=50, hops=(1, 2, 3, 4))
     config.sampler.slots = 64
     config.checkpoint.every = 1000
@@ -150,7 +163,9 @@ def play(arm: str, seed: int, kept: pathlib.Path) -> dict:
     config = config_of(arm, seed)
     # By what it changes: a field that configs/common.py gains later does not make old runs others.
     defaults = dict(configuration.fields(common.get_config()))
-    text = json.dumps({k: v for k, v in configuration.fields(config) if v != defaults[k]}, sort_keys=True)
+    text = json.dumps(
+        {k: v for k, v in configuration.fields(config) if v != defaults[k]}, sort_keys=True
+    )
     path = kept / f'{hashlib.sha256(text.encode()).hexdigest()[:16]}.json'
     if path.exists():
         return json.loads(path.read_text())
@@ -179,8 +194,14 @@ def _curve(summary: dict, lines: list[str]) -> list:
     for record in map(json.loads, lines):
         if record['phase'] == 'evaluation':
             by_hop = summary['results']['evaluations'][str(record['step'])]
-            graded = [grades[str(record['step'])]] if (grades := summary['results'].get('rubrics')) else []
-            curve.append([steps, rollouts, [flag for flags in by_hop.values() for flag in flags], *graded])
+            graded = (
+                [grades[str(record['step'])]]
+                if (grades := summary['results'].get('rubrics'))
+                else []
+            )
+            curve.append(
+                [steps, rollouts, [flag for flags in by_hop.values() for flag in flags], *graded]
+            )
         steps += record['phase'] in ('solver', 'selfplay')
         rollouts += int(record.get('rollouts', 0))
     return curve
@@ -227,29 +248,46 @@ def judge(better: list[dict], worse: list[dict], by: str = 'final', budget: bool
         # Of 'steps', both are measured by the level at which the other arm ends.
         gaps.append(value(a, b, by, budget) - value(b, b if by == 'steps' else a, by, budget))
     means, questions = np.array([g.mean() for g in gaps]), np.mean(gaps, 0)
-    error = lambda x, n: float(stats.t.ppf(0.975, n - 1) * np.std(x, ddof=1) / np.sqrt(n)) if len(x) > 1 else np.inf
+    error = lambda x, n: (
+        float(stats.t.ppf(0.975, n - 1) * np.std(x, ddof=1) / np.sqrt(n)) if len(x) > 1 else np.inf
+    )
     shared = error(questions, len(questions)) if len(questions) > 1 else 0.0
     half, mean = max(error(means, len(means)), shared), float(means.mean())
     verdict = 'holds' if mean > half else 'does not hold' if mean < -half else 'undecided'
     enough = next((n for n in range(len(means), 1000) if error(means, n) <= WIDE), 1000)
     more = dict(ci95=[round(mean - half, 4), round(mean + half, 4)], seeds_needed=enough)
-    more['questions_needed'] = max(len(questions), int(np.ceil(len(questions) * (shared / WIDE) ** 2)))
-    return dict(verdict=verdict, difference=round(mean, 4), by_seed=[round(float(m), 4) for m in means]) | more
+    more['questions_needed'] = max(
+        len(questions), int(np.ceil(len(questions) * (shared / WIDE) ** 2))
+    )
+    return (
+        dict(
+            verdict=verdict, difference=round(mean, 4), by_seed=[round(float(m), 4) for m in means]
+        )
+        | more
+    )
 
 
 def main(argv: list[str] | None = None) -> None:
     """Runs what is missing and prints the table."""
     parser = argparse.ArgumentParser(
-        prog='python -m benchmarks.claims', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog='python -m benchmarks.claims',
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument('--only', choices=sorted({c.system for c in CLAIMS}), help='claims of one system')
+    parser.add_argument(
+        '--only', choices=sorted({c.system for c in CLAIMS}), help='claims of one system'
+    )
     parser.add_argument('--seeds', type=int, default=SEEDS, help=f'runs per row ({SEEDS})')
     parser.add_argument('--list', action='store_true', help='print the claims and run nothing')
     parser.add_argument('--out', type=pathlib.Path, default=RESULTS, help='folder of the results')
     args = parser.parse_args(argv)
     claims = [c for c in CLAIMS if args.only in (None, c.system)]
     if args.list:
-        print('\n'.join(f'{c.system:8} {c.text}: {c.better} against {c.worse} ({c.by})' for c in claims))
+        print(
+            '\n'.join(
+                f'{c.system:8} {c.text}: {c.better} against {c.worse} ({c.by})' for c in claims
+            )
+        )
         return
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')
     import jax
@@ -262,19 +300,29 @@ def main(argv: list[str] | None = None) -> None:
     arms = list(dict.fromkeys(arm for c in claims for arm in (c.better, c.worse)))
     runs: dict[str, list[dict]] = {arm: [] for arm in arms}
     started = time.perf_counter()
-    for seed in range(args.seeds):  # seed by seed: an interrupted benchmark has something of every arm
+    for seed in range(
+        args.seeds
+    ):  # seed by seed: an interrupted benchmark has something of every arm
         for arm in arms:
             runs[arm].append(play(arm, seed, args.out / 'runs'))
-            print(f'{arm}, seed {seed}: {runs[arm][-1]["seconds"]:.0f} s', file=sys.stderr, flush=True)
+            print(
+                f'{arm}, seed {seed}: {runs[arm][-1]["seconds"]:.0f} s', file=sys.stderr, flush=True
+            )
     shutil.rmtree(cache, ignore_errors=True)
     table = []
     for claim in claims:
         sides = runs[claim.better], runs[claim.worse]
         found = judge(*sides, claim.by, claim.budget)
         found['at_equal_steps'] = judge(*sides, claim.by, budget=False)['difference']
-        table.append(dict(system=claim.system, claim=claim.text, by=claim.by, seeds=args.seeds) | found)
+        table.append(
+            dict(system=claim.system, claim=claim.text, by=claim.by, seeds=args.seeds) | found
+        )
         low, high = found['ci95']
-        needs = '' if found['seeds_needed'] <= args.seeds else f'; ± {WIDE} would need {found["seeds_needed"]} seeds'
+        needs = (
+            ''
+            if found['seeds_needed'] <= args.seeds
+            else f'; ± {WIDE} would need {found["seeds_needed"]} seeds'
+        )
         figures = f'{found["difference"]:+.3f} [{low:+.3f}, {high:+.3f}]'
         print(f'{claim.system:8} {found["verdict"]:14} {figures}  {claim.text}{needs}')
     print(f'{time.perf_counter() - started:.0f} s', file=sys.stderr)

@@ -90,7 +90,13 @@ class Sizes:
     def sampler(self, slots: int) -> SamplerConfig:
         """Sampler of that many slots; without an end token, so that every slot is always busy."""
         return SamplerConfig(
-            slots, self.context, self.chunk, min(self.fill_rows, slots), self.burst, min(16, slots), self.prompt
+            slots,
+            self.context,
+            self.chunk,
+            min(self.fill_rows, slots),
+            self.burst,
+            min(16, slots),
+            self.prompt,
         )
 
 
@@ -115,7 +121,13 @@ def make_model(small: bool) -> ModelConfig:
     """Qwen2.5-3B, or with `small` the same family at small sizes; activations in bfloat16, rematerialised layers."""
     model = model_config('qwen2.5-3b', dtype='bfloat16', remat=True, logit_chunk=512)
     sizes: dict[str, Any] = dict(
-        vocab_size=256, hidden_size=32, intermediate_size=64, layers=2, heads=4, kv_heads=2, head_dim=8
+        vocab_size=256,
+        hidden_size=32,
+        intermediate_size=64,
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        head_dim=8,
     )
     return dataclasses.replace(model, **sizes) if small else model
 
@@ -184,7 +196,10 @@ def measured_peak(sizes: Sizes) -> Peak:
     product = jax.jit(lambda a: jnp.matmul(a, a, preferred_element_type=jnp.float32))
     x = jnp.ones(sizes.copied // 4, jnp.float32)
     copy = jax.jit(lambda x: x + 1)
-    return Peak(2.0 * sizes.matmul**3 / _median(lambda: product(a), 5), 2.0 * x.nbytes / _median(lambda: copy(x), 5))
+    return Peak(
+        2.0 * sizes.matmul**3 / _median(lambda: product(a), 5),
+        2.0 * x.nbytes / _median(lambda: copy(x), 5),
+    )
 
 
 def memory() -> dict[str, int]:
@@ -218,10 +233,15 @@ def check_memory(model: ModelConfig, sizes: Sizes, update: bool, limit: int) -> 
         parts |= {'float32 weights': 4 * count, 'AdamW moments': 8 * count, 'gradients': 4 * count}
     total = sum(parts.values())
     said = ', '.join(f'{name} {size / 1e9:.3g}' for name, size in parts.items())
-    print(f'{count / 1e9:.3g} billion weights; GB on the device: {said}; together {total / 1e9:.3g}', flush=True)
+    print(
+        f'{count / 1e9:.3g} billion weights; GB on the device: {said}; together {total / 1e9:.3g}',
+        flush=True,
+    )
     if limit and total > limit:
         mend = 'take --skip-update, or a larger GPU' if update else 'take a larger GPU'
-        raise UserError(f'{total / 1e9:.3g} GB are needed and {limit / 1e9:.3g} GB are there: {mend}')
+        raise UserError(
+            f'{total / 1e9:.3g} GB are needed and {limit / 1e9:.3g} GB are there: {mend}'
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -243,7 +263,9 @@ def make_learner(model: ModelConfig, sizes: Sizes) -> Learner:
     """The learner of one role, from random weights that nobody else keeps."""
     role = ml_collections.ConfigDict(common.get_config().solver.to_dict())
     params = make_weights(model, 'float32')
-    return Learner(model, sharding.make_mesh(), {'solver': role}, params, (sizes.rows, sizes.tokens))
+    return Learner(
+        model, sharding.make_mesh(), {'solver': role}, params, (sizes.rows, sizes.tokens)
+    )
 
 
 def make_batches(model: ModelConfig, sizes: Sizes) -> list:
@@ -263,7 +285,11 @@ def make_batches(model: ModelConfig, sizes: Sizes) -> list:
 def _prefill(sampler: Sampler, params: Params, sizes: Sizes) -> float:
     """Fills every slot with a prompt; returns the seconds of doing so, tokens on their way to the device included."""
     c = sampler.config
-    prompts = np.random.default_rng(0).integers(1, sampler.model.vocab_size, (c.slots, sizes.prompt)).astype(np.int32)
+    prompts = (
+        np.random.default_rng(0)
+        .integers(1, sampler.model.vocab_size, (c.slots, sizes.prompt))
+        .astype(np.int32)
+    )
     rows = [(i, p, 0, c.context, 1.0, identity_key(0, (i,))) for i, p in enumerate(prompts)]
     start = time.perf_counter()
     sampler.put(rows)
@@ -274,7 +300,9 @@ def _prefill(sampler: Sampler, params: Params, sizes: Sizes) -> float:
     return time.perf_counter() - start
 
 
-def measure_sampler(model: ModelConfig, params: Params, sizes: Sizes, slots: int) -> tuple[Sampler, dict, dict]:
+def measure_sampler(
+    model: ModelConfig, params: Params, sizes: Sizes, slots: int
+) -> tuple[Sampler, dict, dict]:
     """(sampler, a prefill of all slots, a decode step) at a slot count, after a round that compiles."""
     sampler = Sampler(model, sizes.sampler(slots), sharding.make_mesh())
     _prefill(sampler, params, sizes)
@@ -286,12 +314,19 @@ def measure_sampler(model: ModelConfig, params: Params, sizes: Sizes, slots: int
     out = [sampler.decode(params) for _ in range(bursts)]
     jax.block_until_ready(out)
     step = (time.perf_counter() - start) / (bursts * sizes.burst)
-    if not all((np.asarray(burst.count) == sizes.burst).all() and np.isfinite(burst.logp).all() for burst in out):
-        raise RuntimeError('a slot stopped, or a log-prob is not finite: the figures would not be of this work')
+    if not all(
+        (np.asarray(burst.count) == sizes.burst).all() and np.isfinite(burst.logp).all()
+        for burst in out
+    ):
+        raise RuntimeError(
+            'a slot stopped, or a log-prob is not finite: the figures would not be of this work'
+        )
     made, length = slots * (sizes.prompt - 1), sizes.prompt + sizes.generated / 2
     return (
         sampler,
-        dict(slots=slots, seconds=prefill, tokens=made, need=prefill_need(model, made, sizes.prompt)),
+        dict(
+            slots=slots, seconds=prefill, tokens=made, need=prefill_need(model, made, sizes.prompt)
+        ),
         dict(slots=slots, seconds=step, tokens=slots, need=decode_need(model, slots, length)),
     )
 
@@ -312,7 +347,11 @@ def figures(measured: dict, peak: Peak) -> dict[str, float]:
     """Rates and shares of one measurement."""
     seconds, need = measured['seconds'], measured['need']
     out = {'slots': measured['slots']} if 'slots' in measured else {}
-    out |= dict(tokens_per_second=measured['tokens'] / seconds, seconds=seconds, mfu=need.flops / seconds / peak.flops)
+    out |= dict(
+        tokens_per_second=measured['tokens'] / seconds,
+        seconds=seconds,
+        mfu=need.flops / seconds / peak.flops,
+    )
     return out | (dict(bandwidth_share=need.bytes / seconds / peak.bandwidth) if need.bytes else {})
 
 
@@ -334,7 +373,9 @@ def play(model: ModelConfig, sizes: Sizes, update: bool, peak: Peak) -> dict[str
     decode, prefill, sampler = [], [], None
     for slots in sizes.slots:
         sampler = None  # the slots of the last round go first
-        found = attempt(f'{slots} slots', functools.partial(measure_sampler, model, params, sizes, slots))
+        found = attempt(
+            f'{slots} slots', functools.partial(measure_sampler, model, params, sizes, slots)
+        )
         if found:
             sampler, *both = found
             for name, rows, measured in zip(('prefill', 'decode'), (prefill, decode), both):
@@ -345,7 +386,9 @@ def play(model: ModelConfig, sizes: Sizes, update: bool, peak: Peak) -> dict[str
         batches = make_batches(model, sizes)
         found = attempt('update', lambda: measure_update(learner, batches, sizes))
         if found:
-            out['update'] = figures(found, peak) | dict(rows=sizes.rows, tokens=sizes.tokens, micro=sizes.micro)
+            out['update'] = figures(found, peak) | dict(
+                rows=sizes.rows, tokens=sizes.tokens, micro=sizes.micro
+            )
             show(f'update of {found["tokens"]} tokens', out['update'])
     del sampler  # until here: the update has to live beside it
     return out
@@ -355,8 +398,15 @@ def show(name: str, row: dict) -> None:
     """A line of figures, with the memory in use."""
     share = f', {row["bandwidth_share"]:.0%} of bandwidth' if 'bandwidth_share' in row else ''
     now = memory()
-    used = f', {now["in_use"] / 1e9:.1f} GB in use, {now["peak"] / 1e9:.1f} at most' if 'peak' in now else ''
-    print(f'{name}: {row["tokens_per_second"]:.0f} tokens/s, MFU {row["mfu"]:.1%}{share}{used}', flush=True)
+    used = (
+        f', {now["in_use"] / 1e9:.1f} GB in use, {now["peak"] / 1e9:.1f} at most'
+        if 'peak' in now
+        else ''
+    )
+    print(
+        f'{name}: {row["tokens_per_second"]:.0f} tokens/s, MFU {row["mfu"]:.1%}{share}{used}',
+        flush=True,
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -367,31 +417,50 @@ def main(argv: Sequence[str] | None = None) -> None:
         epilog='example:\n  python -m benchmarks.gpu --small',
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument('--small', action='store_true', help='small shapes on any device: whether it runs')
-    parser.add_argument('--skip-update', action='store_true', help='the sampler alone, without a learner in memory')
-    parser.add_argument('--slots', type=int, nargs='+', help='slot counts; the last one stays for the update')
+    parser.add_argument(
+        '--small', action='store_true', help='small shapes on any device: whether it runs'
+    )
+    parser.add_argument(
+        '--skip-update', action='store_true', help='the sampler alone, without a learner in memory'
+    )
+    parser.add_argument(
+        '--slots', type=int, nargs='+', help='slot counts; the last one stays for the update'
+    )
     args = parser.parse_args(argv)
-    if 'XLA_PYTHON_CLIENT_MEM_FRACTION' not in os.environ:  # an older name; both at once are refused
+    if (
+        'XLA_PYTHON_CLIENT_MEM_FRACTION' not in os.environ
+    ):  # an older name; both at once are refused
         os.environ.setdefault('XLA_CLIENT_MEM_FRACTION', '0.95')
     device = jax.devices()[0]
     if device.platform != 'gpu' and not args.small:
-        raise UserError(f'JAX sees no GPU here, only {device.platform}: install jax[cuda13], or try --small')
+        raise UserError(
+            f'JAX sees no GPU here, only {device.platform}: install jax[cuda13], or try --small'
+        )
     sizes = SMALL if args.small else Sizes()
     if args.slots:
         if min(args.slots) < 1:
             raise UserError(f'--slots {min(args.slots)}: must be at least 1')
         sizes = dataclasses.replace(sizes, slots=tuple(args.slots))
     model = make_model(args.small)
-    versions = {name: importlib.metadata.version(name) for name in ('jax', 'jaxlib')} | dict(driver=driver())
-    print(f'{device.device_kind}: ' + ', '.join(f'{k} {v}' for k, v in versions.items()), flush=True)
+    versions = {name: importlib.metadata.version(name) for name in ('jax', 'jaxlib')} | dict(
+        driver=driver()
+    )
+    print(
+        f'{device.device_kind}: ' + ', '.join(f'{k} {v}' for k, v in versions.items()), flush=True
+    )
     check_memory(model, sizes, not args.skip_update, memory().get('limit', 0))
     known = PEAKS.get(device.device_kind)
     peak = known or measured_peak(sizes)
     origin = 'data sheet' if known else 'measured here'
-    print(f'peaks ({origin}): {peak.flops / 1e12:.3g} TFLOP/s, {peak.bandwidth / 1e12:.3g} TB/s', flush=True)
+    print(
+        f'peaks ({origin}): {peak.flops / 1e12:.3g} TFLOP/s, {peak.bandwidth / 1e12:.3g} TB/s',
+        flush=True,
+    )
     out = dict(device=device.device_kind, small=args.small, **versions)
     out |= dict(
-        model='small' if args.small else 'qwen2.5-3b', dtype=model.dtype, peak=peak._asdict() | dict(origin=origin)
+        model='small' if args.small else 'qwen2.5-3b',
+        dtype=model.dtype,
+        peak=peak._asdict() | dict(origin=origin),
     )
     out |= play(model, sizes, not args.skip_update, peak) | dict(memory=memory())
     print(json.dumps(_rounded(out)))

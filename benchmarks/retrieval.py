@@ -64,7 +64,9 @@ def tune(engine: Engine, queries: np.ndarray, truth: np.ndarray) -> tuple[tuple,
         found, seconds = run(search, queries, 32)
         seconds = min(seconds, run(search, queries, 32)[1])
         share = recall(found, truth)
-        print(f'    {engine.family} {engine.build} {setting}: recall {share:.3f}, {len(queries) / seconds:.0f}/s')
+        print(
+            f'    {engine.family} {engine.build} {setting}: recall {share:.3f}, {len(queries) / seconds:.0f}/s'
+        )
         if share >= RECALL + MARGIN:
             reached.append((seconds, setting, share))
     if not reached:
@@ -83,7 +85,9 @@ def compare(name: str, engines, queries: np.ndarray, truth: np.ndarray, rounds: 
             print(f'    never reaches {RECALL}')
             continue
         setting, _ = chosen
-        row = dict(family=engine.family, build=engine.build, setting=setting, build_s=engine.seconds)
+        row = dict(
+            family=engine.family, build=engine.build, setting=setting, build_s=engine.seconds
+        )
         rows.append(row | dict(memory_mb=engine.memory / 1e6, size_mb=engine.size / 1e6))
         searches.append(engine.search(*setting))
     fastest = {(i, batch): np.inf for i in range(len(rows)) for batch in BATCHES}
@@ -108,17 +112,26 @@ def compare(name: str, engines, queries: np.ndarray, truth: np.ndarray, rounds: 
     return rows
 
 
-def titles(vectors: np.ndarray, asked: np.ndarray, passages, questions) -> dict[str, dict[str, float]]:
+def titles(
+    vectors: np.ndarray, asked: np.ndarray, passages, questions
+) -> dict[str, dict[str, float]]:
     """Title recall@3 in percent by benchmark, as the shared README defines it: BM25, exact and ScaNN over MiniLM."""
     names, texts = [p[0] for p in passages], [p[1] for p in passages]
     bm25 = Bm25Index.build(names, texts)
     corpus, blind = MemoryCorpus(names, texts), data.encoder()
-    indexes = {'exact': ExactIndex(blind, corpus, vectors), 'scann': ScannIndex(blind, corpus, vectors)}
+    indexes = {
+        'exact': ExactIndex(blind, corpus, vectors),
+        'scann': ScannIndex(blind, corpus, vectors),
+    }
     found = {kind: index.search_vectors(asked, K)[0] for kind, index in indexes.items()}
     found['bm25'] = bm25.search([q['question'] for q in questions], K)[0]
     result: dict[str, dict[str, float]] = {}
     for benchmark in data.BENCHMARKS:
-        rows = [i for i, q in enumerate(questions) if q['benchmark'] == benchmark and q.get('supporting_titles')]
+        rows = [
+            i
+            for i, q in enumerate(questions)
+            if q['benchmark'] == benchmark and q.get('supporting_titles')
+        ]
         if rows:
             result[benchmark] = {}
             for kind, ids in found.items():
@@ -156,7 +169,9 @@ def serve(vectors: np.ndarray, passages, questions, clients: int = 32) -> dict[s
     """
     import uvicorn
 
-    index = ScannIndex(data.encoder(), MemoryCorpus([p[0] for p in passages], [p[1] for p in passages]), vectors)
+    index = ScannIndex(
+        data.encoder(), MemoryCorpus([p[0] for p in passages], [p[1] for p in passages]), vectors
+    )
     queries = [q['question'] for q in questions][:960]
     backend = client.InProcess(index)
     backend.retrieve(queries, K)  # compiles every length
@@ -175,10 +190,18 @@ def serve(vectors: np.ndarray, passages, questions, clients: int = 32) -> dict[s
             backend.retrieve(queries[at : at + clients], K)
         direct, direct_used = time.perf_counter() - start, time.process_time() - used
         used = time.process_time()
-        reply = subprocess.run(command, input=json.dumps(queries), capture_output=True, text=True, check=True)
+        reply = subprocess.run(
+            command, input=json.dumps(queries), capture_output=True, text=True, check=True
+        )
         over, over_used = json.loads(reply.stdout), time.process_time() - used
-        times = dict(server_vs_in_process=direct / over['total'], server_vs_in_process_cpu=direct_used / over_used)
-        rows.append(times | dict(in_process_qps=len(queries) / direct, server_qps=len(queries) / over['total']))
+        times = dict(
+            server_vs_in_process=direct / over['total'],
+            server_vs_in_process_cpu=direct_used / over_used,
+        )
+        rows.append(
+            times
+            | dict(in_process_qps=len(queries) / direct, server_qps=len(queries) / over['total'])
+        )
         p99.append(float(np.percentile(over['seconds'], 99)))
     runner.should_exit = True
     thread.join(30)
@@ -199,7 +222,9 @@ def words(passages, questions) -> dict[str, float]:
         index.search(queries, K)
         own.append(time.perf_counter() - start)
         start = time.perf_counter()
-        tokens = bm25s.tokenize(queries, stopwords='en', stemmer=index._stemmer, show_progress=False)
+        tokens = bm25s.tokenize(
+            queries, stopwords='en', stemmer=index._stemmer, show_progress=False
+        )
         index._bm25.retrieve(tokens, k=K, show_progress=False)
         peer.append(time.perf_counter() - start)
     return dict(bm25_qps=len(queries) / min(own), bm25s_qps=len(queries) / min(peer))
@@ -213,7 +238,9 @@ def all_engines(vectors: np.ndarray, variants: tuple[str, ...], hnsw: bool) -> I
 
 def best(rows: list[dict], family: str) -> dict:
     """The row of a family that answers fastest at batches of 32."""
-    return max((row for row in rows if row['family'].startswith(family)), key=lambda row: row['qps_32'])
+    return max(
+        (row for row in rows if row['family'].startswith(family)), key=lambda row: row['qps_32']
+    )
 
 
 def main(argv=None) -> None:
@@ -225,13 +252,19 @@ def main(argv=None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument('--texts', type=int, default=data.TEXTS, help='real vectors')
-    parser.add_argument('--synthetic', type=int, default=1_000_000, help='synthetic vectors; 0: none')
-    parser.add_argument('--rounds', type=int, default=3, help='timings of every index in turn; the fastest counts')
+    parser.add_argument(
+        '--synthetic', type=int, default=1_000_000, help='synthetic vectors; 0: none'
+    )
+    parser.add_argument(
+        '--rounds', type=int, default=3, help='timings of every index in turn; the fastest counts'
+    )
     args = parser.parse_args(argv)
     if not data.SHARED.is_dir():
         sys.exit(f'the corpus is not there: {data.SHARED}')
     start, passages, questions = time.perf_counter(), data.passages(), data.questions()
-    figures: dict[str, float] = dict(texts=args.texts, synthetic=args.synthetic, cores=len(os.sched_getaffinity(0)))
+    figures: dict[str, float] = dict(
+        texts=args.texts, synthetic=args.synthetic, cores=len(os.sched_getaffinity(0))
+    )
     vectors, asked = data.embeddings(args.texts), data.question_embeddings(questions)
 
     row = {text: i for i, text in enumerate(data.texts()[: len(vectors)])}
@@ -245,13 +278,17 @@ def main(argv=None) -> None:
     print({name: round(value, 3) for name, value in figures.items()}, flush=True)
 
     engines = all_engines(vectors, tuple(VARIANTS), hnsw=True)
-    rows = compare(f'{len(vectors)} MiniLM vectors', engines, asked, exact(vectors, asked), args.rounds)
+    rows = compare(
+        f'{len(vectors)} MiniLM vectors', engines, asked, exact(vectors, asked), args.rounds
+    )
     figures |= summary(rows, '')
     if args.synthetic:
         del rows
         vectors, asked = data.synthetic(args.synthetic)
         engines = all_engines(vectors, ('float32', 'float32, SOAR'), hnsw=False)
-        rows = compare(f'{len(vectors)} synthetic vectors', engines, asked, exact(vectors, asked), args.rounds)
+        rows = compare(
+            f'{len(vectors)} synthetic vectors', engines, asked, exact(vectors, asked), args.rounds
+        )
         figures |= summary(rows, 'synthetic_')
     figures['minutes'] = (time.perf_counter() - start) / 60
     print(json.dumps({name: round(value, 4) for name, value in figures.items()}))

@@ -80,14 +80,18 @@ def question_embeddings(found: list[dict]) -> np.ndarray:
     return np.load(path)
 
 
-def synthetic(rows: int = 1_000_000, queries: int = 1_000, dimension: int = 384) -> tuple[np.ndarray, np.ndarray]:
+def synthetic(
+    rows: int = 1_000_000, queries: int = 1_000, dimension: int = 384
+) -> tuple[np.ndarray, np.ndarray]:
     """Unit vectors around 10,000 centres in 64 of the dimensions, as text embeddings lie near a smaller space."""
     rng = np.random.default_rng(0)
     normal = lambda *shape: rng.standard_normal(shape, np.float32)
     basis, centres = normal(64, dimension), normal(10_000, 64)
 
     def draw(count):
-        inner = centres[rng.integers(len(centres), size=count)] + np.float32(0.7) * normal(count, 64)
+        inner = centres[rng.integers(len(centres), size=count)] + np.float32(0.7) * normal(
+            count, 64
+        )
         vectors = inner @ basis
         vectors += np.float32(0.5) * normal(count, dimension)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)

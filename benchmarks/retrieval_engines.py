@@ -81,7 +81,9 @@ def faiss_engines(vectors: np.ndarray, hnsw: bool) -> Iterator[Engine]:
         return search
 
     size = len(faiss.serialize_index(flat))
-    yield Engine('FAISS IVF-Flat', recipe, seconds, memory, size, [(p,) for p in probes], flat_search)
+    yield Engine(
+        'FAISS IVF-Flat', recipe, seconds, memory, size, [(p,) for p in probes], flat_search
+    )
     recipe = f'IVF{lists},PQ{dimension // 2}x4fs,RFlat'
     refined, seconds, memory = _timed(lambda: built(recipe))
     inner = faiss.extract_index_ivf(refined)
@@ -110,7 +112,9 @@ def faiss_engines(vectors: np.ndarray, hnsw: bool) -> Iterator[Engine]:
 
         size = len(faiss.serialize_index(graph))
         efs = [(ef,) for ef in (12, 16, 24, 32, 48, 64, 96, 128)]
-        yield Engine('FAISS HNSW', 'M 24, efConstruction 100', seconds, memory, size, efs, graph_search)
+        yield Engine(
+            'FAISS HNSW', 'M 24, efConstruction 100', seconds, memory, size, efs, graph_search
+        )
 
 
 def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engine]:
@@ -124,9 +128,17 @@ def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engin
         reorder, threshold, soar = VARIANTS[name]
         spilling = dict(soar_lambda=soar) if soar else {}
 
-        def make(spilling=spilling, threshold=threshold, reorder=scann.scann_builder.ReorderType[reorder]):
+        def make(
+            spilling=spilling, threshold=threshold, reorder=scann.scann_builder.ReorderType[reorder]
+        ):
             builder = scann.builder(vectors, 10, 'dot_product')
-            builder.tree(leaves, shares[2], training_sample_size=min(rows, 100_000), random_init=False, **spilling)
+            builder.tree(
+                leaves,
+                shares[2],
+                training_sample_size=min(rows, 100_000),
+                random_init=False,
+                **spilling,
+            )
             builder.score_ah(2, anisotropic_quantization_threshold=threshold)
             return builder.reorder(48, quantize=reorder).set_n_training_threads(1).build()
 
@@ -140,7 +152,9 @@ def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engin
 
             return search
 
-        yield Engine(f'ScaNN {name}', f'{leaves} leaves', seconds, memory, _saved(searcher), grid, library)
+        yield Engine(
+            f'ScaNN {name}', f'{leaves} leaves', seconds, memory, _saved(searcher), grid, library
+        )
     blanks, blind = [''] * rows, typing.cast(Any, _Blind(vectors.shape[1]))
     ours, seconds, memory = _timed(
         lambda: index_lib.ScannIndex(
@@ -160,7 +174,15 @@ def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engin
 
         return search
 
-    yield Engine('retrieval.ScannIndex', f'{leaves} leaves', seconds, memory, _saved(ours._searcher), grid, own)
+    yield Engine(
+        'retrieval.ScannIndex',
+        f'{leaves} leaves',
+        seconds,
+        memory,
+        _saved(ours._searcher),
+        grid,
+        own,
+    )
 
 
 class _Blind:

@@ -40,12 +40,23 @@ from zeroplay_jax.rollout.tools import SearchR1
 from zeroplay_jax.types import POLICY, Row, Trajectory
 
 MODEL = transformer.ModelConfig(
-    'qwen3', 8192, 512, 1536, layers=6, heads=8, kv_heads=4, head_dim=64, rope_theta=1e6, logit_chunk=2048
+    'qwen3',
+    8192,
+    512,
+    1536,
+    layers=6,
+    heads=8,
+    kv_heads=4,
+    head_dim=64,
+    rope_theta=1e6,
+    logit_chunk=2048,
 )
 BATCH, PROMPT, GEN, TOOL, TURNS = 32, 64, 32, 96, 3
 TRAIN_BATCH, TRAIN_LEN = 16, 256
 LENGTH = PROMPT + GEN * TURNS + TOOL * (TURNS - 1)
-SAMPLER = SamplerConfig(slots=BATCH, context=LENGTH, chunk=32, fill_rows=32, burst=16, put_rows=BATCH, put_tokens=TOOL)
+SAMPLER = SamplerConfig(
+    slots=BATCH, context=LENGTH, chunk=32, fill_rows=32, burst=16, put_rows=BATCH, put_tokens=TOOL
+)
 
 
 class _Codec(Codec):
@@ -74,7 +85,11 @@ def prompts() -> np.ndarray:
 
 def observation(turn: int) -> np.ndarray:
     """int32 [BATCH, TOOL]."""
-    return np.random.default_rng(100 + turn).integers(10, MODEL.vocab_size, (BATCH, TOOL)).astype(np.int32)
+    return (
+        np.random.default_rng(100 + turn)
+        .integers(10, MODEL.vocab_size, (BATCH, TOOL))
+        .astype(np.int32)
+    )
 
 
 def rollout(scheduler: Scheduler) -> list[Trajectory]:
@@ -82,7 +97,9 @@ def rollout(scheduler: Scheduler) -> list[Trajectory]:
     turns = iter(range(TURNS))
 
     def search(queries):
-        assert len(queries) == BATCH  # all rows come to their turn's end in the same burst, in slot order
+        assert (
+            len(queries) == BATCH
+        )  # all rows come to their turn's end in the same burst, in slot order
         return [[{'ids': ids}] for ids in observation(next(turns))]
 
     env = SearchEnv(_Codec(), _Tools(), Limits(TURNS, GEN + 1, TOOL), search, finals=())
@@ -117,7 +134,9 @@ def useful_operations() -> float:
 def make_update(params):
     """A function that does one update step on TRAIN_BATCH × TRAIN_LEN tokens."""
     role = ml_collections.ConfigDict(common.get_config().solver.to_dict() | dict(weight_decay=1e-4))
-    learner = Learner(MODEL, sharding.make_mesh(), {'solver': role}, params, (TRAIN_BATCH, TRAIN_LEN))
+    learner = Learner(
+        MODEL, sharding.make_mesh(), {'solver': role}, params, (TRAIN_BATCH, TRAIN_LEN)
+    )
     rng = np.random.default_rng(0)
     rows = []
     for i in range(TRAIN_BATCH):
@@ -157,7 +176,9 @@ def measure(scheduler, update) -> dict[str, float]:
     """Our figures of one round."""
     before = matmul_rate()
     seconds = _median(lambda: rollout(scheduler), 3)
-    rate = (before + matmul_rate()) / 2  # right before and right after: a shared machine's speed drifts
+    rate = (
+        before + matmul_rate()
+    ) / 2  # right before and right after: a shared machine's speed drifts
     trained = _median(update, 3)
     return dict(
         rollout=BATCH * GEN * TURNS / seconds,
@@ -190,26 +211,44 @@ def main(argv=None) -> None:
         epilog='example:\n  python -m benchmarks.rollout --rounds 1',
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument('--rounds', type=int, default=3, help='rounds of ours and every peer in turn')
+    parser.add_argument(
+        '--rounds', type=int, default=3, help='rounds of ours and every peer in turn'
+    )
     home = pathlib.Path(__file__).parents[2] / 'shared' / 'peers'
-    parser.add_argument('--peers', type=pathlib.Path, default=home, help='folder of peer_tunix.py and peer_hf.py')
+    parser.add_argument(
+        '--peers', type=pathlib.Path, default=home, help='folder of peer_tunix.py and peer_hf.py'
+    )
     args = parser.parse_args(argv)
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])  # before JAX counts the cores; peers inherit it
+    os.sched_setaffinity(
+        0, sorted(os.sched_getaffinity(0))[:2]
+    )  # before JAX counts the cores; peers inherit it
     os.environ['JAX_PLATFORMS'] = 'cpu'
     jax.config.update('jax_platforms', 'cpu')
     peers = ('tunix', 'hf') if args.peers.is_dir() and os.environ.get('PEERS_PYTHON') else ()
     if not peers:
-        print(f'peers are left out: PEERS_PYTHON is not set or {args.peers} is not there', file=sys.stderr)
-    params = jax.tree.map(lambda x: x * 0.2 if x.ndim == 2 else x, transformer.init(MODEL, jax.random.key(0)))
+        print(
+            f'peers are left out: PEERS_PYTHON is not set or {args.peers} is not there',
+            file=sys.stderr,
+        )
+    params = jax.tree.map(
+        lambda x: x * 0.2 if x.ndim == 2 else x, transformer.init(MODEL, jax.random.key(0))
+    )
     scheduler, update = make_scheduler(params), make_update(params)
     ours, ratios = [], {}
     for i in range(args.rounds):
         ours.append(measure(scheduler, update))
-        print(f'round {i + 1}: ' + ', '.join(f'{k} {v:.4g}' for k, v in ours[-1].items()), flush=True)
+        print(
+            f'round {i + 1}: ' + ', '.join(f'{k} {v:.4g}' for k, v in ours[-1].items()), flush=True
+        )
         for name in peers:
             theirs = peer(name, args.peers)
-            print(f'  {name}: rollout {theirs["rollout"]:.0f}, train {theirs["train"]:.0f} tokens/s', flush=True)
-            ratios.setdefault(f'rollout_vs_{name}', []).append(ours[-1]['rollout'] / theirs['rollout'])
+            print(
+                f'  {name}: rollout {theirs["rollout"]:.0f}, train {theirs["train"]:.0f} tokens/s',
+                flush=True,
+            )
+            ratios.setdefault(f'rollout_vs_{name}', []).append(
+                ours[-1]['rollout'] / theirs['rollout']
+            )
             ratios.setdefault(f'update_vs_{name}', []).append(ours[-1]['train'] / theirs['train'])
     figures = {name: statistics.median(values) for name, values in ratios.items()}
     figures |= dict(

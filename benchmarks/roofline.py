@@ -15,8 +15,21 @@ from zeroplay_jax.policy.transformer import ModelConfig
 
 # A remat layer runs forward twice and backward, at twice the forward's cost.
 UPDATE_PASSES = 4
-_BYTES = {'pred': 1, 's8': 1, 'u8': 1, 'bf16': 2, 'f16': 2, 's32': 4, 'u32': 4, 'f32': 4, 's64': 8, 'u64': 8}
-_COLLECTIVE = re.compile(r'= (.+?) (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(-start)?\(')
+_BYTES = {
+    'pred': 1,
+    's8': 1,
+    'u8': 1,
+    'bf16': 2,
+    'f16': 2,
+    's32': 4,
+    'u32': 4,
+    'f32': 4,
+    's64': 8,
+    'u64': 8,
+}
+_COLLECTIVE = re.compile(
+    r'= (.+?) (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(-start)?\('
+)
 _ARRAY = re.compile(r'(\w+)\[([\d,]*)\]')
 
 
@@ -58,12 +71,18 @@ def collectives(text: str) -> dict[str, int]:
             _BYTES.get(kind, 4) * math.prod(map(int, filter(None, dims.split(','))))
             for kind, dims in _ARRAY.findall(found[1])
         ]
-        out[found[2]] = out.get(found[2], 0) + (max(sizes) if found[3] and found[2] != 'all-reduce' else sum(sizes))
+        out[found[2]] = out.get(found[2], 0) + (
+            max(sizes) if found[3] and found[2] != 'all-reduce' else sum(sizes)
+        )
     return out
 
 
 def bound(chip: Chip, flops: float, accessed: float, moved: float) -> tuple[float, str]:
     """(least seconds, by what) of so many operations, bytes of HBM and bytes over the links of one chip."""
-    times = {'compute': flops / chip.flops, 'memory': accessed / chip.bandwidth, 'links': moved / chip.links}
+    times = {
+        'compute': flops / chip.flops,
+        'memory': accessed / chip.bandwidth,
+        'links': moved / chip.links,
+    }
     name = max(times, key=lambda k: times[k])
     return times[name], name

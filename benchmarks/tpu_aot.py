@@ -42,7 +42,9 @@ HEADROOM = 1.25 * GIB  # for temporaries, when slots are chosen before anything 
 
 
 # Columns of a row that `complete` makes.
-DERIVED = 'model topology mesh flops flops_ratio collectives roofline_seconds bound_by effort'.split()
+DERIVED = (
+    'model topology mesh flops flops_ratio collectives roofline_seconds bound_by effort'.split()
+)
 
 
 def say(*words) -> None:
@@ -50,7 +52,9 @@ def say(*words) -> None:
     print(time.strftime('%H:%M:%S'), *words, file=sys.stderr, flush=True)
 
 
-def settle(peak: int, beside: dict[str, int], order: tuple[str, ...], memory: float) -> dict[str, Any]:
+def settle(
+    peak: int, beside: dict[str, int], order: tuple[str, ...], memory: float
+) -> dict[str, Any]:
     """What must leave the chip so that `peak` bytes of a program fit beside the rest: the shortest start of `order`."""
     for count in range(len(order) + 1):
         gone = [name for name in order[:count] if beside.get(name)]
@@ -92,7 +96,9 @@ class Case:
         memory, views = self.slice.chip.memory - HEADROOM, sum(self.views.values())
         need = {n: 2 * self.slot_bytes(n) + views for n in (*ENOUGH, *FEW)}
         for count in range(len(OFFLOAD['rollout']) + 1):
-            rest = sum(v for k, v in (self.state | self.own).items() if k not in OFFLOAD['rollout'][:count])
+            rest = sum(
+                v for k, v in (self.state | self.own).items() if k not in OFFLOAD['rollout'][:count]
+            )
             fitting = [n for n in ENOUGH if need[n] + rest <= memory]
             if fitting:
                 break
@@ -109,7 +115,10 @@ class Case:
             except tpu_programs.OutOfMemory as error:
                 program, noted = None, dict(fits=False, hbm_bytes=0, offloaded=[], error=str(error))
             program = program and dataclasses.replace(program, text='')
-            _COMPILED[key] = program, noted | dict(compile_seconds=round(time.perf_counter() - began, 1))
+            _COMPILED[key] = (
+                program,
+                noted | dict(compile_seconds=round(time.perf_counter() - began, 1)),
+            )
         return _COMPILED[key]
 
     def rollout(self) -> list[dict]:
@@ -117,12 +126,18 @@ class Case:
         rows: list[dict] = []
         for slots in self.sizes():
             own = self.slot_bytes(slots)
-            beside = self.state | self.own | {"other role's view": self.views['view'], "other role's slots": own}
+            beside = (
+                self.state
+                | self.own
+                | {"other role's view": self.views['view'], "other role's slots": own}
+            )
             rows = []
             for program, lowered in tpu_programs.lower_sampler(self.name, self.host, slots).items():
                 compiled, noted = self.compile((self.slice.host, slots, program), lowered)
                 if compiled:
-                    noted = noted | settle(compiled.peak, beside, OFFLOAD['rollout'], self.slice.chip.memory)
+                    noted = noted | settle(
+                        compiled.peak, beside, OFFLOAD['rollout'], self.slice.chip.memory
+                    )
                 rows.append(dict(program=program, slots=slots, slot_bytes=own, **noted))
                 say(self.name, self.topology, program, f'{slots} slots', summary(rows[-1]))
                 if not rows[-1]['fits']:
@@ -138,11 +153,18 @@ class Case:
         for per_shard in ROWS[self.topology.split(':')[0]]:
             rows = per_shard * self.shards
             lowered = tpu_programs.learner(self.name, self.mesh, rows).lower('solver')
-            row = dict(program='update', micro_rows=rows, micro_batches=-(-tpu_programs.ROWS // rows), parts={})
+            row = dict(
+                program='update',
+                micro_rows=rows,
+                micro_batches=-(-tpu_programs.ROWS // rows),
+                parts={},
+            )
             for part, others in self.beside_update().items():
                 compiled, noted = self.compile((self.topology, rows, part), lowered[part])
                 if compiled:
-                    noted = noted | settle(compiled.peak, others, OFFLOAD['update'], self.slice.chip.memory)
+                    noted = noted | settle(
+                        compiled.peak, others, OFFLOAD['update'], self.slice.chip.memory
+                    )
                 row['parts'][part] = noted
                 say(self.name, self.topology, part, f'{rows} rows', summary(noted))
                 if not noted['fits']:
@@ -198,26 +220,35 @@ def costs(name: str) -> dict[str, dict]:
     shards, slots = mesh.shape['replica'] * mesh.shape['fsdp'], ENOUGH[-1]
     found: dict[str, list] = {'update': [], 'extend': [], 'decode': []}
     for layers in (1, 2, 3):
-        lowered = {} if layers == 1 else {'extend': t.lower_sampler(name, host, slots, layers)['extend']}
+        lowered = (
+            {} if layers == 1 else {'extend': t.lower_sampler(name, host, slots, layers)['extend']}
+        )
         if layers < 3:
             lowered['decode'] = t.lower_sampler(name, host, slots, layers)['decode']
             # A chunk as long as a chip's rows: the head without a loop.
             unrolled = dict(layers=layers, attention='dense', scan=False, logit_chunk=t.TOKENS)
-            lowered['update'] = t.learner(name, mesh, shards, **unrolled).lower('solver')['accumulate']
+            lowered['update'] = t.learner(name, mesh, shards, **unrolled).lower('solver')[
+                'accumulate'
+            ]
         for program, low in lowered.items():
             compiled = t.compile_program(low, plain=True)
-            found[program].append(dict(flops=compiled.flops, moved=roofline.collectives(compiled.text)))
+            found[program].append(
+                dict(flops=compiled.flops, moved=roofline.collectives(compiled.text))
+            )
             say(name, program, f'{layers} layers unrolled: {compiled.flops:.3e} operations')
     model, shapes = t.sized(name), t.parameters(t.sized(name))
     chips, split, length = host.size, mesh.shape['model'], t.TOKENS
     least = dict(
-        update=roofline.UPDATE_PASSES * roofline.forward(model, shapes, length, length, True) / split,
+        update=roofline.UPDATE_PASSES
+        * roofline.forward(model, shapes, length, length, True)
+        / split,
         extend=roofline.forward(model, shapes, t.FILL_ROWS * t.CHUNK, length, False) / chips,
         decode=roofline.forward(model, shapes, slots, length, True) / chips,
     )
     first = dict(update=1, extend=2, decode=1)
     return {
-        program: _extrapolated(few, more, model.layers - first[program]) | dict(least_flops=least[program])
+        program: _extrapolated(few, more, model.layers - first[program])
+        | dict(least_flops=least[program])
         for program, (few, more) in found.items()
     }
 
@@ -252,8 +283,13 @@ def complete(case: Case, row: dict, cost: dict) -> dict:
     else:
         calls = row['slots'] / ENOUGH[-1]
         accessed += row['slot_bytes']
-    moved = {k: int(size * (gathers if k == 'all-gather' else calls)) for k, size in one['collectives'].items()}
-    seconds, by = roofline.bound(case.slice.chip, one['flops'] * calls, accessed, sum(moved.values()))
+    moved = {
+        k: int(size * (gathers if k == 'all-gather' else calls))
+        for k, size in one['collectives'].items()
+    }
+    seconds, by = roofline.bound(
+        case.slice.chip, one['flops'] * calls, accessed, sum(moved.values())
+    )
     return dict(
         model=case.name,
         topology=case.topology,
@@ -271,14 +307,36 @@ def complete(case: Case, row: dict, cost: dict) -> dict:
 def table(rows: list[dict]) -> str:
     """The rows as Markdown."""
     head = 'model | slice | program | setting | fits | HBM, GiB | arguments | temporaries | off the chip'
-    lines = [f'| {head} | operations ÷ least | collectives, GiB | least time, ms |', '|' + '---|' * 12]
+    lines = [
+        f'| {head} | operations ÷ least | collectives, GiB | least time, ms |',
+        '|' + '---|' * 12,
+    ]
     for row in rows:
-        setting = f'{row["slots"]} slots' if 'slots' in row else f'{row["micro_rows"]} rows × {row["micro_batches"]}'
+        setting = (
+            f'{row["slots"]} slots'
+            if 'slots' in row
+            else f'{row["micro_rows"]} rows × {row["micro_batches"]}'
+        )
         sizes = [row.get(name) for name in ('hbm_bytes', 'arguments', 'temporaries')]
-        moved = ', '.join(f'{k} {v / GIB:.2f}' for k, v in row['collectives'].items() if v > GIB / 200) or '–'
-        cells = [row['model'], row['topology'], row['program'], setting, 'yes' if row['fits'] else '**no**']
-        cells += [f'{size / GIB:.1f}' if size else '–' for size in sizes] + ['; '.join(row['offloaded']) or '–']
-        cells += [f'{row["flops_ratio"]:.2f}', moved, f'{row["roofline_seconds"] * 1e3:.3g} ({row["bound_by"]})']
+        moved = (
+            ', '.join(f'{k} {v / GIB:.2f}' for k, v in row['collectives'].items() if v > GIB / 200)
+            or '–'
+        )
+        cells = [
+            row['model'],
+            row['topology'],
+            row['program'],
+            setting,
+            'yes' if row['fits'] else '**no**',
+        ]
+        cells += [f'{size / GIB:.1f}' if size else '–' for size in sizes] + [
+            '; '.join(row['offloaded']) or '–'
+        ]
+        cells += [
+            f'{row["flops_ratio"]:.2f}',
+            moved,
+            f'{row["roofline_seconds"] * 1e3:.3g} ({row["bound_by"]})',
+        ]
         lines.append('| ' + ' | '.join(cells) + ' |')
     return '\n'.join(lines)
 
@@ -287,7 +345,13 @@ def compiler_folder() -> pathlib.Path | None:
     """Where libtpu is, or None."""
     apart = pathlib.Path(sys.prefix) / 'tpu-compiler'
     found = importlib.util.find_spec('libtpu')
-    return apart if (apart / 'libtpu').is_dir() else pathlib.Path(str(found.origin)).parents[1] if found else None
+    return (
+        apart
+        if (apart / 'libtpu').is_dir()
+        else pathlib.Path(str(found.origin)).parents[1]
+        if found
+        else None
+    )
 
 
 def prepare() -> None:
@@ -304,15 +368,21 @@ def prepare() -> None:
     jax.config.update('jax_platforms', 'cpu')
 
 
-def measure(pairs: list[tuple[str, str]], path: pathlib.Path, effort: float, again: bool) -> list[dict]:
+def measure(
+    pairs: list[tuple[str, str]], path: pathlib.Path, effort: float, again: bool
+) -> list[dict]:
     """Rows of (model, slice) pairs, from `path` or compiled now and added to it."""
-    kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else dict(costs={}, rows=[])
+    kept: dict[str, Any] = (
+        json.loads(path.read_text()) if path.exists() else dict(costs={}, rows=[])
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     for name, topology in pairs:
         mine = [row for row in kept['rows'] if (row['model'], row['topology']) == (name, topology)]
         case = Case(name, topology, effort)
         rows = [] if again else [{k: v for k, v in row.items() if k not in DERIVED} for row in mine]
-        if rows:  # what the compiler said is kept; what follows from it follows from today's formulas
+        if (
+            rows
+        ):  # what the compiler said is kept; what follows from it follows from today's formulas
             case.slots = rows[0]['slots']
             rows[-1] |= case.step(rows[-1]['parts'])
         else:
@@ -320,7 +390,10 @@ def measure(pairs: list[tuple[str, str]], path: pathlib.Path, effort: float, aga
         if name not in kept['costs']:
             kept['costs'][name] = costs(name)
         rest = [row for row in kept['rows'] if row not in mine]
-        kept |= dict(jax=jax.__version__, rows=rest + [complete(case, row, kept['costs'][name]) for row in rows])
+        kept |= dict(
+            jax=jax.__version__,
+            rows=rest + [complete(case, row, kept['costs'][name]) for row in rows],
+        )
         write_whole(path, json.dumps(kept, indent=1))
     order = {pair: i for i, pair in enumerate(pairs)}
     rows = [row for row in kept['rows'] if (row['model'], row['topology']) in order]
@@ -330,11 +403,19 @@ def measure(pairs: list[tuple[str, str]], path: pathlib.Path, effort: float, aga
 def main(argv: list[str] | None = None) -> None:
     """Compiles what is missing and prints the table."""
     parser = argparse.ArgumentParser(
-        prog='python -m benchmarks.tpu_aot', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog='python -m benchmarks.tpu_aot',
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument('--model', choices=tpu_shapes.MODELS, action='append', help='may be repeated; default: all')
-    parser.add_argument('--topology', choices=tpu_shapes.TOPOLOGIES, action='append', help='likewise')
-    parser.add_argument('--effort', type=float, default=tpu_programs.EFFORT, help="0: XLA's own, five times slower")
+    parser.add_argument(
+        '--model', choices=tpu_shapes.MODELS, action='append', help='may be repeated; default: all'
+    )
+    parser.add_argument(
+        '--topology', choices=tpu_shapes.TOPOLOGIES, action='append', help='likewise'
+    )
+    parser.add_argument(
+        '--effort', type=float, default=tpu_programs.EFFORT, help="0: XLA's own, five times slower"
+    )
     parser.add_argument('--again', action='store_true', help='compile what is kept, too')
     parser.add_argument('--out', type=pathlib.Path, default=RESULTS, help='file of the results')
     args = parser.parse_args(argv)
@@ -343,7 +424,11 @@ def main(argv: list[str] | None = None) -> None:
     except UserError as error:
         print(f'tpu_aot: {error}', file=sys.stderr)
         sys.exit(2)
-    pairs = [(m, t) for t in args.topology or tpu_shapes.TOPOLOGIES for m in args.model or tpu_shapes.MODELS]
+    pairs = [
+        (m, t)
+        for t in args.topology or tpu_shapes.TOPOLOGIES
+        for m in args.model or tpu_shapes.MODELS
+    ]
     rows = measure(pairs, args.out, args.effort, args.again)
     print(table(rows))
     short = ('model', 'topology', 'program', 'fits', 'hbm_bytes', 'flops_ratio')

@@ -48,7 +48,9 @@ class OutOfMemory(Exception):
     """The compiler found no room for a program; the message is the first line it gave."""
 
 
-def compile_program(lowered: jax.stages.Lowered, effort: float = EFFORT, plain: bool = False) -> Compiled:
+def compile_program(
+    lowered: jax.stages.Lowered, effort: float = EFFORT, plain: bool = False
+) -> Compiled:
     """Compiles for the chips of its shardings.
 
     Raises:
@@ -83,7 +85,11 @@ def mesh_of(name: str, topology: str) -> Mesh:
     hosts = len({d.process_index for d in devices})
     devices = sorted(devices, key=lambda d: (d.process_index, d.id))
     chips, model = len(devices) // hosts, sized(name)
-    split = max(m for m in range(1, chips + 1) if not any(n % m for n in (chips, model.kv_heads, model.vocab_size)))
+    split = max(
+        m
+        for m in range(1, chips + 1)
+        if not any(n % m for n in (chips, model.kv_heads, model.vocab_size))
+    )
     return sharding.make_mesh(hosts, chips // split, split, devices=devices)
 
 
@@ -94,11 +100,15 @@ def host_mesh(name: str, topology: str) -> Mesh:
 
 def bytes_per_chip(tree) -> int:
     """Bytes that shapes with shardings take on one chip."""
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+    )
 
 
 def _placed(shapes, places):
-    return jax.tree.map(lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), shapes, places)
+    return jax.tree.map(
+        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), shapes, places
+    )
 
 
 def parameters(model: ModelConfig):
@@ -108,9 +118,13 @@ def parameters(model: ModelConfig):
 
 def learner(name: str, mesh: Mesh, rows: int, **overrides) -> Learner:
     """The learner of a role on `mesh`, from shapes; `rows` is B, overrides are fields of ModelConfig."""
-    fields: dict[str, Any] = dict(dtype='bfloat16', remat=True, attention='splash', scan=True, mesh=mesh)
+    fields: dict[str, Any] = dict(
+        dtype='bfloat16', remat=True, attention='splash', scan=True, mesh=mesh
+    )
     model = sized(name, **(fields | overrides))
-    return Learner(model, mesh, {'solver': common.get_config().solver}, parameters(model), (rows, TOKENS))
+    return Learner(
+        model, mesh, {'solver': common.get_config().solver}, parameters(model), (rows, TOKENS)
+    )
 
 
 def sized(name: str, layers: int = 0, **overrides) -> ModelConfig:
@@ -130,15 +144,21 @@ def published(name: str, mesh: Mesh, layers: int = 0):
 def slots(name: str, mesh: Mesh, count: int, layers: int = 0):
     """(programs, shapes of the slots) of a sampler with `count` slots on its host's mesh."""
     model = sized(name, layers, dtype='bfloat16')
-    config = sampler.SamplerConfig(count, TOKENS, CHUNK, FILL_ROWS, BURST, FILL_ROWS, CHUNK, eos=(0, 1))
+    config = sampler.SamplerConfig(
+        count, TOKENS, CHUNK, FILL_ROWS, BURST, FILL_ROWS, CHUNK, eos=(0, 1)
+    )
     programs = sampler.programs(model, config, mesh)
     state = jax.eval_shape(programs['empty'])
     places = jax.tree.map(lambda _: sharding.slots(mesh), state)
-    places = dataclasses.replace(places, cache=jax.tree.map(lambda _: sharding.cache(mesh), state.cache))
+    places = dataclasses.replace(
+        places, cache=jax.tree.map(lambda _: sharding.cache(mesh), state.cache)
+    )
     return programs, _placed(state, places)
 
 
-def lower_sampler(name: str, mesh: Mesh, count: int, layers: int = 0) -> dict[str, jax.stages.Lowered]:
+def lower_sampler(
+    name: str, mesh: Mesh, count: int, layers: int = 0
+) -> dict[str, jax.stages.Lowered]:
     """'extend' and 'decode' of a sampler, traced; cut to its first `layers`, without `extend`'s loop over rows."""
     programs, state = slots(name, mesh, count, layers)
     params = published(name, mesh, layers)

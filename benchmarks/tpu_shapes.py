@@ -14,7 +14,11 @@ from zeroplay_jax.policy import families
 from zeroplay_jax.policy.transformer import ModelConfig
 
 _LLAMA3 = dict(
-    rope_type='llama3', factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
+    rope_type='llama3',
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=8192,
 )
 _YARN = dict(
     rope_type='yarn',
@@ -26,7 +30,19 @@ _YARN = dict(
 )
 
 
-def _config(architecture, width, forward, layers, heads, kv_heads, vocabulary, theta, eps, tied=False, **more):
+def _config(
+    architecture,
+    width,
+    forward,
+    layers,
+    heads,
+    kv_heads,
+    vocabulary,
+    theta,
+    eps,
+    tied=False,
+    **more,
+):
     return dict(
         architectures=[architecture],
         hidden_size=width,
@@ -46,10 +62,24 @@ def _config(architecture, width, forward, layers, heads, kv_heads, vocabulary, t
 MODELS: dict[str, dict[str, Any]] = {
     'qwen2.5-3b': _config('Qwen2ForCausalLM', 2048, 11008, 36, 16, 2, 151936, 1e6, 1e-6, tied=True),
     'qwen2.5-7b': _config('Qwen2ForCausalLM', 3584, 18944, 28, 28, 4, 152064, 1e6, 1e-6),
-    'qwen3-8b': _config('Qwen3ForCausalLM', 4096, 12288, 36, 32, 8, 151936, 1e6, 1e-6, head_dim=128),
-    'llama-3.1-8b': _config('LlamaForCausalLM', 4096, 14336, 32, 32, 8, 128256, 5e5, 1e-5, rope_scaling=_LLAMA3),
+    'qwen3-8b': _config(
+        'Qwen3ForCausalLM', 4096, 12288, 36, 32, 8, 151936, 1e6, 1e-6, head_dim=128
+    ),
+    'llama-3.1-8b': _config(
+        'LlamaForCausalLM', 4096, 14336, 32, 32, 8, 128256, 5e5, 1e-5, rope_scaling=_LLAMA3
+    ),
     'olmo-3-7b': _config(
-        'Olmo3ForCausalLM', 4096, 11008, 32, 32, 32, 100278, 5e5, 1e-6, rope_scaling=_YARN, sliding_window=4096
+        'Olmo3ForCausalLM',
+        4096,
+        11008,
+        32,
+        32,
+        32,
+        100278,
+        5e5,
+        1e-6,
+        rope_scaling=_YARN,
+        sliding_window=4096,
     ),
 }
 

@@ -9,10 +9,18 @@ fields differ from zeroplay_jax.configs/SYSTEM.py, and where it comes from.
 
 import importlib
 
-_GRPO = {'baseline': 'mean', 'scale': 'none', 'samples': 5, 'loss': 'token_pg', 'aggregation': 'seq_mean_token_mean'}
+_GRPO = {
+    'baseline': 'mean',
+    'scale': 'none',
+    'samples': 5,
+    'loss': 'token_pg',
+    'aggregation': 'seq_mean_token_mean',
+}
 _REINFORCE = {'baseline': 'none', 'scale': 'none', 'samples': 1, 'loss': 'reinforce'}
 KINDS = ('long_form_qa', 'planning', 'summarisation', 'writing')
-_FILE = {'inputs.documents': 'data/scope_documents.jsonl'}  # of all four, made by python -m zeroplay_jax.inputs
+_FILE = {
+    'inputs.documents': 'data/scope_documents.jsonl'
+}  # of all four, made by python -m zeroplay_jax.inputs
 _SUM = {'aggregation': 'seq_mean_token_sum', 'minibatches': 1, 'kl_coef': 0.0}
 
 
@@ -22,7 +30,10 @@ def _of(role, settings):
 
 ROWS = {
     # SSP: role ablation, estimators (proposer–solver), batch strategies, answerability check, penalty, released code.
-    'ssp/solver_only': {'proposer.train_iterations': 0, 'weights': 'separate'},  # the proposer stays as it was
+    'ssp/solver_only': {
+        'proposer.train_iterations': 0,
+        'weights': 'separate',
+    },  # the proposer stays as it was
     'ssp/proposer_only': {'solver.train_iterations': 0},
     'ssp/reinforce_reinforce': _of('solver', _REINFORCE | _SUM),
     'ssp/grpo_reinforce': _of('proposer', _GRPO) | _of('solver', _REINFORCE | _SUM),
@@ -81,7 +92,9 @@ ROWS = {
         'reward.answer': 'em',
     },
     'dspo/gmpo': _of('solver', {'loss': 'geometric_pg', 'clip_low': 0.4, 'clip_high': 0.4}),
-    'dspo/dense': {'retrieval.path': 'indexes/wiki18_e5'},  # in place of BM25; the size of the model is policy.path
+    'dspo/dense': {
+        'retrieval.path': 'indexes/wiki18_e5'
+    },  # in place of BM25; the size of the model is policy.path
     'dspo/drop_surplus': {'solver.surplus': 'drop'},
     'dspo/exact_match': {'reward.answer': 'em'},
     # SCOPE: kinds of task, gates, length factor, frozen challenger, iterations, window, released code.
@@ -89,7 +102,10 @@ ROWS = {
     'scope/no_length_factor': {'reward.length_factor': False},
     'scope/frozen_challenger': {'proposer.train_iterations': 1},
     **{f'scope/iterations_{n}': {'schedule.iterations': n} for n in (4, 5, 6)},
-    **{f'scope/without_{kind}': {**_FILE, 'inputs.types': tuple(k for k in KINDS if k != kind)} for kind in KINDS},
+    **{
+        f'scope/without_{kind}': {**_FILE, 'inputs.types': tuple(k for k in KINDS if k != kind)}
+        for kind in KINDS
+    },
     'scope/olmo': {'tools.family': 'olmo'},
     # GRPO on given tasks and rubrics; the sizes of the judge by its two parts, served beside each other.
     'scope/given_tasks': {'inputs.tasks': 'data/tasks.jsonl'},
@@ -105,6 +121,8 @@ def get_config(name=''):
     row, _, variant = name.partition(':')
     if row not in ROWS:
         raise ValueError(f'no ablation {row!r}; there are {", ".join(ROWS)}')
-    config = importlib.import_module(f'zeroplay_jax.configs.{row.split("/")[0]}').get_config(variant)
+    config = importlib.import_module(f'zeroplay_jax.configs.{row.split("/")[0]}').get_config(
+        variant
+    )
     config.update_from_flattened_dict(ROWS[row])
     return config

@@ -43,7 +43,9 @@ def _role():
             surplus='carry',  # carry | drop: groups beyond a full batch
             train_iterations=-1,  # iterations in which the role learns; -1: all, 0: it only plays
             distill_top_k=0,  # tokens on which the teacher's distribution is matched, plus the rest; 0: no teacher
-            distill_coef=(0.0,),  # weight of the distillation loss, per iteration (the last one stays)
+            distill_coef=(
+                0.0,
+            ),  # weight of the distillation loss, per iteration (the last one stays)
             distill_kind='reverse',  # reverse (student ‖ teacher) | forward | jsd
             distill_tail=True,  # keep the probability of all other tokens as one outcome
             distill_ema_rate=0.05,  # share of the student that the teacher takes over after every batch
@@ -67,7 +69,9 @@ def get_config() -> ConfigDict:
                 scan=False,  # training passes the layers as a loop: compiles sooner, holds the weights twice
                 logit_chunk=1024,  # tokens whose logits exist at one time in scoring
             ),
-            mesh=dict(replica=1, fsdp=1, model=1),  # devices per axis; -1 in one place: all that are left
+            mesh=dict(
+                replica=1, fsdp=1, model=1
+            ),  # devices per axis; -1 in one place: all that are left
             # a learner's state lies in the hosts' memory but for its update; slots exist during rollouts only
             offload=False,
             distributed=dict(
@@ -123,12 +127,20 @@ def get_config() -> ConfigDict:
             ),
             world=dict(
                 train=(0, 40),  # seeds of the training worlds: first, count
-                evaluation=(0, 12),  # seeds of the held-out worlds; nothing of them is seen or searched in training
+                evaluation=(
+                    0,
+                    12,
+                ),  # seeds of the held-out worlds; nothing of them is seen or searched in training
                 near_misses=0.25,  # share of entities that get a document with a near-miss title
             ),
             schedule=dict(
                 iterations=3,  # rounds of proposer phase → task generation → solver phase
-                hop_ratio=(4, 3, 2, 1),  # documents asked for 1-, 2-, 3-, 4-hop questions, exact per batch
+                hop_ratio=(
+                    4,
+                    3,
+                    2,
+                    1,
+                ),  # documents asked for 1-, 2-, 3-, 4-hop questions, exact per batch
                 group='hop',  # hop (HRPO) | prompt (GRPO): the proposer's group key
                 first='solver',  # solver | proposer: who learns first where both learn in a step
                 initial_document=True,  # show the proposer its document (False: Dr. Zero's ablation)
@@ -139,7 +151,9 @@ def get_config() -> ConfigDict:
                 questions='',  # JSON lines of questions with answers (DSPO); '' takes the training worlds'
                 # JSON lines of documents with hops (Dr. Zero, π-Play, SCOPE); '' draws them from the corpus
                 documents='',
-                types=('',),  # of such a file: kinds of task to take ('planning', …); ('',): all of them
+                types=(
+                    '',
+                ),  # of such a file: kinds of task to take ('planning', …); ('',): all of them
                 tasks='',  # JSON lines of tasks with rubrics (SCOPE's solver alone); '' lets the challenger make them
                 world_questions=300,  # of the training worlds: per hop count
             ),
@@ -164,7 +178,10 @@ def get_config() -> ConfigDict:
                 batches=0,  # generation batches per iteration; 0: as many as give every solver step new questions
                 samples=5,  # proposals per document; the best-formed one is kept
                 question_words=50,  # longer questions are cut there (Dr. Zero's code)
-                window=(0.0, 1.0),  # keep questions whose measured solve rate lies inside (needs measure > 0)
+                window=(
+                    0.0,
+                    1.0,
+                ),  # keep questions whose measured solve rate lies inside (needs measure > 0)
                 measure=0,  # solver rollouts per generated question before it enters the pool; 0: none
             ),
             check=dict(

@@ -13,6 +13,8 @@ def get_config(variant=''):
     config = piplay.get_config(variant)
     config.recipe = 'drzero'
     config.schedule.group = 'hop'
-    config.solver.update(loss='sequence_pg', aggregation='seq_mean_token_mean', filter_groups=True, surplus='carry')
+    config.solver.update(
+        loss='sequence_pg', aggregation='seq_mean_token_mean', filter_groups=True, surplus='carry'
+    )
     config.solver.update(clip_low=3e-4, clip_high=4e-4, minibatches=4 if variant else 8)
     return config

@@ -31,18 +31,32 @@ from zeroplay_jax.configs import common
 
 def get_config(variant=''):
     if variant not in ('', 'mini'):
-        raise ValueError(f'no variant {variant!r}; there is configs/drzero.py and configs/drzero.py:mini')
+        raise ValueError(
+            f'no variant {variant!r}; there is configs/drzero.py and configs/drzero.py:mini'
+        )
     config = common.get_config()
     config.recipe = 'drzero'
-    config.schedule.update(iterations=3, hop_ratio=(4, 3, 2, 1), group='hop')  # appendix A, table 4; eq. 3
-    config.reward.update(solves=5, difficulty='linear', format_weight=0.5, grounding=False)  # table 5, eq. 4
+    config.schedule.update(
+        iterations=3, hop_ratio=(4, 3, 2, 1), group='hop'
+    )  # appendix A, table 4; eq. 3
+    config.reward.update(
+        solves=5, difficulty='linear', format_weight=0.5, grounding=False
+    )  # table 5, eq. 4
 
     for role in (config.proposer, config.solver):
-        role.update(learning_rate=1e-6, weight_decay=0.01, beta1=0.9, beta2=0.999, clip_norm=1.0)  # tables 5, 6
-        role.update(steps=50, batch=256, temperature=1.0, minibatches=1, kl_coef=0.0)  # tables 5, 6; T: the code
+        role.update(
+            learning_rate=1e-6, weight_decay=0.01, beta1=0.9, beta2=0.999, clip_norm=1.0
+        )  # tables 5, 6
+        role.update(
+            steps=50, batch=256, temperature=1.0, minibatches=1, kl_coef=0.0
+        )  # tables 5, 6; T: the code
         role.warmup_steps = int(0.03 * role.steps)  # tables 5 and 6, rounded as verl does
-        role.update(baseline='mean', scale='std', std_ddof=1, singleton='zero')  # eqs. 3 and 5; singleton: ours
-        role.update(loss='token_pg', clip_low=0.2, clip_high=0.2, dual_clip=3.0, aggregation='token')  # the code
+        role.update(
+            baseline='mean', scale='std', std_ddof=1, singleton='zero'
+        )  # eqs. 3 and 5; singleton: ours
+        role.update(
+            loss='token_pg', clip_low=0.2, clip_high=0.2, dual_clip=3.0, aggregation='token'
+        )  # the code
     config.proposer.samples = 1  # table 5: one rollout per document, grouped by hops
     config.solver.samples = 5  # table 6
     config.pool.update(batch=256, samples=5, question_words=50)  # the code
@@ -50,13 +64,19 @@ def get_config(variant=''):
         return _mini(config)
 
     config.policy.update(path='checkpoints/Qwen2.5-3B-Instruct', dtype='bfloat16', remat=True)
-    config.retrieval.update(kind='folder', path='indexes/wiki18_e5')  # made by python -m retrieval.build
+    config.retrieval.update(
+        kind='folder', path='indexes/wiki18_e5'
+    )  # made by python -m retrieval.build
     config.eval.update(file='data/nq_test.jsonl', questions=500)
     config.mesh.fsdp = -1
     config.prompts = 'paper'
     config.tools.update(family='qwen', top_k=3)  # figure 5; appendix A
-    config.rollout.update(prompt_tokens=768, turn_tokens=256, observation_tokens=512, max_turns=5)  # turns: tables 5, 6
-    config.sampler.update(slots=256, context=4096, chunk=256, burst=16)  # table 5: 768 + 5 · 256 + 4 · 512 = 4096
+    config.rollout.update(
+        prompt_tokens=768, turn_tokens=256, observation_tokens=512, max_turns=5
+    )  # turns: tables 5, 6
+    config.sampler.update(
+        slots=256, context=4096, chunk=256, burst=16
+    )  # table 5: 768 + 5 · 256 + 4 · 512 = 4096
     config.micro.update(rows=8, tokens=4096)
     return config
 

@@ -29,15 +29,21 @@ from zeroplay_jax.configs import common
 
 def get_config(variant=''):
     if variant not in ('', 'mini'):
-        raise ValueError(f'no variant {variant!r}; there is configs/dspo.py and configs/dspo.py:mini')
+        raise ValueError(
+            f'no variant {variant!r}; there is configs/dspo.py and configs/dspo.py:mini'
+        )
     config = common.get_config()
     config.recipe = 'dspo'
     config.schedule.iterations = 1
     config.reward.answer = 'subem'  # section 4: the reward and the metric
     config.solver.update(loss='sequence_pg', aggregation='seq_mean_token_mean')  # eqs. 6 and 11
-    config.solver.update(baseline='mean', scale='std', filter_groups=True, surplus='carry')  # eqs. 9 and 10
+    config.solver.update(
+        baseline='mean', scale='std', filter_groups=True, surplus='carry'
+    )  # eqs. 9 and 10
     config.solver.update(clip_low=3e-4, clip_high=4e-4)  # inferred: GSPO's
-    config.solver.update(samples=8, batch=256, learning_rate=1e-6, minibatches=4, steps=200)  # inferred
+    config.solver.update(
+        samples=8, batch=256, learning_rate=1e-6, minibatches=4, steps=200
+    )  # inferred
     config.solver.update(kl_coef=0.001, kl_kind='k3', fill_rounds=4)  # inferred
     if variant == 'mini':
         return _mini(config)
@@ -59,7 +65,9 @@ def get_config(variant=''):
 
 def _mini(config):
     """Shrinks the run to three steps."""
-    config.solver.update(steps=3, batch=8, samples=4, minibatches=4, learning_rate=1e-4, clip_low=0.2, clip_high=0.28)
+    config.solver.update(
+        steps=3, batch=8, samples=4, minibatches=4, learning_rate=1e-4, clip_low=0.2, clip_high=0.28
+    )
     config.inputs.world_questions = 40
     config.world.train = (0, 4)
     config.world.evaluation = (0, 2)

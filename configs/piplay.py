@@ -27,12 +27,16 @@ from zeroplay_jax.configs import drzero
 
 def get_config(variant=''):
     if variant not in ('', 'mini'):
-        raise ValueError(f'no variant {variant!r}; there is configs/piplay.py and configs/piplay.py:mini')
+        raise ValueError(
+            f'no variant {variant!r}; there is configs/piplay.py and configs/piplay.py:mini'
+        )
     config = drzero.get_config(variant)
     config.recipe = 'piplay'
     # α: appendix A, for Qwen3-4B-Instruct-2507; K: about 50; direction: not stated.
     config.solver.update(distill_top_k=50, distill_coef=(0.1, 0.03, 0.03), distill_kind='reverse')
-    config.solver.update(distill_tail=True, distill_ema_rate=0.05, clip_norm=0.1)  # appendix C; tables 7 and 6
+    config.solver.update(
+        distill_tail=True, distill_ema_rate=0.05, clip_norm=0.1
+    )  # appendix C; tables 7 and 6
     config.solver.aggregation = 'seq_mean_token_mean'  # eq. 8
     config.proposer.clip_norm = 0.1  # table 5
     config.privileged.kind = 'qcp'  # section 3.3

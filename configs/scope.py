@@ -32,27 +32,41 @@ from zeroplay_jax.configs import common
 
 def get_config(variant=''):
     if variant not in ('', 'mini'):
-        raise ValueError(f'no variant {variant!r}; there is configs/scope.py and configs/scope.py:mini')
+        raise ValueError(
+            f'no variant {variant!r}; there is configs/scope.py and configs/scope.py:mini'
+        )
     config = common.get_config()
     config.recipe = 'scope'
-    config.schedule.update(iterations=3, hop_ratio=(4, 3, 2), group='prompt')  # table 9; searches: 1, 2, 3 turns
+    config.schedule.update(
+        iterations=3, hop_ratio=(4, 3, 2), group='prompt'
+    )  # table 9; searches: 1, 2, 3 turns
     config.reward.update(solves=4, difficulty='triangle', target=0.5)  # eqs. 4 and 5: four answers
     config.reward.update(format_weight=0.5, search_weight=0.1)  # table 9
     config.reward.update(length_factor=True, soft_length=1024, hard_length=2048)  # eq. 7, table 9
     config.check.on = True  # both gates, eq. 4
     config.judge.update(kind='policy', temperature=0.6, tokens=8192, rubrics=(3, 5))  # table 9
-    config.pool.update(batch=250, samples=4, window=(0.2, 0.8), measure=4)  # appendix: batches of 200 to 500
+    config.pool.update(
+        batch=250, samples=4, window=(0.2, 0.8), measure=4
+    )  # appendix: batches of 200 to 500
 
     for role in (config.proposer, config.solver):
-        role.update(learning_rate=1e-6, warmup_steps=1, clip_norm=1.0, steps=20, samples=8)  # table 9
-        role.update(baseline='mean', scale='std', loss='token_pg', aggregation='token')  # eqs. 2 and 3
-        role.update(kl_coef=1e-3, kl_kind='k3', clip_low=0.2, clip_high=0.2)  # table 9; clip and kind: verl's
+        role.update(
+            learning_rate=1e-6, warmup_steps=1, clip_norm=1.0, steps=20, samples=8
+        )  # table 9
+        role.update(
+            baseline='mean', scale='std', loss='token_pg', aggregation='token'
+        )  # eqs. 2 and 3
+        role.update(
+            kl_coef=1e-3, kl_kind='k3', clip_low=0.2, clip_high=0.2
+        )  # table 9; clip and kind: verl's
     config.proposer.batch, config.solver.batch = 64, 256  # table 9
     if variant == 'mini':
         return _mini(config)
 
     config.policy.update(path='checkpoints/Qwen2.5-7B-Instruct', dtype='bfloat16', remat=True)
-    config.retrieval.update(kind='folder', path='indexes/wiki18_e5')  # made by python -m retrieval.build
+    config.retrieval.update(
+        kind='folder', path='indexes/wiki18_e5'
+    )  # made by python -m retrieval.build
     config.eval.update(file='data/nq_test.jsonl', questions=500)
     config.mesh.fsdp = -1
     config.prompts = 'paper'
@@ -65,7 +79,9 @@ def get_config(variant=''):
 
 def _mini(config):
     """Shrinks the run to three steps of each role."""
-    config.schedule.update(iterations=1, hop_ratio=(0, 1, 1), searches_below_hops=1)  # the built-in form of prompts
+    config.schedule.update(
+        iterations=1, hop_ratio=(0, 1, 1), searches_below_hops=1
+    )  # the built-in form of prompts
     for role in (config.proposer, config.solver):
         role.update(steps=3, warmup_steps=0, batch=8, samples=3, learning_rate=1e-4)
     config.reward.update(solves=2, soft_length=64, hard_length=128)

@@ -32,32 +32,50 @@ def get_config(variant=''):
     config = common.get_config()
     config.recipe = 'ssp'
     config.weights = 'shared'  # one policy plays both roles (section 3.1)
-    config.schedule.update(iterations=1, hop_ratio=(4, 3, 2), first='solver')  # ratio and order: inferred
+    config.schedule.update(
+        iterations=1, hop_ratio=(4, 3, 2), first='solver'
+    )  # ratio and order: inferred
     config.check.update(on=True, noise=4, unit='trajectory')  # tables 3 and 4; unit: the code
     config.fill.update(kind='replay_reset', period=10)  # tables 4 and 5; 10: appendix
     config.reward.update(answer='judge', difficulty='one_minus', invalid=0.0)  # eq. 7
 
     for role in (config.proposer, config.solver):
-        role.update(learning_rate=1e-6, warmup_steps=5, batch=256, temperature=1.0, steps=200)  # table 4
+        role.update(
+            learning_rate=1e-6, warmup_steps=5, batch=256, temperature=1.0, steps=200
+        )  # table 4
     # Eq. 4; five samples: table 4
-    config.solver.update(samples=5, baseline='mean', scale='none', loss='token_pg', aggregation='seq_mean_token_mean')
+    config.solver.update(
+        samples=5, baseline='mean', scale='none', loss='token_pg', aggregation='seq_mean_token_mean'
+    )
     config.solver.update(kl_coef=0.01, minibatches=2)  # table 4: 256 by 128
-    config.solver.update(kl_kind='k3', clip_low=0.2, clip_high=0.2)  # verl's defaults, as appendix A.1 says
-    config.proposer.update(samples=1, baseline='none', scale='none', loss='reinforce')  # table 4, eq. 5
+    config.solver.update(
+        kl_kind='k3', clip_low=0.2, clip_high=0.2
+    )  # verl's defaults, as appendix A.1 says
+    config.proposer.update(
+        samples=1, baseline='none', scale='none', loss='reinforce'
+    )  # table 4, eq. 5
     config.proposer.update(aggregation='seq_mean_token_sum', kl_coef=0.0, minibatches=1)  # eq. 5
     if variant == 'mini':
         return _mini(config)
 
     config.policy.update(path='checkpoints/Qwen2.5-7B-Instruct', dtype='bfloat16', remat=True)
     config.inputs.answers = 'data/ssp_answers.jsonl'
-    config.judge.update(kind='endpoint', model='Qwen2.5-32B-Instruct', temperature=0.0, tokens=512)  # section 4
-    config.retrieval.update(kind='folder', path='indexes/wiki18_e5')  # made by python -m retrieval.build
+    config.judge.update(
+        kind='endpoint', model='Qwen2.5-32B-Instruct', temperature=0.0, tokens=512
+    )  # section 4
+    config.retrieval.update(
+        kind='folder', path='indexes/wiki18_e5'
+    )  # made by python -m retrieval.build
     config.eval.update(file='data/nq_test.jsonl', questions=500)
     config.mesh.fsdp = -1
     config.prompts = 'paper'
     config.tools.update(family='search_r1', top_k=3)
-    config.rollout.update(prompt_tokens=4096, turn_tokens=512, observation_tokens=512, max_turns=11)  # ten searches
-    config.sampler.update(slots=256, context=12288, chunk=512, burst=16)  # table 4: 4096 prompt + 8192 response
+    config.rollout.update(
+        prompt_tokens=4096, turn_tokens=512, observation_tokens=512, max_turns=11
+    )  # ten searches
+    config.sampler.update(
+        slots=256, context=12288, chunk=512, burst=16
+    )  # table 4: 4096 prompt + 8192 response
     config.micro.update(rows=8, tokens=12288)
     return config
 

@@ -44,12 +44,20 @@ def read_config(folder: pathlib.Path) -> BertConfig:
     """
     raw = _json(folder / 'config.json')
     expected = dict(model_type='bert', hidden_act='gelu', position_embedding_type='absolute')
-    wrong = [f'{key} is {raw[key]!r}, not {value!r}' for key, value in expected.items() if raw.get(key, value) != value]
+    wrong = [
+        f'{key} is {raw[key]!r}, not {value!r}'
+        for key, value in expected.items()
+        if raw.get(key, value) != value
+    ]
     if wrong:
         raise RetrievalError(f'{folder}/config.json: {"; ".join(wrong)}; give a BERT text encoder')
     path, pooling = folder / '1_Pooling' / 'config.json', 'mean'
     if path.exists():
-        modes = [key for key, value in _json(path).items() if key.startswith('pooling_mode_') and value is True]
+        modes = [
+            key
+            for key, value in _json(path).items()
+            if key.startswith('pooling_mode_') and value is True
+        ]
         known = {'pooling_mode_mean_tokens': 'mean', 'pooling_mode_cls_token': 'cls'}
         if len(modes) != 1 or modes[0] not in known:
             raise RetrievalError(f'{path}: pooling {modes} is not supported; mean and cls are')
@@ -64,7 +72,9 @@ def read_config(folder: pathlib.Path) -> BertConfig:
             pooling=pooling,
         )
     except KeyError as error:
-        raise RetrievalError(f'{folder}/config.json: {error} is missing; give a whole checkpoint') from error
+        raise RetrievalError(
+            f'{folder}/config.json: {error} is missing; give a whole checkpoint'
+        ) from error
 
 
 def load(folder: pathlib.Path, config: BertConfig, dtype: str = 'float32') -> Params:
@@ -83,7 +93,9 @@ def load(folder: pathlib.Path, config: BertConfig, dtype: str = 'float32') -> Pa
                     raise RetrievalError(f'{path}: no tensor {name}; give a whole BERT checkpoint')
                 value = file.get_tensor(names[name]).astype(dtype)
                 if shape and value.shape != shape:
-                    raise RetrievalError(f'{path}: {name} is {value.shape}, config.json says {shape}')
+                    raise RetrievalError(
+                        f'{path}: {name} is {value.shape}, config.json says {shape}'
+                    )
                 return value
 
             def norm(name):
@@ -91,12 +103,17 @@ def load(folder: pathlib.Path, config: BertConfig, dtype: str = 'float32') -> Pa
 
             def dense(*path):
                 kernels = [take(f'{p}.weight').T for p in path]
-                return dict(kernel=jnp.concatenate(kernels, 1), bias=jnp.concatenate([take(f'{p}.bias') for p in path]))
+                return dict(
+                    kernel=jnp.concatenate(kernels, 1),
+                    bias=jnp.concatenate([take(f'{p}.bias') for p in path]),
+                )
 
             def layer(i):
                 base = f'encoder.layer.{i}'
                 return dict(
-                    qkv=dense(*(f'{base}.attention.self.{part}' for part in ('query', 'key', 'value'))),
+                    qkv=dense(
+                        *(f'{base}.attention.self.{part}' for part in ('query', 'key', 'value'))
+                    ),
                     out=dense(f'{base}.attention.output.dense'),
                     attention_norm=norm(f'{base}.attention.output.LayerNorm'),
                     up=dense(f'{base}.intermediate.dense'),
@@ -113,10 +130,14 @@ def load(folder: pathlib.Path, config: BertConfig, dtype: str = 'float32') -> Pa
                 layers=[layer(i) for i in range(config.layers)],
             )
     except OSError as error:
-        raise RetrievalError(f'{path}: cannot be read ({error}); give a folder with safetensors') from error
+        raise RetrievalError(
+            f'{path}: cannot be read ({error}); give a folder with safetensors'
+        ) from error
     except Exception as error:
         if type(error).__name__ == 'SafetensorError':
-            raise RetrievalError(f'{path}: damaged or not safetensors ({error}); download it again') from error
+            raise RetrievalError(
+                f'{path}: damaged or not safetensors ({error}); download it again'
+            ) from error
         raise
 
 
@@ -133,9 +154,13 @@ def encode(config: BertConfig, params: Params, ids: jax.Array, length: jax.Array
     x = _norm(params['words'][ids] + params['positions'][:tokens], params['norm'], config.eps)
     for layer in params['layers']:
         # Plain matrix products per head: XLA's CPU backend takes six times as long for the transposed forms.
-        q, k, v = _dense(x, layer['qkv']).reshape(batch, tokens, 3, heads, size).transpose(2, 0, 3, 1, 4)
+        q, k, v = (
+            _dense(x, layer['qkv']).reshape(batch, tokens, 3, heads, size).transpose(2, 0, 3, 1, 4)
+        )
         scores = (q @ k.swapaxes(2, 3)).astype(jnp.float32) * size**-0.5  # [B, H, L, L]
-        weights = jax.nn.softmax(jnp.where(seen[:, None, None, :], scores, -1e30), axis=-1).astype(x.dtype)
+        weights = jax.nn.softmax(jnp.where(seen[:, None, None, :], scores, -1e30), axis=-1).astype(
+            x.dtype
+        )
         mixed = (weights @ v).swapaxes(1, 2).reshape(batch, tokens, config.hidden_size)
         x = _norm(x + _dense(mixed, layer['out']), layer['attention_norm'], config.eps)
         hidden = jax.nn.gelu(_dense(x, layer['up']), approximate=False)
@@ -162,4 +187,6 @@ def _json(path: pathlib.Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text(encoding='utf-8'))
     except (OSError, ValueError) as error:
-        raise RetrievalError(f'{path}: cannot be read ({error}); give the folder of a BERT checkpoint') from error
+        raise RetrievalError(
+            f'{path}: cannot be read ({error}); give the folder of a BERT checkpoint'
+        ) from error

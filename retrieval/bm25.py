@@ -32,7 +32,9 @@ class Bm25Index:
         self._stemmer = Stemmer.Stemmer('english')
         self._lock = threading.Lock()  # a stemmer serves one thread at a time
         if saved:
-            self._bm25 = bm25s.BM25.load(str(saved), load_corpus=False, mmap=True, show_progress=False)
+            self._bm25 = bm25s.BM25.load(
+                str(saved), load_corpus=False, mmap=True, show_progress=False
+            )
         else:
             tokens = bm25s.tokenize(
                 [corpus.record(row).contents for row in range(len(corpus))],
@@ -41,13 +43,19 @@ class Bm25Index:
                 show_progress=False,
             )
             if not tokens.vocab or set(tokens.vocab) == {''}:
-                raise RetrievalError('bm25: no passage has a word that counts; give a corpus of English text')
+                raise RetrievalError(
+                    'bm25: no passage has a word that counts; give a corpus of English text'
+                )
             self._bm25 = bm25s.BM25(method='lucene', k1=1.5, b=0.75)
             self._bm25.index(tokens, show_progress=False, leave_progress=False)
         found = self._bm25.scores['num_docs']
         if found != len(corpus):
-            raise RetrievalError(f'bm25: the index has {found} passages, the corpus {len(corpus)}; build it again')
-        self.parameters: dict[str, Any] = dict(kind='bm25', passages=len(corpus), method='lucene', k1=1.5, b=0.75)
+            raise RetrievalError(
+                f'bm25: the index has {found} passages, the corpus {len(corpus)}; build it again'
+            )
+        self.parameters: dict[str, Any] = dict(
+            kind='bm25', passages=len(corpus), method='lucene', k1=1.5, b=0.75
+        )
 
     @classmethod
     def build(cls, titles: Sequence[str], texts: Sequence[str]) -> Bm25Index:
@@ -72,10 +80,17 @@ class Bm25Index:
           RetrievalError: k outside 1 … N; a blank query.
         """
         check_queries(queries, k, len(self))
-        ids, scores = np.full((len(queries), k), -1, np.int64), np.zeros((len(queries), k), np.float32)
+        ids, scores = (
+            np.full((len(queries), k), -1, np.int64),
+            np.zeros((len(queries), k), np.float32),
+        )
         with self._lock:
             split = bm25s.tokenize(
-                list(queries), stopwords='en', stemmer=self._stemmer, return_ids=False, show_progress=False
+                list(queries),
+                stopwords='en',
+                stemmer=self._stemmer,
+                return_ids=False,
+                show_progress=False,
             )
         for row, words in enumerate(split):
             known = self._bm25.get_tokens_ids([word for word in words if word])

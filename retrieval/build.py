@@ -32,26 +32,59 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
-        prog='python -m retrieval.build', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog='python -m retrieval.build',
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add('--corpus', type=pathlib.Path, required=True, help='.jsonl or .tsv, also .gz and .zst, or a folder of texts')
+    add(
+        '--corpus',
+        type=pathlib.Path,
+        required=True,
+        help='.jsonl or .tsv, also .gz and .zst, or a folder of texts',
+    )
     add('--out', type=pathlib.Path, required=True, help='folder of the index; must not exist')
-    add('--kind', choices=folder.KINDS, default='scann', help='of index; bm25 takes no encoder (scann)')
+    add(
+        '--kind',
+        choices=folder.KINDS,
+        default='scann',
+        help='of index; bm25 takes no encoder (scann)',
+    )
     add('--encoder', help="folder of a BERT checkpoint, or 'lexical'")
-    add('--query-prefix', help="put before every query ('query: ' for E5); needed where the folder does not say it")
+    add(
+        '--query-prefix',
+        help="put before every query ('query: ' for E5); needed where the folder does not say it",
+    )
     add('--passage-prefix', help="put before every passage ('passage: ' for E5)")
     add('--max-tokens', type=int, help='longest sequence; default: as the folder says, at most 256')
-    add('--encoder-dtype', choices=('float32', 'bfloat16'), default='float32', help='of weights and activations')
+    add(
+        '--encoder-dtype',
+        choices=('float32', 'bfloat16'),
+        default='float32',
+        help='of weights and activations',
+    )
     add('--batch-tokens', type=int, help='tokens of one batch of passages')
     add('--dtype', choices=('float32', 'float16'), default='float32', help='of the vectors on disk')
-    add('--skip-bad-lines', action='store_true', help='leave bad lines of the corpus out instead of stopping')
+    add(
+        '--skip-bad-lines',
+        action='store_true',
+        help='leave bad lines of the corpus out instead of stopping',
+    )
     add('--leaves', type=int, help='ScaNN: partitions')
     add('--leaves-searched', type=int, help='ScaNN: partitions read per query')
     add('--overfetch', type=int, default=32, help='ScaNN: candidates scored again exactly')
-    add('--reordered', type=int, help='ScaNN: candidates it looks at twice itself; default 4 × overfetch')
+    add(
+        '--reordered',
+        type=int,
+        help='ScaNN: candidates it looks at twice itself; default 4 × overfetch',
+    )
     add('--threshold', type=float, default=0.2, help='ScaNN: of anisotropic quantisation')
-    add('--reorder', choices=('float32', 'bfloat16'), default='float32', help='ScaNN: its own copy of the vectors')
+    add(
+        '--reorder',
+        choices=('float32', 'bfloat16'),
+        default='float32',
+        help='ScaNN: its own copy of the vectors',
+    )
     add('--stage', choices=folder.STAGES, help='only this part; default: all')
     add('--host', type=int, default=0, help='which of --hosts this one is, from 0 (0)')
     add('--hosts', type=int, default=1, help='how many hosts share the encoding (1)')
@@ -92,13 +125,20 @@ def _run(args: argparse.Namespace) -> None:
 
 def _encoder(args: argparse.Namespace) -> Encoder:
     if not args.encoder:
-        raise RetrievalError("--encoder is missing: name the folder of a BERT checkpoint, or 'lexical'")
+        raise RetrievalError(
+            "--encoder is missing: name the folder of a BERT checkpoint, or 'lexical'"
+        )
     if args.encoder == 'lexical':
         return LexicalEncoder()
     from .encoder import TextEncoder  # here and not above: TensorFlow, which bm25 does without
 
     return TextEncoder(
-        args.encoder, args.query_prefix, args.passage_prefix, args.max_tokens, args.encoder_dtype, args.batch_tokens
+        args.encoder,
+        args.query_prefix,
+        args.passage_prefix,
+        args.max_tokens,
+        args.encoder_dtype,
+        args.batch_tokens,
     )
 
 

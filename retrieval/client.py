@@ -57,7 +57,11 @@ class InProcess:
             raise SearchFailed(f'{type(error).__name__}: {error}') from error
         record = self.index.corpus.record
         return [
-            [_passage(record(int(at)).id, record(int(at)).contents, s) for at, s in zip(row, values) if at >= 0]
+            [
+                _passage(record(int(at)).id, record(int(at)).contents, s)
+                for at, s in zip(row, values)
+                if at >= 0
+            ]
             for row, values in zip(ids, scores)
         ]
 
@@ -103,7 +107,12 @@ class Http:
             )
         self.name = self._base
         self.retried = 0
-        self._retries, self._pause, self._longest_pause, self._batch = retries, pause, longest_pause, batch
+        self._retries, self._pause, self._longest_pause, self._batch = (
+            retries,
+            pause,
+            longest_pause,
+            batch,
+        )
         self._breaker, self._breaker_seconds = breaker, breaker_seconds
         self._failures, self._closed_until, self._lock = 0, 0.0, threading.Lock()
         # trust_env: proxies of the environment are for the outside, a search server is a neighbour.
@@ -125,7 +134,9 @@ class Http:
                 return self._http.post(f'{self._base}/retrieve', json=body).status_code == 200
             if reply.status_code == 200:
                 about = reply.json()
-                self.name = about.get('index', self._base) if isinstance(about, dict) else self._base
+                self.name = (
+                    about.get('index', self._base) if isinstance(about, dict) else self._base
+                )
             return reply.status_code == 200
         except (httpx2.HTTPError, ValueError):
             return False
@@ -133,7 +144,9 @@ class Http:
     def _request(self, queries: list[str], k: int) -> list[list[Passage]]:
         with self._lock:
             if time.monotonic() < self._closed_until:
-                raise SearchFailed(f'{self._base} failed {self._failures} times in a row; nothing is sent for a while')
+                raise SearchFailed(
+                    f'{self._base} failed {self._failures} times in a row; nothing is sent for a while'
+                )
         # Always with scores: the reference server unpacks its results wrongly without.
         body = {'queries': queries, 'topk': k, 'return_scores': True}
         for attempt in range(self._retries + 1):
@@ -154,7 +167,11 @@ class Http:
                 elif reply.status_code == 429 or reply.status_code >= 500:
                     reason = f'status {reply.status_code}'
                     asked = reply.headers.get('Retry-After', '')
-                    wait = max(wait, min(float(asked), self._longest_pause)) if asked.isdigit() else wait
+                    wait = (
+                        max(wait, min(float(asked), self._longest_pause))
+                        if asked.isdigit()
+                        else wait
+                    )
                 else:
                     self._note(failed=False)
                     raise RetrievalError(f'{self._base} refused: {reply.text[:200]}')
@@ -181,7 +198,9 @@ class Client:
 
     def __init__(self, backend: Backend, cache: int = 100_000, most_failed: float = 0.1):
         self.backend, self._most, self._most_failed = backend, cache, most_failed
-        self._cache: collections.OrderedDict[tuple[str, str, int], list[Passage]] = collections.OrderedDict()
+        self._cache: collections.OrderedDict[tuple[str, str, int], list[Passage]] = (
+            collections.OrderedDict()
+        )
         self._lock = threading.Lock()
         self._reset()
 
@@ -200,10 +219,14 @@ class Client:
         """Per query its passages {'id', 'title', 'text', 'score'}, best first; None for a query that failed."""
         name = self.backend.name
         with self._lock:
-            known = {q: self._cache[name, q, k] for q in set(queries) if (name, q, k) in self._cache}
+            known = {
+                q: self._cache[name, q, k] for q in set(queries) if (name, q, k) in self._cache
+            }
             for query in known:
                 self._cache.move_to_end((name, query, k))
-        known |= {q: [] for q in queries if not q.strip()}  # nothing is found for nothing, as a server has it
+        known |= {
+            q: [] for q in queries if not q.strip()
+        }  # nothing is found for nothing, as a server has it
         new = [query for query in dict.fromkeys(queries) if query not in known]
         started = time.perf_counter()
         found = dict(zip(new, self._ask(new, k))) if new else {}
@@ -219,7 +242,9 @@ class Client:
                     self._cache[name, query, k] = passages
             while len(self._cache) > self._most:
                 self._cache.popitem(last=False)
-        return [None if answer is None else [dict(passage) for passage in answer] for answer in answers]
+        return [
+            None if answer is None else [dict(passage) for passage in answer] for answer in answers
+        ]
 
     def _ask(self, queries: list[str], k: int) -> list[list[Passage] | None]:
         """Answers; a query that is refused must not take its neighbours along, so they are asked in halves."""

@@ -25,7 +25,10 @@ def one_line(run: Callable[[], None]) -> None:
         _end(2, str(error))
     except OSError as error:
         wrong = f'{error.filename or "writing"}: {error.strerror or error}'
-        _end(2, f'{wrong}; nothing half-done counts as an index: mend this and give the same command again')
+        _end(
+            2,
+            f'{wrong}; nothing half-done counts as an index: mend this and give the same command again',
+        )
     except KeyboardInterrupt:
         _end(130, 'stopped; the same command goes on from here')
 

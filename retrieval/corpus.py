@@ -59,7 +59,9 @@ class MemoryCorpus:
 
     def __init__(self, titles: Sequence[str], texts: Sequence[str]):
         if not len(titles) or len(titles) != len(texts):
-            raise RetrievalError(f'corpus: {len(titles)} titles and {len(texts)} texts; give at least one passage')
+            raise RetrievalError(
+                f'corpus: {len(titles)} titles and {len(texts)} texts; give at least one passage'
+            )
         self._titles, self._texts = list(titles), list(texts)
 
     def __len__(self) -> int:
@@ -82,9 +84,17 @@ class Corpus:
             self._offsets = np.load(folder / 'offsets.npy', mmap_mode='r')
             self._bytes = np.memmap(folder / 'passages.bin', np.uint8, 'r')
         except (OSError, ValueError) as error:
-            raise RetrievalError(f'{folder}: no corpus can be read there ({error}); build the index again') from error
-        if self._offsets.ndim != 1 or len(self._offsets) < 2 or self._offsets[-1] != len(self._bytes):
-            raise RetrievalError(f'{folder}: offsets.npy does not fit passages.bin; build the index again')
+            raise RetrievalError(
+                f'{folder}: no corpus can be read there ({error}); build the index again'
+            ) from error
+        if (
+            self._offsets.ndim != 1
+            or len(self._offsets) < 2
+            or self._offsets[-1] != len(self._bytes)
+        ):
+            raise RetrievalError(
+                f'{folder}: offsets.npy does not fit passages.bin; build the index again'
+            )
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -129,17 +139,25 @@ def write(source: pathlib.Path, folder: pathlib.Path, strict: bool = True) -> Wr
         for _, record in read(source, skipped):
             line = f'{record.id}\n{record.contents}'.encode()
             digest.update(len(line).to_bytes(8, 'little') + line)
-            names.append(int.from_bytes(hashlib.blake2b(record.id.encode(), digest_size=8).digest(), 'little'))
+            names.append(
+                int.from_bytes(
+                    hashlib.blake2b(record.id.encode(), digest_size=8).digest(), 'little'
+                )
+            )
             ends.append(out.tell() + len(line))
             out.write(line)
             bar.update()
     offsets, hashes = ends.array(), names.array()
     if not len(hashes):
-        raise RetrievalError(f'{source}: no passage in it ({skipped.count} lines skipped); give a corpus with some')
+        raise RetrievalError(
+            f'{source}: no passage in it ({skipped.count} lines skipped); give a corpus with some'
+        )
     np.save(folder / 'offsets.npy', offsets)
     _refuse_twins(source, Corpus(folder), hashes)
     if skipped.count:
-        logging.warning('%s: skipped %d bad lines, kept %d passages', source, skipped.count, len(hashes))
+        logging.warning(
+            '%s: skipped %d bad lines, kept %d passages', source, skipped.count, len(hashes)
+        )
     return Written(len(hashes), skipped.count, digest.hexdigest())
 
 
@@ -161,13 +179,17 @@ def read(source: pathlib.Path, skipped: _Skipped | None = None) -> Iterator[tupl
     kind = ''.join(suffix for suffix in source.suffixes if suffix not in ('.gz', '.zst'))
     parse = _tsv if kind.endswith('.tsv') else _json if kind.endswith(('.jsonl', '.json')) else None
     if parse is None:
-        raise RetrievalError(f'{source}: of what form is it? name it .jsonl or .tsv, with .gz or .zst where compressed')
+        raise RetrievalError(
+            f'{source}: of what form is it? name it .jsonl or .tsv, with .gz or .zst where compressed'
+        )
     try:
         with contextlib.closing(_lines(source)) as lines:
             for number, line in enumerate(lines, 1):
                 if parse is _tsv and number == 1:
                     if line.rstrip(b'\r\n') != b'id\ttext\ttitle':
-                        raise RetrievalError(f'{source}:1: the headings of a TSV are id, text, title in this order')
+                        raise RetrievalError(
+                            f'{source}:1: the headings of a TSV are id, text, title in this order'
+                        )
                     continue
                 record = _parsed(parse, line)
                 if isinstance(record, Record):
@@ -176,14 +198,20 @@ def read(source: pathlib.Path, skipped: _Skipped | None = None) -> Iterator[tupl
                     skipped.add(number, record)
     except (OSError, EOFError, zstandard.ZstdError) as error:
         reason = getattr(error, 'strerror', None) or str(error)
-        raise RetrievalError(f'{source}: cannot be read ({reason}); give a whole, readable file') from error
+        raise RetrievalError(
+            f'{source}: cannot be read ({reason}); give a whole, readable file'
+        ) from error
 
 
 def files_of(source: pathlib.Path) -> list[pathlib.Path]:
     """The files that are read of a source: itself, or the texts in a folder."""
     if not source.is_dir():
         return [source]
-    return sorted(path for path in source.rglob('*') if path.suffix.lower() in ('.txt', '.md') and path.is_file())
+    return sorted(
+        path
+        for path in source.rglob('*')
+        if path.suffix.lower() in ('.txt', '.md') and path.is_file()
+    )
 
 
 def _texts(source: pathlib.Path, skipped: _Skipped) -> Iterator[tuple[int, Record]]:
@@ -195,7 +223,9 @@ def _texts(source: pathlib.Path, skipped: _Skipped) -> Iterator[tuple[int, Recor
         try:
             title, _, text = path.read_text(encoding='utf-8-sig').strip().partition('\n')
         except (OSError, UnicodeDecodeError) as error:
-            skipped.add(number, f'{path} cannot be read as UTF-8 text ({getattr(error, "reason", error)})')
+            skipped.add(
+                number, f'{path} cannot be read as UTF-8 text ({getattr(error, "reason", error)})'
+            )
             continue
         words, name = text.split(), path.relative_to(source).as_posix()
         for part, at in enumerate(range(0, max(len(words), 1), WORDS)):
@@ -216,7 +246,9 @@ class _Skipped:
     def add(self, number: int, reason: str) -> None:
         self.count += 1
         if self.strict:
-            raise RetrievalError(f'{self.source}:{number}: {reason}; mend the line or pass --skip-bad-lines')
+            raise RetrievalError(
+                f'{self.source}:{number}: {reason}; mend the line or pass --skip-bad-lines'
+            )
         if self.count <= 10:
             logging.warning('%s:%d: %s; skipped', self.source, number, reason)
 

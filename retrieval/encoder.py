@@ -54,7 +54,9 @@ class TextEncoder:
         self.folder = folder
         self._config = bert.read_config(folder)
         said = _optional(folder / 'config_sentence_transformers.json').get('prompts') or {}
-        passage = next((said[key] for key in ('passage', 'document', 'corpus') if said.get(key)), None)
+        passage = next(
+            (said[key] for key in ('passage', 'document', 'corpus') if said.get(key)), None
+        )
         query_prefix = said.get('query') or None if query_prefix is None else query_prefix
         passage_prefix = passage if passage_prefix is None else passage_prefix
         if query_prefix is None or passage_prefix is None:
@@ -62,9 +64,15 @@ class TextEncoder:
                 f"{folder}: does not say its prefixes; name them ('query: ' and 'passage: ' for E5, '' and '' for none)"
             )
         self.query_prefix, self.passage_prefix = query_prefix, passage_prefix
-        stated = _optional(folder / 'sentence_bert_config.json').get('max_seq_length') or self._config.positions
+        stated = (
+            _optional(folder / 'sentence_bert_config.json').get('max_seq_length')
+            or self._config.positions
+        )
         self.max_tokens = min(256, stated) if max_tokens is None else max_tokens
-        if not 3 <= self.max_tokens <= self._config.positions or dtype not in ('float32', 'bfloat16'):
+        if not 3 <= self.max_tokens <= self._config.positions or dtype not in (
+            'float32',
+            'bfloat16',
+        ):
             raise RetrievalError(
                 f'{folder}: max_tokens {self.max_tokens} must lie between 3 and {self._config.positions}, '
                 f'dtype {dtype!r} must be float32 or bfloat16'
@@ -102,13 +110,19 @@ class TextEncoder:
             ids = self.tokenizer(self.query_prefix + query)
             padded = np.full((1, self._bucket(len(ids))), self.tokenizer.pad_id, np.int32)
             padded[0, : len(ids)] = ids
-            pending.append(bert.encode(self._config, self._single, padded, np.array([len(ids)], np.int32)))
-        return np.concatenate([np.asarray(v) for v in pending] or [np.zeros((0, self.dimension), np.float32)])
+            pending.append(
+                bert.encode(self._config, self._single, padded, np.array([len(ids)], np.int32))
+            )
+        return np.concatenate(
+            [np.asarray(v) for v in pending] or [np.zeros((0, self.dimension), np.float32)]
+        )
 
     def encode_passages(self, titles: Sequence[str], texts: Sequence[str]) -> np.ndarray:
         """Unit vectors of passages in wire form, float32 [N, D]."""
         if len(titles) != len(texts):
-            raise RetrievalError(f'encode_passages: {len(titles)} titles but {len(texts)} texts; give one of each')
+            raise RetrievalError(
+                f'encode_passages: {len(titles)} titles but {len(texts)} texts; give one of each'
+            )
         return self.encode(contents(title, text) for title, text in zip(titles, texts))
 
     def encode(self, texts: Iterable[str]) -> np.ndarray:
@@ -138,7 +152,10 @@ class TextEncoder:
         data = tf.data.Dataset.from_generator(
             normalised, output_signature=(tf.TensorSpec((), tf.int64), tf.TensorSpec((), tf.string))
         )
-        data = data.map(lambda row, text: (row, self.tokenizer.tokenize(text)), num_parallel_calls=tf.data.AUTOTUNE)
+        data = data.map(
+            lambda row, text: (row, self.tokenizer.tokenize(text)),
+            num_parallel_calls=tf.data.AUTOTUNE,
+        )
         data = data.map(lambda row, ids: (row, ids, tf.size(ids)))
         data = data.bucket_by_sequence_length(
             lambda row, ids, size: size,
@@ -159,11 +176,19 @@ class TextEncoder:
 def _digest(folder: pathlib.Path) -> str:
     """SHA-256 over what decides a vector: weights, vocabulary and the settings of model and tokenizer."""
     total = hashlib.sha256()
-    for name in ('config.json', 'model.safetensors', 'vocab.txt', 'tokenizer_config.json', '1_Pooling/config.json'):
+    for name in (
+        'config.json',
+        'model.safetensors',
+        'vocab.txt',
+        'tokenizer_config.json',
+        '1_Pooling/config.json',
+    ):
         path = folder / name
         if path.exists():
             with path.open('rb') as file:
-                total.update(f'{name}\0{hashlib.file_digest(file, "sha256").hexdigest()}\n'.encode())
+                total.update(
+                    f'{name}\0{hashlib.file_digest(file, "sha256").hexdigest()}\n'.encode()
+                )
     return total.hexdigest()
 
 

@@ -65,7 +65,11 @@ def build(
     Raises:
       RetrievalError: bad input, an `out` that exists, a stage whose predecessor is missing, too little disk.
     """
-    if kind not in KINDS or (encoder is None) != (kind == 'bm25') or dtype not in ('float32', 'float16'):
+    if (
+        kind not in KINDS
+        or (encoder is None) != (kind == 'bm25')
+        or dtype not in ('float32', 'float16')
+    ):
         raise RetrievalError(
             f'build: kind {kind!r} of {", ".join(KINDS)}; bm25 takes no encoder, the others one; '
             f'dtype {dtype!r} of float32, float16'
@@ -73,7 +77,9 @@ def build(
     if out.exists():
         raise RetrievalError(f'{out}: is there already; remove it or name another --out')
     if not source.exists():
-        raise RetrievalError(f'{source}: no such file; name a corpus (.jsonl or .tsv, also .gz or .zst, or a folder)')
+        raise RetrievalError(
+            f'{source}: no such file; name a corpus (.jsonl or .tsv, also .gz or .zst, or a folder)'
+        )
     staging = out.with_name(f'{out.name}.partial')
     staging.mkdir(parents=True, exist_ok=True)
     if 'corpus' in stages:
@@ -96,7 +102,9 @@ def _corpus_stage(source: pathlib.Path, staging: pathlib.Path, strict: bool) -> 
     if (staging / 'corpus').is_dir():
         shards.check_plan(staging / 'plan.json', plan)
         return
-    (staging / 'plan.json').unlink(missing_ok=True)  # a corpus that was refused may have been mended since
+    (staging / 'plan.json').unlink(
+        missing_ok=True
+    )  # a corpus that was refused may have been mended since
     shards.check_plan(staging / 'plan.json', plan)
     packed = 4 if source.suffix in ('.gz', '.zst') else 1
     _need_space(staging, size * packed)
@@ -104,23 +112,38 @@ def _corpus_stage(source: pathlib.Path, staging: pathlib.Path, strict: bool) -> 
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
     written = corpus_lib.write(source, unfinished, strict)
-    about = dict(sha256=written.sha256, passages=written.passages, skipped=written.skipped, source=source.name)
+    about = dict(
+        sha256=written.sha256,
+        passages=written.passages,
+        skipped=written.skipped,
+        source=source.name,
+    )
     (unfinished / 'about.json').write_text(json.dumps(about), encoding='utf-8')
     os.replace(unfinished, staging / 'corpus')
 
 
-def _encode_stage(staging: pathlib.Path, encoder: Encoder, shard_rows: int, host: int, hosts: int) -> None:
+def _encode_stage(
+    staging: pathlib.Path, encoder: Encoder, shard_rows: int, host: int, hosts: int
+) -> None:
     corpus, about = corpus_lib.Corpus(staging / 'corpus'), _about(staging)
-    _need_space(staging, 8 * len(corpus) * encoder.dimension)  # the shards, and the one file made of them
+    _need_space(
+        staging, 8 * len(corpus) * encoder.dimension
+    )  # the shards, and the one file made of them
 
     def texts(rows):
         return (corpus.record(row).contents for row in rows)
 
-    shards.encode(encoder, texts, len(corpus), staging / 'shards', about['sha256'], shard_rows, host, hosts)
+    shards.encode(
+        encoder, texts, len(corpus), staging / 'shards', about['sha256'], shard_rows, host, hosts
+    )
 
 
 def _index_stage(
-    staging: pathlib.Path, kind: str, encoder: Encoder | None, parameters: Mapping[str, Any], dtype: str
+    staging: pathlib.Path,
+    kind: str,
+    encoder: Encoder | None,
+    parameters: Mapping[str, Any],
+    dtype: str,
 ) -> None:
     corpus = corpus_lib.Corpus(staging / 'corpus')
     trained = staging / kind
@@ -139,7 +162,9 @@ def _index_stage(
         vectors = np.load(staging / 'vectors.npy', mmap_mode='r')
         if kind == 'scann':
             with progress.clock('index'):
-                index = ScannIndex(encoder, corpus, np.array(vectors), **parameters)  # ScaNN wants them in memory
+                index = ScannIndex(
+                    encoder, corpus, np.array(vectors), **parameters
+                )  # ScaNN wants them in memory
         else:
             index = ExactIndex(encoder, corpus, vectors)
     if isinstance(index, ScannIndex | Bm25Index):
@@ -159,7 +184,9 @@ def _index_stage(
         versions={name: importlib.metadata.version(name) for name in _LIBRARIES},
         files=described,
     )
-    shards.replace(staging / 'manifest.json', lambda file: file.write(json.dumps(manifest, indent=1).encode()))
+    shards.replace(
+        staging / 'manifest.json', lambda file: file.write(json.dumps(manifest, indent=1).encode())
+    )
 
 
 def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
@@ -168,9 +195,13 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_text(encoding='utf-8'))
     except (OSError, ValueError) as error:
-        raise RetrievalError(f'{path}: cannot be read ({error}); build it with python -m retrieval.build') from error
+        raise RetrievalError(
+            f'{path}: cannot be read ({error}); build it with python -m retrieval.build'
+        ) from error
     if not isinstance(manifest, dict) or manifest.get('format') != FORMAT:
-        raise RetrievalError(f'{path}: not of format {FORMAT}; build the index again with this version')
+        raise RetrievalError(
+            f'{path}: not of format {FORMAT}; build the index again with this version'
+        )
     return manifest
 
 
@@ -190,13 +221,19 @@ def verify(folder: pathlib.Path, everything: bool = True) -> dict[str, Any]:
         path = folder / name
         size = path.stat().st_size if path.is_file() else None
         if size != said['bytes']:
-            raise RetrievalError(f'{path}: {said["bytes"]} bytes belong there, found {size}; copy or build it again')
+            raise RetrievalError(
+                f'{path}: {said["bytes"]} bytes belong there, found {size}; copy or build it again'
+            )
         if _sample(path) != said['sample'] or (everything and _sha256(path) != said['sha256']):
-            raise RetrievalError(f'{path}: its bytes are not those that were built; copy or build it again')
+            raise RetrievalError(
+                f'{path}: its bytes are not those that were built; copy or build it again'
+            )
     return manifest
 
 
-def open_index(folder: pathlib.Path, encoder: Encoder | None = None, encoder_folder: str | None = None) -> AnyIndex:
+def open_index(
+    folder: pathlib.Path, encoder: Encoder | None = None, encoder_folder: str | None = None
+) -> AnyIndex:
     """Opens an index; only sizes and samples are checked (`verify` reads everything).
 
     Args:
@@ -218,7 +255,9 @@ def open_index(folder: pathlib.Path, encoder: Encoder | None = None, encoder_fol
             )
     corpus = corpus_lib.Corpus(folder / 'corpus')
     if len(corpus) != manifest['corpus']['passages']:
-        raise RetrievalError(f'{folder}: {len(corpus)} passages, the manifest says {manifest["corpus"]["passages"]}')
+        raise RetrievalError(
+            f'{folder}: {len(corpus)} passages, the manifest says {manifest["corpus"]["passages"]}'
+        )
     if kind == 'bm25':
         return Bm25Index(corpus, saved=folder / 'bm25')
     encoder = encoder or _encoder(manifest, encoder_folder)
@@ -227,7 +266,9 @@ def open_index(folder: pathlib.Path, encoder: Encoder | None = None, encoder_fol
     if kind == 'exact':
         return ExactIndex(encoder, corpus, vectors)
     names = ('overfetch', 'reordered', 'leaves', 'leaves_searched', 'threshold', 'reorder')
-    chosen = {name: manifest['parameters'][name] for name in names if name in manifest['parameters']}
+    chosen = {
+        name: manifest['parameters'][name] for name in names if name in manifest['parameters']
+    }
     return ScannIndex(encoder, corpus, vectors, **chosen, saved=folder / 'scann')
 
 
@@ -235,17 +276,25 @@ def _encoder(manifest: Mapping[str, Any], folder: str | None) -> Encoder:
     said = dict(manifest['encoder'])
     if said.pop('kind') == 'lexical':
         return LexicalEncoder(**said)
-    from .encoder import TextEncoder  # here and not above: TensorFlow, which other indexes do without
+    from .encoder import (
+        TextEncoder,
+    )  # here and not above: TensorFlow, which other indexes do without
 
     names = ('query_prefix', 'passage_prefix', 'max_tokens', 'dtype')
     return TextEncoder(folder or manifest['encoder_folder'], **{name: said[name] for name in names})
 
 
-def _same(what: str, said: Mapping[str, Any], found: Mapping[str, Any], folder: pathlib.Path) -> None:
+def _same(
+    what: str, said: Mapping[str, Any], found: Mapping[str, Any], folder: pathlib.Path
+) -> None:
     differing = sorted(key for key in {*said, *found} if said.get(key) != found.get(key))
     if differing:
-        pairs = '; '.join(f'{key}: {said.get(key)!r} built, {found.get(key)!r} given' for key in differing)
-        raise RetrievalError(f'{folder}: the {what} is another than that of the index ({pairs}); give the same')
+        pairs = '; '.join(
+            f'{key}: {said.get(key)!r} built, {found.get(key)!r} given' for key in differing
+        )
+        raise RetrievalError(
+            f'{folder}: the {what} is another than that of the index ({pairs}); give the same'
+        )
 
 
 def _about(folder: pathlib.Path) -> dict[str, Any]:

@@ -59,19 +59,27 @@ class Passages(Protocol):
 def check_queries(queries: Sequence[str], k: int, passages: int) -> None:
     """RetrievalError where k lies outside 1 … N or a query is blank (names it)."""
     if isinstance(queries, str):
-        raise RetrievalError(f'search: queries is the single text {short(queries)}; give a list of texts')
+        raise RetrievalError(
+            f'search: queries is the single text {short(queries)}; give a list of texts'
+        )
     if not 1 <= k <= passages:
-        raise RetrievalError(f'search: k is {k}, but must lie between 1 and the number of passages, {passages}')
+        raise RetrievalError(
+            f'search: k is {k}, but must lie between 1 and the number of passages, {passages}'
+        )
     for row, query in enumerate(queries):
         if not query.strip():
-            raise RetrievalError(f'search: query {row} of {len(queries)} is empty: {short(query)}; leave it out')
+            raise RetrievalError(
+                f'search: query {row} of {len(queries)} is empty: {short(query)}; leave it out'
+            )
 
 
 def read_passages(source: Passages, ids: Sequence[int]) -> list[Passage]:
     """The passages of some ids; RetrievalError for an id outside 0 … N−1."""
     for number in ids:
         if not 0 <= number < len(source):
-            raise RetrievalError(f'passages: no passage has id {number}; ids lie between 0 and {len(source) - 1}')
+            raise RetrievalError(
+                f'passages: no passage has id {number}; ids lie between 0 and {len(source) - 1}'
+            )
     return [source.passage(int(number)) for number in ids]
 
 
@@ -98,7 +106,9 @@ class ExactIndex:
         self._matrix: jax.Array | None = None
 
     @classmethod
-    def build(cls, encoder: Encoder, titles: Sequence[str], texts: Sequence[str], **parameters: Any) -> Self:
+    def build(
+        cls, encoder: Encoder, titles: Sequence[str], texts: Sequence[str], **parameters: Any
+    ) -> Self:
         """Encodes N passages, whose places 0 … N−1 are their ids; `parameters` as of the class."""
         corpus = MemoryCorpus(titles, texts)
         vectors = encoder.encode_passages(titles, texts)
@@ -161,7 +171,9 @@ class ExactIndex:
             rough, ids = (np.asarray(x) for x in _nearest(self._matrix, padded, wanted, len(self)))
             for row, vector in enumerate(part):
                 enough = rough[row] >= rough[row, k - 1] - 2 * _MARGIN
-                found.append(ids[row][enough].astype(np.int64) if not enough.all() else self._scan(vector, k))
+                found.append(
+                    ids[row][enough].astype(np.int64) if not enough.all() else self._scan(vector, k)
+                )
         return found
 
     def _scan(self, vector: np.ndarray, k: int) -> np.ndarray:
@@ -174,7 +186,9 @@ class ExactIndex:
         )
         return np.flatnonzero(rough >= np.partition(rough, -k)[-k] - 2 * _MARGIN)
 
-    def _rank(self, vectors: np.ndarray, candidates: list[np.ndarray], k: int) -> tuple[np.ndarray, np.ndarray]:
+    def _rank(
+        self, vectors: np.ndarray, candidates: list[np.ndarray], k: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Scores the candidates of some queries exactly, keeps the best k: ids int64 [q, k], scores float32 [q, k]."""
         most = max(len(c) for c in candidates)
         ids = np.full((len(candidates), most), len(self), np.int64)
@@ -202,7 +216,9 @@ def _on_devices(vectors: np.ndarray) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
-def _nearest(matrix: jax.Array, vectors: jax.Array, wanted: int, rows: int) -> tuple[jax.Array, jax.Array]:
+def _nearest(
+    matrix: jax.Array, vectors: jax.Array, wanted: int, rows: int
+) -> tuple[jax.Array, jax.Array]:
     """(scores float32 [Q, wanted], row numbers int32 [Q, wanted]) by falling score, of equal ones the lower row first.
 
     'highest' keeps a TPU or GPU from rounding the factors, which the margin of the callers does not allow for.
@@ -265,11 +281,17 @@ class ScannIndex(ExactIndex):
                 f'{leaves_searched} with {distinct} vectors, reorder {reorder!r}: needs 1 ≤ overfetch ≤ '
                 'reordered, 1 ≤ leaves_searched ≤ leaves ≤ vectors, and float32 or bfloat16'
             )
-        self._overfetch, self._reordered, self._leaves_searched = overfetch, reordered, leaves_searched
+        self._overfetch, self._reordered, self._leaves_searched = (
+            overfetch,
+            reordered,
+            leaves_searched,
+        )
         self._searcher = None
         if distinct < SCANN_MINIMUM:
             logging.info(
-                'search: %d distinct passages, fewer than %d: scanned exactly, without ScaNN', distinct, SCANN_MINIMUM
+                'search: %d distinct passages, fewer than %d: scanned exactly, without ScaNN',
+                distinct,
+                SCANN_MINIMUM,
             )
             return
         settings: dict[str, Any] = dict(
@@ -280,8 +302,12 @@ class ScannIndex(ExactIndex):
             self._searcher = _load_searcher(saved)
         else:
             firsts = self._rows[self._starts[:-1]]
-            whole = len(firsts) == len(vectors) and vectors.dtype == np.float32  # then it need not be copied
-            self._searcher = _searcher(vectors if whole else vectors[firsts].astype(np.float32), **settings)
+            whole = (
+                len(firsts) == len(vectors) and vectors.dtype == np.float32
+            )  # then it need not be copied
+            self._searcher = _searcher(
+                vectors if whole else vectors[firsts].astype(np.float32), **settings
+            )
         self.parameters.update(kind='scann', distinct=distinct, **settings)
 
     def save(self, folder: pathlib.Path) -> None:
@@ -330,7 +356,9 @@ def _group(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     digests = np.empty((len(vectors), 2), np.uint64)
     for row in range(len(vectors)):
-        digests[row] = np.frombuffer(hashlib.blake2b(vectors[row].tobytes(), digest_size=16).digest(), np.uint64)
+        digests[row] = np.frombuffer(
+            hashlib.blake2b(vectors[row].tobytes(), digest_size=16).digest(), np.uint64
+        )
     _, first, member = np.unique(digests, axis=0, return_index=True, return_inverse=True)
     leader = first[member.ravel()]  # the lowest row with the same vector
     order = np.lexsort((np.arange(len(vectors)), leader))
@@ -339,7 +367,9 @@ def _group(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _load_groups(folder: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
-    return np.load(folder / 'rows.npy', mmap_mode='r'), np.load(folder / 'starts.npy', mmap_mode='r')
+    return np.load(folder / 'rows.npy', mmap_mode='r'), np.load(
+        folder / 'starts.npy', mmap_mode='r'
+    )
 
 
 def _scann() -> Any:

@@ -94,12 +94,16 @@ class LexicalEncoder:
           ValueError: titles and texts of unequal number, or a passage without any visible character.
         """
         if len(titles) != len(texts):
-            raise ValueError(f'encode_passages: {len(titles)} titles but {len(texts)} texts; give one of each')
+            raise ValueError(
+                f'encode_passages: {len(titles)} titles but {len(texts)} texts; give one of each'
+            )
         vectors = np.empty((len(titles), self.dimension), np.float32)
         for row, (title, text) in enumerate(zip(titles, texts, strict=True)):
             vector = _unit(self.title_weight * self._text(title) + self._text(text))
             if not vector.any():
-                raise ValueError(f'encode_passages: passage {row} has neither title nor text; leave it out')
+                raise ValueError(
+                    f'encode_passages: passage {row} has neither title nor text; leave it out'
+                )
             vectors[row] = vector
         return vectors
 
@@ -132,7 +136,11 @@ class LexicalEncoder:
         grams = [marked[at : at + n] for n in self.ngrams for at in range(len(marked) - n + 1)]
         vector = np.zeros(self.dimension)
         self._add(vector, [f'w{word}'], math.sqrt(self.word_share))
-        self._add(vector, [f'g{gram}' for gram in grams], math.sqrt((1 - self.word_share) / max(1, len(grams))))
+        self._add(
+            vector,
+            [f'g{gram}' for gram in grams],
+            math.sqrt((1 - self.word_share) / max(1, len(grams))),
+        )
         vector.flags.writeable = False
         return vector
 

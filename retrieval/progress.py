@@ -15,15 +15,27 @@ import tqdm
 _COMPILES = '/jax/core/compile/backend_compile_duration'
 
 
-def bar(total: int | None, unit: str, what: str = '', *, initial: int = 0, shown: bool = True, leave: bool = False):
+def bar(
+    total: int | None,
+    unit: str,
+    what: str = '',
+    *,
+    initial: int = 0,
+    shown: bool = True,
+    leave: bool = False,
+):
     """A bar of `total` units (None: not known) as a context manager: `update(n)` moves it, `leave` keeps its line.
 
     Its clock goes on where nothing else moves, and while XLA compiles, which can take minutes, it says so.
     """
     # Batches end in bursts: the mean rate (smoothing 0) says more about the time left than the last one.
-    look: dict[str, Any] = dict(disable=not _seen(shown), dynamic_ncols=True, leave=leave, smoothing=0.0)
+    look: dict[str, Any] = dict(
+        disable=not _seen(shown), dynamic_ncols=True, leave=leave, smoothing=0.0
+    )
     if total is not None:  # without the rate, whose room the numbers behind it need
-        look['bar_format'] = '{l_bar}{bar}| {n_fmt}/{total_fmt}{unit}, {elapsed}<{remaining}{postfix}'
+        look['bar_format'] = (
+            '{l_bar}{bar}| {n_fmt}/{total_fmt}{unit}, {elapsed}<{remaining}{postfix}'
+        )
     return _Bar(total=total, initial=initial, unit=f' {unit}', desc=what, **look)
 
 
@@ -90,5 +102,7 @@ def _listen() -> None:
         if event == _COMPILES and _compiling:
             _compiling.pop()
 
-    jax.monitoring.register_scalar_listener(begins)  # JAX tells the time at which such an event begins
+    jax.monitoring.register_scalar_listener(
+        begins
+    )  # JAX tells the time at which such an event begins
     jax.monitoring.register_event_duration_secs_listener(ends)

@@ -18,19 +18,31 @@ from .types import RetrievalError
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser = Parser(
-        prog='python -m retrieval.query', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog='python -m retrieval.query',
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument('queries', nargs='*', metavar='QUERY', help='what to look for, each in quotes')
-    parser.add_argument('--index', type=pathlib.Path, required=True, help='folder that retrieval.build made')
-    parser.add_argument('--encoder', help='checkpoint folder, where it is no longer at its place of the build')
+    parser.add_argument(
+        'queries', nargs='*', metavar='QUERY', help='what to look for, each in quotes'
+    )
+    parser.add_argument(
+        '--index', type=pathlib.Path, required=True, help='folder that retrieval.build made'
+    )
+    parser.add_argument(
+        '--encoder', help='checkpoint folder, where it is no longer at its place of the build'
+    )
     parser.add_argument('--k', type=int, default=3, help='passages per query')
-    parser.add_argument('--verify', action='store_true', help='read every byte and compare with the manifest first')
+    parser.add_argument(
+        '--verify', action='store_true', help='read every byte and compare with the manifest first'
+    )
     one_line(lambda: _run(parser.parse_args(argv)))
 
 
 def _run(args: argparse.Namespace) -> None:
     if not args.queries and not args.verify:
-        raise RetrievalError('no query is given; write one in quotes behind the command, or --verify')
+        raise RetrievalError(
+            'no query is given; write one in quotes behind the command, or --verify'
+        )
     if args.verify:
         with progress.clock('verify'):
             manifest = folder.verify(args.index)

@@ -77,11 +77,17 @@ class Metrics:
     def __init__(self):
         self.registry = prometheus_client.CollectorRegistry()
         take = dict(registry=self.registry)
-        self.requests = prometheus_client.Counter('retrieval_requests', 'Requests by status', ['status'], **take)
+        self.requests = prometheus_client.Counter(
+            'retrieval_requests', 'Requests by status', ['status'], **take
+        )
         self.queries = prometheus_client.Counter('retrieval_queries', 'Queries answered', **take)
-        self.waiting = prometheus_client.Gauge('retrieval_waiting', 'Queries that wait for the index', **take)
+        self.waiting = prometheus_client.Gauge(
+            'retrieval_waiting', 'Queries that wait for the index', **take
+        )
         sizes = [2**n for n in range(11)]
-        self.batch = prometheus_client.Histogram('retrieval_batch', 'Queries per index call', buckets=sizes, **take)
+        self.batch = prometheus_client.Histogram(
+            'retrieval_batch', 'Queries per index call', buckets=sizes, **take
+        )
         times = [0.001 * 2**n for n in range(15)]
         self.seconds = prometheus_client.Histogram(
             'retrieval_seconds', 'Seconds from request to answer', buckets=times, **take
@@ -107,7 +113,9 @@ class Batcher:
           Refused: 503 where too many queries wait.
         """
         if self._waiting + len(queries) > self._limits.waiting:
-            raise Refused(503, f'{self._waiting} queries wait already; try again later', retry_after=1)
+            raise Refused(
+                503, f'{self._waiting} queries wait already; try again later', retry_after=1
+            )
         future = asyncio.get_running_loop().create_future()
         self._jobs.append((queries, k, future))
         self._count(len(queries))
@@ -266,12 +274,16 @@ class App:
             raise Refused(413, f'{len(queries)} queries; at most {limits.queries} at a time')
         for row, query in enumerate(queries):
             if len(query) > limits.query_characters:
-                raise Refused(400, f'query {row} is longer than {limits.query_characters} characters')
+                raise Refused(
+                    400, f'query {row} is longer than {limits.query_characters} characters'
+                )
             if not query.isascii() and any('\ud800' <= c <= '\udfff' for c in query):
                 raise Refused(400, f'query {row} has a lone surrogate (half a character)')
         most = min(limits.k, len(self._index or ()))
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= most:
-            raise Refused(400, f'"topk" is {str(k)[:20]}; it must be a whole number from 1 to {most}')
+            raise Refused(
+                400, f'"topk" is {str(k)[:20]}; it must be a whole number from 1 to {most}'
+            )
         if not isinstance(scores, bool):
             raise Refused(400, '"return_scores" is neither true nor false')
         return queries, k, scores
@@ -290,9 +302,13 @@ def serve(load: Callable[[], tuple[Index, str]], host: str, port: int, limits: L
         listener.bind((host, port))
         listener.listen(2048)  # from here on connections wait instead of being refused
     except OSError as error:
-        raise RetrievalError(f'{host}:{port}: cannot listen there ({error.strerror}); choose another --port') from error
+        raise RetrievalError(
+            f'{host}:{port}: cannot listen there ({error.strerror}); choose another --port'
+        ) from error
     logging.info('listening on http://%s:%d', *listener.getsockname()[:2])
-    config = uvicorn.Config(app.asgi, log_level='warning', access_log=False, timeout_graceful_shutdown=60)
+    config = uvicorn.Config(
+        app.asgi, log_level='warning', access_log=False, timeout_graceful_shutdown=60
+    )
     server = uvicorn.Server(config)
     app.stop = lambda: setattr(server, 'should_exit', True)
     server.run(sockets=[listener])
@@ -308,7 +324,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
-        prog='python -m retrieval.server', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog='python -m retrieval.server',
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add('--index', type=pathlib.Path, required=True, help='folder that retrieval.build made')
@@ -323,7 +341,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(args: argparse.Namespace) -> None:
     folder.read_manifest(args.index)  # before anybody is told that something listens
-    limits = Limits(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Limits)})
+    limits = Limits(
+        **{field.name: getattr(args, field.name) for field in dataclasses.fields(Limits)}
+    )
 
     def load():
         index = folder.open_index(args.index, encoder_folder=args.encoder)

@@ -76,7 +76,9 @@ def encode(
       RetrievalError: unfinished work of other settings lies in the folder (names which).
     """
     if not 0 <= host < hosts or total < 1 or shard_rows < 1:
-        raise RetrievalError(f'encode: host {host} of {hosts}, {total} passages, shards of {shard_rows} rows')
+        raise RetrievalError(
+            f'encode: host {host} of {hosts}, {total} passages, shards of {shard_rows} rows'
+        )
     folder.mkdir(parents=True, exist_ok=True)
     plan = dict(
         corpus_sha256=corpus_sha256,
@@ -97,7 +99,9 @@ def encode(
         for shard in missing:
             vectors = encoder.encode(_counted(texts(ranges[shard]), bar))
             if vectors.shape != (len(ranges[shard]), encoder.dimension):
-                raise RetrievalError(f'encode: shard {shard} is {vectors.shape}, not {len(ranges[shard])} rows')
+                raise RetrievalError(
+                    f'encode: shard {shard} is {vectors.shape}, not {len(ranges[shard])} rows'
+                )
             replace(_path(folder, shard), functools.partial(np.save, arr=vectors))
 
 
@@ -116,7 +120,9 @@ def assemble(folder: pathlib.Path, out: pathlib.Path, dtype: str = 'float32') ->
     ranges = shard_ranges(plan['passages'], plan['shard_rows'])
     missing = [shard for shard in range(len(ranges)) if not _path(folder, shard).exists()]
     if missing:
-        raise RetrievalError(f'{folder}: shards {missing[:5]} of {len(ranges)} are missing ({len(missing)} in all)')
+        raise RetrievalError(
+            f'{folder}: shards {missing[:5]} of {len(ranges)} are missing ({len(missing)} in all)'
+        )
     header = dict(
         descr=np.lib.format.dtype_to_descr(np.dtype(dtype)),
         fortran_order=False,
@@ -128,7 +134,9 @@ def assemble(folder: pathlib.Path, out: pathlib.Path, dtype: str = 'float32') ->
             part = np.load(_path(folder, shard))
             bad = np.flatnonzero(~is_unit(part))
             if bad.size:
-                raise RetrievalError(f'{_path(folder, shard)}: passage {rows[int(bad[0])]} has no unit vector')
+                raise RetrievalError(
+                    f'{_path(folder, shard)}: passage {rows[int(bad[0])]} has no unit vector'
+                )
             file.write(part.astype(dtype, copy=False).data)
 
 

@@ -83,7 +83,9 @@ class WordPiece:
             path = folder / 'tokenizer_config.json'
             config = json.loads(path.read_text(encoding='utf-8')) if path.exists() else {}
         except (OSError, ValueError) as error:
-            raise RetrievalError(f'{folder}: the tokenizer cannot be read ({error}); give a BERT checkpoint') from error
+            raise RetrievalError(
+                f'{folder}: the tokenizer cannot be read ({error}); give a BERT checkpoint'
+            ) from error
         ids = {token: i for i, token in enumerate(vocabulary)}
         missing = [token for token in ('[PAD]', '[UNK]', '[CLS]', '[SEP]') if token not in ids]
         if missing or not 3 <= max_tokens:
@@ -98,7 +100,10 @@ class WordPiece:
         self._table = _Table(fold, self._strip, config.get('tokenize_chinese_chars', True))
         self._tf = tf
         self._pieces = tf_text.FastWordpieceTokenizer(
-            vocabulary, unknown_token='[UNK]', max_bytes_per_word=4 * LONGEST_WORD, no_pretokenization=True
+            vocabulary,
+            unknown_token='[UNK]',
+            max_bytes_per_word=4 * LONGEST_WORD,
+            no_pretokenization=True,
         )
         self._compiled = tf.function(self.tokenize, input_signature=[tf.TensorSpec((), tf.string)])
 

@@ -12,7 +12,9 @@ if 'xla_force_host_platform_device_count' not in os.environ.get('XLA_FLAGS', '')
     # that tests start compile as anybody's do.
     flags = ' --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0'
     os.environ['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + flags
-if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:  # set for the workers of this session and the commands they start
+if (
+    'JAX_COMPILATION_CACHE_DIR' not in os.environ
+):  # set for the workers of this session and the commands they start
     os.environ['JAX_COMPILATION_CACHE_DIR'] = tempfile.mkdtemp(prefix='programs.')
     os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
     atexit.register(shutil.rmtree, os.environ['JAX_COMPILATION_CACHE_DIR'], ignore_errors=True)

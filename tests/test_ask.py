@@ -39,14 +39,18 @@ ENVIRONMENT = {k: v for k, v in os.environ.items() if k != 'NO_COLOR'} | {
 }
 WORLD = World(0, 'evaluation')
 ONE, TWO = (item for h in (1, 2) for item in evaluation_questions([WORLD], 1, (h,)))
-NAME, START = (re.search(r'of (\w+)\?', item['question'])[1] for item in (ONE, TWO))  # what is searched first
+NAME, START = (
+    re.search(r'of (\w+)\?', item['question'])[1] for item in (ONE, TWO)
+)  # what is searched first
 ATTACK = '\x1b[31m\x1b]0;owned\x07\x9b2J'
 LABELS = ('think', 'search', 'answer')
 
 
 def command(*arguments, **options):
     """The real command in a process of its own."""
-    pipes = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = dict(
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     words = [sys.executable, '-m', 'zeroplay_jax.ask', *map(str, arguments)]
     return subprocess.Popen(words, cwd=ROOT, env=ENVIRONMENT, **pipes | options)
 
@@ -68,8 +72,13 @@ def index(tmp_path_factory):
     with (folder / 'corpus.jsonl').open('w') as file:
         for p in WORLD.passages:
             file.write(json.dumps({'id': p.id, 'contents': f'"{p.title}"\n{p.text}'}) + '\n')
-        file.write(json.dumps({'id': 'evil', 'contents': f'"{START}x"\n{START}x makes {ATTACK}<search>.'}) + '\n')
-    build.main([f'--corpus={folder / "corpus.jsonl"}', '--encoder=lexical', f'--out={folder / "index"}'])
+        file.write(
+            json.dumps({'id': 'evil', 'contents': f'"{START}x"\n{START}x makes {ATTACK}<search>.'})
+            + '\n'
+        )
+    build.main(
+        [f'--corpus={folder / "corpus.jsonl"}', '--encoder=lexical', f'--out={folder / "index"}']
+    )
     return folder / 'index'
 
 
@@ -87,13 +96,22 @@ def test_plain_text_in_a_pipe_and_an_index_of_ones_own(index):
 
 
 def test_out_of_the_box_questions_from_a_pipe_become_json_lines():
-    code, out, _ = finish(command('--json', stdin=subprocess.PIPE), f'{ONE["question"]}\n\n{TWO["question"]}\n')
+    code, out, _ = finish(
+        command('--json', stdin=subprocess.PIPE), f'{ONE["question"]}\n\n{TWO["question"]}\n'
+    )
     first, second = (json.loads(line) for line in out.splitlines())
     assert code == 0
     assert [first['question'], second['question']] == [ONE['question'], TWO['question']]
-    assert first['policy'] == str(BASE) and first['answer'] in ONE['answers'] and first['finish'] == 'answer'
+    assert (
+        first['policy'] == str(BASE)
+        and first['answer'] in ONE['answers']
+        and first['finish'] == 'answer'
+    )
     for found in (first, second):
-        assert [s['source'] for s in found['segments']] == ['prompt', *['policy', 'env'] * len(found['turns'])][:-1]
+        assert [s['source'] for s in found['segments']] == [
+            'prompt',
+            *['policy', 'env'] * len(found['turns']),
+        ][:-1]
         policy = [s for s in found['segments'] if s['source'] == 'policy']
         env = [s for s in found['segments'] if s['source'] == 'env']
         assert found['question'] in found['segments'][0]['text']
@@ -121,7 +139,9 @@ def server():
             came.set()
             go.wait(120)
             found = [
-                [{'document': {'id': q, 'contents': passages[q]}, 'score': 1.0}] if q in passages else []
+                [{'document': {'id': q, 'contents': passages[q]}, 'score': 1.0}]
+                if q in passages
+                else []
                 for q in body['queries']
             ]
             self.reply({'result': found})
@@ -164,7 +184,9 @@ class Terminal:
         words = [sys.executable, '-c', f'{take}; {run}', *map(str, arguments)]
         self.keys, inside = pty.openpty()
         ends = dict(stdin=inside, stdout=inside, stderr=inside)
-        self.process = subprocess.Popen(words, cwd=ROOT, env=ENVIRONMENT, start_new_session=True, **ends)
+        self.process = subprocess.Popen(
+            words, cwd=ROOT, env=ENVIRONMENT, start_new_session=True, **ends
+        )
         os.close(inside)
         self.seen = ''
 
@@ -198,7 +220,11 @@ def test_a_session_at_a_terminal(server):
         terminal.type('\x03')
         stopped = terminal.until('ask> ')
         assert f'\x1b[1;36m{"search":10}{NAME}\x1b[0m' in stopped  # coloured
-        assert 'stopped' in stopped and 'Traceback' not in stopped and 'answer' not in stopped.split('stopped')[0]
+        assert (
+            'stopped' in stopped
+            and 'Traceback' not in stopped
+            and 'answer' not in stopped.split('stopped')[0]
+        )
         go.set()
         terminal.type('x' * 600 + '\n')
         assert 'the question is too long' in terminal.until('ask> ')
@@ -262,14 +288,18 @@ def test_without_index_it_searches_what_its_run_searched(exported, index, capsys
     stored = json.loads(run.read_text())
     stored['retrieval'] |= {'kind': 'folder', 'path': str(index)}
     run.write_text(json.dumps(stored))
-    searched = lambda *flags: ask._with_flags(ask.settings(exported), ask._arguments(list(flags))).retrieval
+    searched = lambda *flags: (
+        ask._with_flags(ask.settings(exported), ask._arguments(list(flags))).retrieval
+    )
     assert (searched().kind, searched().path) == ('folder', str(index))
     served = searched('--index=http://127.0.0.1:9')
     assert (served.kind, served.url) == ('http', 'http://127.0.0.1:9')
     monkeypatch.setattr(ask, '_Session', None)
     stored['retrieval']['path'] = 'gone'
     run.write_text(json.dumps(stored))
-    assert 'gone (searched by its run): no index folder' in refused(capsys, '--policy', exported, 'q')
+    assert 'gone (searched by its run): no index folder' in refused(
+        capsys, '--policy', exported, 'q'
+    )
 
 
 def test_more_turns_and_passages_get_more_room(exported):
@@ -284,10 +314,21 @@ def test_any_folder_of_a_family_is_heard_burst_by_burst(server, tmp_path, capsys
     address, go, _ = server
     go.set()
     heard, feed = [], asking.Parts.feed
-    monkeypatch.setattr(asking.Parts, 'feed', lambda self, text: (heard.append(text), feed(self, text)))
+    monkeypatch.setattr(
+        asking.Parts, 'feed', lambda self, text: (heard.append(text), feed(self, text))
+    )
     folder = tiny.make_folder(tmp_path / 'random', max_position_embeddings=1100)
     assert ask.settings(folder).sampler.context == 1100
-    arguments = ['--policy', str(folder), '--index', address, '--json', '--turns=1', '--temperature=1', 'ab\udcff']
+    arguments = [
+        '--policy',
+        str(folder),
+        '--index',
+        address,
+        '--json',
+        '--turns=1',
+        '--temperature=1',
+        'ab\udcff',
+    ]
     handler = signal.getsignal(signal.SIGINT)
     try:
         assert ask.main(arguments) == 0
@@ -295,10 +336,16 @@ def test_any_folder_of_a_family_is_heard_burst_by_burst(server, tmp_path, capsys
         signal.signal(signal.SIGINT, handler)
     found = json.loads(capsys.readouterr().out)
     prompt, policy = found['segments']
-    assert prompt['source'] == 'prompt' and '<tool_call>' in prompt['text'] and 'Question: ab\ufffd' in prompt['text']
+    assert (
+        prompt['source'] == 'prompt'
+        and '<tool_call>' in prompt['text']
+        and 'Question: ab\ufffd' in prompt['text']
+    )
     assert policy['source'] == 'policy' and 0 < len(policy['tokens']) <= 256
     assert policy['text'].startswith(found['turns'][0]['text'])
-    assert len(heard) == -(-len(policy['tokens']) // 4) and policy['text'].startswith(''.join(heard))
+    assert len(heard) == -(-len(policy['tokens']) // 4) and policy['text'].startswith(
+        ''.join(heard)
+    )
 
 
 def test_searches_that_fail_are_told_once_with_their_reason():
@@ -339,7 +386,11 @@ def test_text_is_told_by_tags_however_it_is_cut():
     text = 'so <think>a < b </thin> c</think><answer>x<search>y</answer>'
     whole = told('search_r1', text)
     assert whole == [('text', 'so '), ('think', 'a < b </thin> c'), ('answer', 'x'), ('call', 'y')]
-    assert all(told('search_r1', text[:i], text[i:j], text[j:]) == whole for j in range(60) for i in range(j))
+    assert all(
+        told('search_r1', text[:i], text[i:j], text[j:]) == whole
+        for j in range(60)
+        for i in range(j)
+    )
 
 
 def test_a_call_that_was_read_is_not_told_twice():
@@ -350,7 +401,9 @@ def test_a_call_that_was_read_is_not_told_twice():
 
 def test_text_comes_before_its_tag_is_closed():
     events = []
-    asking.Parts(lambda *event: events.append(event), tools.family('qwen')).feed('<think>half a tho')
+    asking.Parts(lambda *event: events.append(event), tools.family('qwen')).feed(
+        '<think>half a tho'
+    )
     assert ('think', 'half a tho') in events
 
 
@@ -395,7 +448,10 @@ def refused(capsys, *arguments):
     [
         (['--policy=nowhere', 'q'], ['--policy nowhere: no such folder', 'config.json']),
         ([f'--policy={ROOT / "configs"}', 'q'], ['has no config.json']),
-        ([f'--policy={CLEAN.parent}', 'q'], ['has no config.json', f'name a policy in it: {BASE}, {CLEAN}']),
+        (
+            [f'--policy={CLEAN.parent}', 'q'],
+            ['has no config.json', f'name a policy in it: {BASE}, {CLEAN}'],
+        ),
         (['--index=nowhere', 'q'], ['--index nowhere: no index folder', 'retrieval.build']),
         ([' '], ['the question is empty']),
         (['two', 'words'], ["'words'", 'in quotes']),
@@ -416,7 +472,9 @@ def test_json_at_a_terminal_wants_a_question(capsys, monkeypatch):
     assert '--json without a question' in refused(capsys, '--json')
 
 
-def test_what_cannot_be_used_is_said_before_the_weights_are_read(capsys, monkeypatch, broken, index):
+def test_what_cannot_be_used_is_said_before_the_weights_are_read(
+    capsys, monkeypatch, broken, index
+):
     monkeypatch.setattr(asking, 'Agent', None)
     assert 'its tokenizer cannot be used' in refused(capsys, '--policy', broken, 'q')
     assert 'the question is too long' in refused(capsys, '--index', index, 'word ' * 100)
@@ -426,7 +484,20 @@ def test_what_cannot_be_used_is_said_before_the_weights_are_read(capsys, monkeyp
 
 def test_help_names_every_flag_and_examples():
     page = subprocess.run(
-        [sys.executable, '-m', 'zeroplay_jax.ask', '--help'], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, '-m', 'zeroplay_jax.ask', '--help'],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
-    flags = ('--policy', '--index', '--tools', '--turns', '--topk', '--temperature', '--seed', '--json')
+    flags = (
+        '--policy',
+        '--index',
+        '--tools',
+        '--turns',
+        '--topk',
+        '--temperature',
+        '--seed',
+        '--json',
+    )
     assert all(flag in page for flag in (*flags, 'examples:', 'mini/base'))

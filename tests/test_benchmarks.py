@@ -17,7 +17,14 @@ from zeroplay_jax.policy import transformer
 @pytest.fixture
 def small(monkeypatch):
     model = dataclasses.replace(
-        bench.MODEL, vocab_size=64, hidden_size=32, intermediate_size=64, layers=2, heads=4, kv_heads=2, head_dim=8
+        bench.MODEL,
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        head_dim=8,
     )
     monkeypatch.setattr(bench, 'MODEL', model)
     monkeypatch.setattr(bench, 'matmul_rate', lambda: 1e12)
@@ -27,7 +34,9 @@ def small(monkeypatch):
 def test_rollouts_and_updates_of_the_speed_benchmark(small):
     scheduler, update = bench.make_scheduler(small), bench.make_update(small)
     figures = bench.measure(scheduler, update)
-    assert set(figures) == {'rollout', 'train', 'bound', 'gflops'} and all(x > 0 for x in figures.values())
+    assert set(figures) == {'rollout', 'train', 'bound', 'gflops'} and all(
+        x > 0 for x in figures.values()
+    )
     shares = bench.shares(scheduler)
     assert 0 < sum(shares.values()) <= 1.001
 
@@ -79,7 +88,10 @@ def test_arms_that_do_not_differ_seldom_get_a_verdict(spread):
         sides = []
         for _side in range(2):
             rates = np.clip(0.5 + spread * rng.normal(size=3), 0, 1)
-            flags = [(rng.random(200) < np.clip(rate + 0.2 * hard, 0, 1)).astype(int).tolist() for rate in rates]
+            flags = [
+                (rng.random(200) < np.clip(rate + 0.2 * hard, 0, 1)).astype(int).tolist()
+                for rate in rates
+            ]
             sides.append([{'curve': [[0, 0, f], [8, 100, f]]} for f in flags])
         wrong += claims.judge(*sides)['verdict'] != 'undecided'
     assert wrong / 300 < 0.08  # 5 % and what 300 draws leave open
@@ -87,7 +99,11 @@ def test_arms_that_do_not_differ_seldom_get_a_verdict(spread):
 
 def test_more_seeds_are_asked_for_where_seeds_differ():
     found = claims.judge(runs([0.9, 0.5, 0.7]), runs([0.5, 0.6, 0.4]))
-    assert found['verdict'] == 'undecided' and found['seeds_needed'] > 10 and len(found['by_seed']) == 3
+    assert (
+        found['verdict'] == 'undecided'
+        and found['seeds_needed'] > 10
+        and len(found['by_seed']) == 3
+    )
     assert claims.judge(runs([0.9] * 3, 40), runs([0.4] * 3, 40))['questions_needed'] > 40
 
 
@@ -122,7 +138,11 @@ def test_the_table_of_the_claims_is_what_was_found():
         row = f'| {c["system"]} | {c["claim"]} | {c["verdict"]} | {c["difference"]:+.3f} | {low:+.3f} … {high:+.3f} |'
         assert row in page and c['seeds'] >= 3
     count = lambda verdict: sum(c['verdict'] == verdict for c in found)
-    said = f'of {len(found)}, {count("holds")} hold with three seeds, {count("does not hold")} do not'
+    said = (
+        f'of {len(found)}, {count("holds")} hold with three seeds, {count("does not hold")} do not'
+    )
     assert said in (claims.RESULTS.parents[1] / 'README.md').read_text()
     kept = [json.loads(path.read_text()) for path in (claims.RESULTS / 'runs').glob('*.json')]
-    assert {(run['arm'], run['seed']) for run in kept} >= {(arm, seed) for arm in claims.ARMS for seed in range(3)}
+    assert {(run['arm'], run['seed']) for run in kept} >= {
+        (arm, seed) for arm in claims.ARMS for seed in range(3)
+    }

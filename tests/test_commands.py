@@ -51,7 +51,11 @@ runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)
 def test_help_says_how_to_give_the_command_and_what_every_argument_is(module):
     command = [sys.executable, '-c', WATCHED, module, '--help']
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    examples = [line for line in shown.stdout.split('\n') if f'python -m {module}' in line and 'usage:' not in line]
+    examples = [
+        line
+        for line in shown.stdout.split('\n')
+        if f'python -m {module}' in line and 'usage:' not in line
+    ]
     assert shown.returncode == 0 and examples and 'Traceback' not in shown.stderr
     assert 'no help for' not in shown.stderr, shown.stderr
 
@@ -78,7 +82,9 @@ def on_a_terminal(code):
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
     environment = os.environ | {'XLA_FLAGS': ''}  # compiled as slowly as everywhere
-    drawn = subprocess.Popen([sys.executable, '-c', code], cwd=ROOT, env=environment, stdout=theirs, stderr=theirs)
+    drawn = subprocess.Popen(
+        [sys.executable, '-c', code], cwd=ROOT, env=environment, stdout=theirs, stderr=theirs
+    )
     os.close(theirs)
     shown = b''
     while True:
@@ -95,9 +101,11 @@ def on_a_terminal(code):
 
 
 def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else():
-    code = (
-        'from zeroplay_jax.retrieval import progress\nwith progress.bar(3, "steps", "count") as bar:\n    bar.update(3)'
+    lines = (
+        'from zeroplay_jax.retrieval import progress',
+        'with progress.bar(3, "steps", "count") as bar: bar.update(3)',
     )
+    code = '\n'.join(lines)
     silent = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True)
     assert silent.returncode == 0 and not silent.stdout and not silent.stderr
     shown = on_a_terminal(code)

@@ -9,7 +9,17 @@ import pytest
 
 from zeroplay_jax import config as configuration
 from zeroplay_jax import rules
-from zeroplay_jax.configs import ablations, common, cross, drzero, dspo, piplay, quickstart, scope, ssp
+from zeroplay_jax.configs import (
+    ablations,
+    common,
+    cross,
+    drzero,
+    dspo,
+    piplay,
+    quickstart,
+    scope,
+    ssp,
+)
 
 ROOT = pathlib.Path(__file__).parents[1]
 FILES = ('config.json', 'tokenizer.json', 'model.safetensors')
@@ -41,7 +51,9 @@ def message(config):
     return text
 
 
-PAGES = [(quickstart, ())] + [(p, v) for p in (cross, drzero, dspo, piplay, scope, ssp) for v in ((), ('mini',))]
+PAGES = [(quickstart, ())] + [
+    (p, v) for p in (cross, drzero, dspo, piplay, scope, ssp) for v in ((), ('mini',))
+]
 PAGES += [(ablations, (row + variant,)) for row in ablations.ROWS for variant in ('', ':mini')]
 
 
@@ -68,8 +80,18 @@ def test_every_field_of_the_list_has_a_check():
         'judge.grade_model',
         'distributed.coordinator',
     }
-    checked_elsewhere |= {'eval.file', 'eval.tasks', 'retrieval.path', 'retrieval.encoder', 'retrieval.url'}
-    names = {name for name, value in configuration.fields(common.get_config()) if not isinstance(value, bool)}
+    checked_elsewhere |= {
+        'eval.file',
+        'eval.tasks',
+        'retrieval.path',
+        'retrieval.encoder',
+        'retrieval.url',
+    }
+    names = {
+        name
+        for name, value in configuration.fields(common.get_config())
+        if not isinstance(value, bool)
+    }
     assert names == set(configuration.RULES) | checked_elsewhere
 
 
@@ -112,7 +134,9 @@ WRONG = [  # field, value, what the line must contain beside the field
 ]
 
 
-@pytest.mark.parametrize(('field', 'value', 'contains'), WRONG, ids=lambda x: x if isinstance(x, str) else None)
+@pytest.mark.parametrize(
+    ('field', 'value', 'contains'), WRONG, ids=lambda x: x if isinstance(x, str) else None
+)
 def test_an_impossible_value_is_one_line_that_says_how_to_mend_it(sound, field, value, contains):
     configuration.check(sound)  # only the one change below is wrong
     sound.update_from_flattened_dict({field: value})
@@ -193,7 +217,9 @@ def test_a_teacher_reads_one_context_per_rollout(sound):
     assert message(sound).startswith('config.rollout.drop_thinking=True')
 
 
-@pytest.mark.parametrize('change', [dict(loss='sequence_pg'), dict(aggregation='seq_mean_token_mean')], ids=str)
+@pytest.mark.parametrize(
+    'change', [dict(loss='sequence_pg'), dict(aggregation='seq_mean_token_mean')], ids=str
+)
 def test_contexts_of_a_rollout_are_not_taken_for_rollouts(sound, change):
     sound.rollout.drop_thinking = True
     sound.solver.update(change)
@@ -214,7 +240,9 @@ def test_a_corpus_of_ones_own_needs_questions_unless_an_evaluation_brings_some(s
     sound.eval.file = 'nowhere.jsonl'
     assert message(sound).startswith('config.eval.file=nowhere.jsonl: no such file')
     sound.eval.update(file='README.md', tasks='nowhere.jsonl')
-    assert message(sound).startswith('config.judge.kind=rule: the rule knows the miniature worlds only')
+    assert message(sound).startswith(
+        'config.judge.kind=rule: the rule knows the miniature worlds only'
+    )
     sound.judge.update(kind='policy', tokens=64)
     assert message(sound).startswith('config.eval.tasks=nowhere.jsonl: no such file')
 
@@ -255,7 +283,9 @@ def test_the_built_in_checkpoint_says_how_it_is_made(sound, monkeypatch, tmp_pat
 def run(*arguments):
     command = [sys.executable, '-X', 'importtime', '-m', 'zeroplay_jax.main', *arguments]
     environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+    )
 
 
 PAGE = '--config=configs/quickstart.py'

@@ -29,7 +29,11 @@ def test_the_small_run_measures_everything(printed):
     found = json.loads(printed[-1])
     assert found['small'] is True and found['model'] == 'small' and found['dtype'] == 'bfloat16'
     assert found['jax'] == jax.__version__ and found['peak']['origin'] == 'measured here'
-    assert [row['slots'] for row in found['decode']] == [row['slots'] for row in found['prefill']] == [4, 2]
+    assert (
+        [row['slots'] for row in found['decode']]
+        == [row['slots'] for row in found['prefill']]
+        == [4, 2]
+    )
     for row in [*found['decode'], *found['prefill'], found['update']]:
         assert row['tokens_per_second'] > 0 and row['seconds'] > 0 and row['mfu'] > 0
     assert all(row['bandwidth_share'] > 0 for row in found['decode'])
@@ -49,7 +53,9 @@ def test_the_sampler_alone_needs_no_learner(monkeypatch, capsys):
 
 def test_the_real_shape_is_that_of_qwen():
     model = gpu.make_model(False)
-    assert sum(x.size for x in jax.tree.leaves(gpu._shapes(model))) == 3_085_938_688  # as the checkpoint's card says
+    assert (
+        sum(x.size for x in jax.tree.leaves(gpu._shapes(model))) == 3_085_938_688
+    )  # as the checkpoint's card says
     assert model.dtype == 'bfloat16' and model.remat
 
 
@@ -73,10 +79,14 @@ def test_shares_are_of_the_peak():
 def test_needs_grow_as_they_should():
     decode = functools.partial(gpu.decode_need, MODEL)
     assert decode(4, 0).flops == 4 * decode(1, 0).flops and decode(4, 0).bytes == decode(1, 0).bytes
-    weights = sum(x.size for path, x in jax.tree_util.tree_leaves_with_path(gpu._shapes(MODEL)) if x.ndim == 2)
+    weights = sum(
+        x.size for path, x in jax.tree_util.tree_leaves_with_path(gpu._shapes(MODEL)) if x.ndim == 2
+    )
     assert decode(1, 0).flops == 2 * weights and decode(1, 0).bytes == 2 * weights
     c = gpu.SMALL.sampler(1)
-    cache = attention.empty_cache(MODEL.layers, 1, c.places, MODEL.kv_heads, MODEL.head_dim, MODEL.dtype)
+    cache = attention.empty_cache(
+        MODEL.layers, 1, c.places, MODEL.kv_heads, MODEL.head_dim, MODEL.dtype
+    )
     token = sum(x.nbytes for x in jax.tree.leaves(cache)) / c.places
     assert decode(2, 10).bytes - decode(2, 0).bytes == 2 * 10 * token
     assert gpu.prefill_need(MODEL, 8, 16).flops < gpu.update_need(MODEL, 8, 16).flops / 3

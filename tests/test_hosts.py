@@ -46,17 +46,27 @@ def processes(command, count, joined):
     environment = os.environ | {'XLA_FLAGS': flags, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)}
     port, pipes = free_port(), dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return [
-        subprocess.Popen([sys.executable, *command, *joined(port, i)], cwd=ROOT, env=environment, **pipes)
+        subprocess.Popen(
+            [sys.executable, *command, *joined(port, i)], cwd=ROOT, env=environment, **pipes
+        )
         for i in range(count)
     ]
 
 
 def play(workdir, count, *extra):
     def joined(port, i):
-        fields = dict(mode='coordinator', coordinator=f'localhost:{port}', processes=2, process=i, heartbeat=HEARTBEAT)
+        fields = dict(
+            mode='coordinator',
+            coordinator=f'localhost:{port}',
+            processes=2,
+            process=i,
+            heartbeat=HEARTBEAT,
+        )
         return [f'--config.distributed.{k}={v}' for k, v in fields.items()] if count > 1 else []
 
-    return processes(['-m', 'zeroplay_jax.main', *RUN, f'--workdir={workdir}', *extra], count, joined)
+    return processes(
+        ['-m', 'zeroplay_jax.main', *RUN, f'--workdir={workdir}', *extra], count, joined
+    )
 
 
 def finish(running):
@@ -70,7 +80,9 @@ def two(tmp_path_factory):
     """Through the script that people use."""
     workdir = tmp_path_factory.mktemp('two') / 'run'
     command = ['launch/local_2proc.sh', '--', *RUN, f'--workdir={workdir}']
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | {'XLA_FLAGS': ''}, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {'XLA_FLAGS': ''}, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return workdir, [done.stdout]
 
@@ -98,25 +110,39 @@ def moments(workdir):
 
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
-    for step in sorted(int(p.name) for p in (workdir / 'checkpoints').iterdir() if p.name.isdigit()):
-        path, reader = (workdir / 'checkpoints' / str(step) / 'states').resolve(), ocp.StandardCheckpointer()
+    for step in sorted(
+        int(p.name) for p in (workdir / 'checkpoints').iterdir() if p.name.isdigit()
+    ):
+        path, reader = (
+            (workdir / 'checkpoints' / str(step) / 'states').resolve(),
+            ocp.StandardCheckpointer(),
+        )
         tree = reader.restore(path, jax.tree.map(shape, reader.metadata(path).item_metadata.tree))
         leaves = jax.tree_util.tree_leaves_with_path(tree)
-        mu = [(str(path), np.asarray(x)) for path, x in leaves if "'mu'" in str(path) or '.mu' in str(path)]
+        mu = [
+            (str(path), np.asarray(x))
+            for path, x in leaves
+            if "'mu'" in str(path) or '.mu' in str(path)
+        ]
         assert mu
         yield step, mu
 
 
 def test_two_processes_play_what_one_plays(one, two):
     assert read(two[0], 'trajectories.jsonl') == read(one[0], 'trajectories.jsonl')
-    reasons = {json.loads(line)['info'].get('rejected') for line in read(two[0], 'trajectories.jsonl').splitlines()}
+    reasons = {
+        json.loads(line)['info'].get('rejected')
+        for line in read(two[0], 'trajectories.jsonl').splitlines()
+    }
     assert len(reasons - {None}) >= 1  # something was turned away, by both alike
     ours, theirs = metrics(two[0]), metrics(one[0])
     assert [r['step'] for r in ours] == list(range(len(theirs)))
     for a, b in zip(ours, theirs, strict=True):
         assert a.keys() == b.keys()
         for name in a:
-            near = b[name] if isinstance(b[name], str) else pytest.approx(b[name], rel=2e-5, abs=1e-6)
+            near = (
+                b[name] if isinstance(b[name], str) else pytest.approx(b[name], rel=2e-5, abs=1e-6)
+            )
             assert a[name] == near, (a['step'], name)
 
 
@@ -135,7 +161,10 @@ def test_a_checkpoint_serves_either_number_of_processes(writers, one, two, tmp_p
     whole = (one, two)[writers - 1][0]
     workdir = tmp_path / 'run'
     shutil.copytree(whole, workdir)
-    steps = sorted((p for p in (workdir / 'checkpoints').iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
+    steps = sorted(
+        (p for p in (workdir / 'checkpoints').iterdir() if p.name.isdigit()),
+        key=lambda p: int(p.name),
+    )
     for path in steps[2:]:
         shutil.rmtree(path)
     shutil.rmtree(workdir / 'policy')
@@ -215,10 +244,15 @@ def test_exchanges_between_two_processes():
 def test_what_goes_wrong_in_one_process_ends_both_with_its_line(tmp_path):
     """One question is too long to be asked, and one process owns it; the other must not wait for ever."""
     started = time.time()
-    running = play(tmp_path / 'run', 2, '--config.rollout.prompt_tokens=26', '--config.eval.questions=1')
+    running = play(
+        tmp_path / 'run', 2, '--config.rollout.prompt_tokens=26', '--config.eval.questions=1'
+    )
     out = [p.communicate(timeout=300)[0] for p in running]
     assert [p.returncode for p in running] == [2, 2], out
-    assert all('cannot be asked: prompt_too_long; raise config.rollout.prompt_tokens' in text for text in out)
+    assert all(
+        'cannot be asked: prompt_too_long; raise config.rollout.prompt_tokens' in text
+        for text in out
+    )
     assert sum('process ' in text.strip().split('\n')[-1] for text in out) == 1
     assert time.time() - started < 200
 
@@ -254,9 +288,13 @@ def test_a_port_that_is_taken_is_one_line(tmp_path):
         place = f'localhost:{taken.getsockname()[1]}'
         fields = dict(mode='coordinator', coordinator=place, processes=2, process=0)
         extra = [f'--config.distributed.{k}={v}' for k, v in fields.items()]
-        (alone,) = processes(['-m', 'zeroplay_jax.main', *RUN, f'--workdir={tmp_path}/run', *extra], 1, lambda *_: [])
+        (alone,) = processes(
+            ['-m', 'zeroplay_jax.main', *RUN, f'--workdir={tmp_path}/run', *extra], 1, lambda *_: []
+        )
         out = alone.communicate(timeout=120)[0]
-    assert alone.returncode == 2 and 'process 0 cannot open that port' in out.strip().split('\n')[-1]
+    assert (
+        alone.returncode == 2 and 'process 0 cannot open that port' in out.strip().split('\n')[-1]
+    )
 
 
 def test_a_process_zero_that_never_comes_is_one_line(monkeypatch):
@@ -267,9 +305,12 @@ def test_a_process_zero_that_never_comes_is_one_line(monkeypatch):
 
 
 def test_processes_that_never_come_are_one_line():
-    code = (
-        "from zeroplay_jax.runtime import hosts; hosts.JOIN_SECONDS = 3.0; hosts.connect('coordinator', '{}', 2, 0, 10)"
+    lines = (
+        'from zeroplay_jax.runtime import hosts',
+        'hosts.JOIN_SECONDS = 3.0',
+        "hosts.connect('coordinator', '{}', 2, 0, 10)",
     )
+    code = '\n'.join(lines)
     call = [sys.executable, '-c', code.format(f'localhost:{free_port()}')]
     alone = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert alone.returncode == 2 and alone.stderr.count('\n') == 1, alone.stderr

@@ -83,7 +83,9 @@ def upward(path):
     here = room(module(path))
     if here is None:
         return []
-    return [f'{name(path)} -> {m}' for m in imports(path) if room(m) and floor[room(m)] > floor[here]]
+    return [
+        f'{name(path)} -> {m}' for m in imports(path) if room(m) and floor[room(m)] > floor[here]
+    ]
 
 
 OURS = python_files('zeroplay_jax', 'retrieval')
@@ -107,16 +109,24 @@ def test_every_room_has_a_floor():
 
 def test_no_imports_in_a_circle():
     known = {module(path) for path in OURS}
-    files = {module(path): {m for m in imports(path) if m in known} - {module(path)} for path in OURS}
+    files = {
+        module(path): {m for m in imports(path) if m in known} - {module(path)} for path in OURS
+    }
     rooms = {}
     for file, seen in files.items():
         rooms.setdefault(room(file), set()).update({room(m) for m in seen} - {room(file), None})
     for graph in (files, rooms):
-        assert set(graphlib.TopologicalSorter(graph).static_order()) >= set(graph)  # a circle raises
+        assert set(graphlib.TopologicalSorter(graph).static_order()) >= set(
+            graph
+        )  # a circle raises
 
 
 def test_retrieval_stands_alone():
-    faults = [name(path) for path in python_files('retrieval') if any('zeroplay_jax' in m for m in imports(path))]
+    faults = [
+        name(path)
+        for path in python_files('retrieval')
+        if any('zeroplay_jax' in m for m in imports(path))
+    ]
     assert not faults
 
 
@@ -133,18 +143,22 @@ def test_a_library_is_imported_behind_its_door_only(library):
     faults = [
         name(path)
         for path in python_files(*CODE)
-        if any(m.split('.')[0] == library for m in imports(path)) and not name(path).startswith(DOORS[library])
+        if any(m.split('.')[0] == library for m in imports(path))
+        and not name(path).startswith(DOORS[library])
     ]
     assert not faults
 
 
 def test_files_and_functions_are_short():
-    long_files = [name(path) for path in python_files(*CODE) if len(path.read_text().splitlines()) > 450]
+    long_files = [
+        name(path) for path in python_files(*CODE) if len(path.read_text().splitlines()) > 450
+    ]
     long_functions = [
         f'{name(path)}:{node.lineno} {node.name}'
         for path in python_files(*CODE, 'tests')
         for node in ast.walk(tree(path))
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno - node.lineno >= 80
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and node.end_lineno - node.lineno >= 80
         if name(path) != 'configs/common.py'  # the list of all fields
     ]
     assert not long_files and not long_functions
@@ -160,7 +174,11 @@ def tracked():
     )
     paths = [ROOT / line for line in listing.stdout.splitlines()] or python_files(*CODE, 'tests')
     kinds = {'.py', '.md', '.sh', '.txt', '.toml', '.json', '.html', '.js', '.css', '.ipynb', ''}
-    return [path for path in paths if path.is_file() and path.suffix in kinds and path.stat().st_size < 1 << 20]
+    return [
+        path
+        for path in paths
+        if path.is_file() and path.suffix in kinds and path.stat().st_size < 1 << 20
+    ]
 
 
 def test_no_file_names_a_folder_of_somebodys_machine():
@@ -172,7 +190,9 @@ def test_no_file_names_a_folder_of_somebodys_machine():
 def test_nothing_is_left_unfinished():
     words = re.compile(r'\b(TO' + r'DO|FIX' + r'ME|XX' + r'X)\b|Not' + 'ImplementedError')
     faults = [
-        name(path) for path in tracked() if path.suffix != '.json' and words.search(path.read_text(errors='ignore'))
+        name(path)
+        for path in tracked()
+        if path.suffix != '.json' and words.search(path.read_text(errors='ignore'))
     ]
     assert not faults
 
@@ -216,7 +236,9 @@ def fake(clone, program, *lines):
 def call(clone, *command):
     environment = {key: value for key, value in os.environ.items() if not key.startswith('MAKE')}
     environment['PATH'] = f'{clone / "bin"}:{environment["PATH"]}'
-    return subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        command, cwd=clone, env=environment, capture_output=True, text=True, timeout=60
+    )
 
 
 def said(result):
@@ -229,7 +251,9 @@ def test_make_refuses_another_python_in_one_line(clone, version):
     result = call(clone, 'make', 'quickstart', f'PYTHON={python}')
     assert result.returncode != 0
     assert len(said(result)) == 1
-    assert 'needs Python 3.11, 3.12 or 3.13' in said(result)[0] and f'is {version}' in said(result)[0]
+    assert (
+        'needs Python 3.11, 3.12 or 3.13' in said(result)[0] and f'is {version}' in said(result)[0]
+    )
     assert not (clone / '.venv').exists()
 
 
@@ -240,7 +264,8 @@ def test_make_refuses_a_python_without_venv(clone):
 
 
 @pytest.mark.parametrize(
-    ('option', 'answer', 'hint'), [('-s', 'Darwin', 'Linux'), ('-r', '4.4.0-19041-Microsoft', 'WSL2')]
+    ('option', 'answer', 'hint'),
+    [('-s', 'Darwin', 'Linux'), ('-r', '4.4.0-19041-Microsoft', 'WSL2')],
 )
 def test_make_refuses_another_system_in_one_line(clone, option, answer, hint):
     fake(clone, 'uname', f'if [ "$1" = {option} ]; then echo {answer}; else echo Linux; fi')
@@ -262,7 +287,9 @@ def test_make_finds_a_python_by_itself_past_a_broken_name(clone):
 
 def test_quickstart_passes_workdir_and_seed_on(clone):
     result = call(clone, 'make', '--dry-run', 'quickstart', 'WORKDIR=some where', 'SEED=7')
-    command = "-m zeroplay_jax.main --config=configs/quickstart.py --workdir='some where' --config.seed=7"
+    command = (
+        "-m zeroplay_jax.main --config=configs/quickstart.py --workdir='some where' --config.seed=7"
+    )
     assert command in result.stdout
 
 

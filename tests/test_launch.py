@@ -15,7 +15,16 @@ LAUNCH = ROOT / 'launch'
 RUN = ['--config=configs/drzero.py:mini', "--workdir=/mnt/my share/it's", '--config.mesh.replica=4']
 OPTIONS = {
     'local_2proc': ['--devices', '2', '--port', '23456'],
-    'tpu_vm': ['--name', 'zero', '--zone', 'us-west4-a', '--type', 'v5litepod-16', '--setup', "mount 'a b'"],
+    'tpu_vm': [
+        '--name',
+        'zero',
+        '--zone',
+        'us-west4-a',
+        '--type',
+        'v5litepod-16',
+        '--setup',
+        "mount 'a b'",
+    ],
     'xpk': ['--cluster', 'tpus', '--name', 'zero', '--zone', 'us-west4-a', '--type=v5litepod-16'],
     'slurm': ['--nodes', '2', '--gpus', '4', '--time', '1-12:00:00'],
 }
@@ -34,7 +43,9 @@ def dry_run(script, *options, run=RUN):
     result = call(script, *OPTIONS[script], *options, '--dry-run', '--', *run, path='/nowhere')
     assert result.returncode == 0, result.stderr
     assert not result.stderr
-    return [words for line in result.stdout.splitlines() if (words := shlex.split(line, comments=True))]
+    return [
+        words for line in result.stdout.splitlines() if (words := shlex.split(line, comments=True))
+    ]
 
 
 def fake(folder, program, script):
@@ -57,15 +68,30 @@ def test_help_shows_an_example_that_is_accepted(script):
     words = shlex.split(command)
     assert words[0] == f'launch/{script}.sh' and '--workdir=' in command
     assert call(script, '--dry-run', *words[1:]).returncode == 0
-    mentioned = {word for line in result.stdout.splitlines() if line.startswith('  --') for word in [line.split()[0]]}
-    assert '--dry-run' in mentioned and {w for w in OPTIONS[script] if w.startswith('--') and '=' not in w} <= mentioned
+    mentioned = {
+        word
+        for line in result.stdout.splitlines()
+        if line.startswith('  --')
+        for word in [line.split()[0]]
+    }
+    assert (
+        '--dry-run' in mentioned
+        and {w for w in OPTIONS[script] if w.startswith('--') and '=' not in w} <= mentioned
+    )
 
 
 def test_local_starts_two_processes_that_differ_in_their_number_only():
     first, second = dry_run('local_2proc')
     assert first[:-1] == second[:-1]
-    assert [first[-1], second[-1]] == ['--config.distributed.process=0', '--config.distributed.process=1']
-    assert first[:3] == ['env', 'JAX_PLATFORMS=cpu', 'XLA_FLAGS=--xla_force_host_platform_device_count=2']
+    assert [first[-1], second[-1]] == [
+        '--config.distributed.process=0',
+        '--config.distributed.process=1',
+    ]
+    assert first[:3] == [
+        'env',
+        'JAX_PLATFORMS=cpu',
+        'XLA_FLAGS=--xla_force_host_platform_device_count=2',
+    ]
     assert first[3:6] == ['.venv/bin/python', '-m', 'zeroplay_jax.main']
     assert first[6:-1] == [
         *RUN,  # with a size of the mesh, which is left as it is
@@ -81,15 +107,31 @@ def test_tpu_vm_asks_installs_runs_and_gives_back():
     commands = dry_run('tpu_vm')
     assert [c[0] for c in commands] == ['gcloud', 'tar', *['gcloud'] * 6]
     create, *_, delete = commands
-    assert create[1:6] == ['compute', 'tpus', 'queued-resources', 'create', 'zero'] and create[-1] == '--spot'
-    assert {'--accelerator-type', 'v5litepod-16', '--runtime-version', 'v2-alpha-tpuv5-lite'} <= set(create)
-    assert delete[3:6] == ['queued-resources', 'delete', 'zero'] and delete[-2:] == ['--force', '--quiet']
+    assert (
+        create[1:6] == ['compute', 'tpus', 'queued-resources', 'create', 'zero']
+        and create[-1] == '--spot'
+    )
+    assert {
+        '--accelerator-type',
+        'v5litepod-16',
+        '--runtime-version',
+        'v2-alpha-tpuv5-lite',
+    } <= set(create)
+    assert delete[3:6] == ['queued-resources', 'delete', 'zero'] and delete[-2:] == [
+        '--force',
+        '--quiet',
+    ]
     install, setup, run = (c[c.index('--command') + 1] for c in commands[4:7])
     assert all('--worker=all' in c for c in commands[3:7])
     assert 'launch/install.sh tpu' in install and setup == "mount 'a b'"
     words = shlex.split(run)  # as the worker's shell reads it
     start = words.index('.venv/bin/python')
-    assert words[start + 1 : words.index('2>&1')] == ['-m', 'zeroplay_jax.main', *RUN, '--config.distributed.mode=auto']
+    assert words[start + 1 : words.index('2>&1')] == [
+        '-m',
+        'zeroplay_jax.main',
+        *RUN,
+        '--config.distributed.mode=auto',
+    ]
     # Only the run's own command line may look like a run: what ends old runs is not to end itself.
     assert 'zeroplay_jax.main' not in install.replace('[z]eroplay_jax.main', '')
     assert '--spot' not in dry_run('tpu_vm', '--on-demand')[0]
@@ -101,11 +143,28 @@ def test_xpk_packs_the_project_and_creates_a_workload():
     assert [c[0] for c in pack] == ['rm', 'mkdir', 'tar', 'tar']
     assert create[:3] == ['xpk', 'workload', 'create']
     value = lambda name: create[create.index(name) + 1]
-    assert value('--workload') == 'zero' and value('--num-slices') == '2' and value('--tpu-type') == 'v5litepod-16'
+    assert (
+        value('--workload') == 'zero'
+        and value('--num-slices') == '2'
+        and value('--tpu-type') == 'v5litepod-16'
+    )
     assert value('--script-dir') == pack[1][-1] == pack[-1][-1]
     install, run = value('--command').split(' && ')
-    assert shlex.split(install) == ['pip', 'install', '--quiet', '-r', 'requirements.txt', 'jax[tpu]']
-    assert shlex.split(run) == ['python', '-m', 'zeroplay_jax.main', *RUN, '--config.distributed.mode=auto']
+    assert shlex.split(install) == [
+        'pip',
+        'install',
+        '--quiet',
+        '-r',
+        'requirements.txt',
+        'jax[tpu]',
+    ]
+    assert shlex.split(run) == [
+        'python',
+        '-m',
+        'zeroplay_jax.main',
+        *RUN,
+        '--config.distributed.mode=auto',
+    ]
     delete, create = dry_run('xpk', '--image', 'mine:1', '--again')
     assert delete[:3] == ['xpk', 'workload', 'delete'] and '--script-dir' not in create
     assert shlex.split(create[-1])[:3] == ['python', '-m', 'zeroplay_jax.main']
@@ -116,7 +175,11 @@ def test_slurm_submits_one_process_per_node_with_all_its_gpus():
     assert make == ['mkdir', '-p', 'runs/slurm']
     value = lambda name: submit[submit.index(name) + 1]
     assert submit[0] == 'sbatch' and '--requeue' in submit
-    assert value('--nodes') == '2' and value('--ntasks-per-node') == '1' and value('--gpus-per-node') == '4'
+    assert (
+        value('--nodes') == '2'
+        and value('--ntasks-per-node') == '1'
+        and value('--gpus-per-node') == '4'
+    )
     assert value('--time') == '1-12:00:00' and '--partition' not in submit
     step = shlex.split(value('--wrap'))
     assert step[0] == 'srun' and 'JAX_LOCAL_DEVICE_IDS=0,1,2,3' in step
@@ -168,13 +231,18 @@ def test_what_cannot_work_is_refused_in_one_line(script, options, run, said):
     assert result.stderr.startswith('zeroplay_jax: launch/') and said in result.stderr
 
 
-@pytest.mark.parametrize(('script', 'program'), [('tpu_vm', 'gcloud'), ('xpk', 'xpk'), ('slurm', 'sbatch')])
+@pytest.mark.parametrize(
+    ('script', 'program'), [('tpu_vm', 'gcloud'), ('xpk', 'xpk'), ('slurm', 'sbatch')]
+)
 def test_a_missing_program_is_named(script, program, tmp_path):
     for tool in ('env', 'bash', 'dirname', 'seq', 'tr'):  # nothing else is on the path
         (tmp_path / tool).symlink_to(f'/usr/bin/{tool}')
     result = call(script, *OPTIONS[script], '--', *RUN, PATH=str(tmp_path))
     assert result.returncode == 2
-    assert result.stderr == f'zeroplay_jax: launch/{script}.sh: {program} is not installed on this machine\n'
+    assert (
+        result.stderr
+        == f'zeroplay_jax: launch/{script}.sh: {program} is not installed on this machine\n'
+    )
 
 
 # What they run here
@@ -201,7 +269,9 @@ def two(tmp_path):
     program = tmp_path / 'stand in.py'
     program.write_text(STAND_IN)
     logs = tmp_path / 'the logs'
-    call_it = lambda ends: call('local_2proc', '--logs', logs, '--', sys.executable, program, ends, "it's 1")
+    call_it = lambda ends: call(
+        'local_2proc', '--logs', logs, '--', sys.executable, program, ends, "it's 1"
+    )
     return call_it, logs
 
 
@@ -218,7 +288,13 @@ def test_two_processes_that_end_well(two):
 
 @pytest.mark.parametrize(
     ('ends', 'process', 'status'),
-    [('waits,3', 1, 3), ('7,waits', 0, 7), ('waits,killed', 1, 137), ('stubborn,1', 1, 1), ('0,5', 1, 5)],
+    [
+        ('waits,3', 1, 3),
+        ('7,waits', 0, 7),
+        ('waits,killed', 1, 137),
+        ('stubborn,1', 1, 1),
+        ('0,5', 1, 5),
+    ],
 )
 def test_when_one_fails_the_other_is_stopped_and_one_line_says_so(two, ends, process, status):
     start, logs = two
@@ -234,7 +310,16 @@ def test_when_one_fails_the_other_is_stopped_and_one_line_says_so(two, ends, pro
 def test_stopping_the_script_stops_both(tmp_path):
     program = tmp_path / 'stand_in.py'
     program.write_text(STAND_IN)
-    command = [LAUNCH / 'local_2proc.sh', '--logs', tmp_path, '--', sys.executable, program, 'waits,waits', 'hello']
+    command = [
+        LAUNCH / 'local_2proc.sh',
+        '--logs',
+        tmp_path,
+        '--',
+        sys.executable,
+        program,
+        'waits,waits',
+        'hello',
+    ]
     script = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     pids = [int(word) for word in script.stderr.readline().split() if word.isdigit()]
     assert len(pids) == 2 and 'process 0 says hello' in script.stdout.readline()
@@ -250,7 +335,9 @@ def test_a_run_that_is_refused_says_why(two):
     start, _ = two
     result = start('waits,2')
     assert result.returncode == 2
-    assert result.stderr.splitlines()[-1].startswith('zeroplay_jax: process 1 of 2 refused the run: process 1 says')
+    assert result.stderr.splitlines()[-1].startswith(
+        'zeroplay_jax: process 1 of 2 refused the run: process 1 says'
+    )
 
 
 def test_two_processes_find_each_other(tmp_path):
@@ -303,7 +390,12 @@ def cloud(tmp_path):
         options = [*OPTIONS['tpu_vm'], '--poll=0', '--retries=2', '--delete']
         result = call('tpu_vm', *options, '--', *RUN, path=tmp_path, TMPDIR=str(tmp_path))
         calls = (tmp_path / 'calls').read_text().splitlines()
-        kinds = ('queued-resources create', 'queued-resources delete', ' scp ', '-m zeroplay_jax.main')
+        kinds = (
+            'queued-resources create',
+            'queued-resources delete',
+            ' scp ',
+            '-m zeroplay_jax.main',
+        )
         return result, [kind.split()[-1] for line in calls for kind in kinds if kind in line], calls
 
     return start
@@ -321,8 +413,13 @@ def test_a_preempted_slice_is_asked_for_again_and_the_same_command_runs(cloud, l
 
 def test_a_run_that_fails_on_a_healthy_slice_is_tried_a_few_times(cloud, tmp_path):
     result, steps, _ = cloud('1', '1', '1', '0')
-    assert result.returncode == 2 and steps.count('zeroplay_jax.main') == 3 and 'delete' not in steps
-    assert 'failed on a healthy slice (status 1' in result.stderr and '3 times in a row' in result.stderr
+    assert (
+        result.returncode == 2 and steps.count('zeroplay_jax.main') == 3 and 'delete' not in steps
+    )
+    assert (
+        'failed on a healthy slice (status 1' in result.stderr
+        and '3 times in a row' in result.stderr
+    )
     assert 'queued-resources delete zero' in result.stderr.splitlines()[-1]
     result, steps, _ = cloud('1', '0')  # the slice is still there
     assert result.returncode == 0 and steps.count('create') == 1
@@ -339,14 +436,21 @@ def test_install_brings_a_python_where_there_is_none(tmp_path):
     for name in ('install.sh', 'python.sh'):
         (tmp_path / 'launch' / name).write_bytes((LAUNCH / name).read_bytes())
         (tmp_path / 'launch' / name).chmod(0o755)
-    old = fake(tmp_path, 'python3', 'echo "$*" >> calls; [[ $1 == -c ]] && echo 3.10.12 /usr/bin/python3 venv; exit 0')
+    old = fake(
+        tmp_path,
+        'python3',
+        'echo "$*" >> calls; [[ $1 == -c ]] && echo 3.10.12 /usr/bin/python3 venv; exit 0',
+    )
     for name in ('python3.11', 'python3.12', 'python3.13', 'python'):
         fake(tmp_path, name, 'exit 127')
     command = [tmp_path / 'launch' / 'install.sh', 'tpu']
     environment = os.environ | {'PATH': f'{old}:{os.environ["PATH"]}'}
     result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     calls = (tmp_path / 'calls').read_text().splitlines()
-    assert '-m pip install --quiet --user uv' in calls and '-m uv venv --quiet --seed --python 3.12 .venv' in calls
+    assert (
+        '-m pip install --quiet --user uv' in calls
+        and '-m uv venv --quiet --seed --python 3.12 .venv' in calls
+    )
     assert result.returncode != 0  # nothing was really installed, and it does not say otherwise
     assert not (tmp_path / '.venv').exists()
     result = subprocess.run([*command[:1], 'gpu'], capture_output=True, text=True)

@@ -20,7 +20,13 @@ from zeroplay_jax import rules
 
 ROOT = pathlib.Path(__file__).parents[1]
 SHELL = ('', 'bash', 'sh')  # how fences of commands begin
-PAGES = ('README.md', 'retrieval/README.md', 'benchmarks/README.md', 'notebooks/README.md', 'launch/README.md')
+PAGES = (
+    'README.md',
+    'retrieval/README.md',
+    'benchmarks/README.md',
+    'notebooks/README.md',
+    'launch/README.md',
+)
 
 FEW = (
     '--config.sampler.slots=16 --config.proposer.batch=16 --config.proposer.steps=1 --config.pool.batch=8 '
@@ -44,7 +50,9 @@ SMALL = {
         '--config.sampler.slots=2 --limit=2 --config.rollout.turn_tokens=16'
     ),
     '.venv/bin/python -m zeroplay_jax.evaluate': '--config.eval.questions=3',
-    '.venv/bin/python -m retrieval.build --corpus wiki-18': lambda c: c.replace('e5-base-v2', f"'{encoder()}'"),
+    '.venv/bin/python -m retrieval.build --corpus wiki-18': lambda c: c.replace(
+        'e5-base-v2', f"'{encoder()}'"
+    ),
 }
 # What the launch page has on a cluster's share or in public collections, and what stands for it here.
 SHARED = {
@@ -94,7 +102,11 @@ def encoder():
 
 def blocks(page, *languages):
     text = (ROOT / page).read_text(encoding='utf-8')
-    return [m[2] for m in re.finditer(r'^ *```(\w*)\n(.*?)^ *```', text, re.M | re.S) if m[1] in languages]
+    return [
+        m[2]
+        for m in re.finditer(r'^ *```(\w*)\n(.*?)^ *```', text, re.M | re.S)
+        if m[1] in languages
+    ]
 
 
 def commands(page):
@@ -112,7 +124,9 @@ def project(tmp_path_factory):
     if not (ROOT / '.venv').is_dir():
         pytest.skip('the commands of the README want .venv, which `make test` makes')
     copy = tmp_path_factory.mktemp('readme') / 'zeroplay'
-    listed = subprocess.run(['git', 'ls-files', '-co', '--exclude-standard'], cwd=ROOT, capture_output=True, text=True)
+    listed = subprocess.run(
+        ['git', 'ls-files', '-co', '--exclude-standard'], cwd=ROOT, capture_output=True, text=True
+    )
     for name in listed.stdout.split('\n'):
         if name and (ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
@@ -133,11 +147,15 @@ def run(project, command, **options):
             command = change(command) if callable(change) else f'{command} {change}'
             break
     shell = ['bash', '-c', command]
-    return subprocess.run(shell, cwd=project, env=environment, capture_output=True, text=True, timeout=400, **options)
+    return subprocess.run(
+        shell, cwd=project, env=environment, capture_output=True, text=True, timeout=400, **options
+    )
 
 
 def test_every_page_is_covered():
-    listed = subprocess.run(['git', 'ls-files', '*README.md'], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    listed = subprocess.run(
+        ['git', 'ls-files', '*README.md'], cwd=ROOT, capture_output=True, text=True
+    ).stdout.split()
     without = [page for page in listed if page not in PAGES and commands(page)]
     assert not without, f'commands that no test runs: {without}'
     assert len(runnable('README.md')) > 20
@@ -149,7 +167,9 @@ def launches():
 
 def dry_runs():
     """The scripts of the launch page's table and recipe, told to show only what they would do."""
-    found = re.findall(r'`(launch/\w+\.sh .*?-- .*?)`', (ROOT / 'launch/README.md').read_text(encoding='utf-8'))
+    found = re.findall(
+        r'`(launch/\w+\.sh .*?-- .*?)`', (ROOT / 'launch/README.md').read_text(encoding='utf-8')
+    )
     return [command.replace('.sh ', '.sh --dry-run ', 1) for command in found] + launches()
 
 
@@ -158,7 +178,9 @@ def test_a_command_of_the_launch_page_is_accepted(project, command):
     done = run(project, command)
     assert done.returncode == 0 and 'zeroplay_jax.main' in done.stdout, done.stderr[-2500:]
     # What the scripts hand on unseen: the flags of the run.
-    flags = dict(flag[2:].split('=', 1) for flag in shlex.split(command.split(' -- ', 1)[1]) if '=' in flag)
+    flags = dict(
+        flag[2:].split('=', 1) for flag in shlex.split(command.split(' -- ', 1)[1]) if '=' in flag
+    )
     page, _, variant = flags.pop('config').partition(':')
     config = importlib.import_module(page.removesuffix('.py').replace('/', '.')).get_config(variant)
     for name, value in flags.items():
@@ -167,17 +189,24 @@ def test_a_command_of_the_launch_page_is_accepted(project, command):
             new = value if isinstance(old, str) else ast.literal_eval(value)
             config.update_from_flattened_dict({name.removeprefix('config.'): new})
     for rule in rules.CHECKS:
-        if rule not in (rules._check_game, rules._check_checkpoint):  # what is on the disks of others
+        if rule not in (
+            rules._check_game,
+            rules._check_checkpoint,
+        ):  # what is on the disks of others
             rule(config)
 
 
 @pytest.mark.parametrize('page', PAGES)
 def test_links_and_pictures_are_there(page):
-    listed = subprocess.run(['git', 'ls-files'], cwd=ROOT, capture_output=True, text=True).stdout.split('\n')
+    listed = subprocess.run(
+        ['git', 'ls-files'], cwd=ROOT, capture_output=True, text=True
+    ).stdout.split('\n')
     for link in re.findall(r'\]\(([^)#]+)', (ROOT / page).read_text(encoding='utf-8')):
         if '://' not in link:
             path = os.path.normpath(os.path.join(os.path.dirname(page), link))
-            assert path in listed or any(name.startswith(f'{path}/') for name in listed), f'{page}: {link}'
+            assert path in listed or any(name.startswith(f'{path}/') for name in listed), (
+                f'{page}: {link}'
+            )
 
 
 def test_the_launch_page_names_every_kind_of_machine():
@@ -199,14 +228,20 @@ def played():
 def test_a_command_of_the_readme_does_what_it_says(project, command):
     for part, made in MADE.items():
         if part in command and '.main' not in command:
-            (project / made).unlink(missing_ok=True)  # a run or an earlier page has written one already
+            (project / made).unlink(
+                missing_ok=True
+            )  # a run or an earlier page has written one already
     done = run(project, command, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, (done.stdout[-1500:], done.stderr[-2500:])
     for part, made in MADE.items():
         if part in command:
             assert (project / made).is_file(), done.stdout[-1500:]
     if '--json' in command:
-        assert {s['source'] for s in json.loads(done.stdout)['segments']} == {'prompt', 'policy', 'env'}
+        assert {s['source'] for s in json.loads(done.stdout)['segments']} == {
+            'prompt',
+            'policy',
+            'env',
+        }
     if 'mini/clean "' in command:
         assert 'Duvos' in done.stdout.strip().split('\n')[-1]  # the ceiling knows
 
@@ -214,10 +249,15 @@ def test_a_command_of_the_readme_does_what_it_says(project, command):
 def test_the_recipe_of_the_readme_is_as_short_as_said_and_was_played(project):
     recipe = next(text for text in blocks('README.md', 'python') if 'class Recipe' in text)
     assert recipe.count('\n') < 40
-    records = [json.loads(line) for line in (project / 'runs/easy/metrics.jsonl').read_text().splitlines()]
+    records = [
+        json.loads(line) for line in (project / 'runs/easy/metrics.jsonl').read_text().splitlines()
+    ]
     played = [r for r in records if r['phase'] == 'solver']
     assert {r['iteration'] for r in played} == {0, 1, 2}  # questions of one, two and three hops
-    rows = [json.loads(line) for line in (project / 'runs/easy/trajectories.jsonl').read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (project / 'runs/easy/trajectories.jsonl').read_text().splitlines()
+    ]
     hops = {(r['iteration'], r['info']['hops']) for r in rows if r['phase'] == 'solver'}
     assert hops == {(0, 1), (1, 2), (2, 3)}
 
@@ -225,7 +265,9 @@ def test_the_recipe_of_the_readme_is_as_short_as_said_and_was_played(project):
 def test_the_commands_and_the_client_of_the_retrieval_page(project):
     import gzip
 
-    passages = [json.dumps({'id': str(i), 'contents': f'"Title {i}"\nText number {i}.'}) for i in range(40)]
+    passages = [
+        json.dumps({'id': str(i), 'contents': f'"Title {i}"\nText number {i}.'}) for i in range(40)
+    ]
     with gzip.open(project / 'wiki-18.jsonl.gz', 'wt') as out:
         out.write('\n'.join(passages))
     build, query, server = runnable('retrieval/README.md')[:3]
@@ -235,14 +277,21 @@ def test_the_commands_and_the_client_of_the_retrieval_page(project):
     assert 'Title' in done.stdout
     port = str(free_port())
     page = next(text for text in blocks('retrieval/README.md', 'python') if 'Client(' in text)
-    with subprocess.Popen(['bash', '-c', 'exec ' + server.replace('8000', port)], cwd=project) as serving:
+    with subprocess.Popen(
+        ['bash', '-c', 'exec ' + server.replace('8000', port)], cwd=project
+    ) as serving:
         try:
             wait(f'http://127.0.0.1:{port}/health')
             code = page.replace('8000', port).replace(
-                "client.retrieve(['who wrote it'], k=3)", "print(client.retrieve(['who wrote it'], k=3))"
+                "client.retrieve(['who wrote it'], k=3)",
+                "print(client.retrieve(['who wrote it'], k=3))",
             )
             done = subprocess.run(
-                [sys.executable, '-c', code], cwd=project, capture_output=True, text=True, timeout=120
+                [sys.executable, '-c', code],
+                cwd=project,
+                capture_output=True,
+                text=True,
+                timeout=120,
             )
             assert done.returncode == 0 and "'title': 'Title" in done.stdout, done.stderr[-2000:]
         finally:

@@ -12,30 +12,71 @@ import numpy as np
 import pytest
 from test_run import ROOT, final_states, finish, lines, without_clock
 
-SMALL = ['--config.world.train=(0,4)', '--config.world.evaluation=(0,2)', '--config.eval.questions=2']
+SMALL = [
+    '--config.world.train=(0,4)',
+    '--config.world.evaluation=(0,2)',
+    '--config.eval.questions=2',
+]
 SMALL += ['--config.sampler.slots=16', '--config.micro.rows=2']
 TWO = ['--config.proposer.steps=2', '--config.pool.batch=8', '--config.pool.batches=1']
 TWO += ['--config.proposer.batch=8', '--config.schedule.hop_ratio=(2,1,1)']
 # System → what makes its small variant a little smaller still, and the metrics that prove its stages ran.
 SYSTEMS = {
-    'drzero': ([*TWO, '--config.solver.batch=4'], {'reward/difficulty', 'k_histogram/0', 'reward/exact_match'}),
-    'piplay': ([*TWO, '--config.solver.batch=4'], {'reward/difficulty', 'distill_divergence', 'distill_tail_mass'}),
-    'dspo': (['--config.solver.batch=4'], {'filter/kept', 'filter/surplus', 'clip_share', 'reward/contains_answer'}),
+    'drzero': (
+        [*TWO, '--config.solver.batch=4'],
+        {'reward/difficulty', 'k_histogram/0', 'reward/exact_match'},
+    ),
+    'piplay': (
+        [*TWO, '--config.solver.batch=4'],
+        {'reward/difficulty', 'distill_divergence', 'distill_tail_mass'},
+    ),
+    'dspo': (
+        ['--config.solver.batch=4'],
+        {'filter/kept', 'filter/surplus', 'clip_share', 'reward/contains_answer'},
+    ),
     'scope': (
-        ['--config.proposer.steps=2', '--config.proposer.batch=4', '--config.solver.batch=4', '--config.pool.batch=4'],
+        [
+            '--config.proposer.steps=2',
+            '--config.proposer.batch=4',
+            '--config.solver.batch=4',
+            '--config.pool.batch=4',
+        ],
         {'reward/rubrics', 'reward/difficulty', 'reward/length_factor', 'judge/asked', 'kl'},
     ),
-    'ssp': ([], {'rejected/leaks_answer', 'rejected/unanswerable', 'reward/hard', 'solver/kl', 'reward/exact_match'}),
-    'cross': ([*TWO, '--config.solver.batch=4'], {'filter/kept', 'distill_divergence', 'reward/difficulty'}),
+    'ssp': (
+        [],
+        {
+            'rejected/leaks_answer',
+            'rejected/unanswerable',
+            'reward/hard',
+            'solver/kl',
+            'reward/exact_match',
+        },
+    ),
+    'cross': (
+        [*TWO, '--config.solver.batch=4'],
+        {'filter/kept', 'distill_divergence', 'reward/difficulty'},
+    ),
 }
 
 
 def start(system, workdir):
     environment = os.environ | {'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'}
-    command = [sys.executable, '-m', 'zeroplay_jax.main', f'--config=configs/{system}.py:mini', *SMALL]
+    command = [
+        sys.executable,
+        '-m',
+        'zeroplay_jax.main',
+        f'--config=configs/{system}.py:mini',
+        *SMALL,
+    ]
     command += [*SYSTEMS[system][0], f'--workdir={workdir}']
     return subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -49,14 +90,18 @@ def whole(request, tmp_path_factory):
 def test_every_stage_ran(whole):
     system, workdir = whole
     records = lines(workdir)
-    assert SYSTEMS[system][1] <= {name for record in records for name, value in record.items() if value is not None}
+    assert SYSTEMS[system][1] <= {
+        name for record in records for name, value in record.items() if value is not None
+    }
     updates = [r for r in records if r.get('gradient_norm', r.get('solver/gradient_norm'))]
     assert updates, 'nothing was learnt in any step'
     summary = json.loads((workdir / 'summary.json').read_text())
     assert (summary['outside_questions'] > 0) == (system in ('dspo', 'ssp'))
     assert records[0]['phase'] == records[-1]['phase'] == 'evaluation'
     graded = summary['results'].get('rubrics', {})
-    assert bool(graded) == (system == 'scope') and all(len(scores) == 8 for scores in graded.values())
+    assert bool(graded) == (system == 'scope') and all(
+        len(scores) == 8 for scores in graded.values()
+    )
 
 
 def test_what_a_teacher_was_shown_is_in_the_log(whole):
@@ -70,11 +115,15 @@ def test_what_a_teacher_was_shown_is_in_the_log(whole):
 def test_a_kill_changes_nothing(whole, tmp_path):
     system, first = whole
     if system in ('drzero', 'cross'):
-        pytest.skip('tests/test_run.py kills the first, and what is particular to the second is killed in the others')
+        pytest.skip(
+            'tests/test_run.py kills the first, and what is particular to the second is killed in the others'
+        )
     workdir = tmp_path / 'killed'
     process, deadline = start(system, workdir), time.monotonic() + 300
     metrics = workdir / 'metrics.jsonl'
-    while (not metrics.exists() or metrics.read_text().count('\n') < 3) and time.monotonic() < deadline:
+    while (
+        not metrics.exists() or metrics.read_text().count('\n') < 3
+    ) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert process.poll() is None
     process.send_signal(signal.SIGKILL)
@@ -83,6 +132,8 @@ def test_a_kill_changes_nothing(whole, tmp_path):
     a, loop_a = final_states(first)
     b, loop_b = final_states(workdir)
     jax.tree.map(np.testing.assert_array_equal, a, b)
-    assert {k: v for k, v in loop_a.items() if k != 'seconds'} == {k: v for k, v in loop_b.items() if k != 'seconds'}
+    assert {k: v for k, v in loop_a.items() if k != 'seconds'} == {
+        k: v for k, v in loop_b.items() if k != 'seconds'
+    }
     assert without_clock(lines(first)) == without_clock(lines(workdir))
     assert (first / 'tasks.jsonl').read_text() == (workdir / 'tasks.jsonl').read_text()

@@ -53,7 +53,9 @@ def final_states(workdir):
     import orbax.checkpoint as ocp
 
     step = max(int(p.name) for p in (workdir / 'checkpoints').iterdir() if p.name.isdigit())
-    tree = ocp.StandardCheckpointer().restore((workdir / 'checkpoints' / str(step) / 'states').resolve())
+    tree = ocp.StandardCheckpointer().restore(
+        (workdir / 'checkpoints' / str(step) / 'states').resolve()
+    )
     loop = json.loads((workdir / 'checkpoints' / str(step) / 'loop' / 'metadata').read_text())
     return jax.tree.map(np.asarray, tree), loop
 
@@ -76,10 +78,27 @@ def uninterrupted(tmp_path_factory):
 def test_a_run_leaves_what_the_readme_says(uninterrupted):
     workdir, printed = uninterrupted
     summary = json.loads((workdir / 'summary.json').read_text())
-    want = {'em_before', 'em_after', 'em_by_hop', 'ci95', 'questions', 'seconds', 'seed', 'steps', 'outside_questions'}
+    want = {
+        'em_before',
+        'em_after',
+        'em_by_hop',
+        'ci95',
+        'questions',
+        'seconds',
+        'seed',
+        'steps',
+        'outside_questions',
+    }
     assert want <= summary.keys() and summary['outside_questions'] == 0
-    assert set(summary['em_by_hop']['after']) == {'1', '2', '3', '4'} and 'mean of 1, 2, 3' in printed
-    assert {p.name for p in workdir.iterdir()} >= {'report.html', 'config.json', 'trajectories.jsonl', 'checkpoints'}
+    assert (
+        set(summary['em_by_hop']['after']) == {'1', '2', '3', '4'} and 'mean of 1, 2, 3' in printed
+    )
+    assert {p.name for p in workdir.iterdir()} >= {
+        'report.html',
+        'config.json',
+        'trajectories.jsonl',
+        'checkpoints',
+    }
     assert any(p.name.startswith('events.out.tfevents') for p in workdir.iterdir())
     for role in ('proposer', 'solver'):
         assert {'config.json', 'tokenizer.json', 'model.safetensors'} <= {
@@ -96,10 +115,25 @@ def test_every_step_logs_what_one_needs_to_see_why(uninterrupted):
     records = lines(uninterrupted[0])
     proposer = next(r for r in records if r['phase'] == 'proposer')
     solver = next(r for r in records if r['phase'] == 'solver' and not r.get('skipped_updates'))
-    both = {'reward_mean', 'informative_groups', 'singleton_groups', 'group_size', 'turns', 'tool_calls'}
+    both = {
+        'reward_mean',
+        'informative_groups',
+        'singleton_groups',
+        'group_size',
+        'turns',
+        'tool_calls',
+    }
     both |= {'tool_error_rate', 'truncated_rate', 'search_seconds/p50', 'search_seconds/p95'}
     both |= {'same_ids_when_rendered_again', 'skipped_updates', 'tokens_per_second'}
-    learnt = {'answer_words', 'entropy', 'clip_share', 'prob_gap', 'gradient_norm', 'reward/exact_match', 'pool_size'}
+    learnt = {
+        'answer_words',
+        'entropy',
+        'clip_share',
+        'prob_gap',
+        'gradient_norm',
+        'reward/exact_match',
+        'pool_size',
+    }
     assert both | {'valid_rate', 'reward/format', 'reward/difficulty'} <= proposer.keys()
     assert both | learnt <= solver.keys()
     assert any(k.startswith('k_histogram/') for r in records for k in r)
@@ -111,11 +145,21 @@ def test_every_item_is_told_with_where_it_comes_from(uninterrupted):
     records, told = lines(uninterrupted[0]), lines(uninterrupted[0], 'tasks.jsonl')
     assert all(line['system'] == 'drzero' for line in told)
     made = [line for line in told if line['drop'] is None]
-    assert made and all(line['question'] and line['answers'] and line['document_id'] for line in made)
-    assert {line['phase'] for line in made} == {'generate'} and {line['version'] for line in made} == {2, 4}
+    assert made and all(
+        line['question'] and line['answers'] and line['document_id'] for line in made
+    )
+    assert {line['phase'] for line in made} == {'generate'} and {
+        line['version'] for line in made
+    } == {2, 4}
     assert sum(r['pool_size'] for r in records if r['phase'] == 'generate') == len(made)
     rejected = [line for line in told if line['phase'] == 'proposer']
-    share = sum(v for r in records if r['phase'] == 'proposer' for k, v in r.items() if k.startswith('rejected/'))
+    share = sum(
+        v
+        for r in records
+        if r['phase'] == 'proposer'
+        for k, v in r.items()
+        if k.startswith('rejected/')
+    )
     assert rejected and all(line['drop'] and line['rollout'] for line in rejected)
     assert len(rejected) == pytest.approx(16 * share), 'one line for each that the metrics count'
     proposals = {tuple(line['task']): line['question'] for line in made}
@@ -142,7 +186,11 @@ def _kill_and_compare(whole, workdir, kills, rng):
         if i % 3 == 1:  # anywhere: while it starts, restores, cuts its log, or plays
             time.sleep(rng.uniform(1, 8))
         else:  # soon after a step that is new
-            while _cursor(workdir) <= before and process.poll() is None and time.monotonic() < deadline:
+            while (
+                _cursor(workdir) <= before
+                and process.poll() is None
+                and time.monotonic() < deadline
+            ):
                 time.sleep(0.02)
             time.sleep(rng.uniform(0, 0.3))
         done += process.poll() is None
@@ -155,7 +203,9 @@ def _kill_and_compare(whole, workdir, kills, rng):
     import jax
 
     jax.tree.map(np.testing.assert_array_equal, a, b)
-    assert {k: v for k, v in loop_a.items() if k != 'seconds'} == {k: v for k, v in loop_b.items() if k != 'seconds'}
+    assert {k: v for k, v in loop_a.items() if k != 'seconds'} == {
+        k: v for k, v in loop_b.items() if k != 'seconds'
+    }
     assert without_clock(lines(whole)) == without_clock(lines(workdir))
     for name in ('trajectories.jsonl', 'tasks.jsonl'):
         assert lines(whole, name) == lines(workdir, name)
@@ -169,7 +219,11 @@ def _cursor(workdir):
 def test_a_workdir_of_another_config_is_refused_in_one_line(uninterrupted):
     process = start(uninterrupted[0], '--config.solver.batch=8')
     _, err = process.communicate(timeout=120)
-    assert process.returncode == 2 and 'solver.batch (there 4, now 8)' in err and 'Traceback' not in err
+    assert (
+        process.returncode == 2
+        and 'solver.batch (there 4, now 8)' in err
+        and 'Traceback' not in err
+    )
 
 
 def test_the_same_seed_gives_the_same_run_and_another_another(uninterrupted, tmp_path):

@@ -15,7 +15,13 @@ from benchmarks import roofline, tpu_aot, tpu_programs, tpu_shapes
 from zeroplay_jax.policy import sharding
 
 ROOT = pathlib.Path(__file__).parents[1]
-BILLIONS = {'qwen2.5-3b': 3.09, 'qwen2.5-7b': 7.62, 'qwen3-8b': 8.19, 'llama-3.1-8b': 8.03, 'olmo-3-7b': 7.30}
+BILLIONS = {
+    'qwen2.5-3b': 3.09,
+    'qwen2.5-7b': 7.62,
+    'qwen3-8b': 8.19,
+    'llama-3.1-8b': 8.03,
+    'olmo-3-7b': 7.30,
+}
 
 
 @pytest.mark.parametrize('name', tpu_shapes.MODELS)
@@ -42,7 +48,9 @@ def test_least_operations_of_a_model_are_counted_by_hand():
     # A row of 3: with a window of 2 its places see 1, 2, 2 places, else 1, 2, 3.
     assert roofline.seen(model, 3) == pytest.approx(5 / 3 + 2)
     products = 4 * 2 * 2 * (5 / 3 + 2)
-    assert roofline.forward(model, shapes, 9, 3, True) == pytest.approx(9 * (2 * (2 * layer + 40) + products))
+    assert roofline.forward(model, shapes, 9, 3, True) == pytest.approx(
+        9 * (2 * (2 * layer + 40) + products)
+    )
     untied = dataclasses.replace(model, tied=False)
     assert roofline.weights(untied, tpu_programs.parameters(untied)) == (2 * layer, 40)
 
@@ -55,7 +63,11 @@ def test_collectives_are_read_from_a_program():
     %d = (bf16[2]{0}, bf16[8]{0}, u32[]{:S(2)}) collective-permute-start(%x), channel_id=3
     %e = bf16[8]{0} collective-permute-done(%d)
     """
-    assert roofline.collectives(text) == {'all-gather': 256, 'all-reduce': 32, 'collective-permute': 16}
+    assert roofline.collectives(text) == {
+        'all-gather': 256,
+        'all-reduce': 32,
+        'collective-permute': 16,
+    }
 
 
 def test_what_leaves_the_chip_leaves_in_order_and_no_more_than_needed():
@@ -63,8 +75,12 @@ def test_what_leaves_the_chip_leaves_in_order_and_no_more_than_needed():
     order = ('a', 'b', 'c')
     assert tpu_aot.settle(40, beside, order, 100) == dict(fits=True, hbm_bytes=95, offloaded=[])
     assert tpu_aot.settle(60, beside, order, 100) == dict(fits=True, hbm_bytes=85, offloaded=['a'])
-    assert tpu_aot.settle(80, beside, order, 100) == dict(fits=True, hbm_bytes=85, offloaded=['a', 'c'])
-    assert tpu_aot.settle(96, beside, order, 100) == dict(fits=False, hbm_bytes=101, offloaded=['a', 'c'])
+    assert tpu_aot.settle(80, beside, order, 100) == dict(
+        fits=True, hbm_bytes=85, offloaded=['a', 'c']
+    )
+    assert tpu_aot.settle(96, beside, order, 100) == dict(
+        fits=False, hbm_bytes=101, offloaded=['a', 'c']
+    )
 
 
 def test_state_on_a_chip_is_its_share():
@@ -108,7 +124,12 @@ def test_the_programs_of_a_small_model_compile_for_a_slice():
     environment = os.environ | {'JAX_PLATFORMS': 'cpu'}
     environment.pop('XLA_FLAGS', None)
     result = subprocess.run(
-        [sys.executable, '-c', SMALL], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
+        [sys.executable, '-c', SMALL],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     assert result.returncode == 0, result.stderr[-2000:]
     found, kernels, error = json.loads(result.stdout.splitlines()[-1])
@@ -128,9 +149,19 @@ def test_the_tables_of_the_pages_are_what_was_found():
     for name in tpu_shapes.MODELS:
         cells = []
         for topology in tpu_shapes.TOPOLOGIES:
-            assert all(found[name, topology, program]['fits'] for program in ('extend', 'decode', 'update'))
-            slots, update = found[name, topology, 'decode']['slots'], found[name, topology, 'update']
-            off = any(found[name, topology, program]['offloaded'] for program in ('extend', 'decode', 'update'))
-            cells.append(f'{slots} slots, {update["micro_rows"]} rows' + ('' if off else '; all on the chip'))
+            assert all(
+                found[name, topology, program]['fits'] for program in ('extend', 'decode', 'update')
+            )
+            slots, update = (
+                found[name, topology, 'decode']['slots'],
+                found[name, topology, 'update'],
+            )
+            off = any(
+                found[name, topology, program]['offloaded']
+                for program in ('extend', 'decode', 'update')
+            )
+            cells.append(
+                f'{slots} slots, {update["micro_rows"]} rows' + ('' if off else '; all on the chip')
+            )
         line = f'| {name} | ' + ' | '.join(cells) + ' |'
         assert line in page and line in (ROOT / 'README.md').read_text()

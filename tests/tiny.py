@@ -15,12 +15,18 @@ from zeroplay_jax.rollout import tools
 
 # For programs that run once: compiled in half the time.
 jit = functools.partial(
-    jax.jit, compiler_options={'xla_backend_optimization_level': 0, 'xla_llvm_disable_expensive_passes': True}
+    jax.jit,
+    compiler_options={
+        'xla_backend_optimization_level': 0,
+        'xla_llvm_disable_expensive_passes': True,
+    },
 )
 
 SPECIAL = ('<|endoftext|>', '<|im_start|>', '<|im_end|>')
 TAGS = tuple(
-    f'<{slash}{t}>' for t in ('search', 'answer', 'information', 'tool_call', 'tool_response') for slash in ('', '/')
+    f'<{slash}{t}>'
+    for t in ('search', 'answer', 'information', 'tool_call', 'tool_response')
+    for slash in ('', '/')
 )
 LETTERS = 'abcdefgh'
 MERGES = [('a', 'b'), ('c', 'ab'), ('d', 'e')]
@@ -34,7 +40,9 @@ TEMPLATE = (
 def make_folder(path, *, letters=None, seed=0, **config):
     """A Qwen3 folder with a byte-level BPE tokenizer; `letters` None takes the whole byte alphabet."""
     path.mkdir(parents=True, exist_ok=True)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet()) if letters is None else [*letters, 'Ċ', 'Ġ']
+    alphabet = (
+        sorted(pre_tokenizers.ByteLevel.alphabet()) if letters is None else [*letters, 'Ċ', 'Ġ']
+    )
     words = [*alphabet, *(a + b for a, b in MERGES)]
     backend = tokenizers.Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, MERGES))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -42,10 +50,16 @@ def make_folder(path, *, letters=None, seed=0, **config):
     backend.add_special_tokens([tokenizers.AddedToken(t, special=True) for t in SPECIAL])
     backend.add_tokens([tokenizers.AddedToken(t, special=False, normalized=False) for t in TAGS])
     wrapped = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token='<|im_end|>', pad_token='<|endoftext|>', chat_template=TEMPLATE
+        tokenizer_object=backend,
+        eos_token='<|im_end|>',
+        pad_token='<|endoftext|>',
+        chat_template=TEMPLATE,
     )
     wrapped.save_pretrained(str(path))
-    fields = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4) | config
+    fields = (
+        dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+        | config
+    )
     raw = dict(
         architectures=['Qwen3ForCausalLM'],
         model_type='qwen3',
@@ -65,7 +79,9 @@ def make_folder(path, *, letters=None, seed=0, **config):
     scale = lambda x: x * np.random.default_rng(seed).uniform(0.5, 1.5, x.shape).astype('f')
     bias = lambda x: np.random.default_rng(seed).uniform(-0.5, 0.5, x.shape).astype('f')
     vary = {'scale': scale, 'bias': bias, 'embedding': lambda x: x * 4}
-    params = jax.tree_util.tree_map_with_path(lambda path, x: vary.get(path[-1].key, lambda x: x)(x), params)
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, x: vary.get(path[-1].key, lambda x: x)(x), params
+    )
     from safetensors.numpy import save_file
 
     save_file(hf.to_tensors(model, params), path / 'model.safetensors', metadata={'format': 'pt'})
@@ -79,10 +95,18 @@ FAMILIES = {
     'qwen2': ('Qwen2Config', {}),
     'qwen2_tied_sliding': (
         'Qwen2Config',
-        dict(tie_word_embeddings=True, use_sliding_window=True, sliding_window=16, max_window_layers=1),
+        dict(
+            tie_word_embeddings=True,
+            use_sliding_window=True,
+            sliding_window=16,
+            max_window_layers=1,
+        ),
     ),
     'qwen3': ('Qwen3Config', dict(head_dim=16)),
-    'qwen3_yarn': ('Qwen3Config', dict(head_dim=16, tie_word_embeddings=True, rope_parameters=_YARN)),
+    'qwen3_yarn': (
+        'Qwen3Config',
+        dict(head_dim=16, tie_word_embeddings=True, rope_parameters=_YARN),
+    ),
     'llama3': (
         'LlamaConfig',
         dict(
@@ -102,7 +126,8 @@ FAMILIES = {
             sliding_window=16,
             layer_types=['sliding_attention', 'full_attention'],
             rope_parameters=dict(
-                full_attention=_YARN | dict(rope_theta=500000.0, attention_factor=1.2, beta_fast=8.0, beta_slow=0.5),
+                full_attention=_YARN
+                | dict(rope_theta=500000.0, attention_factor=1.2, beta_fast=8.0, beta_slow=0.5),
                 sliding_attention=dict(rope_type='default', rope_theta=500000.0),
             ),
         ),
@@ -138,7 +163,9 @@ def make_torch_model(family, seed=0, **fields):
                 x.copy_(uniform(x, -0.5, 0.5) if path.endswith('bias') else uniform(x, 0.5, 1.5))
             else:
                 x.copy_(
-                    torch.randn(x.shape, generator=generator) * (1.5 if x.shape[0] != 80 else 2.5) / x.shape[1] ** 0.5
+                    torch.randn(x.shape, generator=generator)
+                    * (1.5 if x.shape[0] != 80 else 2.5)
+                    / x.shape[1] ** 0.5
                 )
     return model
 

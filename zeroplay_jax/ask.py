@@ -71,7 +71,9 @@ def _number(kind: Callable[[str], Any], least: float) -> Callable[[str], Any]:
         with contextlib.suppress(ValueError):
             if least <= (value := kind(text)) < float('inf'):
                 return value
-        raise argparse.ArgumentTypeError(f'{text!r} is not possible; give a number of {least} or more')
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is not possible; give a number of {least} or more'
+        )
 
     return read
 
@@ -85,16 +87,52 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add('question', nargs='?', help='in quotes; without it, a prompt')
-    add('--policy', metavar='PATH', help='Hugging Face folder, such as runs/quickstart/policy/solver')
     add(
-        '--index', metavar='PATH', help='folder of python -m retrieval.build, or http://… of python -m retrieval.server'
+        '--policy',
+        metavar='PATH',
+        help='Hugging Face folder, such as runs/quickstart/policy/solver',
     )
-    add('--tools', choices=('search_r1', 'qwen'), help='<search>…</search> or <tool_call>{json}</tool_call>')
-    add('--turns', metavar='N', type=_number(int, 1), help='turns at most; the last one cannot search')
-    add('--topk', metavar='N', type=_number(int, 1), help='passages per search, at most those that there are')
-    add('--temperature', metavar='T', type=_number(float, 0), default=0.0, help='0, the default, is greedy')
-    add('--seed', metavar='N', type=_number(int, 0), default=0, help='of what is sampled at a temperature above 0')
-    add('--json', action='store_true', help='print nothing but the trajectory, one JSON object per question')
+    add(
+        '--index',
+        metavar='PATH',
+        help='folder of python -m retrieval.build, or http://… of python -m retrieval.server',
+    )
+    add(
+        '--tools',
+        choices=('search_r1', 'qwen'),
+        help='<search>…</search> or <tool_call>{json}</tool_call>',
+    )
+    add(
+        '--turns',
+        metavar='N',
+        type=_number(int, 1),
+        help='turns at most; the last one cannot search',
+    )
+    add(
+        '--topk',
+        metavar='N',
+        type=_number(int, 1),
+        help='passages per search, at most those that there are',
+    )
+    add(
+        '--temperature',
+        metavar='T',
+        type=_number(float, 0),
+        default=0.0,
+        help='0, the default, is greedy',
+    )
+    add(
+        '--seed',
+        metavar='N',
+        type=_number(int, 0),
+        default=0,
+        help='of what is sampled at a temperature above 0',
+    )
+    add(
+        '--json',
+        action='store_true',
+        help='print nothing but the trajectory, one JSON object per question',
+    )
     args, rest = parser.parse_known_args(argv)
     if rest:
         mend = 'put the question in quotes' if rest[0][:1] != '-' else '--help shows the flags'
@@ -130,7 +168,10 @@ def settings(folder: pathlib.Path):
     run = folder.absolute().parent.parent / 'config.json'
     try:
         stored = json.loads(run.read_text(encoding='utf-8'))
-        ours = isinstance(stored, dict) and {'recipe', 'rollout', 'tools', 'retrieval'} <= stored.keys()
+        ours = (
+            isinstance(stored, dict)
+            and {'recipe', 'rollout', 'tools', 'retrieval'} <= stored.keys()
+        )
     except (OSError, ValueError):
         ours = False
     if ours:
@@ -138,13 +179,17 @@ def settings(folder: pathlib.Path):
         try:
             _fill(config, stored)
         except (KeyError, TypeError, AttributeError) as error:
-            raise UserError(f'{run}: not a config of this version ({error}); copy the policy elsewhere') from None
+            raise UserError(
+                f'{run}: not a config of this version ({error}); copy the policy elsewhere'
+            ) from None
         return config
     if (folder / 'tokenizer.json').read_bytes() == (BUILT_IN / 'tokenizer.json').read_bytes():
         return common.get_config()
     config = drzero.get_config()
     config.retrieval.update(kind='world', path='')
-    most = json.loads((folder / 'config.json').read_text(encoding='utf-8')).get('max_position_embeddings')
+    most = json.loads((folder / 'config.json').read_text(encoding='utf-8')).get(
+        'max_position_embeddings'
+    )
     if isinstance(most, int):
         config.sampler.context = min(config.sampler.context, most)
     return config
@@ -164,17 +209,32 @@ def _with_flags(config, args: argparse.Namespace):
     need = c.max_turns * (c.turn_tokens + c.observation_tokens)
     c.max_turns = args.turns or c.max_turns
     top_k = args.topk or config.tools.top_k
-    c.observation_tokens = -(-c.observation_tokens * max(top_k, config.tools.top_k) // config.tools.top_k)
+    c.observation_tokens = -(
+        -c.observation_tokens * max(top_k, config.tools.top_k) // config.tools.top_k
+    )
     config.sampler.context += max(0, c.max_turns * (c.turn_tokens + c.observation_tokens) - need)
     config.tools.top_k, config.seed = top_k, args.seed
     config.tools.family = args.tools or config.tools.family
     if args.index is not None:
         served = args.index.startswith(('http://', 'https://'))
-        place = dict(kind='http', url=args.index) if served else dict(kind='folder', path=args.index, encoder='')
+        place = (
+            dict(kind='http', url=args.index)
+            if served
+            else dict(kind='folder', path=args.index, encoder='')
+        )
         config.retrieval.update(place)
-    if config.retrieval.kind == 'folder' and not (pathlib.Path(config.retrieval.path) / 'manifest.json').is_file():
-        whose = f'--index {args.index}' if args.index is not None else f'{config.retrieval.path} (searched by its run)'
-        raise UserError(f'{whose}: no index folder; build one with python -m retrieval.build and name it with --index')
+    if (
+        config.retrieval.kind == 'folder'
+        and not (pathlib.Path(config.retrieval.path) / 'manifest.json').is_file()
+    ):
+        whose = (
+            f'--index {args.index}'
+            if args.index is not None
+            else f'{config.retrieval.path} (searched by its run)'
+        )
+        raise UserError(
+            f'{whose}: no index folder; build one with python -m retrieval.build and name it with --index'
+        )
     return config
 
 
@@ -204,7 +264,9 @@ class Printer:
                 if len(content) > 1:
                     self.line('passages', f'of search {number}', label='')
                 for place, passage in enumerate(found, 1):
-                    self.line('passages', f'{passage["title"]}: {passage["text"]}', label=f'  [{place}]')
+                    self.line(
+                        'passages', f'{passage["title"]}: {passage["text"]}', label=f'  [{place}]'
+                    )
                 if not found:
                     self.line('passages', 'no passage found', label='')
         elif kind == 'error':
@@ -276,7 +338,11 @@ class _Session:
             start.load_libraries()
         self.searcher = asking.open_searcher(config, READY_SECONDS)
         self.agent = asking.Agent(config, folder, self.codec, self.searcher.search, self.prompt)
-        colour = sys.stdout.isatty() and 'NO_COLOR' not in os.environ and os.environ.get('TERM') != 'dumb'
+        colour = (
+            sys.stdout.isatty()
+            and 'NO_COLOR' not in os.environ
+            and os.environ.get('TERM') != 'dumb'
+        )
         self.printer = Printer(colour, asking.clean)
         self.asked = 0
 
@@ -292,13 +358,21 @@ class _Session:
                 self.printer.tell(kind, content)
 
             heard = {} if self.args.json else {'tell': tell}
-            found = self.agent.ask(question, number, self.args.temperature, stoppable=stoppable, **heard)
+            found = self.agent.ask(
+                question, number, self.args.temperature, stoppable=stoppable, **heard
+            )
         if found is None:
             self.printer.line('note', 'stopped', label='')
             return
         if self.args.json:
-            about = {'policy': str(self.folder), 'search': self.searcher.about, 'temperature': self.args.temperature}
-            whole = self.asking.record(self.codec, question, found) | about | {'seed': self.args.seed}
+            about = {
+                'policy': str(self.folder),
+                'search': self.searcher.about,
+                'temperature': self.args.temperature,
+            }
+            whole = (
+                self.asking.record(self.codec, question, found) | about | {'seed': self.args.seed}
+            )
             print(self.asking.one_line_json(whole), flush=True)
         elif self.asking.answer_of(found) is None:
             self.printer.line('note', f'no answer: {ENDINGS[found.finish]}', label='')
@@ -307,7 +381,11 @@ class _Session:
 
     def greet(self) -> None:
         """What a prompt begins with."""
-        which = ' (as it ships; --policy zeroplay_jax/mini/clean is seldom wrong)' if self.args.policy is None else ''
+        which = (
+            ' (as it ships; --policy zeroplay_jax/mini/clean is seldom wrong)'
+            if self.args.policy is None
+            else ''
+        )
         self.printer.line('note', f'{self.folder}{which}', label='policy')
         self.printer.line('note', self.searcher.about, label='search')
         for question in self.searcher.examples:

@@ -29,14 +29,18 @@ def _read(path: pathlib.Path) -> dict:
             f'{path}: cannot be read ({error.strerror}); name a file of zeroplay_jax.evaluate --out'
         ) from None
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f'{path}: no result ({error}); name a file of zeroplay_jax.evaluate --out') from None
+        raise UserError(
+            f'{path}: no result ({error}); name a file of zeroplay_jax.evaluate --out'
+        ) from None
     return found
 
 
 def main(argv: list[str] | None = None) -> int:
     """Prints the table."""
     parser = Parser(
-        prog='python -m zeroplay_jax.compare', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog='python -m zeroplay_jax.compare',
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument('one', type=pathlib.Path, help='result that the other is set against')
     parser.add_argument('other', type=pathlib.Path, help='result whose gain is shown')

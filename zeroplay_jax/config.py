@@ -40,7 +40,9 @@ def _check_name(path: str, schema: ConfigDict) -> None:
     for name in path.split('.'):
         here = '.'.join(meant)
         if not isinstance(level, ConfigDict):
-            raise ConfigError(f'config.{path}: {here} is a value and has no fields; set {here} itself')
+            raise ConfigError(
+                f'config.{path}: {here} is a value and has no fields; set {here} itself'
+            )
         found = name if name in level else _nearest(name, list(level))
         if found is None:
             raise ConfigError(f'config.{path}: no such field; {here} has {", ".join(level)}')
@@ -53,7 +55,9 @@ def _check_name(path: str, schema: ConfigDict) -> None:
 def _kind(value: Any) -> str:
     if isinstance(value, tuple):
         return f'a list, each {_kind(value[0])}'
-    return {bool: 'true or false', int: 'a whole number', float: 'a number', str: 'a text'}[type(value)]
+    return {bool: 'true or false', int: 'a whole number', float: 'a number', str: 'a text'}[
+        type(value)
+    ]
 
 
 def _same_type(value: Any, default: Any) -> bool:
@@ -71,7 +75,9 @@ def _check_fields(config: ConfigDict) -> None:
     given = dict(fields(config))
     for name, default in fields(schema):
         if name not in given:
-            raise ConfigError(f'config.{name}: missing; start the config from zeroplay_jax.configs/common.py')
+            raise ConfigError(
+                f'config.{name}: missing; start the config from zeroplay_jax.configs/common.py'
+            )
         if not _same_type(given[name], default):
             fail(name, given[name], f'must be {_kind(default)}', f'give one such as {default!r}')
 
@@ -103,7 +109,9 @@ def check(config: ConfigDict, measured: bool = True) -> None:
 
 def _ready_configs() -> str:
     pages = (rules.PACKAGE.parent / 'configs').glob('[a-z]*.py')
-    return ', '.join(sorted(f'--config=configs/{page.name}' for page in pages if page.stem != 'common'))
+    return ', '.join(
+        sorted(f'--config=configs/{page.name}' for page in pages if page.stem != 'common')
+    )
 
 
 def _check_arguments(argv: Sequence[str]) -> None:
@@ -140,7 +148,9 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         if field and default is not None:
             fail(field[1], field[2], f'must be {_kind(default)}', f'give one such as {default!r}')
         page = re.match(r'flag (--config=.*?): ', str(error))
-        raise ConfigError(f'{page[1]}: {_last_line(error)}' if page else _last_line(error)) from error
+        raise ConfigError(
+            f'{page[1]}: {_last_line(error)}' if page else _last_line(error)
+        ) from error
     except flags.Error as error:
         raise ConfigError(f'{_last_line(error)}; --help shows how to call it') from error
     except Exception as error:  # the config is a Python file: whatever is wrong in it arrives here
@@ -148,7 +158,9 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         raise ConfigError(f'the config could not be loaded: {reason}') from error
 
 
-def check_command(argv: Sequence[str], config: ConfigDict | None, workdir: str | None, measured: bool = True) -> None:
+def check_command(
+    argv: Sequence[str], config: ConfigDict | None, workdir: str | None, measured: bool = True
+) -> None:
     """Refuses a command line that names no config or no workdir, and a config that cannot run (see `check`).
 
     Args:

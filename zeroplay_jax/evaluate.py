@@ -26,12 +26,20 @@ from zeroplay_jax.runtime.atomic import write_whole
 from zeroplay_jax.selfplay import files
 from zeroplay_jax.types import UserError
 
-_CONFIG = config_flags.DEFINE_config_file('config', None, 'What to evaluate: a Python file.', lock_config=True)
+_CONFIG = config_flags.DEFINE_config_file(
+    'config', None, 'What to evaluate: a Python file.', lock_config=True
+)
 _SETS = flags.DEFINE_list('sets', [], 'Question sets: files of JSON lines or public names.')
-_METRIC = flags.DEFINE_enum('metric', 'em', ['em', 'subem', 'f1', 'judge', 'rubrics'], 'How answers are scored.')
-_SAMPLES = flags.DEFINE_integer('samples', 1, '1: greedy; more: the best of so many (pass@k).', lower_bound=1)
+_METRIC = flags.DEFINE_enum(
+    'metric', 'em', ['em', 'subem', 'f1', 'judge', 'rubrics'], 'How answers are scored.'
+)
+_SAMPLES = flags.DEFINE_integer(
+    'samples', 1, '1: greedy; more: the best of so many (pass@k).', lower_bound=1
+)
 _LIMIT = flags.DEFINE_integer('limit', 0, 'Questions drawn from each set; 0: all.', lower_bound=0)
-_ANSWERER = flags.DEFINE_string('answerer', '', 'Policy folder that answers after the searches of the other.')
+_ANSWERER = flags.DEFINE_string(
+    'answerer', '', 'Policy folder that answers after the searches of the other.'
+)
 _OUT = flags.DEFINE_string('out', '', 'File for every answer, as JSON.')
 
 
@@ -62,7 +70,11 @@ def _check_metric(config) -> None:
     """Refuses what an evaluation cannot honour."""
     if config.distributed.mode != 'off':
         raise UserError('config.distributed.mode: an evaluation runs in one process; set it to off')
-    if _METRIC.value in ('judge', 'rubrics') and config.judge.kind == 'rule' and config.retrieval.kind != 'world':
+    if (
+        _METRIC.value in ('judge', 'rubrics')
+        and config.judge.kind == 'rule'
+        and config.retrieval.kind != 'world'
+    ):
         raise UserError(
             f'--metric={_METRIC.value}: the rule (config.judge.kind) knows the miniature worlds only; '
             'set it to policy or endpoint'
@@ -95,16 +107,23 @@ def _on_sets(setup, parts) -> None:
     if len(set(names)) < len(names):
         raise UserError(f'--sets={",".join(_SETS.value)}: two sets have one name; rename a file')
     graded = _METRIC.value == 'rubrics'
-    sets = {stem: qa.load(name, _LIMIT.value, config.seed, graded) for stem, name in zip(names, _SETS.value)}
+    sets = {
+        stem: qa.load(name, _LIMIT.value, config.seed, graded)
+        for stem, name in zip(names, _SETS.value)
+    }
     if _ANSWERER.value:
         parts.publish(['answerer'], setup.load_like(parts, _ANSWERER.value))
-    options = dict(metric=_METRIC.value, samples=_SAMPLES.value, answerer='answerer' if _ANSWERER.value else '')
+    options = dict(
+        metric=_METRIC.value, samples=_SAMPLES.value, answerer='answerer' if _ANSWERER.value else ''
+    )
     answered = {}
     print(f'{"set":20} {"n":>6} {_METRIC.value:>7} {"searches":>9} {"repeated":>9}')
     for number, (name, questions) in enumerate(sets.items()):
         judged = collections.Counter(parts.table.judge_stats)
         with progress.bar(len(questions), 'questions', name) as bar:
-            answered[name] = qa.answer_all(parts.exam, questions, number, **options, done=bar.update)
+            answered[name] = qa.answer_all(
+                parts.exam, questions, number, **options, done=bar.update
+            )
         parts.corpus.check()
         if parts.table.judge:
             parts.table.judge.check(parts.table.judge_stats - judged)
@@ -120,14 +139,29 @@ def _on_sets(setup, parts) -> None:
         metric=_METRIC.value,
         samples=_SAMPLES.value,
         limit=_LIMIT.value,
-        judge=f'{config.judge.kind} {config.judge.model}' if _METRIC.value in ('judge', 'rubrics') else '',
+        judge=f'{config.judge.kind} {config.judge.model}'
+        if _METRIC.value in ('judge', 'rubrics')
+        else '',
         tools=config.tools.family,
-        tokens=[config.rollout.max_turns, config.rollout.turn_tokens, config.rollout.observation_tokens],
+        tokens=[
+            config.rollout.max_turns,
+            config.rollout.turn_tokens,
+            config.rollout.observation_tokens,
+        ],
     )
     found = qa.results(settings, {name: (sets[name], answered[name]) for name in sets})
     if _OUT.value:
-        write_whole(pathlib.Path(_OUT.value), json.dumps(found, ensure_ascii=False, indent=1) + '\n')
-    print(json.dumps({name: {k: round(v, 4) for k, v in s['mean'].items()} for name, s in found['sets'].items()}))
+        write_whole(
+            pathlib.Path(_OUT.value), json.dumps(found, ensure_ascii=False, indent=1) + '\n'
+        )
+    print(
+        json.dumps(
+            {
+                name: {k: round(v, 4) for k, v in s['mean'].items()}
+                for name, s in found['sets'].items()
+            }
+        )
+    )
 
 
 if __name__ == '__main__':

@@ -81,8 +81,12 @@ DOCUMENTS_EXAMPLES = """examples:
 
 def _parser() -> argparse.ArgumentParser:
     form: Any = dict(formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser = Parser(prog='python -m zeroplay_jax.inputs', description=__doc__, epilog=EXAMPLES, **form)
-    kinds = parser.add_subparsers(dest='kind', required=True, metavar='{answers,questions,documents}')
+    parser = Parser(
+        prog='python -m zeroplay_jax.inputs', description=__doc__, epilog=EXAMPLES, **form
+    )
+    kinds = parser.add_subparsers(
+        dest='kind', required=True, metavar='{answers,questions,documents}'
+    )
 
     def command(name: str, short: str, description: str, epilog: str) -> argparse.ArgumentParser:
         added = kinds.add_parser(name, help=short, description=description, epilog=epilog, **form)
@@ -93,12 +97,16 @@ def _parser() -> argparse.ArgumentParser:
             metavar='FILE',
             help='replaced if it is there; its folder is made',
         )
-        added.add_argument('--seed', metavar='N', type=_whole(0), default=0, help='names the sample (0)')
+        added.add_argument(
+            '--seed', metavar='N', type=_whole(0), default=0, help='names the sample (0)'
+        )
         return added
 
     sets: Any = dict(type=_names, metavar='FILE,…', help='JSON lines of questions with answers')
     corpus: Any = dict(
-        type=pathlib.Path, metavar='FILE', help='passages: .jsonl or .tsv, also .gz and .zst, or a folder of texts'
+        type=pathlib.Path,
+        metavar='FILE',
+        help='passages: .jsonl or .tsv, also .gz and .zst, or a folder of texts',
     )
 
     answers = command('answers', 'answers to hide (SSP)', ANSWERS, ANSWERS_EXAMPLES)
@@ -106,22 +114,63 @@ def _parser() -> argparse.ArgumentParser:
     either.add_argument('--sets', **sets)
     either.add_argument('--corpus', **corpus)
     add = answers.add_argument
-    add('--count', metavar='N', type=_whole(1), default=50_000, help='how many (50000, as in the paper)')
-    add('--mix', choices=('pool', 'equal'), default='pool', help='--sets: all together (pool), or as many of each')
-    add('--most-words', metavar='N', type=_whole(1), default=10, help='longer answers are left out (10)')
+    add(
+        '--count',
+        metavar='N',
+        type=_whole(1),
+        default=50_000,
+        help='how many (50000, as in the paper)',
+    )
+    add(
+        '--mix',
+        choices=('pool', 'equal'),
+        default='pool',
+        help='--sets: all together (pool), or as many of each',
+    )
+    add(
+        '--most-words',
+        metavar='N',
+        type=_whole(1),
+        default=10,
+        help='longer answers are left out (10)',
+    )
 
-    add = command('questions', 'questions with answers (DSPO)', QUESTIONS, QUESTIONS_EXAMPLES).add_argument
-    add('--sets', required=True, **sets | dict(metavar='SET,…', help='JSON lines of questions with answers, or nq, …'))
+    add = command(
+        'questions', 'questions with answers (DSPO)', QUESTIONS, QUESTIONS_EXAMPLES
+    ).add_argument
+    add(
+        '--sets',
+        required=True,
+        **sets | dict(metavar='SET,…', help='JSON lines of questions with answers, or nq, …'),
+    )
     add('--count', metavar='N', type=_whole(0), default=0, help='how many of each set (0: all)')
-    add('--not-in', type=_names, default=[], metavar='SET,…', help='held-out sets; their questions are left out')
+    add(
+        '--not-in',
+        type=_names,
+        default=[],
+        metavar='SET,…',
+        help='held-out sets; their questions are left out',
+    )
 
     about = 'documents with hops (Dr. Zero, π-Play, SCOPE)'
     add = command('documents', about, DOCUMENTS, DOCUMENTS_EXAMPLES).add_argument
     add('--corpus', required=True, **corpus)
     add('--count', metavar='N', type=_whole(1), required=True, help='how many')
-    add('--hops', type=_ratio, default=(4, 3, 2, 1), metavar='A:B:…', help='shares of 1, 2, … hops (4:3:2:1)')
+    add(
+        '--hops',
+        type=_ratio,
+        default=(4, 3, 2, 1),
+        metavar='A:B:…',
+        help='shares of 1, 2, … hops (4:3:2:1)',
+    )
     add('--types', type=_names, default=[], metavar='NAME,…', help='kinds of task, equally often')
-    add('--least-words', metavar='N', type=_whole(1), default=20, help='shorter passages are left out (20)')
+    add(
+        '--least-words',
+        metavar='N',
+        type=_whole(1),
+        default=20,
+        help='shorter passages are left out (20)',
+    )
     return parser
 
 
@@ -137,14 +186,22 @@ def _whole(least: int):
 def _names(text: str) -> list[str]:
     found = [name.strip() for name in text.split(',')]
     if not all(found) or len(set(found)) < len(found):
-        raise argparse.ArgumentTypeError(f'{text!r} must be names with commas between them, each once')
+        raise argparse.ArgumentTypeError(
+            f'{text!r} must be names with commas between them, each once'
+        )
     return found
 
 
 def _ratio(text: str) -> tuple[int, ...]:
     shares = text.split(':')
-    if not 1 <= len(shares) <= 4 or not all(s.isdecimal() for s in shares) or not any(map(int, shares)):
-        raise argparse.ArgumentTypeError(f'{text!r} must be one to four whole numbers, not all 0, such as 4:3:2:1')
+    if (
+        not 1 <= len(shares) <= 4
+        or not all(s.isdecimal() for s in shares)
+        or not any(map(int, shares))
+    ):
+        raise argparse.ArgumentTypeError(
+            f'{text!r} must be one to four whole numbers, not all 0, such as 4:3:2:1'
+        )
     return tuple(map(int, shares))
 
 
@@ -173,15 +230,21 @@ def _set_lines(name: str, answered: bool = True) -> Iterator[builders.Line]:
         from zeroplay_jax.evaluation import qa  # here and not above: JAX, which files do without
 
         path = qa.path_of(name)
-    for number, record in _watched(files.numbered(path, 'question', answered=answered), name, 'lines'):
+    for number, record in _watched(
+        files.numbered(path, 'question', answered=answered), name, 'lines'
+    ):
         yield name, number, record
 
 
 def build(args: argparse.Namespace) -> builders.Built:
     """The lines that the arguments ask for."""
     if args.kind == 'questions':
-        held_out = (r['question'] for name in args.not_in for _, _, r in _set_lines(name, answered=False))
-        return builders.questions_of_sets(list(map(_set_lines, args.sets)), held_out, args.count, args.seed)
+        held_out = (
+            r['question'] for name in args.not_in for _, _, r in _set_lines(name, answered=False)
+        )
+        return builders.questions_of_sets(
+            list(map(_set_lines, args.sets)), held_out, args.count, args.seed
+        )
     if args.kind == 'answers' and args.sets:
         lines = [_lines(name) for name in args.sets]
         return builders.answers_of_sets(lines, args.count, args.seed, args.most_words, args.mix)
@@ -190,29 +253,43 @@ def build(args: argparse.Namespace) -> builders.Built:
     if args.kind == 'answers':
         return builders.answers_of_corpus(passages, source, args.count, args.seed, args.most_words)
     words = args.least_words
-    return builders.documents_of_corpus(passages, source, args.count, args.seed, args.hops, args.types, words)
+    return builders.documents_of_corpus(
+        passages, source, args.count, args.seed, args.hops, args.types, words
+    )
 
 
 def _said(args: argparse.Namespace, built: builders.Built) -> str:
     """What was written, what was left out, and the run that takes it."""
-    counts = collections.Counter(str(line['hops']) for line in built.lines if args.kind == 'documents')
-    hops = f' ({", ".join(f"{n} of {h} hops" for h, n in sorted(counts.items()))})' if counts else ''
+    counts = collections.Counter(
+        str(line['hops']) for line in built.lines if args.kind == 'documents'
+    )
+    hops = (
+        f' ({", ".join(f"{n} of {h} hops" for h, n in sorted(counts.items()))})' if counts else ''
+    )
     left = ', '.join(f'{n} {reason}' for reason, n in sorted(built.dropped.items()) if n)
-    recipe = {'answers': 'ssp', 'questions': 'dspo'}.get(args.kind, 'scope' if getattr(args, 'types', 0) else 'drzero')
+    recipe = {'answers': 'ssp', 'questions': 'dspo'}.get(
+        args.kind, 'scope' if getattr(args, 'types', 0) else 'drzero'
+    )
     flags = [f'--config.inputs.{args.kind}={args.out}']
     if args.kind == 'documents':
         flags.append(f'--config.schedule.hop_ratio={args.hops}'.replace(' ', ''))
     taken = f'taken by recipe {recipe} with {shlex.join(flags)}'
     if args.kind == 'questions' and any(map(_is_public, args.sets)):
         taken = f'to be measured by: {shlex.join([f"--config.eval.file={args.out}"])}'
-    return f'{args.out}: {len(built.lines)} {args.kind}{hops}; left out: {left or "nothing"}; {taken}'
+    return (
+        f'{args.out}: {len(built.lines)} {args.kind}{hops}; left out: {left or "nothing"}; {taken}'
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Writes one file; what its user can mend is one line and code 2."""
     try:
         args = _parser().parse_args(argv)
-        given = [*(getattr(args, 'sets', None) or []), *getattr(args, 'not_in', []), getattr(args, 'corpus', None)]
+        given = [
+            *(getattr(args, 'sets', None) or []),
+            *getattr(args, 'not_in', []),
+            getattr(args, 'corpus', None),
+        ]
         if args.out.resolve() in {pathlib.Path(name).resolve() for name in given if name}:
             raise UserError(f'--out {args.out} is one of the inputs; choose another file')
         built = build(args)

@@ -15,7 +15,9 @@ from zeroplay_jax import config as configuration
 from zeroplay_jax import start
 from zeroplay_jax.retrieval import progress
 
-_CONFIG = config_flags.DEFINE_config_file('config', None, 'The run: a Python file.', lock_config=True)
+_CONFIG = config_flags.DEFINE_config_file(
+    'config', None, 'The run: a Python file.', lock_config=True
+)
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run, made if it is not there.')
 
 

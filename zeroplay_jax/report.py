@@ -25,16 +25,27 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        'workdirs', nargs='+', metavar='WORKDIR', help='folder of a run; others are set against the first'
+        'workdirs',
+        nargs='+',
+        metavar='WORKDIR',
+        help='folder of a run; others are set against the first',
     )
-    parser.add_argument('--out', metavar='FILE', help='the page (default: report.html in the first WORKDIR)')
+    parser.add_argument(
+        '--out', metavar='FILE', help='the page (default: report.html in the first WORKDIR)'
+    )
     parser.add_argument('--picture', metavar='FILE', help='write only the curve of one run, as SVG')
     try:
         arguments = parser.parse_args(argv)
         if arguments.picture:
             if len(arguments.workdirs) > 1 or arguments.out:
-                raise UserError('--picture draws one run into one file; give one WORKDIR and no --out')
-            print(picture.write_picture(report.read_run(pathlib.Path(arguments.workdirs[0])), arguments.picture))
+                raise UserError(
+                    '--picture draws one run into one file; give one WORKDIR and no --out'
+                )
+            print(
+                picture.write_picture(
+                    report.read_run(pathlib.Path(arguments.workdirs[0])), arguments.picture
+                )
+            )
         else:
             print(report.write_report(*arguments.workdirs, out=arguments.out))
     except (UserError, RetrievalError, OSError) as error:

@@ -27,7 +27,13 @@ BUILT_IN = PACKAGE / 'mini' / 'base'  # the checkpoint behind policy.path=''
 ROLES = ('proposer', 'solver')
 # Files that the games take, of config.inputs; other recipes may take any.
 _DOCUMENTS = ('documents',)
-INPUTS = dict(drzero=_DOCUMENTS, piplay=_DOCUMENTS, scope=('documents', 'tasks'), ssp=('answers',), dspo=('questions',))
+INPUTS = dict(
+    drzero=_DOCUMENTS,
+    piplay=_DOCUMENTS,
+    scope=('documents', 'tasks'),
+    ssp=('answers',),
+    dspo=('questions',),
+)
 
 
 class ConfigError(UserError):
@@ -72,7 +78,10 @@ def _one_of(*choices: Any) -> Rule:
 
 
 _BELOW_ONE: Rule = lambda x: 0 <= x < 1, 'give 0 or more and less than 1'
-_SEEDS: Rule = lambda x: len(x) == 2 and x[0] >= 0 and x[1] >= 1, 'give (first seed, how many), such as (0, 8)'
+_SEEDS: Rule = (
+    lambda x: len(x) == 2 and x[0] >= 0 and x[1] >= 1,
+    'give (first seed, how many), such as (0, 8)',
+)
 _DEVICES: Rule = lambda x: x == -1 or x >= 1, 'give 1 or more, or -1 for all that are left'
 _HOPS = range(1, 5)
 
@@ -108,7 +117,10 @@ _ROLE_RULES: dict[str, Rule] = {
     'surplus': _one_of('carry', 'drop'),
     'train_iterations': _at_least(-1),
     'distill_top_k': _at_least(0),
-    'distill_coef': (lambda x: x and min(x) >= 0, 'give a list of weights, 0 or more, such as (0.1, 0.03)'),
+    'distill_coef': (
+        lambda x: x and min(x) >= 0,
+        'give a list of weights, 0 or more, such as (0.1, 0.03)',
+    ),
     'distill_kind': _one_of('reverse', 'forward', 'jsd'),
     'distill_ema_rate': _within(0, 1),
 }
@@ -192,7 +204,10 @@ RULES: dict[str, Rule] = {
     'judge.timeout': _above(0),
     'judge.retries': _at_least(0),
     'judge.most_failed': _within(0, 1),
-    'judge.rubrics': (lambda x: len(x) == 2 and 1 <= x[0] <= x[1], 'give (fewest, most), such as (3, 5)'),
+    'judge.rubrics': (
+        lambda x: len(x) == 2 and 1 <= x[0] <= x[1],
+        'give (fewest, most), such as (3, 5)',
+    ),
     **{f'{role}.{name}': rule for role in ROLES for name, rule in _ROLE_RULES.items()},
     'micro.rows': _at_least(1),
     'micro.tokens': _at_least(1),
@@ -243,10 +258,24 @@ def _check_lengths(config: ConfigDict) -> None:
         fail('rollout.max_turns', turns, wrong, f'give {hops} or more, or ask for fewer hops')
     if config.retrieval.overfetch < config.tools.top_k:
         wrong = f'fewer candidates than passages shown (tools.top_k={config.tools.top_k})'
-        fail('retrieval.overfetch', config.retrieval.overfetch, wrong, f'give {config.tools.top_k} or more')
-    if tuple(config.pool.window) != (0.0, 1.0) and not config.pool.measure and config.recipe != 'scope':
+        fail(
+            'retrieval.overfetch',
+            config.retrieval.overfetch,
+            wrong,
+            f'give {config.tools.top_k} or more',
+        )
+    if (
+        tuple(config.pool.window) != (0.0, 1.0)
+        and not config.pool.measure
+        and config.recipe != 'scope'
+    ):
         wrong = 'solve rates are not measured'
-        fail('pool.window', config.pool.window, wrong, 'give pool.measure solver rollouts per question')
+        fail(
+            'pool.window',
+            config.pool.window,
+            wrong,
+            'give pool.measure solver rollouts per question',
+        )
 
 
 def _relative(role: ConfigDict) -> bool:
@@ -260,12 +289,19 @@ def _check_worlds(config: ConfigDict) -> None:
         available = world.worlds_available(name)
         if first + count > available:
             wrong = f'the names of this world suffice for {available} worlds, numbered from 0'
-            fail(f'world.{name}', tuple(config.world[name]), wrong, f'let first + count be {available} or less')
+            fail(
+                f'world.{name}',
+                tuple(config.world[name]),
+                wrong,
+                f'let first + count be {available} or less',
+            )
 
 
 def _trained(recipe: str) -> tuple[str, ...]:
     """The roles that a recipe's file says it trains, read without loading it; all where it does not say so plainly."""
-    tree = ast.parse((PACKAGE / 'selfplay' / 'recipes' / f'{recipe}.py').read_text(encoding='utf-8'))
+    tree = ast.parse(
+        (PACKAGE / 'selfplay' / 'recipes' / f'{recipe}.py').read_text(encoding='utf-8')
+    )
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == 'TRAINED':
             with contextlib.suppress(ValueError):
@@ -280,15 +316,27 @@ def _check_groups(config: ConfigDict) -> None:
             fail(f'{role}.baseline', 'none', wrong, f'set {role}.scale=none too')
     if _relative(config.solver) and config.solver.samples < 2:
         wrong = 'a rollout is compared with the others of its question'
-        fail('solver.samples', config.solver.samples, wrong, 'give 2 or more, or baseline=scale=none')
+        fail(
+            'solver.samples', config.solver.samples, wrong, 'give 2 or more, or baseline=scale=none'
+        )
     proposer, ratio = config.proposer, config.schedule.hop_ratio
     by_hops = config.schedule.group == 'hop' and config.recipe in ('drzero', 'piplay')
-    if 'proposer' not in _trained(config.recipe) or not _relative(proposer) or proposer.singleton == 'raw' and by_hops:
+    if (
+        'proposer' not in _trained(config.recipe)
+        or not _relative(proposer)
+        or proposer.singleton == 'raw'
+        and by_hops
+    ):
         return
     if not by_hops:
         if proposer.samples < 2:
             wrong = 'its rollouts are compared with the others of the same prompt'
-            fail('proposer.samples', proposer.samples, wrong, 'give 2 or more, or proposer.baseline=scale=none')
+            fail(
+                'proposer.samples',
+                proposer.samples,
+                wrong,
+                'give 2 or more, or proposer.baseline=scale=none',
+            )
         return
 
     def smallest(batch: int) -> int:
@@ -296,7 +344,9 @@ def _check_groups(config: ConfigDict) -> None:
         return proposer.samples * min(count for count, share in counts if share)
 
     if smallest(proposer.batch) < 2:
-        enough = next((batch for batch in range(proposer.batch, 10_000) if smallest(batch) >= 2), None)
+        enough = next(
+            (batch for batch in range(proposer.batch, 10_000) if smallest(batch) >= 2), None
+        )
         wrong = f'a hop count of schedule.hop_ratio={tuple(ratio)} gets fewer than 2 rollouts to compare'
         more = f'give {enough} or more' if enough else 'ask for less uneven hops'
         fail('proposer.batch', proposer.batch, wrong, f'{more}, or leave the rare hop count out')
@@ -306,56 +356,94 @@ def _check_division(config: ConfigDict) -> None:
     mesh = config.mesh
     if list(mesh.values()).count(-1) > 1:
         shown = ', '.join(f'{axis}={size}' for axis, size in mesh.items())
-        raise ConfigError(f'config.mesh: {shown}: one axis at most can be -1; give the others a number')
+        raise ConfigError(
+            f'config.mesh: {shown}: one axis at most can be -1; give the others a number'
+        )
     for name, axes in (('micro.rows', ('replica', 'fsdp')), ('sampler.slots', ('fsdp',))):
         section, field = name.split('.')
         value, parts = config[section][field], math.prod(mesh[axis] for axis in axes)
         # An axis of -1 is known only when the devices are; whoever builds the mesh checks it then.
         if parts > 0 and value % parts:
             wrong = f'does not divide over {parts} devices ({" · ".join(f"mesh.{axis}" for axis in axes)})'
-            fail(name, value, wrong, f'give a multiple of {parts}, such as {value + parts - value % parts}')
+            fail(
+                name,
+                value,
+                wrong,
+                f'give a multiple of {parts}, such as {value + parts - value % parts}',
+            )
     if config.policy.attention == 'splash':
-        rows = ['micro.tokens'] + ['privileged.tokens'] * any(config[role].distill_top_k for role in ROLES)
+        rows = ['micro.tokens'] + ['privileged.tokens'] * any(
+            config[role].distill_top_k for role in ROLES
+        )
         for name in rows:
             section, field = name.split('.')
             if config[section][field] % 128:
-                fail(name, config[section][field], 'policy.attention=splash works in steps of 128', 'give a multiple')
+                fail(
+                    name,
+                    config[section][field],
+                    'policy.attention=splash works in steps of 128',
+                    'give a multiple',
+                )
     if config.policy.remat_policy != 'nothing_saveable' and not config.policy.remat:
         wrong = 'without policy.remat nothing is recomputed'
         fail('policy.remat_policy', config.policy.remat_policy, wrong, 'set policy.remat to true')
     for role in ROLES:
         rows, minibatches = config[role].batch * config[role].samples, config[role].minibatches
         if rows % minibatches:
-            wrong = f'the {rows} rollouts of a step ({role}.batch · {role}.samples) do not divide by it'
+            wrong = (
+                f'the {rows} rollouts of a step ({role}.batch · {role}.samples) do not divide by it'
+            )
             fail(f'{role}.minibatches', minibatches, wrong, f'give a divisor of {rows}')
         if config[role].tis_cap and config[role].old_logp == 'sampler':
             wrong = 'the correction compares trainer and sampler, and only the sampler was asked'
             fail(f'{role}.tis_cap', config[role].tis_cap, wrong, f'set {role}.old_logp to trainer')
         if minibatches > 1 and config[role].loss == 'reinforce':
             wrong = 'reinforce has no ratio, and from the second update on the rollouts are of older weights'
-            fail(f'{role}.minibatches', minibatches, wrong, f'give 1, or set {role}.loss to token_pg')
+            fail(
+                f'{role}.minibatches', minibatches, wrong, f'give 1, or set {role}.loss to token_pg'
+            )
 
 
 def _check_hosts(config: ConfigDict) -> None:
     c = config.distributed
     if c.mode != 'coordinator':
         if c.processes > 1 and c.mode == 'off':
-            fail('distributed.processes', c.processes, 'nobody says where they meet', 'set distributed.mode')
+            fail(
+                'distributed.processes',
+                c.processes,
+                'nobody says where they meet',
+                'set distributed.mode',
+            )
         return
     place = re.fullmatch(r'[^:\s]+:(\d+)', c.coordinator)
     if not place or not 0 < int(place[1]) < 1 << 16:
-        fail('distributed.coordinator', c.coordinator, 'names no place to meet', 'give host:port of process 0')
+        fail(
+            'distributed.coordinator',
+            c.coordinator,
+            'names no place to meet',
+            'give host:port of process 0',
+        )
     if c.process >= c.processes:
         fail('distributed.process', c.process, f'there are {c.processes}', 'count from 0')
     if config.mesh.replica != -1 and config.mesh.replica % c.processes:
         wrong = f'{c.processes} processes cannot hold whole replicas each'
-        fail('mesh.replica', config.mesh.replica, wrong, 'make it a multiple of distributed.processes')
+        fail(
+            'mesh.replica',
+            config.mesh.replica,
+            wrong,
+            'make it a multiple of distributed.processes',
+        )
 
 
 def _check_game(config: ConfigDict) -> None:
     """Settings that a recipe reads and that contradict each other."""
     if config.shared_optimizer and config.weights == 'separate':
-        fail('shared_optimizer', True, 'separate weights have separate optimisers', 'set weights to shared')
+        fail(
+            'shared_optimizer',
+            True,
+            'separate weights have separate optimisers',
+            'set weights to shared',
+        )
     if config.recipe == 'scope' and config.reward.soft_length >= config.reward.hard_length:
         wrong = f'not below reward.hard_length={config.reward.hard_length}'
         fail('reward.soft_length', config.reward.soft_length, wrong, 'give less')
@@ -364,9 +452,19 @@ def _check_game(config: ConfigDict) -> None:
         fail('solver.filter_groups', True, wrong, 'set it to false, or take another recipe')
     if config.recipe in ('ssp', 'dspo', 'scope') and config.solver.distill_top_k:
         wrong = f'the questions of {config.recipe} have no construction path to show a teacher'
-        fail('solver.distill_top_k', config.solver.distill_top_k, wrong, 'give 0, or take recipe drzero or piplay')
+        fail(
+            'solver.distill_top_k',
+            config.solver.distill_top_k,
+            wrong,
+            'give 0, or take recipe drzero or piplay',
+        )
     if config.solver.distill_top_k and not any(config.solver.distill_coef):
-        fail('solver.distill_coef', tuple(config.solver.distill_coef), 'the teacher weighs nothing', 'give a weight')
+        fail(
+            'solver.distill_coef',
+            tuple(config.solver.distill_coef),
+            'the teacher weighs nothing',
+            'give a weight',
+        )
     if config.solver.distill_top_k and config.rollout.drop_thinking:
         wrong = 'a teacher reads one context per rollout'
         fail('rollout.drop_thinking', True, wrong, 'set it to false, or solver.distill_top_k to 0')
@@ -374,10 +472,19 @@ def _check_game(config: ConfigDict) -> None:
         c = config[role]
         if c.aggregation != 'token' or c.loss not in ('token_pg', 'reinforce'):
             wrong = f'{c.loss} over {c.aggregation} is about whole rollouts, and every context would count as one'
-            fail('rollout.drop_thinking', True, wrong, f'set {role}.loss to token_pg and {role}.aggregation to token')
+            fail(
+                'rollout.drop_thinking',
+                True,
+                wrong,
+                f'set {role}.loss to token_pg and {role}.aggregation to token',
+            )
     if config.proposer.filter_groups:
         fail('proposer.filter_groups', True, 'only the solver has a filter', 'set it to false')
-    if config.solver.filter_groups and config.solver.surplus == 'carry' and config.solver.old_logp == 'trainer':
+    if (
+        config.solver.filter_groups
+        and config.solver.surplus == 'carry'
+        and config.solver.old_logp == 'trainer'
+    ):
         wrong = 'groups that waited would be scored by newer weights, and their age hidden'
         fail('solver.old_logp', 'trainer', wrong, 'take sampler, or set solver.surplus to drop')
     if config.reward.overlong_buffer > config.sampler.context:
@@ -385,7 +492,12 @@ def _check_game(config: ConfigDict) -> None:
         fail('reward.overlong_buffer', config.reward.overlong_buffer, wrong, 'give less')
     judged = config.recipe == 'scope' or config.reward.answer == 'judge' or config.eval.tasks
     if judged and config.judge.kind == 'rule' and config.retrieval.kind != 'world':
-        fail('judge.kind', 'rule', 'the rule knows the miniature worlds only', 'give policy or endpoint')
+        fail(
+            'judge.kind',
+            'rule',
+            'the rule knows the miniature worlds only',
+            'give policy or endpoint',
+        )
     if config.judge.kind == 'policy' and config.judge.tokens >= config.sampler.context:
         wrong = f'a reply leaves no room for a prompt in a slot of {config.sampler.context} (sampler.context)'
         fail('judge.tokens', config.judge.tokens, wrong, 'give less')
@@ -399,19 +511,48 @@ def _check_game(config: ConfigDict) -> None:
             fail('privileged.tokens', config.privileged.tokens, wrong, f'give {need} or more')
     retrieval = config.retrieval
     if retrieval.kind != 'world' and not (pathlib.Path(retrieval.path) / 'manifest.json').is_file():
-        fail('retrieval.path', retrieval.path, 'no index folder', 'build one with python -m retrieval.build')
+        fail(
+            'retrieval.path',
+            retrieval.path,
+            'no index folder',
+            'build one with python -m retrieval.build',
+        )
     if retrieval.kind == 'http' and not retrieval.url.startswith(('http://', 'https://')):
-        fail('retrieval.url', retrieval.url, 'not a web address', 'give one such as http://127.0.0.1:8000')
+        fail(
+            'retrieval.url',
+            retrieval.url,
+            'not a web address',
+            'give one such as http://127.0.0.1:8000',
+        )
     if retrieval.kind != 'world' and config.recipe in ('dspo', 'ssp'):
         name = {'dspo': 'questions', 'ssp': 'answers'}[config.recipe]
         if not config.inputs[name]:
-            fail(f'inputs.{name}', '', f'{config.recipe} is given {name}, and only worlds have some', 'name a file')
+            fail(
+                f'inputs.{name}',
+                '',
+                f'{config.recipe} is given {name}, and only worlds have some',
+                'name a file',
+            )
     for name, lines in (('file', 'questions with answers'), ('tasks', 'open tasks with rubrics')):
-        if retrieval.kind != 'world' and config.eval[name] and not pathlib.Path(config.eval[name]).is_file():
-            fail(f'eval.{name}', config.eval[name], 'no such file', f'name JSON lines of {lines} to evaluate on')
+        if (
+            retrieval.kind != 'world'
+            and config.eval[name]
+            and not pathlib.Path(config.eval[name]).is_file()
+        ):
+            fail(
+                f'eval.{name}',
+                config.eval[name],
+                'no such file',
+                f'name JSON lines of {lines} to evaluate on',
+            )
         if retrieval.kind == 'world' and config.eval[name]:
             wrong = 'the miniature world brings what it is measured by'
-            fail(f'eval.{name}', config.eval[name], wrong, 'leave it empty, or set retrieval.kind to folder or http')
+            fail(
+                f'eval.{name}',
+                config.eval[name],
+                wrong,
+                'leave it empty, or set retrieval.kind to folder or http',
+            )
     for name in ('answers', 'questions', 'tasks', 'documents'):
         if config.inputs[name] and name not in INPUTS.get(config.recipe, (name,)):
             wrong = f'recipe {config.recipe} takes none'
@@ -419,7 +560,12 @@ def _check_game(config: ConfigDict) -> None:
         if config.inputs[name] and not pathlib.Path(config.inputs[name]).is_file():
             fail(f'inputs.{name}', config.inputs[name], 'no such file', 'name a file of JSON lines')
     if config.judge.kind == 'endpoint' and not config.judge.url.startswith(('http://', 'https://')):
-        fail('judge.url', config.judge.url, 'not a web address', 'give one such as http://127.0.0.1:8001/v1')
+        fail(
+            'judge.url',
+            config.judge.url,
+            'not a web address',
+            'give one such as http://127.0.0.1:8001/v1',
+        )
 
 
 def _check_checkpoint(config: ConfigDict) -> None:

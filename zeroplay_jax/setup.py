@@ -72,10 +72,16 @@ def build(config, extra_lane: str = '') -> Parts:
     folder = pathlib.Path(config.policy.path or BUILT_IN)
     model = hf.read_config(folder, **{name: config.policy[name] for name in _TECHNIQUE})
     mesh = sharding.make_mesh(**config.mesh)
-    sharding.local_mesh(mesh)  # a mesh that no sampler could run on stops before the weights are read
+    sharding.local_mesh(
+        mesh
+    )  # a mesh that no sampler could run on stops before the weights are read
     codec = Codec(folder)
-    corpus = corpora.build(config)  # before the weights are read: a bad line of its files stops here
-    params = hf.load(folder, model, mesh, owned=True, shown=config.progress and jax.process_index() == 0)
+    corpus = corpora.build(
+        config
+    )  # before the weights are read: a bad line of its files stops here
+    params = hf.load(
+        folder, model, mesh, owned=True, shown=config.progress and jax.process_index() == 0
+    )
     table = _table(config, model, mesh, codec, corpus, extra_lane)
     return Parts(folder, model, mesh, params, corpus, table)
 
@@ -88,7 +94,9 @@ def load_like(parts: Parts, folder: str) -> Params:
     """
     other = hf.read_config(folder, **{name: getattr(parts.model, name) for name in _TECHNIQUE})
     if other != parts.model:
-        raise UserError(f'{folder}: its model differs in shape from {parts.folder}; take two checkpoints of one model')
+        raise UserError(
+            f'{folder}: its model differs in shape from {parts.folder}; take two checkpoints of one model'
+        )
     return hf.load(folder, parts.model, parts.mesh, owned=True)
 
 
@@ -109,9 +117,15 @@ def _table(config, model, mesh, codec, corpus, extra_lane) -> Table:
     if config.judge.kind == 'policy':
         seats.append(Seat('judge', 'judge_answer', finals=(), plays_as='initial', searches=False))
     for seat in seats:
-        own = limits if seat.searches else Limits(1, config.judge.tokens if seat.role == 'judge' else c.turn_tokens, 0)
+        own = (
+            limits
+            if seat.searches
+            else Limits(1, config.judge.tokens if seat.role == 'judge' else c.turn_tokens, 0)
+        )
         search = corpus.search if seat.searches else None
-        env = SearchEnv(codec, tools, own, search, seat.finals, config.tools.max_queries, c.drop_thinking)
+        env = SearchEnv(
+            codec, tools, own, search, seat.finals, config.tools.max_queries, c.drop_thinking
+        )
         weights = 'initial' if seat.plays_as == 'initial' else trained[seat.plays_as or seat.role]
         heat = config[seat.role].temperature if seat.role in trained else 0.0
         longest = c.prompt_tokens if seat.searches else config.sampler.context - own.turn_tokens
@@ -128,7 +142,11 @@ def _judge(config, corpus, table) -> Judge:
     c = config.judge
     if c.kind == 'rule':
         return RuleJudge(lambda: (d.title for d in corpus.documents), c.rubrics)
-    writes = policy_writer(table, c.temperature) if c.kind == 'policy' else endpoint_writer(c, config.prompts)
+    writes = (
+        policy_writer(table, c.temperature)
+        if c.kind == 'policy'
+        else endpoint_writer(c, config.prompts)
+    )
     return TextJudge(writes, c.rubrics, c.most_failed)
 
 
@@ -166,4 +184,6 @@ def engine(config, parts: Parts) -> Engine:
         # Only what is a function of the run: seconds and hits of the cache depend on when it was stopped.
         return {'search/failed': corpus.client.metrics()['search/failed']}
 
-    return Engine(config, recipe, parts.table, learners(config, parts), weights_of(config), searches)
+    return Engine(
+        config, recipe, parts.table, learners(config, parts), weights_of(config), searches
+    )

@@ -23,7 +23,10 @@ def command(name: str, main: Callable[[list[str]], None]) -> None:
         _leave(2)
         sys.exit(2)
     except KeyboardInterrupt:
-        print(f'\n{name}: stopped. What was saved is whole; a run goes on with the same command', file=sys.stderr)
+        print(
+            f'\n{name}: stopped. What was saved is whole; a run goes on with the same command',
+            file=sys.stderr,
+        )
         _leave(130)
         sys.exit(130)
     except SystemExit:

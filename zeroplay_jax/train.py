@@ -78,13 +78,23 @@ def run(config, workdir) -> dict:
                     if metrics:
                         metrics.write(step.number, step.phase.iteration, step.phase.name, values)
                         metrics.write_trajectories(_records(config, parts.table, step, rows))
-                        about = {'system': config.recipe, 'step': step.number, 'iteration': step.phase.iteration}
+                        about = {
+                            'system': config.recipe,
+                            'step': step.number,
+                            'iteration': step.phase.iteration,
+                        }
                         if step.phase.name != 'evaluation':
-                            metrics.write_tasks({**about, 'phase': step.phase.name, **fate} for fate in engine.fates)
+                            metrics.write_tasks(
+                                {**about, 'phase': step.phase.name, **fate} for fate in engine.fates
+                            )
                     bar.end(values)
                     done = step.number + 1
                     if done % config.checkpoint.every == 0 or done == len(steps):
-                        loop |= {'engine': engine.loop(), 'cursor': done, 'seconds': spent + _process_age()}
+                        loop |= {
+                            'engine': engine.loop(),
+                            'cursor': done,
+                            'seconds': spent + _process_age(),
+                        }
                         checkpoints.save(done, engine.states(), loop)
             if metrics:
                 metrics.close()
@@ -95,7 +105,9 @@ def run(config, workdir) -> dict:
         for name, learner in engine.learners.items():
             if not hosts.gather((workdir / 'policy' / name).exists())[0]:
                 with progress.clock(f'export {name}', shown):
-                    hf.save(workdir / 'policy' / name, parts.model, learner.params, like=parts.folder)
+                    hf.save(
+                        workdir / 'policy' / name, parts.model, learner.params, like=parts.folder
+                    )
         if not hosts.first:
             return summary
         write_whole(workdir / 'summary.json', json.dumps(summary, indent=2) + '\n')
@@ -107,7 +119,9 @@ def run(config, workdir) -> dict:
 
 def _summary(config, parts, engine: Engine, loop: dict, steps: int) -> tuple[dict[str, Any], str]:
     """What `summary.json` holds, and the same as text."""
-    marked = lambda asked: hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+    marked = lambda asked: hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[
+        :16
+    ]
     flags, grades = list(loop['evaluations'].values()), list(loop['rubrics'].values())
     before, after = ({int(h): np.array(c, bool) for h, c in flags[i].items()} for i in (0, -1))
     # Per question, and which questions: what a comparison of runs is paired by.
@@ -120,11 +134,16 @@ def _summary(config, parts, engine: Engine, loop: dict, steps: int) -> tuple[dic
         'steps': steps,
         'outside_questions': engine.outside_questions,
     }
-    told = 'Exact match on held-out questions, with 95 % intervals:\n\n' + statistics.before_after_table(before, after)
+    told = (
+        'Exact match on held-out questions, with 95 % intervals:\n\n'
+        + statistics.before_after_table(before, after)
+    )
     if grades:
         results |= {'tasks': marked(parts.corpus.tasks), 'rubrics': loop['rubrics']}
         summary['rubrics'] = statistics.summarise_scores(grades[0], grades[-1])
-        told += f'\nrubrics met by answers to open tasks: {statistics.scores_line(summary["rubrics"])}'
+        told += (
+            f'\nrubrics met by answers to open tasks: {statistics.scores_line(summary["rubrics"])}'
+        )
     return summary, told
 
 
@@ -136,7 +155,9 @@ def _built(hosts: Hosts, config) -> setup.Parts:
 
 
 @contextlib.contextmanager
-def _held(hosts: Hosts, workdir: pathlib.Path, config: Json, free: tuple[str, ...]) -> Iterator[Callable[[], None]]:
+def _held(
+    hosts: Hosts, workdir: pathlib.Path, config: Json, free: tuple[str, ...]
+) -> Iterator[Callable[[], None]]:
     """`claim`, by the first process for all of them."""
     with contextlib.ExitStack() as stack:
         writers: list[Callable[[], None]] = []
@@ -149,18 +170,26 @@ def _held(hosts: Hosts, workdir: pathlib.Path, config: Json, free: tuple[str, ..
         yield writers[0] if writers else lambda: None
 
 
-def _play(parts, engine: Engine, step: Step, loop: dict, done) -> tuple[dict[str, float], list[Row]]:
+def _play(
+    parts, engine: Engine, step: Step, loop: dict, done
+) -> tuple[dict[str, float], list[Row]]:
     """One step of any kind: its metrics and rollouts; an evaluation's results also enter `loop`."""
     if step.phase.name != 'evaluation':
         values, rows = engine.play(step, done)
-        return values | (_rendering_check(parts.table.roles[rows[0].role].env.codec, rows) if rows else {}), rows
+        return values | (
+            _rendering_check(parts.table.roles[rows[0].role].env.codec, rows) if rows else {}
+        ), rows
     hosts, judged = parts.table.hosts, collections.Counter(parts.table.judge_stats)
-    correct, rows = evaluate(parts.exam, parts.corpus.questions + parts.corpus.tasks, step.number, done=done)
+    correct, rows = evaluate(
+        parts.exam, parts.corpus.questions + parts.corpus.tasks, step.number, done=done
+    )
     hosts.together(parts.corpus.check)
     judged = sums(hosts.gather(parts.table.judge_stats - judged))
     if parts.table.judge:
         parts.table.judge.check(judged)
-    loop['evaluations'][str(step.number)] = {str(h): c.astype(int).tolist() for h, c in correct.items()}
+    loop['evaluations'][str(step.number)] = {
+        str(h): c.astype(int).tolist() for h, c in correct.items()
+    }
     values = {f'em/hop{h}': float(c.mean()) for h, c in correct.items()}
     values['em/mean'] = statistics.mean_interval(statistics.headline(correct))[0]
     if tasks := [row for row in rows if 'rubrics' in row.parts]:
@@ -188,7 +217,11 @@ def _with_evaluations(config, steps: list[Step]) -> list[Step]:
         out.append(step)
         if 'solver' in step.phase.trains:
             solver_steps += 1
-            if config.eval.every and solver_steps % config.eval.every == 0 and step is not steps[-1]:
+            if (
+                config.eval.every
+                and solver_steps % config.eval.every == 0
+                and step is not steps[-1]
+            ):
                 out.append(evaluation(step.phase.iteration))
     out.append(evaluation(out[-1].phase.iteration))
     return [Step(s.phase, s.index, number) for number, s in enumerate(out)]
@@ -197,7 +230,10 @@ def _with_evaluations(config, steps: list[Step]) -> list[Step]:
 def _rendering_check(codec: Codec, rows: list[Row]) -> dict[str, float]:
     """Share of rollouts whose ids come out the same when their text is tokenised again: how much re-tokenising
     trainers would have changed."""
-    same = [codec.encode(codec.decode(r.trajectory.tokens)) == r.trajectory.tokens.tolist() for r in rows[:16]]
+    same = [
+        codec.encode(codec.decode(r.trajectory.tokens)) == r.trajectory.tokens.tolist()
+        for r in rows[:16]
+    ]
     return {'same_ids_when_rendered_again': float(np.mean(same))}
 
 
@@ -208,11 +244,19 @@ def _records(config, table, step: Step, rows: list[Row]):
         questions.setdefault((row.role, row.trajectory.identity[:-1]), []).append(row)
     by_hops: dict[object, list[list[Row]]] = {}
     for group in questions.values():
-        kind = 'rubrics' in group[0].parts, group[0].info.get('hops')  # an evaluation asks questions and open tasks
+        kind = (
+            'rubrics' in group[0].parts,
+            group[0].info.get('hops'),
+        )  # an evaluation asks questions and open tasks
         by_hops.setdefault(kind, []).append(group)
     picked: list[Row] = []
     for turn in itertools.zip_longest(*by_hops.values()):
-        picked += [row for group in turn if group and len(picked) < config.log_trajectories for row in group]
+        picked += [
+            row
+            for group in turn
+            if group and len(picked) < config.log_trajectories
+            for row in group
+        ]
     for row in picked:
         t, codec = row.trajectory, table.roles[row.role].env.codec
         yield {
@@ -233,7 +277,9 @@ def _records(config, table, step: Step, rows: list[Row]):
             'finish': t.finish,
             'info': row.info,
             'teacher': None if row.teacher_prompt is None else codec.decode(row.teacher_prompt),
-            'segments': [{name: piece[name] for name in ('source', 'text')} for piece in segments(codec, t)],
+            'segments': [
+                {name: piece[name] for name in ('source', 'text')} for piece in segments(codec, t)
+            ],
         }
 
 
@@ -260,7 +306,9 @@ class _Bar:
     def end(self, values) -> None:
         names = {'em/mean': 'EM', 'reward_mean': 'reward'}
         self._bar.update()
-        self._show(**{short: f'{values[name]:.2f}' for name, short in names.items() if name in values})
+        self._show(
+            **{short: f'{values[name]:.2f}' for name, short in names.items() if name in values}
+        )
 
     def _show(self, **values):
         self._shown |= values

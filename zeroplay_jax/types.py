@@ -201,7 +201,17 @@ class Batch:
         floats = lambda: np.zeros(shape, np.float32)
         m = teacher_tokens
         teacher = TeacherBatch(ints(m), ints(m), ints(m), ints(), floats()) if m else None
-        return cls(ints(), ints(), ints(), np.zeros(shape, bool), floats(), floats(), floats(), floats(), teacher)
+        return cls(
+            ints(),
+            ints(),
+            ints(),
+            np.zeros(shape, bool),
+            floats(),
+            floats(),
+            floats(),
+            floats(),
+            teacher,
+        )
 
 
 def identity_key(seed: int, identity: tuple[int, ...]) -> np.ndarray:

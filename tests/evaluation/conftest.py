@@ -12,5 +12,9 @@ def run(tmp_path_factory):
 @pytest.fixture(scope='module')
 def other(tmp_path_factory):
     return sample_run.write_run(
-        tmp_path_factory.mktemp('runs') / 'two', count=40, after=sample_run.BETTER, rate=2e-3, bonus=0.05
+        tmp_path_factory.mktemp('runs') / 'two',
+        count=40,
+        after=sample_run.BETTER,
+        rate=2e-3,
+        bonus=0.05,
     )

@@ -37,7 +37,18 @@ class Table:
             raise TaskDropped('prompt_too_long')
         source = np.full(2, POLICY, np.int8)
         turn = Turn('<answer>Rome</answer>')
-        return [Trajectory(np.zeros(2, np.int32), source, np.zeros(2, np.float32), (turn,), 'answer', 'w', 0, identity)]
+        return [
+            Trajectory(
+                np.zeros(2, np.int32),
+                source,
+                np.zeros(2, np.float32),
+                (turn,),
+                'answer',
+                'w',
+                0,
+                identity,
+            )
+        ]
 
     def play(self, episodes, done):
         async def all_of_them():
@@ -50,7 +61,12 @@ def test_questions_are_matched_and_tasks_graded():
     table = Table()
     correct, rows = evaluate(table, ITEMS, 7)
     assert {hops: flags.tolist() for hops, flags in correct.items()} == {1: [False], 2: [True]}
-    assert [row.parts for row in rows] == [{'exact_match': 1}, {'exact_match': 0}, {'rubrics': 0.5}, {'rubrics': 0}]
+    assert [row.parts for row in rows] == [
+        {'exact_match': 1},
+        {'exact_match': 0},
+        {'rubrics': 0.5},
+        {'rubrics': 0},
+    ]
     assert [row.drop for row in rows] == [None, None, None, 'ungraded']
     assert [row.group for row in rows] == [2, 1, 2, 1] and rows[2].info['answer_given'] == 'Rome'
     assert table.asked[7, 0] == ('solver', 1, 0.0, 'solver', {'question': 'Where is it?'})
@@ -58,6 +74,8 @@ def test_questions_are_matched_and_tasks_graded():
 
 
 def test_what_is_too_long_to_ask_is_one_line():
-    with pytest.raises(UserError, match="'A task that is too long' cannot be asked: prompt_too_long; raise") as error:
+    with pytest.raises(
+        UserError, match="'A task that is too long' cannot be asked: prompt_too_long; raise"
+    ) as error:
         evaluate(Table(), [dict(ITEMS[2], question='A task that is too long')], 0)
     assert '\n' not in str(error.value)

@@ -31,7 +31,9 @@ def test_a_limit_draws_the_same_questions_every_time(tmp_path):
     path = tmp_path / 's.jsonl'
     path.write_text('\n'.join(json.dumps({'question': f'q{i}', 'answer': 'a'}) for i in range(50)))
     first = qa.load(str(path), 10, seed=1)
-    assert len(first) == 10 and first == qa.load(str(path), 10, seed=1) != qa.load(str(path), 10, seed=2)
+    assert len(first) == 10 and first == qa.load(str(path), 10, seed=1) != qa.load(
+        str(path), 10, seed=2
+    )
     assert len(qa.load(str(path), 99)) == 50
 
 
@@ -39,12 +41,19 @@ def test_open_tasks_are_graded_rubric_by_rubric(tmp_path):
     """The rule judge takes a fact for met that the answer repeats: here, the right answer of a question."""
     (question,) = evaluation_questions([World(0, 'evaluation', 0.25)], 1, (1,))
     path = tmp_path / 'tasks.jsonl'
-    line = dict(task=question['question'], rubrics=[f'State that {question["answers"][0]}.', 'State that zzz.'])
+    line = dict(
+        task=question['question'],
+        rubrics=[f'State that {question["answers"][0]}.', 'State that zzz.'],
+    )
     path.write_text(json.dumps(line))
     (task,) = qa.load(str(path), rubrics=True)
     assert task['question'] == question['question'] and len(task['rubrics']) == 2
     done = evaluate(
-        *('--config.world.train=(0,4)', '--config.world.evaluation=(0,2)', '--config.eval.questions=2'),
+        *(
+            '--config.world.train=(0,4)',
+            '--config.world.evaluation=(0,2)',
+            '--config.eval.questions=2',
+        ),
         *(f'--sets={path}', '--metric=rubrics', f'--out={tmp_path}/out.json'),
         *('--config.policy.path=zeroplay_jax/mini/clean',),
     )
@@ -70,7 +79,11 @@ def hub(tmp_path, monkeypatch):
     path.write_text('\n'.join(map(json.dumps, lines)))
 
     def fetched(collection, name, repo_type):
-        assert (collection, name, repo_type) == ('RUC-NLPIR/FlashRAG_datasets', 'nq/test.jsonl', 'dataset')
+        assert (collection, name, repo_type) == (
+            'RUC-NLPIR/FlashRAG_datasets',
+            'nq/test.jsonl',
+            'dataset',
+        )
         if faults[0]:
             raise faults[0]
         return str(path)
@@ -95,9 +108,14 @@ def test_a_public_set_becomes_a_file_to_measure_by(hub, tmp_path, capsys):
 
 def test_without_a_connection_one_line_says_so(hub, tmp_path, capsys):
     hub[0] = OSError('no route\nto the host')
-    assert inputs.main(['questions', '--sets', 'nq', '--out', str(tmp_path / 'new' / 'nq.jsonl')]) == 2
+    assert (
+        inputs.main(['questions', '--sets', 'nq', '--out', str(tmp_path / 'new' / 'nq.jsonl')]) == 2
+    )
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == 'zeroplay_jax.inputs: nq could not be fetched (no route); give a file of JSON lines instead'
+    assert (
+        line
+        == 'zeroplay_jax.inputs: nq could not be fetched (no route); give a file of JSON lines instead'
+    )
     assert not (tmp_path / 'new').exists()
 
 
@@ -140,7 +158,13 @@ def test_compare_says_what_is_no_result(tmp_path, capsys):
 
 
 def evaluate(*arguments):
-    command = [sys.executable, '-m', 'zeroplay_jax.evaluate', '--config=configs/quickstart.py', *arguments]
+    command = [
+        sys.executable,
+        '-m',
+        'zeroplay_jax.evaluate',
+        '--config=configs/quickstart.py',
+        *arguments,
+    ]
     environment = os.environ | {'XLA_FLAGS': ''}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
@@ -148,13 +172,19 @@ def evaluate(*arguments):
 def test_a_judge_that_is_down_gives_no_result(tmp_path):
     tasks, out = tmp_path / 'tasks.jsonl', tmp_path / 'out.json'
     questions = evaluation_questions([World(i, 'evaluation', 0.25) for i in range(2)], 4, (1,))
-    tasks.write_text('\n'.join(json.dumps({'task': q['question'], 'rubrics': q['answers']}) for q in questions))
+    tasks.write_text(
+        '\n'.join(json.dumps({'task': q['question'], 'rubrics': q['answers']}) for q in questions)
+    )
     small = [
         '--config.world.train=(0,4)',
         '--config.world.evaluation=(0,2)',
         '--config.policy.path=zeroplay_jax/mini/clean',
     ]
-    judge = ['--config.judge.kind=endpoint', '--config.judge.url=http://127.0.0.1:9/v1', '--config.judge.retries=0']
+    judge = [
+        '--config.judge.kind=endpoint',
+        '--config.judge.url=http://127.0.0.1:9/v1',
+        '--config.judge.retries=0',
+    ]
     found = evaluate(*small, *judge, '--metric=rubrics', f'--sets={tasks}', f'--out={out}')
     assert found.returncode == 2 and 'judgements failed' in found.stderr and not out.exists()
 
@@ -180,7 +210,11 @@ def test_what_an_evaluation_cannot_honour_is_refused(tmp_path, wrong, said):
 
 
 def test_the_commands_from_a_set_to_a_comparison(tmp_path, capsys):
-    small = ['--config.world.train=(0,4)', '--config.world.evaluation=(0,2)', '--config.eval.questions=2']
+    small = [
+        '--config.world.train=(0,4)',
+        '--config.world.evaluation=(0,2)',
+        '--config.eval.questions=2',
+    ]
     worlds = [World(i, 'evaluation', 0.25) for i in range(2)]
     path = tmp_path / 'set.jsonl'
     path.write_text('\n'.join(json.dumps(q) for q in evaluation_questions(worlds, 6, (1, 2))))

@@ -34,7 +34,11 @@ def test_torn_and_missing_files_are_told_not_fatal(tmp_path):
     (tmp_path / 'metrics.jsonl').write_text(f'{good}\n{{"step": 2, "pha')
     (tmp_path / 'config.json').write_text('{')
     read = report.read_run(tmp_path)
-    assert [row['step'] for row in read['metrics']] == [1] and read['summary'] == {} and read['config'] == {}
+    assert (
+        [row['step'] for row in read['metrics']] == [1]
+        and read['summary'] == {}
+        and read['config'] == {}
+    )
     for sentence in (
         'last line of metrics.jsonl (line 2)',
         'no summary.json',
@@ -44,7 +48,8 @@ def test_torn_and_missing_files_are_told_not_fatal(tmp_path):
         assert any(sentence in note for note in read['notes'])
     (tmp_path / 'metrics.jsonl').write_text(f'{good}\nrubbish\n[1]\n{good}\n')
     assert any(
-        '2 damaged lines of metrics.jsonl were left out (line 2, 3)' in x for x in report.read_run(tmp_path)['notes']
+        '2 damaged lines of metrics.jsonl were left out (line 2, 3)' in x
+        for x in report.read_run(tmp_path)['notes']
     )
 
 
@@ -53,7 +58,10 @@ def test_a_trajectory_whose_segments_are_none_is_damaged(tmp_path):
     sample_run.write_lines(tmp_path / 'trajectories.jsonl', rows)
     read = report.read_run(tmp_path)
     assert [row['segments'] for row in read['trajectories']] == [[]]
-    assert any('2 damaged lines of trajectories.jsonl were left out (line 1, 2)' in note for note in read['notes'])
+    assert any(
+        '2 damaged lines of trajectories.jsonl were left out (line 1, 2)' in note
+        for note in read['notes']
+    )
 
 
 def test_a_failed_write_leaves_the_old_page(run, monkeypatch):
@@ -69,7 +77,11 @@ def test_a_failed_write_leaves_the_old_page(run, monkeypatch):
 
 
 def _data(page):
-    return json.loads(page.read_text().split('<script id="data" type="application/json">')[1].split('</script>')[0])
+    return json.loads(
+        page.read_text()
+        .split('<script id="data" type="application/json">')[1]
+        .split('</script>')[0]
+    )
 
 
 def test_differences_between_runs_are_paired_by_question(run, other, tmp_path):
@@ -77,11 +89,15 @@ def test_differences_between_runs_are_paired_by_question(run, other, tmp_path):
     flags = np.array(sample_run.AFTER), np.array(sample_run.BETTER)
     assert against['4'] == list(statistics.paired_difference(*flags))
     # the headline leaves four hops out
-    assert against['mean'] == list(statistics.paired_difference(*({h: f for h in (1, 2, 3)} for f in flags)))
+    assert against['mean'] == list(
+        statistics.paired_difference(*({h: f for h in (1, 2, 3)} for f in flags))
+    )
 
 
 def test_other_questions_give_no_interval(run, tmp_path):
-    strange = sample_run.write_run(tmp_path / 'strange', count=1, after=sample_run.BETTER, questions='those')
+    strange = sample_run.write_run(
+        tmp_path / 'strange', count=1, after=sample_run.BETTER, questions='those'
+    )
     data = _data(report.write_report(run, strange, out=tmp_path / 'both.html'))
     assert data['against'][1]['mean'] == pytest.approx([0.05])
     assert any('the held-out questions are others' in note for note in data['runs'][1]['notes'])
@@ -96,7 +112,10 @@ def test_other_questions_give_no_interval(run, tmp_path):
 def test_runs_of_one_name_are_told_apart(run, tmp_path):
     (tmp_path / 'later').mkdir()
     again = sample_run.write_run(tmp_path / 'later' / 'one', count=1)
-    names = [one['name'] for one in _data(report.write_report(run, again, out=tmp_path / 'both.html'))['runs']]
+    names = [
+        one['name']
+        for one in _data(report.write_report(run, again, out=tmp_path / 'both.html'))['runs']
+    ]
     assert names == [f'{run.parent.name}/one', 'later/one']
 
 
@@ -121,7 +140,10 @@ def test_the_command_writes_where_it_says(run, other, tmp_path, capsys):
         (['{run}', '--out', '{empty}/no/page.html'], 'make it first'),
         ([], 'the following arguments are required: WORKDIR; python -m zeroplay_jax.report --help'),
         (['{run}', '{run}', '--picture', '{empty}/curve.svg'], 'give one WORKDIR and no --out'),
-        (['{run}', '--picture', '{empty}/curve.svg', '--out', '{empty}/page.html'], 'give one WORKDIR and no --out'),
+        (
+            ['{run}', '--picture', '{empty}/curve.svg', '--out', '{empty}/page.html'],
+            'give one WORKDIR and no --out',
+        ),
     ],
 )
 def test_mistakes_are_one_line_and_code_2(run, tmp_path, capsys, arguments, said):

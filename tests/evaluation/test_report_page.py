@@ -25,7 +25,11 @@ class Browser:
     def __init__(self, out, into):
         self.out, self.into, self.buffer, self.count, self.session = out, into, b'', 0, {}
         target = self.call('Target.createTarget', url='about:blank')['targetId']
-        self.session = {'sessionId': self.call('Target.attachToTarget', targetId=target, flatten=True)['sessionId']}
+        self.session = {
+            'sessionId': self.call('Target.attachToTarget', targetId=target, flatten=True)[
+                'sessionId'
+            ]
+        }
 
     def call(self, method, **params):
         self.count += 1
@@ -38,7 +42,9 @@ class Browser:
 
     def receive(self):
         while NUL not in self.buffer:
-            ready, _, _ = select.select([self.into], [], [], 60)  # only so that a stuck browser cannot hang the suite
+            ready, _, _ = select.select(
+                [self.into], [], [], 60
+            )  # only so that a stuck browser cannot hang the suite
             data = os.read(self.into, 65536) if ready else b''
             assert data, 'Chromium ended or gives no answer'
             self.buffer += data
@@ -47,7 +53,9 @@ class Browser:
 
     def js(self, expression):
         """The value of a JavaScript expression, promises awaited."""
-        answer = self.call('Runtime.evaluate', expression=expression, awaitPromise=True, returnByValue=True)
+        answer = self.call(
+            'Runtime.evaluate', expression=expression, awaitPromise=True, returnByValue=True
+        )
         assert 'exceptionDetails' not in answer, answer
         return answer['result'].get('value')
 
@@ -112,23 +120,35 @@ def test_nothing_is_loaded_and_nothing_fails(page, both, browser):
     for url in (page, both):
         browser.open(url)
         assert browser.js('performance.getEntriesByType("resource").length') == 0
-        assert browser.js('Boolean(document.querySelector("#config-body").children.length)')  # drawn last
+        assert browser.js(
+            'Boolean(document.querySelector("#config-body").children.length)'
+        )  # drawn last
 
 
 def test_headline_and_table(page, browser):
     browser.open(page)
     assert '0.25' in browser.js('document.querySelector(".headline").innerText')
     assert '0.75' in browser.js('document.querySelector(".headline").innerText')
-    assert browser.js('document.querySelectorAll("#outcome tbody tr").length') == 5  # four hop counts and the mean
+    assert (
+        browser.js('document.querySelectorAll("#outcome tbody tr").length') == 5
+    )  # four hop counts and the mean
 
 
 @pytest.mark.parametrize('width', [1400, 1000, 420])
 def test_no_card_runs_over(page, both, browser, width):
-    browser.call('Emulation.setDeviceMetricsOverride', width=width, height=900, deviceScaleFactor=1, mobile=False)
+    browser.call(
+        'Emulation.setDeviceMetricsOverride',
+        width=width,
+        height=900,
+        deviceScaleFactor=1,
+        mobile=False,
+    )
     for url in (page, both):
         browser.open(url)
         assert browser.js('document.documentElement.scrollWidth') <= width
-        cards = browser.js('[...document.querySelectorAll(".card")].map((x) => [x.scrollWidth, x.clientWidth])')
+        cards = browser.js(
+            '[...document.querySelectorAll(".card")].map((x) => [x.scrollWidth, x.clientWidth])'
+        )
         assert len(cards) > 10
         if width == 1400:  # narrower tables scroll inside their card
             assert all(inside <= outside for inside, outside in cards)
@@ -146,7 +166,9 @@ def test_charts_are_few_and_the_others_folded(page, browser):
         'Valid proposals',
     ]
     assert browser.js('document.querySelectorAll("#groups details:not([open])").length') == 3
-    heads = browser.js('[...document.querySelectorAll("#groups summary")].map((x) => x.firstChild.textContent)')
+    heads = browser.js(
+        '[...document.querySelectorAll("#groups summary")].map((x) => x.firstChild.textContent)'
+    )
     assert heads == ['Proposals and the question pool', 'Learning', 'Other']
     assert browser.js('document.querySelectorAll("#groups .chart svg").length') == 0
     browser.js('document.querySelectorAll("#groups details").forEach((x) => { x.open = true })')
@@ -162,7 +184,9 @@ def test_charts_are_few_and_the_others_folded(page, browser):
 
 def test_what_never_changes_is_told_in_words(page, browser):
     browser.open(page)
-    words = browser.js('[...document.querySelectorAll("#groups .flat li")].map((x) => x.textContent)')
+    words = browser.js(
+        '[...document.querySelectorAll("#groups .flat li")].map((x) => x.textContent)'
+    )
     assert words == ['Clipped tokens 0', 'Importance ratio 1', 'New thing: next 2']
     assert 'ratio is clipped' in browser.js('document.querySelector("#groups .flat li").title')
 
@@ -172,7 +196,12 @@ def test_equal_lines_are_one_line_with_both_names(page, browser):
     legends = browser.js(LEGENDS.format('#charts'))
     assert [text.rsplit(' ', 1)[0] for text in legends[1]] == ['mean reward', 'form']
     assert [text.rsplit(' ', 1)[0] for text in legends[2]] == ['mean reward = exact match']
-    assert browser.js('document.querySelectorAll("#charts .chart")[2].querySelectorAll(".curve").length') == 3
+    assert (
+        browser.js(
+            'document.querySelectorAll("#charts .chart")[2].querySelectorAll(".curve").length'
+        )
+        == 3
+    )
 
 
 def test_counters_that_were_not_written_are_zero(page, browser):
@@ -237,7 +266,9 @@ def test_opened_trajectory_tells_who_wrote_what(page, browser):
         ['policy', 'answer'],
         ['policy', ''],
     ]
-    assert '<answer>trap</answer>' in browser.js('document.querySelector(".block.env .text").textContent')
+    assert '<answer>trap</answer>' in browser.js(
+        'document.querySelector(".block.env .text").textContent'
+    )
     colours = browser.js(
         '["prompt", "policy", "env"].map((source) => document.querySelector(`.block.${source} .text`))'
         '.map((node) => getComputedStyle(node).backgroundColor)'
@@ -267,7 +298,10 @@ def test_a_step_may_train_two_roles(tmp_path, browser):
     sample_run.write_lines(tmp_path / 'trajectories.jsonl', rollouts)
     browser.open(report.write_report(tmp_path).as_uri())
     assert browser.js(TITLES.format('#groups')) == ['Loss']
-    assert [text.strip() for text in browser.js(LEGENDS.format('#groups'))[0]] == ['proposer', 'solver']
+    assert [text.strip() for text in browser.js(LEGENDS.format('#groups'))[0]] == [
+        'proposer',
+        'solver',
+    ]
     plays = '[...document.querySelectorAll(".row .phase")].map((x) => [x.textContent, getComputedStyle(x).color])'
     (one, orange), (two, blue) = browser.js(plays)
     assert [one, two] == ['proposer', 'solver'] and orange != blue
@@ -305,7 +339,9 @@ SCHEME = 'getComputedStyle(document.querySelector(".card")).backgroundColor'
 
 @pytest.mark.parametrize('theme', ['light', 'dark'])
 def test_all_text_can_be_read_in_both_themes(page, both, browser, theme):
-    browser.call('Emulation.setEmulatedMedia', features=[{'name': 'prefers-color-scheme', 'value': theme}])
+    browser.call(
+        'Emulation.setEmulatedMedia', features=[{'name': 'prefers-color-scheme', 'value': theme}]
+    )
     cards = {'light': 'rgb(255, 255, 255)', 'dark': 'rgb(26, 29, 34)'}
     other = {'light': 'dark', 'dark': 'light'}[theme]
     for url, curve in ((page, 'mean reward'), (both, 'two')):
@@ -315,10 +351,18 @@ def test_all_text_can_be_read_in_both_themes(page, both, browser, theme):
             assert browser.js(SCHEME) == cards[shown]
             for index, phase in enumerate(('proposer', 'generate', 'solver', 'evaluation')):
                 browser.js(f'location.hash = "open={index}"')
-                browser.until(f'document.querySelector("[aria-selected=true] .phase")?.textContent === "{phase}"')
+                browser.until(
+                    f'document.querySelector("[aria-selected=true] .phase")?.textContent === "{phase}"'
+                )
                 found = browser.js(CONTRAST)
                 texts = [text for _, text in found]
-                for part in ('phase: ' + phase, 'axis: 0', 'inner: look', f'null: {curve}', 'muted: '):
+                for part in (
+                    'phase: ' + phase,
+                    'axis: 0',
+                    'inner: look',
+                    f'null: {curve}',
+                    'muted: ',
+                ):
                     assert any(text.startswith(part) for text in texts), part
                 assert found[0][0] >= 4.5, (shown, [text for ratio, text in found if ratio < 4.5])
             browser.js('document.getElementById("theme").click()')
@@ -362,14 +406,19 @@ def test_keyboard_alone_is_enough(page, browser):
 def test_two_runs_are_compared(both, browser):
     browser.open(both)
     assert browser.js('document.title') == 'one, two – run report'
-    rows = browser.js('[...document.querySelectorAll("#outcome tbody tr")].map((row) => row.innerText)')
+    rows = browser.js(
+        '[...document.querySelectorAll("#outcome tbody tr")].map((row) => row.innerText)'
+    )
     assert len(rows) == 10  # the mean and four hop counts, each of two runs
     assert '0.750' in rows[0] and 'first' in rows[0]
     assert '0.800' in rows[1] and '+0.050\n[' in rows[1]
     titles = browser.js(TITLES.format('#charts'))
     assert 'Reward · mean reward · solver' in titles and 'Solves per question · two' in titles
     legends = dict(zip(titles, browser.js(LEGENDS.format('#charts'))))
-    assert [text.split(' ')[0] for text in legends['Reward · mean reward · solver']] == ['one', 'two']
+    assert [text.split(' ')[0] for text in legends['Reward · mean reward · solver']] == [
+        'one',
+        'two',
+    ]
     config = browser.js('document.querySelector("#config-body > .config").innerText')
     assert 'solver.learning_rate' in config and '0.002' in config and 'clip_low' not in config
     assert browser.js('document.querySelectorAll(".topics").length') == 2
@@ -393,12 +442,16 @@ def test_twenty_thousand_trajectories(tmp_path, browser):
     sample_run.write_run(tmp_path / 'long', count=20_000)
     browser.open(report.write_report(tmp_path / 'long').as_uri())
     assert browser.js(COUNT) == '20,000 of 20,000 trajectories'
-    assert browser.js('document.querySelectorAll("#rows .row").length') < 80  # only what is in view is drawn
+    assert (
+        browser.js('document.querySelectorAll("#rows .row").length') < 80
+    )  # only what is in view is drawn
     browser.js('document.getElementById("list").scrollTop = 1e9')
     browser.until('document.getElementById("row-19999") && !document.getElementById("row-0")')
     # The first search is the slowest: it makes all texts lower case.
     for field, value, passed in (('text', 'page 19998:', '1'), ('role', 'solver', '10,000')):
-        assert browser.js(FILTER.format(field, value)) < 500  # measured on two busy cores: 37 and 14
+        assert (
+            browser.js(FILTER.format(field, value)) < 500
+        )  # measured on two busy cores: 37 and 14
         assert browser.js(COUNT) == f'{passed} of 20,000 trajectories'
         browser.js('filters.reset()')
         browser.until(f'{COUNT} === "20,000 of 20,000 trajectories"')

@@ -15,7 +15,9 @@ def _flags(right, total):
 def _table(both, gained, lost, neither):
     """Paired flags (before, after) with the given counts."""
     counts = (both, gained, lost, neither)
-    return np.repeat([True, False, True, False], counts), np.repeat([True, True, False, False], counts)
+    return np.repeat([True, False, True, False], counts), np.repeat(
+        [True, True, False, False], counts
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,9 @@ def test_intervals_keep_a_width_where_all_is_right_or_wrong():
 
 def test_paired_difference_is_newcombes():
     # Newcombe 1998, Statistics in Medicine 17:2635, table II, method 10: counts 36, 12, 2, 0
-    assert statistics.paired_difference(*_table(36, 12, 2, 0)) == pytest.approx((0.2, 0.0569, 0.3404), abs=6e-5)
+    assert statistics.paired_difference(*_table(36, 12, 2, 0)) == pytest.approx(
+        (0.2, 0.0569, 0.3404), abs=6e-5
+    )
 
 
 def test_paired_interval_narrows_with_agreement_and_mirrors_in_time():
@@ -71,7 +75,9 @@ def test_coverage_is_about_95_percent(rates):
     truth, inside, trials = rates[1] - rates[0], np.zeros(2), 600
     for _ in range(trials):
         luck = rng.random((2, 40))
-        shared = {hop: luck[i] for i, hop in enumerate((1, 2))}  # the same luck before and after: correlated pairs
+        shared = {
+            hop: luck[i] for i, hop in enumerate((1, 2))
+        }  # the same luck before and after: correlated pairs
         before, after = ({hop: x < rate for hop, x in shared.items()} for rate in rates)
         _, low, high = statistics.paired_difference(before, after)
         inside[0] += low <= truth <= high
@@ -85,14 +91,20 @@ def test_summary_and_table_agree_on_the_headline_hops():
     before = {hop: _flags(right, 20) for hop, right in ((1, 12), (2, 2), (3, 1), (4, 0))}
     after = {hop: _flags(right, 20) for hop, right in ((1, 20), (2, 19), (3, 18), (4, 10))}
     summary = json.loads(json.dumps(statistics.summarise(before, after)))
-    assert summary['em_before'] == pytest.approx(0.25) and summary['em_after'] == pytest.approx(0.95)
+    assert summary['em_before'] == pytest.approx(0.25) and summary['em_after'] == pytest.approx(
+        0.95
+    )
     assert summary['questions'] == 60 and summary['questions_by_hop']['4'] == 20
     assert summary['em_by_hop']['after'] == {'1': 1.0, '2': 0.95, '3': 0.9, '4': 0.5}
     assert summary['ci95']['after'][0] < 0.95 < summary['ci95']['after'][1]
     lines = statistics.before_after_table(before, after).splitlines()
     assert lines[0].split() == ['hops', 'questions', 'before', 'after', 'change']
     assert lines[2].startswith('1 ') and '0.600 [' in lines[2] and '+0.400 [' in lines[2]
-    assert lines[-1].startswith('mean of 1, 2, 3') and '0.250 [' in lines[-1] and '+0.700 [' in lines[-1]
+    assert (
+        lines[-1].startswith('mean of 1, 2, 3')
+        and '0.250 [' in lines[-1]
+        and '+0.700 [' in lines[-1]
+    )
     assert len(lines) == 8 and max(map(len, lines)) <= 110
 
 

@@ -30,7 +30,10 @@ def test_state_comes_back_bit_for_bit_under_another_mesh(tmp_path):
     np.testing.assert_array_equal(restored['a']['w'], state['a']['w'])
     assert restored['a']['w'].sharding == place and int(restored['a']['step']) == 7
     assert loop == {'cursor': 3, 'pool': [{'q': 'é'}]}
-    assert sorted(p.name for p in (tmp_path / 'checkpoints').iterdir() if p.name.isdigit()) == ['2', '3']
+    assert sorted(p.name for p in (tmp_path / 'checkpoints').iterdir() if p.name.isdigit()) == [
+        '2',
+        '3',
+    ]
 
 
 def test_what_was_saved_is_not_touched_by_a_later_donation(tmp_path):
@@ -75,7 +78,9 @@ def test_a_workdir_of_another_config_names_the_fields(tmp_path):
     begin(tmp_path / 'run', CONFIG | {'progress': False}, free=('progress',))
     other = json.loads(json.dumps(CONFIG))
     other['solver']['batch'] = 64
-    with pytest.raises(WorkdirError, match=r'solver.batch \(there 32, now 64\); choose another workdir'):
+    with pytest.raises(
+        WorkdirError, match=r'solver.batch \(there 32, now 64\); choose another workdir'
+    ):
         begin(tmp_path / 'run', other)
     with pytest.raises(WorkdirError, match='seed .*solver.batch'):
         begin(tmp_path / 'run', other | {'seed': 1})
@@ -88,7 +93,10 @@ def test_a_run_that_could_not_begin_leaves_the_workdir_free(tmp_path):
 
 
 def test_a_workdir_in_use_is_refused(tmp_path):
-    with claim(tmp_path / 'run', CONFIG), pytest.raises(WorkdirError, match='in use by another process'):
+    with (
+        claim(tmp_path / 'run', CONFIG),
+        pytest.raises(WorkdirError, match='in use by another process'),
+    ):
         begin(tmp_path / 'run', CONFIG)
     begin(tmp_path / 'run', CONFIG)
 

@@ -35,13 +35,21 @@ def make_rows(model, count=9, seed=0):
         logp = np.where(source == POLICY, -rng.uniform(1, 4, n), 0).astype(np.float32)
         tokens = rng.integers(0, model.vocab_size, n).astype(np.int32)
         rows.append(
-            Row('r', Trajectory(tokens, source, logp, (), 'eos', 'r', 0, (i,)), 0.0, i, advantage=float(rng.normal()))
+            Row(
+                'r',
+                Trajectory(tokens, source, logp, (), 'eos', 'r', 0, (i,)),
+                0.0,
+                i,
+                advantage=float(rng.normal()),
+            )
         )
     return rows
 
 
 def role(**changes):
-    return ml_collections.ConfigDict(common.get_config().solver.to_dict() | dict(learning_rate=0.01) | changes)
+    return ml_collections.ConfigDict(
+        common.get_config().solver.to_dict() | dict(learning_rate=0.01) | changes
+    )
 
 
 def learner_of(model, params, config, shape, **options):
@@ -54,7 +62,9 @@ def gradient(policy, batches, mesh=(1, 1, 1), **changes):
     mesh = sharding.make_mesh(*mesh)
     params = jax.device_put(params, sharding.parameter_shardings(params, mesh))
     step = jax.jit(
-        jax.value_and_grad(lambda p, b: loss(model, LossConfig.of(role(**changes)), p, b, b.old_logp, None, 0.0)[0])
+        jax.value_and_grad(
+            lambda p, b: loss(model, LossConfig.of(role(**changes)), p, b, b.old_logp, None, 0.0)[0]
+        )
     )
     total = None
     for batch in batches:
@@ -66,7 +76,9 @@ def gradient(policy, batches, mesh=(1, 1, 1), **changes):
 def close(a, b, tolerance=1e-5):
     assert abs(float(a[0]) - float(b[0])) <= 1e-6 * max(1, abs(float(b[0])))
     for x, y in zip(jax.tree.leaves(a[1]), jax.tree.leaves(b[1]), strict=True):
-        assert np.linalg.norm(np.asarray(x) - np.asarray(y)) <= tolerance * (np.linalg.norm(y) + 1e-12)
+        assert np.linalg.norm(np.asarray(x) - np.asarray(y)) <= tolerance * (
+            np.linalg.norm(y) + 1e-12
+        )
 
 
 LOSSES = [
@@ -84,7 +96,10 @@ def test_micro_batches_packing_and_padding_change_nothing(policy, mode, loss_nam
     for micro, tokens in ((1, 25), (2, 60), (4, 200)):
         batches = pack(rows, micro_rows=micro, tokens=tokens, mode=mode)
         close(gradient(policy, batches, loss=loss_name), whole)
-    close(gradient(policy, pack(rows[::-1], micro_rows=4, tokens=60, mode=mode), loss=loss_name), whole)
+    close(
+        gradient(policy, pack(rows[::-1], micro_rows=4, tokens=60, mode=mode), loss=loss_name),
+        whole,
+    )
 
 
 @pytest.mark.parametrize('mesh', [(1, 2, 1), (1, 4, 1), (1, 8, 1), (2, 2, 2), (1, 1, 2), (8, 1, 1)])
@@ -136,7 +151,9 @@ def test_update_moves_probability_with_the_advantage(policy):
     for batch in batches:  # on policy: the ratio is 1, no clip is active
         batch.old_logp[:] = np.where(batch.mask, score(params, batch), 0)
     learner = learner_of(model, params, role(warmup_steps=0), (2, 50))
-    gain = lambda p: sum(float(np.sum(b.weight * b.advantage * np.asarray(score(p, b)))) for b in batches)
+    gain = lambda p: sum(
+        float(np.sum(b.weight * b.advantage * np.asarray(score(p, b)))) for b in batches
+    )
     before = gain(learner.params)
     stats = learner.update('r', batches)
     assert gain(learner.params) > before
@@ -172,7 +189,9 @@ def test_kl_pulls_back_to_the_first_weights(policy):
         row.advantage = 0.0
     batches = pack(rows, micro_rows=3, tokens=50, mode='token')
     learner = learner_of(model, params, role(kl_coef=1.0, learning_rate=1e-3), (3, 50))
-    noisy = jax.tree.map(lambda x: x + 0.05 * np.random.default_rng(0).normal(size=x.shape).astype('f'), params)
+    noisy = jax.tree.map(
+        lambda x: x + 0.05 * np.random.default_rng(0).normal(size=x.shape).astype('f'), params
+    )
     learner.state = jax.device_put({**learner.state, 'params': noisy}, learner.shardings)
     kl = [(s := learner.update('r', batches))['kl'][0] / s['kl'][1] for _ in range(6)]
     assert kl[-1] < 0.8 * kl[0]
@@ -186,10 +205,16 @@ def test_paid_entropy_rises(policy):
     batches = pack(rows, micro_rows=3, tokens=50, mode='token')
     means = {}
     for coef in (0.0, 1.0):
-        config = role(entropy_coef=coef, skip_uninformative=False, learning_rate=3e-3, weight_decay=0.0)
+        config = role(
+            entropy_coef=coef, skip_uninformative=False, learning_rate=3e-3, weight_decay=0.0
+        )
         learner = learner_of(model, params, config, (3, 50))
-        means[coef] = [(s := learner.update('r', batches))['entropy'][0] / s['entropy'][1] for _ in range(5)]
-    assert means[1.0][-1] > means[1.0][0] + 0.01 and means[0.0][-1] == pytest.approx(means[0.0][0], abs=1e-4)
+        means[coef] = [
+            (s := learner.update('r', batches))['entropy'][0] / s['entropy'][1] for _ in range(5)
+        ]
+    assert means[1.0][-1] > means[1.0][0] + 0.01 and means[0.0][-1] == pytest.approx(
+        means[0.0][0], abs=1e-4
+    )
 
 
 @pytest.mark.parametrize('remat', [True, False])

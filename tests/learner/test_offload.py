@@ -27,7 +27,15 @@ def learner(policy, offload):
     config = role(**DISTILS, kl_coef=0.1, learning_rate=1e-2, distill_ema_rate=0.1)
     place = sharding.make_mesh(*MESH)
     model = dataclasses.replace(policy[0], mesh=place)
-    return Learner(model, place, {'r': config}, policy[1], (4, 60), teacher_tokens=TEACHER_TOKENS, offload=offload)
+    return Learner(
+        model,
+        place,
+        {'r': config},
+        policy[1],
+        (4, 60),
+        teacher_tokens=TEACHER_TOKENS,
+        offload=offload,
+    )
 
 
 def kinds(tree):
@@ -53,7 +61,10 @@ def test_updates_are_the_same_bit_for_bit_and_leave_nothing_on_the_devices(polic
     assert kinds(resting.state) == {'pinned_host'} and kinds(resting.published()) == {'device'}
     equal(resting.state, plain.state)
     equal(resting.published(), plain.published())
-    assert np.abs(np.asarray(plain.params['embedding']) - np.asarray(policy[1]['embedding'])).max() > 1e-3
+    assert (
+        np.abs(np.asarray(plain.params['embedding']) - np.asarray(policy[1]['embedding'])).max()
+        > 1e-3
+    )
 
 
 def test_a_checkpoint_passes_between_runs_with_and_without(policy, tmp_path):

@@ -33,7 +33,9 @@ def test_roles_train_the_same_weights(policy, shared):
     learner.update('solver', batches)
     between = jax.device_get(learner.state)
     learner.update('proposer', batches)
-    moved = jax.tree.map(lambda a, b: float(np.abs(np.asarray(a) - b).max()), learner.state, between)
+    moved = jax.tree.map(
+        lambda a, b: float(np.abs(np.asarray(a) - b).max()), learner.state, between
+    )
     assert moved['params']['embedding'] > 0
     assert (max(jax.tree.leaves(moved['opt']['solver'])) > 0) == shared
 
@@ -42,11 +44,15 @@ def test_ratios_can_be_taken_against_the_trainers_own_log_probs(policy):
     model, params = policy
     rows = make_rows(model)
     batches = pack(rows, micro_rows=4, tokens=50, mode='token')
-    learner = Learner(model, sharding.make_mesh(), {'r': role(tis_cap=2.0, old_logp='trainer')}, params, (4, 50))
+    learner = Learner(
+        model, sharding.make_mesh(), {'r': role(tis_cap=2.0, old_logp='trainer')}, params, (4, 50)
+    )
     again = learner.rescore('r', batches)
     for old, new in zip(batches, again, strict=True):
         np.testing.assert_array_equal(new.sampler_logp, old.old_logp)
-        assert (new.old_logp[~new.mask] == 0).all() and np.abs(new.old_logp - old.old_logp).max() > 0.1
+        assert (new.old_logp[~new.mask] == 0).all() and np.abs(
+            new.old_logp - old.old_logp
+        ).max() > 0.1
     stats = learner.update('r', again)
     assert stats['ratio'][0] / stats['ratio'][1] == pytest.approx(1.0, abs=1e-5)
     weight = next(v for k, v in stats.items() if k == 'importance')

@@ -30,24 +30,32 @@ def taught_rows(model, count=7):
     rng = np.random.default_rng(1)
     for row in rows:
         row.advantage = 0.0
-        row.teacher_prompt = rng.integers(0, model.vocab_size, int(rng.integers(3, 20))).astype(np.int32)
+        row.teacher_prompt = rng.integers(0, model.vocab_size, int(rng.integers(3, 20))).astype(
+            np.int32
+        )
     return rows
 
 
 def packed(rows, micro_rows=2, tokens=60, teacher_tokens=TEACHER_TOKENS):
-    return pack(rows, micro_rows=micro_rows, tokens=tokens, mode='token', teacher_tokens=teacher_tokens)
+    return pack(
+        rows, micro_rows=micro_rows, tokens=tokens, mode='token', teacher_tokens=teacher_tokens
+    )
 
 
 def gradient(policy, teacher, batches, **changes):
     model, params = policy
     config = LossConfig.of(role(**(DISTILS | changes)))
-    step = jax.jit(jax.value_and_grad(lambda p, b: loss(model, config, p, b, b.old_logp, teacher, 1.0)[0]))
+    step = jax.jit(
+        jax.value_and_grad(lambda p, b: loss(model, config, p, b, b.old_logp, teacher, 1.0)[0])
+    )
     parts = [step(params, batch) for batch in batches]
     return jax.tree.map(lambda *x: sum(np.asarray(y, np.float64) for y in x), *parts)
 
 
 def other(params):
-    return jax.tree.map(lambda x: x + 0.1 * np.random.default_rng(0).normal(size=x.shape).astype('f'), params)
+    return jax.tree.map(
+        lambda x: x + 0.1 * np.random.default_rng(0).normal(size=x.shape).astype('f'), params
+    )
 
 
 def test_every_policy_token_is_held_against_the_same_token_of_the_teacher(policy):
@@ -58,7 +66,11 @@ def test_every_policy_token_is_held_against_the_same_token_of_the_teacher(policy
             assert batch.mask[b, at] and batch.teacher.tokens[b, place] == batch.tokens[b, at]
             # what predicts it stands one place before, in both views, and in the same episode
             assert batch.teacher.place[b, at - 1] == place - 1
-            assert batch.teacher.segment[b, place] == batch.teacher.segment[b, place - 1] == batch.segment[b, at]
+            assert (
+                batch.teacher.segment[b, place]
+                == batch.teacher.segment[b, place - 1]
+                == batch.segment[b, at]
+            )
     total = sum(float(b.teacher.weight.sum()) for b in packed(rows))
     assert total == pytest.approx(1.0, abs=1e-6)
 
@@ -108,15 +120,23 @@ def test_against_probabilities_in_float64(policy):
 def test_the_teacher_follows_its_student_and_is_kept(policy):
     model, params = policy
     config = role(**DISTILS, distill_ema_rate=0.05, learning_rate=1e-2)
-    learner = Learner(model, sharding.make_mesh(), {'r': config}, params, (2, 60), teacher_tokens=TEACHER_TOKENS)
+    learner = Learner(
+        model, sharding.make_mesh(), {'r': config}, params, (2, 60), teacher_tokens=TEACHER_TOKENS
+    )
     rows = taught_rows(model)
     stats = learner.update('r', packed(rows), 0.5)
-    assert stats['distill_divergence'][1] > 0 and 0 <= stats['distill_tail_mass'][0] / stats['distill_tail_mass'][1] < 1
+    assert (
+        stats['distill_divergence'][1] > 0
+        and 0 <= stats['distill_tail_mass'][0] / stats['distill_tail_mass'][1] < 1
+    )
     np.testing.assert_array_equal(learner.state['teacher']['embedding'], params['embedding'])
     learner.follow()
     want = 0.95 * np.asarray(params['embedding']) + 0.05 * np.asarray(learner.params['embedding'])
     np.testing.assert_allclose(learner.state['teacher']['embedding'], want, atol=1e-7)
-    assert np.abs(np.asarray(learner.params['embedding']) - np.asarray(params['embedding'])).max() > 1e-4
+    assert (
+        np.abs(np.asarray(learner.params['embedding']) - np.asarray(params['embedding'])).max()
+        > 1e-4
+    )
 
 
 def test_what_does_not_fit_the_teachers_row_is_refused(policy):

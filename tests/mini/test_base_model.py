@@ -64,7 +64,9 @@ def test_loss_counts_each_kind_of_token_once(blank, stock):
     params = transformer.init(config, jax.random.key(0))
     batch = first_batch(TINY, stock, codec)
     value, info = base_model.loss(config, TINY.other, params, batch)
-    logp, _ = transformer.score(config, params, batch['tokens'], batch['positions'], batch['segment'])
+    logp, _ = transformer.score(
+        config, params, batch['tokens'], batch['positions'], batch['segment']
+    )
     nll = -np.asarray(logp)
     inside = (batch['segment'] > 0) & (batch['positions'] > 0)
     own = inside & (batch['policy'] > 0)
@@ -91,11 +93,17 @@ def test_build_writes_folders_with_log_and_hashes(tmp_path, monkeypatch):
     monkeypatch.setattr(base_model, 'DIAGNOSED', 4)
     monkeypatch.setattr(base_model, 'LIBRARIES', 1)
     monkeypatch.setattr(base_model, 'LIBRARY_WORLDS', 2)
-    stages = (dataclasses.replace(TINY, name='warm'), dataclasses.replace(TINY, name='clean', saved=True))
+    stages = (
+        dataclasses.replace(TINY, name='warm'),
+        dataclasses.replace(TINY, name='clean', saved=True),
+    )
     base_model.build(tmp_path, 0, stages)
     assert [p.name for p in tmp_path.iterdir()] == ['clean']
     check_hashes(tmp_path / 'clean')
-    log = [json.loads(line) for line in (tmp_path / 'clean' / 'training.jsonl').read_text().splitlines()]
+    log = [
+        json.loads(line)
+        for line in (tmp_path / 'clean' / 'training.jsonl').read_text().splitlines()
+    ]
     assert [entry['stage'] for entry in log[1:]] == ['warm', 'clean', 'clean']
     assert set(demos.ROLES) <= set(log[-1]['teacher_forced'])
 
@@ -160,10 +168,15 @@ def test_clean_reads_and_base_is_uneven():
 
 @pytest.mark.parametrize('name', FOLDERS)
 def test_committed_folder_was_trained_by_these_stages(name):
-    log = [json.loads(line) for line in (base_model.HERE / name / 'training.jsonl').read_text().splitlines()]
+    log = [
+        json.loads(line)
+        for line in (base_model.HERE / name / 'training.jsonl').read_text().splitlines()
+    ]
     trained = {entry['stage']: entry['step'] for entry in log if 'step' in entry}
     names = [stage.name for stage in base_model.STAGES]
-    assert trained == {stage.name: stage.steps for stage in base_model.STAGES[: names.index(name) + 1]}
+    assert trained == {
+        stage.name: stage.steps for stage in base_model.STAGES[: names.index(name) + 1]
+    }
 
 
 def test_stage_names_give_different_streams():

@@ -52,7 +52,13 @@ def world_hops(text):
 
 
 def test_every_role_of_the_five_systems_is_in_the_mixture():
-    asked = {'solver', 'solver_with_path', 'proposer', 'proposer_from_answer', 'answer_from_documents'}
+    asked = {
+        'solver',
+        'solver_with_path',
+        'proposer',
+        'proposer_from_answer',
+        'answer_from_documents',
+    }
     asked |= {'challenger', 'task_solver'}
     shares = {name: role.share for name, role in demos.ROLES.items()}
     assert all(shares[name] > 0 for name in asked)
@@ -120,7 +126,9 @@ def test_uneven_solver_errs_and_the_path_keeps_it_right(library):
     right = {}
     for name in ('solver', 'solver_with_path'):
         found = written(library, name, 200, uneven)
-        right[name] = np.mean([tag(said(d)[-1], 'answer') == truth(library, d.fields['question'])[0] for d in found])
+        right[name] = np.mean(
+            [tag(said(d)[-1], 'answer') == truth(library, d.fields['question'])[0] for d in found]
+        )
     assert right['solver_with_path'] == 1
     assert 0.2 < right['solver'] < 0.7
 

@@ -11,7 +11,14 @@ def tokenizer():
 
 
 def test_any_text_round_trips(tokenizer):
-    for text in ('Gumu was born in Lomi.', ' ofnon', 'Ünïcödé 東京 🙂\n\tx  y', '', '12 (34)', 'don’t'):
+    for text in (
+        'Gumu was born in Lomi.',
+        ' ofnon',
+        'Ünïcödé 東京 🙂\n\tx  y',
+        '',
+        '12 (34)',
+        'don’t',
+    ):
         assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
 
 
@@ -20,7 +27,12 @@ def test_names_are_spelt_the_same_everywhere_and_short(tokenizer):
     for title in world.World(0, 'evaluation').titles:
         name = tokenizer.encode(f' {title}').ids
         lengths.append(len(name))
-        for before, after in (('<search>', '</search>'), ('of', '?'), ('(Title:', ')'), ('in', '.')):
+        for before, after in (
+            ('<search>', '</search>'),
+            ('of', '?'),
+            ('(Title:', ')'),
+            ('in', '.'),
+        ):
             ids = tokenizer.encode(f'{before} {title}{after}').ids
             assert ids[-len(name) - 1 : -1] == name or ids[-len(name) :] == name
     assert set(lengths) == {2}
@@ -43,6 +55,8 @@ def test_folder_loads_in_transformers(tokenizer, tmp_path):
     loaded = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
     chat = [{'role': 'user', 'content': 'Question: What is the job of Gumu?'}]
     text = loaded.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    assert text == ('<|im_start|>user\nQuestion: What is the job of Gumu?<|im_end|>\n<|im_start|>assistant\n')
+    assert text == (
+        '<|im_start|>user\nQuestion: What is the job of Gumu?<|im_end|>\n<|im_start|>assistant\n'
+    )
     assert loaded(text, add_special_tokens=False)['input_ids'] == tokenizer.encode(text).ids
     assert (loaded.eos_token, loaded.pad_token) == (tokenizer_lib.END, tokenizer_lib.PAD)

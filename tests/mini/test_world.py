@@ -126,12 +126,22 @@ def test_evaluation_tasks_ask_for_the_passage_at_the_end_of_a_chain():
     worlds = [World(i, 'evaluation') for i in range(6)]
     tasks = world_lib.evaluation_tasks(worlds, 50)
     assert [t['hops'] for t in tasks] == [h for h in (1, 2, 3, 4) for _ in range(50)]
-    assert len({t['question'] for t in tasks}) == 200 and tasks == world_lib.evaluation_tasks(worlds, 50)
+    assert len({t['question'] for t in tasks}) == 200 and tasks == world_lib.evaluation_tasks(
+        worlds, 50
+    )
     for task in tasks:
-        world, subject = worlds[task['world']], task['question'].removeprefix('Describe ').removesuffix('.')
-        assert task['question'] == f'Describe {subject}.' and subject.count('the ') == task['hops'] - 1
+        world, subject = (
+            worlds[task['world']],
+            task['question'].removeprefix('Describe ').removesuffix('.'),
+        )
+        assert (
+            task['question'] == f'Describe {subject}.' and subject.count('the ') == task['hops'] - 1
+        )
         title = subject if task['hops'] == 1 else world.resolve(f'What is {subject}?')[0]
         assert {value for value in world.facts[title].values()} == {
-            next(v for v in world.facts[title].values() if v in rubric['text']) for rubric in task['rubrics']
+            next(v for v in world.facts[title].values() if v in rubric['text'])
+            for rubric in task['rubrics']
         }
-    assert {t['question'] for t in tasks[:50]} <= {f'Describe {title}.' for w in worlds for title in w.titles}
+    assert {t['question'] for t in tasks[:50]} <= {
+        f'Describe {title}.' for w in worlds for title in w.titles
+    }

@@ -43,7 +43,9 @@ LOSSES = {
 
 
 def close(given, wanted, **tolerance):
-    np.testing.assert_allclose(np.asarray(given), wanted, **(dict(rtol=2e-5, atol=1e-6) | tolerance))
+    np.testing.assert_allclose(
+        np.asarray(given), wanted, **(dict(rtol=2e-5, atol=1e-6) | tolerance)
+    )
 
 
 def spread(advantage, like):
@@ -81,7 +83,11 @@ def packed(batch, rows, length, order):
     places = {}
     fill, count = np.zeros(rows, int), np.zeros(rows, int)
     for index in order:
-        size = batch['mask'].shape[1] - int(np.argmax(batch['mask'][index][::-1])) if batch['mask'][index].any() else 2
+        size = (
+            batch['mask'].shape[1] - int(np.argmax(batch['mask'][index][::-1]))
+            if batch['mask'][index].any()
+            else 2
+        )
         row = int(np.flatnonzero(fill + size <= length)[0])
         span = slice(fill[row], fill[row] + size)
         for name in (*ARRAYS, 'mask'):
@@ -107,7 +113,9 @@ def run(name, batch, weight):
         per_token, stats = LOSSES[name](logp, *rest)
         return pg.aggregate(per_token, weight), stats
 
-    (value, stats), gradient = jax.value_and_grad(total, has_aux=True)(jnp.asarray(batch['logp'], jnp.float32))
+    (value, stats), gradient = jax.value_and_grad(total, has_aux=True)(
+        jnp.asarray(batch['logp'], jnp.float32)
+    )
     return value, gradient, stats
 
 

@@ -1,7 +1,12 @@
 import numpy as np
 import pytest
 
-from zeroplay_jax.objectives.advantages import discounted_returns, group_advantages, informative_groups, whiten
+from zeroplay_jax.objectives.advantages import (
+    discounted_returns,
+    group_advantages,
+    informative_groups,
+    whiten,
+)
 
 
 def close(given, wanted, rtol=1e-9):
@@ -20,7 +25,9 @@ def close(given, wanted, rtol=1e-9):
 )
 def test_golden_group_advantages(golden, name, options):
     inputs, expected = golden['group_advantages']
-    advantages, _ = group_advantages(inputs['rewards'], inputs['group'], eps=inputs['eps'], **options)
+    advantages, _ = group_advantages(
+        inputs['rewards'], inputs['group'], eps=inputs['eps'], **options
+    )
     assert advantages.dtype == np.float64
     close(advantages, expected[name])
 
@@ -40,7 +47,10 @@ def test_golden_hrpo_is_the_same_function_keyed_by_hop(golden, name, options):
 
 def test_golden_hrpo_pooled_is_one_group(golden):
     inputs, expected = golden['hrpo']
-    close(group_advantages(expected['reward'], [7] * len(inputs['hop']))[0], expected['advantage_if_all_pooled'])
+    close(
+        group_advantages(expected['reward'], [7] * len(inputs['hop']))[0],
+        expected['advantage_if_all_pooled'],
+    )
 
 
 def test_golden_objectives_of_paper_and_code_differ_in_scale(golden):
@@ -113,13 +123,19 @@ def test_sum_to_zero_in_every_group_and_match_a_plain_loop(scale, ddof):
         assert abs(advantages[rows].sum()) < 1e-9
         if rows.sum() > 1:
             wanted = rewards[rows] - rewards[rows].mean()
-            close(advantages[rows], wanted / (rewards[rows].std(ddof=ddof) + 1e-6) if scale == 'std' else wanted)
+            close(
+                advantages[rows],
+                wanted / (rewards[rows].std(ddof=ddof) + 1e-6) if scale == 'std' else wanted,
+            )
 
 
 def test_row_order_does_not_matter():
     rng = np.random.default_rng(1)
     rewards, groups, order = rng.normal(size=50), rng.integers(0, 9, 50), rng.permutation(50)
-    close(group_advantages(rewards[order], groups[order])[0], group_advantages(rewards, groups)[0][order])
+    close(
+        group_advantages(rewards[order], groups[order])[0],
+        group_advantages(rewards, groups)[0][order],
+    )
 
 
 @pytest.mark.parametrize('reward', [0.7, 0.1, 1 / 3, 1e9, -2.2])
@@ -185,12 +201,21 @@ def test_leave_one_out_compares_with_the_others():
 @pytest.mark.parametrize('baseline', ['mean', 'loo', 'none'])
 def test_whitened_advantages_have_mean_zero_and_variance_one_over_tokens(baseline):
     rng = np.random.default_rng(6)
-    rewards, groups, lengths = rng.normal(size=30), np.repeat(np.arange(6), 5), rng.integers(1, 9, 30)
-    advantages, _ = group_advantages(rewards, groups, baseline=baseline, scale='batch', lengths=lengths)
+    rewards, groups, lengths = (
+        rng.normal(size=30),
+        np.repeat(np.arange(6), 5),
+        rng.integers(1, 9, 30),
+    )
+    advantages, _ = group_advantages(
+        rewards, groups, baseline=baseline, scale='batch', lengths=lengths
+    )
     tokens = np.repeat(advantages, lengths)
     close(tokens.mean(), 0)
     close(tokens.var(ddof=1), 1, rtol=1e-6)
-    close(advantages, whiten(group_advantages(rewards, groups, baseline=baseline, scale='none')[0], lengths))
+    close(
+        advantages,
+        whiten(group_advantages(rewards, groups, baseline=baseline, scale='none')[0], lengths),
+    )
 
 
 def test_whitening_rows_by_length_is_whitening_their_tokens():
@@ -206,15 +231,22 @@ def test_one_group_and_equal_lengths_make_whitening_the_normalised_group():
     rewards, groups = np.random.default_rng(8).normal(size=12), np.zeros(12, int)
     hops, _ = group_advantages(rewards, groups, eps=0.0)
     close(hops, (rewards - rewards.mean()) / rewards.std(ddof=1))
-    flat, _ = group_advantages(rewards, groups, baseline='none', scale='batch', lengths=np.full(12, 7))
+    flat, _ = group_advantages(
+        rewards, groups, baseline='none', scale='batch', lengths=np.full(12, 7)
+    )
     close(flat / hops, np.full(12, flat[0] / hops[0]))
-    close(flat[0] / hops[0], np.sqrt(83 / 84 * 12 / 11), rtol=1e-6)  # the variance of 84 tokens, not of 12 rows
+    close(
+        flat[0] / hops[0], np.sqrt(83 / 84 * 12 / 11), rtol=1e-6
+    )  # the variance of 84 tokens, not of 12 rows
 
 
 def test_a_row_alone_stays_out_of_the_whitening_unless_raw():
     rewards, groups, lengths = [1.0, 0.0, 5.0], [0, 0, 1], [2, 3, 4]
     advantages, _ = group_advantages(rewards, groups, scale='batch', lengths=lengths)
-    close(advantages[:2], group_advantages(rewards[:2], groups[:2], scale='batch', lengths=lengths[:2])[0])
+    close(
+        advantages[:2],
+        group_advantages(rewards[:2], groups[:2], scale='batch', lengths=lengths[:2])[0],
+    )
     assert advantages[2] == 0
     raw, _ = group_advantages(rewards, groups, scale='batch', lengths=lengths, singleton='raw')
     close(raw, whiten([0.5, -0.5, 5.0], lengths))
@@ -228,13 +260,18 @@ def test_rows_without_tokens_or_validity_do_not_weigh_in_the_whitening():
     close(advantages[:2], whiten([0.5, -0.5], [2, 3]))
 
 
-@pytest.mark.parametrize('values, counts', [([], []), ([3.0], [5]), ([0.1] * 3, [1] * 3), ([1.0, 2.0], [0, 0])])
+@pytest.mark.parametrize(
+    'values, counts', [([], []), ([3.0], [5]), ([0.1] * 3, [1] * 3), ([1.0, 2.0], [0, 0])]
+)
 def test_whitening_what_is_all_alike_gives_zeros(values, counts):
     assert np.array_equal(whiten(values, counts), np.zeros(len(values)))
 
 
 def test_whitening_ignores_what_is_masked():
-    values, mask = np.array([[1.0, np.nan, 3.0], [np.inf, 4.0, 0.5]]), np.array([[1, 0, 1], [0, 1, 1]])
+    values, mask = (
+        np.array([[1.0, np.nan, 3.0], [np.inf, 4.0, 0.5]]),
+        np.array([[1, 0, 1], [0, 1, 1]]),
+    )
     close(whiten(values, mask), whiten(np.nan_to_num(values, posinf=0), mask))
     assert np.all(whiten(values, mask)[mask == 0] == 0)
 
@@ -251,7 +288,9 @@ def test_rows_that_cannot_count_inform_nobody(bad):
 def test_informative_rows_are_those_with_an_advantage():
     rng = np.random.default_rng(9)
     rewards, groups = rng.integers(0, 2, 60), rng.integers(0, 20, 60)
-    assert np.array_equal(informative_groups(rewards, groups), group_advantages(rewards, groups)[0] != 0)
+    assert np.array_equal(
+        informative_groups(rewards, groups), group_advantages(rewards, groups)[0] != 0
+    )
 
 
 def test_returns_discount_by_trained_tokens():
@@ -263,7 +302,9 @@ def test_returns_discount_by_trained_tokens():
 def test_groups_of_another_size_are_refused_where_the_size_is_known():
     assert group_advantages([1.0, 0.0, 1.0, 0.0], [3, 3, 5, 5], group_size=2)[0].any()
     for groups, found in (([3, 3, 3, 3], 'key 3 has 4 rows'), ([2, 2, 5, 7], 'key 5 has 1 rows')):
-        with pytest.raises(ValueError, match=f'{found}, not group_size=2; give every prompt a key of its own'):
+        with pytest.raises(
+            ValueError, match=f'{found}, not group_size=2; give every prompt a key of its own'
+        ):
             group_advantages([1.0, 0.0, 1.0, 0.0], groups, group_size=2)
 
 

@@ -8,7 +8,8 @@ from zeroplay_jax.objectives import aggregation
 def test_equal_lengths_make_token_and_sequence_means_equal(batch):
     mask = np.ones_like(batch['mask'])
     np.testing.assert_allclose(
-        *(aggregation.token_weights(mask, None, mode) for mode in ('token', 'seq_mean_token_mean')), rtol=1e-6
+        *(aggregation.token_weights(mask, None, mode) for mode in ('token', 'seq_mean_token_mean')),
+        rtol=1e-6,
     )
 
 
@@ -22,7 +23,9 @@ def test_packing_padding_order_and_micro_batches_change_nothing(batch, name):
             weight = weights(rest, mode, sequence)
             for parts in (1, 2):
                 cuts = np.split(np.arange(4), parts)
-                results = [run(name, {k: v[cut] for k, v in rest.items()}, weight[cut]) for cut in cuts]
+                results = [
+                    run(name, {k: v[cut] for k, v in rest.items()}, weight[cut]) for cut in cuts
+                ]
                 close(sum(float(v) for v, _, _ in results), value)
                 other = np.concatenate([g for _, g, _ in results])
                 for index, (row, span, size) in places.items():
@@ -88,7 +91,9 @@ def test_a_row_of_weight_zero_is_as_good_as_absent(batch, name):
 
 @pytest.mark.parametrize('mode', MODES)
 def test_a_wholly_masked_batch_weighs_nothing(mode):
-    weight = aggregation.token_weights(np.zeros((2, 3), bool), None, mode, 5.0 if mode == 'constant' else None)
+    weight = aggregation.token_weights(
+        np.zeros((2, 3), bool), None, mode, 5.0 if mode == 'constant' else None
+    )
     assert weight.shape == (2, 3) and weight.dtype == np.float32 and not np.any(weight)
 
 

@@ -24,7 +24,9 @@ def test_golden_kl(golden, kind, wrap):
     per_token, stats = value(logp, ref, mask)
     close(per_token[0], expected[kind.rstrip('+')])
     close(mean(stats['kl']), np.mean(expected[kind.rstrip('+')]))
-    gradient = jax.grad(lambda x, y: value(x, y, mask)[0].sum(), (0, 1))(jnp.float32(logp), jnp.float32(ref))
+    gradient = jax.grad(lambda x, y: value(x, y, mask)[0].sum(), (0, 1))(
+        jnp.float32(logp), jnp.float32(ref)
+    )
     close(gradient[0][0], expected[GRADIENTS[kind]])
     assert not np.any(gradient[1])
 
@@ -38,20 +40,29 @@ def test_kl_matches_float64_and_its_differences(batch, kind):
         'k2': lambda x: (x - ref) ** 2 / 2,
         'k3': lambda x: np.exp(ref - x) + x - ref - 1,
     }
-    close(corrections.kl(batch['logp'], ref, on, kind)[0], np.where(on, values[kind.rstrip('+')](logp), 0))
+    close(
+        corrections.kl(batch['logp'], ref, on, kind)[0],
+        np.where(on, values[kind.rstrip('+')](logp), 0),
+    )
     pulls = values['k2' if kind.endswith('+') else kind]
     gradient = jax.grad(lambda x: corrections.kl(x, ref, on, kind)[0].sum())(batch['logp'])
     close(gradient, differences(lambda x: pulls(x)[on].sum(), logp))
 
 
-@pytest.mark.parametrize('gap, value', [(-3.0, 10.0), (-50.0, 10.0), (50.0, 10.0), (5.0, np.exp(-5) + 4)])
+@pytest.mark.parametrize(
+    'gap, value', [(-3.0, 10.0), (-50.0, 10.0), (50.0, 10.0), (5.0, np.exp(-5) + 4)]
+)
 def test_k3_is_held_within_ten(gap, value):
-    close(corrections.kl(jnp.array([[gap]]), jnp.zeros((1, 1)), jnp.ones((1, 1), bool))[0], [[value]])
+    close(
+        corrections.kl(jnp.array([[gap]]), jnp.zeros((1, 1)), jnp.ones((1, 1), bool))[0], [[value]]
+    )
 
 
 def test_k3_keeps_its_digits_where_policies_agree():
     gap = 1e-4
-    value = corrections.kl(jnp.full((1, 1), gap), jnp.zeros((1, 1)), jnp.ones((1, 1), bool), 'k3')[0]
+    value = corrections.kl(jnp.full((1, 1), gap), jnp.zeros((1, 1)), jnp.ones((1, 1), bool), 'k3')[
+        0
+    ]
     close(value, [[gap**2 / 2]], rtol=1e-3, atol=0)
 
 
@@ -60,7 +71,9 @@ def test_in_expectation_k2_pulls_as_the_kl_and_k1_not_at_all():
     rng = np.random.default_rng(3)
     logits, ref = rng.normal(size=(2, 5))
     log_softmax = lambda z: z - np.log(np.sum(np.exp(z)))
-    exact = differences(lambda z: np.sum(np.exp(log_softmax(z)) * (log_softmax(z) - log_softmax(ref))), logits)
+    exact = differences(
+        lambda z: np.sum(np.exp(log_softmax(z)) * (log_softmax(z) - log_softmax(ref))), logits
+    )
     p = jax.nn.softmax(jnp.float32(logits))
 
     def expected(z, kind):
@@ -119,13 +132,17 @@ def test_importance_weights_are_constants(batch):
 
 def test_where_sampler_and_trainer_agree_the_weights_are_one(batch):
     for level in corrections.LEVELS:
-        weight, _ = corrections.truncated_importance(batch['logp'], batch['logp'], batch['mask'], level=level)
+        weight, _ = corrections.truncated_importance(
+            batch['logp'], batch['logp'], batch['mask'], level=level
+        )
         assert np.array_equal(weight, batch['mask'])
 
 
 def test_an_extreme_gap_stays_finite():
     ones = jnp.ones((1, 2), bool)
-    weight, _ = corrections.truncated_importance(jnp.array([[0.0, -300.0]]), jnp.array([[-300.0, 0.0]]), ones, 1e12)
+    weight, _ = corrections.truncated_importance(
+        jnp.array([[0.0, -300.0]]), jnp.array([[-300.0, 0.0]]), ones, 1e12
+    )
     close(weight, [[np.exp(20), np.exp(-20)]], atol=0)
 
 
@@ -147,7 +164,10 @@ ONE = np.ones((1, 2), bool)
         (lambda: corrections.agreement(ONE, ONE.T, ONE), 'every array must be'),
         (lambda: corrections.truncated_importance(ONE, ONE, ONE, level='turn'), "level is 'turn'"),
         (lambda: corrections.truncated_importance(ONE, ONE, ONE, 0.0), 'must be positive'),
-        (lambda: corrections.truncated_importance(ONE, ONE, ONE, 2.0, 'sequence', ONE[0]), 'every array must be'),
+        (
+            lambda: corrections.truncated_importance(ONE, ONE, ONE, 2.0, 'sequence', ONE[0]),
+            'every array must be',
+        ),
     ],
 )
 def test_bad_options_are_one_clear_line(call, message):

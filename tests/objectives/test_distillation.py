@@ -24,7 +24,9 @@ OPTIONS = pytest.mark.parametrize(
 
 
 def divergence(student, teacher, k=2, **options):
-    return distillation.topk_tail_divergence(jnp.asarray(student), jnp.asarray(teacher), k=k, **options)
+    return distillation.topk_tail_divergence(
+        jnp.asarray(student), jnp.asarray(teacher), k=k, **options
+    )
 
 
 def pull(student, teacher, k=2, **options):
@@ -71,7 +73,9 @@ def logits():
 
 def test_golden_divergences(golden):
     inputs, expected = golden['topk_tail_distill']
-    student, teacher = (np.array(inputs[f'{who}_logits'], np.float32) for who in ('student', 'teacher'))
+    student, teacher = (
+        np.array(inputs[f'{who}_logits'], np.float32) for who in ('student', 'teacher')
+    )
     for name, options in {
         'reverse_kl_topk_tail': dict(),
         'forward_kl_topk_tail': dict(kind='forward'),
@@ -84,7 +88,9 @@ def test_golden_divergences(golden):
         assert value.dtype == jnp.float32 and value.shape == (3,)
         close(value, expected[name])
         top = np.array(expected['topk_idx_of_student'])
-        rest = 1 - np.take_along_axis(np.exp(log_softmax(student.astype(np.float64))), top, 1).sum(1)
+        rest = 1 - np.take_along_axis(np.exp(log_softmax(student.astype(np.float64))), top, 1).sum(
+            1
+        )
         close(extra['tail_mass'], np.zeros(3) if 'k' in options else rest)
 
 
@@ -119,7 +125,9 @@ def test_golden_loss(golden):
 
 def test_golden_teacher_follows_the_student(golden):
     inputs, expected = golden['topk_tail_distill']
-    teacher, student = ({'w': jnp.array(inputs[name])} for name in ('teacher_params0', 'student_params'))
+    teacher, student = (
+        {'w': jnp.array(inputs[name])} for name in ('teacher_params0', 'student_params')
+    )
     for _ in range(3):
         teacher = distillation.ema(teacher, student, inputs['tau'])
     close(teacher['w'], expected['teacher_params_after_3_updates'])
@@ -129,9 +137,14 @@ def test_golden_teacher_follows_the_student(golden):
 @pytest.mark.parametrize('k', [1, 3, 9])
 def test_value_and_gradient_match_float64(logits, options, k):
     student, teacher = logits
-    close(divergence(student, teacher, k, **options)[0], reference(*logits.astype(np.float64), k, **options))
+    close(
+        divergence(student, teacher, k, **options)[0],
+        reference(*logits.astype(np.float64), k, **options),
+    )
     top = np.argsort(-student, -1, kind='stable')[:, :k]
-    wanted = differences(lambda z: reference(z, teacher.astype(np.float64), k, index=top, **options).sum(), student)
+    wanted = differences(
+        lambda z: reference(z, teacher.astype(np.float64), k, index=top, **options).sum(), student
+    )
     _, (gradient, of_teacher) = pull(student, teacher, k, **options)
     close(gradient, wanted, atol=2e-6)
     assert not np.any(of_teacher)
@@ -166,7 +179,12 @@ def test_top_tokens_that_hold_everything_give_no_nan(options, gap):
     sure = np.zeros((3, 6), np.float32)
     sure[:, 1] = gap
     unsure = np.linspace(0, 1, 18, dtype=np.float32).reshape(3, 6)
-    for student, teacher in ((sure, unsure), (unsure, sure), (sure, sure), (sure, np.roll(sure, 1, 1))):
+    for student, teacher in (
+        (sure, unsure),
+        (unsure, sure),
+        (sure, sure),
+        (sure, np.roll(sure, 1, 1)),
+    ):
         value, (gradient, _) = pull(student, teacher, 2, **options)
         assert np.isfinite(value) and np.all(np.isfinite(gradient)) and value > -1e-6
 
@@ -196,7 +214,9 @@ def test_a_constant_on_all_logits_changes_nothing(logits):
 
 def test_jsd_is_symmetric_at_one_half_and_bounded(logits):
     student, teacher = logits
-    one, other = (divergence(a, b, 9, kind='jsd')[0] for a, b in ((student, teacher), (teacher, student)))
+    one, other = (
+        divergence(a, b, 9, kind='jsd')[0] for a, b in ((student, teacher), (teacher, student))
+    )
     close(one, other)
     apart = divergence(np.array([[50.0, 0.0]]), np.array([[0.0, 50.0]]), 5, kind='jsd')[0]
     close(apart, [np.log(2)])
@@ -224,7 +244,10 @@ def test_ema_has_its_closed_form():
 
 
 def test_ema_moves_in_float32_where_bfloat16_would_stand_still():
-    teacher, student = jnp.ones(1, jnp.bfloat16), jnp.full(1, 1.0078125, jnp.bfloat16)  # the next bfloat16 after 1
+    teacher, student = (
+        jnp.ones(1, jnp.bfloat16),
+        jnp.full(1, 1.0078125, jnp.bfloat16),
+    )  # the next bfloat16 after 1
     moved = distillation.ema(teacher, student, 0.05)
     assert moved.dtype == jnp.float32
     close(moved, [1 + 0.05 * 0.0078125], atol=0, rtol=1e-7)

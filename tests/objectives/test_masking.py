@@ -49,7 +49,9 @@ def test_a_loss_is_float32_and_the_same_with_and_without_jit(batch, name):
 @pytest.mark.parametrize('name', LOSSES)
 def test_statistics_carry_no_gradient(batch, name):
     def total(logp):
-        return sum(value for value, _ in LOSSES[name](logp, *(batch[k] for k in NAMES[1:]))[1].values())
+        return sum(
+            value for value, _ in LOSSES[name](logp, *(batch[k] for k in NAMES[1:]))[1].values()
+        )
 
     assert not np.any(jax.grad(total)(batch['logp']))
 
@@ -88,4 +90,6 @@ def test_segment_sum_and_spread():
 
 
 def test_segment_sum_counts_a_mask():
-    assert np.array_equal(masking.segment_sum(np.array([[True, True, False]]), np.array([[2, 2, 2]])), [[0, 0, 2, 0]])
+    assert np.array_equal(
+        masking.segment_sum(np.array([[True, True, False]]), np.array([[2, 2, 2]])), [[0, 0, 2, 0]]
+    )

@@ -4,7 +4,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from batches import CLIPS, LOSSES, SEQUENCE_MODES, average, close, differences, make, mean, run, spread, weights
+from batches import (
+    CLIPS,
+    LOSSES,
+    SEQUENCE_MODES,
+    average,
+    close,
+    differences,
+    make,
+    mean,
+    run,
+    spread,
+    weights,
+)
 
 from zeroplay_jax.objectives import policy_gradient as pg
 
@@ -31,7 +43,9 @@ def tensors(inputs):
 
 def value_and_grad(loss, arrays):
     weight = pg.token_weights(arrays[3], None, 'seq_mean_token_mean')
-    return jax.jit(jax.value_and_grad(lambda logp: pg.aggregate(loss(logp, *arrays[1:])[0], weight)))(arrays[0])
+    return jax.jit(
+        jax.value_and_grad(lambda logp: pg.aggregate(loss(logp, *arrays[1:])[0], weight))
+    )(arrays[0])
 
 
 # Golden vectors
@@ -42,7 +56,9 @@ def test_golden_clip_and_dual_clip(golden, wrap):
     inputs, expected = golden['ppo_clip_dual_clip_aggregation']
     *arrays, mask, _ = tensors(inputs)
     clips = dict(clip_low=inputs['clip_low'], clip_high=inputs['clip_high'])
-    per_token, stats = wrap(functools.partial(pg.token_pg, dual_clip=inputs['dual_c'], **clips))(*arrays, mask)
+    per_token, stats = wrap(functools.partial(pg.token_pg, dual_clip=inputs['dual_c'], **clips))(
+        *arrays, mask
+    )
     assert per_token.dtype == jnp.float32
     close(per_token, np.where(mask, expected['token_loss'], 0))
     close(mean(stats['ratio']), np.array(expected['ratio'])[mask].mean())
@@ -117,7 +133,10 @@ def test_golden_hrpo_objectives(golden):
         pg.aggregate(per_token, pg.token_weights(mask, None, 'seq_mean_token_sum')),
         -expected['J_paper_mean_over_N_of_A_times_seq_logprob'],
     )
-    close(pg.aggregate(per_token, pg.token_weights(mask, None, 'token')), -expected['J_code_token_mean'])
+    close(
+        pg.aggregate(per_token, pg.token_weights(mask, None, 'token')),
+        -expected['J_code_token_mean'],
+    )
     close(stats['logp'][0], sum(inputs['seq_logprob_sum']))
 
 
@@ -141,7 +160,10 @@ def sequence_reference(logp, old, a):
 
 def geometric_reference(logp, old, a):
     """|y| times A·exp(mean of the pessimistically clipped log-ratios), negated."""
-    bounded = [min(x * a, min(max(x, -CLIPS['clip_low']), CLIPS['clip_high']) * a) / a for x in (logp - old)]
+    bounded = [
+        min(x * a, min(max(x, -CLIPS['clip_low']), CLIPS['clip_high']) * a) / a
+        for x in (logp - old)
+    ]
     return -len(logp) * a * np.exp(np.mean(bounded))
 
 
@@ -157,7 +179,9 @@ def reference(name, batch, mode, logp=None):
     logp = np.asarray(batch['logp'] if logp is None else logp, np.float64)
     losses = [
         REFERENCES[name](
-            logp[row, on], batch['old_logp'][row, on].astype(np.float64), float(batch['advantage'][row, 0])
+            logp[row, on],
+            batch['old_logp'][row, on].astype(np.float64),
+            float(batch['advantage'][row, 0]),
         )
         if on.any()
         else 0.0
@@ -184,12 +208,17 @@ def test_other_dual_clips_match_float64(batch, dual_clip):
     )
     for row, on in enumerate(batch['mask']):
         rollout = (batch[k][row, on].astype(np.float64) for k in ('logp', 'old_logp'))
-        close(np.sum(per_token[row]), token_reference(*rollout, float(batch['advantage'][row, 0]), dual_clip))
+        close(
+            np.sum(per_token[row]),
+            token_reference(*rollout, float(batch['advantage'][row, 0]), dual_clip),
+        )
 
 
 def test_zero_dual_clip_is_off(batch):
     arrays = (batch['logp'], batch['old_logp'], batch['advantage'], batch['mask'])
-    off, zero = (pg.token_pg(*arrays, clip_low=0.2, clip_high=0.2, dual_clip=c)[0] for c in (None, 0.0))
+    off, zero = (
+        pg.token_pg(*arrays, clip_low=0.2, clip_high=0.2, dual_clip=c)[0] for c in (None, 0.0)
+    )
     assert np.array_equal(off, zero)
 
 
@@ -239,7 +268,9 @@ def test_one_noisy_token_moves_the_token_ratio_and_hardly_the_sequence_ratio():
 
 def test_clip_share_counts_rollouts_not_tokens(batch):
     batch['old_logp'] = batch['logp'] - np.float32(1.0)
-    _, stats = LOSSES['sequence_pg'](*(batch[k] for k in ('logp', 'old_logp', 'advantage', 'mask', 'segment')))
+    _, stats = LOSSES['sequence_pg'](
+        *(batch[k] for k in ('logp', 'old_logp', 'advantage', 'mask', 'segment'))
+    )
     raised = batch['mask'].any(1) & (batch['advantage'][:, 0] > 0)
     assert stats['clip_share'] == (raised.sum(), 5)
     close(mean(stats['sequence_ratio']), np.e)
@@ -257,7 +288,9 @@ def test_an_extreme_ratio_stays_finite():
 def test_an_extreme_rollout_stays_finite(name):
     """Two rollouts of one token each: one log-ratio far above every bound, the other far below."""
     logp, old = jnp.array([[300.0, -300.0]]), jnp.zeros((1, 2))
-    loss = lambda x: LOSSES[name](x, old, -jnp.ones((1, 2)), np.ones((1, 2), bool), np.array([[1, 2]]))[0]
+    loss = lambda x: LOSSES[name](
+        x, old, -jnp.ones((1, 2)), np.ones((1, 2), bool), np.array([[1, 2]])
+    )[0]
     close(loss(logp), [[np.exp(10.0), 0.8 if name == 'sequence_pg' else np.exp(-0.2)]])
     assert np.array_equal(jax.grad(lambda x: loss(x).sum())(logp), [[0.0, 0.0]])
 
@@ -268,13 +301,31 @@ ONE = np.ones((1, 2), bool)
 @pytest.mark.parametrize(
     'call, message',
     [
-        (lambda: pg.token_pg(ONE, ONE, ONE, ONE, clip_low=1.5, clip_high=0.2), 'token_pg: needs 0 ≤ clip_low'),
+        (
+            lambda: pg.token_pg(ONE, ONE, ONE, ONE, clip_low=1.5, clip_high=0.2),
+            'token_pg: needs 0 ≤ clip_low',
+        ),
         (lambda: pg.token_pg(ONE, ONE, ONE, ONE, clip_low=0.2, clip_high=-0.2), 'clip_high'),
-        (lambda: pg.token_pg(ONE, ONE, ONE, ONE, clip_low=0.2, clip_high=0.2, dual_clip=1.0), 'must exceed 1'),
-        (lambda: pg.sequence_pg(ONE, ONE, ONE, ONE, ONE, clip_low=-0.1, clip_high=0.2), 'sequence_pg: needs 0 ≤'),
-        (lambda: pg.geometric_pg(ONE, ONE, ONE, ONE, ONE, clip_low=0.4, clip_high=-0.1), 'geometric_pg: needs'),
-        (lambda: pg.sequence_pg(ONE, ONE, ONE, ONE, ONE[0], **CLIPS), 'sequence_pg: every array must be'),
-        (lambda: pg.geometric_pg(ONE, ONE, ONE, ONE, ONE[:, :1], **CLIPS), 'geometric_pg: every array must be'),
+        (
+            lambda: pg.token_pg(ONE, ONE, ONE, ONE, clip_low=0.2, clip_high=0.2, dual_clip=1.0),
+            'must exceed 1',
+        ),
+        (
+            lambda: pg.sequence_pg(ONE, ONE, ONE, ONE, ONE, clip_low=-0.1, clip_high=0.2),
+            'sequence_pg: needs 0 ≤',
+        ),
+        (
+            lambda: pg.geometric_pg(ONE, ONE, ONE, ONE, ONE, clip_low=0.4, clip_high=-0.1),
+            'geometric_pg: needs',
+        ),
+        (
+            lambda: pg.sequence_pg(ONE, ONE, ONE, ONE, ONE[0], **CLIPS),
+            'sequence_pg: every array must be',
+        ),
+        (
+            lambda: pg.geometric_pg(ONE, ONE, ONE, ONE, ONE[:, :1], **CLIPS),
+            'geometric_pg: every array must be',
+        ),
     ],
 )
 def test_bad_options_are_one_clear_line(call, message):

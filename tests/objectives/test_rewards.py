@@ -24,7 +24,9 @@ def test_golden_normal_form_and_exact_match(golden):
     pairs = inputs['pred_gold']
     assert [normalize_answer(prediction) for prediction, _ in pairs] == expected['normalised_pred']
     assert [int(exact_match(prediction, golds)) for prediction, golds in pairs] == expected['em']
-    assert [int(sub_exact_match(prediction, golds)) for prediction, golds in pairs] == expected['subem_gold_in_pred']
+    assert [int(sub_exact_match(prediction, golds)) for prediction, golds in pairs] == expected[
+        'subem_gold_in_pred'
+    ]
 
 
 def test_golden_extraction(golden):
@@ -143,7 +145,9 @@ def test_parabolic_difficulty_peaks_at_one_half():
 def test_golden_ssp_rewards(golden):
     inputs, expected = golden['proposer_rewards_and_overlong']
     solved = [(sum(bits), len(bits)) for bits in inputs['ssp_solver_bits']]
-    assert [difficulty(*s, 'one_minus') for s in solved] == pytest.approx(expected['ssp_proposer_reward'], abs=1e-9)
+    assert [difficulty(*s, 'one_minus') for s in solved] == pytest.approx(
+        expected['ssp_proposer_reward'], abs=1e-9
+    )
     assert [difficulty(*s, 'parabolic') for s in solved] == pytest.approx(
         expected['ssp_intermediate_difficulty_l0_r1'], abs=1e-9
     )
@@ -173,7 +177,14 @@ def test_graded_attempts_count_in_part():
 
 
 @pytest.mark.parametrize(
-    'solved, n, kind', [(0, 0, 'linear'), (0, 0, 'one_minus'), (-1, 5, 'linear'), (6, 5, 'one_minus'), (1, 5, 'cubic')]
+    'solved, n, kind',
+    [
+        (0, 0, 'linear'),
+        (0, 0, 'one_minus'),
+        (-1, 5, 'linear'),
+        (6, 5, 'one_minus'),
+        (1, 5, 'cubic'),
+    ],
 )
 def test_difficulty_refuses(solved, n, kind):
     with pytest.raises(ValueError, match='difficulty: '):
@@ -189,7 +200,10 @@ def test_golden_length_factor(golden):
 
 
 def test_a_length_cutoff_leaves_nothing():
-    assert length_factor(4096, cutoff=4096) == pytest.approx(0.05) and length_factor(4097, cutoff=4096) == 0.0
+    assert (
+        length_factor(4096, cutoff=4096) == pytest.approx(0.05)
+        and length_factor(4097, cutoff=4096) == 0.0
+    )
 
 
 def test_golden_scope_rewards(golden):
@@ -200,7 +214,9 @@ def test_golden_scope_rewards(golden):
     solver = inputs['lambda_acc'] * length_factor(1536) * score
     solver += inputs['lambda_fmt'] * 0.75 + inputs['lambda_search'] * search_bonus(2)
     assert solver == pytest.approx(expected['solver_reward_len1536_fmt0.75_2calls'], abs=1e-9)
-    parts = scope_challenger_format(['<think>x</think>'], searches=1, malformed=0, expected=2, task='t')
+    parts = scope_challenger_format(
+        ['<think>x</think>'], searches=1, malformed=0, expected=2, task='t'
+    )
     assert list(parts.values())[:3] == inputs['challenger_format_parts']
     failed = inputs['lambda_fmt'] * parts['raw']
     assert failed == pytest.approx(expected['challenger_reward_gate_fail'], abs=1e-9)

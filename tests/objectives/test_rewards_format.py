@@ -1,6 +1,11 @@
 import pytest
 
-from zeroplay_jax.objectives.rewards import drzero_format, scope_challenger_format, scope_solver_format, ssp_gate
+from zeroplay_jax.objectives.rewards import (
+    drzero_format,
+    scope_challenger_format,
+    scope_solver_format,
+    ssp_gate,
+)
 
 GOOD = dict(
     turns=['<think>a</think><search>Gumu</search>', '<think>b</think><question>…'],
@@ -38,9 +43,13 @@ def test_golden_format_reward(golden):
         dict(),
         dict(question='Is it Lomi?'),
     ]
-    for case, parts, total in zip(cases, inputs['drzero_inputs'], expected['drzero_format_reward'], strict=True):
+    for case, parts, total in zip(
+        cases, inputs['drzero_inputs'], expected['drzero_format_reward'], strict=True
+    ):
         given = score(**case)
-        assert [given['think'], given['tool'], given['answer']] == pytest.approx(parts[1:], abs=1e-9)
+        assert [given['think'], given['tool'], given['answer']] == pytest.approx(
+            parts[1:], abs=1e-9
+        )
         assert 0.5 * given['raw'] == pytest.approx(total, abs=1e-9)
 
 
@@ -72,7 +81,9 @@ def test_think_counts_turns_that_begin_with_a_closed_block(turns, share):
     ],
 )
 def test_tool_part(hops, calls, responses, tool):
-    assert score(hops=hops, calls=calls, responses=responses)['tool'] == pytest.approx(tool, abs=1e-12)
+    assert score(hops=hops, calls=calls, responses=responses)['tool'] == pytest.approx(
+        tool, abs=1e-12
+    )
 
 
 @pytest.mark.parametrize(
@@ -137,7 +148,9 @@ THINKS = '<think>a</think><search>b</search>'
 )
 def test_scope_thinking_counts_anywhere_or_at_the_start(turns, paper, code):
     for variant, share in ((False, paper), (True, code)):
-        challenger = scope_challenger_format(turns, searches=0, malformed=0, expected=1, task=None, code=variant)
+        challenger = scope_challenger_format(
+            turns, searches=0, malformed=0, expected=1, task=None, code=variant
+        )
         solver = scope_solver_format(turns, searches=0, answer=None, code=variant)
         assert challenger['think'] == solver['think'] == share
         assert challenger['raw'] == solver['raw'] == pytest.approx(share / 3)
@@ -145,23 +158,42 @@ def test_scope_thinking_counts_anywhere_or_at_the_start(turns, paper, code):
 
 @pytest.mark.parametrize(
     'searches, malformed, expected, paper, code',
-    [(0, 0, 2, 0.0, 0.0), (1, 0, 2, 0.5, 0.5), (3, 0, 2, 1.0, 1.0), (2, 1, 2, 1.0, 0.5), (1, 2, 2, 0.5, 0.0)],
+    [
+        (0, 0, 2, 0.0, 0.0),
+        (1, 0, 2, 0.5, 0.5),
+        (3, 0, 2, 1.0, 1.0),
+        (2, 1, 2, 1.0, 0.5),
+        (1, 2, 2, 0.5, 0.0),
+    ],
 )
 def test_scope_challenger_tool_part(searches, malformed, expected, paper, code):
     for variant, part in ((False, paper), (True, code)):
         given = scope_challenger_format(
-            [THINKS], searches=searches, malformed=malformed, expected=expected, task='Explain.', code=variant
+            [THINKS],
+            searches=searches,
+            malformed=malformed,
+            expected=expected,
+            task='Explain.',
+            code=variant,
         )
-        assert given == {'think': 1.0, 'tool': part, 'task': 1.0, 'raw': pytest.approx((2 + part) / 3)}
+        assert given == {
+            'think': 1.0,
+            'tool': part,
+            'task': 1.0,
+            'raw': pytest.approx((2 + part) / 3),
+        }
 
 
 def test_scope_code_pays_for_no_search_where_none_is_asked():
-    given = scope_challenger_format([THINKS], searches=0, malformed=0, expected=0, task=' ', code=True)
+    given = scope_challenger_format(
+        [THINKS], searches=0, malformed=0, expected=0, task=' ', code=True
+    )
     assert given['tool'] == 1.0 and given['task'] == 0.0
 
 
 @pytest.mark.parametrize(
-    'turns, searches, part', [([THINKS], 1, 0.0), ([THINKS] * 3, 1, 0.5), ([THINKS] * 3, 5, 1.0), ([], 0, 0.0)]
+    'turns, searches, part',
+    [([THINKS], 1, 0.0), ([THINKS] * 3, 1, 0.5), ([THINKS] * 3, 5, 1.0), ([], 0, 0.0)],
 )
 def test_scope_solver_tool_part(turns, searches, part):
     given = scope_solver_format(turns, searches=searches, answer=' a ')
@@ -169,10 +201,14 @@ def test_scope_solver_tool_part(turns, searches, part):
     assert scope_solver_format(turns, searches=searches, answer='  ')['answer'] == 0.0
 
 
-@pytest.mark.parametrize('changes', [dict(searches=-1), dict(malformed=-1), dict(expected=-1), dict(expected=0)])
+@pytest.mark.parametrize(
+    'changes', [dict(searches=-1), dict(malformed=-1), dict(expected=-1), dict(expected=0)]
+)
 def test_scope_format_refuses(changes):
     with pytest.raises(ValueError, match='scope_challenger_format: needs'):
-        scope_challenger_format([THINKS], **(dict(searches=1, malformed=0, expected=1, task='t') | changes))
+        scope_challenger_format(
+            [THINKS], **(dict(searches=1, malformed=0, expected=1, task='t') | changes)
+        )
     with pytest.raises(ValueError, match='scope_solver_format: searches -1'):
         scope_solver_format([THINKS], searches=-1, answer='a')
 

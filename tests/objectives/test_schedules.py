@@ -14,7 +14,9 @@ def test_golden_counts(golden):
 def test_golden_alpha(golden):
     inputs, expected = golden['batch_plans']
     for model, schedule in inputs['pi_alpha'].items():
-        assert [alpha_at(schedule, i) for i in range(4)] == expected['alpha_iter1to4_clamped'][model]
+        assert [alpha_at(schedule, i) for i in range(4)] == expected['alpha_iter1to4_clamped'][
+            model
+        ]
 
 
 def test_golden_replay_windows(golden):
@@ -71,7 +73,9 @@ def test_stratify_always_sums_and_stays_within_one():
         assert all(abs(c - n * w / sum(ratio)) < 1 for c, w in zip(counts, ratio, strict=True))
 
 
-@pytest.mark.parametrize('ratio, n', [((), 3), ((0, 0), 3), ((-1, 2), 3), ((float('nan'),), 3), ((1,), -1)])
+@pytest.mark.parametrize(
+    'ratio, n', [((), 3), ((0, 0), 3), ((-1, 2), 3), ((float('nan'),), 3), ((1,), -1)]
+)
 def test_stratify_refuses(ratio, n):
     with pytest.raises(ValueError, match='stratify: cannot split'):
         stratify(ratio, n)

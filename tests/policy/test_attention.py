@@ -14,14 +14,20 @@ def test_a_place_sees_its_own_segments_past_within_the_window(window):
     segment = np.array([[1, 1, 1, 1, 1, 2, 2, 2, 0, 0]])
     mask = np.asarray(attention.packed_mask(jnp.asarray(segment), window))[0]
     for q in range(10):
-        seen = [k for k in range(q + 1) if segment[0, k] == segment[0, q] > 0 and (not window or q - k < window)]
+        seen = [
+            k
+            for k in range(q + 1)
+            if segment[0, k] == segment[0, q] > 0 and (not window or q - k < window)
+        ]
         assert np.flatnonzero(mask[q]).tolist() == seen
 
 
 @pytest.mark.parametrize('window', [0, 3])
 def test_a_hidden_state_depends_on_what_its_place_sees_and_on_nothing_else(window):
     """One layer: with more of them, what lies before the window comes in through the places between."""
-    model = transformer.ModelConfig('test', 16, 32, 64, layers=1, heads=4, kv_heads=2, head_dim=8, windows=(window,))
+    model = transformer.ModelConfig(
+        'test', 16, 32, 64, layers=1, heads=4, kv_heads=2, head_dim=8, windows=(window,)
+    )
     params = tiny.random_params(model)
     segment = np.array([[1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 0, 0]])
     positions = np.array([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 0]])

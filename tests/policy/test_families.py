@@ -47,7 +47,9 @@ score = tiny.jit(transformer.score, static_argnums=0)
 
 
 def alone(config, params, tokens):
-    return our_logits(config, params, tokens[None], np.arange(len(tokens))[None], np.ones((1, len(tokens)), int))[0]
+    return our_logits(
+        config, params, tokens[None], np.arange(len(tokens))[None], np.ones((1, len(tokens)), int)
+    )[0]
 
 
 def test_right_padded_and_packed_logits_are_those_of_transformers(case):
@@ -85,13 +87,23 @@ LEFT_OUT = {
     'window': lambda config, params: (dataclasses.replace(config, windows=()), params),
     'rope_scaling': lambda config, params: (dataclasses.replace(config, rope_scaling=None), params),
     'attention_factor': lambda config, params: (
-        dataclasses.replace(config, rope_scaling=dataclasses.replace(config.rope_scaling, attention_factor=1.0)),
+        dataclasses.replace(
+            config, rope_scaling=dataclasses.replace(config.rope_scaling, attention_factor=1.0)
+        ),
         params,
     ),
-    'plain_sliding_layers': lambda config, params: (dataclasses.replace(config, scale_sliding=True), params),
+    'plain_sliding_layers': lambda config, params: (
+        dataclasses.replace(config, scale_sliding=True),
+        params,
+    ),
     'post_norm': lambda config, params: (
         dataclasses.replace(config, post_norm=False),
-        params | {k: v | {'input_norm': v['post_mlp_norm']} for k, v in params.items() if k.startswith('layer')},
+        params
+        | {
+            k: v | {'input_norm': v['post_mlp_norm']}
+            for k, v in params.items()
+            if k.startswith('layer')
+        },
     ),
 }
 FEATURES = {
@@ -100,7 +112,14 @@ FEATURES = {
     'qwen3': ('qk_norm',),
     'qwen3_yarn': ('qk_norm', 'rope_scaling', 'attention_factor'),
     'llama3': ('rope_scaling',),
-    'olmo3': ('qk_norm', 'window', 'rope_scaling', 'attention_factor', 'plain_sliding_layers', 'post_norm'),
+    'olmo3': (
+        'qk_norm',
+        'window',
+        'rope_scaling',
+        'attention_factor',
+        'plain_sliding_layers',
+        'post_norm',
+    ),
 }
 
 
@@ -133,7 +152,10 @@ def fill_and_decode(sampler, params, goal):
 # The two left to the long tests combine features that the others have apart.
 @pytest.mark.parametrize(
     'case',
-    [pytest.param(f, marks=pytest.mark.long if f in ('qwen2_tied_sliding', 'qwen3') else ()) for f in tiny.FAMILIES],
+    [
+        pytest.param(f, marks=pytest.mark.long if f in ('qwen2_tied_sliding', 'qwen3') else ())
+        for f in tiny.FAMILIES
+    ],
     indirect=True,
 )
 def test_the_sampler_decodes_what_generate_does_with_the_scores_of_a_full_forward(case):
@@ -142,7 +164,9 @@ def test_the_sampler_decodes_what_generate_does_with_the_scores_of_a_full_forwar
     shape = dict(slots=2, context=100, chunk=12, fill_rows=2, burst=8, put_rows=2, put_tokens=32)
     sampler = Sampler(config, SamplerConfig(**shape), sharding.make_mesh())
     rng = np.random.default_rng(4)
-    prompt, other, observation = (rng.integers(0, config.vocab_size, n).astype(np.int32) for n in (20, 25, 27))
+    prompt, other, observation = (
+        rng.integers(0, config.vocab_size, n).astype(np.int32) for n in (20, 25, 27)
+    )
     key = np.array([1, 2], np.uint32)
     sampler.put([(0, prompt, 0, 84, 0.0, key), (1, other, 0, 45, 1.0, key)])
     greedy, greedy_logp = fill_and_decode(sampler, params, np.array([84, 45]))
@@ -151,13 +175,19 @@ def test_the_sampler_decodes_what_generate_does_with_the_scores_of_a_full_forwar
 
     with torch.no_grad():
         options = dict(max_new_tokens=64, do_sample=False)
-        theirs = model.generate(torch.tensor(prompt[None], dtype=torch.long), **options)[0, 20:].tolist()
+        theirs = model.generate(torch.tensor(prompt[None], dtype=torch.long), **options)[
+            0, 20:
+        ].tolist()
     assert greedy[0] == theirs and len(theirs) == 64
 
     rows = [np.array([*prompt, *greedy[0]]), np.array([*other, *greedy[1], *observation, *more[1]])]
-    for row, sampled in zip(rows, ([(20, greedy_logp[0])], [(25, greedy_logp[1]), (72, more_logp[1])])):
+    for row, sampled in zip(
+        rows, ([(20, greedy_logp[0])], [(25, greedy_logp[1]), (72, more_logp[1])])
+    ):
         positions = np.arange(len(row))[None]
-        full = score(config, params, row[None].astype(np.int32), positions, np.ones_like(positions))[0]
+        full = score(
+            config, params, row[None].astype(np.int32), positions, np.ones_like(positions)
+        )[0]
         for start, logp in sampled:
             assert np.abs(np.asarray(full)[0, start : start + len(logp)] - logp).max() <= 1e-4
     assert len(more_logp[1]) == 20
@@ -175,7 +205,9 @@ def write(path, raw):
 def newer(family, **fields):
     """config.json as transformers 5 spells it."""
     return tiny.make_torch_model(family, **fields).config.to_dict() | {
-        'architectures': [families.FAMILIES[family.split('_')[0].replace('llama3', 'llama')].architecture]
+        'architectures': [
+            families.FAMILIES[family.split('_')[0].replace('llama3', 'llama')].architecture
+        ]
     }
 
 
@@ -196,7 +228,9 @@ def test_both_spellings_say_the_same(family, tmp_path):
     assert 'rope_parameters' in raw and 'rope_theta' not in raw and 'dtype' in raw
     old = older(raw)
     assert 'rope_parameters' not in old and 'rope_theta' in old
-    assert hf.read_config(write(tmp_path / 'new', raw)) == hf.read_config(write(tmp_path / 'old', old))
+    assert hf.read_config(write(tmp_path / 'new', raw)) == hf.read_config(
+        write(tmp_path / 'old', old)
+    )
 
 
 def test_published_fields_are_read_as_meant(tmp_path):
@@ -226,17 +260,28 @@ def test_published_fields_are_read_as_meant(tmp_path):
     )
     config = hf.read_config(write(tmp_path / 'olmo', olmo))
     assert config.windows == (4096, 4096, 4096, 0) * 2 and not config.scale_sliding
-    assert config.rope_scaling.attention_factor == pytest.approx(1.2079441541679836)  # what the published folder says
+    assert config.rope_scaling.attention_factor == pytest.approx(
+        1.2079441541679836
+    )  # what the published folder says
 
-    qwen = older(newer('qwen2')) | dict(layer_types=None, use_sliding_window=True, max_window_layers=1)
+    qwen = older(newer('qwen2')) | dict(
+        layer_types=None, use_sliding_window=True, max_window_layers=1
+    )
     assert hf.read_config(write(tmp_path / 'qwen', qwen | dict(sliding_window=9))).windows == (0, 9)
-    assert hf.read_config(write(tmp_path / 'qwen', qwen | dict(use_sliding_window=False))).windows == ()
+    assert (
+        hf.read_config(write(tmp_path / 'qwen', qwen | dict(use_sliding_window=False))).windows
+        == ()
+    )
 
 
 @pytest.mark.parametrize(
     'family,change,message',
     [
-        ('qwen3', dict(architectures=['Qwen3MoeForCausalLM']), r"architectures=\['Qwen3MoeForCausalLM'\]"),
+        (
+            'qwen3',
+            dict(architectures=['Qwen3MoeForCausalLM']),
+            r"architectures=\['Qwen3MoeForCausalLM'\]",
+        ),
         ('qwen3', dict(architectures=None), 'architectures=None'),
         ('qwen3', dict(num_experts=8), 'num_experts=8'),
         ('qwen3', dict(attention_bias=True), 'attention_bias=True'),
@@ -248,10 +293,22 @@ def test_published_fields_are_read_as_meant(tmp_path):
             dict(rope_parameters=dict(rope_type='longrope', rope_theta=1e4)),
             "rope_parameters.rope_type='longrope'",
         ),
-        ('qwen2', dict(rope_parameters=None, rope_scaling=dict(type='mrope')), "rope_scaling.rope_type='mrope'"),
-        ('qwen2', dict(rope_parameters=dict(rope_type='default', mrope_section=[1])), 'mrope_section'),
+        (
+            'qwen2',
+            dict(rope_parameters=None, rope_scaling=dict(type='mrope')),
+            "rope_scaling.rope_type='mrope'",
+        ),
+        (
+            'qwen2',
+            dict(rope_parameters=dict(rope_type='default', mrope_section=[1])),
+            'mrope_section',
+        ),
         ('qwen2', dict(rope_parameters='yarn'), "rope_parameters='yarn' must be an object"),
-        ('qwen3_yarn', dict(rope_parameters=dict(rope_type='yarn', factor=2.0, mscale=0.7)), 'mscale'),
+        (
+            'qwen3_yarn',
+            dict(rope_parameters=dict(rope_type='yarn', factor=2.0, mscale=0.7)),
+            'mscale',
+        ),
         (
             'llama3',
             dict(rope_parameters=dict(rope_type='llama3', factor=8.0)),
@@ -259,21 +316,33 @@ def test_published_fields_are_read_as_meant(tmp_path):
         ),
         ('llama3', dict(partial_rotary_factor=0.5), 'partial_rotary_factor=0.5'),
         ('olmo3', dict(layer_types=['chunked_attention', 'full_attention']), 'chunked_attention'),
-        ('olmo3', dict(layer_types=['full_attention']), 'layer_types has 1 entries for num_hidden_layers=2'),
+        (
+            'olmo3',
+            dict(layer_types=['full_attention']),
+            'layer_types has 1 entries for num_hidden_layers=2',
+        ),
         ('olmo3', dict(sliding_window=0), 'sliding_window=0 must be a positive int'),
         ('qwen2', dict(layer_types=['sliding_attention'] * 2), 'use_sliding_window is not true'),
         ('qwen2', dict(hidden_size=None), 'hidden_size is missing'),
         ('qwen2', dict(vocab_size='80'), "vocab_size='80' must be a positive int"),
-        ('qwen2', dict(num_key_value_heads=3), 'num_attention_heads=4 is not a multiple of num_key_value_heads=3'),
+        (
+            'qwen2',
+            dict(num_key_value_heads=3),
+            'num_attention_heads=4 is not a multiple of num_key_value_heads=3',
+        ),
         ('qwen3', dict(head_dim=15), 'head_dim=15 must be even'),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_field_with_the_families_that_work(tmp_path, family, change, message):
+def test_what_cannot_be_honoured_is_refused_by_field_with_the_families_that_work(
+    tmp_path, family, change, message
+):
     folder = write(tmp_path / 'policy', newer(family) | change)
     with pytest.raises(hf.CheckpointError, match=message) as caught:
         hf.read_config(folder)
     line = str(caught.value)
-    assert 'supported: Qwen2ForCausalLM, Qwen3ForCausalLM, LlamaForCausalLM, Olmo3ForCausalLM' in line
+    assert (
+        'supported: Qwen2ForCausalLM, Qwen3ForCausalLM, LlamaForCausalLM, Olmo3ForCausalLM' in line
+    )
     assert 'config.json' in line and '\n' not in line
 
 

@@ -99,7 +99,8 @@ def test_other_types_of_numbers_are_read(copy, dtype):
     params = hf.load(path)
     assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
     np.testing.assert_array_equal(
-        params['layer_1']['up']['kernel'], low['model.layers.1.mlp.up_proj.weight'].T.astype(np.float32)
+        params['layer_1']['up']['kernel'],
+        low['model.layers.1.mlp.up_proj.weight'].T.astype(np.float32),
     )
     assert all(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(hf.load(path, dtype=jnp.bfloat16)))
 
@@ -170,11 +171,17 @@ BROKEN = [
     (torn_part, 'model-00002-of-00003.safetensors: is not a whole safetensors file'),
     (without_part, 'model-00002-of-00003.safetensors: is not a whole safetensors file'),
     (without_weights, 'holds neither model.safetensors nor'),
-    (twice, f'{NAME} is in both model-00001-of-00002.safetensors and model-00002-of-00002.safetensors'),
+    (
+        twice,
+        f'{NAME} is in both model-00001-of-00002.safetensors and model-00002-of-00002.safetensors',
+    ),
     (both, 'holds model.safetensors and an index of other files'),
     (bad_index, 'index.json: cannot be read as an index'),
     (altered(lambda t: {k: v for k, v in t.items() if k != NAME}), f'tensor {NAME} is missing'),
-    (altered(lambda t: t | {NAME: t[NAME].astype(np.int8)}), f'tensor {NAME} has dtype I8; supported: F32, BF16'),
+    (
+        altered(lambda t: t | {NAME: t[NAME].astype(np.int8)}),
+        f'tensor {NAME} has dtype I8; supported: F32, BF16',
+    ),
     (
         altered(lambda t: t | {NAME: t[NAME][:-1]}),
         r'has shape \(63, 32\), config.json asks for \(64, 32\) \(intermediate',
@@ -183,7 +190,10 @@ BROKEN = [
         altered(lambda t: t | {'model.layers.2.mlp.up_proj.weight': t[NAME]}),
         'has no place in a qwen3 model of 2 layers',
     ),
-    (altered(lambda t: t | {'model.layers.0.self_attn.q_proj.bias': np.ones(32, 'f')}), 'q_proj.bias has no place'),
+    (
+        altered(lambda t: t | {'model.layers.0.self_attn.q_proj.bias': np.ones(32, 'f')}),
+        'q_proj.bias has no place',
+    ),
 ]
 
 
@@ -210,7 +220,9 @@ def test_a_mesh_that_does_not_divide_is_refused_before_anything_is_read(folder, 
     monkeypatch.setattr(hf, '_read', lambda *_: pytest.fail('read before everything was checked'))
     with pytest.raises(sharding.UserError, match="axis 'fsdp' of 3"):
         hf.load(folder, mesh=sharding.make_mesh(1, 3, 1))
-    with pytest.raises(sharding.UserError, match="num_key_value_heads=2 does not divide by mesh axis 'model' of 4"):
+    with pytest.raises(
+        sharding.UserError, match="num_key_value_heads=2 does not divide by mesh axis 'model' of 4"
+    ):
         hf.load(folder, mesh=sharding.make_mesh(1, 1, 4))
 
 
@@ -226,7 +238,9 @@ def test_every_family_goes_out_as_it_came_in(family, tmp_path, monkeypatch):
     hf.save(tmp_path / 'out', model, params, like=tmp_path / 'in')
     assert len(list((tmp_path / 'out').glob('*.safetensors'))) > 1
     tokens = np.arange(60, dtype=np.int32)[None]
-    np.testing.assert_allclose(their_logits(tmp_path / 'out', tokens), our_logits(model, params, tokens), atol=2e-4)
+    np.testing.assert_allclose(
+        their_logits(tmp_path / 'out', tokens), our_logits(model, params, tokens), atol=2e-4
+    )
     equal(hf.load(tmp_path / 'out'), params)
 
 
@@ -251,11 +265,17 @@ def test_export_names_the_type_of_its_numbers_in_the_folders_spelling(copy, tmp_
     assert json.loads((tmp_path / 'out' / 'config.json').read_text()) == raw | {key: 'float32'}
     tokens = np.arange(30, dtype=np.int32)[None]
     np.testing.assert_allclose(
-        their_logits(tmp_path / 'out', tokens, dtype='auto'), our_logits(model, params, tokens), atol=2e-4
+        their_logits(tmp_path / 'out', tokens, dtype='auto'),
+        our_logits(model, params, tokens),
+        atol=2e-4,
     )
-    hf.save(tmp_path / 'low', model, jax.tree.map(lambda x: x.astype(jnp.bfloat16), params), like=path)
+    hf.save(
+        tmp_path / 'low', model, jax.tree.map(lambda x: x.astype(jnp.bfloat16), params), like=path
+    )
     assert json.loads((tmp_path / 'low' / 'config.json').read_text())[key] == 'bfloat16'
-    assert {str(x.dtype) for x in load_file(tmp_path / 'low' / 'model.safetensors').values()} == {'bfloat16'}
+    assert {str(x.dtype) for x in load_file(tmp_path / 'low' / 'model.safetensors').values()} == {
+        'bfloat16'
+    }
 
 
 def _full_disk(*_, **__):
@@ -281,7 +301,9 @@ hf.save(out, hf.read_config(folder), hf.load(folder), like=folder)
 
 def test_a_killed_export_leaves_no_folder_of_its_name(folder, tmp_path):
     out = tmp_path / 'out'
-    result = subprocess.run([sys.executable, '-c', KILLED, folder, out], cwd=ROOT, env=os.environ, timeout=120)
+    result = subprocess.run(
+        [sys.executable, '-c', KILLED, folder, out], cwd=ROOT, env=os.environ, timeout=120
+    )
     assert result.returncode == -9
     assert not out.exists() and all(path.name.startswith('.out.') for path in tmp_path.iterdir())
 
@@ -328,7 +350,10 @@ def large(tmp_path_factory):
     rng = np.random.default_rng(0)
     noise = rng.normal(size=1 << 20).astype(ml_dtypes.bfloat16)
     fill = lambda shape: np.resize(np.roll(noise, rng.integers(1 << 20)), shape)
-    save_file({t.name: fill(t.shape[::-1] if t.transposed else t.shape) for t in wanted}, path / 'model.safetensors')
+    save_file(
+        {t.name: fill(t.shape[::-1] if t.transposed else t.shape) for t in wanted},
+        path / 'model.safetensors',
+    )
     return path
 
 
@@ -356,14 +381,22 @@ def test_loading_needs_little_more_memory_than_its_share(large, tmp_path, proces
     ]
     running = [
         subprocess.Popen(
-            command(i), cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command(i),
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for i in range(processes)
     ]
     outputs = [process.communicate(timeout=300) for process in running]
     assert not any(process.returncode for process in running), outputs
     stored = load_file(large / 'model.safetensors')
-    largest, total = max(x.nbytes for x in stored.values()), 2 * sum(x.nbytes for x in stored.values())
+    largest, total = (
+        max(x.nbytes for x in stored.values()),
+        2 * sum(x.nbytes for x in stored.values()),
+    )
     for out, _ in outputs:
         peak, share = map(int, out.split('MEASURED')[1].split()[:2])
         assert total / processes <= share <= 1.01 * total / processes

@@ -33,7 +33,18 @@ CONFIG = transformer.ModelConfig(
 )
 ROWS, LENGTH = 8, 24
 # Every mesh that divides; those that combine what others already show are left to the long tests.
-SHORT = ((1, 2, 1), (1, 1, 2), (2, 1, 1), (1, 4, 1), (1, 2, 2), (2, 1, 2), (1, 8, 1), (8, 1, 1), (2, 2, 2), (1, 2, 4))
+SHORT = (
+    (1, 2, 1),
+    (1, 1, 2),
+    (2, 1, 1),
+    (1, 4, 1),
+    (1, 2, 2),
+    (2, 1, 2),
+    (1, 8, 1),
+    (8, 1, 1),
+    (2, 2, 2),
+    (1, 2, 4),
+)
 MESHES = [
     pytest.param(mesh, marks=() if mesh in SHORT else pytest.mark.long)
     for mesh in itertools.product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4))
@@ -69,7 +80,11 @@ def on_mesh(setting, shape):
         out_shardings=(sharding.replicated(mesh), own),
     )
     value, gradients = step(jax.device_put(params, own), *jax.device_put((inputs, weight), rows))
-    jax.tree.map(lambda g, s: g.sharding.is_equivalent_to(s, g.ndim) or pytest.fail(str(g.sharding)), gradients, own)
+    jax.tree.map(
+        lambda g, s: g.sharding.is_equivalent_to(s, g.ndim) or pytest.fail(str(g.sharding)),
+        gradients,
+        own,
+    )
     return float(value), jax.device_get(gradients)
 
 
@@ -96,16 +111,24 @@ def test_rows_stay_where_they_are_and_the_head_comes_to_them_once(setting):
     own, rows = sharding.parameter_shardings(params, mesh), sharding.rows(mesh)
 
     def program(config):
-        step = jax.jit(jax.grad(functools.partial(loss, config)), in_shardings=(own, rows, rows), out_shardings=own)
+        step = jax.jit(
+            jax.grad(functools.partial(loss, config)),
+            in_shardings=(own, rows, rows),
+            out_shardings=own,
+        )
         return step.lower(params, inputs, weight).compile().as_text()
 
-    moved = lambda text: re.findall(r'= (.*) (?:all-reduce|all-gather|reduce-scatter|all-to-all)\(', text)
+    moved = lambda text: re.findall(
+        r'= (.*) (?:all-reduce|all-gather|reduce-scatter|all-to-all)\(', text
+    )
     logits = re.compile(rf'\[(?:{chunk}|{4 * chunk}),{vocab}\]')
     with_mesh = program(dataclasses.replace(config, mesh=mesh))
     assert f'f32[{chunk},{vocab}]' in with_mesh
     assert not any(logits.search(line) for line in moved(with_mesh))
     assert sum(f'[32,{vocab}]' in line for line in moved(with_mesh)) == 2
-    assert any(logits.search(line) for line in moved(program(config)))  # what XLA does without the mesh
+    assert any(
+        logits.search(line) for line in moved(program(config))
+    )  # what XLA does without the mesh
 
 
 def test_what_an_update_owns_is_split_over_the_replicas_and_what_is_played_with_is_not(setting):
@@ -116,7 +139,9 @@ def test_what_an_update_owns_is_split_over_the_replicas_and_what_is_played_with_
     assert played['layer_0']['q']['kernel'].shard_shape(kernel) == (kernel[0] // 2, kernel[1] // 2)
     assert all('replica' not in str(place.spec) for place in jax.tree.leaves(played))
     # 6 divides by 'fsdp' and not by both: it stays with 'fsdp'.
-    assert sharding.parameter_sharding('layer_0/q/kernel', (6, 8), mesh, owned=True).spec[0] == 'fsdp'
+    assert (
+        sharding.parameter_sharding('layer_0/q/kernel', (6, 8), mesh, owned=True).spec[0] == 'fsdp'
+    )
 
 
 def test_every_parameter_has_exactly_one_rule(setting, monkeypatch):
@@ -129,7 +154,9 @@ def test_every_parameter_has_exactly_one_rule(setting, monkeypatch):
 
 
 def test_every_rule_is_used(setting):
-    names = [sharding.path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(setting[0])]
+    names = [
+        sharding.path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(setting[0])
+    ]
     by_rule = {sharding.parameter_spec(name) for name in names}
     assert by_rule == {spec for _, spec in sharding.RULES}
 
@@ -152,8 +179,14 @@ def test_optimiser_state_and_average_lie_as_their_parameters(setting):
 @pytest.mark.parametrize(
     'mesh,message',
     [
-        ((1, 3, 1), "parameter 'embedding': 32 of its shape .* does not divide by mesh axis 'fsdp' of 3"),
-        ((1, 1, 5), "parameter 'embedding': 64 of its shape .* does not divide by mesh axis 'model' of 5"),
+        (
+            (1, 3, 1),
+            "parameter 'embedding': 32 of its shape .* does not divide by mesh axis 'fsdp' of 3",
+        ),
+        (
+            (1, 1, 5),
+            "parameter 'embedding': 64 of its shape .* does not divide by mesh axis 'model' of 5",
+        ),
     ],
 )
 def test_a_shape_that_does_not_divide_names_the_axis(setting, mesh, message):
@@ -162,7 +195,9 @@ def test_a_shape_that_does_not_divide_names_the_axis(setting, mesh, message):
 
 
 def test_a_mesh_that_cuts_through_heads_is_refused():
-    with pytest.raises(sharding.UserError, match="num_key_value_heads=4 does not divide by mesh axis 'model' of 8"):
+    with pytest.raises(
+        sharding.UserError, match="num_key_value_heads=4 does not divide by mesh axis 'model' of 8"
+    ):
         sharding.check_heads(8, 4, sharding.make_mesh(1, 1, 8))
     sharding.check_heads(8, 4, sharding.make_mesh(2, 1, 4))
 

@@ -38,7 +38,9 @@ def batch(config, rows=4, length=24, seed=0):
     """tokens, positions, segment int32 [B, L]: two segments a row and some empty places."""
     first, empty = length // 2, 3
     lengths = [first, length - first - empty, empty]
-    tokens = np.random.default_rng(seed).integers(0, config.vocab_size, (rows, length)).astype(np.int32)
+    tokens = (
+        np.random.default_rng(seed).integers(0, config.vocab_size, (rows, length)).astype(np.int32)
+    )
     positions = np.concatenate([np.arange(n) for n in lengths]).astype(np.int32)
     segment = np.repeat([1, 2, 0], lengths).astype(np.int32)
     return tokens, *(np.broadcast_to(x, tokens.shape) for x in (positions, segment))
@@ -93,7 +95,9 @@ def plain(params, weight):
     return gradient(CONFIG, params, batch(CONFIG), weight)
 
 
-@pytest.mark.parametrize('change', [dict(logit_chunk=7), dict(logit_chunk=1000, mesh=sharding.make_mesh(1, 4, 1))])
+@pytest.mark.parametrize(
+    'change', [dict(logit_chunk=7), dict(logit_chunk=1000, mesh=sharding.make_mesh(1, 4, 1))]
+)
 def test_how_places_are_cut_into_chunks_changes_nothing(params, weight, plain, change):
     value, grads = gradient(dataclasses.replace(CONFIG, **change), params, batch(CONFIG), weight)
     np.testing.assert_allclose(value, plain[0], rtol=1e-6)
@@ -113,7 +117,12 @@ def temporaries(function, config, rows, length):
     weight = jax.ShapeDtypeStruct((rows, length), jnp.float32)
     shapes = jax.eval_shape(functools.partial(transformer.init, config), jax.random.key(0))
     gradient = jax.jit(jax.value_and_grad(function, argnums=1), static_argnums=0)
-    return gradient.lower(config, shapes, inputs, weight).compile().memory_analysis().temp_size_in_bytes
+    return (
+        gradient.lower(config, shapes, inputs, weight)
+        .compile()
+        .memory_analysis()
+        .temp_size_in_bytes
+    )
 
 
 def test_scoring_a_large_vocabulary_never_holds_all_logits():
@@ -132,7 +141,9 @@ def test_scoring_a_large_vocabulary_never_holds_all_logits():
 def divergence(student, teacher):
     """Reverse KL, and the largest difference of log-probs."""
     student, teacher = jax.nn.log_softmax(student), jax.nn.log_softmax(teacher)
-    return jnp.sum(jnp.exp(student) * (student - teacher), -1), {'gap': jnp.max(jnp.abs(student - teacher), -1)}
+    return jnp.sum(jnp.exp(student) * (student - teacher), -1), {
+        'gap': jnp.max(jnp.abs(student - teacher), -1)
+    }
 
 
 def distil(config, student, teacher, inputs, states):
@@ -154,7 +165,10 @@ def test_distil_is_the_divergence_of_whole_logits_and_scores_as_score(params, we
         z, t = (transformer.logits(CONFIG, p, y[:, :-1].reshape(-1, 32)) / 0.7 for p, y in sides)
         value, stats = divergence(z, t)
         value, gap = (jnp.pad(y.reshape(4, 23), ((0, 0), (1, 0))) for y in (value, stats['gap']))
-        return jnp.sum((transformer.score(CONFIG, student, *inputs, 0.7)[0] + value) * weight), (value, gap)
+        return jnp.sum((transformer.score(CONFIG, student, *inputs, 0.7)[0] + value) * weight), (
+            value,
+            gap,
+        )
 
     (total, ours), grads = tiny.jit(jax.value_and_grad(chunked, has_aux=True))(params)
     (expected, theirs), expected_grads = tiny.jit(jax.value_and_grad(whole, has_aux=True))(params)
@@ -168,7 +182,9 @@ def test_distil_is_the_divergence_of_whole_logits_and_scores_as_score(params, we
 def test_distillation_trains_the_student_alone_and_equal_policies_do_not_differ(params):
     inputs = batch(CONFIG)
     states = hidden(CONFIG, params, *inputs)
-    loss = lambda student, teacher, states: jnp.sum(distil(CONFIG, student, teacher, inputs, states)[2])
+    loss = lambda student, teacher, states: jnp.sum(
+        distil(CONFIG, student, teacher, inputs, states)[2]
+    )
     student, teacher, moved = tiny.jit(jax.grad(loss, argnums=(0, 1, 2)))(
         params, tiny.random_params(CONFIG, seed=1), states
     )
@@ -183,7 +199,9 @@ def test_distillation_never_holds_all_logits():
 
     def loss(config, params, inputs, weight):
         states = jnp.zeros((*weight.shape, config.hidden_size))
-        logp, _, value, _ = distil(config, params, jax.tree.map(jnp.ones_like, params), inputs, states)
+        logp, _, value, _ = distil(
+            config, params, jax.tree.map(jnp.ones_like, params), inputs, states
+        )
         return jnp.sum((logp + value) * weight)
 
     assert temporaries(loss, config, 2, 1024) < 2 * 1024 * config.vocab_size * 4
@@ -210,7 +228,9 @@ def test_what_a_policy_keeps_for_the_backward_pass(params):
         pull = jax.eval_shape(lambda p: jax.vjp(forward, p)[1], params)
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(pull))
 
-    nothing, projections = (kept(remat=True, remat_policy=policy) for policy in transformer.REMAT_POLICIES)
+    nothing, projections = (
+        kept(remat=True, remat_policy=policy) for policy in transformer.REMAT_POLICIES
+    )
     assert kept() > 2 * projections > 2 * nothing
     own = sum(x.nbytes for x in jax.tree.leaves(params))
     assert projections - nothing >= CONFIG.layers * 256 * 4 * (2 * 32 + 2 * 16 + 2 * 64)
@@ -223,7 +243,9 @@ def test_what_a_policy_keeps_for_the_backward_pass(params):
 def primitives(jaxpr):
     """(name, dtypes of the inputs, dtypes of the outputs) of every operation, inner ones too."""
     for equation in jaxpr.eqns:
-        floats = lambda xs: {str(x.aval.dtype) for x in xs if 'float' in str(getattr(x.aval, 'dtype', ''))}
+        floats = lambda xs: {
+            str(x.aval.dtype) for x in xs if 'float' in str(getattr(x.aval, 'dtype', ''))
+        }
         yield equation.primitive.name, floats(equation.invars), floats(equation.outvars)
         for inner in jax.extend.core.jaxprs_in_params(equation.params):
             yield from primitives(inner)
@@ -231,19 +253,32 @@ def primitives(jaxpr):
 
 def test_bfloat16_computes_products_and_nothing_delicate_with_it(params):
     config = dataclasses.replace(CONFIG, dtype='bfloat16')
-    seen = list(primitives(jax.make_jaxpr(functools.partial(transformer.score, config))(params, *batch(CONFIG)).jaxpr))
+    seen = list(
+        primitives(
+            jax.make_jaxpr(functools.partial(transformer.score, config))(
+                params, *batch(CONFIG)
+            ).jaxpr
+        )
+    )
     products = [inputs for name, inputs, _ in seen if name == 'dot_general']
     assert len(products) == 2 * 9 + 1 and all(inputs == {'bfloat16'} for inputs in products)
     delicate = [
-        (name, inputs) for name, inputs, _ in seen if name in ('exp', 'log', 'rsqrt', 'cos', 'sin', 'reduce_sum')
+        (name, inputs)
+        for name, inputs, _ in seen
+        if name in ('exp', 'log', 'rsqrt', 'cos', 'sin', 'reduce_sum')
     ]
     assert {name for name, _ in delicate} == {'exp', 'log', 'rsqrt', 'cos', 'sin', 'reduce_sum'}
     assert all(inputs == {'float32'} for _, inputs in delicate)
     # Scores of attention and logits leave their products in float32.
-    assert sum(outputs == {'float32'} for name, _, outputs in seen if name == 'dot_general') == 2 + 1
-    assert {x.dtype for x in jax.eval_shape(functools.partial(transformer.score, config), params, *batch(CONFIG))} == {
-        jnp.dtype('float32')
-    }
+    assert (
+        sum(outputs == {'float32'} for name, _, outputs in seen if name == 'dot_general') == 2 + 1
+    )
+    assert {
+        x.dtype
+        for x in jax.eval_shape(
+            functools.partial(transformer.score, config), params, *batch(CONFIG)
+        )
+    } == {jnp.dtype('float32')}
 
 
 def test_product_has_the_gradient_of_the_product():
@@ -254,8 +289,12 @@ def test_product_has_the_gradient_of_the_product():
     np.testing.assert_allclose(out, a @ b.T, atol=1e-6)
     for ours, theirs in zip(pull(g), (g @ b, g.T @ a)):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
-    low, pull = jax.vjp(functools.partial(attention.product, spec), *(jnp.asarray(x, jnp.bfloat16) for x in (a, b)))
-    assert low.dtype == jnp.float32 and {x.dtype for x in pull(jnp.asarray(g))} == {jnp.dtype('bfloat16')}
+    low, pull = jax.vjp(
+        functools.partial(attention.product, spec), *(jnp.asarray(x, jnp.bfloat16) for x in (a, b))
+    )
+    assert low.dtype == jnp.float32 and {x.dtype for x in pull(jnp.asarray(g))} == {
+        jnp.dtype('bfloat16')
+    }
 
 
 # Log-probs of tokens that a bfloat16 policy samples, against what the trainer finds for them: both round differently

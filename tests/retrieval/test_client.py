@@ -87,7 +87,12 @@ def test_in_process_and_http_give_the_same(index):
             remote.wait_until_ready(10)
             theirs, ours = remote.retrieve(queries, 3), local.retrieve(queries, 3)
             assert theirs[:4] == ours[:4] and remote.backend.name == 'fingerprint'
-            assert ours[0][0]['title'] == 'Name3' and ours[0][0].keys() == {'id', 'title', 'text', 'score'}
+            assert ours[0][0]['title'] == 'Name3' and ours[0][0].keys() == {
+                'id',
+                'title',
+                'text',
+                'score',
+            }
             assert ours[0] == ours[2] and ours[3] == [] and theirs[4] is None
 
 
@@ -123,7 +128,11 @@ FAULTS = [
 def test_faults_are_retried_and_bounded(fake, fault):
     fake.script = [fault, fault]
     backend = http(fake, retries=2)
-    assert backend.retrieve(['q'], 1)[0][0]['id'] == '7' and len(fake.seen) == 3 and backend.retried == 2
+    assert (
+        backend.retrieve(['q'], 1)[0][0]['id'] == '7'
+        and len(fake.seen) == 3
+        and backend.retried == 2
+    )
     fake.script = [fault] * 3
     with pytest.raises(SearchFailed, match='3 attempts'):
         backend.retrieve(['q'], 1)
@@ -140,7 +149,10 @@ def test_a_server_killed_in_the_middle_fails_its_searches_and_is_found_again(fak
 
 
 def test_a_real_server_killed_in_the_middle_of_a_request(tmp_path):
-    lines = [json.dumps({'id': str(i), 'contents': f'"{t}"\n{x}'}) for i, (t, x) in enumerate(zip(TITLES, TEXTS))]
+    lines = [
+        json.dumps({'id': str(i), 'contents': f'"{t}"\n{x}'})
+        for i, (t, x) in enumerate(zip(TITLES, TEXTS))
+    ]
     (tmp_path / 'c.jsonl').write_text('\n'.join(lines))
     folder.build(tmp_path / 'c.jsonl', tmp_path / 'index', 'bm25', None)
     process, url = spawn(ROOT, '--index', str(tmp_path / 'index'))
@@ -185,7 +197,13 @@ def test_a_refused_query_does_not_take_its_neighbours_along(fake):
     client = Client(http(fake))
     found = client.retrieve(['a', 'b', 'c', 'd'], 1)
     assert [answer is not None for answer in found] == [True, True, True, False]
-    assert [body['queries'] for body in fake.seen] == [['a', 'b', 'c', 'd'], ['a', 'b'], ['c', 'd'], ['c'], ['d']]
+    assert [body['queries'] for body in fake.seen] == [
+        ['a', 'b', 'c', 'd'],
+        ['a', 'b'],
+        ['c', 'd'],
+        ['c'],
+        ['d'],
+    ]
     assert client.metrics()['search/failed'] == 1
 
 
@@ -215,7 +233,11 @@ def test_counters_and_the_bound_on_failures(fake):
     client.retrieve(['d'], 1)
     client.check()  # one of five
     found = client.metrics()
-    assert found['search/queries'] == 5 and found['search/failed'] == 1 and found['search/retries'] == 1
+    assert (
+        found['search/queries'] == 5
+        and found['search/failed'] == 1
+        and found['search/retries'] == 1
+    )
     assert found['search/cached_share'] == pytest.approx(1 / 5)
     assert 0 < found['search/seconds_p50'] <= found['search/seconds_p95']
     assert client.metrics()['search/queries'] == 0
@@ -250,11 +272,15 @@ def test_waiting_for_a_server(fake):
         Client(Http('http://127.0.0.1:9', retries=0)).wait_until_ready(0.02, pause=0.01)
 
 
-@pytest.mark.parametrize('bad', [dict(url='localhost:8000'), dict(timeout=0), dict(retries=-1), dict(batch=0)])
+@pytest.mark.parametrize(
+    'bad', [dict(url='localhost:8000'), dict(timeout=0), dict(retries=-1), dict(batch=0)]
+)
 def test_bad_settings_are_named(bad):
     with pytest.raises(RetrievalError, match='give a URL'):
         Http(**(dict(url='http://127.0.0.1:1') | bad))
 
 
 def test_limits_are_part_of_the_contract():
-    assert server.Limits().default_k == 3 and server.Limits().queries >= 256  # a client's batch must pass
+    assert (
+        server.Limits().default_k == 3 and server.Limits().queries >= 256
+    )  # a client's batch must pass

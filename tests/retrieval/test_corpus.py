@@ -10,12 +10,18 @@ import zstandard
 from zeroplay_jax.retrieval import corpus
 from zeroplay_jax.retrieval.types import RetrievalError
 
-PASSAGES = [('Gumu', 'A town.\nBy a river.'), ('Ünï "x"', '漢字 …'), ('', 'no title'), ('Only a title', '')]
+PASSAGES = [
+    ('Gumu', 'A town.\nBy a river.'),
+    ('Ünï "x"', '漢字 …'),
+    ('', 'no title'),
+    ('Only a title', ''),
+]
 
 
 def lines(passages=PASSAGES):
     return ''.join(
-        json.dumps({'id': f'p{i}', 'contents': corpus.contents(*p), 'more': 1}, ensure_ascii=False) + '\n'
+        json.dumps({'id': f'p{i}', 'contents': corpus.contents(*p), 'more': 1}, ensure_ascii=False)
+        + '\n'
         for i, p in enumerate(passages)
     ).encode()
 
@@ -41,7 +47,9 @@ def test_json_lines_plain_and_packed(tmp_path, name, pack):
     about, found = written(tmp_path / name, pack(lines()), tmp_path)
     assert (about.passages, about.skipped, len(found)) == (4, 0, 4)
     assert [(found.passage(i)['title'], found.passage(i)['text']) for i in range(4)] == PASSAGES
-    assert found.record(1) == corpus.Record('p1', '"Ünï "x""\n漢字 …') and found.passage(2)['id'] == 2
+    assert (
+        found.record(1) == corpus.Record('p1', '"Ünï "x""\n漢字 …') and found.passage(2)['id'] == 2
+    )
     plain = tmp_path / 'plain'
     plain.mkdir()
     assert written(plain / 'c.jsonl', lines(), plain)[0].sha256 == about.sha256
@@ -50,7 +58,9 @@ def test_json_lines_plain_and_packed(tmp_path, name, pack):
 def test_wikipedia_tsv(tmp_path):
     rows = b'id\ttext\ttitle\n1\t"Aaron is ""a prophet""."\tAaron\n2\tplain\tB\n'
     about, found = written(tmp_path / 'psgs_w100.tsv.gz', gzip.compress(rows), tmp_path)
-    assert about.passages == 2 and found.record(0) == corpus.Record('1', '"Aaron"\nAaron is "a prophet".')
+    assert about.passages == 2 and found.record(0) == corpus.Record(
+        '1', '"Aaron"\nAaron is "a prophet".'
+    )
 
 
 def test_whole_numbers_are_ids_and_a_last_line_needs_no_end(tmp_path):
@@ -135,12 +145,20 @@ def test_a_folder_of_texts(tmp_path, caplog):
     (texts / 'deep').mkdir(parents=True)
     out.mkdir()
     (texts / 'b.md').write_text('# Gumu\n\nA town.\nBy a river.\n', encoding='utf-8')
-    (texts / 'deep' / 'a.txt').write_text('\ufeffLong\n' + ' '.join(f'w{i}' for i in range(250)), encoding='utf-8')
+    (texts / 'deep' / 'a.txt').write_text(
+        '\ufeffLong\n' + ' '.join(f'w{i}' for i in range(250)), encoding='utf-8'
+    )
     (texts / 'only.txt').write_text('Only a title', encoding='utf-8')
     (texts / 'picture.png').write_bytes(b'\xff')
     report = corpus.write(texts, out)
     found = [corpus.Corpus(out).record(i) for i in range(report.passages)]
-    assert [r.id for r in found] == ['b.md#0', 'deep/a.txt#0', 'deep/a.txt#1', 'deep/a.txt#2', 'only.txt#0']
+    assert [r.id for r in found] == [
+        'b.md#0',
+        'deep/a.txt#0',
+        'deep/a.txt#1',
+        'deep/a.txt#2',
+        'only.txt#0',
+    ]
     assert corpus.split(found[0].contents) == ('Gumu', 'A town. By a river.')
     assert corpus.split(found[3].contents) == ('Long', ' '.join(f'w{i}' for i in range(200, 250)))
     assert corpus.split(found[4].contents) == ('Only a title', '')

@@ -35,7 +35,14 @@ def minilm(few_lengths):
 
 def texts():
     """Texts of every length; real passages where they are at hand."""
-    found = ['a', 'who wrote it?', 'Nicopsis was a fortress. ' * 3, 'the river ' * 40, 'Νικόψις ' * 60, 'x ' * 400]
+    found = [
+        'a',
+        'who wrote it?',
+        'Nicopsis was a fortress. ' * 3,
+        'the river ' * 40,
+        'Νικόψις ' * 60,
+        'x ' * 400,
+    ]
     if CORPUS.exists():
         with CORPUS.open(encoding='utf-8') as lines:
             found += [json.loads(line)['contents'] for line, _ in zip(lines, range(18))]
@@ -49,7 +56,9 @@ def reference(folder, texts, pooling='mean'):
     rows = []
     for text in texts:
         with torch.no_grad():
-            hidden = model(**tokenizer(text, truncation=True, max_length=256, return_tensors='pt')).last_hidden_state[0]
+            hidden = model(
+                **tokenizer(text, truncation=True, max_length=256, return_tensors='pt')
+            ).last_hidden_state[0]
         pooled = hidden[0] if pooling == 'cls' else hidden.mean(0)
         rows.append((pooled / pooled.norm()).numpy())
     return np.stack(rows)
@@ -82,7 +91,9 @@ def test_passages_come_back_in_their_order_and_the_same_twice(minilm):
 
 
 def test_title_and_text_are_encoded_in_wire_form(minilm):
-    np.testing.assert_array_equal(minilm.encode_passages(['T'], ['text']), minilm.encode(['"T"\ntext']))
+    np.testing.assert_array_equal(
+        minilm.encode_passages(['T'], ['text']), minilm.encode(['"T"\ntext'])
+    )
 
 
 def test_prefixes_change_vectors_and_are_never_guessed(tmp_path):
@@ -92,7 +103,9 @@ def test_prefixes_change_vectors_and_are_never_guessed(tmp_path):
     prefixed = TextEncoder(folder, 'query: ', 'passage: ', max_tokens=32, batch_tokens=256)
     plain = TextEncoder(folder, '', '', max_tokens=32, batch_tokens=256)
     assert prefixed.settings['query_prefix'] == 'query: ' and prefixed.settings != plain.settings
-    np.testing.assert_array_equal(prefixed.encode_queries(['a b']), plain.encode_queries(['query: a b']))
+    np.testing.assert_array_equal(
+        prefixed.encode_queries(['a b']), plain.encode_queries(['query: a b'])
+    )
     np.testing.assert_array_equal(prefixed.encode(['a b']), plain.encode(['passage: a b']))
 
 
@@ -122,7 +135,9 @@ def test_cls_pooling_and_prompts_are_read_from_the_folder(tmp_path):
     prompts = {'prompts': {'query': 'query: ', 'passage': 'passage: '}}
     (folder / 'config_sentence_transformers.json').write_text(json.dumps(prompts))
     encoder = TextEncoder(folder, max_tokens=128, batch_tokens=256)
-    assert encoder.settings['pooling'] == 'cls' and encoder.settings['passage_prefix'] == 'passage: '
+    assert (
+        encoder.settings['pooling'] == 'cls' and encoder.settings['passage_prefix'] == 'passage: '
+    )
     some = texts()[:3]
     expected = reference(folder, ['passage: ' + text for text in some], 'cls')
     assert (encoder.encode(some) * expected).sum(1).min() >= 0.9999
@@ -144,7 +159,10 @@ def test_bfloat16_is_near(tmp_path):
         (lambda f: (f / 'config.json').unlink(), 'config.json: cannot be read'),
         (lambda f: (f / 'model.safetensors').unlink(), 'model.safetensors'),
         (lambda f: (f / 'model.safetensors').write_bytes(b'x' * 100), 'damaged or not safetensors'),
-        (lambda f: (f / 'config.json').write_text('{"model_type": "roberta"}'), "model_type is 'roberta'"),
+        (
+            lambda f: (f / 'config.json').write_text('{"model_type": "roberta"}'),
+            "model_type is 'roberta'",
+        ),
         (lambda f: (f / 'config.json').write_text('{"model_type": "bert"}'), 'is missing'),
         (lambda f: (f / 'vocab.txt').open('a').write('one more\n'), 'different checkpoints'),
     ],

@@ -26,7 +26,10 @@ def corpus(tmp_path_factory):
     found = [passage for seed in range(12) for passage in world.World(seed).passages]
     path = tmp_path_factory.mktemp('corpus') / 'c.jsonl'
     path.write_text(
-        ''.join(json.dumps({'id': f'p{i}', 'contents': contents(p.title, p.text)}) + '\n' for i, p in enumerate(found))
+        ''.join(
+            json.dumps({'id': f'p{i}', 'contents': contents(p.title, p.text)}) + '\n'
+            for i, p in enumerate(found)
+        )
     )
     assert len(found) > 1_500
     return path
@@ -90,7 +93,10 @@ def test_a_killed_build_goes_on_and_gives_the_same_bytes(corpus, built, tmp_path
     with pytest.raises(Killed):
         folder.build(corpus, out, 'scann', Dying(), shard_rows=500)
     assert not out.exists()
-    before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / 'scann.partial' / 'shards').glob('vectors-*')}
+    before = {
+        p.name: p.stat().st_mtime_ns
+        for p in (tmp_path / 'scann.partial' / 'shards').glob('vectors-*')
+    }
     assert len(before) == 2
     with pytest.raises(RetrievalError, match='corpus_sha256|encoder|another build'):
         folder.build(corpus, out, 'scann', LexicalEncoder(dimension=128), shard_rows=500)
@@ -106,8 +112,13 @@ def test_a_killed_build_goes_on_and_gives_the_same_bytes(corpus, built, tmp_path
             host=host,
             hosts=4,
         )
-    after = {p.name: p.stat().st_mtime_ns for p in (tmp_path / 'scann.partial' / 'shards').glob('vectors-*')}
-    assert before.items() <= after.items() and len(after) == -(-len(folder.open_index(built / 'scann')) // 500)
+    after = {
+        p.name: p.stat().st_mtime_ns
+        for p in (tmp_path / 'scann.partial' / 'shards').glob('vectors-*')
+    }
+    assert before.items() <= after.items() and len(after) == -(
+        -len(folder.open_index(built / 'scann')) // 500
+    )
     folder.build(corpus, out, 'scann', LexicalEncoder(), stages=('index',))
     found, expected = files(out), files(built / 'scann')
     assert found.keys() == expected.keys()
@@ -169,7 +180,8 @@ def test_a_flipped_byte_between_the_samples_is_found_by_verify(copy):
     data = bytearray(path.read_bytes())
     size, last = len(data), len(data) - folder._BLOCK
     sampled = [
-        range(last * n // (folder._BLOCKS - 1), last * n // (folder._BLOCKS - 1) + folder._BLOCK) for n in range(16)
+        range(last * n // (folder._BLOCKS - 1), last * n // (folder._BLOCKS - 1) + folder._BLOCK)
+        for n in range(16)
     ]
     at = next(i for i in range(size // 2, size) if not any(i in block for block in sampled))
     data[at] ^= 1
@@ -183,7 +195,9 @@ def test_damage_is_named(copy):
     path = copy / 'scann' / 'hashed_dataset.npy'
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
-    with pytest.raises(RetrievalError, match=f'{len(whole)} bytes belong there, found {len(whole) - 1}'):
+    with pytest.raises(
+        RetrievalError, match=f'{len(whole)} bytes belong there, found {len(whole) - 1}'
+    ):
         folder.open_index(copy)
     path.unlink()
     with pytest.raises(RetrievalError, match='found None'):
@@ -201,7 +215,9 @@ def change(copy, **values):
 
 
 def test_mismatches_say_what_differs(copy):
-    with pytest.raises(RetrievalError, match=f'dimension: {LexicalEncoder().dimension} built, 256 given'):
+    with pytest.raises(
+        RetrievalError, match=f'dimension: {LexicalEncoder().dimension} built, 256 given'
+    ):
         folder.open_index(copy, LexicalEncoder(dimension=256))
     change(copy, versions={'scann': '1.0'})
     with pytest.raises(RetrievalError, match='built with scann 1.0, installed is'):
@@ -213,7 +229,9 @@ def test_mismatches_say_what_differs(copy):
 
 def run(*args, prefix=()):
     """A command of its own process: (status, its error lines)."""
-    result = subprocess.run([*prefix, sys.executable, '-m', *args], cwd=ROOT, capture_output=True, text=True)
+    result = subprocess.run(
+        [*prefix, sys.executable, '-m', *args], cwd=ROOT, capture_output=True, text=True
+    )
     return result.returncode, result.stderr.strip().splitlines(), result.stdout
 
 
@@ -223,7 +241,11 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_that_looks_whole(corpus, tmp
     # Writing beyond 100 kB fails as on a full disk; Python ignores the signal that goes with it.
     status, errors, _ = run(*args, prefix=('bash', '-c', 'ulimit -f 100; exec "$@"', 'bash'))
     assert status == 2 and not out.exists()
-    assert errors[-1].startswith('retrieval: ') and 'File too large' in errors[-1] and 'Traceback' not in str(errors)
+    assert (
+        errors[-1].startswith('retrieval: ')
+        and 'File too large' in errors[-1]
+        and 'Traceback' not in str(errors)
+    )
     status, _, stdout = run(*args)  # the same command goes on
     assert status == 0 and json.loads(stdout)['kind'] == 'bm25' and out.exists()
 
@@ -243,14 +265,20 @@ def test_the_commands_refuse_in_one_line(corpus, built, tmp_path, monkeypatch):
         build.main, '--corpus', tmp_path / 'no.jsonl', '--out', out, '--encoder', 'lexical'
     )
     assert '--encoder is missing' in command(build.main, '--corpus', corpus, '--out', out)
-    assert 'config.json' in command(build.main, '--corpus', corpus, '--out', out, '--encoder', tmp_path)
-    assert 'is there already' in command(build.main, '--corpus', corpus, '--out', built / 'bm25', '--kind', 'bm25')
+    assert 'config.json' in command(
+        build.main, '--corpus', corpus, '--out', out, '--encoder', tmp_path
+    )
+    assert 'is there already' in command(
+        build.main, '--corpus', corpus, '--out', built / 'bm25', '--kind', 'bm25'
+    )
     (tmp_path / 'empty.jsonl').touch()
     line = command(build.main, '--corpus', tmp_path / 'empty.jsonl', '--out', out, '--kind', 'bm25')
     assert 'no passage in it' in line and not out.exists()
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage._replace(free=1_000))
-    assert 'GB are needed' in command(build.main, '--corpus', corpus, '--out', tmp_path / 'big', '--kind', 'bm25')
+    assert 'GB are needed' in command(
+        build.main, '--corpus', corpus, '--out', tmp_path / 'big', '--kind', 'bm25'
+    )
     assert 'manifest.json' in command(query.main, '--index', tmp_path, 'a')
     assert 'k is 0' in command(query.main, '--index', built / 'bm25', '--k', 0, 'a')
     assert 'no query is given; write one' in command(query.main, '--index', built / 'bm25')

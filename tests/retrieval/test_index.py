@@ -90,10 +90,15 @@ def test_exact_index_agrees_with_sorting_every_float64_score(built):
 
 def test_scann_recall_and_exact_scores(built):
     scann, exact, queries = built
-    assert scann.parameters['kind'] == 'scann' and scann.parameters['leaves_searched'] < scann.parameters['leaves']
+    assert (
+        scann.parameters['kind'] == 'scann'
+        and scann.parameters['leaves_searched'] < scann.parameters['leaves']
+    )
     (ids, scores), (truth, true_scores) = scann.search(queries, 3), exact.search(queries, 3)
     recall = np.mean([np.isin(row, mine).mean() for row, mine in zip(truth, ids, strict=True)])
-    print(f'recall@3 of ScaNN against exact: {recall:.4f}, same best: {(ids[:, 0] == truth[:, 0]).mean():.4f}')
+    print(
+        f'recall@3 of ScaNN against exact: {recall:.4f}, same best: {(ids[:, 0] == truth[:, 0]).mean():.4f}'
+    )
     assert recall >= 0.99
     same = ids == truth
     np.testing.assert_array_equal(scores[same], true_scores[same])
@@ -115,7 +120,9 @@ def test_answers_do_not_depend_on_the_batch(case, kind, request):
         for mine, reference in zip(in_batches(index, queries, size), alone, strict=True):
             np.testing.assert_array_equal(mine, reference)
     order = np.random.default_rng(2).permutation(len(queries))
-    for mine, reference in zip(in_batches(index, [queries[at] for at in order], 32), alone, strict=True):
+    for mine, reference in zip(
+        in_batches(index, [queries[at] for at in order], 32), alone, strict=True
+    ):
         np.testing.assert_array_equal(mine, reference[order])
 
 
@@ -124,7 +131,9 @@ def test_answers_do_not_depend_on_threads(case, request):
     scann, _, queries = request.getfixturevalue(case)
     reference = scann.search(queries, 3)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        parts = list(pool.map(lambda at: scann.search(queries[at : at + 7], 3), range(0, len(queries), 7)))
+        parts = list(
+            pool.map(lambda at: scann.search(queries[at : at + 7], 3), range(0, len(queries), 7))
+        )
     for mine, whole in zip(zip(*parts, strict=True), reference, strict=True):
         np.testing.assert_array_equal(np.concatenate(mine), whole)
 
@@ -147,9 +156,13 @@ def test_equal_vectors_rank_by_lower_id(tied):
 def test_more_asked_for_than_the_leaves_hold_falls_back_to_a_scan():
     rng = np.random.default_rng(3)
     encoder, names = TableEncoder(unit_rows(rng, 1_200, 16)), [str(row) for row in range(1_200)]
-    scann = index_lib.ScannIndex.build(encoder, names, names, overfetch=4, leaves=40, leaves_searched=1)
+    scann = index_lib.ScannIndex.build(
+        encoder, names, names, overfetch=4, leaves=40, leaves_searched=1
+    )
     exact = index_lib.ExactIndex.build(encoder, names, names)
-    for mine, truth in zip(scann.search(names[:20], 1_200), exact.search(names[:20], 1_200), strict=True):
+    for mine, truth in zip(
+        scann.search(names[:20], 1_200), exact.search(names[:20], 1_200), strict=True
+    ):
         np.testing.assert_array_equal(mine, truth)
 
 
@@ -157,7 +170,9 @@ def test_a_small_corpus_is_scanned_and_says_so(caplog):
     encoder, names = LexicalEncoder(), [f'name{row}' for row in range(140)]
     with caplog.at_level('INFO'):
         small = index_lib.ScannIndex.build(encoder, names, names)
-    assert small.parameters == {'kind': 'exact', 'passages': 140} and 'fewer than 1000' in caplog.text
+    assert (
+        small.parameters == {'kind': 'exact', 'passages': 140} and 'fewer than 1000' in caplog.text
+    )
     exact = index_lib.ExactIndex.build(encoder, names, names)
     for mine, truth in zip(small.search(names, 3), exact.search(names, 3), strict=True):
         np.testing.assert_array_equal(mine, truth)
@@ -245,7 +260,9 @@ def test_exact_index_is_split_over_the_devices_and_divides_by_none(built):
     exact.search(['Gumu'], 3)
     assert len(exact._matrix.sharding.device_set) == len(jax.local_devices()) == 8
     table = unit_rows(np.random.default_rng(4), 101, 16)  # 101 rows do not divide by 8
-    index = index_lib.ExactIndex.build(TableEncoder(table), [str(row) for row in range(101)], [''] * 101)
+    index = index_lib.ExactIndex.build(
+        TableEncoder(table), [str(row) for row in range(101)], [''] * 101
+    )
     ids, _ = index.search([str(row) for row in range(101)], 101)
     assert (ids[:, 0] == np.arange(101)).all() and (np.sort(ids, axis=1) == np.arange(101)).all()
 
@@ -276,12 +293,18 @@ def test_a_saved_index_answers_the_same(built, tmp_path):
     scann.save(tmp_path)
     names = ('overfetch', 'reordered', 'leaves', 'leaves_searched', 'threshold', 'reorder')
     settings = {name: scann.parameters[name] for name in names}
-    again = index_lib.ScannIndex(scann.encoder, scann.corpus, scann._vectors, **settings, saved=tmp_path)
-    for mine, theirs in zip(again.search(queries[:300], 5), scann.search(queries[:300], 5), strict=True):
+    again = index_lib.ScannIndex(
+        scann.encoder, scann.corpus, scann._vectors, **settings, saved=tmp_path
+    )
+    for mine, theirs in zip(
+        again.search(queries[:300], 5), scann.search(queries[:300], 5), strict=True
+    ):
         np.testing.assert_array_equal(mine, theirs)
     (tmp_path / 'scann_docids.pkl').write_bytes(b'x')
     with pytest.raises(ValueError, match='scann_docids.pkl'):
-        index_lib.ScannIndex(scann.encoder, scann.corpus, scann._vectors, **settings, saved=tmp_path)
+        index_lib.ScannIndex(
+            scann.encoder, scann.corpus, scann._vectors, **settings, saved=tmp_path
+        )
 
 
 def test_other_misuse_is_named(built):

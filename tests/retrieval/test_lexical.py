@@ -30,7 +30,13 @@ def ranks(vectors, queries, rows):
 def misspelt(name, rng):
     """The name with one letter replaced, added or left out."""
     at, letter = rng.randrange(1, len(name)), rng.choice('aeioulnrst')
-    return rng.choice([name[:at] + letter + name[at + 1 :], name[:at] + letter + name[at:], name[:at] + name[at + 1 :]])
+    return rng.choice(
+        [
+            name[:at] + letter + name[at + 1 :],
+            name[:at] + letter + name[at:],
+            name[:at] + name[at + 1 :],
+        ]
+    )
 
 
 def test_exact_titles_come_first_among_near_misses(corpus):
@@ -39,7 +45,9 @@ def test_exact_titles_come_first_among_near_misses(corpus):
     assert (ranks(vectors, titles, rows) == 0).mean() >= 0.995
 
 
-@pytest.mark.parametrize('form', ['the author of {}', 'What is the birthplace of the teacher of {}?', '{} (river)'])
+@pytest.mark.parametrize(
+    'form', ['the author of {}', 'What is the birthplace of the teacher of {}?', '{} (river)']
+)
 def test_a_name_inside_other_words_is_found(corpus, form):
     titles, _, vectors = corpus
     rows = np.arange(0, len(titles), 5)
@@ -56,16 +64,23 @@ def test_passages_that_state_a_name_are_found_by_it(corpus):
     """Who works backwards from an answer searches for it, and wants a passage that says so."""
     titles, texts, vectors = corpus
     rng = random.Random(0)
-    names = rng.sample(sorted({w for text in texts for w in re.findall(r'[A-Z]\w+', text)} & set(titles)), 300)
+    names = rng.sample(
+        sorted({w for text in texts for w in re.findall(r'[A-Z]\w+', text)} & set(titles)), 300
+    )
     scores = LexicalEncoder().encode_queries(names) @ vectors.T
     best = np.argsort(-scores, axis=1)[:, :3]
-    stated = [any(name in texts[row] and titles[row] != name for row in rows) for name, rows in zip(names, best)]
+    stated = [
+        any(name in texts[row] and titles[row] != name for row in rows)
+        for name, rows in zip(names, best)
+    ]
     assert np.mean(stated) >= 0.35
 
 
 def test_a_name_weighs_more_in_a_title_than_in_a_body():
     encoder = LexicalEncoder()
-    vectors = encoder.encode_passages(['Gumu', 'Puto'], ['It was written by Puto.', 'He was taught by Gumu.'])
+    vectors = encoder.encode_passages(
+        ['Gumu', 'Puto'], ['It was written by Puto.', 'He was taught by Gumu.']
+    )
     scores = (encoder.encode_queries(['Gumu', 'Puto']) @ vectors.T).ravel()
     assert scores[0] > scores[1] > 0.1 and scores[3] > scores[2] > 0.1
 
@@ -81,7 +96,9 @@ def test_shape_length_case_accents_and_punctuation():
 
 def test_neighbours_do_not_matter(corpus):
     titles, texts, vectors = corpus
-    np.testing.assert_array_equal(LexicalEncoder().encode_passages(titles[7:8], texts[7:8]), vectors[7:8])
+    np.testing.assert_array_equal(
+        LexicalEncoder().encode_passages(titles[7:8], texts[7:8]), vectors[7:8]
+    )
 
 
 def test_whatever_is_not_blank_has_a_direction():
@@ -116,7 +133,13 @@ def test_same_vectors_in_another_process():
 
 @pytest.mark.parametrize(
     'settings',
-    [dict(dimension=8), dict(places=0), dict(ngrams=()), dict(word_share=1.0), dict(title_weight=0.0)],
+    [
+        dict(dimension=8),
+        dict(places=0),
+        dict(ngrams=()),
+        dict(word_share=1.0),
+        dict(title_weight=0.0),
+    ],
 )
 def test_bad_settings_are_named(settings):
     with pytest.raises(ValueError, match='LexicalEncoder: .*' + next(iter(settings))):
@@ -133,5 +156,10 @@ def test_bad_passages_are_named():
 
 def test_passages_in_wire_form_are_encoded_alike():
     encoder = LexicalEncoder()
-    np.testing.assert_array_equal(encoder.encode(['"Gumu"\nBorn.']), encoder.encode_passages(['Gumu'], ['Born.']))
-    assert LexicalEncoder(**{k: v for k, v in encoder.settings.items() if k != 'kind'}).settings == encoder.settings
+    np.testing.assert_array_equal(
+        encoder.encode(['"Gumu"\nBorn.']), encoder.encode_passages(['Gumu'], ['Born.'])
+    )
+    assert (
+        LexicalEncoder(**{k: v for k, v in encoder.settings.items() if k != 'kind'}).settings
+        == encoder.settings
+    )

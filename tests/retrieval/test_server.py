@@ -26,7 +26,10 @@ def index():
 
 @pytest.fixture(scope='module')
 def url(index):
-    with serving(lambda: (index, 'fingerprint'), server.Limits(queries=100, waiting=200)) as (url, _):
+    with serving(lambda: (index, 'fingerprint'), server.Limits(queries=100, waiting=200)) as (
+        url,
+        _,
+    ):
         until_ready(url)
         yield url
 
@@ -34,8 +37,14 @@ def url(index):
 def test_with_scores_as_search_r1_and_verl_ask(url, index):
     """Search-R1 and verl send these three fields and read document.contents of every item."""
     queries = ['Name3 town', 'Name7', 'Name9 Name10']
-    status, reply, _ = call(f'{url}/retrieve', {'queries': queries, 'topk': 3, 'return_scores': True})
-    assert status == 200 and list(reply) == ['result'] and [len(items) for items in reply['result']] == [3, 2, 3]
+    status, reply, _ = call(
+        f'{url}/retrieve', {'queries': queries, 'topk': 3, 'return_scores': True}
+    )
+    assert (
+        status == 200
+        and list(reply) == ['result']
+        and [len(items) for items in reply['result']] == [3, 2, 3]
+    )
     ids, scores = index.search(queries, 3)
     for row, items in enumerate(reply['result']):
         for place, item in enumerate(items):
@@ -49,8 +58,12 @@ def test_with_scores_as_search_r1_and_verl_ask(url, index):
 @pytest.mark.parametrize('count', [1, 2, 3])
 def test_without_scores_the_documents_are_bare(url, count):
     """The reference server mixes up its lists here unless there are exactly two queries."""
-    status, reply, _ = call(f'{url}/retrieve', {'queries': [f'Name{i}' for i in range(count)], 'topk': 1})
-    assert status == 200 and [[d['id'] for d in items] for items in reply['result']] == [[str(i)] for i in range(count)]
+    status, reply, _ = call(
+        f'{url}/retrieve', {'queries': [f'Name{i}' for i in range(count)], 'topk': 1}
+    )
+    assert status == 200 and [[d['id'] for d in items] for items in reply['result']] == [
+        [str(i)] for i in range(count)
+    ]
     assert reply['result'][0][0].keys() == {'id', 'contents'}
 
 
@@ -135,22 +148,37 @@ def test_what_waits_goes_into_one_call_and_overload_is_refused(index):
             jobs = [ask(i) for i in range(1, 9)] + [ask(i, k=3) for i in range(9, 13)]
             wait_for(13)
             status, reply, headers = ask(20, count=8).result()
-            assert status == 503 and '13 queries wait' in reply['error'] and headers['Retry-After'] == '1'
+            assert (
+                status == 503
+                and '13 queries wait' in reply['error']
+                and headers['Retry-After'] == '1'
+            )
             gate.set()
             for i, job in enumerate([first, *jobs]):
                 status, reply, _ = job.result()
-                assert status == 200 and reply['result'][0][0]['document']['id'] in (str(i), str(i - 1))
+                assert status == 200 and reply['result'][0][0]['document']['id'] in (
+                    str(i),
+                    str(i - 1),
+                )
                 assert len(reply['result'][0]) <= (2 if i < 9 else 3)
             assert slow.calls[0] == (1, 2) and sorted(slow.calls[1:]) == [(4, 3), (8, 2)]
-            assert ask(13).result()[0] == 500 and ask(14).result()[0] == 200  # a failure is not the end
+            assert (
+                ask(13).result()[0] == 500 and ask(14).result()[0] == 200
+            )  # a failure is not the end
         page = call(f'{url}/metrics')[1]
-        assert 'retrieval_requests_total{status="503"} 1.0' in page and 'retrieval_queries_total 14.0' in page
+        assert (
+            'retrieval_requests_total{status="503"} 1.0' in page
+            and 'retrieval_queries_total 14.0' in page
+        )
         assert 'retrieval_seconds_bucket' in page and 'retrieval_waiting 0.0' in page
 
 
 def test_a_graceful_end_finishes_what_was_taken(index):
     gate = threading.Event()
-    with serving(lambda: (SlowIndex(index, gate), 'x')) as (url, app), concurrent.futures.ThreadPoolExecutor(1) as pool:
+    with (
+        serving(lambda: (SlowIndex(index, gate), 'x')) as (url, app),
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+    ):
         until_ready(url)
         job = pool.submit(call, f'{url}/retrieve', {'queries': ['Name5'], 'topk': 1})
         while 'retrieval_waiting 1.0' not in call(f'{url}/metrics')[1]:
@@ -197,13 +225,18 @@ def test_a_folder_without_an_index_is_refused_before_anything_listens(tmp_path, 
 
 def test_a_port_in_use_is_named(url, index):
     with pytest.raises(RetrievalError, match='cannot listen there'):
-        server.serve(lambda: (index, 'x'), '127.0.0.1', int(url.rpartition(':')[2]), server.Limits())
+        server.serve(
+            lambda: (index, 'x'), '127.0.0.1', int(url.rpartition(':')[2]), server.Limits()
+        )
 
 
 @pytest.fixture(scope='module')
 def built(tmp_path_factory):
     home = tmp_path_factory.mktemp('served')
-    lines = [json.dumps({'id': str(i), 'contents': f'"{t}"\n{x}'}) for i, (t, x) in enumerate(zip(TITLES, TEXTS))]
+    lines = [
+        json.dumps({'id': str(i), 'contents': f'"{t}"\n{x}'})
+        for i, (t, x) in enumerate(zip(TITLES, TEXTS))
+    ]
     (home / 'c.jsonl').write_text('\n'.join(lines))
     folder.build(home / 'c.jsonl', home / 'index', 'bm25', None)
     return home / 'index'

@@ -32,7 +32,9 @@ def reference():
 
 
 def test_hard_strings(ours, reference):
-    strings = json.loads((pathlib.Path(__file__).parent / 'hard_strings.json').read_text(encoding='utf-8'))
+    strings = json.loads(
+        (pathlib.Path(__file__).parent / 'hard_strings.json').read_text(encoding='utf-8')
+    )
     assert len(strings) >= 200 and len(set(strings)) == len(strings)
     wrong = [s for s in strings if ours(s) != reference.encode(s).ids]
     assert not wrong
@@ -41,14 +43,20 @@ def test_hard_strings(ours, reference):
 def test_every_passage(ours, reference):
     if not CORPUS.exists():
         pytest.skip(f'{CORPUS} is not here')
-    texts = [json.loads(line)['contents'] for line in CORPUS.read_text(encoding='utf-8').split('\n') if line]
+    texts = [
+        json.loads(line)['contents']
+        for line in CORPUS.read_text(encoding='utf-8').split('\n')
+        if line
+    ]
     assert len(texts) > 19_000
     normalised = tf.data.Dataset.from_generator(
         lambda: map(ours.normalise, texts), output_signature=tf.TensorSpec((), tf.string)
     )
     found = normalised.map(ours.tokenize).as_numpy_iterator()
     expected = reference.encode_batch(texts)
-    assert not [i for i, (ids, e) in enumerate(zip(found, expected, strict=True)) if ids.tolist() != e.ids]
+    assert not [
+        i for i, (ids, e) in enumerate(zip(found, expected, strict=True)) if ids.tolist() != e.ids
+    ]
 
 
 def test_every_character_is_normalised_like_the_reference_or_younger(ours, reference):

@@ -45,7 +45,9 @@ def requests(env, count=7, samples=3, temperature=1.0):
 def run(policy, reqs, config=CONFIG, mesh=None, order=1, **options):
     _, model, params = policy
     lane = Lane(
-        Sampler(model, dataclasses.replace(config, eos=policy[0].eos_ids), mesh or sharding.make_mesh()),
+        Sampler(
+            model, dataclasses.replace(config, eos=policy[0].eos_ids), mesh or sharding.make_mesh()
+        ),
         seed=5,
     )
     scheduler = Scheduler({'policy': lane}, **options)
@@ -115,7 +117,11 @@ def test_group_shares_one_prefill_and_equals_separate_ones(policy, baseline):
     for request in requests(make_env(policy[0])):
         for sample in range(request.samples):
             lane = Lane(
-                Sampler(policy[1], dataclasses.replace(CONFIG, eos=policy[0].eos_ids), sharding.make_mesh()),
+                Sampler(
+                    policy[1],
+                    dataclasses.replace(CONFIG, eos=policy[0].eos_ids),
+                    sharding.make_mesh(),
+                ),
                 seed=5,
             )
             scheduler = Scheduler({'policy': lane})
@@ -182,7 +188,9 @@ def test_thoughts_leave_the_context_when_their_turn_is_over(policy, forgetful):
             kept = before.tokens[start + 3 :]
             head = np.concatenate([before.tokens[:start], kept])
             np.testing.assert_array_equal(after.tokens[: len(head)], head)
-            assert not (after.source[: len(head)] == POLICY).any() and after.source[len(head)] == ENV
+            assert (
+                not (after.source[: len(head)] == POLICY).any() and after.source[len(head)] == ENV
+            )
             assert before.finish == 'continued' and not before.turns
         # What the policy wrote is labelled so once.
         text = policy[0].decode(np.concatenate([s.tokens[s.source == POLICY] for s in t.segments]))
@@ -296,7 +304,12 @@ def test_waiting_for_a_search_does_not_spin(policy):
         return echo(queries)
 
     codec, model, params = policy
-    lane = Lane(Sampler(model, dataclasses.replace(CONFIG, slots=1, eos=codec.eos_ids), sharding.make_mesh()), seed=5)
+    lane = Lane(
+        Sampler(
+            model, dataclasses.replace(CONFIG, slots=1, eos=codec.eos_ids), sharding.make_mesh()
+        ),
+        seed=5,
+    )
     scheduler = Scheduler({'policy': lane})
     scheduler.publish('policy', params, 1)
     scheduler.run([scheduler.rollout(r) for r in requests(make_env(codec, slow), samples=1)])
@@ -315,7 +328,9 @@ def test_results_are_never_formatted():
     async def episode():
         return Result()
 
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # deaf to it, asyncio would leave it alone
+    handler = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # deaf to it, asyncio would leave it alone
     try:
         (found,) = Scheduler({}).run([episode()])
     finally:
@@ -346,7 +361,9 @@ def test_greedy_ignores_the_key(policy):
 
 def test_turn_limits(policy):
     out = run(policy, requests(make_env(policy[0], turn_tokens=5, max_turns=2)))
-    assert {t.finish for t in out} >= {'turn_tokens', 'turns'} and max(len(t.turns) for t in out) == 2
+    assert {t.finish for t in out} >= {'turn_tokens', 'turns'} and max(
+        len(t.turns) for t in out
+    ) == 2
     for t in out:
         policy_runs = np.split(t.source, np.flatnonzero(np.diff(t.source)) + 1)
         assert max(len(r) for r in policy_runs if r[0] == POLICY) <= 5
@@ -362,7 +379,9 @@ def test_prompt_without_room_is_refused(policy):
 
 def test_an_episode_that_raises_stops_the_run_and_frees_the_slots(policy):
     codec, model, params = policy
-    lane = Lane(Sampler(model, dataclasses.replace(CONFIG, eos=codec.eos_ids), sharding.make_mesh()), seed=5)
+    lane = Lane(
+        Sampler(model, dataclasses.replace(CONFIG, eos=codec.eos_ids), sharding.make_mesh()), seed=5
+    )
     scheduler = Scheduler({'policy': lane})
     scheduler.publish('policy', params, 1)
     reqs = requests(make_env(codec))

@@ -65,7 +65,9 @@ def test_a_page_cannot_forge_structure(codec, family, text):
 def test_a_question_cannot_forge_structure(codec, text):
     prompt = codec.render(prompts.messages('mini', 'solver', question=text))
     clean = codec.render(prompts.messages('mini', 'solver', question='b'))
-    assert sum(int(i) in codec.added_ids for i in prompt) == sum(int(i) in codec.added_ids for i in clean)
+    assert sum(int(i) in codec.added_ids for i in prompt) == sum(
+        int(i) in codec.added_ids for i in clean
+    )
     assert text in codec.decode(prompt)
 
 
@@ -74,7 +76,9 @@ def test_prompt_ids_are_those_of_the_template(codec, folder):
     rng = random.Random(0)
     for _ in range(50):
         question = ''.join(rng.choice('abcde \n?é') for _ in range(rng.randrange(30)))
-        chat = [{'role': 'user', 'content': prompts.PROMPTS['mini']['solver'].format(question=question)}]
+        chat = [
+            {'role': 'user', 'content': prompts.PROMPTS['mini']['solver'].format(question=question)}
+        ]
         want = reference.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
         got = codec.render(prompts.messages('mini', 'solver', question=question))
         assert got.tolist() == list(want)
@@ -85,7 +89,9 @@ def test_suffix_continues_the_template(codec, folder):
     reference = transformers.AutoTokenizer.from_pretrained(str(folder))
     chat = [{'role': 'user', 'content': 'abc?'}, {'role': 'assistant', 'content': 'de fa'}]
     tool = {'role': 'tool', 'content': 'page {"result": "x"}'}
-    whole = reference.apply_chat_template([*chat, tool], add_generation_prompt=True, return_dict=False)
+    whole = reference.apply_chat_template(
+        [*chat, tool], add_generation_prompt=True, return_dict=False
+    )
     suffix = codec.suffix({**tool, 'content': [Untrusted(tool['content'])]})
     parts = [*codec.render(chat[:1]), *codec.encode('de fa'), *suffix]
     assert parts == list(whole)
@@ -97,17 +103,26 @@ REPLY = "{{ '<|im_start|>user\n<tool_response>\n' + m.content + '\n</tool_respon
 GENERATE = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 TEMPLATES = {
     'qwen2': "{% for m in messages %}{% if loop.first and m.role != 'system' %}{{ '<|im_start|>system\nHelp.<|im_end|>"
-    "\n' }}{% endif %}{% if m.role == 'tool' %}" + REPLY + '{% else %}' + TURN + '{% endif %}{% endfor %}' + GENERATE,
+    "\n' }}{% endif %}{% if m.role == 'tool' %}"
+    + REPLY
+    + '{% else %}'
+    + TURN
+    + '{% endif %}{% endfor %}'
+    + GENERATE,
     'qwen3': '{% set ns = namespace(last=0) %}{% for m in messages %}'
     "{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}"
-    "{% if m.role == 'tool' %}" + REPLY + "{% elif m.role == 'assistant' and loop.index0 < ns.last %}"
+    "{% if m.role == 'tool' %}"
+    + REPLY
+    + "{% elif m.role == 'assistant' and loop.index0 < ns.last %}"
     "{{ '<|im_start|>assistant\n' + m.content.split('</think>')[-1].lstrip('\n') + '<|im_end|>\n' }}"
     '{% else %}' + TURN + '{% endif %}{% endfor %}' + GENERATE,
     'llama3': "{% for m in messages %}{% set role = 'ipython' if m.role == 'tool' else m.role %}"
     "{{ '<|start_header_id|>' + role + '<|end_header_id|>\n\n' + m.content | trim + '<|eot_id|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}",
     'olmo3': "{% for m in messages %}{% if m.role == 'tool' %}"
-    "{{ '<|im_start|>environment\n' + m.content + '<|im_end|>\n' }}{% else %}" + TURN + '{% endif %}{% endfor %}'
+    "{{ '<|im_start|>environment\n' + m.content + '<|im_end|>\n' }}{% else %}"
+    + TURN
+    + '{% endif %}{% endfor %}'
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>' }}{% endif %}",
 }
 
@@ -119,7 +134,9 @@ def templated(request, tmp_path_factory):
         if (folder / name).exists():
             text = (folder / name).read_text()
             if name.endswith('.json'):
-                text = json.dumps({k: v for k, v in json.loads(text).items() if k != 'chat_template'})
+                text = json.dumps(
+                    {k: v for k, v in json.loads(text).items() if k != 'chat_template'}
+                )
             (folder / name).write_text(text)
     (folder / 'chat_template.jinja').write_text(TEMPLATES[request.param])
     return request.param, Codec(folder), transformers.AutoTokenizer.from_pretrained(str(folder))
@@ -131,7 +148,11 @@ def test_a_conversation_grows_as_its_template_would_render_it(templated):
     opened = '<think>' if family == 'olmo3' else ''  # its header opens the thoughts
     chat = [{'role': 'user', 'content': 'abc?'}]
     ids = codec.render(chat).tolist()
-    for turn, page in [(f'de\n{opened}fa', 'page {"result": "x"}'), ('gh</search>', 'b'), ('a', 'c d e')]:
+    for turn, page in [
+        (f'de\n{opened}fa', 'page {"result": "x"}'),
+        ('gh</search>', 'b'),
+        ('a', 'c d e'),
+    ]:
         ids += codec.encode(turn.removeprefix(opened))
         ids += codec.suffix({'role': 'tool', 'content': [Untrusted(page)]}).tolist()
         chat += [
@@ -153,8 +174,15 @@ def test_dropped_thoughts_leave_what_a_template_that_drops_them_leaves(tmp_path)
     (folder / 'chat_template.jinja').write_text(dropping)
     codec, reference = Codec(folder), transformers.AutoTokenizer.from_pretrained(str(folder))
     env = SearchEnv(codec, tools.family('qwen'), Limits(4, 64, 64), None, drop_thinking=True)
-    chat, ids = [{'role': 'user', 'content': 'abc?'}], codec.render([{'role': 'user', 'content': 'abc?'}]).tolist()
-    for turn in ('<think>de\n</think>\n\nfa<tool_call>gh</tool_call>', '<think>b</think>c', 'no thoughts'):
+    chat, ids = (
+        [{'role': 'user', 'content': 'abc?'}],
+        codec.render([{'role': 'user', 'content': 'abc?'}]).tolist(),
+    )
+    for turn in (
+        '<think>de\n</think>\n\nfa<tool_call>gh</tool_call>',
+        '<think>b</think>c',
+        'no thoughts',
+    ):
         ids += env.remembered(codec.encode(turn))
         ids += codec.suffix({'role': 'tool', 'content': [Untrusted('page')]}).tolist()
         chat += [{'role': 'assistant', 'content': turn}, {'role': 'tool', 'content': 'page'}]
@@ -165,14 +193,17 @@ def test_dropped_thoughts_leave_what_a_template_that_drops_them_leaves(tmp_path)
 def test_what_is_remembered_keeps_its_sampled_ids(codec):
     env = SearchEnv(codec, tools.family('qwen'), Limits(4, 64, 64), None, drop_thinking=True)
     keep = dataclasses.replace(env, drop_thinking=False)
-    letters = [codec.encode_plain(c)[0] for c in 'ab']  # one by one, where the tokenizer would write 'ab' as one
+    letters = [
+        codec.encode_plain(c)[0] for c in 'ab'
+    ]  # one by one, where the tokenizer would write 'ab' as one
     ids = [*codec.encode('<think>de</think> \n'), *letters]
     assert env.remembered(ids) == letters != codec.encode_plain('ab')
     assert keep.remembered(ids) == ids and env.remembered(letters) == letters
     assert env.remembered(codec.encode('a</think>')) == []
     # A token that holds the end of the thoughts and more leaves its rest behind, as plain text.
     torn = types.SimpleNamespace(
-        token_bytes=[b'<think>', b'x</thi', b'nk>\n<answer>', b'b'], encode_plain=lambda text: [text]
+        token_bytes=[b'<think>', b'x</thi', b'nk>\n<answer>', b'b'],
+        encode_plain=lambda text: [text],
     )
     assert dataclasses.replace(env, codec=torn).remembered([0, 1, 2, 3]) == ['<answer>', 3]
 
@@ -241,8 +272,13 @@ def test_qwen_calls(call, want):
     ],
 )
 def test_olmo_calls(call, want):
-    assert tools.family('olmo').parse(f'<think>x</think><function_calls>{call}</function_calls>') == want
-    assert tools.family('olmo').parse(f'<function_calls><function_calls>{call}</function_calls>') == ((), 'malformed')
+    assert (
+        tools.family('olmo').parse(f'<think>x</think><function_calls>{call}</function_calls>')
+        == want
+    )
+    assert tools.family('olmo').parse(
+        f'<function_calls><function_calls>{call}</function_calls>'
+    ) == ((), 'malformed')
 
 
 def test_r_search_answers_between_its_own_tags(codec):
@@ -253,8 +289,14 @@ def test_r_search_answers_between_its_own_tags(codec):
 
 
 def test_qwen_call_that_is_no_json():
-    assert tools.family('qwen').parse('<tool_call>{"name": search}</tool_call>') == ((), 'malformed')
-    assert tools.family('qwen').parse('<tool_call>' + '[' * 9999 + '</tool_call>') == ((), 'malformed')
+    assert tools.family('qwen').parse('<tool_call>{"name": search}</tool_call>') == (
+        (),
+        'malformed',
+    )
+    assert tools.family('qwen').parse('<tool_call>' + '[' * 9999 + '</tool_call>') == (
+        (),
+        'malformed',
+    )
 
 
 @pytest.mark.parametrize('family', tools.FAMILIES)

@@ -9,7 +9,9 @@ from zeroplay_jax.types import POLICY, Trajectory, Turn
 def trajectory(*turns, finish='answer'):
     n = 4
     source = np.full(n, POLICY, np.int8)
-    return Trajectory(np.arange(n, dtype=np.int32), source, -np.ones(n, np.float32), turns, finish, 'w', 0, (0,))
+    return Trajectory(
+        np.arange(n, dtype=np.int32), source, -np.ones(n, np.float32), turns, finish, 'w', 0, (0,)
+    )
 
 
 def final(finish='answer', **tags):
@@ -20,7 +22,10 @@ def final(finish='answer', **tags):
 
 def searching(*searches, **tags):
     """Searches as (query, passages found), then a turn with these tags."""
-    looks = [Turn(f'<think> t</think><search> {q}</search>', (q,), (tuple(found),)) for q, found in searches]
+    looks = [
+        Turn(f'<think> t</think><search> {q}</search>', (q,), (tuple(found),))
+        for q, found in searches
+    ]
     return trajectory(*looks, *final(**tags).turns)
 
 

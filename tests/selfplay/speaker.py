@@ -20,7 +20,9 @@ class Speaker:
 
     def _open(self, slot, prompt, limit):
         text = self.says(self.codec.decode(np.asarray(prompt)))
-        said = [*self.codec.encode(text), self.codec.eos_ids[0]] if text is not None else [5] * limit
+        said = (
+            [*self.codec.encode(text), self.codec.eos_ids[0]] if text is not None else [5] * limit
+        )
         self.slots[slot] = dict(prompt=prompt, said=said, at=0, room=limit - len(prompt))
 
     def clone(self, source, rows, length):
@@ -40,7 +42,11 @@ class Speaker:
 
     def decode(self, params):
         shape = (self.config.slots, self.config.burst)
-        tokens, logp, count = np.zeros(shape, np.int32), np.full(shape, -0.5, np.float32), np.zeros(shape[0], np.int32)
+        tokens, logp, count = (
+            np.zeros(shape, np.int32),
+            np.full(shape, -0.5, np.float32),
+            np.zeros(shape[0], np.int32),
+        )
         for slot, speech in enumerate(self.slots):
             if speech is not None:
                 piece = speech['said'][: speech['room']][speech['at'] : speech['at'] + shape[1]]

@@ -27,10 +27,17 @@ LOMI = ({'id': 1, 'title': 'Lomi', 'text': PASSAGES[1][1]},)
 def trajectory(*turns, finish='answer'):
     n = 4
     source = np.full(n, POLICY, np.int8)
-    return Trajectory(np.arange(n, dtype=np.int32), source, -np.ones(n, np.float32), turns, finish, 'w', 0, (0,))
+    return Trajectory(
+        np.arange(n, dtype=np.int32), source, -np.ones(n, np.float32), turns, finish, 'w', 0, (0,)
+    )
 
 
-def proposal(question='What is the country of the birthplace of Gumu?', answer='Tarva', search=True, **options):
+def proposal(
+    question='What is the country of the birthplace of Gumu?',
+    answer='Tarva',
+    search=True,
+    **options,
+):
     final = Turn(f'<think> so</think><question> {question}</question><answer> {answer}</answer>')
     look = Turn('<think> first</think><search> Lomi</search>', ('Lomi',), (LOMI,))
     return trajectory(*([look] if search else []), final, **options)
@@ -72,7 +79,9 @@ DOCUMENT = dict(title='Gumu', text=PASSAGES[0][1], hops=2)
 
 @pytest.mark.parametrize('solved,difficulty', [(0, 0.0), (1, 1.0), (2, 0.75), (4, 0.25), (5, 0.0)])
 def test_a_proposer_is_paid_for_form_and_for_being_solved_sometimes(solved, difficulty):
-    table = Table(proposer=[proposal()], solver=[answer('tarva')] * solved + [answer('Lomi')] * (5 - solved))
+    table = Table(
+        proposer=[proposal()], solver=[answer('tarva')] * solved + [answer('Lomi')] * (5 - solved)
+    )
     (row,) = play(recipe(), 'proposer', table, DOCUMENT).rows
     assert row.group == 2 and row.info['solved'] == solved
     assert row.parts['difficulty'] == difficulty and row.reward == pytest.approx(0.5 + difficulty)
@@ -94,7 +103,12 @@ def test_a_proposer_is_paid_for_form_and_for_being_solved_sometimes(solved, diff
 def test_a_proposal_without_form_pays_nothing_and_is_not_asked(bad, reason):
     table = Table(proposer=[bad])
     (row,) = play(recipe(), 'proposer', table, DOCUMENT).rows
-    assert row.reward == 0 and row.drop is None and len(table.asked) == 1 and row.info['rejected'] == reason
+    assert (
+        row.reward == 0
+        and row.drop is None
+        and len(table.asked) == 1
+        and row.info['rejected'] == reason
+    )
     assert play(recipe(pool__samples=1), 'generate', Table(proposer=[bad]), DOCUMENT).drop == reason
 
 
@@ -118,7 +132,9 @@ def test_grounding_is_a_switch():
     table = Table(proposer=[stray], solver=[answer('Mars')] + [answer('x')] * 4)
     (row,) = play(recipe(), 'proposer', table, DOCUMENT).rows
     assert row.parts['difficulty'] == 1.0
-    (row,) = play(recipe(reward__grounding=True), 'proposer', Table(proposer=[stray]), DOCUMENT).rows
+    (row,) = play(
+        recipe(reward__grounding=True), 'proposer', Table(proposer=[stray]), DOCUMENT
+    ).rows
     assert row.reward == 0
     table = Table(proposer=[proposal()], solver=[answer('Tarva')] + [answer('x')] * 4)
     (row,) = play(recipe(reward__grounding=True), 'proposer', table, DOCUMENT).rows
@@ -126,10 +142,14 @@ def test_grounding_is_a_switch():
 
 
 def test_group_key_is_the_hop_count_or_the_prompt():
-    rows = play(recipe(), 'proposer', Table(proposer=[proposal()], solver=[answer('x')] * 5), DOCUMENT).rows
+    rows = play(
+        recipe(), 'proposer', Table(proposer=[proposal()], solver=[answer('x')] * 5), DOCUMENT
+    ).rows
     assert [r.group for r in rows] == [2]
     game = recipe(schedule__group='prompt', proposer__samples=3)
-    rows = play(game, 'proposer', Table(proposer=[proposal()] * 3, solver=[answer('x')] * 15), DOCUMENT).rows
+    rows = play(
+        game, 'proposer', Table(proposer=[proposal()] * 3, solver=[answer('x')] * 15), DOCUMENT
+    ).rows
     assert len({r.group for r in rows}) == 1 and rows[0].group == solving.group_of((7, 0))
 
 
@@ -138,11 +158,20 @@ def test_generation_keeps_the_best_formed_and_says_why_not():
     game = recipe(pool__samples=2)
     out = play(game, 'generate', Table(proposer=[weak, good]), DOCUMENT)
     (question,) = out.questions
-    assert question['answers'] == ['Tarva'] and question['hops'] == 2 and question['document'] == 'Gumu'
-    out = play(game, 'generate', Table(proposer=[trajectory(Turn('no'), finish='eos')] * 2), DOCUMENT)
+    assert (
+        question['answers'] == ['Tarva']
+        and question['hops'] == 2
+        and question['document'] == 'Gumu'
+    )
+    out = play(
+        game, 'generate', Table(proposer=[trajectory(Turn('no'), finish='eos')] * 2), DOCUMENT
+    )
     assert out.questions == [] and out.drop == 'unfinished' and len(out.rows) == 2
     game = recipe(pool__samples=1, reward__grounding=True)
-    assert play(game, 'generate', Table(proposer=[proposal(answer='Mars')]), DOCUMENT).drop == 'ungrounded'
+    assert (
+        play(game, 'generate', Table(proposer=[proposal(answer='Mars')]), DOCUMENT).drop
+        == 'ungrounded'
+    )
 
 
 def test_generation_can_keep_to_a_window_of_solve_rates():
@@ -163,7 +192,9 @@ def test_a_solver_is_paid_for_exact_match_of_its_final_answer():
     ]
     item = {'question': 'Where?', 'answers': ['Tarva'], 'hops': 1}
     rows = play(recipe(), 'solver', Table(solver=tries), item).rows
-    assert [r.reward for r in rows] == [1, 0, 0, 0, 0] and {r.group for r in rows} == {solving.group_of((7, 0))}
+    assert [r.reward for r in rows] == [1, 0, 0, 0, 0] and {r.group for r in rows} == {
+        solving.group_of((7, 0))
+    }
 
 
 def test_a_prompt_that_is_too_long_drops_the_episode():

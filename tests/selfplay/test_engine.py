@@ -31,7 +31,16 @@ def trajectory(identity, version=0, n=8):
     rng = np.random.default_rng(abs(hash(identity)) % 2**31)
     source = np.array([PROMPT] * 3 + [POLICY] * (n - 3), np.int8)
     logp = np.where(source == POLICY, -rng.uniform(1, 3, n), 0).astype(np.float32)
-    return Trajectory(rng.integers(0, 20, n).astype(np.int32), source, logp, (), 'eos', 'solver', version, identity)
+    return Trajectory(
+        rng.integers(0, 20, n).astype(np.int32),
+        source,
+        logp,
+        (),
+        'eos',
+        'solver',
+        version,
+        identity,
+    )
 
 
 class Game:
@@ -56,7 +65,10 @@ class Game:
         await asyncio.sleep(0.001 * (item % 3))  # the later may end first
         rows = [
             Row(
-                'solver', trajectory((*task.identity, i), self.version), float(r), 1000 * step.number + task.identity[1]
+                'solver',
+                trajectory((*task.identity, i), self.version),
+                float(r),
+                1000 * step.number + task.identity[1],
             )
             for i, r in enumerate(self.pays(item))
         ]
@@ -91,7 +103,9 @@ def trained(engine, monkeypatch):
     """Items that reach the packing, per update."""
     seen, pack = [], engine._pack
     monkeypatch.setattr(
-        engine, '_pack', lambda role, rows, d: seen.append([r.info['item'] for r in rows]) or pack(role, rows, d)
+        engine,
+        '_pack',
+        lambda role, rows, d: seen.append([r.info['item'] for r in rows]) or pack(role, rows, d),
     )
     return seen
 
@@ -119,7 +133,9 @@ def test_surplus_waits_for_the_next_step_or_is_let_go(policy, monkeypatch):
     for kind, second in (('carry', [3, 3, 4, 4, 5, 5]), ('drop', [6, 6, 7, 7, 8, 8])):
         engine, game = make(policy, pays, filter_groups=True, batch=3, surplus=kind)
         seen = trained(engine, monkeypatch)
-        first, _ = play(engine, 0)  # 0 1 2 | 3 4 5: 1 2 3 are trained, 4 5 left over, and one more is asked for
+        first, _ = play(
+            engine, 0
+        )  # 0 1 2 | 3 4 5: 1 2 3 are trained, 4 5 left over, and one more is asked for
         assert seen[0] == [1, 1, 2, 2, 3, 3] and first['filter/surplus'] == 2
         told = [(fate['task'][1], fate['rewards'], fate['drop']) for fate in engine.fates]
         gone = [(4, [1, 0], 'surplus'), (5, [1, 0], 'surplus')] if kind == 'drop' else []
@@ -130,7 +146,13 @@ def test_surplus_waits_for_the_next_step_or_is_let_go(policy, monkeypatch):
 
 
 def test_what_waited_for_a_phase_that_ended_is_told(policy):
-    engine, _ = make(policy, lambda item: (1, 0) if item else (0, 0), filter_groups=True, batch=3, surplus='carry')
+    engine, _ = make(
+        policy,
+        lambda item: (1, 0) if item else (0, 0),
+        filter_groups=True,
+        batch=3,
+        surplus='carry',
+    )
     play(engine, 0)
     assert [fate['drop'] for fate in engine.fates] == ['uninformative']
     play(engine, 0)  # a phase begins
@@ -165,12 +187,27 @@ def test_the_state_holds_surplus_and_place(policy):
 
 
 def test_an_outcome_survives_the_way_between_processes():
-    turn = Turn('t', ('q', 'r'), (({'id': 1, 'title': 'a', 'text': 'b', 'score': 0.1},), ()), None, False)
+    turn = Turn(
+        't', ('q', 'r'), (({'id': 1, 'title': 'a', 'text': 'b', 'score': 0.1},), ()), None, False
+    )
     floats = np.array([0.1, -1 / 3], np.float32)
-    t = Trajectory(np.arange(2, dtype=np.int32), np.array([0, 1], np.int8), floats, (turn,), 'eos', 'w', 3, (1, 2))
+    t = Trajectory(
+        np.arange(2, dtype=np.int32),
+        np.array([0, 1], np.int8),
+        floats,
+        (turn,),
+        'eos',
+        'w',
+        3,
+        (1, 2),
+    )
     t = dataclasses.replace(t, earlier=(dataclasses.replace(t, turns=(), finish='continued'),))
-    row = Row('solver', t, 1 / 3, 7, {'a': 0.1}, 'd', {'x': [1, None]}, 0.5, np.arange(3, dtype=np.int32))
-    sent = json.loads(json.dumps(row_tools.outcome_state(Outcome([row], [{'question': 'é'}], 'why'))))
+    row = Row(
+        'solver', t, 1 / 3, 7, {'a': 0.1}, 'd', {'x': [1, None]}, 0.5, np.arange(3, dtype=np.int32)
+    )
+    sent = json.loads(
+        json.dumps(row_tools.outcome_state(Outcome([row], [{'question': 'é'}], 'why')))
+    )
     got = row_tools.outcome_restore(sent)
     (back,) = got.rows
     assert (got.questions, got.drop) == ([{'question': 'é'}], 'why')
@@ -181,13 +218,17 @@ def test_an_outcome_survives_the_way_between_processes():
     assert back.trajectory.earlier[0].logp.tobytes() == floats.tobytes()
     assert back.trajectory.turns == (turn,) and back.trajectory.identity == (1, 2)
     assert back.teacher_prompt.dtype == np.int32 and back.teacher_prompt.tolist() == [0, 1, 2]
-    plain = lambda r: {k: v for k, v in vars(r).items() if k not in ('trajectory', 'teacher_prompt')}
+    plain = lambda r: {
+        k: v for k, v in vars(r).items() if k not in ('trajectory', 'teacher_prompt')
+    }
     assert plain(back) == plain(row)
 
 
 def test_every_context_of_a_rollout_is_a_row_with_its_advantage():
     whole = trajectory((0, 1, 0))
-    cut = dataclasses.replace(whole, earlier=(trajectory((0, 1, 0), n=5), trajectory((0, 1, 0), n=6)))
+    cut = dataclasses.replace(
+        whole, earlier=(trajectory((0, 1, 0), n=5), trajectory((0, 1, 0), n=6))
+    )
     rows = [Row('solver', whole, 1.0, 0, advantage=0.5), Row('solver', cut, 0.0, 0, advantage=-0.5)]
     found = row_tools.segments(rows)
     assert [len(r.trajectory.tokens) for r in found] == [8, 5, 6, 8]
@@ -263,9 +304,13 @@ def test_a_reward_that_is_not_finite_is_told_with_its_rollout(policy):
     engine, _ = make(policy, lambda item: (float('nan'), 0.0) if item == 1 else (1, 0), batch=3)
     values, rows = play(engine, 0)
     assert [row.drop for row in rows] == [None, None, 'nonfinite_reward', None, None, None]
-    assert values['row_drop/nonfinite_reward'] == pytest.approx(1 / 6) and np.isfinite(values['gradient_norm'])
+    assert values['row_drop/nonfinite_reward'] == pytest.approx(1 / 6) and np.isfinite(
+        values['gradient_norm']
+    )
     (fate,) = engine.fates
-    assert fate['drop'] == 'nonfinite_reward' and fate['rollout'] == list(rows[2].trajectory.identity)
+    assert fate['drop'] == 'nonfinite_reward' and fate['rollout'] == list(
+        rows[2].trajectory.identity
+    )
 
 
 def test_a_batch_without_a_finite_gradient_is_skipped_and_named(policy, monkeypatch):
@@ -276,7 +321,10 @@ def test_a_batch_without_a_finite_gradient_is_skipped_and_named(policy, monkeypa
 
     def poisoned(role, rows, distill):
         batches = pack(role, rows, distill)
-        return [dataclasses.replace(b, advantage=np.where(b.mask, np.float32('nan'), b.advantage)) for b in batches]
+        return [
+            dataclasses.replace(b, advantage=np.where(b.mask, np.float32('nan'), b.advantage))
+            for b in batches
+        ]
 
     monkeypatch.setattr(engine, '_pack', poisoned)
     values, rows = play(engine, 0)

@@ -44,8 +44,12 @@ def test_training_finds_nothing_of_the_evaluation(config, corpus):
     queries = [d.title for d in corpus.documents[::7]] + sorted(names)[::3]
     for found in corpus.search(queries):
         assert len(found) == 3
-        assert not names & {w for d in found for w in re.findall(r'\w+', d['title'] + ' ' + d['text'])}
-    assert not names & {w for d in corpus.documents for w in re.findall(r'\w+', d.title + ' ' + d.text)}
+        assert not names & {
+            w for d in found for w in re.findall(r'\w+', d['title'] + ' ' + d['text'])
+        }
+    assert not names & {
+        w for d in corpus.documents for w in re.findall(r'\w+', d.title + ' ' + d.text)
+    }
 
 
 def test_evaluation_questions_can_be_answered_by_search(config, corpus):
@@ -53,12 +57,16 @@ def test_evaluation_questions_can_be_answered_by_search(config, corpus):
     for question in corpus.questions[::10]:
         (start,) = names & set(re.findall(r'\w+', question['question']))
         assert corpus.search_held_out([start])[0][0]['title'] == start
-    assert [q['hops'] for q in corpus.questions] == sorted(np.repeat(config.eval.hops, config.eval.questions))
+    assert [q['hops'] for q in corpus.questions] == sorted(
+        np.repeat(config.eval.hops, config.eval.questions)
+    )
 
 
 def write_corpus(path, count=40):
     passages = [f'"Town {i}"\nTown {i} lies beside town {i + 1}.' for i in range(count)]
-    path.write_text('\n'.join(json.dumps({'id': f'p{i}', 'contents': text}) for i, text in enumerate(passages)))
+    path.write_text(
+        '\n'.join(json.dumps({'id': f'p{i}', 'contents': text}) for i, text in enumerate(passages))
+    )
     return path
 
 
@@ -67,11 +75,22 @@ def test_an_index_folder_is_searched_and_asked_about(config, tmp_path):
     from zeroplay_jax.selfplay.inputs import Documents
 
     folder = tmp_path / 'index'
-    build.main(['--corpus', str(write_corpus(tmp_path / 'c.jsonl')), '--encoder', 'lexical', '--out', str(folder)])
+    build.main(
+        [
+            '--corpus',
+            str(write_corpus(tmp_path / 'c.jsonl')),
+            '--encoder',
+            'lexical',
+            '--out',
+            str(folder),
+        ]
+    )
     own = config.copy_and_resolve_references()
     own.retrieval.update(kind='folder', path=str(folder))
     own.eval.file = str(tmp_path / 'q.jsonl')
-    (tmp_path / 'q.jsonl').write_text(json.dumps({'question': 'Where does town 7 lie?', 'answer': 'town 8'}))
+    (tmp_path / 'q.jsonl').write_text(
+        json.dumps({'question': 'Where does town 7 lie?', 'answer': 'town 8'})
+    )
     corpus = corpora.build(own)
     ((first, *_),) = corpus.search(['Town 7'])
     assert corpus.questions[0]['answers'] == ['town 8']
@@ -84,12 +103,16 @@ def test_an_index_folder_is_searched_and_asked_about(config, tmp_path):
     assert asked != tuple(files.questions(own.eval.file)[:5]), 'drawn from the whole file'
     assert corpus.tasks == ()
     own.eval.tasks = str(tmp_path / 't.jsonl')
-    (tmp_path / 't.jsonl').write_text(json.dumps({'task': 'Describe Town 7.', 'rubrics': ['Name town 8.']}))
+    (tmp_path / 't.jsonl').write_text(
+        json.dumps({'task': 'Describe Town 7.', 'rubrics': ['Name town 8.']})
+    )
     (task,) = corpora.build(own).tasks
     assert task['question'] == 'Describe Town 7.' and task['rubrics'][0]['text'] == 'Name town 8.'
     assert first['title'] == 'Town 7' and first['id'] == 'p7' and corpus.about
     tasks = Documents(own, corpus).tasks(Step(Phase('proposer', 1), 0, 3), 20)
-    assert len({t.payload['title'] for t in tasks}) == 20 and tasks[0].payload['text'].startswith('Town')
+    assert len({t.payload['title'] for t in tasks}) == 20 and tasks[0].payload['text'].startswith(
+        'Town'
+    )
     own.retrieval.path = str(tmp_path / 'nothing')
     with pytest.raises(UserError, match='nothing'):
         corpora.build(own)

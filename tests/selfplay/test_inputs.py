@@ -23,8 +23,13 @@ from zeroplay_jax.types import UserError
 def test_a_deck_deals_every_item_once_a_round_and_is_a_function_of_the_place():
     deck = inputs.Deck([{'n': i} for i in range(7)], seed=3)
     dealt = [item['n'] for item in deck.deal(0, 21)]
-    assert all(sorted(dealt[i : i + 7]) == list(range(7)) for i in (0, 7, 14)) and dealt[:7] != dealt[7:14]
-    assert [item['n'] for item in inputs.Deck([{'n': i} for i in range(7)], seed=3).deal(5, 6)] == dealt[5:11]
+    assert (
+        all(sorted(dealt[i : i + 7]) == list(range(7)) for i in (0, 7, 14))
+        and dealt[:7] != dealt[7:14]
+    )
+    assert [
+        item['n'] for item in inputs.Deck([{'n': i} for i in range(7)], seed=3).deal(5, 6)
+    ] == dealt[5:11]
 
 
 @pytest.mark.parametrize(
@@ -41,20 +46,27 @@ def test_gold_answers_become_a_list_of_texts(record):
     assert files.gold(record)[0] == 'Lomi' and isinstance(files.gold(record), list)
 
 
-@pytest.mark.parametrize('record', [{}, {'answer': ''}, {'answers': []}, {'answers': [1]}, {'answer': None}])
+@pytest.mark.parametrize(
+    'record', [{}, {'answer': ''}, {'answers': []}, {'answers': [1]}, {'answer': None}]
+)
 def test_a_line_without_an_answer_is_refused(record):
     with pytest.raises(ValueError, match='no answers'):
         files.gold(record)
 
 
 def write(path, *lines):
-    path.write_text('\n'.join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    path.write_text(
+        '\n'.join(line if isinstance(line, str) else json.dumps(line) for line in lines)
+    )
     return str(path)
 
 
 def test_questions_of_a_file(tmp_path):
     config = common.get_config()
-    lines = [{'question': 'Who?', 'golden_answers': ['A']}, {'question': 'Where?', 'answer': 'B', 'hops': 2}]
+    lines = [
+        {'question': 'Who?', 'golden_answers': ['A']},
+        {'question': 'Where?', 'answer': 'B', 'hops': 2},
+    ]
     config.inputs.questions = write(tmp_path / 'q.jsonl', *lines, '')
     assert inputs.questions(config, None) == [
         {'question': 'Who?', 'answers': ['A'], 'hops': 1},
@@ -88,10 +100,21 @@ def test_answers_get_hop_counts_in_the_exact_ratio():
 
 
 def test_given_tasks_have_rubrics(tmp_path):
-    path = write(tmp_path / 't.jsonl', {'task': 'Describe Lomi.', 'rubrics': ['Name the river.', 'Name the mayor.']})
+    path = write(
+        tmp_path / 't.jsonl',
+        {'task': 'Describe Lomi.', 'rubrics': ['Name the river.', 'Name the mayor.']},
+    )
     (item,) = files.open_tasks(path)
-    assert item['question'] == 'Describe Lomi.' and [r['text'] for r in item['rubrics']][1] == 'Name the mayor.'
-    for bad in ({'task': 'x'}, {'task': 'x', 'rubrics': []}, {'task': 'x', 'rubrics': ['']}, {'rubrics': ['a']}):
+    assert (
+        item['question'] == 'Describe Lomi.'
+        and [r['text'] for r in item['rubrics']][1] == 'Name the mayor.'
+    )
+    for bad in (
+        {'task': 'x'},
+        {'task': 'x', 'rubrics': []},
+        {'task': 'x', 'rubrics': ['']},
+        {'rubrics': ['a']},
+    ):
         with pytest.raises(UserError, match=r't\.jsonl'):
             files.open_tasks(write(tmp_path / 't.jsonl', bad))
 
@@ -99,7 +122,9 @@ def test_given_tasks_have_rubrics(tmp_path):
 def test_documents_come_in_the_exact_ratio_and_each_once():
     config = common.get_config()
     documents = tuple(Document(f'd{i}', 'text', 1 + i % 4) for i in range(80))
-    drawn = inputs.Documents(config, Corpus(None, None, documents, (), 3)).tasks(Step(Phase('proposer', 1), 0, 5), 20)
+    drawn = inputs.Documents(config, Corpus(None, None, documents, (), 3)).tasks(
+        Step(Phase('proposer', 1), 0, 5), 20
+    )
     assert collections.Counter(t.payload['hops'] for t in drawn) == {1: 8, 2: 6, 3: 4, 4: 2}
     assert len({t.payload['title'] for t in drawn}) == 20
 
@@ -131,7 +156,10 @@ def refused(capsys, out, *arguments):
 
 
 def corpus_file(path, *passages):
-    return write(path, *({'id': f'p{i}', 'contents': f'"{t}"\n{text}'} for i, (t, text) in enumerate(passages)))
+    return write(
+        path,
+        *({'id': f'p{i}', 'contents': f'"{t}"\n{text}'} for i, (t, text) in enumerate(passages)),
+    )
 
 
 def many(count):
@@ -148,12 +176,17 @@ def play(recipe, change, phase='proposer', number=0, **draw):
         config, Corpus(None, None, (), (), 3)
     )
     phase = next(p for p in made.phases() if p.name == phase)
-    return made.tasks(Step(phase, number, number), TaskPool(), Draw(missing=config.solver.batch, **draw))
+    return made.tasks(
+        Step(phase, number, number), TaskPool(), Draw(missing=config.solver.batch, **draw)
+    )
 
 
 def test_answers_of_sets_are_a_sample_without_repeats_and_what_cannot_be_hidden(tmp_path, capsys):
     one = [{'question': f'q{i}', 'golden_answers': [f' Name  {i} ', 'other']} for i in range(30)]
-    bad = [{'question': 'q', 'answer': a} for a in ('Yes', 'no.', 'the name 3', ' '.join('abcdefghijk'), '?')]
+    bad = [
+        {'question': 'q', 'answer': a}
+        for a in ('Yes', 'no.', 'the name 3', ' '.join('abcdefghijk'), '?')
+    ]
     sets = f'{write(tmp_path / "one.jsonl", *one, "", *bad)},{write(tmp_path / "two.jsonl", {"answer": "Lomi"})}'
     lines, said = built(capsys, tmp_path / 'a.jsonl', 'answers', '--sets', sets, '--count=31')
     assert {line['answer'] for line in lines} == {f'Name {i}' for i in range(30)} | {'Lomi'}
@@ -166,19 +199,29 @@ def test_answers_of_sets_are_a_sample_without_repeats_and_what_cannot_be_hidden(
     source = (tmp_path / 'one.jsonl').read_text().split('\n')
     for line in lines:  # provenance leads back to the line that the answer is of
         if line['source'].endswith('one.jsonl'):
-            assert ' '.join(json.loads(source[line['line'] - 1])['golden_answers'][0].split()) == line['answer']
-    assert '31 answers can be used' in refused(capsys, tmp_path / 'b.jsonl', 'answers', '--sets', sets, '--count=32')
+            assert (
+                ' '.join(json.loads(source[line['line'] - 1])['golden_answers'][0].split())
+                == line['answer']
+            )
+    assert '31 answers can be used' in refused(
+        capsys, tmp_path / 'b.jsonl', 'answers', '--sets', sets, '--count=32'
+    )
     some = lambda *more: built(capsys, tmp_path / 'c.jsonl', 'answers', '--sets', sets, *more)[0]
     assert some('--count=9') == some('--count=9') != some('--count=9', '--seed=1')
     assert {line['answer'] for line in some('--count=2', '--mix=equal')} > {'Lomi'}
 
 
 def test_ssp_hides_the_answers_that_were_built(tmp_path, capsys):
-    lines = [{'question': f'q{i}', 'reward_model': {'ground_truth': {'target': [f'Name {i}']}}} for i in range(30)]
+    lines = [
+        {'question': f'q{i}', 'reward_model': {'ground_truth': {'target': [f'Name {i}']}}}
+        for i in range(30)
+    ]
     out = tmp_path / 'a.jsonl'
     built(capsys, out, 'answers', '--sets', write(tmp_path / 's.jsonl', *lines), '--count=25')
     tasks = play('ssp', {'inputs': {'answers': str(out)}}, 'selfplay')
-    assert len({task.payload['answer'] for task in tasks}) == 20 and all(task.outside for task in tasks)
+    assert len({task.payload['answer'] for task in tasks}) == 20 and all(
+        task.outside for task in tasks
+    )
     assert all(task.payload['answer'] == f'Name {task.payload["line"] - 1}' for task in tasks)
 
 
@@ -186,7 +229,10 @@ def test_ssp_hides_the_answers_that_were_built(tmp_path, capsys):
     ('text', 'found'),
     [
         ('He met Ada Lovelace in 1843.', ['Ada Lovelace', '1843']),
-        ("In Paris France's Bank of the West paid $1900 for 1,234 cars.", ["Paris France's Bank of the West"]),
+        (
+            "In Paris France's Bank of the West paid $1900 for 1,234 cars.",
+            ["Paris France's Bank of the West"],
+        ),
         ('On 12 March 1998 and May 3, 2001 it rained.', ['12 March 1998', 'May 3, 2001']),
         ('John F. Kennedy saw World War I. The Beatles came.', ['John F. Kennedy', 'World War I']),
         ("The United States and the Élysée Palace's guard", ['United States', 'Élysée Palace']),
@@ -208,9 +254,15 @@ def test_answers_of_a_corpus_are_titles_and_what_two_documents_mention(tmp_path,
     source = corpus_file(tmp_path / 'c.jsonl', *passages)
     lines, said = built(capsys, tmp_path / 'a.jsonl', 'answers', '--corpus', source, '--count=3')
     found = {line['answer']: (line['kind'], line['document_id'], line['line']) for line in lines}
-    assert found == {'Lomi': ('title', 'p0', 1), '1204': ('date', 'p0', 1), 'Ada Barra': ('entity', 'p0', 1)}
+    assert found == {
+        'Lomi': ('title', 'p0', 1),
+        '1204': ('date', 'p0', 1),
+        'Ada Barra': ('entity', 'p0', 1),
+    }
     assert '1 list, 1 one_document, 1 yes_no' in said
-    assert '3 answers can be used' in refused(capsys, tmp_path / 'b', 'answers', '--corpus', source, '--count=4')
+    assert '3 answers can be used' in refused(
+        capsys, tmp_path / 'b', 'answers', '--corpus', source, '--count=4'
+    )
 
 
 def test_a_bounded_sample_is_the_lowest_of_all_and_has_seen_everything_of_them():
@@ -226,7 +278,11 @@ def test_a_bounded_sample_is_the_lowest_of_all_and_has_seen_everything_of_them()
 def test_questions_of_sets_come_in_one_form_without_those_held_out(tmp_path, capsys):
     nq = [{'question': f'nq {i}', 'golden_answers': [f'a{i}', f'a{i}', 'b']} for i in range(12)]
     verl = [
-        {'extra_info': {'question': f'hp {i}'}, 'reward_model': {'ground_truth': {'target': 'x'}}, 'hops': 2}
+        {
+            'extra_info': {'question': f'hp {i}'},
+            'reward_model': {'ground_truth': {'target': 'x'}},
+            'hops': 2,
+        }
         for i in range(12)
     ]
     sets = f'{write(tmp_path / "nq.jsonl", *nq, nq[0])},{write(tmp_path / "hp.jsonl", *verl)}'
@@ -243,8 +299,13 @@ def test_questions_of_sets_come_in_one_form_without_those_held_out(tmp_path, cap
     first = [line['question'][:2] for line in lines]
     assert first != sorted(first) and first != sorted(first, reverse=True)
     tasks = play('dspo', {'inputs': {'questions': str(out)}}, 'solver')
-    assert len({task.payload['question'] for task in tasks}) == 20 and all(task.outside for task in tasks)
-    assert all(task.payload['hops'] == (2 if task.payload['question'].startswith('hp') else 1) for task in tasks)
+    assert len({task.payload['question'] for task in tasks}) == 20 and all(
+        task.outside for task in tasks
+    )
+    assert all(
+        task.payload['hops'] == (2 if task.payload['question'].startswith('hp') else 1)
+        for task in tasks
+    )
     assert all(task.payload['source'].endswith('.jsonl') for task in tasks)
     few, _ = built(capsys, out, 'questions', '--sets', sets, '--count=5')
     assert collections.Counter(line['question'][:2] for line in few) == {'nq': 5, 'hp': 5}
@@ -264,9 +325,19 @@ def test_documents_are_dealt_with_the_hops_that_they_were_given(recipe, tmp_path
     for phase, number in (('proposer', 0), ('proposer', 1), ('generate', 0)):
         change = {'inputs': {'documents': str(out)}, 'proposer': {'steps': 2}}
         tasks = play(recipe, change, phase, number)
-        assert [task.payload for task in play(recipe, change, phase, number)] == [task.payload for task in tasks]
-        assert collections.Counter(task.payload['hops'] for task in tasks) == {1: 8, 2: 6, 3: 4, 4: 2}
-        assert all(hops[task.payload['title']] == task.payload['hops'] and not task.outside for task in tasks)
+        assert [task.payload for task in play(recipe, change, phase, number)] == [
+            task.payload for task in tasks
+        ]
+        assert collections.Counter(task.payload['hops'] for task in tasks) == {
+            1: 8,
+            2: 6,
+            3: 4,
+            4: 2,
+        }
+        assert all(
+            hops[task.payload['title']] == task.payload['hops'] and not task.outside
+            for task in tasks
+        )
         seen += [task.payload['document_id'] for task in tasks]
     assert len(set(seen)) == 60  # no document twice before all were there, from phase to phase
 
@@ -280,11 +351,18 @@ def test_scope_gets_kinds_of_tasks_in_equal_parts(tmp_path, capsys):
     both = collections.Counter((line['hops'], line['type']) for line in lines)
     assert all(both[h, kind] == n // 4 for h, n in ((1, 80), (2, 60), (3, 40)) for kind in kinds)
     assert 'taken by recipe scope with --config.inputs.documents=' in said
-    tasks = play('scope', {'inputs': {'documents': str(out)}, 'schedule': {'hop_ratio': (4, 3, 2)}}, 'generate')
+    tasks = play(
+        'scope',
+        {'inputs': {'documents': str(out)}, 'schedule': {'hop_ratio': (4, 3, 2)}},
+        'generate',
+    )
     assert collections.Counter(task.payload['type'] for task in tasks) == dict.fromkeys(kinds, 5)
     assert collections.Counter(task.payload['hops'] for task in tasks) == {1: 9, 2: 7, 3: 4}
     # One kind left out, as in the paper's table.
-    three = {'inputs': {'documents': str(out), 'types': tuple(kinds[:3])}, 'schedule': {'hop_ratio': (4, 3, 2)}}
+    three = {
+        'inputs': {'documents': str(out), 'types': tuple(kinds[:3])},
+        'schedule': {'hop_ratio': (4, 3, 2)},
+    }
     assert {task.payload['type'] for task in play('scope', three, 'generate')} == set(kinds[:3])
     three['inputs']['types'] = ('poem',)
     with pytest.raises(UserError, match="no document of type 'poem'"):
@@ -302,10 +380,15 @@ def test_a_file_of_documents_that_does_not_fit_is_named(tmp_path):
     ):
         with pytest.raises(UserError, match=rf'd\.jsonl, line 2: {wrong}'):
             files.documents(write(tmp_path / 'd.jsonl', good, line))
-    change = {'inputs': {'documents': write(tmp_path / 'd.jsonl', good)}, 'schedule': {'hop_ratio': (1, 1)}}
+    change = {
+        'inputs': {'documents': write(tmp_path / 'd.jsonl', good)},
+        'schedule': {'hop_ratio': (1, 1)},
+    }
     with pytest.raises(UserError, match=r'no document has 2 hops, as \(1, 1\) asks for'):
         play('drzero', change)
-    with pytest.raises(UserError, match=r'config\.inputs\.documents=none\.jsonl: .*a file that is there'):
+    with pytest.raises(
+        UserError, match=r'config\.inputs\.documents=none\.jsonl: .*a file that is there'
+    ):
         config = common.get_config()
         config.inputs.documents = 'none.jsonl'
         configuration.check(config)
@@ -320,7 +403,10 @@ def test_a_file_of_documents_that_does_not_fit_is_named(tmp_path):
         (('answers', '--corpus=none.txt'), 'name it .jsonl or .tsv'),
         (('documents', '--corpus=none.jsonl', '--count=3'), 'none.jsonl: cannot be read'),
         (('documents', '--corpus=c.jsonl', '--count=x'), "'x' is no whole number from 1 on"),
-        (('documents', '--corpus=c.jsonl', '--count=3', '--hops=1:-1'), 'one to four whole numbers'),
+        (
+            ('documents', '--corpus=c.jsonl', '--count=3', '--hops=1:-1'),
+            'one to four whole numbers',
+        ),
         (('documents', '--corpus=c.jsonl', '--count=3', '--types=a,a'), 'each once'),
         (('documents', '--corpus=c.jsonl', '--count=3'), 'c.jsonl:2: not JSON'),
         (('questions', '--sets=s.jsonl'), 's.jsonl, line 1: every line must be'),
@@ -337,12 +423,18 @@ def test_a_file_is_there_whole_or_as_it_was(tmp_path, capsys):
     source = corpus_file(tmp_path / 'c.jsonl', *many(9))
     asked = ('documents', '--corpus', source, '--count=5')
     assert 'is one of the inputs' in refused(capsys, tmp_path / 'c.jsonl', *asked)
-    assert len(built(capsys, tmp_path / 'new' / 'folder' / 'd.jsonl', *asked)[0]) == 5  # in folders that it makes
+    assert (
+        len(built(capsys, tmp_path / 'new' / 'folder' / 'd.jsonl', *asked)[0]) == 5
+    )  # in folders that it makes
     old = tmp_path / 'old.jsonl'
     old.write_text('before')
     with pytest.raises(RuntimeError):
         write_whole(old, ('line' if i < 3 else explode() for i in range(5)))
-    assert old.read_text() == 'before' and sorted(p.name for p in tmp_path.iterdir()) == ['c.jsonl', 'new', 'old.jsonl']
+    assert old.read_text() == 'before' and sorted(p.name for p in tmp_path.iterdir()) == [
+        'c.jsonl',
+        'new',
+        'old.jsonl',
+    ]
     (tmp_path / 'folder').mkdir()
     assert 'choose another file' in refused(capsys, tmp_path / 'folder', *asked)
 
@@ -357,7 +449,9 @@ def test_help_shows_examples_that_the_command_understands(kind, capsys):
         command.main([*kind, '--help'])
     assert ended.value.code == 0
     _, _, examples = capsys.readouterr().out.partition('examples:\n')
-    calls = re.findall(r'^  python -m zeroplay_jax\.inputs (.*)', examples.replace('\\\n', ''), re.MULTILINE)
+    calls = re.findall(
+        r'^  python -m zeroplay_jax\.inputs (.*)', examples.replace('\\\n', ''), re.MULTILINE
+    )
     parsed = [command._parser().parse_args(call.split()) for call in calls]
     assert len(parsed) >= 2 and all(args.kind == kind[0] for args in parsed if kind)
 
@@ -376,9 +470,16 @@ def test_real_files_become_inputs(tmp_path, capsys):
     assert len(play('ssp', {'inputs': {'answers': str(out)}}, 'selfplay')) == 20
     held_out = DATA / 'musique.jsonl'
     lines, _ = built(capsys, out, 'questions', '--sets', f'{sets},{held_out}', '--not-in', held_out)
-    assert {pathlib.Path(line['source']).stem for line in lines} == {'nq', 'hotpotqa'} and len(lines) > 500
+    assert {pathlib.Path(line['source']).stem for line in lines} == {'nq', 'hotpotqa'} and len(
+        lines
+    ) > 500
     assert len(play('dspo', {'inputs': {'questions': str(out)}}, 'solver')) == 20
     built(capsys, out, 'documents', '--corpus', corpus, '--count=1000')
     for recipe in ('drzero', 'piplay', 'scope'):
         tasks = play(recipe, {'inputs': {'documents': str(out)}})
-        assert collections.Counter(task.payload['hops'] for task in tasks) == {1: 8, 2: 6, 3: 4, 4: 2}
+        assert collections.Counter(task.payload['hops'] for task in tasks) == {
+            1: 8,
+            2: 6,
+            3: 4,
+            4: 2,
+        }

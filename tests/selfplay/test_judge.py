@@ -14,7 +14,9 @@ from zeroplay_jax.types import UserError
 
 RUBRICS = (
     '<rubrics>'
-    + ''.join(f'<rubric priority=important>Name the {x}.</rubric>' for x in ('city', 'river', 'mayor'))
+    + ''.join(
+        f'<rubric priority=important>Name the {x}.</rubric>' for x in ('city', 'river', 'mayor')
+    )
     + '</rubrics>'
 )
 
@@ -36,8 +38,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
         text, ended = reply if isinstance(reply, tuple) else (reply, 'stop')
         message = {'role': 'assistant', 'content': text}
         choice = {'index': 0, 'finish_reason': ended, 'message': message}
-        shape = {'id': 'x', 'object': 'chat.completion', 'created': 0, 'model': 'judge', 'choices': [choice]}
-        data = json.dumps({'error': {'message': 'no'}} if isinstance(reply, int) else shape).encode()
+        shape = {
+            'id': 'x',
+            'object': 'chat.completion',
+            'created': 0,
+            'model': 'judge',
+            'choices': [choice],
+        }
+        data = json.dumps(
+            {'error': {'message': 'no'}} if isinstance(reply, int) else shape
+        ).encode()
         self.send_response(reply if isinstance(reply, int) else 200)
         self.send_header('Content-Type', 'application/json')
         self.send_header('Content-Length', str(len(data)))
@@ -57,7 +67,10 @@ def judge_of():
         servers.append(server)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         config = common.get_config().judge
-        config.update(dict(url=f'http://127.0.0.1:{server.server_port}/v1', model='judge', retries=0) | changes)
+        config.update(
+            dict(url=f'http://127.0.0.1:{server.server_port}/v1', model='judge', retries=0)
+            | changes
+        )
         return TextJudge(endpoint_writer(config, 'paper'), (3, 5)), server
 
     yield make
@@ -67,7 +80,9 @@ def judge_of():
 
 
 def test_an_endpoint_is_asked_and_read_strictly(judge_of):
-    judge, server = judge_of(['Correct', 'Incorrect', 'Yes.', RUBRICS, '<think>fine</think><score>1</score>', 'hm'])
+    judge, server = judge_of(
+        ['Correct', 'Incorrect', 'Yes.', RUBRICS, '<think>fine</think><score>1</score>', 'hm']
+    )
 
     async def ask():
         first = await judge.correct((0,), 'Where?', ['Lomi'], 'lomi')
@@ -89,7 +104,9 @@ def test_an_endpoint_is_asked_and_read_strictly(judge_of):
 def test_a_server_that_fails_gives_no_verdict_and_is_counted(judge_of):
     judge, _ = judge_of([500, 503])
     assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is None
-    assert asyncio.run(judge.gate((0,), 'relevance', 't', 'd')) is None  # another loop, another connection
+    assert (
+        asyncio.run(judge.gate((0,), 'relevance', 't', 'd')) is None
+    )  # another loop, another connection
     assert judge.stats['failed'] == 2
 
 
@@ -105,7 +122,9 @@ def test_a_verdict_that_was_cut_off_is_none_and_counted(judge_of):
 
 
 def test_rubrics_and_grades_may_come_from_other_models(judge_of):
-    judge, server = judge_of([RUBRICS, '<score>1</score>', 'Yes'], rubric_model='writer', grade_model='grader')
+    judge, server = judge_of(
+        [RUBRICS, '<score>1</score>', 'Yes'], rubric_model='writer', grade_model='grader'
+    )
 
     async def ask():
         await judge.rubrics((0,), 'Describe Lomi.', 'doc')
@@ -147,10 +166,17 @@ def test_the_rule_judge_reads_facts():
         task = 'Describe the birthplace of Gumu.'
         rubrics = await judge.rubrics((0,), task, DOCUMENTS)
         texts = [r['text'] for r in rubrics]
-        answers = ('Lomi is a city in Tarva.', 'It is led by Puto. Lomi is a city in Tarva.', 'no idea')
+        answers = (
+            'Lomi is a city in Tarva.',
+            'It is led by Puto. Lomi is a city in Tarva.',
+            'no idea',
+        )
         grades = [[await judge.grade((0,), task, a, t) for t in texts] for a in answers]
         gates = [await judge.gate((0,), 'entities', t, DOCUMENTS) for t in (task, 'Describe it.')]
-        gates += [await judge.gate((0,), 'relevance', t, DOCUMENTS[:40]) for t in (task, 'Describe Lomi.', 'x')]
+        gates += [
+            await judge.gate((0,), 'relevance', t, DOCUMENTS[:40])
+            for t in (task, 'Describe Lomi.', 'x')
+        ]
         return texts, grades, gates, await judge.rubrics((0,), task, '(Title: A) One fact.')
 
     texts, grades, gates, few = asyncio.run(ask())

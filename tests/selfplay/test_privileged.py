@@ -24,12 +24,16 @@ def text(kind, path, style='paper', step=0):
 
 
 def test_a_path_is_data_that_survives_json(path):
-    assert [s['query'] for s in path['steps']] == ['Lomi', 'Tarva'] and path['steps'][0]['think'] == 't'
+    assert [s['query'] for s in path['steps']] == ['Lomi', 'Tarva'] and path['steps'][0][
+        'think'
+    ] == 't'
     assert path['title'] == 'Gumu' and path['hops'] == 3
 
 
 def test_passages_belong_to_the_query_that_brought_them():
-    both = scripted.Turn('<think> t</think>', ('Lomi', 'Gumu'), ((LOMI,), (dict(id=2, title='Gumu', text='x'),)))
+    both = scripted.Turn(
+        '<think> t</think>', ('Lomi', 'Gumu'), ((LOMI,), (dict(id=2, title='Gumu', text='x'),))
+    )
     rollout = scripted.trajectory(both, *scripted.final(**ASKED).turns)
     steps = privileged.path_of(rollout, ITEM, **ASKED)['steps']
     assert [(s['query'], [f[:13] for f in s['found']]) for s in steps] == [
@@ -41,7 +45,10 @@ def test_passages_belong_to_the_query_that_brought_them():
 def test_every_kind_shows_what_its_name_says(path):
     assert text('answer', path) == 'Tarva' and text('answer_hop', path) == 'Tarva (3)'
     whole = text('qcp', path)
-    assert all(part in whole for part in ('Gumu was born', 'Search: Lomi', 'Search: Tarva', 'Answer: Tarva'))
+    assert all(
+        part in whole
+        for part in ('Gumu was born', 'Search: Lomi', 'Search: Tarva', 'Answer: Tarva')
+    )
     halves = {text('qcp_partial', path, step=i) for i in range(20)}
     assert len(halves) == 2 and all(half.count('Search:') == 1 for half in halves)
     assert text('qcp', path, 'mini') == 'Gumu > Lomi > Tarva'
@@ -63,7 +70,9 @@ def test_passages_are_left_out_first_and_that_is_counted(path):
     item = dict(question=ASKED['question'])
     whole, cut = privileged.prompt(Table(), config(prompt_tokens=10_000), (0, 0), item, path)
     assert cut == 0
-    short, cut = privileged.prompt(Table(), config(prompt_tokens=len(whole) - 20), (0, 0), item, path)
+    short, cut = privileged.prompt(
+        Table(), config(prompt_tokens=len(whole) - 20), (0, 0), item, path
+    )
     assert cut == 1 and len(short) <= len(whole) - 20
     none, cut = privileged.prompt(Table(), config(prompt_tokens=5), (0, 0), item, path)
     assert none is None and cut == 1

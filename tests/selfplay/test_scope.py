@@ -19,8 +19,18 @@ GOOD = 'Lomi is a city in Tarva. It is led by Puto.'
 class Judge:
     """Gates, rubrics and grades as the test says; remembers the order of what it was asked."""
 
-    def __init__(self, entities=True, relevance=True, rubrics=3, grade=lambda answer, rubric: rubric in answer):
-        self.gates, self.items, self.graded = dict(entities=entities, relevance=relevance), rubrics, grade
+    def __init__(
+        self,
+        entities=True,
+        relevance=True,
+        rubrics=3,
+        grade=lambda answer, rubric: rubric in answer,
+    ):
+        self.gates, self.items, self.graded = (
+            dict(entities=entities, relevance=relevance),
+            rubrics,
+            grade,
+        )
         self.asked, self.seen = [], []
 
     async def gate(self, identity, name, task, document):
@@ -30,7 +40,9 @@ class Judge:
     async def rubrics(self, identity, task, document):
         self.asked.append('rubrics')
         self.seen.append(document)
-        return [{'text': t, 'priority': 'important'} for t in ('Tarva', 'Puto', 'sea')[: self.items]] or None
+        return [
+            {'text': t, 'priority': 'important'} for t in ('Tarva', 'Puto', 'sea')[: self.items]
+        ] or None
 
     async def grade(self, identity, task, answer, rubric):
         self.asked.append('grade')
@@ -55,10 +67,14 @@ def challenge(task='Describe the birthplace of Gumu.'):
 
 def test_a_challenger_is_paid_for_form_and_for_being_half_done():
     judge = Judge(rubrics=2, grade=lambda answer, rubric: rubric in answer)
-    table = Table(judge, proposer=[challenge()], solver=[final(answer='In Tarva'), final(answer=GOOD)])
+    table = Table(
+        judge, proposer=[challenge()], solver=[final(answer='In Tarva'), final(answer=GOOD)]
+    )
     (row,) = play(recipe(proposer__samples=1), 'proposer', table, ITEM).rows
     assert row.info['score'] == 0.75  # one answer meets half of the rubrics, the other all
-    assert row.parts['difficulty'] == pytest.approx(0.5) and row.parts['format'] == pytest.approx(0.5)
+    assert row.parts['difficulty'] == pytest.approx(0.5) and row.parts['format'] == pytest.approx(
+        0.5
+    )
     assert row.reward == pytest.approx(1.0) and row.drop is None
     assert judge.seen[0].endswith('(Title: Lomi) ' + LOMI['text']) and judge.asked[:3] == [
         'entities',
@@ -78,7 +94,11 @@ def test_a_challenger_is_paid_for_form_and_for_being_half_done():
 def test_what_the_judge_does_not_approve_pays_its_form_only_and_is_not_tried(judge, reason, asked):
     table = Table(judge, proposer=[challenge()])
     (row,) = play(recipe(proposer__samples=1), 'proposer', table, ITEM).rows
-    assert row.info['rejected'] == reason and row.parts['difficulty'] == 0 and row.reward == row.parts['format'] > 0
+    assert (
+        row.info['rejected'] == reason
+        and row.parts['difficulty'] == 0
+        and row.reward == row.parts['format'] > 0
+    )
     assert len(judge.asked) == asked and len(table.asked) == 1
 
 
@@ -108,15 +128,23 @@ def test_answers_that_cannot_be_graded_say_nothing_about_the_task():
 def test_one_task_per_document_inside_the_window():
     judge = Judge(rubrics=2)
     tries = [final(answer=GOOD)] * 2 + [final(answer='In Tarva')] * 2
-    table = Table(judge, proposer=[challenge('Describe Lomi.'), challenge('Describe Gumu.')], solver=tries)
+    table = Table(
+        judge, proposer=[challenge('Describe Lomi.'), challenge('Describe Gumu.')], solver=tries
+    )
     out = play(recipe(pool__window=(0.2, 0.8)), 'generate', table, ITEM)
     (kept,) = out.questions
-    assert kept['question'] == 'Describe Gumu.' and kept['score'] == 0.5 and len(kept['rubrics']) == 2
+    assert (
+        kept['question'] == 'Describe Gumu.' and kept['score'] == 0.5 and len(kept['rubrics']) == 2
+    )
     table = Table(judge, proposer=[challenge()] * 2, solver=[final(answer=GOOD)] * 4)
     assert play(recipe(pool__window=(0.2, 0.8)), 'generate', table, ITEM).drop == 'outside_window'
 
 
-TASK = {'question': 'Describe Lomi.', 'rubrics': [{'text': 'Tarva', 'priority': 'important'}] * 2, 'answers': []}
+TASK = {
+    'question': 'Describe Lomi.',
+    'rubrics': [{'text': 'Tarva', 'priority': 'important'}] * 2,
+    'answers': [],
+}
 
 
 def test_a_solver_is_paid_for_rubrics_length_form_and_searching():
@@ -129,7 +157,12 @@ def test_a_solver_is_paid_for_rubrics_length_form_and_searching():
     assert a.reward == pytest.approx(1 + 0.5 + 0.1 / 3)
     assert b.parts['length_factor'] == pytest.approx(0.525) and b.reward < a.reward
     assert c.parts['rubrics'] == 0 and c.drop is None and len({r.group for r in out.rows}) == 1
-    out = play(recipe(reward__length_factor=False), 'solver', Table(Judge(), solver=[short, long, none]), TASK)
+    out = play(
+        recipe(reward__length_factor=False),
+        'solver',
+        Table(Judge(), solver=[short, long, none]),
+        TASK,
+    )
     assert out.rows[1].parts['rubrics'] == 1
 
 

@@ -23,7 +23,9 @@ def recipe(**changes):
     for name, value in changes.items():
         node, leaf = name.split('__')
         config[node][leaf] = value
-    return Recipe(config, Corpus(None, None, (), (), 3, answers=tuple(f'answer{i}' for i in range(40))))
+    return Recipe(
+        config, Corpus(None, None, (), (), 3, answers=tuple(f'answer{i}' for i in range(40)))
+    )
 
 
 def hidden(question='What is the country of Lomi?', found=(LOMI,)):
@@ -106,7 +108,10 @@ def test_late_answers_are_checked_among_as_many_neighbours():
 def test_replayed_questions_do_not_use_up_the_deck():
     game = recipe()
     first = [t.payload['answer'] for t in game.tasks(STEP, TaskPool(), Draw(missing=8))]
-    after = [t.payload['answer'] for t in game.tasks(STEP, TaskPool(), Draw(phase=14, outside=8, missing=8))]
+    after = [
+        t.payload['answer']
+        for t in game.tasks(STEP, TaskPool(), Draw(phase=14, outside=8, missing=8))
+    ]
     whole = [item['answer'] for item in game._deck.deal(0, 16)]
     assert first + after == whole
 
@@ -134,7 +139,9 @@ def test_noise_is_left_out_where_the_prompt_gets_too_long():
     table = Table(proposer=[hidden(), hidden(found=(GUMU,))], checker=[final(answer='x')] * 2)
     table.roles['checker'].prompt_tokens = 18
     play(recipe(), table, [ITEM, ITEM])
-    checks = {name[1]: fields['documents'] for role, name, _, fields in table.asked if role == 'checker'}
+    checks = {
+        name[1]: fields['documents'] for role, name, _, fields in table.asked if role == 'checker'
+    }
     assert all(text.count('Title:') == 1 for text in checks.values())
     assert 'Lomi' in checks[0] and 'Gumu' in checks[1]
 
@@ -154,9 +161,13 @@ def test_the_batch_is_filled_as_the_config_says():
     for kind in ('pad', 'resample', 'replay_full', 'replay_reset'):
         kinds[kind] = recipe(fill__kind=kind).tasks(STEP, pool, after)
     assert kinds['pad'] == []
-    assert len(kinds['resample']) == 5 and all(t.outside and 'answer' in t.payload for t in kinds['resample'])
+    assert len(kinds['resample']) == 5 and all(
+        t.outside and 'answer' in t.payload for t in kinds['resample']
+    )
     for kind in ('replay_full', 'replay_reset'):
-        assert len(kinds[kind]) == 5 and all('question' in t.payload and not t.outside for t in kinds[kind])
+        assert len(kinds[kind]) == 5 and all(
+            'question' in t.payload and not t.outside for t in kinds[kind]
+        )
     assert {t.identity for t in kinds['resample']} == {(7, 8 + i) for i in range(5)}
     late = Draw(phase=99, step=80, round=6, missing=5)
     assert recipe(fill__kind='resample', fill__rounds=5).tasks(STEP, pool, late) == []
@@ -175,6 +186,10 @@ def test_an_old_question_is_solved_again_without_a_proposer():
 
 def test_phases_train_both_roles_or_the_one_that_still_learns():
     assert [p.trains for p in recipe().phases()] == [('solver', 'proposer')]
-    assert [p.trains for p in recipe(schedule__first='proposer').phases()] == [('proposer', 'solver')]
+    assert [p.trains for p in recipe(schedule__first='proposer').phases()] == [
+        ('proposer', 'solver')
+    ]
     assert [p.trains for p in recipe(proposer__train_iterations=0).phases()] == [('solver',)]
-    assert [p.clears_pool for p in recipe(fill__kind='replay_reset', fill__period=4).phases()] == [4]
+    assert [p.clears_pool for p in recipe(fill__kind='replay_reset', fill__period=4).phases()] == [
+        4
+    ]

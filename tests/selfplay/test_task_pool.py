@@ -9,7 +9,9 @@ from zeroplay_jax.selfplay.task_pool import TaskPool
 def filled(n=10):
     pool = TaskPool()
     for i in range(n):
-        assert pool.add({'question': f'What is number {i}?', 'answers': [str(i)], 'hops': 1}) is None
+        assert (
+            pool.add({'question': f'What is number {i}?', 'answers': [str(i)], 'hops': 1}) is None
+        )
     return pool
 
 
@@ -23,7 +25,11 @@ def test_repeats_are_turned_away_and_counted():
 def test_of_one_document_the_first_task_is_taken():
     pool = TaskPool()
     ask = lambda text, document: pool.add({'question': text, 'answers': [], 'only': document})
-    assert [ask('Describe Rome.', 'a'), ask('Describe its founder.', 'a'), ask('Describe Paris.', 'b')] == [
+    assert [
+        ask('Describe Rome.', 'a'),
+        ask('Describe its founder.', 'a'),
+        ask('Describe Paris.', 'b'),
+    ] == [
         None,
         'document_taken',
         None,
@@ -46,7 +52,10 @@ def test_a_batch_is_a_function_of_where_it_begins():
     pool = filled(10)
     later = pool.batch(1, 2, 12, 4)
     assert later == filled(10).batch(1, 2, 12, 4) != pool.batch(1, 2, 16, 4)
-    assert collections.Counter(q['question'] for q in pool.batch(0, 0, 0, 20)).most_common(1)[0][1] == 2
+    assert (
+        collections.Counter(q['question'] for q in pool.batch(0, 0, 0, 20)).most_common(1)[0][1]
+        == 2
+    )
 
 
 def test_an_empty_pool_gives_nothing():

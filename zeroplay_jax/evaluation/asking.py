@@ -42,7 +42,9 @@ from zeroplay_jax.types import Json, Trajectory, UserError
 Tell = Callable[[str, Any], None]
 
 # What moves a cursor, rings, ends a line or turns the direction of writing; line feed and tab may stay.
-_CONTROLS = re.compile('[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]')
+_CONTROLS = re.compile(
+    '[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]'
+)
 
 
 def clean(text: str) -> str:
@@ -76,7 +78,9 @@ class Parts:
         while found := self._tag.search(self._rest):
             self._say(self._rest[: found.start()])
             closes, name = found.groups()
-            if not (closes and name == self._call):  # the environment knows first what such a call asked for
+            if not (
+                closes and name == self._call
+            ):  # the environment knows first what such a call asked for
                 self._end()
             self._kind = 'text' if closes else name
             self._rest = self._rest[found.end() :]
@@ -170,14 +174,18 @@ def open_searcher(config, ready_seconds: float) -> Searcher:
     c = config.retrieval
     try:
         if c.kind == 'http':
-            client = Client(Http(c.url, timeout=config.rollout.tool_timeout / 2, retries=1), most_failed=0.0)
+            client = Client(
+                Http(c.url, timeout=config.rollout.tool_timeout / 2, retries=1), most_failed=0.0
+            )
             client.wait_until_ready(ready_seconds)
             return Searcher(client, config.tools.top_k, c.url)
         if c.kind == 'folder':
             path = pathlib.Path(c.path)
             index = index_folder.open_index(path, encoder_folder=c.encoder or None)
             client = Client(InProcess(index, index_folder.fingerprint(path)), most_failed=0.0)
-            return Searcher(client, min(config.tools.top_k, len(index)), f'{path}, {len(index)} passages')
+            return Searcher(
+                client, min(config.tools.top_k, len(index)), f'{path}, {len(index)} passages'
+            )
     except RetrievalError as error:
         raise UserError(str(error)) from None
     config.eval.update(questions=1, hops=(1, 2))
@@ -193,7 +201,9 @@ def open_codec(folder: pathlib.Path) -> Codec:
         codec.render([{'role': 'user', 'content': 'x'}])
     except Exception as error:  # of many kinds, from several libraries
         said = str(error).strip().splitlines() or ['']
-        raise UserError(f'{folder}: its tokenizer cannot be used ({said[0][:200]}); copy the folder again') from None
+        raise UserError(
+            f'{folder}: its tokenizer cannot be used ({said[0][:200]}); copy the folder again'
+        ) from None
     return codec
 
 
@@ -210,11 +220,16 @@ def _fields(prompt: str, question: str) -> dict[str, str]:
 def check_question(config, codec: Codec, prompt: str, question: str) -> None:
     """Raises UserError for a question that is longer than its prompt may be."""
     chat = prompts.messages(
-        config.prompts, prompt, family(config.tools.family).instructions, **_fields(prompt, question)
+        config.prompts,
+        prompt,
+        family(config.tools.family).instructions,
+        **_fields(prompt, question),
     )
     found, most = len(codec.render(chat)), config.rollout.prompt_tokens
     if found > most:
-        raise UserError(f'the question is too long: {found} tokens with its prompt, {most} at most; shorten it')
+        raise UserError(
+            f'the question is too long: {found} tokens with its prompt, {most} at most; shorten it'
+        )
 
 
 class Agent:
@@ -231,7 +246,9 @@ class Agent:
       UserError: a folder that cannot be loaded.
     """
 
-    def __init__(self, config, folder: pathlib.Path, codec: Codec, search: Search, prompt: str = 'solver'):
+    def __init__(
+        self, config, folder: pathlib.Path, codec: Codec, search: Search, prompt: str = 'solver'
+    ):
         c, s = config.rollout, config.sampler
         dtype = 'float32' if jax.default_backend() == 'cpu' else config.policy.dtype
         model = hf.read_config(folder, dtype=dtype)
@@ -248,17 +265,29 @@ class Agent:
         )
         params = transformer.published(model, hf.load(folder, model, mesh, shown=False))
         self._lane = Lane(Sampler(model, sampler, mesh), config.seed)
-        self._scheduler = Scheduler({'solver': self._lane}, deterministic=False, tool_timeout=c.tool_timeout)
+        self._scheduler = Scheduler(
+            {'solver': self._lane}, deterministic=False, tool_timeout=c.tool_timeout
+        )
         self._scheduler.publish('solver', params, 0)
         limits = Limits(c.max_turns, c.turn_tokens, c.observation_tokens)
         tools = family(config.tools.family)
         self._env = _Told(
-            codec, tools, limits, search, max_queries=config.tools.max_queries, drop_thinking=c.drop_thinking
+            codec,
+            tools,
+            limits,
+            search,
+            max_queries=config.tools.max_queries,
+            drop_thinking=c.drop_thinking,
         )
         self._config, self._prompt = config, prompt
 
     def ask(
-        self, question: str, number: int, temperature: float = 0.0, tell: Tell = _silent, stoppable: bool = False
+        self,
+        question: str,
+        number: int,
+        temperature: float = 0.0,
+        tell: Tell = _silent,
+        stoppable: bool = False,
     ) -> Trajectory | None:
         """The rollout on a question; None where it was stopped.
 
@@ -275,15 +304,25 @@ class Agent:
         check_question(self._config, codec, self._prompt, question)
         parts = Parts(tell, self._env.tools)
         env = dataclasses.replace(self._env, tell=tell, parts=parts)
-        table = Table(self._scheduler, {'solver': Role('solver', 'solver', self._prompt, env)}, self._config.prompts)
+        table = Table(
+            self._scheduler,
+            {'solver': Role('solver', 'solver', self._prompt, env)},
+            self._config.prompts,
+        )
         decoder = codecs.getincrementaldecoder('utf-8')('replace')
 
         def watch(identity: tuple[int, ...], ids: list[int]) -> None:
-            parts.feed(decoder.decode(b''.join(codec.token_bytes[i] for i in ids if i not in codec.eos_ids)))
+            parts.feed(
+                decoder.decode(
+                    b''.join(codec.token_bytes[i] for i in ids if i not in codec.eos_ids)
+                )
+            )
 
         async def episode() -> Trajectory:
             with _stopping() if stoppable else contextlib.nullcontext():
-                (found,) = await table.ask('solver', (number,), 1, temperature, **_fields(self._prompt, question))
+                (found,) = await table.ask(
+                    'solver', (number,), 1, temperature, **_fields(self._prompt, question)
+                )
             return found
 
         self._lane.watch = watch

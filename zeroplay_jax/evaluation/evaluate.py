@@ -42,12 +42,16 @@ def evaluate(
             ) from drop
         given = solving.answer(trajectory)
         worth = await solving.score(table, metric, (number, i), item, given)
-        row = Row(role, trajectory, worth or 0.0, item['hops'], info={**item, 'answer_given': given})
+        row = Row(
+            role, trajectory, worth or 0.0, item['hops'], info={**item, 'answer_given': given}
+        )
         row.parts = {name: row.reward}
         row.drop = 'ungraded' if worth is None else None
         return Outcome([row])
 
-    played = table.play({(number, i): functools.partial(ask, i, q) for i, q in enumerate(questions)}, done)
+    played = table.play(
+        {(number, i): functools.partial(ask, i, q) for i, q in enumerate(questions)}, done
+    )
     rows = [outcome.rows[0] for outcome in played]
     asked = [row for row in rows if 'rubrics' not in row.info]
     hops = sorted({row.group for row in asked})

@@ -41,7 +41,9 @@ def write_picture(run: dict[str, Any], out: str | os.PathLike[str]) -> Path:
         mend = 'give the command of the run again, which writes it anew'
         raise UserError(f'{run["name"]}: "results" of summary.json is damaged; {mend}') from None
     if not drawn:
-        raise UserError(f'{run["name"]}: fewer than two evaluations in summary.json; let the run end first')
+        raise UserError(
+            f'{run["name"]}: fewer than two evaluations in summary.json; let the run end first'
+        )
     write_whole(target, drawn)
     return target
 
@@ -67,17 +69,30 @@ def _draw(name: str, points: list[tuple[int, dict[int, np.ndarray]]]) -> str:
         ),
     ]
     for value in (0, 0.25, 0.5, 0.75, 1):
-        parts.append(f'<path d="M{LEFT} {y(value)}H{WIDTH - RIGHT}" stroke="{INK}" stroke-opacity=".3"/>')
+        parts.append(
+            f'<path d="M{LEFT} {y(value)}H{WIDTH - RIGHT}" stroke="{INK}" stroke-opacity=".3"/>'
+        )
         parts.append(text(LEFT - 8, y(value) + 4, f'{value:g}', 'text-anchor="end"'))
-    parts += [text(x(step), HEIGHT - BOTTOM + 18, str(step), 'text-anchor="middle"') for step in steps]
-    parts.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, 'step of the run', 'text-anchor="middle"'))
+    parts += [
+        text(x(step), HEIGHT - BOTTOM + 18, str(step), 'text-anchor="middle"') for step in steps
+    ]
+    parts.append(
+        text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, 'step of the run', 'text-anchor="middle"')
+    )
     ends: list[tuple[float, str, str]] = []
     for hop in points[0][1]:
         values = [float(by_hop[hop].mean()) for _, by_hop in points]
         drawn = line(zip(steps, values))
-        parts.append(f'<polyline points="{drawn}" fill="none" stroke="{INK}" stroke-dasharray="4 3"/>')
+        parts.append(
+            f'<polyline points="{drawn}" fill="none" stroke="{INK}" stroke-dasharray="4 3"/>'
+        )
         ends.append((y(values[-1]), f'{hop} hop{"s" * (hop > 1)} {values[-1]:.2f}', ''))
-    band = line([*zip(steps, (high for _, _, high in means)), *zip(steps[::-1], [low for _, low, _ in means][::-1])])
+    band = line(
+        [
+            *zip(steps, (high for _, _, high in means)),
+            *zip(steps[::-1], [low for _, low, _ in means][::-1]),
+        ]
+    )
     parts.append(f'<polygon points="{band}" fill="{BOLD}" fill-opacity=".2"/>')
     curve = line(zip(steps, (mean for mean, _, _ in means)))
     parts.append(f'<polyline points="{curve}" fill="none" stroke="{BOLD}" stroke-width="2.5"/>')

@@ -27,7 +27,17 @@ from zeroplay_jax.types import POLICY, Json, Trajectory, UserError
 
 COLLECTION = 'RUC-NLPIR/FlashRAG_datasets'
 # What has to be the same in two results before their difference means anything.
-SETTINGS = ('retrieval', 'top_k', 'prompts', 'metric', 'samples', 'limit', 'judge', 'tools', 'tokens')
+SETTINGS = (
+    'retrieval',
+    'top_k',
+    'prompts',
+    'metric',
+    'samples',
+    'limit',
+    'judge',
+    'tools',
+    'tokens',
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +73,9 @@ def path_of(name: str) -> str:
     files.check_set(name)
     import huggingface_hub
 
-    logging.getLogger('huggingface_hub').setLevel(logging.ERROR)  # what it tries again is told once, at the end
+    logging.getLogger('huggingface_hub').setLevel(
+        logging.ERROR
+    )  # what it tries again is told once, at the end
     huggingface_hub.utils.disable_progress_bars()
     try:
         with progress.clock(f'fetch {name}'):
@@ -72,7 +84,9 @@ def path_of(name: str) -> str:
             )
     except Exception as error:  # whatever a connection or a cache can raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f'{name} could not be fetched ({reason}); give a file of JSON lines instead') from None
+        raise UserError(
+            f'{name} could not be fetched ({reason}); give a file of JSON lines instead'
+        ) from None
 
 
 def answer_all(
@@ -101,9 +115,13 @@ def answer_all(
                 tries = [await _answer_after(table, answerer, t) for t in tries]
         except TaskDropped as drop:
             where = f'question {i} ({item["question"][:60]!r})'
-            raise UserError(f'{where} cannot be asked: {drop.reason}; raise config.rollout.prompt_tokens') from drop
+            raise UserError(
+                f'{where} cannot be asked: {drop.reason}; raise config.rollout.prompt_tokens'
+            ) from drop
         given = [solving.answer(t) for t in tries]
-        scores = [await solving.score(table, metric, (number, i, j), item, g) for j, g in enumerate(given)]
+        scores = [
+            await solving.score(table, metric, (number, i, j), item, g) for j, g in enumerate(given)
+        ]
         queries = [q for turn in tries[0].turns for q in turn.queries]
         known = [0.0 if s is None else s for s in scores]  # no verdict is no approval
         return Answered(max(known), len(queries), redundancy(queries), given[int(np.argmax(known))])
@@ -118,7 +136,9 @@ async def _answer_after(table: Table, weights: str, searched: Trajectory) -> Tra
     prompt = searched.tokens[: starts[-1]] if len(starts) else searched.tokens
     limits = dataclasses.replace(player.env.limits, max_turns=1)
     env = dataclasses.replace(player.env, search=None, limits=limits)
-    (last,) = await table.scheduler.rollout(Request(weights, prompt, (*searched.identity, 1), env, 1, 0.0))
+    (last,) = await table.scheduler.rollout(
+        Request(weights, prompt, (*searched.identity, 1), env, 1, 0.0)
+    )
     return dataclasses.replace(last, turns=(*searched.turns[:-1], *last.turns))
 
 
@@ -140,11 +160,15 @@ def summary(answered: Sequence[Answered]) -> dict[str, float]:
     return {name: float(np.mean([getattr(a, name) for a in answered])) for name in names}
 
 
-def results(settings: Json, sets: dict[str, tuple[Sequence[Json], Sequence[Answered]]]) -> dict[str, Any]:
+def results(
+    settings: Json, sets: dict[str, tuple[Sequence[Json], Sequence[Answered]]]
+) -> dict[str, Any]:
     """What `--out` writes: settings, and per set its fingerprint and one entry per question."""
     out: dict[str, Any] = {'settings': dict(settings), 'sets': {}}
     for name, (questions, answered) in sets.items():
-        text = json.dumps([[q['question'], q.get('rubrics', q['answers'])] for q in questions], ensure_ascii=False)
+        text = json.dumps(
+            [[q['question'], q.get('rubrics', q['answers'])] for q in questions], ensure_ascii=False
+        )
         out['sets'][name] = {
             'questions': hashlib.sha256(text.encode()).hexdigest()[:16],
             'mean': summary(answered),
@@ -161,12 +185,18 @@ def compare(one: Json, other: Json, draws: int = 10_000) -> dict[str, tuple[floa
     """
     differ = [k for k in SETTINGS if one['settings'].get(k) != other['settings'].get(k)]
     if differ:
-        shown = '; '.join(f'{k}: {one["settings"].get(k)} and {other["settings"].get(k)}' for k in differ)
-        raise UserError(f'these results cannot be compared, they differ in {shown}; evaluate both alike')
+        shown = '; '.join(
+            f'{k}: {one["settings"].get(k)} and {other["settings"].get(k)}' for k in differ
+        )
+        raise UserError(
+            f'these results cannot be compared, they differ in {shown}; evaluate both alike'
+        )
     shared = [name for name in one['sets'] if name in other['sets']]
     for name in shared:
         if one['sets'][name]['questions'] != other['sets'][name]['questions']:
-            raise UserError(f'the questions of {name} differ between the two results; evaluate both on the same')
+            raise UserError(
+                f'the questions of {name} differ between the two results; evaluate both on the same'
+            )
     if not shared:
         raise UserError('the two results have no set in common; evaluate both on the same sets')
     gaps = {}
@@ -174,7 +204,9 @@ def compare(one: Json, other: Json, draws: int = 10_000) -> dict[str, tuple[floa
         pairs = zip(*(r['sets'][name]['answered'] for r in (one, other)), strict=True)
         gap = np.array([b['score'] - a['score'] for a, b in pairs])
         rng = np.random.default_rng(0)
-        means = [gap[rng.integers(0, len(gap), len(gap))].mean() for _ in itertools.repeat(None, draws)]
+        means = [
+            gap[rng.integers(0, len(gap), len(gap))].mean() for _ in itertools.repeat(None, draws)
+        ]
         low, high = np.quantile(means, (0.025, 0.975))
         gaps[name] = (float(gap.mean()), float(low), float(high))
     return gaps

@@ -66,7 +66,9 @@ def write_report(
     names = _names(folders)
     target = folders[0] / 'report.html' if out is None else Path(out)
     if target.is_dir():
-        raise UserError(f'{target} is a folder; name the file to write, for example {target / "report.html"}')
+        raise UserError(
+            f'{target} is a folder; name the file to write, for example {target / "report.html"}'
+        )
     if out is not None and not target.parent.is_dir():
         raise UserError(f'{target}: there is no folder {target.parent}; make it first')
     runs = [read_run(folder) | {'name': name} for folder, name in zip(folders, names, strict=True)]
@@ -91,13 +93,19 @@ def read_run(workdir: Path) -> dict[str, Any]:
     """
     names = ('summary.json', *REQUIRED)
     if not workdir.is_dir():
-        raise UserError(f'{workdir}: there is no such folder; give the workdir of a run, for example runs/quickstart')
+        raise UserError(
+            f'{workdir}: there is no such folder; give the workdir of a run, for example runs/quickstart'
+        )
     if not any((workdir / name).is_file() for name in names):
-        raise UserError(f'{workdir}: none of {", ".join(names)} is there; give the workdir of a run')
+        raise UserError(
+            f'{workdir}: none of {", ".join(names)} is there; give the workdir of a run'
+        )
     notes: list[str] = []
     texts: dict[str, int] = {}
     summary, config = (_object(workdir / name, why, notes) for name, why in UNWRITTEN.items())
-    metrics, trajectories = (_lines(workdir / name, fields, notes) for name, fields in REQUIRED.items())
+    metrics, trajectories = (
+        _lines(workdir / name, fields, notes) for name, fields in REQUIRED.items()
+    )
     for row in trajectories:
         row['segments'] = [_interned(segment, texts) for segment in row['segments']]
     return {
@@ -134,7 +142,10 @@ def _against(first: dict[str, Any], run: dict[str, Any]) -> dict[str, list[float
     """
     sides = [one['summary'].get('results') or {} for one in (first, run)]
     try:
-        flags = [{int(hop): np.asarray(values) for hop, values in side.get('after', {}).items()} for side in sides]
+        flags = [
+            {int(hop): np.asarray(values) for hop, values in side.get('after', {}).items()}
+            for side in sides
+        ]
     except (AttributeError, ValueError):  # what a run does not write there
         flags = [{}]
     why = ''
@@ -143,16 +154,21 @@ def _against(first: dict[str, Any], run: dict[str, Any]) -> dict[str, list[float
     elif sides[0].get('questions') != sides[1].get('questions'):
         why = 'the held-out questions are others'
     if why:
-        run['notes'].append(f'No interval for the difference to {first["name"]}: {why} there or here.')
+        run['notes'].append(
+            f'No interval for the difference to {first["name"]}: {why} there or here.'
+        )
         return _plain_differences(first['summary'], run['summary'])
-    by_hop = {str(hop): statistics.paired_difference(flags[0][hop], flags[1][hop]) for hop in flags[0]}
+    by_hop = {
+        str(hop): statistics.paired_difference(flags[0][hop], flags[1][hop]) for hop in flags[0]
+    }
     mean = statistics.paired_difference(*(statistics.headline(side) for side in flags))
     return {hop: list(values) for hop, values in {**by_hop, 'mean': mean}.items()}
 
 
 def _plain_differences(first: dict[str, Any], run: dict[str, Any]) -> dict[str, list[float]]:
     sides = [
-        {**summary.get('em_by_hop', {}).get('after', {}), 'mean': summary.get('em_after')} for summary in (first, run)
+        {**summary.get('em_by_hop', {}).get('after', {}), 'mean': summary.get('em_after')}
+        for summary in (first, run)
     ]
     both = [hop for hop in sides[0] if sides[0][hop] is not None and sides[1].get(hop) is not None]
     return {hop: [sides[1][hop] - sides[0][hop]] for hop in both}
@@ -209,7 +225,9 @@ def _object(path: Path, why: str, notes: list[str]) -> dict[str, Any]:
 
 def _has(row: dict[str, Any], fields: dict[str, type]) -> bool:
     whole = all(isinstance(row.get(name), kind) for name, kind in fields.items())
-    return whole and ('segments' not in fields or all(isinstance(part, dict) for part in row['segments']))
+    return whole and (
+        'segments' not in fields or all(isinstance(part, dict) for part in row['segments'])
+    )
 
 
 def _lines(path: Path, fields: dict[str, type], notes: list[str]) -> list[dict[str, Any]]:
@@ -226,7 +244,9 @@ def _lines(path: Path, fields: dict[str, type], notes: list[str]) -> list[dict[s
             elif row != {}:
                 bad.append(last)
     if bad == [last]:
-        notes.append(f'The last line of {path.name} (line {last}) is torn and was left out: the run was cut off there.')
+        notes.append(
+            f'The last line of {path.name} (line {last}) is torn and was left out: the run was cut off there.'
+        )
     elif bad:
         shown = ', '.join(map(str, bad[:5])) + (', …' if len(bad) > 5 else '')
         notes.append(f'{len(bad)} damaged lines of {path.name} were left out (line {shown}).')

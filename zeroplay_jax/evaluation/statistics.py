@@ -54,7 +54,9 @@ def paired_difference(before: Samples, after: Samples) -> Interval:
     return _combine([_newcombe(first[hop], second[hop]) for hop in first])
 
 
-def summarise(before: Samples, after: Samples, headline: tuple[int, ...] = HEADLINE) -> dict[str, Any]:
+def summarise(
+    before: Samples, after: Samples, headline: tuple[int, ...] = HEADLINE
+) -> dict[str, Any]:
     """The evaluation fields of `summary.json`, JSON-able; hop counts are string keys.
 
     Args:
@@ -75,17 +77,25 @@ def summarise(before: Samples, after: Samples, headline: tuple[int, ...] = HEADL
     chosen = [hop for hop in measured if hop in headline] or list(measured)
     head = {side: {hop: values[hop] for hop in chosen} for side, values in sides.items()}
     means = {side: mean_interval(values) for side, values in head.items()}
-    by_hop = {side: {str(hop): _wilson(values[hop]) for hop in values} for side, values in sides.items()}
+    by_hop = {
+        side: {str(hop): _wilson(values[hop]) for hop in values} for side, values in sides.items()
+    }
     return {
         'em_before': means['before'][0],
         'em_after': means['after'][0],
-        'em_by_hop': {side: {hop: x[0] for hop, x in rows.items()} for side, rows in by_hop.items()},
+        'em_by_hop': {
+            side: {hop: x[0] for hop, x in rows.items()} for side, rows in by_hop.items()
+        },
         'ci95': {side: list(x[1:]) for side, x in means.items()},
         'questions': sum(measured[hop].size for hop in chosen),
         'questions_by_hop': {str(hop): measured[hop].size for hop in measured},
-        'ci95_by_hop': {side: {hop: list(x[1:]) for hop, x in rows.items()} for side, rows in by_hop.items()},
+        'ci95_by_hop': {
+            side: {hop: list(x[1:]) for hop, x in rows.items()} for side, rows in by_hop.items()
+        },
         'difference': list(paired_difference(head['before'], head['after'])),
-        'difference_by_hop': {str(hop): list(_newcombe(sides['before'][hop], sides['after'][hop])) for hop in measured},
+        'difference_by_hop': {
+            str(hop): list(_newcombe(sides['before'][hop], sides['after'][hop])) for hop in measured
+        },
     }
 
 
@@ -94,7 +104,9 @@ def headline(correct: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
     return {hop: values for hop, values in correct.items() if hop in HEADLINE} or dict(correct)
 
 
-def before_after_table(before: Samples, after: Samples, headline: tuple[int, ...] = HEADLINE) -> str:
+def before_after_table(
+    before: Samples, after: Samples, headline: tuple[int, ...] = HEADLINE
+) -> str:
     """Plain-text table of exact match with 95 % intervals: a line per hop count, then the headline mean.
 
     Args and errors as `summarise`. Returns lines joined by newlines, without a final one.
@@ -104,14 +116,18 @@ def before_after_table(before: Samples, after: Samples, headline: tuple[int, ...
     rows: list[tuple[str, ...]] = [('hops', 'questions', 'before', 'after', 'change')]
     for hop, count in figures['questions_by_hop'].items():
         sides = [
-            _cell([figures['em_by_hop'][side][hop], *figures['ci95_by_hop'][side][hop]]) for side in ('before', 'after')
+            _cell([figures['em_by_hop'][side][hop], *figures['ci95_by_hop'][side][hop]])
+            for side in ('before', 'after')
         ]
         rows.append((hop, str(count), *sides, _cell(figures['difference_by_hop'][hop], '+')))
     label = 'mean of ' + ', '.join(map(str, chosen)) if chosen else 'mean'
     sides = [_cell([figures[f'em_{side}'], *figures['ci95'][side]]) for side in ('before', 'after')]
     rows.append((label, str(figures['questions']), *sides, _cell(figures['difference'], '+')))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ['  '.join(f'{cell:<{width}}' for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = [
+        '  '.join(f'{cell:<{width}}' for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
     rule = '-' * max(map(len, lines))
     return '\n'.join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
 
@@ -133,9 +149,13 @@ def summarise_scores(before: Sequence[float], after: Sequence[float]) -> dict[st
     """`mean_score` of the same items, JSON-able: {'before', 'after', 'difference': [mean, low, high], 'items': int}."""
     first, second = np.asarray(before, float), np.asarray(after, float)
     if first.shape != second.shape or not first.size:
-        raise ValueError(f'{first.size} scores before, {second.size} after; give both of the same items')
+        raise ValueError(
+            f'{first.size} scores before, {second.size} after; give both of the same items'
+        )
     sides = {'before': first, 'after': second, 'difference': second - first}
-    return {side: list(mean_score(values)) for side, values in sides.items()} | {'items': first.size}
+    return {side: list(mean_score(values)) for side, values in sides.items()} | {
+        'items': first.size
+    }
 
 
 def scores_line(figures: Mapping[str, Any]) -> str:
@@ -157,7 +177,9 @@ def _strata(samples: Samples) -> dict[int, np.ndarray]:
     strata = {hop: np.asarray(named[hop]) for hop in sorted(named)}
     for hop, values in strata.items():
         if values.ndim != 1 or not values.size or not np.isin(values, (0, 1)).all():
-            raise ValueError(f'hop count {hop}: got shape {values.shape}, need a non-empty list of 0 and 1')
+            raise ValueError(
+                f'hop count {hop}: got shape {values.shape}, need a non-empty list of 0 and 1'
+            )
     return {hop: values.astype(bool) for hop, values in strata.items()}
 
 
@@ -165,7 +187,9 @@ def _pairs(before: Samples, after: Samples) -> tuple[dict[int, np.ndarray], dict
     first, second = _strata(before), _strata(after)
     sizes = [{hop: values.size for hop, values in side.items()} for side in (first, second)]
     if sizes[0] != sizes[1]:
-        raise ValueError(f'questions per hop count differ: {sizes[0]} before, {sizes[1]} after; ask the same ones')
+        raise ValueError(
+            f'questions per hop count differ: {sizes[0]} before, {sizes[1]} after; ask the same ones'
+        )
     return first, second
 
 

@@ -28,7 +28,9 @@ class Checkpointer:
     """
 
     def __init__(self, workdir: pathlib.Path, keep: int):
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True, create=True)
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, enable_async_checkpointing=True, create=True
+        )
         self._manager = ocp.CheckpointManager((workdir / 'checkpoints').resolve(), options=options)
 
     def latest(self) -> int | None:
@@ -40,7 +42,9 @@ class Checkpointer:
         loop = json.loads(json.dumps(dict(loop)))  # the writer's thread reads it later
         self._manager.save(
             step,
-            args=ocp.args.Composite(states=ocp.args.StandardSave(states), loop=ocp.args.JsonSave(loop)),
+            args=ocp.args.Composite(
+                states=ocp.args.StandardSave(states), loop=ocp.args.JsonSave(loop)
+            ),
         )
 
     def restore(self, states: dict[str, Any]) -> tuple[dict[str, Any], Json]:
@@ -48,7 +52,9 @@ class Checkpointer:
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, states)
         found = self._manager.restore(
             self.latest(),
-            args=ocp.args.Composite(states=ocp.args.StandardRestore(abstract), loop=ocp.args.JsonRestore()),
+            args=ocp.args.Composite(
+                states=ocp.args.StandardRestore(abstract), loop=ocp.args.JsonRestore()
+            ),
         )
         return found['states'], found['loop']
 
@@ -72,7 +78,9 @@ class Checkpointer:
 
 
 @contextlib.contextmanager
-def claim(workdir: pathlib.Path, config: Json, free: tuple[str, ...] = ()) -> Iterator[Callable[[], None]]:
+def claim(
+    workdir: pathlib.Path, config: Json, free: tuple[str, ...] = ()
+) -> Iterator[Callable[[], None]]:
     """Holds the workdir for this config, against other processes too, while the context is open.
 
     Args:
@@ -90,8 +98,12 @@ def claim(workdir: pathlib.Path, config: Json, free: tuple[str, ...] = ()) -> It
     path = workdir / 'config.json'
     if path.exists():
         _compare(workdir, _flat(json.loads(path.read_text())), _flat(new), free)
-    elif workdir.exists() and (strangers := sorted(p.name for p in workdir.iterdir() if p.name[0] != '.')):
-        raise WorkdirError(f'workdir {workdir} holds {strangers[0]!r} but no config.json; choose an empty one')
+    elif workdir.exists() and (
+        strangers := sorted(p.name for p in workdir.iterdir() if p.name[0] != '.')
+    ):
+        raise WorkdirError(
+            f'workdir {workdir} holds {strangers[0]!r} but no config.json; choose an empty one'
+        )
     workdir.mkdir(parents=True, exist_ok=True)
     with (workdir / '.lock').open('w') as lock:
         try:
@@ -111,11 +123,15 @@ def claim(workdir: pathlib.Path, config: Json, free: tuple[str, ...] = ()) -> It
 
 
 def _compare(workdir, old, new, free):
-    differ = [k for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k) and k not in free]
+    differ = [
+        k for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k) and k not in free
+    ]
     if differ:
         shown = ', '.join(f'{k} (there {old.get(k)}, now {new.get(k)})' for k in differ[:5])
         more = f' and {len(differ) - 5} more' if len(differ) > 5 else ''
-        raise WorkdirError(f'workdir {workdir} belongs to another config: {shown}{more}; choose another workdir')
+        raise WorkdirError(
+            f'workdir {workdir} belongs to another config: {shown}{more}; choose another workdir'
+        )
 
 
 def _flat(tree: Json, prefix: str = '') -> dict[str, Any]:

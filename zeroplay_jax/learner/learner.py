@@ -27,7 +27,9 @@ Stats = dict[str, tuple[float, float]]
 
 
 def _accumulate(model, config, params, gradients, stats, batch, ref_logp, teacher, distill_coef):
-    new, more = jax.grad(loss, argnums=2, has_aux=True)(model, config, params, batch, ref_logp, teacher, distill_coef)
+    new, more = jax.grad(loss, argnums=2, has_aux=True)(
+        model, config, params, batch, ref_logp, teacher, distill_coef
+    )
     return jax.tree.map(jnp.add, gradients, new), jax.tree.map(jnp.add, stats, more)
 
 
@@ -95,7 +97,9 @@ class Learner:
         self._near, self._far = (sharding.to_device, sharding.to_host) if offload else (same, same)
         shards = mesh.shape['replica'] * mesh.shape['fsdp']
         if micro_shape[0] % shards:
-            raise UserError(f'micro.rows={micro_shape[0]} must divide by mesh axes replica × fsdp = {shards}')
+            raise UserError(
+                f'micro.rows={micro_shape[0]} must divide by mesh axes replica × fsdp = {shards}'
+            )
         losses = {name: LossConfig.of(role) for name, role in roles.items()}
         distils = any(c.distills for c in losses.values())
         first = next(iter(roles))
@@ -107,13 +111,20 @@ class Learner:
         self.reference = None
         if any(c.kl_coef for c in losses.values()):
             self.reference = self._far(jax.device_put(params, placed))
-        self._own, self._rows, self._everywhere = placed, sharding.rows(mesh), sharding.replicated(mesh)
+        self._own, self._rows, self._everywhere = (
+            placed,
+            sharding.rows(mesh),
+            sharding.replicated(mesh),
+        )
 
         copied = lambda p: jax.tree.map(jnp.copy, p)
         optimizers = {name: transforms[name].init for name in sorted(set(own_optimizer.values()))}
         begin = dict(params=copied, opt=optimizers) | (dict(teacher=copied) if distils else {})
         shape = jax.tree.map(lambda make: jax.eval_shape(make, params), begin)
-        opt = {name: sharding.state_shardings(tree, params, mesh) for name, tree in shape['opt'].items()}
+        opt = {
+            name: sharding.state_shardings(tree, params, mesh)
+            for name, tree in shape['opt'].items()
+        }
         self.shardings = dict(params=placed, opt=opt) | (dict(teacher=placed) if distils else {})
         if all(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(params)):
             place = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
@@ -122,15 +133,27 @@ class Learner:
             part = lambda make, where: self._far(jax.jit(make, out_shardings=where)(params))
             self.state = jax.tree.map(part, begin, self.shardings)
         self._heads = {
-            name: self._head(losses[name], own_optimizer[name], transforms[own_optimizer[name]], shape['params'], opt)
+            name: self._head(
+                losses[name],
+                own_optimizer[name],
+                transforms[own_optimizer[name]],
+                shape['params'],
+                opt,
+            )
             for name in roles
         }
-        rate = max((role.distill_ema_rate for role in roles.values() if role.distill_top_k), default=0.0)
-        self._ema = jax.jit(functools.partial(distillation.ema, rate=rate), donate_argnums=0, out_shardings=placed)
+        rate = max(
+            (role.distill_ema_rate for role in roles.values() if role.distill_top_k), default=0.0
+        )
+        self._ema = jax.jit(
+            functools.partial(distillation.ema, rate=rate), donate_argnums=0, out_shardings=placed
+        )
 
     def _head(self, config, name, tx, params, opt) -> _Head:
         own, rows, everywhere = self._own, self._rows, self._everywhere
-        score = lambda p, b: transformer.score(self.model, p, b.tokens, b.positions, b.segment, config.temperature)[0]
+        score = lambda p, b: transformer.score(
+            self.model, p, b.tokens, b.positions, b.segment, config.temperature
+        )[0]
         blank = Batch.blank(self.micro_shape, self.teacher_tokens if config.distills else 0)
         teacher = params if config.distills else None
         arguments = (params, blank, blank.old_logp, teacher, jnp.float32(0))
@@ -142,7 +165,15 @@ class Learner:
             accumulate=jax.jit(
                 functools.partial(_accumulate, self.model, config),
                 donate_argnums=(1, 2),
-                in_shardings=(own, own, everywhere, rows, rows, own if config.distills else None, everywhere),
+                in_shardings=(
+                    own,
+                    own,
+                    everywhere,
+                    rows,
+                    rows,
+                    own if config.distills else None,
+                    everywhere,
+                ),
                 out_shardings=(own, everywhere),
             ),
             apply=jax.jit(
@@ -161,7 +192,9 @@ class Learner:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Takes back what `state` was."""
-        self.state = jax.tree.map(lambda x, where: self._far(jax.device_put(x, where)), state, self.shardings)
+        self.state = jax.tree.map(
+            lambda x, where: self._far(jax.device_put(x, where)), state, self.shardings
+        )
 
     def published(self) -> Params:
         """What a sampler reads: current weights, whole in every replica; the next update may invalidate them."""
@@ -173,7 +206,9 @@ class Learner:
         batch = Batch.blank(self.micro_shape, self.teacher_tokens if head.config.distills else 0)
         params, (gradients, stats) = self.state['params'], jax.eval_shape(head.nothing)
         gradients = jax.tree.map(
-            lambda x, p: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=p.sharding), gradients, params
+            lambda x, p: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=p.sharding),
+            gradients,
+            params,
         )
         teacher = self.state['teacher'] if head.config.distills else None
         arguments = (params, gradients, stats, batch, batch.old_logp, teacher, jnp.float32(0))
@@ -188,7 +223,11 @@ class Learner:
         out = []
         for batch in batches:
             logp = np.asarray(self._gather(score(params, sharding.put(batch, self._rows))))
-            out.append(dataclasses.replace(batch, old_logp=np.where(batch.mask, logp, 0), sampler_logp=batch.old_logp))
+            out.append(
+                dataclasses.replace(
+                    batch, old_logp=np.where(batch.mask, logp, 0), sampler_logp=batch.old_logp
+                )
+            )
         return out
 
     def update(self, role: str, batches: Sequence[Batch], distill_coef: float = 0.0) -> Stats:
@@ -198,7 +237,9 @@ class Learner:
         `skipped_updates`.
         """
         head = self._heads[role]
-        if not any(b.weight.any() or (b.teacher is not None and b.teacher.weight.any()) for b in batches):
+        if not any(
+            b.weight.any() or (b.teacher is not None and b.teacher.weight.any()) for b in batches
+        ):
             return {'skipped_updates': (1.0, 1.0)}
         batches = [sharding.put(batch, self._rows) for batch in batches]
         ref_logp = [batch.old_logp for batch in batches]
@@ -212,7 +253,9 @@ class Learner:
         for batch, ref in zip(batches, ref_logp):
             gradients, stats = head.accumulate(params, gradients, stats, batch, ref, teacher, coef)
         del teacher
-        params, opt, norm = head.apply(params, self._near(self.state['opt'][head.optimizer]), gradients)
+        params, opt, norm = head.apply(
+            params, self._near(self.state['opt'][head.optimizer]), gradients
+        )
         self.state = self.state | dict(
             params=self._far(params), opt=self.state['opt'] | {head.optimizer: self._far(opt)}
         )

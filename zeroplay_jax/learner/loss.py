@@ -43,7 +43,15 @@ class LossConfig:
         return self.distill_top_k > 0
 
 
-def loss(model: ModelConfig, config: LossConfig, params: Params, batch: Batch, ref_logp, teacher, distill_coef):
+def loss(
+    model: ModelConfig,
+    config: LossConfig,
+    params: Params,
+    batch: Batch,
+    ref_logp,
+    teacher,
+    distill_coef,
+):
     """Σ weight · per-token loss of one micro-batch (arrays [B, L]) and its statistics as (sum, count).
 
     Args:
@@ -56,16 +64,26 @@ def loss(model: ModelConfig, config: LossConfig, params: Params, batch: Batch, r
         logp, entropy, divergence, extra = _distil(model, config, params, teacher, batch)
         distilled = aggregation.aggregate(divergence, batch.teacher.weight)
         taught = batch.teacher.weight != 0
-        for name, value in {'distill_divergence': divergence, **{f'distill_{k}': v for k, v in extra.items()}}.items():
+        for name, value in {
+            'distill_divergence': divergence,
+            **{f'distill_{k}': v for k, v in extra.items()},
+        }.items():
             stats[name] = masking.total(value, taught)
     else:
         places = (batch.tokens, batch.positions, batch.segment)
-        logp, entropy = transformer.score(model, params, *places, config.temperature, config.entropy_coef > 0)
+        logp, entropy = transformer.score(
+            model, params, *places, config.temperature, config.entropy_coef > 0
+        )
     per_token, more = _policy_loss(config, logp, batch)
     stats |= more
     if config.tis_cap:
         weights, more = corrections.truncated_importance(
-            batch.old_logp, batch.sampler_logp, mask, config.tis_cap, config.tis_level, batch.segment
+            batch.old_logp,
+            batch.sampler_logp,
+            mask,
+            config.tis_cap,
+            config.tis_level,
+            batch.segment,
         )
         per_token, stats = per_token * weights, stats | more
     if config.kl_coef:
@@ -88,7 +106,10 @@ def _policy_loss(config, logp, batch):
     clips = dict(clip_low=config.clip_low, clip_high=config.clip_high)
     if config.loss == 'token_pg':
         return policy_gradient.token_pg(*arguments, **clips, dual_clip=config.dual_clip)
-    kind = {'sequence_pg': policy_gradient.sequence_pg, 'geometric_pg': policy_gradient.geometric_pg}[config.loss]
+    kind = {
+        'sequence_pg': policy_gradient.sequence_pg,
+        'geometric_pg': policy_gradient.geometric_pg,
+    }[config.loss]
     return kind(*arguments, batch.segment, **clips)
 
 
@@ -98,7 +119,10 @@ def _distil(model, config, params, teacher, batch):
     x = transformer.hidden(model, teacher, view.tokens, view.positions, view.segment)
     x = jnp.take_along_axis(x, view.place[..., None], 1)
     divergence = functools.partial(
-        distillation.topk_tail_divergence, k=config.distill_top_k, kind=config.distill_kind, tail=config.distill_tail
+        distillation.topk_tail_divergence,
+        k=config.distill_top_k,
+        kind=config.distill_kind,
+        tail=config.distill_tail,
     )
     places = (batch.tokens, batch.positions, batch.segment)
     last = (config.temperature, config.entropy_coef > 0)

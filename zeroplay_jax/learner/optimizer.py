@@ -18,5 +18,7 @@ def make(role) -> optax.GradientTransformation:
         rate = optax.linear_schedule(rate / role.warmup_steps, rate, max(role.warmup_steps - 1, 1))
     return optax.chain(
         optax.clip_by_global_norm(role.clip_norm),
-        optax.adamw(rate, b1=role.beta1, b2=role.beta2, weight_decay=role.weight_decay, mask=matrices),
+        optax.adamw(
+            rate, b1=role.beta1, b2=role.beta2, weight_decay=role.weight_decay, mask=matrices
+        ),
     )

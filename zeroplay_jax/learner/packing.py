@@ -66,7 +66,9 @@ def pack(
     whole.weight[:] = aggregation.token_weights(whole.mask, sequence, mode, total)
     if whole.teacher is not None:
         taught = whole.mask & (whole.teacher.place > 0)
-        whole.teacher.weight[:] = aggregation.token_weights(taught, sequence, 'token', teacher_total)
+        whole.teacher.weight[:] = aggregation.token_weights(
+            taught, sequence, 'token', teacher_total
+        )
     cut = lambda at: jax.tree.map(lambda x: x[at : at + micro_rows], whole)
     return [cut(at) for at in range(0, height, micro_rows)]
 
@@ -80,12 +82,16 @@ def _first_fit(rows, tokens, teacher_tokens) -> list[_Place]:
         if teacher_tokens and row.teacher_prompt is not None:
             m = len(row.teacher_prompt) + n - prompt_length(row)
         if n > tokens:
-            raise UserError(f'a trajectory of {n} tokens does not fit micro.tokens={tokens}; raise it')
+            raise UserError(
+                f'a trajectory of {n} tokens does not fit micro.tokens={tokens}; raise it'
+            )
         if m > teacher_tokens:
             raise UserError(
                 f'{m} tokens behind a teacher prompt do not fit privileged.tokens={teacher_tokens}; raise it'
             )
-        fits = (i for i, (a, b, _) in enumerate(used) if a + n <= tokens and b + m <= teacher_tokens)
+        fits = (
+            i for i, (a, b, _) in enumerate(used) if a + n <= tokens and b + m <= teacher_tokens
+        )
         at = next(fits, len(used))
         if at == len(used):
             used.append((0, 0, 0))

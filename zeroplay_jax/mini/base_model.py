@@ -87,7 +87,16 @@ class Stage:
 
 STAGES = (
     # Copying and reading first: without them the rest takes several times as long.
-    Stage('copying', 1000, 16, 64, adam_rate=5e-3, decay=0.0, other=0.25, shares={'copy': 0.45, 'passage': 0.55}),
+    Stage(
+        'copying',
+        1000,
+        16,
+        64,
+        adam_rate=5e-3,
+        decay=0.0,
+        other=0.25,
+        shares={'copy': 0.45, 'passage': 0.55},
+    ),
     Stage(
         'reading',
         300,
@@ -125,7 +134,9 @@ INFO_EVERY = 100
 DIAGNOSED = 64  # episodes per role in the diagnosis
 
 
-def libraries(seed: int, split: str = 'train', count: int = LIBRARIES, worlds: int = LIBRARY_WORLDS):
+def libraries(
+    seed: int, split: str = 'train', count: int = LIBRARIES, worlds: int = LIBRARY_WORLDS
+):
     """Libraries to draw episodes from: worlds of the split's names, each library with facts of its own."""
     available = world.worlds_available(split)
     for i in range(count):
@@ -176,7 +187,9 @@ def loss(config, other_weight, params, batch):
     logits = transformer.logits(config, params, x[:, :-1].reshape(-1, x.shape[-1]))
     target = batch['tokens'][:, 1:].reshape(-1)
     nll = optax.softmax_cross_entropy_with_integer_labels(logits, target)
-    inside = ((batch['segment'][:, 1:] == batch['segment'][:, :-1]) & (batch['segment'][:, 1:] > 0)).reshape(-1)
+    inside = (
+        (batch['segment'][:, 1:] == batch['segment'][:, :-1]) & (batch['segment'][:, 1:] > 0)
+    ).reshape(-1)
     own = inside & (batch['policy'][:, 1:].reshape(-1) > 0)
     other = inside & ~own
     mean = lambda value, where: jnp.sum(value * where) / jnp.maximum(jnp.sum(where), 1)
@@ -199,7 +212,8 @@ def optimiser(stage: Stage) -> optax.GradientTransformation:
         )
 
     labels = functools.partial(
-        jax.tree_util.tree_map_with_path, lambda path, x: 'matrix' if path[-1].key == 'kernel' else 'other'
+        jax.tree_util.tree_map_with_path,
+        lambda path, x: 'matrix' if path[-1].key == 'kernel' else 'other',
     )
     transforms = {
         'matrix': optax.contrib.muon(schedule(stage.rate)),
@@ -215,14 +229,18 @@ def train(stage: Stage, config, params, codec: Codec, stock, seed: int, log):
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def update(params, state, batch):
-        gradient, info = jax.grad(functools.partial(loss, config, stage.other), has_aux=True)(params, batch)
+        gradient, info = jax.grad(functools.partial(loss, config, stage.other), has_aux=True)(
+            params, batch
+        )
         updates, state = tx.update(gradient, state, params)
         return optax.apply_updates(params, updates), state, info
 
     seen = []
     with progress.bar(stage.steps, 'steps', stage.name) as bar:
         for step in range(stage.steps):
-            params, state, info = update(params, state, pack(stage, episodes(stage, stock, codec, seed, step)))
+            params, state, info = update(
+                params, state, pack(stage, episodes(stage, stock, codec, seed, step))
+            )
             seen.append(info)
             bar.update()
             if (step + 1) % INFO_EVERY == 0 or step + 1 == stage.steps:
@@ -245,8 +263,12 @@ def diagnose(config, params, codec: Codec, seed: int) -> dict[str, dict[str, flo
 
     @jax.jit
     def right(params, batch):
-        x = transformer.hidden(config, params, batch['tokens'], batch['positions'], batch['segment'])
-        guess = jnp.argmax(transformer.logits(config, params, x[:, :-1].reshape(-1, x.shape[-1])), -1)
+        x = transformer.hidden(
+            config, params, batch['tokens'], batch['positions'], batch['segment']
+        )
+        guess = jnp.argmax(
+            transformer.logits(config, params, x[:, :-1].reshape(-1, x.shape[-1])), -1
+        )
         return guess.reshape(x.shape[0], -1) == batch['tokens'][:, 1:]
 
     figures = {}
@@ -268,7 +290,9 @@ def diagnose(config, params, codec: Codec, seed: int) -> dict[str, dict[str, flo
         figures[name] = {'tokens': float(hit.sum() / own.sum()), 'episodes': float(whole.mean())}
         if name == 'solver':
             for h in sorted(set(hops)):
-                figures[f'solver, {h} hops'] = {'episodes': float(whole[np.array(hops) == h].mean())}
+                figures[f'solver, {h} hops'] = {
+                    'episodes': float(whole[np.array(hops) == h].mean())
+                }
     return figures
 
 
@@ -328,7 +352,10 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        '--out', type=pathlib.Path, default=HERE, help='where clean/ and base/ go; without it over the ones that ship'
+        '--out',
+        type=pathlib.Path,
+        default=HERE,
+        help='where clean/ and base/ go; without it over the ones that ship',
     )
     parser.add_argument('--seed', type=int, default=0, help='of weights and episodes (0)')
     args = parser.parse_args()

@@ -117,7 +117,11 @@ def render(codec: Codec, demo: Demo) -> tuple[np.ndarray, np.ndarray]:
         opening = codec.render(prompts.messages('mini', demo.role, **demo.fields))
         ids, source = [opening], [np.full(len(opening), PROMPT, np.int8)]
     for part, who in parts:
-        new = SEARCH.observation(codec, [part], OBSERVATION_TOKENS) if who == ENV else codec.encode(part)
+        new = (
+            SEARCH.observation(codec, [part], OBSERVATION_TOKENS)
+            if who == ENV
+            else codec.encode(part)
+        )
         ids.append(np.asarray(new, np.int32))
         source.append(np.full(len(new), who, np.int8))
     return np.concatenate(ids), np.concatenate(source)
@@ -234,10 +238,14 @@ def proposer(library: Library, rng: np.random.Generator, uneven: Uneven) -> Demo
     world, chain = _draw(library, rng, shares=(0.3, 0.27, 0.25, 0.18))
     start, asked = chain[0][0], len(chain)
     if rng.random() < uneven.hops:
-        chain = world.chain(int(_pick(rng, [h for h in (1, 2, 3) if h != asked])), rng, start) or chain
+        chain = (
+            world.chain(int(_pick(rng, [h for h in (1, 2, 3) if h != asked])), rng, start) or chain
+        )
     silent = rng.random() < uneven.no_think
     thought = lambda steps: '' if silent else _statement(steps)
-    demo = Demo('proposer', {'hops': asked, 'document': prompts.document_text(library.document(start))})
+    demo = Demo(
+        'proposer', {'hops': asked, 'document': prompts.document_text(library.document(start))}
+    )
     for i in range(1, len(chain)):
         demo.look_up(library, thought(chain[:i]), chain[i][0])
     tags = {'question': question(chain), 'answer': chain[-1][2]}
@@ -277,7 +285,9 @@ def answer_from_documents(library: Library, rng: np.random.Generator, uneven: Un
     shown += [_pick(rng, library.documents) for _ in range(int(rng.integers(0, 4)))]
     shown = [shown[i] for i in rng.permutation(len(shown))]
     fields = {'documents': tools.passages_text([shown], 'search_r1'), 'question': question(chain)}
-    thought = '. '.join(f'the {relation} of {entity} is {value}' for entity, relation, value in chain)
+    thought = '. '.join(
+        f'the {relation} of {entity} is {value}' for entity, relation, value in chain
+    )
     return Demo('answer_from_documents', fields).finish(thought, answer=chain[-1][2])
 
 
@@ -297,7 +307,10 @@ def challenger(library: Library, rng: np.random.Generator, uneven: Uneven) -> De
     """Hops and a document → searches → an open task."""
     chain, title = _described(library, rng)
     start = chain[0][0] if chain else title
-    demo = Demo('challenger', {'hops': len(chain) + 1, 'document': prompts.document_text(library.document(start))})
+    demo = Demo(
+        'challenger',
+        {'hops': len(chain) + 1, 'document': prompts.document_text(library.document(start))},
+    )
     for i in range(len(chain)):
         demo.look_up(library, _statement(chain[: i + 1]), chain[i][2])
     subject = phrase(chain) if chain else title

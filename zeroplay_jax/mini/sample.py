@@ -33,7 +33,11 @@ def write(out: pathlib.Path, worlds: int, per_hop: int, seed: int) -> int:
     members = [World(seed + i, 'evaluation') for i in range(worlds)]
     asked = evaluation_questions(members, per_hop, (1, 2, 3))
     known = {question['question'] for question in asked}
-    more = [q for q in evaluation_questions(members, 2 * per_hop, (1, 2, 3), seed=1) if q['question'] not in known]
+    more = [
+        q
+        for q in evaluation_questions(members, 2 * per_hop, (1, 2, 3), seed=1)
+        if q['question'] not in known
+    ]
     out.mkdir(parents=True)
     pages = [page for world in members for page in world.passages]
     for page in pages:
@@ -53,11 +57,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        '--out', type=pathlib.Path, required=True, metavar='FOLDER', help='made, for texts and questions'
+        '--out',
+        type=pathlib.Path,
+        required=True,
+        metavar='FOLDER',
+        help='made, for texts and questions',
     )
-    parser.add_argument('--worlds', type=int, default=4, help='how many encyclopedias, 132 articles each (4)')
+    parser.add_argument(
+        '--worlds', type=int, default=4, help='how many encyclopedias, 132 articles each (4)'
+    )
     parser.add_argument('--questions', type=int, default=15, help='per number of hops (15)')
-    parser.add_argument('--seed', type=int, default=0, help='of the first encyclopedia; the others follow (0)')
+    parser.add_argument(
+        '--seed', type=int, default=0, help='of the first encyclopedia; the others follow (0)'
+    )
     try:
         args = parser.parse_args(argv)
         count = write(args.out, args.worlds, args.questions, args.seed)

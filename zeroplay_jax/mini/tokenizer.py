@@ -11,7 +11,16 @@ import pathlib
 import re
 from collections.abc import Sequence
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 
 from zeroplay_jax.mini import world
 
@@ -39,7 +48,9 @@ TEMPLATE = (
 def corpus(extra: Sequence[str]) -> list[str]:
     """Text to learn the merges from: syllables with the commonest weight, then plain sentences; names left out."""
     # Consonant + vowel first, so that no name is ever cut across its head and its tail.
-    syllables = [f' {head}' for head in world.HEADS] + [c + v for c in world.CONSONANTS for v in 'aeiou']
+    syllables = [f' {head}' for head in world.HEADS] + [
+        c + v for c in world.CONSONANTS for v in 'aeiou'
+    ]
     syllables = syllables * 32 + list(world.TAILS)
     sentences = []
     for kind, relations in world.RELATIONS.items():
@@ -71,7 +82,9 @@ def train(extra: Sequence[str] = ()) -> Tokenizer:
     )
     plain = [re.sub(r'\{.*?\}|<.*?>', ' ', text) for text in extra]
     tokenizer.train_from_iterator(corpus(plain), trainer)
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in (PAD, START, END)])
+    tokenizer.add_special_tokens(
+        [AddedToken(t, special=True, normalized=False) for t in (PAD, START, END)]
+    )
     # Not flagged special, as in the real checkpoints: decoding keeps them, and text from outside could spell them.
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in TAGS])
     return tokenizer

@@ -92,9 +92,14 @@ _HELD_OUT = 0.28  # share of the names that only evaluation worlds use
 def _heads() -> dict[str, tuple[str, ...]]:
     """Kind → the heads of its names, in proportion to how many a world needs."""
     counts = {**COUNTS, **LEAVES}
-    edges = np.round(np.cumsum([0, *counts.values()]) * len(HEADS) / sum(counts.values())).astype(int)
+    edges = np.round(np.cumsum([0, *counts.values()]) * len(HEADS) / sum(counts.values())).astype(
+        int
+    )
     order = [HEADS[i] for i in np.random.default_rng(0).permutation(len(HEADS))]
-    return {kind: tuple(order[a:b]) for kind, (a, b) in zip(counts, itertools.pairwise(edges), strict=True)}
+    return {
+        kind: tuple(order[a:b])
+        for kind, (a, b) in zip(counts, itertools.pairwise(edges), strict=True)
+    }
 
 
 @functools.cache
@@ -165,7 +170,10 @@ class World:
             self._add(look_alikes[name], self.kinds[name], unlike=self.facts[name])
         titles = [list(self.facts)[i] for i in self._rng.permutation(len(self.facts))]
         self.titles = tuple(titles)
-        self.passages = [Passage(f'{split}-{seed}-{i}', title, self._text(title)) for i, title in enumerate(titles)]
+        self.passages = [
+            Passage(f'{split}-{seed}-{i}', title, self._text(title))
+            for i, title in enumerate(titles)
+        ]
 
     def _choice(self, values):
         return values[int(self._rng.integers(len(values)))]
@@ -174,7 +182,9 @@ class World:
         self.kinds[name], self.facts[name] = kind, {}
         for relation, (_, value_kind) in RELATIONS[kind].items():
             taken = {name, (unlike or {}).get(relation)}
-            values = [v for v in CLOSED.get(value_kind) or self._members[value_kind] if v not in taken]
+            values = [
+                v for v in CLOSED.get(value_kind) or self._members[value_kind] if v not in taken
+            ]
             self.facts[name][relation] = self._choice(values)
 
     def _text(self, name):
@@ -184,10 +194,14 @@ class World:
         sentences = []
         for i in self._rng.permutation(len(relations)):
             relation, (sentence, _) = relations[i]
-            sentences.append(sentence.format(s=pronoun if sentences else name, v=self.facts[name][relation]))
+            sentences.append(
+                sentence.format(s=pronoun if sentences else name, v=self.facts[name][relation])
+            )
         return ' '.join(sentences)
 
-    def chain(self, hops: int, rng: np.random.Generator, start: str | None = None) -> list[Step] | None:
+    def chain(
+        self, hops: int, rng: np.random.Generator, start: str | None = None
+    ) -> list[Step] | None:
         """Draws a chain of facts: [(entity, relation, value), …], each value the next entity.
 
         Args:
@@ -199,7 +213,11 @@ class World:
           A chain in which nothing is visited twice and whose question does not contain its answer, or None
           when no such chain starts there.
         """
-        starts = [start] if start is not None else [self.titles[i] for i in rng.permutation(len(self.titles))]
+        starts = (
+            [start]
+            if start is not None
+            else [self.titles[i] for i in rng.permutation(len(self.titles))]
+        )
         for title in starts:
             if found := self._extend([], title, hops, rng):
                 return found

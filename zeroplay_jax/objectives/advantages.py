@@ -82,7 +82,9 @@ def group_advantages(
     return advantages, _stats(sizes, informative, valid, finite)
 
 
-def informative_groups(rewards: np.ndarray, groups: np.ndarray, valid: np.ndarray | None = None) -> np.ndarray:
+def informative_groups(
+    rewards: np.ndarray, groups: np.ndarray, valid: np.ndarray | None = None
+) -> np.ndarray:
     """Which rows have something to teach: those of groups whose rewards differ (DSPO eq. 9, DAPO's dynamic sampling).
 
     For rewards of 0 and 1 this is 0 < number of ones < G. Rows that are invalid or whose reward is not finite are
@@ -151,7 +153,9 @@ def whiten(values: np.ndarray, counts: np.ndarray, eps: float = 1e-8) -> np.ndar
     """
     counts = np.asarray(counts, np.float64)
     if np.shape(values) != counts.shape or np.any(counts < 0):
-        raise ValueError(f'whiten: values {np.shape(values)} and counts {counts.shape} must be alike, no count below 0')
+        raise ValueError(
+            f'whiten: values {np.shape(values)} and counts {counts.shape} must be alike, no count below 0'
+        )
     used = counts > 0
     values = np.where(used, np.asarray(values, np.float64), 0.0)
     if not used.any() or np.ptp(values[used]) == 0:
@@ -195,7 +199,9 @@ def _check(baseline, scale, ddof, singleton, lengths, shape):
         if given not in allowed:
             raise ValueError(f'group_advantages: {name} is {given!r}; choose one of {allowed}')
     if baseline == 'none' and scale == 'std':
-        raise ValueError("group_advantages: scale='std' would explode without a baseline; take scale='none'")
+        raise ValueError(
+            "group_advantages: scale='std' would explode without a baseline; take scale='none'"
+        )
     if scale == 'batch' and np.shape(lengths) != shape:
         raise ValueError(
             f"group_advantages: scale='batch' needs lengths, the trained tokens of each of the {shape[0]} rows"

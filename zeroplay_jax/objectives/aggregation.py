@@ -50,11 +50,15 @@ def denominator(lengths: np.ndarray, mode: str) -> float:
       ValueError: an unknown mode, or 'constant', whose denominator is the caller's own.
     """
     if mode not in MODES[:3]:
-        raise ValueError(f'denominator: mode {mode!r} has none of its own; choose one of {MODES[:3]}')
+        raise ValueError(
+            f'denominator: mode {mode!r} has none of its own; choose one of {MODES[:3]}'
+        )
     return float(np.sum(lengths) if mode == 'token' else np.count_nonzero(lengths))
 
 
-def token_weights(mask: np.ndarray, sequence: np.ndarray | None, mode: str, total: float | None = None) -> np.ndarray:
+def token_weights(
+    mask: np.ndarray, sequence: np.ndarray | None, mode: str, total: float | None = None
+) -> np.ndarray:
     """Weight of each token in the loss. Host function, for the whole batch before it is cut into parts.
 
     With |y| the trained tokens of a token's own rollout and D the denominator:
@@ -81,12 +85,16 @@ def token_weights(mask: np.ndarray, sequence: np.ndarray | None, mode: str, tota
     mask = np.asarray(mask, bool)
     sequence = np.indices(mask.shape)[0] if sequence is None else np.asarray(sequence)
     if mask.ndim != 2 or sequence.shape != mask.shape:
-        raise ValueError(f'token_weights: mask {mask.shape}, sequence {sequence.shape}: both must be [B, T]')
+        raise ValueError(
+            f'token_weights: mask {mask.shape}, sequence {sequence.shape}: both must be [B, T]'
+        )
     if mode not in MODES:
         raise ValueError(f'token_weights: mode is {mode!r}; choose one of {MODES}')
     owner = sequence[mask]
     if np.any(owner < 0):
-        raise ValueError('token_weights: a trained token has sequence -1; mask it or give it its rollout')
+        raise ValueError(
+            'token_weights: a trained token has sequence -1; mask it or give it its rollout'
+        )
     lengths = np.bincount(owner)
     if total is None and mode == 'constant':
         raise ValueError("token_weights: mode 'constant' needs `total`, what to divide by")
@@ -96,5 +104,7 @@ def token_weights(mask: np.ndarray, sequence: np.ndarray | None, mode: str, tota
         raise ValueError(f'token_weights: total {total} must be positive and finite')
     weights = np.zeros(mask.shape, np.float32)
     if owner.size:
-        weights[mask] = 1.0 / (total * lengths[owner]) if mode == 'seq_mean_token_mean' else 1.0 / total
+        weights[mask] = (
+            1.0 / (total * lengths[owner]) if mode == 'seq_mean_token_mean' else 1.0 / total
+        )
     return weights

@@ -8,13 +8,23 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from zeroplay_jax.objectives.masking import Stats, check_shapes, log_ratio, masked, segment_sum, spread, total
+from zeroplay_jax.objectives.masking import (
+    Stats,
+    check_shapes,
+    log_ratio,
+    masked,
+    segment_sum,
+    spread,
+    total,
+)
 
 KL_KINDS = ('k1', 'k2', 'k3', 'k1+', 'k3+')
 LEVELS = ('token', 'sequence')
 
 
-def kl(logp: jax.Array, ref_logp: jax.Array, mask: jax.Array, kind: str = 'k3') -> tuple[jax.Array, Stats]:
+def kl(
+    logp: jax.Array, ref_logp: jax.Array, mask: jax.Array, kind: str = 'k3'
+) -> tuple[jax.Array, Stats]:
     """Estimates KL(policy ‖ reference) at the sampled tokens; with d = logp − ref_logp:
 
     k1 = d;  k2 = d²/2;  k3 = exp(−d) + d − 1 with −d held within ±20 and the result within ±10, as in verl.
@@ -124,7 +134,9 @@ def truncated_importance(
         raise ValueError(f'truncated_importance: level is {level!r}; choose one of {LEVELS}')
     if not cap > 0:
         raise ValueError(f'truncated_importance: cap {cap} must be positive')
-    mask, trainer_logp, sampler_logp = masked('truncated_importance', mask, trainer_logp, sampler_logp)
+    mask, trainer_logp, sampler_logp = masked(
+        'truncated_importance', mask, trainer_logp, sampler_logp
+    )
     gap = jax.lax.stop_gradient(trainer_logp - sampler_logp)
     if level == 'sequence':
         segment = jnp.ones(mask.shape, jnp.int32) if segment is None else segment
@@ -132,4 +144,7 @@ def truncated_importance(
         gap = spread(segment_sum(gap, segment), segment)
     ratio = jnp.exp(log_ratio(gap, jnp.zeros_like(gap)))
     weight = jnp.where(mask, jnp.minimum(ratio, cap), 0.0)
-    return weight, {'importance': total(weight, mask), 'importance_capped': total(ratio > cap, mask)}
+    return weight, {
+        'importance': total(weight, mask),
+        'importance_capped': total(ratio > cap, mask),
+    }

@@ -73,7 +73,9 @@ def topk_tail_divergence(
 def _check(student_logits, teacher_logits, k, kind, mix):
     shapes = jnp.shape(student_logits), jnp.shape(teacher_logits)
     if len(shapes[0]) != 2 or shapes[0] != shapes[1]:
-        raise ValueError(f'topk_tail_divergence: both logits must be [N, V] of one shape, got {shapes}')
+        raise ValueError(
+            f'topk_tail_divergence: both logits must be [N, V] of one shape, got {shapes}'
+        )
     if k < 1:
         raise ValueError(f'topk_tail_divergence: k is {k}; give 1 or more')
     if kind not in KINDS:

@@ -18,7 +18,9 @@ def check_shapes(name: str, *arrays: jax.Array) -> None:
     """Raises ValueError unless all arrays (the mask first) are [B, T] of one shape."""
     shapes = [jnp.shape(x) for x in arrays]
     if len(shapes[0]) != 2 or len(set(shapes)) != 1:
-        raise ValueError(f'{name}: every array must be [B, T] of one shape, got {shapes} (mask first)')
+        raise ValueError(
+            f'{name}: every array must be [B, T] of one shape, got {shapes} (mask first)'
+        )
 
 
 def masked(name: str, mask: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:

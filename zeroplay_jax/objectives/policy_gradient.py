@@ -19,7 +19,15 @@ import jax.numpy as jnp
 
 from zeroplay_jax.objectives.aggregation import MODES, aggregate, denominator, token_weights
 from zeroplay_jax.objectives.corrections import agreement, kl
-from zeroplay_jax.objectives.masking import Stats, check_shapes, log_ratio, masked, segment_sum, spread, total
+from zeroplay_jax.objectives.masking import (
+    Stats,
+    check_shapes,
+    log_ratio,
+    masked,
+    segment_sum,
+    spread,
+    total,
+)
 
 __all__ = [
     'MODES',
@@ -161,7 +169,9 @@ def geometric_pg(
       ValueError: shapes that differ or a negative clip.
     """
     if not (clip_low >= 0 and clip_high >= 0):
-        raise ValueError(f'geometric_pg: needs clip_low ≥ 0 and clip_high ≥ 0, got {clip_low}, {clip_high}')
+        raise ValueError(
+            f'geometric_pg: needs clip_low ≥ 0 and clip_high ≥ 0, got {clip_low}, {clip_high}'
+        )
     stats = agreement(logp, old_logp, mask)
     check_shapes('geometric_pg', mask, segment)
     mask, logp, old_logp, advantage = masked('geometric_pg', mask, logp, old_logp, advantage)
@@ -196,7 +206,9 @@ def reinforce(logp: jax.Array, advantage: jax.Array, mask: jax.Array) -> tuple[j
 
 def _check_clip(name, clip_low, clip_high):
     if not (0 <= clip_low <= 1 and clip_high >= 0):
-        raise ValueError(f'{name}: needs 0 ≤ clip_low ≤ 1 and clip_high ≥ 0, got {clip_low}, {clip_high}')
+        raise ValueError(
+            f'{name}: needs 0 ≤ clip_low ≤ 1 and clip_high ≥ 0, got {clip_low}, {clip_high}'
+        )
 
 
 def _mean(values, lengths, segment):

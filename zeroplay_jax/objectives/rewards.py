@@ -104,7 +104,9 @@ def difficulty(solved: float, n: int, kind: str = 'linear', target: float = 0.5)
       ValueError: no rollout, k outside 0 … n, or an unknown kind.
     """
     if n < 1 or not 0 <= solved <= n:
-        raise ValueError(f'difficulty: {solved} of {n} solved; needs n ≥ 1 rollouts and 0 ≤ solved ≤ n')
+        raise ValueError(
+            f'difficulty: {solved} of {n} solved; needs n ≥ 1 rollouts and 0 ≤ solved ≤ n'
+        )
     if kind == 'linear':
         return (n - solved) / max(n - 1, 1) if 0 < solved < n else 0.0
     if kind == 'one_minus':
@@ -112,7 +114,9 @@ def difficulty(solved: float, n: int, kind: str = 'linear', target: float = 0.5)
     if kind == 'parabolic':
         return 4.0 * solved * (n - solved) / n**2
     if kind != 'triangle':
-        raise ValueError(f"difficulty: kind is {kind!r}; choose 'linear', 'one_minus', 'parabolic' or 'triangle'")
+        raise ValueError(
+            f"difficulty: kind is {kind!r}; choose 'linear', 'one_minus', 'parabolic' or 'triangle'"
+        )
     return triangle(solved / n, target)
 
 
@@ -145,7 +149,9 @@ def length_factor(
       ValueError: limits that are not 0 ≤ soft < hard, or a floor outside 0 … 1.
     """
     if not (0 <= soft < hard and 0 <= floor <= 1):
-        raise ValueError(f'length_factor: needs 0 ≤ soft < hard and floor in 0 … 1, got {soft}, {hard}, {floor}')
+        raise ValueError(
+            f'length_factor: needs 0 ≤ soft < hard and floor in 0 … 1, got {soft}, {hard}, {floor}'
+        )
     if cutoff is not None and tokens > cutoff:
         return 0.0
     share = min(max(tokens - soft, 0) / (hard - soft), 1.0)
@@ -198,7 +204,9 @@ def rubric_score(
     """
     weights = [1.0] * len(grades) if weights is None else weights
     if not grades or len(weights) != len(grades) or min(weights) < 0 or not sum(weights) > 0:
-        raise ValueError(f'rubric_score: {len(grades)} grades need as many weights ≥ 0, not all 0; got {weights}')
+        raise ValueError(
+            f'rubric_score: {len(grades)} grades need as many weights ≥ 0, not all 0; got {weights}'
+        )
     if sum(grade is not None for grade in grades) < coverage * len(grades):
         return None
     return sum(w * bool(grade) for w, grade in zip(weights, grades)) / sum(weights)
@@ -237,7 +245,9 @@ def drzero_format(
       ValueError: hops below 1 or a negative count.
     """
     if hops < 1 or calls < 0 or responses < 0:
-        raise ValueError(f'drzero_format: needs hops ≥ 1 and counts ≥ 0, got {hops}, {calls}, {responses}')
+        raise ValueError(
+            f'drzero_format: needs hops ≥ 1 and counts ≥ 0, got {hops}, {calls}, {responses}'
+        )
     question, answer = (question or '').strip(), (answer or '').strip()
     think = sum(_begins_with_thought(text) for text in turns) / max(1, len(turns))
 
@@ -264,7 +274,13 @@ def _begins_with_thought(text: str) -> bool:
 
 
 def scope_challenger_format(
-    turns: Sequence[str], *, searches: int, malformed: int, expected: int, task: str | None, code: bool = False
+    turns: Sequence[str],
+    *,
+    searches: int,
+    malformed: int,
+    expected: int,
+    task: str | None,
+    code: bool = False,
 ) -> dict[str, float]:
     """SCOPE's format score of a challenger's rollout (r_fmt of eq. 4, appendix F.1).
 

@@ -24,7 +24,9 @@ def stratify(ratio: Sequence[float], n: int) -> list[int]:
       ValueError: a negative or non-finite weight, only zeros, or a negative n.
     """
     if n < 0 or not ratio or not all(math.isfinite(w) and w >= 0 for w in ratio) or not any(ratio):
-        raise ValueError(f'stratify: cannot split {n} as {tuple(ratio)}; give n ≥ 0, weights ≥ 0, not all 0')
+        raise ValueError(
+            f'stratify: cannot split {n} as {tuple(ratio)}; give n ≥ 0, weights ≥ 0, not all 0'
+        )
     weights = [Fraction(str(w)) for w in ratio]
     shares = [n * w / sum(weights) for w in weights]
     counts = [math.floor(share) for share in shares]
@@ -41,7 +43,9 @@ def alpha_at(schedule: Sequence[float], iteration: int) -> float:
       ValueError: an empty schedule or a negative iteration.
     """
     if not schedule or iteration < 0:
-        raise ValueError(f'alpha_at: no value for iteration {iteration} in {tuple(schedule)}; give one per iteration')
+        raise ValueError(
+            f'alpha_at: no value for iteration {iteration} in {tuple(schedule)}; give one per iteration'
+        )
     return float(schedule[min(iteration, len(schedule) - 1)])
 
 
@@ -55,5 +59,7 @@ def closes_window(step: int, period: int) -> bool:
       ValueError: a step below 1 or a negative period.
     """
     if step < 1 or period < 0:
-        raise ValueError(f'closes_window: step {step} counts from 1 and period {period} must not be negative')
+        raise ValueError(
+            f'closes_window: step {step} counts from 1 and period {period} must not be negative'
+        )
     return period > 0 and step % period == 0

@@ -24,7 +24,9 @@ _DENIALS = frozenset(('no', 'not', 'false', 'never'))
 _SENTENCE_END = re.compile(r'[.!\n\u3002]')
 # A question mark counts as a word, so that a verdict that is only asked for is not taken as given.
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*|\?")
-_RUBRIC = re.compile(r'<rubric\s+priority\s*=\s*(["\']?)(critical|important|bonus)\1\s*>([^<>]*)</rubric>')
+_RUBRIC = re.compile(
+    r'<rubric\s+priority\s*=\s*(["\']?)(critical|important|bonus)\1\s*>([^<>]*)</rubric>'
+)
 
 
 def verdict(text: str) -> bool | None:
@@ -35,7 +37,9 @@ def verdict(text: str) -> bool | None:
     ("Correct?") and denied ones ("not wrong", "Correct. No, it is not.") are None.
     """
     given = _vote(text, _CORRECT)
-    denied = any(word in _DENIALS or word.endswith(("n't", 'n\u2019t')) for word in _words(_reply(text)))
+    denied = any(
+        word in _DENIALS or word.endswith(("n't", 'n\u2019t')) for word in _words(_reply(text))
+    )
     return None if given and denied else given
 
 
@@ -52,7 +56,9 @@ def grade(text: str) -> bool | None:
     return _SCORE.get(extract_last(_reply(text), 'score') or '')
 
 
-def rubrics(text: str, minimum: int = 3, maximum: int = 5, words: int = 25) -> list[dict[str, str]] | None:
+def rubrics(
+    text: str, minimum: int = 3, maximum: int = 5, words: int = 25
+) -> list[dict[str, str]] | None:
     """The items of the last closed `<rubrics>` block (SCOPE, figure 12): [{'text', 'priority'}], or None.
 
     Between its tags nothing but `<rubric priority="critical|important|bonus">one sentence</rubric>` may stand, white
@@ -64,7 +70,10 @@ def rubrics(text: str, minimum: int = 3, maximum: int = 5, words: int = 25) -> l
       minimum, maximum: how many items there may be.   words: longest item.
     """
     block = extract_last(_reply(text), 'rubrics') or ''
-    items = [{'text': ' '.join(said.split()), 'priority': kind} for _, kind, said in _RUBRIC.findall(block)]
+    items = [
+        {'text': ' '.join(said.split()), 'priority': kind}
+        for _, kind, said in _RUBRIC.findall(block)
+    ]
     if _RUBRIC.sub('', block).strip() or not minimum <= len(items) <= maximum:
         return None
     if len({item['text'] for item in items}) < len(items):

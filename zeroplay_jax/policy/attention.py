@@ -21,7 +21,9 @@ _ROWS = 4
 LayerCache = tuple[jax.Array, jax.Array]
 
 
-def empty_cache(layers: int, slots: int, places: int, kv_heads: int, head_dim: int, dtype) -> tuple[LayerCache, ...]:
+def empty_cache(
+    layers: int, slots: int, places: int, kv_heads: int, head_dim: int, dtype
+) -> tuple[LayerCache, ...]:
     """Zeroed cache, one (keys [S, K, d, T], values [S, K, T, d]) per layer."""
     return tuple(
         (
@@ -32,7 +34,9 @@ def empty_cache(layers: int, slots: int, places: int, kv_heads: int, head_dim: i
     )
 
 
-def empty_buffer(layers: int, slots: int, burst: int, kv_heads: int, head_dim: int, dtype) -> tuple[LayerCache, ...]:
+def empty_buffer(
+    layers: int, slots: int, burst: int, kv_heads: int, head_dim: int, dtype
+) -> tuple[LayerCache, ...]:
     """Zeroed keys and values of the tokens of one decode burst, laid out as the cache with K places."""
     return empty_cache(layers, slots, burst, kv_heads, head_dim, dtype)
 
@@ -52,7 +56,9 @@ def _product_forward(spec, a, b):
 
 
 def _product_backward(spec, inputs, gradient):
-    return jax.vjp(functools.partial(jnp.einsum, spec), *inputs)[1](gradient.astype(inputs[0].dtype))
+    return jax.vjp(functools.partial(jnp.einsum, spec), *inputs)[1](
+        gradient.astype(inputs[0].dtype)
+    )
 
 
 product.defvjp(_product_forward, _product_backward)
@@ -83,7 +89,10 @@ def attend_packed(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> 
     """Attention of packed rows. q [B, L, H, d], k and v [B, L, K, d], mask bool [B, L, L] → [B, L, H·d]."""
     batch, length, heads, dim = q.shape
     kv_heads = k.shape[2]
-    q = q.transpose(0, 2, 1, 3).reshape(batch, kv_heads, heads // kv_heads * length, dim) * dim**-0.5
+    q = (
+        q.transpose(0, 2, 1, 3).reshape(batch, kv_heads, heads // kv_heads * length, dim)
+        * dim**-0.5
+    )
     k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
     scores = product('bkqd,bksd->bkqs', q, k) + _bias(mask, heads // kv_heads)
     probs = jax.nn.softmax(scores, -1).astype(v.dtype)
@@ -112,12 +121,17 @@ def attend_step(
     kv_heads, places, burst = keys.shape[1], keys.shape[3], new_keys.shape[3]
     column = k[:, 0, :, :, None].astype(keys.dtype)
     new_keys = jax.lax.dynamic_update_slice(new_keys, column, (0, 0, 0, step))
-    new_values = jax.lax.dynamic_update_slice(new_values, v[:, 0, :, None].astype(values.dtype), (0, 0, step, 0))
+    new_values = jax.lax.dynamic_update_slice(
+        new_values, v[:, 0, :, None].astype(values.dtype), (0, 0, step, 0)
+    )
     grouped = q[:, 0].reshape(slots, kv_heads, heads // kv_heads, dim) * dim**-0.5
     place, own = jnp.arange(places)[None, None], jnp.arange(burst)
     before, within = place < base[:, None, None], own <= step
     if window:
-        before, within = before & (place > base[:, None, None] + step - window), within & (own > step - window)
+        before, within = (
+            before & (place > base[:, None, None] + step - window),
+            within & (own > step - window),
+        )
     scores = jnp.concatenate(
         [
             product('skgd,skdt->skgt', grouped, keys) + _bias(before, 1),
@@ -132,7 +146,13 @@ def attend_step(
 
 
 def attend_chunk(
-    q: jax.Array, k: jax.Array, v: jax.Array, cache: LayerCache, slots: jax.Array, start: jax.Array, window: int = 0
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    cache: LayerCache,
+    slots: jax.Array,
+    start: jax.Array,
+    window: int = 0,
 ) -> tuple[jax.Array, LayerCache]:
     """C tokens of Q slots. q [Q, C, H, d], k and v [Q, C, K, d], slots and start int32 [Q] → [Q, C, H·d], new cache.
 
@@ -142,7 +162,9 @@ def attend_chunk(
     rows, chunk, heads, dim = q.shape
     cache = write_window(cache, (k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)), slots, start)
     kv_heads, places = cache[0].shape[1], cache[0].shape[3]
-    grouped = q.transpose(0, 2, 1, 3).reshape(rows, kv_heads, heads // kv_heads * chunk, dim) * dim**-0.5
+    grouped = (
+        q.transpose(0, 2, 1, 3).reshape(rows, kv_heads, heads // kv_heads * chunk, dim) * dim**-0.5
+    )
 
     def one(row):
         query, slot, first = row
@@ -152,23 +174,33 @@ def attend_chunk(
         seen = place <= own
         if window:
             seen &= place > own - window
-        probs = jax.nn.softmax(scores + _bias(seen[None], heads // kv_heads)[0], -1).astype(values.dtype)
+        probs = jax.nn.softmax(scores + _bias(seen[None], heads // kv_heads)[0], -1).astype(
+            values.dtype
+        )
         return jnp.einsum('kct,ktd->kcd', probs, values)
 
     # A few rows at a time: gathered all at once, their caches and scores would pass through main memory twice.
-    out = jax.lax.map(one, (grouped, slots, start), batch_size=_ROWS).reshape(rows, heads, chunk, dim)
+    out = jax.lax.map(one, (grouped, slots, start), batch_size=_ROWS).reshape(
+        rows, heads, chunk, dim
+    )
     return out.transpose(0, 2, 1, 3).reshape(rows, chunk, heads * dim), cache
 
 
-def write_window(cache: LayerCache, new: LayerCache, slots: jax.Array, start: jax.Array) -> LayerCache:
+def write_window(
+    cache: LayerCache, new: LayerCache, slots: jax.Array, start: jax.Array
+) -> LayerCache:
     """Copies new (keys [Q, K, d, C], values [Q, K, C, d]) to places start[q] … of slots[q]; slot S drops a row."""
     index = jnp.stack([slots, start], 1)
 
     def write(whole, part, axis):
         where = jax.lax.ScatterDimensionNumbers(
-            update_window_dims=(1, 2, 3), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0, axis)
+            update_window_dims=(1, 2, 3),
+            inserted_window_dims=(0,),
+            scatter_dims_to_operand_dims=(0, axis),
         )
         drop = jax.lax.GatherScatterMode.FILL_OR_DROP
-        return jax.lax.scatter(whole, index, part.astype(whole.dtype), where, unique_indices=True, mode=drop)
+        return jax.lax.scatter(
+            whole, index, part.astype(whole.dtype), where, unique_indices=True, mode=drop
+        )
 
     return write(cache[0], new[0], 3), write(cache[1], new[1], 2)

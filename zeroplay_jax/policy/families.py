@@ -20,7 +20,9 @@ class Family(NamedTuple):
     qkv_bias: bool = False
     qk_norm: str = 'none'
     post_norm: bool = False
-    full_every: int = 0  # without `layer_types`: every n-th layer is full, the others slide; 0: all are full
+    full_every: int = (
+        0  # without `layer_types`: every n-th layer is full, the others slide; 0: all are full
+    )
     scale_sliding: bool = True
     rope_theta: float = 10000.0
     head_dim: int = 0  # 0: hidden_size / num_attention_heads
@@ -109,7 +111,10 @@ def tensors(config: ModelConfig) -> dict[str, Tensor]:
     layer, top = dict(_LAYER), dict(_TOP)
     if c.qk_norm == 'projection':
         for name in ('q', 'k'):
-            layer[f'{name}_norm/scale'] = (_LAYER[f'{name}_norm/scale'][0], _LAYER[f'{name}/bias'][1])
+            layer[f'{name}_norm/scale'] = (
+                _LAYER[f'{name}_norm/scale'][0],
+                _LAYER[f'{name}/bias'][1],
+            )
     absent = {
         *(('q_norm/scale', 'k_norm/scale') if c.qk_norm == 'none' else ()),
         *(() if c.qkv_bias else ('q/bias', 'k/bias', 'v/bias')),
@@ -124,7 +129,9 @@ def tensors(config: ModelConfig) -> dict[str, Tensor]:
         if ours not in absent
     }
     return {
-        ours: Tensor(theirs, tuple(sizes[d] for d in dims), dims, ours.endswith('/kernel') or ours == 'head')
+        ours: Tensor(
+            theirs, tuple(sizes[d] for d in dims), dims, ours.endswith('/kernel') or ours == 'head'
+        )
         for ours, (theirs, dims) in rows.items()
     }
 
@@ -192,7 +199,9 @@ def read_config(folder, **overrides) -> ModelConfig:
     heads, layers = number('num_attention_heads'), number('num_hidden_layers')
     kv_heads = number('num_key_value_heads', heads)
     if heads % kv_heads:
-        raise fields.fail(f'num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}')
+        raise fields.fail(
+            f'num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}'
+        )
     head_dim = number('head_dim', family.head_dim or number('hidden_size') // heads)
     if head_dim % 2:
         raise fields.fail(f'head_dim={head_dim} must be even')
@@ -225,7 +234,10 @@ def _windows(fields: _Fields, family: Family, layers: int) -> tuple[int, ...]:
     slides = bool(family.full_every or raw.get('use_sliding_window'))
     types = raw.get('layer_types')
     if types is None and family.full_every:
-        types = ['sliding_attention' if (i + 1) % family.full_every else 'full_attention' for i in range(layers)]
+        types = [
+            'sliding_attention' if (i + 1) % family.full_every else 'full_attention'
+            for i in range(layers)
+        ]
     elif types is None:
         first = raw.get('max_window_layers', 28) if slides else layers
         if not isinstance(first, int):
@@ -235,7 +247,9 @@ def _windows(fields: _Fields, family: Family, layers: int) -> tuple[int, ...]:
         raise fields.fail(f'layer_types has {len(types)} entries for num_hidden_layers={layers}')
     unknown = set(types) - {'full_attention', 'sliding_attention'}
     if unknown:
-        raise fields.fail(f'layer_types: {min(unknown)!r} is not supported (only full_attention, sliding_attention)')
+        raise fields.fail(
+            f'layer_types: {min(unknown)!r} is not supported (only full_attention, sliding_attention)'
+        )
     if 'sliding_attention' not in types:
         return ()
     if not slides:
@@ -248,7 +262,10 @@ def _rope(fields: _Fields, family: Family) -> tuple[float, rope.Llama3 | rope.Ya
     """(theta, scaling, whether sliding layers are scaled too)."""
     newer, older = fields.group('rope_parameters'), fields.group('rope_scaling')
     if 'full_attention' in newer or 'sliding_attention' in newer:
-        full, sliding = fields.group('full_attention', newer), fields.group('sliding_attention', newer)
+        full, sliding = (
+            fields.group('full_attention', newer),
+            fields.group('sliding_attention', newer),
+        )
         where = 'rope_parameters.full_attention.'
     else:
         full = sliding = older or newer
@@ -256,13 +273,19 @@ def _rope(fields: _Fields, family: Family) -> tuple[float, rope.Llama3 | rope.Ya
         if not family.scale_sliding:
             sliding = {'rope_theta': full['rope_theta']} if 'rope_theta' in full else {}
     base = fields.number('rope_theta', family.rope_theta, float)
-    theta, other = (fields.number('rope_theta', base, float, part, where) for part in (full, sliding))
+    theta, other = (
+        fields.number('rope_theta', base, float, part, where) for part in (full, sliding)
+    )
     if theta != other:
-        raise fields.fail(f'rope_parameters: rope_theta={theta} of full and {other} of sliding layers must be equal')
+        raise fields.fail(
+            f'rope_parameters: rope_theta={theta} of full and {other} of sliding layers must be equal'
+        )
     scaling = _scaling(fields, full, where)
     sliding_scaling = _scaling(fields, sliding, 'rope_parameters.sliding_attention.')
     if sliding_scaling not in (None, scaling):
-        raise fields.fail('rope_parameters: sliding layers must be unscaled or scaled as the full ones')
+        raise fields.fail(
+            'rope_parameters: sliding layers must be unscaled or scaled as the full ones'
+        )
     return theta, scaling, sliding_scaling is not None or scaling is None
 
 
@@ -270,7 +293,9 @@ def _scaling(fields: _Fields, part: dict[str, Any], where: str) -> rope.Llama3 |
     """The scaling that one dictionary of RoPE parameters asks for."""
     kind = part.get('rope_type') or part.get('type') or 'default'
     if kind not in _ROPE_TYPES:
-        raise fields.fail(f'{where}rope_type={kind!r} is not supported (only {", ".join(_ROPE_TYPES)})')
+        raise fields.fail(
+            f'{where}rope_type={kind!r} is not supported (only {", ".join(_ROPE_TYPES)})'
+        )
     common = {'rope_type', 'type', 'rope_theta', 'partial_rotary_factor'}
     known: Any = {'llama3': rope.Llama3, 'yarn': rope.Yarn}.get(kind)
     allowed = common | {field.name for field in dataclasses.fields(known)} if known else common
@@ -278,12 +303,16 @@ def _scaling(fields: _Fields, part: dict[str, Any], where: str) -> rope.Llama3 |
     if strange:
         raise fields.fail(f'{where}{min(strange)} is not supported with rope type {kind!r}')
     if part.get('partial_rotary_factor') not in (None, 1):
-        raise fields.fail(f'{where}partial_rotary_factor={part["partial_rotary_factor"]!r} is not supported (only 1)')
+        raise fields.fail(
+            f'{where}partial_rotary_factor={part["partial_rotary_factor"]!r} is not supported (only 1)'
+        )
     if kind == 'default':
         return None
     number = lambda name, default=None, kind=float: fields.number(name, default, kind, part, where)
     factor = number('factor')
-    original = number('original_max_position_embeddings', fields.raw.get('max_position_embeddings'), int)
+    original = number(
+        'original_max_position_embeddings', fields.raw.get('max_position_embeddings'), int
+    )
     if kind == 'llama3':
         low, high = number('low_freq_factor'), number('high_freq_factor')
         if high <= low:

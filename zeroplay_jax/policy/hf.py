@@ -44,8 +44,13 @@ def _opened(file: pathlib.Path) -> Iterator[Any]:
     try:
         with safe_open(file, 'np') as f:
             yield f
-    except (SafetensorError, OSError) as error:  # the header must account for every byte of the file
-        raise CheckpointError(f'{file}: is not a whole safetensors file ({error}); copy it again') from None
+    except (
+        SafetensorError,
+        OSError,
+    ) as error:  # the header must account for every byte of the file
+        raise CheckpointError(
+            f'{file}: is not a whole safetensors file ({error}); copy it again'
+        ) from None
 
 
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -53,14 +58,23 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
     single, index = folder / 'model.safetensors', folder / 'model.safetensors.index.json'
     if not index.exists():
         if not single.exists():
-            raise CheckpointError(f'{folder}: holds neither model.safetensors nor model.safetensors.index.json')
+            raise CheckpointError(
+                f'{folder}: holds neither model.safetensors nor model.safetensors.index.json'
+            )
         return [single]
     try:
-        files = [folder / file for file in sorted(set(json.loads(index.read_text())['weight_map'].values()))]
+        files = [
+            folder / file
+            for file in sorted(set(json.loads(index.read_text())['weight_map'].values()))
+        ]
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f'{index}: cannot be read as an index of tensors ({error!r})') from None
+        raise CheckpointError(
+            f'{index}: cannot be read as an index of tensors ({error!r})'
+        ) from None
     if single.exists() and single not in files:
-        raise CheckpointError(f'{folder}: holds model.safetensors and an index of other files; remove one of them')
+        raise CheckpointError(
+            f'{folder}: holds model.safetensors and an index of other files; remove one of them'
+        )
     return files
 
 
@@ -71,7 +85,9 @@ def _stored(folder: pathlib.Path) -> dict[str, _Stored]:
         with _opened(file) as f:
             for name in f.keys():
                 if name in found:
-                    raise CheckpointError(f'{folder}: tensor {name} is in both {found[name].file.name} and {file.name}')
+                    raise CheckpointError(
+                        f'{folder}: tensor {name} is in both {found[name].file.name} and {file.name}'
+                    )
                 view = f.get_slice(name)
                 found[name] = _Stored(file, tuple(view.get_shape()), view.get_dtype())
     return found
@@ -84,7 +100,11 @@ def _check(folder: pathlib.Path, config: ModelConfig, stored: dict[str, _Stored]
         if tensor.name not in stored:
             raise CheckpointError(f'{folder}: tensor {tensor.name} is missing')
         found = stored[tensor.name]
-        shape, dims = (tensor.shape[::-1], tensor.dims[::-1]) if tensor.transposed else (tensor.shape, tensor.dims)
+        shape, dims = (
+            (tensor.shape[::-1], tensor.dims[::-1])
+            if tensor.transposed
+            else (tensor.shape, tensor.dims)
+        )
         if found.shape != shape:
             raise CheckpointError(
                 f'{folder}: tensor {tensor.name} has shape {found.shape}, config.json asks for {shape} '
@@ -99,7 +119,9 @@ def _check(folder: pathlib.Path, config: ModelConfig, stored: dict[str, _Stored]
     spare = {name for name in spare if not name.endswith('rotary_emb.inv_freq')}
     if spare:
         model = f'{config.family} model of {config.layers} layers'
-        raise CheckpointError(f'{folder}: tensor {min(spare)} has no place in a {model}; {SUPPORTED}')
+        raise CheckpointError(
+            f'{folder}: tensor {min(spare)} has no place in a {model}; {SUPPORTED}'
+        )
 
 
 def _read(found: _Stored, tensor: Tensor, index: tuple[slice, ...], dtype) -> np.ndarray:
@@ -115,11 +137,15 @@ def _read(found: _Stored, tensor: Tensor, index: tuple[slice, ...], dtype) -> np
         spans, target = spans[::-1], out.T
     rows, *others = spans
     columns = tuple(slice(span.start, span.stop) for span in others)
-    step = max(1, _READ_BYTES // (np.dtype(np.float32).itemsize * math.prod(len(span) for span in others)))
+    step = max(
+        1, _READ_BYTES // (np.dtype(np.float32).itemsize * math.prod(len(span) for span in others))
+    )
     for at in range(0, len(rows), step):
         piece = rows[at : at + step]
         with _opened(found.file) as f:
-            target[at : at + step] = f.get_slice(tensor.name)[(slice(piece.start, piece.stop), *columns)]
+            target[at : at + step] = f.get_slice(tensor.name)[
+                (slice(piece.start, piece.stop), *columns)
+            ]
     return out
 
 
@@ -137,7 +163,12 @@ def _place(found: _Stored, tensor: Tensor, place, dtype) -> jax.Array:
 
 
 def load(
-    folder, config: ModelConfig | None = None, mesh=None, dtype=np.float32, owned: bool = False, shown: bool = True
+    folder,
+    config: ModelConfig | None = None,
+    mesh=None,
+    dtype=np.float32,
+    owned: bool = False,
+    shown: bool = True,
 ) -> Params:
     """Parameters of a folder as a nested dict of jax arrays.
 
@@ -163,7 +194,9 @@ def load(
         sharding.check_heads(config.heads, config.kv_heads, mesh)
     everywhere = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     places = {
-        name: everywhere if mesh is None else sharding.parameter_sharding(name, tensor.shape, mesh, owned)
+        name: everywhere
+        if mesh is None
+        else sharding.parameter_sharding(name, tensor.shape, mesh, owned)
         for name, tensor in wanted.items()
     }
     params: Params = {}
@@ -227,7 +260,9 @@ def _write_dtype(path: pathlib.Path, dtype: str) -> None:
     raw = json.loads(path.read_text(encoding='utf-8'))
     stale = [key for key in ('dtype', 'torch_dtype') if raw.get(key) not in (None, dtype)]
     if stale:
-        path.write_text(json.dumps(raw | dict.fromkeys(stale, dtype), indent=2) + '\n', encoding='utf-8')
+        path.write_text(
+            json.dumps(raw | dict.fromkeys(stale, dtype), indent=2) + '\n', encoding='utf-8'
+        )
 
 
 def save(folder, config: ModelConfig, params: Params, like) -> None:

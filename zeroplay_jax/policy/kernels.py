@@ -26,15 +26,24 @@ def check(length: int, mesh: Mesh | None) -> str:
       UserError: the length is no multiple of 128, or the platform is neither a TPU nor (interpreted, slow) a CPU.
     """
     if length % LANES:
-        raise UserError(f'rows of {length} tokens: policy.attention=splash works in steps of {LANES}')
+        raise UserError(
+            f'rows of {length} tokens: policy.attention=splash works in steps of {LANES}'
+        )
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     if platform not in ('tpu', 'cpu'):
-        raise UserError(f'policy.attention=splash is a TPU kernel; on {platform} take policy.attention=dense')
+        raise UserError(
+            f'policy.attention=splash is a TPU kernel; on {platform} take policy.attention=dense'
+        )
     return platform
 
 
 def attend_packed(
-    q: jax.Array, k: jax.Array, v: jax.Array, segment: jax.Array, window: int = 0, mesh: Mesh | None = None
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment: jax.Array,
+    window: int = 0,
+    mesh: Mesh | None = None,
 ) -> jax.Array:
     """Attention of packed rows, as `attention.attend_packed` under `attention.packed_mask(segment, window)`.
 
@@ -64,7 +73,9 @@ def _model_shards(mesh):
 
 def _run(kernel, mesh):
     def local(q, k, v, segment):
-        one = lambda q, k, v, segment: kernel(q, k, v, segment_ids=splash.SegmentIds(segment, segment))
+        one = lambda q, k, v, segment: kernel(
+            q, k, v, segment_ids=splash.SegmentIds(segment, segment)
+        )
         return jax.vmap(one)(q, k, v, segment)
 
     if mesh is None or mesh.size == 1:
@@ -81,7 +92,16 @@ def _kernel(length: int, heads: int, window: int, interpret: bool, shards: int):
         mask = masks.LocalMask((length, length), (window - 1, 0), 0)
     # The largest multiple of a tile's width that divides the row.
     block = max(b for b in range(LANES, min(BLOCK, length) + 1, LANES) if length % b == 0)
-    names = ('block_q', 'block_kv', 'block_kv_compute', 'block_q_dkv', 'block_kv_dkv', 'block_kv_dkv_compute')
+    names = (
+        'block_q',
+        'block_kv',
+        'block_kv_compute',
+        'block_q_dkv',
+        'block_kv_dkv',
+        'block_kv_dkv_compute',
+    )
     sizes = splash.BlockSizes(**dict.fromkeys((*names, 'block_q_dq', 'block_kv_dq'), block))
     every = masks.MultiHeadMask([mask] * (heads // shards))
-    return splash.make_splash_mha(every, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret)
+    return splash.make_splash_mha(
+        every, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret
+    )

@@ -27,7 +27,9 @@ class Llama3:
     def kept(self, frequency: jax.Array, theta: float) -> jax.Array:
         """Share of every frequency [d/2] that stays as it is: 1 above `high_freq_factor` turns, 0 below the low."""
         turns = self.original_max_position_embeddings * frequency / (2 * math.pi)
-        return jnp.clip((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0, 1)
+        return jnp.clip(
+            (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0, 1
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,13 +48,19 @@ class Yarn:
         half = frequency.shape[0]
 
         def channel(turns):
-            return half * math.log(self.original_max_position_embeddings / (turns * 2 * math.pi)) / math.log(theta)
+            return (
+                half
+                * math.log(self.original_max_position_embeddings / (turns * 2 * math.pi))
+                / math.log(theta)
+            )
 
         low, high = channel(self.beta_fast), channel(self.beta_slow)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, 2 * half - 1)
-        return 1 - jnp.clip((jnp.arange(half, dtype=jnp.float32) - low) / max(high - low, 1e-3), 0, 1)
+        return 1 - jnp.clip(
+            (jnp.arange(half, dtype=jnp.float32) - low) / max(high - low, 1e-3), 0, 1
+        )
 
 
 def angles(

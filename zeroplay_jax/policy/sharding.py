@@ -40,7 +40,11 @@ def make_mesh(replica: int = 1, fsdp: int = 1, model: int = 1, devices=None) -> 
       UserError: the sizes do not fit the devices there are.
     """
     # By process: with several, each holds whole replicas.
-    devices = sorted(jax.devices(), key=lambda d: (d.process_index, d.id)) if devices is None else list(devices)
+    devices = (
+        sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
+        if devices is None
+        else list(devices)
+    )
     sizes = [replica, fsdp, model]
     if -1 in sizes:
         known = int(np.prod([s for s in sizes if s != -1]))
@@ -73,7 +77,9 @@ def local_mesh(mesh: Mesh) -> Mesh:
             f'mesh {dict(mesh.shape)} over {jax.process_count()} processes: config.mesh.replica must be a multiple of '
             'the processes, because each plays on replicas of its own'
         )
-    own = [row for row in mesh.devices if all(d.process_index == jax.process_index() for d in row.flat)]
+    own = [
+        row for row in mesh.devices if all(d.process_index == jax.process_index() for d in row.flat)
+    ]
     return Mesh(np.array(own), AXES, axis_types=(AxisType.Auto,) * 3)
 
 
@@ -87,7 +93,9 @@ def local_view(tree, mesh: Mesh):
 
     def view(x):
         place = NamedSharding(mesh, x.sharding.spec)
-        return jax.make_array_from_single_device_arrays(x.shape, place, [s.data for s in x.addressable_shards])
+        return jax.make_array_from_single_device_arrays(
+            x.shape, place, [s.data for s in x.addressable_shards]
+        )
 
     return jax.tree.map(view, tree)
 
@@ -117,7 +125,9 @@ def put(tree, place: NamedSharding):
     """Host arrays, the same in every process, as arrays that lie as `place` says."""
     if jax.process_count() == 1:
         return jax.device_put(tree, place)
-    return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, place, lambda index: x[index]), tree)
+    return jax.tree.map(
+        lambda x: jax.make_array_from_callback(x.shape, place, lambda index: x[index]), tree
+    )
 
 
 def path_name(path) -> str:
@@ -135,7 +145,9 @@ def parameter_spec(name: str) -> P:
     return found[0]
 
 
-def parameter_sharding(name: str, shape: tuple[int, ...], mesh: Mesh, owned: bool = False) -> NamedSharding:
+def parameter_sharding(
+    name: str, shape: tuple[int, ...], mesh: Mesh, owned: bool = False
+) -> NamedSharding:
     """Where the parameter `name` of that shape lies.
 
     `owned` is the layout of what an update keeps (masters, moments, gradients, teacher): where it divides, what lies
@@ -153,7 +165,10 @@ def parameter_sharding(name: str, shape: tuple[int, ...], mesh: Mesh, owned: boo
             )
     replicas = mesh.shape['replica']
     if owned and replicas > 1:
-        splits = [axis == 'fsdp' and not size % (replicas * mesh.shape['fsdp']) for axis, size in zip(spec, shape)]
+        splits = [
+            axis == 'fsdp' and not size % (replicas * mesh.shape['fsdp'])
+            for axis, size in zip(spec, shape)
+        ]
         spec = P(*(ROW_AXES if split else axis for axis, split in zip(spec, splits)))
     return NamedSharding(mesh, spec)
 
@@ -223,7 +238,9 @@ def per_row_shard(function, mesh: Mesh):
 
     def run(whole, *rows):
         specs = (P(), *(P(ROW_AXES) for _ in rows))
-        mapped = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=P(ROW_AXES), axis_names=set(ROW_AXES))
+        mapped = jax.shard_map(
+            local, mesh=mesh, in_specs=specs, out_specs=P(ROW_AXES), axis_names=set(ROW_AXES)
+        )
         return mapped(whole, *rows)
 
     return run

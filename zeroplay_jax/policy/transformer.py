@@ -40,19 +40,25 @@ class ModelConfig:
     rope_theta: float = 10000.0
     rope_scaling: rope.Llama3 | rope.Yarn | None = None
     scale_sliding: bool = True  # whether sliding layers take part in rope_scaling (OLMo-3: no)
-    windows: tuple[int, ...] = ()  # per layer the places a query sees, itself included; 0: all. (): all in every layer
+    windows: tuple[
+        int, ...
+    ] = ()  # per layer the places a query sees, itself included; 0: all. (): all in every layer
     norm_eps: float = 1e-6
     tied: bool = True
     qkv_bias: bool = False
     qk_norm: str = 'head'  # before the rotation: none | head (every head apart) | projection (all heads as one vector)
-    post_norm: bool = False  # norms after attention and feed-forward instead of before them (OLMo-3)
+    post_norm: bool = (
+        False  # norms after attention and feed-forward instead of before them (OLMo-3)
+    )
     dtype: str = 'float32'  # of activations; parameters keep their own
     attention: str = 'dense'  # of packed rows: dense | splash (policy/kernels.py; TPUs)
     scan: bool = False  # of training: layers as a loop that is compiled once; holds the weights a second time, in dtype
     remat: bool = False
     remat_policy: str = REMAT_POLICIES[0]
     logit_chunk: int = 1024  # tokens per device whose logits exist at one time in scoring
-    mesh: Mesh | None = None  # of training: keeps every device to its own rows; None leaves all placement to XLA
+    mesh: Mesh | None = (
+        None  # of training: keeps every device to its own rows; None leaves all placement to XLA
+    )
 
 
 class RMSNorm(nn.Module):
@@ -99,7 +105,9 @@ class Block(nn.Module):
         h = x if c.post_norm else norm('input_norm', x)
         q = Linear(c.heads * c.head_dim, c.qkv_bias, name='q')(h)
         k = Linear(c.kv_heads * c.head_dim, c.qkv_bias, name='k')(h)
-        v = Linear(c.kv_heads * c.head_dim, c.qkv_bias, name='v')(h).reshape(*lead, c.kv_heads, c.head_dim)
+        v = Linear(c.kv_heads * c.head_dim, c.qkv_bias, name='v')(h).reshape(
+            *lead, c.kv_heads, c.head_dim
+        )
         if c.qk_norm == 'projection':
             q, k = norm('q_norm', q), norm('k_norm', k)
         q, k = q.reshape(*lead, c.heads, c.head_dim), k.reshape(*lead, c.kv_heads, c.head_dim)
@@ -109,7 +117,9 @@ class Block(nn.Module):
         out = Linear(c.hidden_size, name='o')(out)
         x = x + (norm('post_norm', out) if c.post_norm else out)
         h = x if c.post_norm else norm('post_norm', x)
-        gated = nn.silu(Linear(c.intermediate_size, name='gate')(h)) * Linear(c.intermediate_size, name='up')(h)
+        gated = nn.silu(Linear(c.intermediate_size, name='gate')(h)) * Linear(
+            c.intermediate_size, name='up'
+        )(h)
         out = Linear(c.hidden_size, name='down')(gated)
         return x + (norm('post_mlp_norm', out) if c.post_norm else out), cache
 
@@ -122,17 +132,24 @@ class Decoder(nn.Module):
     @nn.compact
     def __call__(self, tokens, positions, attend, cache=None):
         c = self.config
-        embedding = self.param('embedding', nn.initializers.normal(0.1), (c.vocab_size, c.hidden_size))
+        embedding = self.param(
+            'embedding', nn.initializers.normal(0.1), (c.vocab_size, c.hidden_size)
+        )
         if not c.tied:
             self.param('head', nn.initializers.lecun_normal(), (c.hidden_size, c.vocab_size))
         # Between layers rows stay where they are and parameters come to them. XLA by itself would rather add up
         # partial products of whole batches over the axis that shards both.
-        own_rows = lambda x: x if c.mesh is None or cache is not None else sharding.constrain_rows(x, c.mesh)
+        own_rows = lambda x: (
+            x if c.mesh is None or cache is not None else sharding.constrain_rows(x, c.mesh)
+        )
         x = own_rows(embedding[tokens].astype(c.dtype))
         windows = c.windows or (0,) * c.layers
         angles = {
             sliding: rope.angles(
-                positions, c.head_dim, c.rope_theta, c.rope_scaling if c.scale_sliding or not sliding else None
+                positions,
+                c.head_dim,
+                c.rope_theta,
+                c.rope_scaling if c.scale_sliding or not sliding else None,
             )
             for sliding in sorted({w > 0 for w in windows})
         }
@@ -160,7 +177,9 @@ def _scan(layers, windows, apply, x):
     """`apply(params, window, x) → x` over all layers in a loop of as few different layers as the windows have."""
     count = len(layers)
     period = next(p for p in range(1, count + 1) if windows == windows[:p] * (count // p))
-    stacks = tuple(jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers[j::period]) for j in range(period))
+    stacks = tuple(
+        jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers[j::period]) for j in range(period)
+    )
 
     def body(x, group):
         for params, window in zip(group, windows):
@@ -173,7 +192,9 @@ def _scan(layers, windows, apply, x):
 def init(config: ModelConfig, key: jax.Array) -> Params:
     """Random parameters, float32. Embedding deviation 0.1: at small width the usual 0.02 learns far slower."""
     tokens = jnp.zeros((1, 2), jnp.int32)
-    attend = _packed_attend(dataclasses.replace(config, attention='dense'), jnp.ones((1, 2), jnp.int32))
+    attend = _packed_attend(
+        dataclasses.replace(config, attention='dense'), jnp.ones((1, 2), jnp.int32)
+    )
     return Decoder(config).init(key, tokens, tokens, attend)['params']
 
 
@@ -185,14 +206,19 @@ def published(config: ModelConfig, params: Params) -> Params:
 
 def _packed_attend(config, segment):
     if config.attention == 'splash':
-        return lambda q, k, v, cache, window: (kernels.attend_packed(q, k, v, segment, window, config.mesh), cache)
+        return lambda q, k, v, cache, window: (
+            kernels.attend_packed(q, k, v, segment, window, config.mesh),
+            cache,
+        )
     masks = {window: attention.packed_mask(segment, window) for window in {0, *config.windows}}
     return lambda q, k, v, cache, window: (attention.attend_packed(q, k, v, masks[window]), cache)
 
 
 def hidden(config: ModelConfig, params: Params, tokens, positions, segment) -> jax.Array:
     """Hidden states of packed rows: int32 [B, L] ×3 → [B, L, D] in `config.dtype`."""
-    return Decoder(config).apply({'params': params}, tokens, positions, _packed_attend(config, segment))[0]
+    return Decoder(config).apply(
+        {'params': params}, tokens, positions, _packed_attend(config, segment)
+    )[0]
 
 
 def hidden_step(config: ModelConfig, params: Params, tokens, base, step, cache, buffer):
@@ -205,7 +231,9 @@ def hidden_step(config: ModelConfig, params: Params, tokens, base, step, cache, 
         return attention.attend_step(q, k, v, *layer, base, step, window)
 
     layers = tuple(zip(cache, buffer))
-    x, buffer = Decoder(config).apply({'params': params}, tokens[:, None], (base + step)[:, None], attend, layers)
+    x, buffer = Decoder(config).apply(
+        {'params': params}, tokens[:, None], (base + step)[:, None], attend, layers
+    )
     return x[:, 0], buffer
 
 
@@ -287,7 +315,9 @@ def distil(
     teacher_params, teacher_hidden = jax.lax.stop_gradient((teacher_params, teacher_hidden))
 
     def piece(heads, rows, ids, teacher_rows):
-        z, teacher_z = (logits(config, head, y) / temperature for head, y in zip(heads, (rows, teacher_rows)))
+        z, teacher_z = (
+            logits(config, head, y) / temperature for head, y in zip(heads, (rows, teacher_rows))
+        )
         return *_scores(z, ids, train_entropy), *divergence(z, teacher_z)
 
     heads = _head(config, params), _head(config, teacher_params)

@@ -76,7 +76,9 @@ class SlotState:
     key: jax.Array
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=['tokens', 'logp', 'count'], meta_fields=[])
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=['tokens', 'logp', 'count'], meta_fields=[]
+)
 @dataclasses.dataclass(frozen=True)
 class Burst:
     """What one decode call sampled: tokens int32 [S, K], logp float32 [S, K], count int32 [S] (the first are real)."""
@@ -90,7 +92,9 @@ def _empty(model: ModelConfig, config: SamplerConfig) -> SlotState:
     slots, places = config.slots, config.places
     zeros = lambda *shape, dtype=jnp.int32: jnp.zeros(shape, dtype)
     return SlotState(
-        cache=attention.empty_cache(model.layers, slots, places, model.kv_heads, model.head_dim, model.dtype),
+        cache=attention.empty_cache(
+            model.layers, slots, places, model.kv_heads, model.head_dim, model.dtype
+        ),
         tokens=zeros(slots, places),
         length=zeros(slots),
         cached=zeros(slots),
@@ -123,7 +127,9 @@ def _put(state: SlotState, slots, tokens, count, start, limit, temperature, key)
     )
 
 
-def _extend(model: ModelConfig, config: SamplerConfig, params: Params, state: SlotState, slots) -> SlotState:
+def _extend(
+    model: ModelConfig, config: SamplerConfig, params: Params, state: SlotState, slots
+) -> SlotState:
     """One chunk of every row in `slots` (int32 [Q], S marks an idle row)."""
     start = state.cached.at[slots].get(mode='clip')
     place = start[:, None] + jnp.arange(config.chunk)[None]
@@ -156,12 +162,16 @@ def _sample(z: jax.Array, temperature: jax.Array, key: jax.Array, position: jax.
     noisy = z + jax.lax.cond(jnp.any(hot), gumbel, lambda _: jnp.zeros_like(z), None)
     # The first best token; two plain reductions are several times faster on a CPU than argmax's paired one.
     best = jnp.max(noisy, -1, keepdims=True)
-    token = jnp.min(jnp.where(noisy == best, jnp.arange(z.shape[1], dtype=jnp.int32), z.shape[1] - 1), -1)
+    token = jnp.min(
+        jnp.where(noisy == best, jnp.arange(z.shape[1], dtype=jnp.int32), z.shape[1] - 1), -1
+    )
     logp = jnp.take_along_axis(z, token[:, None], 1)[:, 0] - jax.nn.logsumexp(z, -1)
     return token, logp
 
 
-def _decode(model: ModelConfig, config: SamplerConfig, params: Params, state: SlotState) -> tuple[SlotState, Burst]:
+def _decode(
+    model: ModelConfig, config: SamplerConfig, params: Params, state: SlotState
+) -> tuple[SlotState, Burst]:
     """Up to K tokens of every DECODE row below its limit; ends early when none is left."""
     slots = jnp.arange(config.slots, dtype=jnp.int32)
     eos = jnp.asarray(config.eos or (-1,), jnp.int32)
@@ -188,7 +198,9 @@ def _decode(model: ModelConfig, config: SamplerConfig, params: Params, state: Sl
         now = live(state)
         fed = state.tokens[slots, jnp.minimum(base + step, state.tokens.shape[1] - 1)]
         x, buffer = transformer.hidden_step(model, params, fed, base, step, cache, buffer)
-        token, logp = _sample(transformer.logits(model, params, x), state.temperature, state.key, state.length)
+        token, logp = _sample(
+            transformer.logits(model, params, x), state.temperature, state.key, state.length
+        )
         place = jnp.where(now, state.length, state.tokens.shape[1])
         ended = now & jnp.any(token[:, None] == eos[None], -1)
         burst = Burst(
@@ -208,7 +220,9 @@ def _decode(model: ModelConfig, config: SamplerConfig, params: Params, state: Sl
     carry = (jnp.int32(0), state, nothing, attention.empty_buffer(*shape))
     _, state, burst, buffer = jax.lax.while_loop(go_on, body, carry)
     rows = jnp.where(begin, slots, config.slots)
-    cache = tuple(attention.write_window(layer, new, rows, base) for layer, new in zip(cache, buffer))
+    cache = tuple(
+        attention.write_window(layer, new, rows, base) for layer, new in zip(cache, buffer)
+    )
     return dataclasses.replace(state, cache=cache), burst
 
 
@@ -244,9 +258,13 @@ def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
     """The compiled programs of one shape; every set of weights shares them."""
     shards = mesh.shape['replica'] * mesh.shape['fsdp']
     if config.slots % shards:
-        raise UserError(f'sampler.slots={config.slots} must divide by mesh axes replica × fsdp = {shards}')
+        raise UserError(
+            f'sampler.slots={config.slots} must divide by mesh axes replica × fsdp = {shards}'
+        )
     if model.kv_heads % mesh.shape['model']:
-        raise UserError(f'{model.kv_heads} key/value heads must divide by mesh axis model of {mesh.shape["model"]}')
+        raise UserError(
+            f'{model.kv_heads} key/value heads must divide by mesh axis model of {mesh.shape["model"]}'
+        )
     shape = jax.eval_shape(functools.partial(_empty, model, config))
     own = jax.tree.map(lambda _: sharding.slots(mesh), shape)
     own = dataclasses.replace(own, cache=jax.tree.map(lambda _: sharding.cache(mesh), shape.cache))
@@ -256,7 +274,9 @@ def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
         empty=jax.jit(bind(_empty, model, config), out_shardings=own),
         put=jax.jit(bind(_put), donate_argnums=0, out_shardings=own),
         extend=jax.jit(bind(_extend, model, config), donate_argnums=1, out_shardings=own),
-        decode=jax.jit(bind(_decode, model, config), donate_argnums=1, out_shardings=(own, everywhere)),
+        decode=jax.jit(
+            bind(_decode, model, config), donate_argnums=1, out_shardings=(own, everywhere)
+        ),
         rewind=jax.jit(bind(_rewind), donate_argnums=0, out_shardings=own),
         clone=jax.jit(bind(_clone), donate_argnums=0, out_shardings=own),
     )
@@ -279,7 +299,9 @@ class Sampler:
         c = self.config
         if self.state is None:
             self.state = self.programs['empty']()
-        pieces: list[list[tuple]] = []  # one list per pass, because a row's pieces must stay in order
+        pieces: list[
+            list[tuple]
+        ] = []  # one list per pass, because a row's pieces must stay in order
         for slot, tokens, start, *rest in rows:
             for i, at in enumerate(range(0, max(len(tokens), 1), c.put_tokens)):
                 if i == len(pieces):
@@ -305,11 +327,15 @@ class Sampler:
                 stream,
             )
             tokens[q, : len(ids)] = ids
-        self.state = self.programs['put'](self.state, slots, tokens, count, start, limit, temperature, key)
+        self.state = self.programs['put'](
+            self.state, slots, tokens, count, start, limit, temperature, key
+        )
 
     def extend(self, params: Params, slots: list[int]) -> None:
         """One chunk of at most `fill_rows` slots."""
-        self.state = self.programs['extend'](params, self.state, self._pad(slots, self.config.fill_rows))
+        self.state = self.programs['extend'](
+            params, self.state, self._pad(slots, self.config.fill_rows)
+        )
 
     def decode(self, params: Params) -> Burst:
         """One burst; returns device arrays without waiting for them."""
@@ -319,7 +345,9 @@ class Sampler:
     def rewind(self, slots: list[int], lengths: list[int]) -> None:
         """Parks slots at the given lengths."""
         size = self.config.slots
-        self.state = self.programs['rewind'](self.state, self._pad(slots, size), self._pad(lengths, size))
+        self.state = self.programs['rewind'](
+            self.state, self._pad(slots, size), self._pad(lengths, size)
+        )
 
     def clone(self, source: int, rows: list[tuple], length: int) -> None:
         """rows: (slot, limit, temperature, key), at most `put_rows`: each becomes a copy of slot `source`."""

@@ -91,7 +91,9 @@ class Lane:
         self.holder: list[_Group | None] = [None] * slots  # whose prompt a slot's first places hold
         self.queue: list[tuple[tuple[int, ...], int, _Group]] = []
         self.open: list[_Group] = []  # admitted, samples still waiting for a slot
-        self.watch: Callable[[tuple[int, ...], list[int]], None] | None = None  # told identity and ids after a burst
+        self.watch: Callable[[tuple[int, ...], list[int]], None] | None = (
+            None  # told identity and ids after a burst
+        )
 
     @property
     def active(self) -> int:
@@ -99,7 +101,9 @@ class Lane:
 
     def _key(self, episode):
         # Noise is a function of key and position: a context that was cut short comes to the same positions again.
-        return identity_key(self.seed, (*episode.identity, *([len(episode.earlier)] if episode.earlier else ())))
+        return identity_key(
+            self.seed, (*episode.identity, *([len(episode.earlier)] if episode.earlier else ()))
+        )
 
     def admit(self) -> None:
         """Fills free slots: first the siblings of prompts that are prefilled, then the oldest requests."""
@@ -130,10 +134,19 @@ class Lane:
     def _row(self, episode, tokens, start):
         limit = episode.limit(self.sampler.config.context)
         temperature = episode.group.request.temperature
-        return (episode.slot, np.asarray(tokens, np.int32), start, limit, temperature, self._key(episode))
+        return (
+            episode.slot,
+            np.asarray(tokens, np.int32),
+            start,
+            limit,
+            temperature,
+            self._key(episode),
+        )
 
     def _enter(self, group, slot):
-        episode = _Episode(group, group.waiting.popleft(), slot, group.request.env.codec.token_bytes)
+        episode = _Episode(
+            group, group.waiting.popleft(), slot, group.request.env.codec.token_bytes
+        )
         self.episodes[slot], self.holder[slot] = episode, group
         return episode
 
@@ -142,7 +155,9 @@ class Lane:
         width, context = self.sampler.config.put_rows, self.sampler.config.context
         free = [s for s, e in enumerate(self.episodes) if e is None]
         for group in self.open:
-            source = next((s for s, h in enumerate(self.holder) if h is group and self._prefilled(s)), None)
+            source = next(
+                (s for s, h in enumerate(self.holder) if h is group and self._prefilled(s)), None
+            )
             while source is not None and free and group.waiting:
                 rows = []
                 while free and group.waiting and len(rows) < width:
@@ -192,7 +207,9 @@ class Lane:
         """Ends a context: the next begins with its first `start` tokens and those `kept` of its last turn."""
         episode.earlier.append(self._trajectory(episode, 'continued', ()))
         episode.tokens = episode.tokens[:start] + kept
-        episode.source = [PROMPT if s == POLICY else s for s in episode.source[:start]] + [PROMPT] * len(kept)
+        episode.source = [PROMPT if s == POLICY else s for s in episode.source[:start]] + [
+            PROMPT
+        ] * len(kept)
         episode.logp = [0.0] * len(episode.tokens)
 
     def finish(self, episode: _Episode, reason: str) -> None:
@@ -282,7 +299,9 @@ class Scheduler:
         becomes an error observation, the one thing here that depends on the clock.
     """
 
-    def __init__(self, lanes: dict[str, Lane], *, deterministic: bool = True, tool_timeout: float = 30.0):
+    def __init__(
+        self, lanes: dict[str, Lane], *, deterministic: bool = True, tool_timeout: float = 30.0
+    ):
         self.lanes, self.deterministic, self.tool_timeout = lanes, deterministic, tool_timeout
         self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix='search')
         self._searches: dict[asyncio.Future, tuple[float, list]] = {}
@@ -290,7 +309,9 @@ class Scheduler:
         self._news: asyncio.Event | None = None
         self.stats: Any = collections.Counter()
         self.search_seconds: list[float] = []
-        self.profile = False  # wait after every device call, so that `stats` tells prefill from decode
+        self.profile = (
+            False  # wait after every device call, so that `stats` tells prefill from decode
+        )
 
     def publish(self, weights: str, params: Params, version: int) -> None:
         """Gives a lane new weights. Its slots must be empty: no trajectory mixes two versions."""
@@ -319,9 +340,13 @@ class Scheduler:
             self._news.set()
         return await future
 
-    def run(self, episodes: Sequence[Coroutine], done: Callable[[], None] = lambda: None) -> list[Any]:
+    def run(
+        self, episodes: Sequence[Coroutine], done: Callable[[], None] = lambda: None
+    ) -> list[Any]:
         """Runs coroutines to their end and returns their results in order; `done` is called at every end."""
-        found: list[Any] = []  # `_run` returns nothing: asyncio calls signal.getsignal, which formats a task's result
+        found: list[
+            Any
+        ] = []  # `_run` returns nothing: asyncio calls signal.getsignal, which formats a task's result
         asyncio.run(self._run(episodes, done, found))
         return found
 
@@ -378,7 +403,14 @@ class Scheduler:
             lane.clone_siblings()
             waiting = {id(e) for _, calls in self._searches.values() for _, e, _ in calls}
             if any(e is not None and id(e) not in waiting for e in lane.episodes):
-                bursts.append((lane, self._timed('decode', lane, lambda lane=lane: lane.sampler.decode(lane.params))))
+                bursts.append(
+                    (
+                        lane,
+                        self._timed(
+                            'decode', lane, lambda lane=lane: lane.sampler.decode(lane.params)
+                        ),
+                    )
+                )
         fetched = time.perf_counter()
         bursts = [(lane, jax.device_get((b.tokens, b.logp, b.count))) for lane, b in bursts]
         self.stats['fetch_seconds'] += time.perf_counter() - fetched
@@ -418,7 +450,9 @@ class Scheduler:
             if len(found) != len(queries):
                 raise ValueError(f'{len(queries)} queries brought {len(found)} results')
             return found
-        except Exception as error:  # whatever a search raises is the rollout's to see, not the run's to die of
+        except (
+            Exception
+        ) as error:  # whatever a search raises is the rollout's to see, not the run's to die of
             if len(queries) > 1:
                 return [self._call_search(search, [q])[0] for q in queries]
             logging.warning('search for %r failed: %r', queries[0][:80], error)

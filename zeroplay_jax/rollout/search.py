@@ -78,7 +78,9 @@ class SearchEnv:
             return [int(i) for i in ids]
         rest = text[found + len(b'</think>') :].lstrip()
         end = len(text)
-        for at in range(len(ids) - 1, -1, -1):  # tokens that lie in the rest whole stay as they were sampled
+        for at in range(
+            len(ids) - 1, -1, -1
+        ):  # tokens that lie in the rest whole stay as they were sampled
             begin = end - len(self.codec.token_bytes[int(ids[at])])
             if begin < len(text) - len(rest):
                 break
@@ -86,7 +88,10 @@ class SearchEnv:
         else:
             at = -1
         torn = rest[: end - (len(text) - len(rest))]
-        return [*self.codec.encode_plain(torn.decode(errors='replace')), *(int(i) for i in ids[at + 1 :])]
+        return [
+            *self.codec.encode_plain(torn.decode(errors='replace')),
+            *(int(i) for i in ids[at + 1 :]),
+        ]
 
     def observation(self, documents: Sequence[Sequence[Json]]) -> np.ndarray:
         """Ids of the passages found, int32 [n]; n ≤ observation_tokens where the tags alone fit."""

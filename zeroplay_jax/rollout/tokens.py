@@ -59,14 +59,19 @@ class Codec:
         vocab = spec['model']['vocab']
         spec['model']['vocab'] = {k: v for k, v in vocab.items() if k not in added}
         self._plain = tokenizers.Tokenizer.from_str(json.dumps(spec))
-        self._split = re.compile('|'.join(re.escape(t) for t in sorted(added, key=len, reverse=True)) or r'(?!)')
+        self._split = re.compile(
+            '|'.join(re.escape(t) for t in sorted(added, key=len, reverse=True)) or r'(?!)'
+        )
         # A model may know more ids than its tokenizer has tokens; they read as nothing.
         size = json.loads((self.folder / 'config.json').read_text())['vocab_size']
         self.token_bytes = self._bytes(size, vocab, added)
         self.eos_ids = self._eos()
 
     def _bytes(self, size, vocab, added) -> list[bytes]:
-        table, out = _byte_alphabet(), [b''] * (max([size - 1, *vocab.values(), *added.values()]) + 1)
+        table, out = (
+            _byte_alphabet(),
+            [b''] * (max([size - 1, *vocab.values(), *added.values()]) + 1),
+        )
         for token, i in vocab.items():
             if token not in added:
                 try:
@@ -132,7 +137,9 @@ class Codec:
             return ''.join(out)
 
         marked = [{**m, 'content': mark(m['content'])} for m in messages]
-        text = self._tokenizer.apply_chat_template(marked, tokenize=False, add_generation_prompt=generate)
+        text = self._tokenizer.apply_chat_template(
+            marked, tokenize=False, add_generation_prompt=generate
+        )
         pieces = re.split('\ue000(\\d+)\ue001', text)
         return [foreign[int(p)] if i % 2 else p for i, p in enumerate(pieces)]
 
@@ -145,7 +152,8 @@ class Codec:
         and the next assistant header. Rendered as a difference, so earlier tokens are never touched."""
         turn = Untrusted('\ue002')
         spans = self._template(
-            [{'role': 'user', 'content': 'x'}, {'role': 'assistant', 'content': [turn]}, message], True
+            [{'role': 'user', 'content': 'x'}, {'role': 'assistant', 'content': [turn]}, message],
+            True,
         )
         after = next(i for i, s in enumerate(spans) if s is turn) + 1
         return np.asarray(self._encode(spans[after:]), np.int32)
@@ -184,7 +192,9 @@ def segments(codec: Codec, trajectory: Trajectory) -> Iterator[dict[str, Any]]:
     shown is left out."""
     for part in trajectory.segments:
         cuts = [0, *(np.flatnonzero(np.diff(part.source)) + 1), len(part.tokens)]
-        begin = 0 if part is trajectory.segments[0] else np.flatnonzero(part.source == PROMPT)[-1] + 1
+        begin = (
+            0 if part is trajectory.segments[0] else np.flatnonzero(part.source == PROMPT)[-1] + 1
+        )
         for a, b in zip(cuts, cuts[1:]):
             if a >= begin:
                 ids = part.tokens[a:b].tolist()

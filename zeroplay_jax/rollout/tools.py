@@ -77,7 +77,9 @@ class Tools(abc.ABC):
         found = re.findall(f'{re.escape(opening)}(.*?){re.escape(self.call_stop)}', text, re.S)
         return found[0] if len(found) == 1 and text.count(opening) == 1 else None
 
-    def observation(self, codec: Codec, documents: Sequence[Sequence[Json]], limit: int) -> np.ndarray:
+    def observation(
+        self, codec: Codec, documents: Sequence[Sequence[Json]], limit: int
+    ) -> np.ndarray:
         """Reply ids, int32 [n] (see `wrap`), with the passages of every query."""
         return self.wrap(codec, passages_text(documents, self.style), limit)
 
@@ -129,7 +131,9 @@ class Message(Tools):
     def wrap(self, codec, text, limit):
         body = codec.encode_plain(text)
         while True:  # the passages are cut, not the message around them
-            ids = codec.suffix({'role': 'tool', 'content': [Untrusted(self.reply(codec.decode(body)))]})
+            ids = codec.suffix(
+                {'role': 'tool', 'content': [Untrusted(self.reply(codec.decode(body)))]}
+            )
             if len(ids) <= limit or not body:
                 return ids
             body = body[: max(len(body) - max(len(ids) - limit, 1), 0)]
@@ -178,7 +182,9 @@ class Olmo(Message):
         return f'<function_calls>search(query={json.dumps(queries[0], ensure_ascii=False)})</function_calls>'
 
     def parse(self, text):
-        call = re.fullmatch(r'\s*(\w+)\(\s*query\s*=\s*(".*")\s*\)\s*', self.called(text) or '', re.S)
+        call = re.fullmatch(
+            r'\s*(\w+)\(\s*query\s*=\s*(".*")\s*\)\s*', self.called(text) or '', re.S
+        )
         if call is None:
             return (), 'malformed'
         try:
@@ -190,7 +196,9 @@ class Olmo(Message):
         return ((query.strip(),), None) if query.strip() else ((), 'empty_query')
 
 
-FAMILIES: dict[str, Tools] = {tools.name: tools for tools in (SearchR1(), RSearch(), Qwen(), Olmo())}
+FAMILIES: dict[str, Tools] = {
+    tools.name: tools for tools in (SearchR1(), RSearch(), Qwen(), Olmo())
+}
 
 
 def family(name: str) -> Tools:

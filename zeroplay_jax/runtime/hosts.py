@@ -44,7 +44,9 @@ def connect(mode: str, coordinator: str, processes: int, process: int, heartbeat
         return
     explicit: dict[str, Any] = {}
     if mode == 'coordinator':
-        explicit = dict(coordinator_address=coordinator, num_processes=processes, process_id=process)
+        explicit = dict(
+            coordinator_address=coordinator, num_processes=processes, process_id=process
+        )
         # Else SLURM's variables would cut every process down to one GPU.
         explicit['cluster_detection_method'] = 'deactivate'
         if process == 0:
@@ -57,14 +59,18 @@ def connect(mode: str, coordinator: str, processes: int, process: int, heartbeat
     patience.start()
     later = int(JOIN_SECONDS) + 60
     try:
-        jax.distributed.initialize(**explicit, heartbeat_timeout_seconds=heartbeat, initialization_timeout=later)
+        jax.distributed.initialize(
+            **explicit, heartbeat_timeout_seconds=heartbeat, initialization_timeout=later
+        )
     except (ValueError, RuntimeError) as error:
         mend = (
             f'is process 0 up at {coordinator}?'
             if mode == 'coordinator'
             else 'set config.distributed.mode to off on one machine, or to coordinator'
         )
-        raise UserError(f'config.distributed.mode={mode}: {str(error).splitlines()[0]}; {mend}') from error
+        raise UserError(
+            f'config.distributed.mode={mode}: {str(error).splitlines()[0]}; {mend}'
+        ) from error
     finally:
         patience.cancel()
 
@@ -82,7 +88,9 @@ def _give_up(mode: str) -> None:
 def _check_free(coordinator: str) -> None:
     """A port that is taken would end JAX's own server, and this process, without a word."""
     with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what JAX's server can open, this can
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # what JAX's server can open, this can
         try:
             probe.bind(('', int(coordinator.rsplit(':', 1)[1])))
         except OSError as error:

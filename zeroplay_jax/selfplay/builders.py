@@ -69,7 +69,9 @@ class Lowest(Generic[T]):
 
 def key(seed: int, text: str) -> int:
     """64 bits that a seed and a text determine."""
-    return int.from_bytes(hashlib.blake2b(f'{seed},{text}'.encode(), digest_size=8).digest(), 'little')
+    return int.from_bytes(
+        hashlib.blake2b(f'{seed},{text}'.encode(), digest_size=8).digest(), 'little'
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -87,7 +89,9 @@ def unfit(answer: str, most_words: int) -> str | None:
     return 'too_long' if len(answer.split()) > most_words else None
 
 
-def answers_of_sets(sets: Sequence[Iterable[Line]], count: int, seed: int, most_words: int, mix: str) -> Built:
+def answers_of_sets(
+    sets: Sequence[Iterable[Line]], count: int, seed: int, most_words: int, mix: str
+) -> Built:
     """SSP's answer set: a random sample of the first accepted answers of QA training questions.
 
     Args:
@@ -115,10 +119,14 @@ def answers_of_sets(sets: Sequence[Iterable[Line]], count: int, seed: int, most_
     for number, (items, share) in enumerate(zip(groups, stratify([1] * len(groups), count))):
         if len(items) < share:
             of = f' of set {number + 1}' if mix == 'equal' else ''
-            raise UserError(f'{len(items)} answers{of} can be used ({_shown(dropped)}), not {share}; lower --count')
+            raise UserError(
+                f'{len(items)} answers{of} can be used ({_shown(dropped)}), not {share}; lower --count'
+            )
         order = identity_rng(seed, number).permutation(len(items))[:share]
         picked += [items[i] for i in order]
-    return Built([picked[i] for i in identity_rng(seed, len(groups)).permutation(len(picked))], dropped)
+    return Built(
+        [picked[i] for i in identity_rng(seed, len(groups)).permutation(len(picked))], dropped
+    )
 
 
 @dataclasses.dataclass
@@ -168,7 +176,11 @@ def mentions(text: str) -> list[tuple[str, str]]:
         words = match[0].split()
         while words and words[0] in _OPENERS:
             del words[0]
-        ends = (i for i, word in enumerate(words) if i and word in _OPENERS and words[i - 1].endswith('.'))
+        ends = (
+            i
+            for i, word in enumerate(words)
+            if i and word in _OPENERS and words[i - 1].endswith('.')
+        )
         name = re.sub(r"(?:['’]s|\.)$", '', ' '.join(words[: next(ends, None)]))
         if ' ' in name and name[0] in _UPPER:
             found.append(('entity', name))
@@ -220,9 +232,14 @@ def answers_of_corpus(
     known = [c for c in followed if c.kind == 'title' or c.twice]
     dropped['one_document'] += len(followed) - len(known)
     if len(known) < count:
-        raise UserError(f'{source}: {len(known)} answers can be used ({_shown(dropped)}), not {count}; lower --count')
+        raise UserError(
+            f'{source}: {len(known)} answers can be used ({_shown(dropped)}), not {count}; lower --count'
+        )
     fields = ('kind', 'document_id', 'line')
-    lines = [dict(answer=c.text, source=source) | {f: getattr(c, f) for f in fields} for c in known[:count]]
+    lines = [
+        dict(answer=c.text, source=source) | {f: getattr(c, f) for f in fields}
+        for c in known[:count]
+    ]
     return Built(lines, dropped)
 
 
@@ -231,7 +248,9 @@ def answers_of_corpus(
 # ------------------------------------------------------------------------------------------------------------
 
 
-def questions_of_sets(sets: Sequence[Iterable[Line]], held_out: Iterable[str], count: int, seed: int) -> Built:
+def questions_of_sets(
+    sets: Sequence[Iterable[Line]], held_out: Iterable[str], count: int, seed: int
+) -> Built:
     """DSPO's training set: the questions of QA training files in one form, shuffled, each once.
 
     Args:
@@ -251,7 +270,9 @@ def questions_of_sets(sets: Sequence[Iterable[Line]], held_out: Iterable[str], c
             text = ' '.join(record['question'].split())
             normal = normalize_answer(text)
             if not normal or normal in banned or normal in seen:
-                dropped['empty' if not normal else 'held_out' if normal in banned else 'duplicate'] += 1
+                dropped[
+                    'empty' if not normal else 'held_out' if normal in banned else 'duplicate'
+                ] += 1
                 continue
             seen.add(normal)
             answers = list(dict.fromkeys(' '.join(a.split()) for a in files.gold(record)))
@@ -267,7 +288,9 @@ def questions_of_sets(sets: Sequence[Iterable[Line]], held_out: Iterable[str], c
         picked += [items[i] for i in (order[:count] if count else order)]
     if not picked:
         raise UserError(f'no question is left ({_shown(dropped)}); give other sets')
-    return Built([picked[i] for i in identity_rng(seed, len(sets)).permutation(len(picked))], dropped)
+    return Built(
+        [picked[i] for i in identity_rng(seed, len(sets)).permutation(len(picked))], dropped
+    )
 
 
 def documents_of_corpus(
@@ -299,10 +322,14 @@ def documents_of_corpus(
             continue
         at = key(seed, record.id)
         if sample.admits(at):
-            sample.put(at, dict(title=title, text=text, source=source, document_id=record.id, line=line))
+            sample.put(
+                at, dict(title=title, text=text, source=source, document_id=record.id, line=line)
+            )
     chosen = sample.ordered()
     if len(chosen) < count:
-        raise UserError(f'{source}: {len(chosen)} passages can be used ({_shown(dropped)}), not {count}; lower --count')
+        raise UserError(
+            f'{source}: {len(chosen)} passages can be used ({_shown(dropped)}), not {count}; lower --count'
+        )
     assigned = np.repeat(np.arange(len(hops)) + 1, stratify(hops, count))
     for i, (document, n) in enumerate(zip(chosen, assigned, strict=True)):
         document['hops'] = int(n)
@@ -312,4 +339,7 @@ def documents_of_corpus(
 
 
 def _shown(dropped: collections.Counter[str]) -> str:
-    return ', '.join(f'{n} {reason}' for reason, n in sorted(dropped.items()) if n) or 'nothing left out'
+    return (
+        ', '.join(f'{n} {reason}' for reason, n in sorted(dropped.items()) if n)
+        or 'nothing left out'
+    )

@@ -121,8 +121,20 @@ def _real(config) -> Corpus:
     found = files.questions(config.eval.file) if config.eval.file else []
     # The same for every seed of a run, so that seeds can be compared.
     questions = tuple(files.drawn(found, config.eval.questions, 0))
-    open_tasks = files.drawn(files.open_tasks(config.eval.tasks), config.eval.questions, 0) if config.eval.tasks else ()
-    return Corpus(client, client, Opened(folder), questions, config.tools.top_k, tuple(open_tasks), about=backend.name)
+    open_tasks = (
+        files.drawn(files.open_tasks(config.eval.tasks), config.eval.questions, 0)
+        if config.eval.tasks
+        else ()
+    )
+    return Corpus(
+        client,
+        client,
+        Opened(folder),
+        questions,
+        config.tools.top_k,
+        tuple(open_tasks),
+        about=backend.name,
+    )
 
 
 def _members(config) -> tuple[list[World], list[World]]:
@@ -130,7 +142,10 @@ def _members(config) -> tuple[list[World], list[World]]:
     near = config.world.near_misses
     train, held_out = (
         [World(first + i, split, near) for i in range(count)]
-        for split, (first, count) in (('train', config.world.train), ('evaluation', config.world.evaluation))
+        for split, (first, count) in (
+            ('train', config.world.train),
+            ('evaluation', config.world.evaluation),
+        )
     )
     return train, held_out
 
@@ -138,8 +153,12 @@ def _members(config) -> tuple[list[World], list[World]]:
 def exam(config) -> tuple[Client, tuple[Json, ...]]:
     """What evaluations in the miniature world search, and their questions {'question', 'answers', 'hops'}."""
     train, held_out = _members(config)
-    client = Client(InProcess(_index(train + held_out, config.retrieval.overfetch)), config.retrieval.cache)
-    return client, tuple(evaluation_questions(held_out, config.eval.questions, tuple(config.eval.hops)))
+    client = Client(
+        InProcess(_index(train + held_out, config.retrieval.overfetch)), config.retrieval.cache
+    )
+    return client, tuple(
+        evaluation_questions(held_out, config.eval.questions, tuple(config.eval.hops))
+    )
 
 
 def _worlds(config) -> Corpus:
@@ -150,12 +169,16 @@ def _worlds(config) -> Corpus:
     given: dict = {}
     if config.recipe == 'dspo' and not config.inputs.questions:
         hops = [h for h, share in enumerate(config.schedule.hop_ratio, 1) if share]
-        given['train_questions'] = tuple(evaluation_questions(train, config.inputs.world_questions, hops))
+        given['train_questions'] = tuple(
+            evaluation_questions(train, config.inputs.world_questions, hops)
+        )
     if config.recipe == 'scope':
         count = min(config.eval.questions, _MOST_TASKS)
         given['tasks'] = tuple(evaluation_tasks(unseen, count, tuple(config.eval.hops)))
     if config.recipe == 'ssp' and not config.inputs.answers:
-        given['answers'] = tuple(dict.fromkeys(v for w in train for facts in w.facts.values() for v in facts.values()))
+        given['answers'] = tuple(
+            dict.fromkeys(v for w in train for facts in w.facts.values() for v in facts.values())
+        )
     about = f'worlds {config.world.train} and {config.world.evaluation}, near misses {config.world.near_misses}'
     return Corpus(client, held_out, documents, questions, config.tools.top_k, about=about, **given)
 
@@ -166,7 +189,9 @@ def _index(worlds: Sequence[World], overfetch: int) -> Index:
     return ScannIndex.build(LexicalEncoder(), titles, texts, overfetch=overfetch)
 
 
-def linked_documents(passages: Sequence[tuple[str, str]], deepest: int = _ANY_DEPTH) -> tuple[Document, ...]:
+def linked_documents(
+    passages: Sequence[tuple[str, str]], deepest: int = _ANY_DEPTH
+) -> tuple[Document, ...]:
     """Documents with the length of the longest chain of distinct ones in which each names the next one's title.
 
     A hop follows a name to its own document, so a document that names none cannot open a question of two hops.
@@ -181,9 +206,13 @@ def linked_documents(passages: Sequence[tuple[str, str]], deepest: int = _ANY_DE
     def depth(title, seen):
         if len(seen) == deepest:
             return deepest
-        return max((depth(to, seen | {to}) for to in links[title] if to not in seen), default=len(seen))
+        return max(
+            (depth(to, seen | {to}) for to in links[title] if to not in seen), default=len(seen)
+        )
 
-    return tuple(Document(title, text, depth(title, frozenset([title])), title) for title, text in passages)
+    return tuple(
+        Document(title, text, depth(title, frozenset([title])), title) for title, text in passages
+    )
 
 
 def able(documents: Sequence[Document], hops: int) -> Sequence[int]:

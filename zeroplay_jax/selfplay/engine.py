@@ -116,10 +116,16 @@ class Engine:
         self.learners, self.trained, self.check_search = learners, trained, check_search
         self.pool = TaskPool()
         self.versions: collections.Counter[str] = collections.Counter()
-        self.outside_questions = 0  # played items with a question or answer that no player of this run made
-        self.drawn = self.drawn_outside = 0  # items drawn in this phase, and of those the ones from outside
+        self.outside_questions = (
+            0  # played items with a question or answer that no player of this run made
+        )
+        self.drawn = self.drawn_outside = (
+            0  # items drawn in this phase, and of those the ones from outside
+        )
         self.fates: list[Json] = []  # of the last step's items, see `rows.fates`
-        self.surplus: dict[str, list[Row]] = {}  # by role: groups beyond a full batch, kept for the next step
+        self.surplus: dict[
+            str, list[Row]
+        ] = {}  # by role: groups beyond a full batch, kept for the next step
         for name in learners:
             self.publish(name)
 
@@ -165,17 +171,26 @@ class Engine:
             learnt = self._learn(step, role, [r for r in rows if r.role == role])
             stats |= {prefix + name: value for name, value in learnt.items()}
         if not step.phase.trains:  # nothing is scored
-            stats = {name: value for name, value in stats.items() if name not in ('reward_mean', 'informative_share')}
+            stats = {
+                name: value
+                for name, value in stats.items()
+                if name not in ('reward_mean', 'informative_share')
+            }
         if any(outcome.questions or outcome.drop for outcome in outcomes):
             stats |= {f'drop/{reason}': (n, 1) for reason, n in self.pool.drops.items()}
         stats |= {'pool_size': (len(self.pool.questions), 1)}
         stats |= {f'judge/{name}': (n, 1) for name, n in judged.items()}
-        own = {name: self.scheduler.stats[name] - before[name] for name in ('rollouts', 'generated_tokens')}
+        own = {
+            name: self.scheduler.stats[name] - before[name]
+            for name in ('rollouts', 'generated_tokens')
+        }
         sampled = sums(self.table.hosts.gather(own))
         seconds = self.scheduler.search_seconds or [0.0]
         metrics = {name: total / count for name, (total, count) in stats.items() if count}
         return metrics | searched | {
-            'rollouts': float(sampled['rollouts']),  # proposals, attempts, checks and verdicts alike: what a step costs
+            'rollouts': float(
+                sampled['rollouts']
+            ),  # proposals, attempts, checks and verdicts alike: what a step costs
             'tokens_per_second': sampled['generated_tokens'] / max(played - started, 1e-9),
             'seconds/rollout': played - started,
             'seconds/update': time.perf_counter() - played,
@@ -193,14 +208,18 @@ class Engine:
             self.outside_questions += outside
             play = functools.partial(self.recipe.episode, self.table, step)
             found = self.table.play({t.identity: functools.partial(play, t) for t in tasks}, done)
-            for row in (row for outcome in found for row in outcome.rows):  # before it is counted whether they suffice
+            for row in (
+                row for outcome in found for row in outcome.rows
+            ):  # before it is counted whether they suffice
                 row.drop = row.drop or row_tools.unfit(row, self.config.rollout.truncated)
             outcomes += found
             played += tasks
             rows = [row for outcome in outcomes for row in outcome.rows]
             taken = len(tasks)
             lacks = self._lacks(step, rows)
-            draw = Draw(draw.phase + taken, draw.step + taken, draw.round + 1, lacks, draw.outside + outside)
+            draw = Draw(
+                draw.phase + taken, draw.step + taken, draw.round + 1, lacks, draw.outside + outside
+            )
         self.drawn, self.drawn_outside = draw.phase, draw.outside
         return played, outcomes
 
@@ -210,7 +229,10 @@ class Engine:
 
     def _missing(self, role: str, rows: list[Row]) -> int:
         c = self.config[role]
-        own = [*self.surplus.get(role, []), *(row for row in rows if row.role == role and row.drop is None)]
+        own = [
+            *self.surplus.get(role, []),
+            *(row for row in rows if row.role == role and row.drop is None),
+        ]
         if c.filter_groups:
             own = [row for row, keep in zip(own, self._informative(own)) if keep]
         return max(c.batch - len({row.group for row in own}), 0)
@@ -233,7 +255,9 @@ class Engine:
         if c.surplus == 'carry' and later:
             self.surplus[role] = [row for row in rows if row.group in later]
         kept = now | later if c.surplus == 'carry' else now
-        self.fates += row_tools.let_go([row for row in rows if row.group not in kept], surplus=later)
+        self.fates += row_tools.let_go(
+            [row for row in rows if row.group not in kept], surplus=later
+        )
         trained = [row for row in rows if row.group in now]
         age = [self.versions[self.trained[role]] - row.trajectory.version for row in trained]
         asked = len({row.group for row in rows})
@@ -259,13 +283,19 @@ class Engine:
             singleton=c.singleton,
             valid=np.array([r.drop is None for r in rows], bool),
             lengths=np.array([r.trajectory.policy_tokens for r in rows], np.int64),
-            group_size=None if role == 'proposer' and self.config.schedule.group == 'hop' else c.samples,
+            group_size=None
+            if role == 'proposer' and self.config.schedule.group == 'hop'
+            else c.samples,
         )
         stats |= more
         for row, a in zip(rows, value):
             row.advantage = float(a)
-        distill = schedules.alpha_at(c.distill_coef, step.phase.iteration) if c.distill_top_k else 0.0
-        parts = [[rows[i] for i in part] for part in np.array_split(range(len(rows)), c.minibatches)]
+        distill = (
+            schedules.alpha_at(c.distill_coef, step.phase.iteration) if c.distill_top_k else 0.0
+        )
+        parts = [
+            [rows[i] for i in part] for part in np.array_split(range(len(rows)), c.minibatches)
+        ]
         batches = [self._pack(role, part, distill) for part in parts]
         with self._room(weights):
             if c.old_logp == 'trainer':  # before the first update of the batch
@@ -275,7 +305,9 @@ class Engine:
                 stats = _add(stats, more)
                 if not more.get('gradient_norm', (0.0, 1.0))[1]:
                     culprits = [list(row.trajectory.identity) for row in part]
-                    self.fates.append({'role': role, 'drop': 'nonfinite_gradient', 'rollouts': culprits})
+                    self.fates.append(
+                        {'role': role, 'drop': 'nonfinite_gradient', 'rollouts': culprits}
+                    )
             learner.follow()
         self.versions[weights] += 1
         self.publish(weights)
@@ -309,7 +341,9 @@ class Engine:
             micro_rows=self.config.micro.rows,
             tokens=self.config.micro.tokens,
             mode=c.aggregation,
-            total=c.constant_norm * len(valid) if constant else aggregation.denominator(lengths, c.aggregation),
+            total=c.constant_norm * len(valid)
+            if constant
+            else aggregation.denominator(lengths, c.aggregation),
             teacher_tokens=self.config.privileged.tokens if c.distill_top_k else 0,
             teacher_total=float(taught),
         )
@@ -327,7 +361,9 @@ class Engine:
             'versions': dict(self.versions),
             'outside_questions': self.outside_questions,
             'drawn': [self.drawn, self.drawn_outside],
-            'surplus': {role: [row_tools.state(row) for row in rows] for role, rows in self.surplus.items()},
+            'surplus': {
+                role: [row_tools.state(row) for row in rows] for role, rows in self.surplus.items()
+            },
         }
 
     def restore(self, states: dict[str, Any], loop: Json) -> None:
@@ -336,8 +372,13 @@ class Engine:
             learner.restore(states[name])
         self.pool.restore(loop['pool'])
         self.versions.update(loop['versions'])
-        self.outside_questions, (self.drawn, self.drawn_outside) = loop['outside_questions'], loop['drawn']
-        self.surplus = {role: [row_tools.restore(s) for s in saved] for role, saved in loop['surplus'].items()}
+        self.outside_questions, (self.drawn, self.drawn_outside) = (
+            loop['outside_questions'],
+            loop['drawn'],
+        )
+        self.surplus = {
+            role: [row_tools.restore(s) for s in saved] for role, saved in loop['surplus'].items()
+        }
         for name in self.learners:
             self.publish(name)
 

@@ -48,7 +48,9 @@ def numbered(path: str, *required: str, answered: bool = True) -> Iterator[tuple
             for number, line in found:
                 yield number, _record(line, required, answered)
     except FileNotFoundError:
-        raise UserError(f'{path}: cannot be read, no such file; give a file of JSON lines') from None
+        raise UserError(
+            f'{path}: cannot be read, no such file; give a file of JSON lines'
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f'{path}: cannot be read ({error})') from None
     except _Unusable as error:
@@ -94,7 +96,11 @@ def gold(record: Json) -> list[str]:
     while isinstance(value, dict):  # verl: {'reward_model': {'ground_truth': {'target': […]}}}
         value = value.get('target', value.get('ground_truth'))
     listed = [value] if isinstance(value, str) else value
-    if not isinstance(listed, list) or not listed or not all(isinstance(a, str) and a.strip() for a in listed):
+    if (
+        not isinstance(listed, list)
+        or not listed
+        or not all(isinstance(a, str) and a.strip() for a in listed)
+    ):
         raise ValueError(f'no answers among the fields {", ".join(ANSWER_FIELDS)}')
     return list(listed)
 
@@ -121,8 +127,14 @@ def open_tasks(path: str) -> list[Json]:
     found: list[Json] = []
     for number, record in numbered(path, 'task', answered=False):
         texts = record.get('rubrics')
-        if not isinstance(texts, list) or not texts or not all(isinstance(t, str) and t.strip() for t in texts):
-            raise UserError(f'{path}, line {number}: "rubrics" must be a list of texts, one per thing to be graded')
+        if (
+            not isinstance(texts, list)
+            or not texts
+            or not all(isinstance(t, str) and t.strip() for t in texts)
+        ):
+            raise UserError(
+                f'{path}, line {number}: "rubrics" must be a list of texts, one per thing to be graded'
+            )
         rubrics = [{'text': text, 'priority': 'important'} for text in texts]
         found.append(dict(question=record['task'], rubrics=rubrics, answers=[], hops=1))
     return found
@@ -149,7 +161,9 @@ def documents(path: str) -> list[Json]:
     for number, r in numbered(path, 'title', 'text', answered=False):
         kind = r.get('type', '')
         if not isinstance(kind, str):
-            raise UserError(f'{path}, line {number}: "type" is {kind!r}; give the name of a kind of task')
+            raise UserError(
+                f'{path}, line {number}: "type" is {kind!r}; give the name of a kind of task'
+            )
         item = dict(title=r['title'], text=r['text'], hops=hops(path, number, r)) | provenance(r)
         found.append(item | (dict(type=kind) if kind else {}))
     return found

@@ -24,7 +24,11 @@ class Documents:
 
     def __init__(self, config, corpus: Corpus):
         self._assigned = Assigned(config) if config.inputs.documents else None
-        self._seed, self._ratio, self._documents = config.seed, tuple(config.schedule.hop_ratio), corpus.documents
+        self._seed, self._ratio, self._documents = (
+            config.seed,
+            tuple(config.schedule.hop_ratio),
+            corpus.documents,
+        )
         self._by_hops = [able(corpus.documents, hops) for hops in range(1, len(self._ratio) + 1)]
 
     def tasks(self, step: Step, size: int) -> list[Task]:
@@ -36,11 +40,21 @@ class Documents:
         for hops, count in enumerate(stratify(self._ratio, size), 1):
             chosen = self._by_hops[hops - 1]
             if count and not len(chosen):
-                raise UserError(f'no document can open {hops} hops: lower config.schedule.hop_ratio there')
+                raise UserError(
+                    f'no document can open {hops} hops: lower config.schedule.hop_ratio there'
+                )
             # A few more than needed, so that enough are left when those of other hop counts are taken out.
-            drawn = rng.choice(len(chosen), min(count + len(taken), len(chosen)), replace=False) if count else ()
+            drawn = (
+                rng.choice(len(chosen), min(count + len(taken), len(chosen)), replace=False)
+                if count
+                else ()
+            )
             free = [i for i in (int(chosen[at]) for at in drawn) if i not in taken][:count]
-            free += [int(chosen[int(at)]) for at in rng.integers(0, len(chosen), count - len(free))] if count else []
+            free += (
+                [int(chosen[int(at)]) for at in rng.integers(0, len(chosen), count - len(free))]
+                if count
+                else []
+            )
             taken.update(free)
             for document in (self._documents[i] for i in free):
                 named = {'document_id': document.id} if document.id else {}
@@ -68,14 +82,18 @@ class Assigned:
             if not only or item.get('type', '') in only:
                 cells[item['hops'], item.get('type', '')].append(item)
         if only - {kind for _, kind in cells}:
-            raise UserError(f'{path}: no document of type {min(only - {k for _, k in cells})!r}; mend inputs.types')
+            raise UserError(
+                f'{path}: no document of type {min(only - {k for _, k in cells})!r}; mend inputs.types'
+            )
         self._types = sorted({kind for _, kind in cells})
         asked = [hops for hops, share in enumerate(self._ratio, 1) if share]
         for hops, kind in ((h, kind) for h in asked for kind in self._types):
             if (hops, kind) not in cells:
                 of = f' of type {kind!r}' if kind else ''
                 mend = 'build the file with this ratio, or change config.schedule.hop_ratio'
-                raise UserError(f'{path}: no document{of} has {hops} hops, as {self._ratio} asks for; {mend}')
+                raise UserError(
+                    f'{path}: no document{of} has {hops} hops, as {self._ratio} asks for; {mend}'
+                )
         self._decks = {cell: Deck(items, config.seed) for cell, items in sorted(cells.items())}
 
     def tasks(self, step: Step, size: int) -> list[Task]:
@@ -88,7 +106,9 @@ class Assigned:
     def _shares(self, size: int) -> collections.Counter[tuple[int, str]]:
         """How many of each (hops, kind) a batch of so many holds: kinds in turn over the whole batch."""
         hops = np.repeat(np.arange(len(self._ratio)) + 1, stratify(self._ratio, size))
-        return collections.Counter((int(h), self._types[i % len(self._types)]) for i, h in enumerate(hops))
+        return collections.Counter(
+            (int(h), self._types[i % len(self._types)]) for i, h in enumerate(hops)
+        )
 
     def _dealt_before(self, step: Step) -> collections.Counter[tuple[int, str]]:
         """How many of each were dealt in all steps before this one."""
@@ -111,7 +131,10 @@ class Deck:
     def deal(self, begin: int, count: int) -> list[Json]:
         """Items number `begin` … of the endless sequence."""
         n = len(self._items)
-        orders = {e: identity_rng(self._seed, e).permutation(n) for e in {i // n for i in range(begin, begin + count)}}
+        orders = {
+            e: identity_rng(self._seed, e).permutation(n)
+            for e in {i // n for i in range(begin, begin + count)}
+        }
         return [self._items[orders[i // n][i % n]] for i in range(begin, begin + count)]
 
 
@@ -132,7 +155,9 @@ def _wanted_now(role, draw: Draw) -> int:
     """Items of a round: what is missing at first, then whole batches, which keep the slots busy."""
     if draw.round == 0:
         return draw.missing
-    return role.batch if role.filter_groups and draw.missing and draw.round < role.fill_rounds else 0
+    return (
+        role.batch if role.filter_groups and draw.missing and draw.round < role.fill_rounds else 0
+    )
 
 
 def questions(config, corpus: Corpus) -> list[Json]:
@@ -152,9 +177,15 @@ def answers(config, corpus: Corpus) -> list[Json]:
     Hops come in the exact ratio over the whole list.
     """
     if config.inputs.answers:
-        known = [dict(answer=files.gold(r)[0]) | files.provenance(r) for r in files.read_lines(config.inputs.answers)]
+        known = [
+            dict(answer=files.gold(r)[0]) | files.provenance(r)
+            for r in files.read_lines(config.inputs.answers)
+        ]
     else:
         known = [dict(answer=answer) for answer in corpus.answers]
-    hops = np.repeat(np.arange(len(config.schedule.hop_ratio)) + 1, stratify(config.schedule.hop_ratio, len(known)))
+    hops = np.repeat(
+        np.arange(len(config.schedule.hop_ratio)) + 1,
+        stratify(config.schedule.hop_ratio, len(known)),
+    )
     hops = identity_rng(config.seed, 0).permutation(hops)
     return [item | dict(hops=int(h)) for item, h in zip(known, hops, strict=True)]

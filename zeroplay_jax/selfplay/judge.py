@@ -51,7 +51,9 @@ class Judge(abc.ABC):
             )
 
     @abc.abstractmethod
-    async def correct(self, identity, question: str, answers: Sequence[str], given: str) -> bool | None:
+    async def correct(
+        self, identity, question: str, answers: Sequence[str], given: str
+    ) -> bool | None:
         """Whether `given` answers the question as one of the accepted answers does."""
 
     @abc.abstractmethod
@@ -75,7 +77,12 @@ class TextJudge(Judge):
       items: smallest and largest number of rubrics.
     """
 
-    def __init__(self, write: Callable[..., Awaitable[str | None]], items: tuple[int, int], most_failed: float = 1.0):
+    def __init__(
+        self,
+        write: Callable[..., Awaitable[str | None]],
+        items: tuple[int, int],
+        most_failed: float = 1.0,
+    ):
         super().__init__(most_failed)
         self._write, self._items = write, items
 
@@ -94,13 +101,17 @@ class TextJudge(Judge):
         return await self._ask(verdicts.verdict, identity, 'judge_answer', **fields)
 
     async def gate(self, identity, name, task, document):
-        return await self._ask(verdicts.yes_no, identity, f'judge_{name}', task=task, document=document)
+        return await self._ask(
+            verdicts.yes_no, identity, f'judge_{name}', task=task, document=document
+        )
 
     async def rubrics(self, identity, task, document):
         low, high = self._items
         parse = lambda text: verdicts.rubrics(text, minimum=low, maximum=high)
         fields = dict(task=task, document=document, low=low, high=high)
-        return await self._ask(parse, identity, 'judge_rubrics', 0.0, **fields)  # greedy, as in SCOPE
+        return await self._ask(
+            parse, identity, 'judge_rubrics', 0.0, **fields
+        )  # greedy, as in SCOPE
 
     async def grade(self, identity, task, answer, rubric):
         fields = dict(task=task, given=answer, rubric=rubric)
@@ -123,7 +134,11 @@ class RuleJudge(Judge):
         return frozenset(self._find())  # when first asked: most games never do
 
     def _named(self, task: str) -> set[str]:
-        return {word for word in task.replace('.', ' ').replace("'", ' ').split() if word in self._titles}
+        return {
+            word
+            for word in task.replace('.', ' ').replace("'", ' ').split()
+            if word in self._titles
+        }
 
     async def correct(self, identity, question, answers, given):
         self.stats['asked'] += 1
@@ -182,8 +197,12 @@ def endpoint_writer(config, prompt_set: str):
     async def write(identity, prompt, fields, heat=None) -> str | None:
         (message,) = prompts.messages(prompt_set, prompt, **fields)
         chat: list[Any] = [{'role': 'user', 'content': ''.join(map(_plain, message['content']))}]
-        settings = dict(temperature=config.temperature if heat is None else heat, max_tokens=config.tokens)
-        model = {'judge_rubrics': config.rubric_model, 'judge_grade': config.grade_model}.get(prompt) or config.model
+        settings = dict(
+            temperature=config.temperature if heat is None else heat, max_tokens=config.tokens
+        )
+        model = {'judge_rubrics': config.rubric_model, 'judge_grade': config.grade_model}.get(
+            prompt
+        ) or config.model
         try:
             reply = await client().chat.completions.create(model=model, messages=chat, **settings)
         except openai.OpenAIError:

@@ -35,6 +35,12 @@ def together(config, steps: int, order: tuple[str, ...]) -> list[Phase]:
     """One phase per iteration in which every step trains the roles in `order`, as far as they still learn."""
     period = config.fill.period if config.fill.kind == 'replay_reset' else 0
     return [
-        Phase('selfplay', steps, tuple(role for role in order if trains(config, role, i)), i, clears_pool=period)
+        Phase(
+            'selfplay',
+            steps,
+            tuple(role for role in order if trains(config, role, i)),
+            i,
+            clears_pool=period,
+        )
         for i in range(config.schedule.iterations)
     ]

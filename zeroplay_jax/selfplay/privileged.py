@@ -24,7 +24,13 @@ def path_of(trajectory: Trajectory, item: Json, question: str, answer: str) -> J
     for turn in trajectory.turns:
         for query, found in itertools.zip_longest(turn.queries, turn.documents, fillvalue=()):
             shown = [prompts.document_text(d) for d in found]
-            steps.append({'think': rewards.extract_last(turn.text, 'think') or '', 'query': query, 'found': shown})
+            steps.append(
+                {
+                    'think': rewards.extract_last(turn.text, 'think') or '',
+                    'query': query,
+                    'found': shown,
+                }
+            )
     document = prompts.document_text(item) if item.get('text') else ''
     known = dict(title=item.get('title', ''), hops=item['hops'], question=question, answer=answer)
     return dict(known, document=document, steps=steps)
@@ -50,7 +56,9 @@ def text(kind: str, path: Json, style: str, rng: np.random.Generator) -> str:
     return '\n'.join([*parts, f'Question: {path["question"]}', f'Answer: {path["answer"]}'])
 
 
-def prompt(table: Table, config, identity, item: Json, path: Json) -> tuple[np.ndarray | None, float]:
+def prompt(
+    table: Table, config, identity, item: Json, path: Json
+) -> tuple[np.ndarray | None, float]:
     """The teacher's prompt, int32 [P], and 1.0 if passages had to be left out of it.
 
     Passages go first, longest first, while calls and titles stay: a path that is too long for
@@ -65,9 +73,17 @@ def prompt(table: Table, config, identity, item: Json, path: Json) -> tuple[np.n
         shown = text(kind, known, config.prompts, rng)
         return table.prompt('solver', 'solver_with_path', path=shown, question=item['question'])
 
-    cut, known = 0.0, dict(path, steps=[dict(step, found=list(step['found'])) for step in path['steps']])
+    cut, known = (
+        0.0,
+        dict(path, steps=[dict(step, found=list(step['found'])) for step in path['steps']]),
+    )
     while len(prompted := ids(known)) > config.privileged.prompt_tokens:
-        places = [(len(f), i, j) for i, s in enumerate(known['steps']) for j, f in enumerate(s['found']) if len(f) > 80]
+        places = [
+            (len(f), i, j)
+            for i, s in enumerate(known['steps'])
+            for j, f in enumerate(s['found'])
+            if len(f) > 80
+        ]
         if not places:
             return None, 1.0
         _, i, j = max(places)

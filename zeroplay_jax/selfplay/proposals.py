@@ -33,14 +33,19 @@ async def propose(table: Table, config, task: Task, samples: int) -> list[Propos
     """Rollouts of the proposer on a document and a hop count."""
     item = task.payload
     document = prompts.document_text(item) if config.schedule.initial_document else ''
-    out = await table.ask('proposer', (*task.identity, 0), samples, hops=item['hops'], document=document)
+    out = await table.ask(
+        'proposer', (*task.identity, 0), samples, hops=item['hops'], document=document
+    )
     return [read(t, item, config.reward.grounding) for t in out]
 
 
 def read(trajectory: Trajectory, item: Json, grounding: bool = False) -> Proposal:
     """Question, answer and format score of a rollout about the document `item`; `grounding` makes that a condition."""
     final = trajectory.turns[-1].text if trajectory.finish == 'answer' else ''
-    question, answer = rewards.extract_last(final, 'question'), rewards.extract_last(final, 'answer')
+    question, answer = (
+        rewards.extract_last(final, 'question'),
+        rewards.extract_last(final, 'answer'),
+    )
     score = rewards.drzero_format(
         [turn.text for turn in trajectory.turns],
         calls=sum(bool(t.queries) and t.error is None for t in trajectory.turns),
@@ -68,7 +73,9 @@ def row(task: Task, proposal: Proposal) -> Row:
     """The proposal as a row of its prompt's group, without a reward yet."""
     parts = {f'format_{name}': value for name, value in proposal.format.items()}
     info = record(task, proposal) | {'valid': proposal.format['raw'] > 0}
-    return Row('proposer', proposal.trajectory, 0.0, solving.group_of(task.identity), parts, info=info)
+    return Row(
+        'proposer', proposal.trajectory, 0.0, solving.group_of(task.identity), parts, info=info
+    )
 
 
 def record(task: Task, proposal: Proposal) -> dict:

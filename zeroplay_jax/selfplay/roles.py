@@ -80,21 +80,27 @@ class Table:
         return self.judge.stats if self.judge else collections.Counter()
 
     def play(
-        self, episodes: Mapping[tuple[int, ...], Callable[[], Coroutine[Any, Any, Outcome]]], done: Callable[[], None]
+        self,
+        episodes: Mapping[tuple[int, ...], Callable[[], Coroutine[Any, Any, Outcome]]],
+        done: Callable[[], None],
     ) -> list[Outcome]:
         """Plays episodes by identity, every process its own, and returns all outcomes in their order everywhere."""
         own = [name for name in episodes if self.hosts.owns(name)]
         play = lambda: self.scheduler.run([episodes[name]() for name in own], done)
         if self.hosts.count == 1:
             return play()
-        told = self.hosts.together(lambda: [[name, rows.outcome_state(o)] for name, o in zip(own, play())])
+        told = self.hosts.together(
+            lambda: [[name, rows.outcome_state(o)] for name, o in zip(own, play())]
+        )
         found = {tuple(name): rows.outcome_restore(o) for host in told for name, o in host}
         return [found[name] for name in episodes]
 
     def prompt(self, role: str, prompt: str = '', **fields: object) -> np.ndarray:
         """Ids, int32 [P], of a role's prompt (or another entry of its set) with these fields, all foreign text."""
         player = self.roles[role]
-        chat = prompts.messages(self.prompts, prompt or player.prompt, player.env.tools.instructions, **fields)
+        chat = prompts.messages(
+            self.prompts, prompt or player.prompt, player.env.tools.instructions, **fields
+        )
         return player.env.codec.render(chat)
 
     async def ask(
@@ -116,4 +122,6 @@ class Table:
         if len(ids) > player.prompt_tokens:
             raise TaskDropped('prompt_too_long')
         heat = player.temperature if temperature is None else temperature
-        return await self.scheduler.rollout(Request(player.weights, ids, identity, player.env, samples, heat))
+        return await self.scheduler.rollout(
+            Request(player.weights, ids, identity, player.env, samples, heat)
+        )

@@ -35,7 +35,11 @@ def rollout_stats(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Stats:
             add('valid_rate', row.info['valid'])
         add('turns', len(t.turns))
         add('tool_calls', t.calls)
-        add('tool_error_rate', t.errors, sum(bool(u.queries) or u.error is not None for u in t.turns))
+        add(
+            'tool_error_rate',
+            t.errors,
+            sum(bool(u.queries) or u.error is not None for u in t.turns),
+        )
         add('truncated_rate', t.finish in TRUNCATED)
         add('policy_tokens', t.policy_tokens)
         if row.info.get('answer_given'):
@@ -68,7 +72,9 @@ def unfit(row: Row, truncated: str) -> str | None:
     return 'truncated' if truncated == 'drop' and row.trajectory.finish in TRUNCATED else None
 
 
-def fates(tasks: Sequence[Task], outcomes: Sequence[Outcome], refused: Sequence[Sequence[str | None]]) -> list[Json]:
+def fates(
+    tasks: Sequence[Task], outcomes: Sequence[Outcome], refused: Sequence[Sequence[str | None]]
+) -> list[Json]:
     """What became of the items of a step, as JSON: every question made, and all that was dropped with its reason code.
 
     Args:
@@ -83,13 +89,21 @@ def fates(tasks: Sequence[Task], outcomes: Sequence[Outcome], refused: Sequence[
         for row in outcome.rows:
             t = row.trajectory
             if reason := row.drop or row.info.get('rejected'):
-                who = {'role': row.role, 'rollout': list(t.identity), 'weights': t.weights, 'version': t.version}
+                who = {
+                    'role': row.role,
+                    'rollout': list(t.identity),
+                    'weights': t.weights,
+                    'version': t.version,
+                }
                 found.append(about | who | {'question': row.info.get('question'), 'drop': reason})
         if outcome.drop and len(found) == before:  # else a rollout has told why
             found.append(about | {'drop': outcome.drop})
         version = outcome.rows[0].trajectory.version if outcome.rows else None
         maker = about | {'role': 'proposer', 'version': version}
-        found += [maker | made | {'drop': reason} for made, reason in zip(outcome.questions, reasons, strict=True)]
+        found += [
+            maker | made | {'drop': reason}
+            for made, reason in zip(outcome.questions, reasons, strict=True)
+        ]
     return found
 
 
@@ -115,7 +129,11 @@ def let_go(rows: Sequence[Row], surplus: Set[int]) -> list[Json]:
 
 def segments(rows: Sequence[Row]) -> list[Row]:
     """A row per context of each rollout (`Trajectory.earlier`), all with what was found for the whole."""
-    return [dataclasses.replace(row, trajectory=part) for row in rows for part in row.trajectory.segments]
+    return [
+        dataclasses.replace(row, trajectory=part)
+        for row in rows
+        for part in row.trajectory.segments
+    ]
 
 
 def _trajectory_state(t: Trajectory) -> Json:
@@ -130,11 +148,20 @@ def _trajectory_restore(saved: Json) -> Trajectory:
     types = dict(tokens=np.int32, source=np.int8, logp=np.float32)
     arrays = {name: np.asarray(saved[name], dtype) for name, dtype in types.items()}
     turns = tuple(
-        Turn(**(turn | dict(queries=tuple(turn['queries']), documents=tuple(map(tuple, turn['documents'])))))
+        Turn(
+            **(
+                turn
+                | dict(
+                    queries=tuple(turn['queries']), documents=tuple(map(tuple, turn['documents']))
+                )
+            )
+        )
         for turn in saved['turns']
     )
     earlier = tuple(_trajectory_restore(part) for part in saved['earlier'])
-    return Trajectory(**(dict(saved, turns=turns, earlier=earlier, identity=tuple(saved['identity'])) | arrays))
+    return Trajectory(
+        **(dict(saved, turns=turns, earlier=earlier, identity=tuple(saved['identity'])) | arrays)
+    )
 
 
 def state(row: Row) -> Json:
@@ -145,8 +172,12 @@ def state(row: Row) -> Json:
 
 def restore(saved: Json) -> Row:
     """The row that `state` wrote."""
-    prompt = None if saved['teacher_prompt'] is None else np.asarray(saved['teacher_prompt'], np.int32)
-    return Row(**dict(saved, teacher_prompt=prompt, trajectory=_trajectory_restore(saved['trajectory'])))
+    prompt = (
+        None if saved['teacher_prompt'] is None else np.asarray(saved['teacher_prompt'], np.int32)
+    )
+    return Row(
+        **dict(saved, teacher_prompt=prompt, trajectory=_trajectory_restore(saved['trajectory']))
+    )
 
 
 def outcome_state(outcome: Outcome) -> Json:

@@ -55,7 +55,9 @@ def asked(item: Json) -> dict[str, str]:
     return dict(prompt='solver', question=item['question'])
 
 
-async def grade(table: Table, identity, task: str, rubrics: Sequence[Json], given: str | None) -> float | None:
+async def grade(
+    table: Table, identity, task: str, rubrics: Sequence[Json], given: str | None
+) -> float | None:
     """Share of the rubrics that an answer meets (SCOPE eq. 1); 0 without an answer, None if not to be graded."""
     if not given:
         return 0.0
@@ -71,12 +73,18 @@ async def attempts(
 ) -> list[tuple[Trajectory, float | None]]:
     """Rollouts of the solver on a question, each with what it earns."""
     tries = await table.ask('solver', identity, samples, question=item['question'])
-    return [(t, await score(table, metric, (*identity, i), item, answer(t))) for i, t in enumerate(tries)]
+    return [
+        (t, await score(table, metric, (*identity, i), item, answer(t)))
+        for i, t in enumerate(tries)
+    ]
 
 
 async def solve_rate(table: Table, metric: str, identity, item: Json, samples: int) -> int:
     """How many of `samples` rollouts reach the answer (a score of one half or more; without one they do not)."""
-    return sum(s is not None and s >= 0.5 for _, s in await attempts(table, metric, identity, item, samples))
+    return sum(
+        s is not None and s >= 0.5
+        for _, s in await attempts(table, metric, identity, item, samples)
+    )
 
 
 async def rows(table: Table, config, task: Task, item: Json) -> list[Row]:
@@ -93,20 +101,38 @@ async def rows(table: Table, config, task: Task, item: Json) -> list[Row]:
             parts['overlong'] = overlong(config, t)
         drop = 'ungraded' if hit is None else None
         details = info | {'answer_given': answer(t), 'score': hit}
-        out.append(Row('solver', t, sum(parts.values()), group, parts, drop, details, teacher_prompt=teacher))
+        out.append(
+            Row(
+                'solver',
+                t,
+                sum(parts.values()),
+                group,
+                parts,
+                drop,
+                details,
+                teacher_prompt=teacher,
+            )
+        )
     return out
 
 
 def overlong(config, trajectory: Trajectory) -> float:
     """Penalty for rollouts near the end of their slot (DAPO's soft overlong shaping); 0 where it is off."""
     buffer = config.reward.overlong_buffer
-    return rewards.overlong_penalty(len(trajectory.tokens), config.sampler.context, buffer) if buffer else 0.0
+    return (
+        rewards.overlong_penalty(len(trajectory.tokens), config.sampler.context, buffer)
+        if buffer
+        else 0.0
+    )
 
 
 def shown(trajectory: Trajectory) -> list[Json]:
     """Passages that a rollout was shown, each once, in the order seen; the best of its last search comes last."""
     found = [d for turn in trajectory.turns for query in turn.documents for d in query]
-    last = next((query[0] for turn in trajectory.turns[::-1] for query in turn.documents[::-1] if query), None)
+    last = next(
+        (query[0] for turn in trajectory.turns[::-1] for query in turn.documents[::-1] if query),
+        None,
+    )
     passages = {d['id']: d for d in found}  # one article may be many passages of one title
     if last is not None:
         passages[last['id']] = passages.pop(last['id'])

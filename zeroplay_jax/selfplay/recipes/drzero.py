@@ -38,12 +38,16 @@ class Recipe:
         """The items of a step: documents with hop counts in the exact ratio, or questions of the pool."""
         if step.phase.name == 'solver':
             return pool_tasks(self.config, step, pool, draw)
-        size = self.config.pool.batch if step.phase.name == 'generate' else self.config.proposer.batch
+        size = (
+            self.config.pool.batch if step.phase.name == 'generate' else self.config.proposer.batch
+        )
         return self.documents.tasks(step, size) if draw.round == 0 else []
 
     async def episode(self, table: Table, step: Step, task: Task) -> Outcome:
         """Plays one item of any phase."""
-        play = {'proposer': self._propose, 'generate': self._generate, 'solver': self._solve}[step.phase.name]
+        play = {'proposer': self._propose, 'generate': self._generate, 'solver': self._solve}[
+            step.phase.name
+        ]
         try:
             return await play(table, task)
         except TaskDropped as drop:
@@ -53,18 +57,25 @@ class Recipe:
         c = self.config
         made = await proposals.propose(table, c, task, c.proposer.samples)
         solved = await asyncio.gather(
-            *(self._solved(table, (*task.identity, i), p, c.reward.solves) for i, p in enumerate(made))
+            *(
+                self._solved(table, (*task.identity, i), p, c.reward.solves)
+                for i, p in enumerate(made)
+            )
         )
         rows = []
         for proposal, k in zip(made, solved):
             row = proposals.row(task, proposal)
-            row.parts['format'] = c.reward.format_weight * proposal.format['raw'] * (proposal.rejected is None)
+            row.parts['format'] = (
+                c.reward.format_weight * proposal.format['raw'] * (proposal.rejected is None)
+            )
             row.parts['difficulty'] = 0.0
             if k is None and proposal.rejected is None:
                 row.info['rejected'] = 'prompt_too_long'
             if k is not None:
                 row.info['solved'] = k
-                row.parts['difficulty'] = rewards.difficulty(k, c.reward.solves, c.reward.difficulty, c.reward.target)
+                row.parts['difficulty'] = rewards.difficulty(
+                    k, c.reward.solves, c.reward.difficulty, c.reward.target
+                )
             row.reward = row.parts['format'] + row.parts['difficulty']
             if c.schedule.group == 'hop':
                 row.group = task.payload['hops']
@@ -77,7 +88,9 @@ class Recipe:
             return None
         item = {'question': proposal.question, 'answers': [proposal.answer]}
         try:
-            return await solving.solve_rate(table, self.config.reward.answer, (*identity, 1), item, samples)
+            return await solving.solve_rate(
+                table, self.config.reward.answer, (*identity, 1), item, samples
+            )
         except TaskDropped:  # too long to be asked: its form is paid, its siblings stay
             return None
 

@@ -35,7 +35,8 @@ class Recipe:
     def phases(self) -> list[Phase]:
         """Steps of one kind; iterations only number them."""
         return [
-            Phase('solver', self.config.solver.steps, ('solver',), i) for i in range(self.config.schedule.iterations)
+            Phase('solver', self.config.solver.steps, ('solver',), i)
+            for i in range(self.config.schedule.iterations)
         ]
 
     def tasks(self, step: Step, pool: TaskPool, draw: Draw) -> list[Task]:

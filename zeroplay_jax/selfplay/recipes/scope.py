@@ -40,7 +40,9 @@ class Challenge:
     format: dict[str, float]
     rejected: str | None = None
     rubrics: list[dict[str, str]] = dataclasses.field(default_factory=list)
-    graded: list[float] = dataclasses.field(default_factory=list)  # scores of the solver's answers that have one
+    graded: list[float] = dataclasses.field(
+        default_factory=list
+    )  # scores of the solver's answers that have one
 
     @property
     def score(self) -> float | None:
@@ -53,7 +55,11 @@ class Recipe:
 
     def __init__(self, config, corpus: Corpus):
         self.config, self.documents = config, Documents(config, corpus)
-        self._deck = Deck(files.open_tasks(config.inputs.tasks), config.seed) if config.inputs.tasks else None
+        self._deck = (
+            Deck(files.open_tasks(config.inputs.tasks), config.seed)
+            if config.inputs.tasks
+            else None
+        )
 
     def phases(self) -> list[Phase]:
         """iterations × (challenger, tasks, solver); only a solver where the tasks are given."""
@@ -67,12 +73,16 @@ class Recipe:
             return deck_tasks(self.config, self._deck, step, draw)
         if step.phase.name == 'solver':
             return pool_tasks(self.config, step, pool, draw)
-        size = self.config.pool.batch if step.phase.name == 'generate' else self.config.proposer.batch
+        size = (
+            self.config.pool.batch if step.phase.name == 'generate' else self.config.proposer.batch
+        )
         return self.documents.tasks(step, size) if draw.round == 0 else []
 
     async def episode(self, table: Table, step: Step, task: Task) -> Outcome:
         """Plays one item of any phase."""
-        play = {'proposer': self._challenge, 'generate': self._generate, 'solver': self._solve}[step.phase.name]
+        play = {'proposer': self._challenge, 'generate': self._generate, 'solver': self._solve}[
+            step.phase.name
+        ]
         try:
             return await play(table, task)
         except TaskDropped as drop:
@@ -88,7 +98,9 @@ class Recipe:
         """At most one task per document: the first whose measured score lies in the window."""
         made = await self._challenges(table, task, self.config.pool.samples)
         low, high = self.config.pool.window
-        kept = next((m for m in made if m.rejected is None and low <= (m.score or 0.0) <= high), None)
+        kept = next(
+            (m for m in made if m.rejected is None and low <= (m.score or 0.0) <= high), None
+        )
         rows = [self._row(task, challenge) for challenge in made]
         if kept is None:
             return Outcome(rows, drop=made[0].rejected or 'outside_window')
@@ -141,7 +153,10 @@ class Recipe:
             return
         tries = await table.ask('solver', (*identity, 3), self.config.reward.solves, task=task)
         graded = await asyncio.gather(
-            *(solving.grade(table, (*identity, 4, i), task, m.rubrics, solving.answer(t)) for i, t in enumerate(tries))
+            *(
+                solving.grade(table, (*identity, 4, i), task, m.rubrics, solving.answer(t))
+                for i, t in enumerate(tries)
+            )
         )
         # An answer that could not be graded says nothing about the task; one without an answer is worth nothing.
         m.graded = [g for g in graded if g is not None]
@@ -154,20 +169,33 @@ class Recipe:
         passed = m.rejected is None and m.score is not None
         parts['difficulty'] = 0.0
         if passed:
-            parts['difficulty'] = rewards.difficulty(sum(m.graded), len(m.graded), c.difficulty, c.target)
+            parts['difficulty'] = rewards.difficulty(
+                sum(m.graded), len(m.graded), c.difficulty, c.target
+            )
         info = self._record(task, m) | {'valid': passed, 'score': m.score}
         if m.rejected:
             info['rejected'] = m.rejected
         reward = parts['format'] + parts['difficulty']
-        drop = 'ungraded' if m.rejected == 'ungraded' else None  # nobody knows what the task is worth
-        return Row('proposer', m.trajectory, reward, solving.group_of(task.identity), parts, drop, info)
+        drop = (
+            'ungraded' if m.rejected == 'ungraded' else None
+        )  # nobody knows what the task is worth
+        return Row(
+            'proposer', m.trajectory, reward, solving.group_of(task.identity), parts, drop, info
+        )
 
     @staticmethod
     def _record(task: Task, m: Challenge) -> dict:
         item = task.payload
-        known = dict(hops=item['hops'], document=item['title'], task=list(task.identity), version=m.trajectory.version)
+        known = dict(
+            hops=item['hops'],
+            document=item['title'],
+            task=list(task.identity),
+            version=m.trajectory.version,
+        )
         known |= {name: item[name] for name in ('type', *files.PROVENANCE) if name in item}
-        known['only'] = hashlib.sha256(prompts.document_text(item).encode()).hexdigest()[:16]  # one task per document
+        known['only'] = hashlib.sha256(prompts.document_text(item).encode()).hexdigest()[
+            :16
+        ]  # one task per document
         return dict(question=m.task, rubrics=m.rubrics, answers=[], **known)
 
     # ---- the solver -----------------------------------------------------------------------------------------
@@ -177,7 +205,13 @@ class Recipe:
         tries = await table.ask('solver', task.identity, c.solver.samples, task=item['question'])
         scores = await asyncio.gather(
             *(
-                solving.grade(table, (*task.identity, 4, i), item['question'], item['rubrics'], solving.answer(t))
+                solving.grade(
+                    table,
+                    (*task.identity, 4, i),
+                    item['question'],
+                    item['rubrics'],
+                    solving.answer(t),
+                )
                 for i, t in enumerate(tries)
             )
         )
@@ -206,4 +240,6 @@ class Recipe:
         reward = parts['rubrics'] + parts['format'] + parts['search'] + parts.get('overlong', 0.0)
         info = {**task.payload, 'answer_given': given, 'score': score}
         drop = 'ungraded' if score is None else None
-        return Row('solver', t, reward, solving.group_of(task.identity), parts, drop=drop, info=info)
+        return Row(
+            'solver', t, reward, solving.group_of(task.identity), parts, drop=drop, info=info
+        )

@@ -28,7 +28,9 @@ SEATS = (
 )
 TRAINED = ('proposer', 'solver')
 # The thresholds of the released code, which its paper does not have.
-_CODE_GATE: dict[str, Any] = dict(chars=(10, 1000), words=10, searches=2, distinct=True, whole_words=False)
+_CODE_GATE: dict[str, Any] = dict(
+    chars=(10, 1000), words=10, searches=2, distinct=True, whole_words=False
+)
 
 
 class Recipe:
@@ -60,7 +62,9 @@ class Recipe:
         total = draw.step + count
         beside = min(self.config.check.noise, total - 1)
         tasks = []
-        for i, item in zip(range(draw.step, total), self._deck.deal(draw.outside, count), strict=True):
+        for i, item in zip(
+            range(draw.step, total), self._deck.deal(draw.outside, count), strict=True
+        ):
             near = [[step.number, (i + 1 + j) % total] for j in range(beside)]
             tasks.append(Task((step.number, i), dict(item, beside=near), outside=True))
         return tasks
@@ -79,7 +83,11 @@ class Recipe:
     async def _hidden(self, table: Table, task: Task) -> Outcome:
         c, item = self.config, task.payload
         made = await table.ask(
-            'proposer', (*task.identity, 0), c.proposer.samples, hops=item['hops'], answer=item['answer']
+            'proposer',
+            (*task.identity, 0),
+            c.proposer.samples,
+            hops=item['hops'],
+            answer=item['answer'],
         )
         # What a proposer has read is noise for the checks of the others.
         table.hosts.post(task.identity, [d for t in made for d in solving.shown(t)])
@@ -87,7 +95,12 @@ class Recipe:
         rows, solved_rows, questions, reasons = [], [], [], []
         for i, trajectory in enumerate(made):
             question = self._question(trajectory)
-            record = dict(question=question, answers=[item['answer']], hops=item['hops'], task=list(task.identity))
+            record = dict(
+                question=question,
+                answers=[item['answer']],
+                hops=item['hops'],
+                task=list(task.identity),
+            )
             record |= files.provenance(item)
             reason, tries = self._gate(trajectory, question, item), []
             try:
@@ -105,7 +118,9 @@ class Recipe:
                 questions.append(record)
                 solved_rows += tries
                 if known:
-                    reward = rewards.difficulty(sum(known), len(known), c.reward.difficulty, c.reward.target)
+                    reward = rewards.difficulty(
+                        sum(known), len(known), c.reward.difficulty, c.reward.target
+                    )
                 info['solved'] = sum(score >= 0.5 for score in known)
             else:
                 info['rejected'] = reason
@@ -117,16 +132,26 @@ class Recipe:
 
     @staticmethod
     def _question(trajectory: Trajectory) -> str | None:
-        return rewards.extract_last(trajectory.turns[-1].text, 'question') if trajectory.finish == 'answer' else None
+        return (
+            rewards.extract_last(trajectory.turns[-1].text, 'question')
+            if trajectory.finish == 'answer'
+            else None
+        )
 
     def _gate(self, trajectory: Trajectory, question: str | None, item: Json) -> str | None:
         """Why a question is turned away by rule, or None."""
         if trajectory.finish != 'answer':
             return 'unfinished'
-        queries = [query for turn in trajectory.turns if turn.error is None for query in turn.queries]
-        return rewards.ssp_gate(question, [item['answer']], queries, **(_CODE_GATE if self.config.check.code else {}))
+        queries = [
+            query for turn in trajectory.turns if turn.error is None for query in turn.queries
+        ]
+        return rewards.ssp_gate(
+            question, [item['answer']], queries, **(_CODE_GATE if self.config.check.code else {})
+        )
 
-    async def _check(self, table: Table, task: Task, sample: int, trajectory: Trajectory, question: str) -> str | None:
+    async def _check(
+        self, table: Table, task: Task, sample: int, trajectory: Trajectory, question: str
+    ) -> str | None:
         """'unanswerable' unless the question is answered from the passages read, among those that others read."""
         own = solving.shown(trajectory)
         others = [await table.hosts.read(tuple(name)) for name in task.payload['beside']]
@@ -139,7 +164,9 @@ class Recipe:
         while True:  # noise goes first where the prompt gets too long
             shown = own + noise
             order = rng.permutation(len(shown))
-            fields = dict(documents=passages_text([[shown[i] for i in order]], 'search_r1'), question=question)
+            fields = dict(
+                documents=passages_text([[shown[i] for i in order]], 'search_r1'), question=question
+            )
             if not noise or len(table.prompt('checker', **fields)) <= limit:
                 break
             noise = noise[:-1]
