@@ -56,7 +56,7 @@ ROWS = {
         'shared_optimizer': True,
     },
     # The start from R-Search's checkpoint; from the others policy.path alone changes.
-    'ssp/r_search': {'tools.family': 'r_search'},
+    'ssp/r_search': {'tools.syntax': 'r_search'},
     # Dr. Zero: hop ratio, estimator, length, format reward, difficulty, initial document, iterations, released code.
     'drzero/hops_1111': {'schedule.hop_ratio': (1, 1, 1, 1)},
     'drzero/hops_2111': {'schedule.hop_ratio': (2, 1, 1, 1)},
@@ -106,7 +106,7 @@ ROWS = {
         f'scope/without_{kind}': {**_FILE, 'inputs.types': tuple(k for k in KINDS if k != kind)}
         for kind in KINDS
     },
-    'scope/olmo': {'tools.family': 'olmo'},
+    'scope/olmo': {'tools.syntax': 'olmo'},
     # GRPO on given tasks and rubrics; the sizes of the judge by its two parts, served beside each other.
     'scope/given_tasks': {'inputs.tasks': 'data/tasks.jsonl'},
     'scope/large_grader': {'judge.kind': 'endpoint', 'judge.grade_model': 'Qwen3-32B'},

@@ -70,7 +70,7 @@ def get_config(variant=''):
     config.eval.update(file='data/nq_test.jsonl', questions=500)
     config.mesh.fsdp = -1
     config.prompts = 'paper'
-    config.tools.update(family='qwen', top_k=3)  # figure 5; appendix A
+    config.tools.update(syntax='qwen', top_k=3)  # figure 5; appendix A
     config.rollout.update(
         prompt_tokens=768, turn_tokens=256, observation_tokens=512, max_turns=5
     )  # turns: tables 5, 6

@@ -56,7 +56,7 @@ def get_config(variant=''):
     config.eval.update(file='data/nq_test.jsonl', questions=500)
     config.mesh.fsdp = -1
     config.prompts = 'paper'
-    config.tools.update(family='qwen', top_k=3)
+    config.tools.update(syntax='qwen', top_k=3)
     config.rollout.update(prompt_tokens=512, turn_tokens=512, observation_tokens=512, max_turns=4)
     config.sampler.update(slots=256, context=4096, chunk=256, burst=16)
     config.micro.update(rows=8, tokens=4096)

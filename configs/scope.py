@@ -70,7 +70,7 @@ def get_config(variant=''):
     config.eval.update(file='data/nq_test.jsonl', questions=500)
     config.mesh.fsdp = -1
     config.prompts = 'paper'
-    config.tools.update(family='search_r1', top_k=3)  # tables 11 and 9
+    config.tools.update(syntax='search_r1', top_k=3)  # tables 11 and 9
     config.rollout.update(prompt_tokens=2048, turn_tokens=2048, observation_tokens=500, max_turns=4)
     config.sampler.update(slots=128, context=16384, chunk=512, burst=16)  # table 9
     config.micro.update(rows=4, tokens=16384)

@@ -69,7 +69,7 @@ def get_config(variant=''):
     config.eval.update(file='data/nq_test.jsonl', questions=500)
     config.mesh.fsdp = -1
     config.prompts = 'paper'
-    config.tools.update(family='search_r1', top_k=3)
+    config.tools.update(syntax='search_r1', top_k=3)
     config.rollout.update(
         prompt_tokens=4096, turn_tokens=512, observation_tokens=512, max_turns=11
     )  # ten searches

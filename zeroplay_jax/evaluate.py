@@ -52,7 +52,7 @@ def main(argv: list[str]) -> None:
         raise UserError(f'--out={_OUT.value}: its folder is not there; make it first')
     _check_metric(_CONFIG.value)
     for name in _SETS.value:
-        files.check_set(name, fetched=_METRIC.value != 'rubrics')
+        files.check_set(name, allow_public=_METRIC.value != 'rubrics')
     with progress.clock('loading', _CONFIG.value.progress):
         start.load_libraries()
         from zeroplay_jax import setup  # loads JAX and TensorFlow: only once the config is sound

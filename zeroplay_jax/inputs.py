@@ -214,7 +214,7 @@ def _watched(items: Iterable[T], name: str, unit: str) -> Iterator[T]:
 
 
 def _lines(name: str) -> Iterator[builders.Line]:
-    for number, record in _watched(files.numbered(name), name, 'lines'):
+    for number, record in _watched(files.numbered_lines(name), name, 'lines'):
         yield name, number, record
 
 
@@ -231,7 +231,7 @@ def _set_lines(name: str, answered: bool = True) -> Iterator[builders.Line]:
 
         path = qa.path_of(name)
     for number, record in _watched(
-        files.numbered(path, 'question', answered=answered), name, 'lines'
+        files.numbered_lines(path, 'question', answered=answered), name, 'lines'
     ):
         yield name, number, record
 

@@ -1,6 +1,6 @@
-"""What flows through the system, one way: Task → Request → Trajectory → Row → Batch.
+"""Host records of the data flow, in order: Task → Request → Trajectory → Row → Batch.
 
-Shapes: T tokens of one trajectory, B packed rows, L tokens of a row. Everything here is host data (NumPy).
+Array shapes: T tokens of one trajectory; B packed rows of L tokens.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 
-# Who wrote a token. Loss masks and metrics derive from this label and from nothing else.
+# Author of a token. Loss masks and metrics derive from this label and from nothing else.
 PROMPT, POLICY, ENV = 0, 1, 2
 
 Json = Mapping[str, Any]
 
 
 class UserError(ValueError):
-    """Something the user can mend; `main` prints its one line and no traceback."""
+    """User error: commands print its one line without a traceback and exit with status 2."""
 
 
 class TaskDropped(Exception):
-    """Ends an episode that cannot be played; `reason` is its code in the metrics."""
+    """Ends an episode that cannot be run; `reason` is its code in the metrics."""
 
     def __init__(self, reason: str):
         super().__init__(reason)
@@ -31,37 +31,119 @@ class TaskDropped(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
+class Question:
+    """A question with accepted answers, or an open task with rubrics.
+
+    Attributes:
+      text: the question or task as the solver reads it.
+      answers: accepted answers; empty for an open task.
+      hops: facts that have to be found to answer it (searches, for an open task).
+      rubrics: grading criteria of an open task, each {'text', 'priority'}.
+      path: how the question was constructed (see recipes/parts/construction_path.py), for a teacher.
+      unique_key: the pool keeps one question per non-empty key (SCOPE: the source document).
+      solve_rate: measured share of solver rollouts that answer it, in [0, 1].
+      origin: JSON-able provenance for the logs only (document, task identity, source file, …).
+    """
+
+    text: str
+    answers: tuple[str, ...] = ()
+    hops: int = 1
+    rubrics: tuple[Json, ...] = ()
+    path: Json | None = None
+    unique_key: str = ''
+    solve_rate: float | None = None
+    origin: Json = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_open_task(self) -> bool:
+        """Whether answers are graded by rubrics instead of compared with accepted answers."""
+        return bool(self.rubrics)
+
+    def to_json(self) -> dict[str, Any]:
+        """The record of logs, input files and checkpoints; optional fields only where they are set."""
+        record: dict[str, Any] = {'question': self.text, 'answers': list(self.answers)}
+        record['hops'] = self.hops
+        if self.rubrics:
+            record['rubrics'] = [dict(rubric) for rubric in self.rubrics]
+        if self.path is not None:
+            record['path'] = self.path
+        if self.unique_key:
+            record['only'] = self.unique_key
+        if self.solve_rate is not None:
+            record['solve_rate'] = self.solve_rate
+        return record | dict(self.origin)
+
+    @classmethod
+    def from_json(cls, record: Json) -> Question:
+        """Inverse of `to_json`; unknown fields are provenance."""
+        fields = ('question', 'answers', 'hops', 'rubrics', 'path', 'only', 'solve_rate')
+        origin = {name: value for name, value in record.items() if name not in fields}
+        return cls(
+            text=record['question'],
+            answers=tuple(record.get('answers', ())),
+            hops=record.get('hops', 1),
+            rubrics=tuple(record.get('rubrics', ())),
+            path=record.get('path'),
+            unique_key=record.get('only', ''),
+            solve_rate=record.get('solve_rate'),
+            origin=origin,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class Task:
-    """One item of a game, before any token exists.
+    """One item of a recipe, before any token exists.
 
     Attributes:
       identity: integers that name this item uniquely within a run (step number, index). All
-        randomness of the episode derives from them, so scheduling can change and samples cannot.
-      payload: what the recipe needs, JSON-able (a document and a hop count, or a question and its answers).
-      outside: whether a question or answer in it was made by nobody in this run.
+        randomness of the episode derives from them, so scheduling cannot change the samples.
+      payload: the recipe's input for the episode: a `Question`, or a record of its own with
+        `to_json()` for the task log.
+      external: whether a question or answer in it was supplied from outside the run.
     """
 
     identity: tuple[int, ...]
-    payload: Json
-    outside: bool = False
+    payload: Any
+    external: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolCall:
+    """One tool call of the policy and its outcome.
+
+    Attributes:
+      tool: name as the policy wrote it; '' where the call could not be parsed.
+      arguments: arguments that passed the tool's schema; None for a call that was refused.
+      text: the result as text, before it is cut to `rollout.observation_tokens`.
+      documents: retrieved passages {'id', 'title', 'text', 'score'}, best first, one tuple per query.
+      error: reason code of a call that could not be parsed, was refused, failed or timed out.
+    """
+
+    tool: str
+    arguments: Json | None
+    text: str = ''
+    documents: tuple[tuple[Json, ...], ...] = ()
+    error: str | None = None
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the call was parsed and its arguments fit the tool, whatever the tool returned."""
+        return self.arguments is not None
 
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """One assistant turn and what the environment replied.
+    """One assistant turn and the reply of the environment.
 
     Attributes:
-      text: the policy's text, cut just after the stop string that ended the turn.
-      queries: search queries of a well-formed call; empty otherwise.
-      documents: per query the passages shown, each {'id', 'title', 'text', 'score'}.
-      error: reason code of a malformed or failed call, or None.
+      text: the policy's text, cut after the stop string that ended the turn.
+      call: the tool call that ended the turn; None for a final turn, or one whose call was not run
+        because no turn was left.
       closed: whether a stop string or an end token ended the turn (False: it ran out of tokens).
     """
 
     text: str
-    queries: tuple[str, ...] = ()
-    documents: tuple[tuple[Json, ...], ...] = ()
-    error: str | None = None
+    call: ToolCall | None = None
     closed: bool = True
 
 
@@ -72,14 +154,15 @@ class Trajectory:
     Attributes:
       tokens: int32 [T], every token of the episode exactly as the model saw it.
       source: int8 [T], PROMPT, POLICY or ENV.
-      logp: float32 [T], behaviour log-prob of the temperature-scaled softmax; 0 where source is not POLICY.
+      logp: float32 [T], behaviour log-prob under the temperature-scaled softmax; 0 where source is
+        not POLICY.
       turns: the assistant turns in order.
-      finish: 'answer' | 'malformed' | 'eos' | 'turn_tokens' | 'turns' | 'context' – why the rollout ended.
-      weights: which weights sampled it; version: how often those had been published.
+      finish: why the rollout ended: 'answer' | 'malformed' | 'eos' | 'turn_tokens' | 'turns' | 'context'.
+      weights: name of the weights that sampled it; version: how often those had been published.
       identity: the request's identity plus the sample index.
-      earlier: where thoughts leave the context at the end of their turn, the contexts before each such cut, as
-        trajectories without turns. What the policy wrote there is PROMPT in the later ones: every token that it
-        sampled is labelled POLICY once.
+      earlier: with `rollout.drop_thinking`, the contexts before each cut, as trajectories without
+        turns. Policy tokens of an earlier context are PROMPT in later ones, so every sampled token
+        is labelled POLICY exactly once.
     """
 
     tokens: np.ndarray
@@ -93,45 +176,91 @@ class Trajectory:
     earlier: tuple[Trajectory, ...] = ()
 
     def __post_init__(self):
-        if not self.tokens.shape == self.source.shape == self.logp.shape or self.tokens.ndim != 1:
+        same_length = self.tokens.shape == self.source.shape == self.logp.shape
+        if not same_length or self.tokens.ndim != 1:
             raise ValueError(
-                f'trajectory {self.identity}: tokens {self.tokens.shape}, source {self.source.shape} and '
-                f'logp {self.logp.shape} must be one-dimensional and equally long'
+                f'trajectory {self.identity}: tokens {self.tokens.shape}, source '
+                f'{self.source.shape} and logp {self.logp.shape} must be one-dimensional and '
+                'equally long'
             )
 
     @property
-    def segments(self) -> tuple[Trajectory, ...]:
+    def contexts(self) -> tuple[Trajectory, ...]:
         """All contexts of the rollout in order, this one last."""
         return (*self.earlier, self)
 
     @property
     def policy_tokens(self) -> int:
-        """Tokens that the policy wrote, in all contexts."""
-        return sum(int(np.sum(part.source == POLICY)) for part in self.segments)
+        """Sampled tokens in all contexts."""
+        return sum(int(np.sum(context.source == POLICY)) for context in self.contexts)
+
+    def calls_of(self, tool: str) -> list[ToolCall]:
+        """Valid calls of one tool in order, failed ones included."""
+        calls = [turn.call for turn in self.turns if turn.call is not None]
+        return [call for call in calls if call.tool == tool and call.is_valid]
 
     @property
-    def calls(self) -> int:
-        """Well-formed tool calls."""
-        return sum(bool(turn.queries) for turn in self.turns)
+    def valid_calls(self) -> int:
+        """Number of valid tool calls of any tool."""
+        return sum(turn.call is not None and turn.call.is_valid for turn in self.turns)
 
     @property
-    def errors(self) -> int:
-        """Malformed or failed tool calls."""
-        return sum(turn.error is not None for turn in self.turns)
+    def failed_calls(self) -> int:
+        """Number of tool calls with an error: not parsed, refused, failed or timed out."""
+        return sum(turn.call is not None and turn.call.error is not None for turn in self.turns)
+
+
+@dataclasses.dataclass
+class RowInfo:
+    """Details of a scored rollout for metrics and the trajectory log.
+
+    Attributes:
+      question: what the rollout was asked, or the question that it proposed.
+      answer: the solver's final answer.
+      score: the answer's score in [0, 1], before penalties; None if it could not be graded.
+      valid: whether a proposal passed its recipe's checks; None for other roles.
+      solve_count: how many solver rollouts answered a proposed question.
+      rejected: reason code of a proposal that was not asked.
+      privileged_cut: 1.0 if passages were left out of the teacher's prompt.
+      details: further JSON-able values for the log; no code of the engine reads them.
+    """
+
+    question: Question | None = None
+    answer: str | None = None
+    score: float | None = None
+    valid: bool | None = None
+    solve_count: int | None = None
+    rejected: str | None = None
+    privileged_cut: float | None = None
+    details: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The record of the trajectory log; unset fields are left out."""
+        record = {} if self.question is None else self.question.to_json()
+        fields = {
+            'answer_given': self.answer,
+            'score': self.score,
+            'valid': self.valid,
+            'solved': self.solve_count,
+            'rejected': self.rejected,
+            'privileged_cut': self.privileged_cut,
+        }
+        record |= {name: value for name, value in fields.items() if value is not None}
+        return record | self.details
 
 
 @dataclasses.dataclass
 class Row:
-    """A trajectory with what the game says about it; the unit of learning.
+    """A scored rollout, the unit of learning.
 
     Attributes:
-      role: which role produced it.
-      reward: scalar, the sum that the estimator sees; parts: its named parts.
+      role: the role that produced it.
+      reward: scalar that the advantage estimator sees; parts: its named parts.
       group: integer key of the group that its advantage is relative to (question, hop count, …).
       drop: reason code when the row must not be trained on, else None.
-      info: JSON-able details for the trajectory log (question, answers, …).
+      info: details for metrics and logs.
       advantage: filled in by the estimator.
-      teacher_prompt: int32 [P], what the teacher reads in place of the prompt; None where nothing is distilled.
+      teacher_prompt: int32 [P], the teacher's prompt in place of the student's; None without distillation.
     """
 
     role: str
@@ -140,28 +269,28 @@ class Row:
     group: int
     parts: dict[str, float] = dataclasses.field(default_factory=dict)
     drop: str | None = None
-    info: dict[str, Any] = dataclasses.field(default_factory=dict)
+    info: RowInfo = dataclasses.field(default_factory=RowInfo)
     advantage: float = 0.0
     teacher_prompt: np.ndarray | None = None
 
 
 @dataclasses.dataclass
 class Outcome:
-    """What one episode yields: rows to learn from, questions for the pool, counters."""
+    """Result of one episode: rows to learn from, questions for the pool, or the reason for neither."""
 
     rows: list[Row] = dataclasses.field(default_factory=list)
-    questions: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    questions: list[Question] = dataclasses.field(default_factory=list)
     drop: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class TeacherBatch:
-    """The same rollouts behind the teacher's prompts; row b holds those of row b of the student's batch.
+    """The rollouts of a `Batch` behind the teacher's prompts; row b matches row b of the student's batch.
 
     Attributes:
       tokens, positions, segment: int32 [B, M], as in `Batch`.
-      place: int32 [B, L], where in the teacher's row the token at a student's place stands; 0 where it has none.
-      weight: float32 [B, L], the token's weight in the distillation loss, its denominator included.
+      place: int32 [B, L], position in the teacher's row of the token at each student position; 0 without one.
+      weight: float32 [B, L], weight of the token in the distillation loss, global denominator included.
     """
 
     tokens: np.ndarray
@@ -173,14 +302,14 @@ class TeacherBatch:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Packed rows: several trajectories share a row of L tokens, told apart by `segment`.
+    """Packed rows: several trajectories share a row of L tokens, separated by `segment`.
 
-    Attributes (all [B, L]; label arrays refer to the token at that place, which the place before predicts):
+    Attributes (all [B, L]; label arrays refer to the token at that position, predicted by the previous one):
       tokens: int32, 0 where empty.   positions: int32, restarting at 0 in every segment.
-      segment: int32, 1, 2, … per row; 0 where empty.   mask: bool, True on tokens to learn from (source POLICY).
-      old_logp: float32, log-probs that ratios are taken against: the sampler's, or the trainer's own before the
-        first update of a batch.   sampler_logp: float32, the sampler's.   advantage: float32.
-      weight: float32, the token's weight in the loss; the global denominator is already in it.
+      segment: int32, 1, 2, … per row; 0 where empty.   mask: bool, True on trained tokens (source POLICY).
+      old_logp: float32, denominator of the importance ratio: the sampler's log-probs, or the trainer's
+        own before the first update of a batch.   sampler_logp: float32, the sampler's.   advantage: float32.
+      weight: float32, weight of the token in the loss, global denominator included.
       teacher: the teacher's view of the rows, or None.
     """
 
@@ -196,28 +325,42 @@ class Batch:
 
     @classmethod
     def blank(cls, shape: tuple[int, int], teacher_tokens: int = 0) -> Batch:
-        """Zeros of a shape (B, L), with a teacher's view of M = `teacher_tokens` where that is not 0."""
-        ints = lambda width=shape[1]: np.zeros((shape[0], width), np.int32)
-        floats = lambda: np.zeros(shape, np.float32)
-        m = teacher_tokens
-        teacher = TeacherBatch(ints(m), ints(m), ints(m), ints(), floats()) if m else None
+        """Zeros of shape (B, L), with a teacher batch of M = `teacher_tokens` columns unless that is 0."""
+        rows, tokens = shape
+
+        def ints(columns: int) -> np.ndarray:
+            return np.zeros((rows, columns), np.int32)
+
+        def floats() -> np.ndarray:
+            return np.zeros(shape, np.float32)
+
+        teacher = None
+        if teacher_tokens:
+            teacher = TeacherBatch(
+                tokens=ints(teacher_tokens),
+                positions=ints(teacher_tokens),
+                segment=ints(teacher_tokens),
+                place=ints(tokens),
+                weight=floats(),
+            )
         return cls(
-            ints(),
-            ints(),
-            ints(),
-            np.zeros(shape, bool),
-            floats(),
-            floats(),
-            floats(),
-            floats(),
-            teacher,
+            tokens=ints(tokens),
+            positions=ints(tokens),
+            segment=ints(tokens),
+            mask=np.zeros(shape, bool),
+            old_logp=floats(),
+            sampler_logp=floats(),
+            advantage=floats(),
+            weight=floats(),
+            teacher=teacher,
         )
 
 
 def identity_key(seed: int, identity: tuple[int, ...]) -> np.ndarray:
     """Key data of a random stream as a pure function of identity: uint32 [2] (threefry)."""
-    text = ','.join(str(int(x)) for x in (seed, *identity))
-    return np.frombuffer(hashlib.blake2b(text.encode(), digest_size=8).digest(), np.uint32).copy()
+    text = ','.join(str(int(number)) for number in (seed, *identity))
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return np.frombuffer(digest, np.uint32).copy()
 
 
 def identity_rng(seed: int, *identity: int) -> np.random.Generator:

@@ -1,8 +1,8 @@
-"""Text ⇄ ids, so that what was sampled is never tokenised again and foreign text never becomes a control token.
+"""Text ⇄ ids. Sampled ids are never tokenised again, and foreign text never becomes a control token.
 
-A token of the added vocabulary (`<|im_end|>`, `<search>`, …) can only come from the policy itself or from text
-that this code base wrote. Everything else – a retrieved page, a question that a model made up – is `Untrusted`
-and encoded by a second tokenizer whose added vocabulary is empty.
+A token of the added vocabulary (`<|im_end|>`, `<search>`, …) can only come from the policy itself
+or from text of this code base. Everything else (a retrieved page, a question that a model
+invented) is `Untrusted` and encoded by a second tokenizer whose added vocabulary is empty.
 """
 
 from __future__ import annotations
@@ -17,82 +17,105 @@ import numpy as np
 import tokenizers
 import transformers
 
+from zeroplay_jax.rollout.messages import Message, Untrusted
 from zeroplay_jax.types import PROMPT, Trajectory
 
-SOURCES = ('prompt', 'policy', 'env')  # by the number that a trajectory's `source` has
-Message = dict[str, Any]  # {'role': str, 'content': str or a list of str and Untrusted}
-
-
-class Untrusted(str):
-    """Text from a model or a page: plain characters, whatever it looks like."""
+# Names of the labels in `Trajectory.source`, by number.
+SOURCES = ('prompt', 'policy', 'env')
+# Private-use characters that no template writes: they mark untrusted parts while a template is
+# rendered, and where a turn ends.
+_MARK_START, _MARK_END, _TURN_MARK = '\ue000', '\ue001', '\ue002'
 
 
 def _byte_alphabet() -> dict[str, int]:
     """Character → byte of the byte-level alphabet that GPT-2 introduced."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    table = {chr(b): b for b in printable}
-    hidden = [b for b in range(256) if b not in printable]
-    return table | {chr(256 + i): b for i, b in enumerate(hidden)}
+    alphabet = {chr(byte): byte for byte in printable}
+    hidden = [byte for byte in range(256) if byte not in printable]
+    for index, byte in enumerate(hidden):
+        alphabet[chr(256 + index)] = byte
+    return alphabet
 
 
 class Codec:
     """Tokenizer and chat template of one checkpoint folder.
 
     Attributes:
-      token_bytes: per id the bytes it stands for (b'' for ids without a token).
+      token_bytes: per id the bytes it encodes (b'' for ids without a token).
       eos_ids: ids that end an assistant turn.
-      added_ids: ids of the added vocabulary.
+
+    Raises:
+      ValueError: the tokenizer is not byte-level.
     """
 
     def __init__(self, folder):
         self.folder = pathlib.Path(folder)
-        # tokenizer.json as it stands. AutoTokenizer would load PyTorch, where there is one.
+        # tokenizer.json without AutoTokenizer, which would import PyTorch where it is installed.
         self._tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(str(self.folder))
-        backend = self._tokenizer.backend_tokenizer
-        spec = json.loads(backend.to_str())
-        added = {t['content']: t['id'] for t in spec['added_tokens']}
-        self._added = added
-        self.added_ids = frozenset(added.values())
-        # Without its added vocabulary, and with those strings out of the model's own too: some models map a
-        # whole pre-token that stands in the vocabulary directly to its id.
-        spec |= dict(added_tokens=[], post_processor=None, truncation=None, padding=None)
-        vocab = spec['model']['vocab']
-        spec['model']['vocab'] = {k: v for k, v in vocab.items() if k not in added}
-        self._plain = tokenizers.Tokenizer.from_str(json.dumps(spec))
-        self._split = re.compile(
-            '|'.join(re.escape(t) for t in sorted(added, key=len, reverse=True)) or r'(?!)'
-        )
-        # A model may know more ids than its tokenizer has tokens; they read as nothing.
-        size = json.loads((self.folder / 'config.json').read_text())['vocab_size']
-        self.token_bytes = self._bytes(size, vocab, added)
-        self.eos_ids = self._eos()
+        specification = json.loads(self._tokenizer.backend_tokenizer.to_str())
+        added_tokens = specification['added_tokens']
+        self._added_ids = {token['content']: token['id'] for token in added_tokens}
+        vocabulary = specification['model']['vocab']
+        self._plain = self._without_added_tokens(specification)
+        # Longest first, so that a token that contains another one is found as a whole.
+        longest_first = sorted(self._added_ids, key=len, reverse=True)
+        pattern = '|'.join(re.escape(token) for token in longest_first)
+        self._added_pattern = re.compile(pattern or r'(?!)')
+        self.token_bytes = self._bytes_of_ids(vocabulary)
+        self.eos_ids = self._end_of_turn_ids()
 
-    def _bytes(self, size, vocab, added) -> list[bytes]:
-        table, out = (
-            _byte_alphabet(),
-            [b''] * (max([size - 1, *vocab.values(), *added.values()]) + 1),
-        )
-        for token, i in vocab.items():
-            if token not in added:
-                try:
-                    out[i] = bytes(table[c] for c in token)
-                except KeyError:
-                    raise ValueError(
-                        f'{self.folder}: token {token!r} is not byte-level; this tokenizer is not supported'
-                    ) from None
-        for token, i in added.items():
-            out[i] = token.encode()
-        return out
+    def _without_added_tokens(self, specification: dict[str, Any]) -> tokenizers.Tokenizer:
+        """The tokenizer for foreign text.
 
-    def _eos(self) -> tuple[int, ...]:
+        The strings of the added vocabulary leave the model's own vocabulary too: some models map a
+        whole pre-token that is in the vocabulary directly to its id.
+        """
+        plain = dict(specification)
+        plain |= dict(added_tokens=[], post_processor=None, truncation=None, padding=None)
+        vocabulary = specification['model']['vocab']
+        plain_vocabulary = {
+            token: token_id
+            for token, token_id in vocabulary.items()
+            if token not in self._added_ids
+        }
+        plain['model'] = {**specification['model'], 'vocab': plain_vocabulary}
+        return tokenizers.Tokenizer.from_str(json.dumps(plain))
+
+    def _bytes_of_ids(self, vocabulary: dict[str, int]) -> list[bytes]:
+        alphabet = _byte_alphabet()
+        config = json.loads((self.folder / 'config.json').read_text())
+        # A model may have more ids than its tokenizer has tokens; those decode to nothing.
+        last_id = max([config['vocab_size'] - 1, *vocabulary.values(), *self._added_ids.values()])
+        token_bytes = [b''] * (last_id + 1)
+        for token, token_id in vocabulary.items():
+            if token in self._added_ids:
+                continue
+            try:
+                token_bytes[token_id] = bytes(alphabet[character] for character in token)
+            except KeyError:
+                raise ValueError(
+                    f'{self.folder}: token {token!r} is not byte-level; this tokenizer is not '
+                    'supported'
+                ) from None
+        for token, token_id in self._added_ids.items():
+            token_bytes[token_id] = token.encode()
+        return token_bytes
+
+    def _end_of_turn_ids(self) -> tuple[int, ...]:
+        ids: set[int] = set()
         path = self.folder / 'generation_config.json'
-        ids = json.loads(path.read_text()).get('eos_token_id') if path.exists() else None
-        ids = [] if ids is None else ids if isinstance(ids, list) else [ids]
-        own = self._tokenizer.eos_token_id
-        return tuple(sorted({*ids, *([] if own is None else [own])}))
+        if path.exists():
+            listed = json.loads(path.read_text()).get('eos_token_id')
+            if isinstance(listed, list):
+                ids.update(listed)
+            elif listed is not None:
+                ids.add(listed)
+        if self._tokenizer.eos_token_id is not None:
+            ids.add(self._tokenizer.eos_token_id)
+        return tuple(sorted(ids))
 
     def encode(self, text: str) -> list[int]:
-        """Ids of text that this code base wrote: added tokens are honoured."""
+        """Ids of text of this code base: added tokens are recognised."""
         return self._encode([text])
 
     def encode_plain(self, text: str) -> list[int]:
@@ -100,63 +123,76 @@ class Codec:
         return self._plain.encode(text, add_special_tokens=False).ids
 
     def _encode(self, spans: Iterable[str]) -> list[int]:
-        """Mixed text. Between two trusted added tokens, trusted and foreign text is encoded as one piece, as the
-        tokenizer itself would, so a prompt without tricks has exactly the ids of `apply_chat_template`."""
+        """Ids of trusted and untrusted spans.
+
+        Text between two trusted added tokens is encoded as one piece across spans, as the tokenizer
+        itself would, so a prompt without tricks has exactly the ids of `apply_chat_template`.
+        """
         ids: list[int] = []
-        run: list[str] = []
+        pending: list[str] = []
         for span in spans:
             if isinstance(span, Untrusted):
-                run.append(span)
+                pending.append(span)
                 continue
-            at = 0
-            for found in self._split.finditer(span):
-                run.append(span[at : found.start()])
-                ids += self.encode_plain(''.join(run))
-                ids.append(self._added[found.group()])
-                run, at = [], found.end()
-            run.append(span[at:])
-        return ids + self.encode_plain(''.join(run))
+            position = 0
+            for match in self._added_pattern.finditer(span):
+                pending.append(span[position : match.start()])
+                ids += self.encode_plain(''.join(pending))
+                ids.append(self._added_ids[match.group()])
+                pending = []
+                position = match.end()
+            pending.append(span[position:])
+        return ids + self.encode_plain(''.join(pending))
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids, added tokens included; bytes that are no UTF-8 become U+FFFD."""
-        return b''.join(self.token_bytes[int(i)] for i in ids).decode(errors='replace')
+        raw = b''.join(self.token_bytes[int(token)] for token in ids)
+        return raw.decode(errors='replace')
 
-    def _template(self, messages: Sequence[Message], generate: bool) -> list[str]:
-        """Chat text as spans, foreign text kept apart from what the template wrote."""
-        foreign: list[Untrusted] = []
-
-        def mark(content) -> str:
+    def _render_spans(self, messages: Sequence[Message], add_header: bool) -> list[str]:
+        """Chat text as spans: untrusted parts separate from the text of the template."""
+        untrusted: list[Untrusted] = []
+        marked_messages = []
+        for message in messages:
+            content = message['content']
             parts = [content] if isinstance(content, str) else content
-            out = []
+            marked = ''
             for part in parts:
                 if isinstance(part, Untrusted):
-                    out.append(f'\ue000{len(foreign)}\ue001')
-                    foreign.append(part)
+                    marked += f'{_MARK_START}{len(untrusted)}{_MARK_END}'
+                    untrusted.append(part)
                 else:
-                    out.append(part)
-            return ''.join(out)
-
-        marked = [{**m, 'content': mark(m['content'])} for m in messages]
+                    marked += part
+            marked_messages.append({**message, 'content': marked})
         text = self._tokenizer.apply_chat_template(
-            marked, tokenize=False, add_generation_prompt=generate
+            marked_messages, tokenize=False, add_generation_prompt=add_header
         )
-        pieces = re.split('\ue000(\\d+)\ue001', text)
-        return [foreign[int(p)] if i % 2 else p for i, p in enumerate(pieces)]
+        pieces = re.split(f'{_MARK_START}(\\d+){_MARK_END}', text)
+        spans: list[str] = []
+        for index, piece in enumerate(pieces):
+            is_mark = index % 2 == 1
+            spans.append(untrusted[int(piece)] if is_mark else piece)
+        return spans
 
     def render(self, messages: Sequence[Message]) -> np.ndarray:
-        """Prompt ids, int32 [P], of a chat whose next word is the assistant's."""
-        return np.asarray(self._encode(self._template(messages, True)), np.int32)
+        """Prompt ids, int32 [P], of a chat that the assistant continues."""
+        return np.asarray(self._encode(self._render_spans(messages, True)), np.int32)
 
     def suffix(self, message: Message) -> np.ndarray:
-        """Ids, int32 [n], that follow an assistant turn cut before its end token: the template's glue, `message`
-        and the next assistant header. Rendered as a difference, so earlier tokens are never touched."""
-        turn = Untrusted('\ue002')
-        spans = self._template(
-            [{'role': 'user', 'content': 'x'}, {'role': 'assistant', 'content': [turn]}, message],
-            True,
-        )
-        after = next(i for i, s in enumerate(spans) if s is turn) + 1
-        return np.asarray(self._encode(spans[after:]), np.int32)
+        """Ids, int32 [n], to append after an assistant turn that was cut before its end token.
+
+        They are the template's text behind the turn, `message`, and the next assistant header.
+        Rendered as a difference, so that earlier tokens are never tokenised again.
+        """
+        turn = Untrusted(_TURN_MARK)
+        chat = [
+            {'role': 'user', 'content': 'x'},
+            {'role': 'assistant', 'content': [turn]},
+            message,
+        ]
+        spans = self._render_spans(chat, True)
+        after_turn = next(index for index, span in enumerate(spans) if span is turn) + 1
+        return np.asarray(self._encode(spans[after_turn:]), np.int32)
 
 
 class StopMatcher:
@@ -166,19 +202,27 @@ class StopMatcher:
     """
 
     def __init__(self, token_bytes: Sequence[bytes], stops: Sequence[str]):
-        self._bytes, self._stops = token_bytes, [s.encode() for s in stops]
-        self._longest = max((len(s) for s in self._stops), default=1)
-        self._text, self._ends = b'', []
+        self._token_bytes = token_bytes
+        self._stops = [stop.encode() for stop in stops]
+        self._longest_stop = max((len(stop) for stop in self._stops), default=1)
+        self._text = b''
+        self._token_ends: list[int] = []
 
     def push(self, ids: Sequence[int]) -> tuple[int, str] | None:
-        """Adds ids; on a hit returns (tokens of the turn to keep, text cut after the stop string)."""
-        for i in ids:
-            start = max(len(self._text) - self._longest + 1, 0)
-            self._text += self._bytes[int(i)]
-            self._ends.append(len(self._text))
-            ends = [at + len(s) for s in self._stops if (at := self._text.find(s, start)) >= 0]
-            if ends:
-                return len(self._ends), self._text[: min(ends)].decode(errors='replace')
+        """Adds ids; on a match returns (tokens of the turn to keep, text cut after the stop string)."""
+        for token in ids:
+            # A match must end in the new token, so it cannot start earlier than this.
+            search_start = max(len(self._text) - self._longest_stop + 1, 0)
+            self._text += self._token_bytes[int(token)]
+            self._token_ends.append(len(self._text))
+            match_ends = []
+            for stop in self._stops:
+                position = self._text.find(stop, search_start)
+                if position >= 0:
+                    match_ends.append(position + len(stop))
+            if match_ends:
+                text = self._text[: min(match_ends)].decode(errors='replace')
+                return len(self._token_ends), text
         return None
 
     @property
@@ -187,15 +231,19 @@ class StopMatcher:
         return self._text.decode(errors='replace')
 
 
-def segments(codec: Codec, trajectory: Trajectory) -> Iterator[dict[str, Any]]:
-    """A rollout's stretches of one author: {'source': of SOURCES, 'text', 'tokens'}; what an earlier context of it has
-    shown is left out."""
-    for part in trajectory.segments:
-        cuts = [0, *(np.flatnonzero(np.diff(part.source)) + 1), len(part.tokens)]
-        begin = (
-            0 if part is trajectory.segments[0] else np.flatnonzero(part.source == PROMPT)[-1] + 1
-        )
-        for a, b in zip(cuts, cuts[1:]):
-            if a >= begin:
-                ids = part.tokens[a:b].tolist()
-                yield {'source': SOURCES[part.source[a]], 'text': codec.decode(ids), 'tokens': ids}
+def text_spans(codec: Codec, trajectory: Trajectory) -> Iterator[dict[str, Any]]:
+    """Spans of one author: {'source': of SOURCES, 'text', 'tokens'}.
+
+    A later context of a rollout repeats tokens of an earlier one; repeated spans are left out.
+    """
+    for context in trajectory.contexts:
+        boundaries = np.flatnonzero(np.diff(context.source)) + 1
+        edges = [0, *boundaries, len(context.tokens)]
+        first_new = 0
+        if context is not trajectory.contexts[0]:
+            first_new = np.flatnonzero(context.source == PROMPT)[-1] + 1
+        for start, end in zip(edges, edges[1:]):
+            if start >= first_new:
+                ids = context.tokens[start:end].tolist()
+                source = SOURCES[context.source[start]]
+                yield {'source': source, 'text': codec.decode(ids), 'tokens': ids}

@@ -107,7 +107,7 @@ def answers_of_sets(
     for lines in sets:
         found.append([])
         for source, line, record in lines:
-            answer = ' '.join(files.gold(record)[0].split())
+            answer = ' '.join(files.accepted_answers(record)[0].split())
             normal = normalize_answer(answer)
             if reason := unfit(answer, most_words) or ('duplicate' if normal in seen else None):
                 dropped[reason] += 1
@@ -275,7 +275,7 @@ def questions_of_sets(
                 ] += 1
                 continue
             seen.add(normal)
-            answers = list(dict.fromkeys(' '.join(a.split()) for a in files.gold(record)))
+            answers = list(dict.fromkeys(' '.join(a.split()) for a in files.accepted_answers(record)))
             item: dict[str, Any] = dict(question=text, answers=answers)
             if 'hops' in record:
                 item['hops'] = files.hops(source, line, record)

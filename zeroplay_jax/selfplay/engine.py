@@ -1,17 +1,16 @@
-"""Plays a recipe: many episodes at once, then one update per trained role from what they yielded. Knows no paper.
+"""Runs a recipe: many episodes at once, then one update per trained role. Knows no paper.
 
-tasks → episodes over the slots → rows → groups that say something → advantages → packed batches → update → publish
+tasks → episodes over the slots → rows → groups with reward variance → advantages → packed batches → update → publish
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -21,367 +20,359 @@ from zeroplay_jax.objectives import advantages, aggregation, schedules
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.runtime.hosts import sums
-from zeroplay_jax.selfplay import rows as row_tools
-from zeroplay_jax.selfplay.roles import Table
+from zeroplay_jax.selfplay.batch_filter import GroupFilter
+from zeroplay_jax.selfplay.recipe import Recipe, RoleSpec
+from zeroplay_jax.selfplay.roles import RolloutContext
+from zeroplay_jax.selfplay.row_metrics import (
+    Stats,
+    invalid_reason,
+    rollout_stats,
+    rows_per_context,
+)
+from zeroplay_jax.selfplay.schedule import BatchCursor, Step
+from zeroplay_jax.selfplay.task_log import filtered_groups_log, task_log
 from zeroplay_jax.selfplay.task_pool import TaskPool
-from zeroplay_jax.types import POLICY, Json, Outcome, Row, Task
+from zeroplay_jax.types import POLICY, Batch, Json, Outcome, Row, Task, TaskDropped
 
-Stats = dict[str, tuple[float, float]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Phase:
-    """A run of like steps.
-
-    Attributes:
-      trains: the roles that are updated after each step, in this order; none: only plays.
-      clears_pool: the pool is emptied before every so many steps of the phase; 0: never.
-    """
-
-    name: str
-    steps: int
-    trains: tuple[str, ...] = ()
-    iteration: int = 0
-    clears_pool: int = 0
+# Metrics that mean nothing in a phase whose rollouts get no reward.
+_REWARD_METRICS = ('reward_mean', 'informative_share')
 
 
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """One step: `index` within its phase, `number` within the run (names it, and seeds its randomness)."""
-
-    phase: Phase
-    index: int
-    number: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Draw:
-    """What a step asks its recipe for.
-
-    Attributes:
-      phase: items drawn in this phase before.   step: of those, the ones of this step.
-      outside: of those of the phase, the ones from outside: a deck goes on there, whatever was replayed.
-      round: 0 for the first items of a step; later ones fill up what fell away.
-      missing: groups that the batch still lacks; at first all that no surplus of the step before provides.
-    """
-
-    phase: int = 0
-    step: int = 0
-    round: int = 0
-    missing: int = 0
-    outside: int = 0
-
-
-class Recipe(Protocol):
-    """What a paper adds to the engine."""
-
-    def phases(self) -> list[Phase]:
-        """The schedule."""
-        ...
-
-    def tasks(self, step: Step, pool: TaskPool, draw: Draw) -> list[Task]:
-        """The next items of a step, a function of the arguments alone; an empty answer ends the step."""
-        ...
-
-    async def episode(self, table: Table, step: Step, task: Task) -> Outcome:
-        """Plays one item."""
-        ...
-
-
-def schedule(phases: list[Phase]) -> list[Step]:
-    """All steps of a run in order."""
-    pairs = [(phase, i) for phase in phases for i in range(phase.steps)]
-    return [Step(phase, index, number) for number, (phase, index) in enumerate(pairs)]
+def _no_failures() -> dict[str, float]:
+    return {}
 
 
 class Engine:
-    """Players, learners and pool of a run.
+    """Rollout context, learners and question pool of a run.
 
     Args:
-      config: the run's.   recipe: what is played.   table: players.
-      learners: by the name of the weights; `trained`: role → name of its weights, for those that are trained.
-      check_search: called before a batch is learnt from; returns numbers for the log, or stops the run.
+      config: the run's.   recipe: what is run.   context: roles and scheduler.
+      learners: by the name of the weights.
+      weights_of: trained role → name of its weights.
+      specs: role → its specification, for trained roles.
+      check_failures: called before a batch is trained on; returns numbers for the log, or raises to
+        stop the run.
     """
 
     def __init__(
         self,
         config,
         recipe: Recipe,
-        table: Table,
+        context: RolloutContext,
         learners: dict[str, Learner],
-        trained: Mapping[str, str],
-        check_search: Callable[[], dict[str, float]] = dict,
+        weights_of: dict[str, str],
+        specs: dict[str, RoleSpec],
+        check_failures: Callable[[], dict[str, float]] = _no_failures,
     ):
-        self.config, self.recipe, self.table = config, recipe, table
-        self.learners, self.trained, self.check_search = learners, trained, check_search
+        self.config = config
+        self.recipe = recipe
+        self.context = context
+        self.learners = learners
+        self.weights_of = weights_of
+        self.specs = specs
+        self.check_failures = check_failures
         self.pool = TaskPool()
         self.versions: collections.Counter[str] = collections.Counter()
-        self.outside_questions = (
-            0  # played items with a question or answer that no player of this run made
-        )
-        self.drawn = self.drawn_outside = (
-            0  # items drawn in this phase, and of those the ones from outside
-        )
-        self.fates: list[Json] = []  # of the last step's items, see `rows.fates`
-        self.surplus: dict[
-            str, list[Row]
-        ] = {}  # by role: groups beyond a full batch, kept for the next step
+        # Items with a question or answer that was supplied from outside the run.
+        self.external_items = 0
+        # Items drawn in this phase, and the external ones among them: where the datasets continue.
+        self.drawn = 0
+        self.drawn_external = 0
+        # Records of the last step for tasks.jsonl.
+        self.task_log: list[Json] = []
+        self.filter = GroupFilter(config)
         for name in learners:
             self.publish(name)
 
     @property
     def scheduler(self) -> Scheduler:
         """Where rollouts run."""
-        return self.table.scheduler
+        return self.context.scheduler
 
     def publish(self, weights: str) -> None:
-        """Hands a learner's weights to the sampler."""
-        self.scheduler.publish(weights, self.learners[weights].published(), self.versions[weights])
+        """Copies a learner's weights to the sampler, in the sampler's layout and dtype."""
+        published = self.learners[weights].published()
+        self.scheduler.publish(weights, published, self.versions[weights])
 
-    def play(self, step: Step, done: Callable[[], None]) -> tuple[dict[str, float], list[Row]]:
-        """Plays and learns one step; returns its metrics and rows. `done` is called as each episode ends."""
-        started, before = time.perf_counter(), collections.Counter(self.scheduler.stats)
-        judged = collections.Counter(self.table.judge_stats)
-        self.scheduler.search_seconds.clear()
-        late: list[Row] = []
-        if step.index == 0:  # what waited for a batch of the phase before comes too late
-            late = [row for rows in self.surplus.values() for row in rows]
-            self.drawn, self.drawn_outside, self.surplus = 0, 0, {}
+    # ---- one step ----------------------------------------------------------------------------------
+
+    def run_step(
+        self, step: Step, on_episode_end: Callable[[], None]
+    ) -> tuple[dict[str, float], list[Row]]:
+        """Collects rollouts and updates the trained roles; returns metrics and rows of the step."""
+        started = time.perf_counter()
+        scheduler_before = collections.Counter(self.scheduler.stats)
+        judge_before = collections.Counter(self.context.judge_stats)
+        self.scheduler.workers.seconds.clear()
+        late_rows = self._begin_phase(step)
+        self.context.hosts.clear_published()
+
+        tasks, outcomes = self._collect(step, on_episode_end)
+        failure_metrics = dict(sums(self._on_all_hosts(self.check_failures)))
+        judge_stats = self._judge_stats_since(judge_before)
+        rows = [row for outcome in outcomes for row in outcome.rows]
+        stats = rollout_stats(rows, outcomes)
+        collected = time.perf_counter()
+
+        self.task_log = task_log(tasks, outcomes, self._fill_pool(outcomes))
+        surplus_groups = {row.group for row in late_rows}
+        self.task_log += filtered_groups_log(late_rows, surplus_groups)
+        stats |= self._update_roles(step, rows)
+        if not step.phase.trains:
+            stats = {name: value for name, value in stats.items() if name not in _REWARD_METRICS}
+        if any(outcome.questions or outcome.drop for outcome in outcomes):
+            stats |= {f'drop/{reason}': (count, 1) for reason, count in self.pool.drops.items()}
+        stats['pool_size'] = (len(self.pool.questions), 1)
+        stats |= {f'judge/{name}': (count, 1) for name, count in judge_stats.items()}
+        metrics = {name: total / count for name, (total, count) in stats.items() if count}
+        metrics |= failure_metrics
+        metrics |= self._rollout_metrics(scheduler_before, collected - started)
+        metrics['seconds/rollout'] = collected - started
+        metrics['seconds/update'] = time.perf_counter() - collected
+        return metrics, rows
+
+    def _begin_phase(self, step: Step) -> list[Row]:
+        """Resets what belongs to a phase; returns carried-over rows that are too late for it."""
+        late_rows: list[Row] = []
+        if step.index == 0:
+            late_rows = self.filter.discard_carried_over()
+            self.drawn = 0
+            self.drawn_external = 0
         period = step.phase.clears_pool
         if period and (step.index == 0 or schedules.closes_window(step.index, period)):
             self.pool.clear()
-        self.table.hosts.clear()
-        tasks, outcomes = self._collect(step, done)
-        searched = dict(sums(self.table.hosts.together(self.check_search)))
-        judged = sums(self.table.hosts.gather(self.table.judge_stats - judged))
-        if self.table.judge:
-            self.table.judge.check(judged)
-        rows = [row for outcome in outcomes for row in outcome.rows]
-        stats = row_tools.rollout_stats(rows, outcomes)
-        played = time.perf_counter()
-        refused = []
+        return late_rows
+
+    def _on_all_hosts(self, call: Callable[[], Any]) -> list[Any]:
+        return self.context.hosts.run_on_all_and_gather(call)
+
+    def _judge_stats_since(self, before: collections.Counter[str]) -> collections.Counter[str]:
+        """Counts of the step over all processes; stops the run if too many judgements failed."""
+        local = self.context.judge_stats - before
+        total = sums(self.context.hosts.gather(local))
+        if self.context.judge:
+            self.context.judge.check(total)
+        return total
+
+    def _fill_pool(self, outcomes: Sequence[Outcome]) -> list[list[str | None]]:
+        """Adds the questions of a step to the pool; returns why each was refused, or None."""
+        refusals = []
         for outcome in outcomes:
             if outcome.drop:
                 self.pool.drop(outcome.drop)
-            refused.append([self.pool.add(question) for question in outcome.questions])
-        self.fates = row_tools.fates(tasks, outcomes, refused)
-        self.fates += row_tools.let_go(late, surplus={row.group for row in late})
+            refusals.append([self.pool.add(question) for question in outcome.questions])
+        return refusals
+
+    def _update_roles(self, step: Step, rows: Sequence[Row]) -> Stats:
+        stats: Stats = {}
         for role in step.phase.trains:
+            role_rows = [row for row in rows if row.role == role]
+            role_stats = self._update_role(step, role, role_rows)
+            # With one trained role its metrics need no prefix.
             prefix = f'{role}/' if len(step.phase.trains) > 1 else ''
-            learnt = self._learn(step, role, [r for r in rows if r.role == role])
-            stats |= {prefix + name: value for name, value in learnt.items()}
-        if not step.phase.trains:  # nothing is scored
-            stats = {
-                name: value
-                for name, value in stats.items()
-                if name not in ('reward_mean', 'informative_share')
+            stats |= {prefix + name: value for name, value in role_stats.items()}
+        return stats
+
+    def _rollout_metrics(
+        self, before: collections.Counter[str], seconds: float
+    ) -> dict[str, float]:
+        """Throughput over all processes, and the time of this process's tool calls."""
+        counters = ('rollouts', 'generated_tokens')
+        local = {name: self.scheduler.stats[name] - before[name] for name in counters}
+        total = sums(self.context.hosts.gather(local))
+        metrics = {
+            # Proposals, attempts, checks and judgements alike: the cost of the step.
+            'rollouts': float(total['rollouts']),
+            'tokens_per_second': total['generated_tokens'] / max(seconds, 1e-9),
+        }
+        for tool, tool_seconds in self.scheduler.workers.seconds.items():
+            metrics[f'tool_seconds/{tool}/p50'] = float(np.percentile(tool_seconds, 50))
+            metrics[f'tool_seconds/{tool}/p95'] = float(np.percentile(tool_seconds, 95))
+        return metrics
+
+    # ---- rollouts ----------------------------------------------------------------------------------
+
+    def _collect(
+        self, step: Step, on_episode_end: Callable[[], None]
+    ) -> tuple[list[Task], list[Outcome]]:
+        """Runs items until the batch is full or the recipe has no more; in the order of issue."""
+        all_tasks: list[Task] = []
+        all_outcomes: list[Outcome] = []
+        all_rows: list[Row] = []
+        missing = self._missing_groups(step, all_rows)
+        cursor = BatchCursor(self.drawn, missing=missing, external=self.drawn_external)
+        while tasks := self.recipe.tasks(step, self.pool, cursor):
+            external = sum(task.external for task in tasks)
+            self.external_items += external
+            episodes = {
+                task.identity: functools.partial(self._episode, step, task) for task in tasks
             }
-        if any(outcome.questions or outcome.drop for outcome in outcomes):
-            stats |= {f'drop/{reason}': (n, 1) for reason, n in self.pool.drops.items()}
-        stats |= {'pool_size': (len(self.pool.questions), 1)}
-        stats |= {f'judge/{name}': (n, 1) for name, n in judged.items()}
-        own = {
-            name: self.scheduler.stats[name] - before[name]
-            for name in ('rollouts', 'generated_tokens')
-        }
-        sampled = sums(self.table.hosts.gather(own))
-        seconds = self.scheduler.search_seconds or [0.0]
-        metrics = {name: total / count for name, (total, count) in stats.items() if count}
-        return metrics | searched | {
-            'rollouts': float(
-                sampled['rollouts']
-            ),  # proposals, attempts, checks and verdicts alike: what a step costs
-            'tokens_per_second': sampled['generated_tokens'] / max(played - started, 1e-9),
-            'seconds/rollout': played - started,
-            'seconds/update': time.perf_counter() - played,
-            'search_seconds/p50': float(np.percentile(seconds, 50)),
-            'search_seconds/p95': float(np.percentile(seconds, 95)),
-        }, rows
-
-    def _collect(self, step: Step, done) -> tuple[list[Task], list[Outcome]]:
-        """Plays items until the batch is full or the recipe has no more; items and outcomes in the order of issue."""
-        played: list[Task] = []
-        outcomes: list[Outcome] = []
-        draw = Draw(self.drawn, missing=self._lacks(step, []), outside=self.drawn_outside)
-        while tasks := self.recipe.tasks(step, self.pool, draw):
-            outside = sum(task.outside for task in tasks)
-            self.outside_questions += outside
-            play = functools.partial(self.recipe.episode, self.table, step)
-            found = self.table.play({t.identity: functools.partial(play, t) for t in tasks}, done)
-            for row in (
-                row for outcome in found for row in outcome.rows
-            ):  # before it is counted whether they suffice
-                row.drop = row.drop or row_tools.unfit(row, self.config.rollout.truncated)
-            outcomes += found
-            played += tasks
-            rows = [row for outcome in outcomes for row in outcome.rows]
-            taken = len(tasks)
-            lacks = self._lacks(step, rows)
-            draw = Draw(
-                draw.phase + taken, draw.step + taken, draw.round + 1, lacks, draw.outside + outside
+            outcomes = self.context.run_episodes(episodes, on_episode_end)
+            for outcome in outcomes:
+                for row in outcome.rows:
+                    # Before the batch is counted: rows that cannot be trained on do not fill it.
+                    row.drop = row.drop or invalid_reason(row, self.config.rollout.truncated)
+                    all_rows.append(row)
+            all_outcomes += outcomes
+            all_tasks += tasks
+            cursor = BatchCursor(
+                phase=cursor.phase + len(tasks),
+                step=cursor.step + len(tasks),
+                round=cursor.round + 1,
+                missing=self._missing_groups(step, all_rows),
+                external=cursor.external + external,
             )
-        self.drawn, self.drawn_outside = draw.phase, draw.outside
-        return played, outcomes
+        self.drawn = cursor.phase
+        self.drawn_external = cursor.external
+        return all_tasks, all_outcomes
 
-    def _lacks(self, step: Step, rows: list[Row]) -> int:
+    async def _episode(self, step: Step, task: Task) -> Outcome:
+        try:
+            return await self.recipe.episode(self.context, step, task)
+        except TaskDropped as drop:
+            return Outcome(drop=drop.reason)
+
+    def _missing_groups(self, step: Step, rows: Sequence[Row]) -> int:
         """Groups that the batch of some trained role still lacks."""
-        return max((self._missing(role, rows) for role in step.phase.trains), default=0)
+        missing = [self.filter.missing_groups(role, rows) for role in step.phase.trains]
+        return max(missing, default=0)
 
-    def _missing(self, role: str, rows: list[Row]) -> int:
-        c = self.config[role]
-        own = [
-            *self.surplus.get(role, []),
-            *(row for row in rows if row.role == role and row.drop is None),
-        ]
-        if c.filter_groups:
-            own = [row for row, keep in zip(own, self._informative(own)) if keep]
-        return max(c.batch - len({row.group for row in own}), 0)
+    # ---- updates -----------------------------------------------------------------------------------
 
-    @staticmethod
-    def _informative(rows: list[Row]) -> np.ndarray:
-        return advantages.informative_groups(
-            np.array([r.reward for r in rows], np.float64),
-            np.array([r.group for r in rows], np.int64),
-            np.array([r.drop is None for r in rows], bool),
-        )
-
-    def _filter(self, role: str, rows: list[Row]) -> tuple[list[Row], Stats]:
-        """The first `batch` informative groups in order of issue (DSPO eq. 9); the others wait, or are let go."""
-        c = self.config[role]
-        rows = [*self.surplus.pop(role, []), *rows]
-        keep = self._informative(rows)
-        groups = list(dict.fromkeys(row.group for row, informs in zip(rows, keep) if informs))
-        now, later = set(groups[: c.batch]), set(groups[c.batch :])
-        if c.surplus == 'carry' and later:
-            self.surplus[role] = [row for row in rows if row.group in later]
-        kept = now | later if c.surplus == 'carry' else now
-        self.fates += row_tools.let_go(
-            [row for row in rows if row.group not in kept], surplus=later
-        )
-        trained = [row for row in rows if row.group in now]
-        age = [self.versions[self.trained[role]] - row.trajectory.version for row in trained]
-        asked = len({row.group for row in rows})
-        return trained, {
-            'filter/kept': (len(groups), asked),
-            'filter/surplus': (len(later), 1),
-            'filter/full': (len(now), c.batch),
-            'filter/age': (sum(age), len(age)),
-        }
-
-    def _learn(self, step: Step, role: str, rows: list[Row]) -> Stats:
+    def _update_role(self, step: Step, role: str, rows: list[Row]) -> Stats:
         """Advantages, packing and `minibatches` updates of a role; publishes its new weights."""
-        c, weights = self.config[role], self.trained[role]
-        learner, stats = self.learners[weights], {}
-        if c.filter_groups:
-            rows, stats = self._filter(role, rows)
-        value, more = advantages.group_advantages(
-            np.array([r.reward for r in rows], np.float64),
-            np.array([r.group for r in rows], np.int64),
-            baseline=c.baseline,
-            scale=c.scale,
-            ddof=c.std_ddof,
-            singleton=c.singleton,
-            valid=np.array([r.drop is None for r in rows], bool),
-            lengths=np.array([r.trajectory.policy_tokens for r in rows], np.int64),
-            group_size=None
-            if role == 'proposer' and self.config.schedule.group == 'hop'
-            else c.samples,
-        )
-        stats |= more
-        for row, a in zip(rows, value):
-            row.advantage = float(a)
-        distill = (
-            schedules.alpha_at(c.distill_coef, step.phase.iteration) if c.distill_top_k else 0.0
-        )
-        parts = [
-            [rows[i] for i in part] for part in np.array_split(range(len(rows)), c.minibatches)
-        ]
-        batches = [self._pack(role, part, distill) for part in parts]
-        with self._room(weights):
-            if c.old_logp == 'trainer':  # before the first update of the batch
-                batches = [learner.rescore(role, batch) for batch in batches]
+        settings = self.config[role]
+        weights = self.weights_of[role]
+        learner = self.learners[weights]
+        stats: Stats = {}
+        if settings.filter_groups:
+            rows, stats, excluded = self.filter.select(role, rows, self.versions[weights])
+            self.task_log += excluded
+        stats |= self._set_advantages(role, rows)
+        distill_coef = 0.0
+        if settings.distill_top_k:
+            distill_coef = schedules.alpha_at(settings.distill_coef, step.phase.iteration)
+        parts = []
+        for indices in np.array_split(range(len(rows)), settings.minibatches):
+            parts.append([rows[index] for index in indices])
+        batches = [self._pack(role, part, distill_coef) for part in parts]
+        with self._offloaded_sampler(weights):
+            if settings.old_logp == 'trainer':
+                # Before the first update, so that all minibatches share the same old policy.
+                batches = [learner.recompute_old_logp(role, batch) for batch in batches]
             for part, batch in zip(parts, batches, strict=True):
-                more = learner.update(role, batch, distill)
-                stats = _add(stats, more)
-                if not more.get('gradient_norm', (0.0, 1.0))[1]:
-                    culprits = [list(row.trajectory.identity) for row in part]
-                    self.fates.append(
-                        {'role': role, 'drop': 'nonfinite_gradient', 'rollouts': culprits}
-                    )
-            learner.follow()
+                update_stats = learner.update(role, batch, distill_coef)
+                stats = _added(stats, update_stats)
+                _, finite_updates = update_stats.get('gradient_norm', (0.0, 1.0))
+                if not finite_updates:
+                    rollouts = [list(row.trajectory.identity) for row in part]
+                    record = {'role': role, 'drop': 'nonfinite_gradient', 'rollouts': rollouts}
+                    self.task_log.append(record)
+            learner.update_ema_teacher()
         self.versions[weights] += 1
         self.publish(weights)
         return stats
 
+    def _set_advantages(self, role: str, rows: Sequence[Row]) -> Stats:
+        settings = self.config[role]
+        # A known group size catches prompts that got the same key by mistake.
+        group_size = None if self.specs[role].groups_span_prompts else settings.samples
+        values, stats = advantages.group_advantages(
+            np.array([row.reward for row in rows], np.float64),
+            np.array([row.group for row in rows], np.int64),
+            baseline=settings.baseline,
+            scale=settings.scale,
+            ddof=settings.std_ddof,
+            singleton=settings.singleton,
+            valid=np.array([row.drop is None for row in rows], bool),
+            lengths=np.array([row.trajectory.policy_tokens for row in rows], np.int64),
+            group_size=group_size,
+        )
+        for row, value in zip(rows, values):
+            row.advantage = float(value)
+        return stats
+
     @contextlib.contextmanager
-    def _room(self, weights: str) -> Iterator[None]:
-        """With `config.offload`, clears the devices of what rollouts need, while these weights are updated."""
+    def _offloaded_sampler(self, weights: str) -> Iterator[None]:
+        """With `config.offload`: no sampler weights and KV caches on the devices during an update."""
+        pools = self.scheduler.pools
         if self.config.offload:
-            for name, lane in self.scheduler.lanes.items():
-                lane.sampler.rest()
-                # Those in training will be published anew.
-                lane.params = {} if name == weights else sharding.to_host(lane.params)
+            for name, pool in pools.items():
+                pool.sampler.free_cache()
+                # The weights in training are published anew afterwards.
+                pool.params = {} if name == weights else sharding.to_host(pool.params)
         yield
         if self.config.offload:
-            for lane in self.scheduler.lanes.values():
-                lane.params = sharding.to_device(lane.params)
+            for pool in pools.values():
+                pool.params = sharding.to_device(pool.params)
 
-    def _pack(self, role: str, rows: list[Row], distill: float):
-        """One optimiser step's rows as micro-batches."""
-        c = self.config[role]
-        valid = row_tools.segments([row for row in rows if row.drop is None])
-        lengths = np.array([np.sum(row.trajectory.source == POLICY) for row in valid], np.int64)
-        # What has advantage 0 adds nothing by itself, but belongs to the mean.
-        every = c.kl_coef or c.entropy_coef or distill or not c.skip_uninformative
-        trained = [row for row in valid if every or row.advantage]
-        taught = sum(n for n, row in zip(lengths, valid) if row.teacher_prompt is not None)
-        constant = c.aggregation == 'constant'
+    def _pack(self, role: str, rows: Sequence[Row], distill_coef: float) -> list[Batch]:
+        """Micro-batches of one optimiser step."""
+        settings = self.config[role]
+        valid = rows_per_context([row for row in rows if row.drop is None])
+        lengths = np.array(
+            [np.sum(row.trajectory.source == POLICY) for row in valid], np.int64
+        )
+        # Rows of advantage 0 have no policy gradient, but they count in the mean, and KL, entropy
+        # and distillation act on them.
+        keeps_all = (
+            settings.kl_coef
+            or settings.entropy_coef
+            or distill_coef
+            or not settings.skip_uninformative
+        )
+        trained = [row for row in valid if keeps_all or row.advantage]
+        distilled_tokens = 0
+        for length, row in zip(lengths, valid):
+            if row.teacher_prompt is not None:
+                distilled_tokens += length
+        if settings.aggregation == 'constant':
+            denominator = settings.constant_norm * len(valid)
+        else:
+            denominator = aggregation.denominator(lengths, settings.aggregation)
         return pack(
             trained,
             micro_rows=self.config.micro.rows,
             tokens=self.config.micro.tokens,
-            mode=c.aggregation,
-            total=c.constant_norm * len(valid)
-            if constant
-            else aggregation.denominator(lengths, c.aggregation),
-            teacher_tokens=self.config.privileged.tokens if c.distill_top_k else 0,
-            teacher_total=float(taught),
+            mode=settings.aggregation,
+            total=denominator,
+            teacher_tokens=self.config.privileged.tokens if settings.distill_top_k else 0,
+            teacher_total=float(distilled_tokens),
         )
 
-    # ---- what a checkpoint holds ---------------------------------------------------------------------------
+    # ---- what a checkpoint holds -------------------------------------------------------------------
 
-    def states(self) -> dict[str, Any]:
-        """Device state of every set of trained weights."""
+    def device_state(self) -> dict[str, Any]:
+        """By weights: parameters, optimiser moments, step count and EMA teacher."""
         return {name: learner.state for name, learner in self.learners.items()}
 
-    def loop(self) -> Json:
-        """Host state."""
+    def host_state(self) -> Json:
+        """JSON: question pool, versions, dataset cursors and carried-over groups."""
         return {
             'pool': self.pool.state(),
             'versions': dict(self.versions),
-            'outside_questions': self.outside_questions,
-            'drawn': [self.drawn, self.drawn_outside],
-            'surplus': {
-                role: [row_tools.state(row) for row in rows] for role, rows in self.surplus.items()
-            },
+            'external_items': self.external_items,
+            'drawn': [self.drawn, self.drawn_external],
+            'carried_over': self.filter.state(),
         }
 
-    def restore(self, states: dict[str, Any], loop: Json) -> None:
-        """Takes back what `states` and `loop` gave."""
+    def restore(self, device_state: dict[str, Any], host_state: Json) -> None:
+        """Inverse of `device_state` and `host_state`."""
         for name, learner in self.learners.items():
-            learner.restore(states[name])
-        self.pool.restore(loop['pool'])
-        self.versions.update(loop['versions'])
-        self.outside_questions, (self.drawn, self.drawn_outside) = (
-            loop['outside_questions'],
-            loop['drawn'],
-        )
-        self.surplus = {
-            role: [row_tools.restore(s) for s in saved] for role, saved in loop['surplus'].items()
-        }
+            learner.restore(device_state[name])
+        self.pool.restore(host_state['pool'])
+        self.versions.update(host_state['versions'])
+        self.external_items = host_state['external_items']
+        self.drawn, self.drawn_external = host_state['drawn']
+        self.filter.restore(host_state['carried_over'])
         for name in self.learners:
             self.publish(name)
 
 
-def _add(a: Stats, b: Stats) -> Stats:
-    return a | {k: (a[k][0] + v[0], a[k][1] + v[1]) if k in a else v for k, v in b.items()}
+def _added(left: Stats, right: Stats) -> Stats:
+    """Sums of two sets of statistics."""
+    result = dict(left)
+    for name, (total, count) in right.items():
+        previous_total, previous_count = result.get(name, (0.0, 0.0))
+        result[name] = (previous_total + total, previous_count + count)
+    return result

@@ -1,15 +1,17 @@
-"""Files of JSON lines that users bring: every line checked, answers under any of the names that public sets use."""
+"""JSON-lines files from users: every line is checked; answers under any of the names of public sets."""
 
 from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
-from zeroplay_jax.types import Json, UserError
+from zeroplay_jax.types import Json, Question, UserError
+
+T = TypeVar('T')
 
 ANSWER_FIELDS = ('answers', 'golden_answers', 'answer', 'target', 'ground_truth', 'reward_model')
 # Public name → the split that papers report. MuSiQue, HotpotQA and 2Wiki have no public test answers.
@@ -22,158 +24,188 @@ PUBLIC = {
     'musique': 'dev',
     'bamboogle': 'test',
 }
-# Where a line of a built file comes from; it goes with the item into the log of a run.
+# Provenance fields of a line; they go with the item into the logs of a run.
 PROVENANCE = ('source', 'line', 'document_id')
 
 
+class _UnusableLine(Exception):
+    """A line that cannot be used; the message says why."""
+
+
 def read_lines(path: str, *required: str, answered: bool = True) -> list[Json]:
-    """The objects that `numbered` finds."""
-    return [record for _, record in numbered(path, *required, answered=answered)]
+    """All objects of a file, see `numbered_lines`."""
+    return [record for _, record in numbered_lines(path, *required, answered=answered)]
 
 
-def numbered(path: str, *required: str, answered: bool = True) -> Iterator[tuple[int, Json]]:
-    """(line number from 1, object) of a JSON-lines file, as a stream; empty lines are passed over.
+def numbered_lines(
+    path: str, *required: str, answered: bool = True
+) -> Iterator[tuple[int, Json]]:
+    """(line number from 1, object) of a JSON-lines file, as a stream; empty lines are skipped.
 
-    A required text that a line keeps under 'extra_info', as verl's files do, is brought up.
+    Args:
+      required: text fields that every line must have. A field inside 'extra_info', where verl's
+        files keep it, is moved to the top.
+      answered: every line must also have answers.
 
     Raises:
-      UserError: no such file, no line in it, or a line that is not an object with the required texts and, where
-        `answered`, an answer; names the line.
+      UserError: no such file, no line in it, or an unusable line, named with its number.
     """
     number = 0
+    has_lines = False
     try:
-        # Only '\n' ends a line: texts may hold what Python takes for an end as well.
+        # newline='\n': texts may contain characters that Python takes for line ends as well.
         with pathlib.Path(path).open(encoding='utf-8', newline='\n') as lines:
-            found = ((i, line) for i, line in enumerate(lines, 1) if line.strip())
-            for number, line in found:
-                yield number, _record(line, required, answered)
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                has_lines = True
+                yield number, _parse_line(line, required, answered)
     except FileNotFoundError:
         raise UserError(
             f'{path}: cannot be read, no such file; give a file of JSON lines'
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f'{path}: cannot be read ({error})') from None
-    except _Unusable as error:
+    except _UnusableLine as error:
         reason = f' ({error})' if str(error) else ''
-        raise UserError(f'{path}, line {number}: {_wanted(required, answered)}{reason}') from None
-    if not number:
-        raise UserError(f'{path}: holds no line; {_wanted(required, answered)}')
+        requirement = _requirement(required, answered)
+        raise UserError(f'{path}, line {number}: {requirement}{reason}') from None
+    if not has_lines:
+        raise UserError(f'{path}: holds no line; {_requirement(required, answered)}')
 
 
-class _Unusable(Exception):
-    """What is wrong with a line."""
-
-
-def _record(line: str, required: tuple[str, ...], answered: bool) -> Json:
+def _parse_line(line: str, required: tuple[str, ...], answered: bool) -> Json:
     try:
         record = json.loads(line)
-        more = record.get('extra_info')
+        extra = record.get('extra_info')
         for name in required:
-            if name not in record and isinstance(more, dict) and name in more:
-                record[name] = more[name]
-        _ = answered and gold(record)
-        missing = [name for name in required if not isinstance(record[name], str)]
+            if name not in record and isinstance(extra, dict) and name in extra:
+                record[name] = extra[name]
+        if answered:
+            accepted_answers(record)
+        are_texts = all(isinstance(record[name], str) for name in required)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _Unusable(error) from None
-    if missing:
-        raise _Unusable
+        raise _UnusableLine(error) from None
+    if not are_texts:
+        raise _UnusableLine
     return record
 
 
-def _wanted(required, answered):
-    fields = [f'"{name}"' for name in required] + ['"answers" (a text or list of texts)'] * answered
+def _requirement(required: tuple[str, ...], answered: bool) -> str:
+    fields = [f'"{name}"' for name in required]
+    if answered:
+        fields.append('"answers" (a text or list of texts)')
     return f'every line must be a JSON object with {" and ".join(fields)}'
 
 
-def gold(record: Json) -> list[str]:
+def accepted_answers(record: Json) -> list[str]:
     """Accepted answers of a line as a list of texts.
 
     Raises:
-      ValueError: none, an empty one, or something that is no text.
+      ValueError: none, an empty one, or one that is no text.
     """
-    field = next((name for name in ANSWER_FIELDS if name in record), None)
-    value = record[field] if field else None
-    while isinstance(value, dict):  # verl: {'reward_model': {'ground_truth': {'target': […]}}}
+    value = next((record[name] for name in ANSWER_FIELDS if name in record), None)
+    while isinstance(value, dict):
+        # verl: {'reward_model': {'ground_truth': {'target': […]}}}
         value = value.get('target', value.get('ground_truth'))
-    listed = [value] if isinstance(value, str) else value
-    if (
-        not isinstance(listed, list)
-        or not listed
-        or not all(isinstance(a, str) and a.strip() for a in listed)
-    ):
+    answers = [value] if isinstance(value, str) else value
+    if not isinstance(answers, list) or not answers or not all(map(_is_text, answers)):
         raise ValueError(f'no answers among the fields {", ".join(ANSWER_FIELDS)}')
-    return list(listed)
+    return list(answers)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
 
 
 def provenance(record: Json) -> dict[str, Any]:
-    """What a line says of where it comes from; {} of files that no builder wrote."""
+    """Provenance fields of a line; {} in files that `zeroplay_jax.inputs` did not write."""
     return {name: record[name] for name in PROVENANCE if name in record}
 
 
-def questions(path: str) -> list[Json]:
-    """Questions {'question', 'answers', 'hops', …provenance} of a file; hops are 1 where a line says nothing."""
-    return [
-        dict(question=r['question'], answers=gold(r), hops=hops(path, number, r, 1)) | provenance(r)
-        for number, r in numbered(path, 'question')
-    ]
+def questions(path: str) -> list[Question]:
+    """Questions of a file; hops are 1 where a line says nothing.
+
+    Raises:
+      UserError: an unusable line.
+    """
+    loaded = []
+    for number, record in numbered_lines(path, 'question'):
+        loaded.append(
+            Question(
+                text=record['question'],
+                answers=tuple(accepted_answers(record)),
+                hops=hops(path, number, record, default=1),
+                origin=provenance(record),
+            )
+        )
+    return loaded
 
 
-def open_tasks(path: str) -> list[Json]:
-    """Open tasks of a file, as SCOPE's solver takes them: {'question', 'rubrics', 'answers', 'hops'}.
+def open_tasks(path: str) -> list[Question]:
+    """Open tasks of a file, as SCOPE's solver takes them.
 
     Raises:
       UserError: a line without a task, or whose "rubrics" are no list of texts; names it.
     """
-    found: list[Json] = []
-    for number, record in numbered(path, 'task', answered=False):
+    loaded = []
+    for number, record in numbered_lines(path, 'task', answered=False):
         texts = record.get('rubrics')
-        if (
-            not isinstance(texts, list)
-            or not texts
-            or not all(isinstance(t, str) and t.strip() for t in texts)
-        ):
+        if not isinstance(texts, list) or not texts or not all(map(_is_text, texts)):
             raise UserError(
-                f'{path}, line {number}: "rubrics" must be a list of texts, one per thing to be graded'
+                f'{path}, line {number}: "rubrics" must be a list of texts, one per criterion to grade'
             )
-        rubrics = [{'text': text, 'priority': 'important'} for text in texts]
-        found.append(dict(question=record['task'], rubrics=rubrics, answers=[], hops=1))
-    return found
+        rubrics = tuple({'text': text, 'priority': 'important'} for text in texts)
+        loaded.append(Question(record['task'], rubrics=rubrics))
+    return loaded
 
 
-def check_set(name: str, fetched: bool = True) -> None:
-    """Refuses a set of questions that is neither a file nor, where such are `fetched`, a public name."""
-    if not pathlib.Path(name).is_file() and not (fetched and name in PUBLIC):
-        public = f' nor one of {", ".join(PUBLIC)}' if fetched else ''
+def check_set(name: str, allow_public: bool = True) -> None:
+    """Refuses a question set that is neither a file nor, if allowed, a public name.
+
+    Raises:
+      UserError: one line.
+    """
+    is_public = allow_public and name in PUBLIC
+    if not pathlib.Path(name).is_file() and not is_public:
+        public = f' nor one of {", ".join(PUBLIC)}' if allow_public else ''
         raise UserError(f'{name} is not a file{public}; give a file of JSON lines')
 
 
-def drawn(items: list[Json], count: int, seed: int) -> list[Json]:
-    """So many of all, evenly over the whole list (a file may be sorted by topic), in their order; all if there are
-    fewer."""
+def sample(items: Sequence[T], count: int, seed: int) -> list[T]:
+    """`count` items drawn uniformly (a file may be sorted by topic), in their order; all if fewer."""
     if count >= len(items):
-        return items
-    return [items[i] for i in np.sort(np.random.default_rng(seed).permutation(len(items))[:count])]
+        return list(items)
+    permutation = np.random.default_rng(seed).permutation(len(items))
+    return [items[index] for index in np.sort(permutation[:count])]
 
 
 def documents(path: str) -> list[Json]:
-    """Documents {'title', 'text', 'hops', …provenance} of a file, with the 'type' of task where a line has one."""
-    found: list[Json] = []
-    for number, r in numbered(path, 'title', 'text', answered=False):
-        kind = r.get('type', '')
-        if not isinstance(kind, str):
+    """Documents {'title', 'text', 'hops', …provenance} of a file, with 'type' where a line has one.
+
+    Raises:
+      UserError: an unusable line.
+    """
+    loaded: list[Json] = []
+    for number, record in numbered_lines(path, 'title', 'text', answered=False):
+        task_type = record.get('type', '')
+        if not isinstance(task_type, str):
             raise UserError(
-                f'{path}, line {number}: "type" is {kind!r}; give the name of a kind of task'
+                f'{path}, line {number}: "type" is {task_type!r}; give the name of a task type'
             )
-        item = dict(title=r['title'], text=r['text'], hops=hops(path, number, r)) | provenance(r)
-        found.append(item | (dict(type=kind) if kind else {}))
-    return found
+        document = {'title': record['title'], 'text': record['text']}
+        document['hops'] = hops(path, number, record)
+        if task_type:
+            document['type'] = task_type
+        loaded.append(document | provenance(record))
+    return loaded
 
 
 def hops(path: str, number: int, record: Json, default: int | None = None) -> int:
     """Number of hops of a line.
 
     Raises:
-      UserError: none, or no whole number from 1 on; names the line.
+      UserError: missing, or not a whole number from 1 on; names the line.
     """
     value = record.get('hops', default)
     if type(value) is not int or value < 1:

@@ -1,8 +1,7 @@
-"""Who says what is right where comparing strings does not: a policy on the same sampler, a server, or a rule.
+"""Judges: verdicts by a policy on the same sampler, by a server, or by a rule.
 
-What a judge writes is parsed strictly (objectives/verdicts.py). A reply that cannot be read, or never came, is None,
-is counted, and is never taken for approval: an answer is then wrong, a gate is closed, a check has failed, a rubric
-is not met, and a task without rubrics is no task.
+Replies are parsed strictly (objectives/verdicts.py). An unparsable or missing verdict is `None`, is
+counted, and never means approval; each caller decides how to treat it.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import asyncio
 import collections
 import functools
 import os
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import openai
@@ -20,98 +19,106 @@ import openai
 from zeroplay_jax.mini.world import rubrics_of
 from zeroplay_jax.objectives import rewards, verdicts
 from zeroplay_jax.rollout import prompts
-from zeroplay_jax.rollout.tokens import Untrusted
-from zeroplay_jax.types import Json, TaskDropped, UserError
+from zeroplay_jax.rollout.messages import Untrusted
+from zeroplay_jax.types import TaskDropped, UserError
 
+Identity = tuple[int, ...]
 Rubric = dict[str, str]
+# (identity, prompt name, fields, temperature or None for the judge's) → reply, None without one.
+Writer = Callable[[Identity, str, Mapping[str, Any], float | None], Awaitable[str | None]]
 
 
 class Judge(abc.ABC):
-    """The questions that a recipe may put; `identity` names each within the run.
+    """Judgements that a recipe may ask for; `identity` names each within the run.
 
     Attributes:
-      stats: reason code → count: 'asked', 'unread' (could not be parsed), 'failed' (no reply).
+      stats: reason code → count: 'asked', 'unread' (unparsable), 'failed' (no reply).
     """
 
-    def __init__(self, most_failed: float = 1.0) -> None:
+    def __init__(self, max_failure_rate: float = 1.0) -> None:
         self.stats: collections.Counter[str] = collections.Counter()
-        self._most_failed = most_failed
+        self._max_failure_rate = max_failure_rate
 
     def check(self, stats: collections.Counter[str]) -> None:
-        """Stops a run whose judge gives too few verdicts, before a batch is learnt from.
+        """Stops a run whose judge gives too few verdicts, before a batch is trained on.
 
         Raises:
-          UserError: more than the allowed share of what was asked failed or could not be read.
+          UserError: more than the allowed share of the judgements failed or could not be parsed.
         """
         lost = stats['failed'] + stats['unread']
-        if lost > self._most_failed * stats['asked']:
+        if lost > self._max_failure_rate * stats['asked']:
             raise UserError(
-                f'{lost} of {stats["asked"]} judgements failed ({stats["failed"]}) or could not be read '
-                f'({stats["unread"]}), more than config.judge.most_failed={self._most_failed}; mend the judge and go on'
+                f'{lost} of {stats["asked"]} judgements failed ({stats["failed"]}) or could not be '
+                f'read ({stats["unread"]}), more than '
+                f'config.judge.max_failure_rate={self._max_failure_rate}; repair the judge and run '
+                'the same command again'
             )
 
     @abc.abstractmethod
     async def correct(
-        self, identity, question: str, answers: Sequence[str], given: str
+        self, identity: Identity, question: str, answers: Sequence[str], given: str
     ) -> bool | None:
-        """Whether `given` answers the question as one of the accepted answers does."""
+        """Whether `given` means the same as one of the accepted answers."""
 
     @abc.abstractmethod
-    async def gate(self, identity, name: str, task: str, document: str) -> bool | None:
-        """Whether a task passes the gate 'entities' (what it names can be found) or 'relevance' (to its document)."""
+    async def gate(self, identity: Identity, name: str, task: str, document: str) -> bool | None:
+        """Whether a task passes the gate 'entities' (they can be found) or 'relevance' (to its document)."""
 
     @abc.abstractmethod
-    async def rubrics(self, identity, task: str, document: str) -> list[Rubric] | None:
-        """What a good answer to the task must do: [{'text', 'priority'}]."""
+    async def rubrics(self, identity: Identity, task: str, document: str) -> list[Rubric] | None:
+        """Grading criteria for answers to the task: [{'text', 'priority'}]."""
 
     @abc.abstractmethod
-    async def grade(self, identity, task: str, answer: str, rubric: str) -> bool | None:
-        """Whether the answer does what one rubric asks."""
+    async def grade(self, identity: Identity, task: str, answer: str, rubric: str) -> bool | None:
+        """Whether the answer meets one rubric."""
 
 
 class TextJudge(Judge):
     """A judge that reads prompts and writes text.
 
     Args:
-      write: (identity, prompt name, fields) → the text, or None where none came.
-      items: smallest and largest number of rubrics.
+      write: gets the reply to a prompt.
+      rubric_count: smallest and largest number of rubrics.
     """
 
     def __init__(
-        self,
-        write: Callable[..., Awaitable[str | None]],
-        items: tuple[int, int],
-        most_failed: float = 1.0,
+        self, write: Writer, rubric_count: tuple[int, int], max_failure_rate: float = 1.0
     ):
-        super().__init__(most_failed)
-        self._write, self._items = write, items
+        super().__init__(max_failure_rate)
+        self._write = write
+        self._rubric_count = rubric_count
 
-    async def _ask(self, parse, identity, prompt, temperature=None, **fields):
+    async def _ask(
+        self,
+        parse: Callable[[str], Any],
+        identity: Identity,
+        prompt: str,
+        temperature: float | None = None,
+        **fields: Any,
+    ) -> Any:
         self.stats['asked'] += 1
-        text = await self._write(identity, prompt, fields, temperature)
-        if text is None:
+        reply = await self._write(identity, prompt, fields, temperature)
+        if reply is None:
             self.stats['failed'] += 1
             return None
-        said = parse(text)
-        self.stats['unread'] += said is None
-        return said
+        verdict = parse(reply)
+        self.stats['unread'] += verdict is None
+        return verdict
 
     async def correct(self, identity, question, answers, given):
         fields = dict(question=question, answers=' | '.join(answers), given=given)
         return await self._ask(verdicts.verdict, identity, 'judge_answer', **fields)
 
     async def gate(self, identity, name, task, document):
-        return await self._ask(
-            verdicts.yes_no, identity, f'judge_{name}', task=task, document=document
-        )
+        fields = dict(task=task, document=document)
+        return await self._ask(verdicts.yes_no, identity, f'judge_{name}', **fields)
 
     async def rubrics(self, identity, task, document):
-        low, high = self._items
-        parse = lambda text: verdicts.rubrics(text, minimum=low, maximum=high)
+        low, high = self._rubric_count
+        parse = functools.partial(verdicts.rubrics, minimum=low, maximum=high)
         fields = dict(task=task, document=document, low=low, high=high)
-        return await self._ask(
-            parse, identity, 'judge_rubrics', 0.0, **fields
-        )  # greedy, as in SCOPE
+        # Greedy, as in SCOPE: the criteria of a task must not depend on a sample.
+        return await self._ask(parse, identity, 'judge_rubrics', 0.0, **fields)
 
     async def grade(self, identity, task, answer, rubric):
         fields = dict(task=task, given=answer, rubric=rubric)
@@ -121,24 +128,27 @@ class TextJudge(Judge):
 class RuleJudge(Judge):
     """Rules for worlds whose passages state plain facts, one to a sentence.
 
-    A task is findable if it names a title, relevant if that title stands in its documents; its rubrics are the
-    sentences of the last document, where the search for it ended, and an answer meets one that it repeats.
+    A task's entities can be found if it names a title; it is relevant if that title is in its
+    documents. Its rubrics are the sentences of the last document, where the search for it ended;
+    an answer meets a rubric that it repeats.
+
+    Args:
+      titles: returns all titles of the corpus.   rubric_count: smallest and largest number of rubrics.
     """
 
-    def __init__(self, titles: Callable[[], Iterable[str]], items: tuple[int, int]):
+    def __init__(self, titles: Callable[[], Iterable[str]], rubric_count: tuple[int, int]):
         super().__init__()
-        self._find, self._items = titles, items
+        self._list_titles = titles
+        self._rubric_count = rubric_count
 
     @functools.cached_property
     def _titles(self) -> frozenset[str]:
-        return frozenset(self._find())  # when first asked: most games never do
+        # Read at the first judgement: most recipes never ask for one.
+        return frozenset(self._list_titles())
 
-    def _named(self, task: str) -> set[str]:
-        return {
-            word
-            for word in task.replace('.', ' ').replace("'", ' ').split()
-            if word in self._titles
-        }
+    def _named_titles(self, task: str) -> set[str]:
+        words = task.replace('.', ' ').replace("'", ' ').split()
+        return {word for word in words if word in self._titles}
 
     async def correct(self, identity, question, answers, given):
         self.stats['asked'] += 1
@@ -146,15 +156,18 @@ class RuleJudge(Judge):
 
     async def gate(self, identity, name, task, document):
         self.stats['asked'] += 1
-        named = self._named(task)
-        return bool(named) if name == 'entities' else any(title in document for title in named)
+        named = self._named_titles(task)
+        if name == 'entities':
+            return bool(named)
+        return any(title in document for title in named)
 
     async def rubrics(self, identity, task, document):
         self.stats['asked'] += 1
-        _, _, text = document.rpartition('\n')[2].rpartition(') ')  # without its title
-        low, high = self._items
-        items = rubrics_of(text)[-high:]
-        return items if len(items) >= low else None
+        last_document = document.rpartition('\n')[2]
+        text = last_document.rpartition(') ')[2]  # without its title
+        low, high = self._rubric_count
+        rubrics = rubrics_of(text)[-high:]
+        return rubrics if len(rubrics) >= low else None
 
     async def grade(self, identity, task, answer, rubric):
         self.stats['asked'] += 1
@@ -162,63 +175,65 @@ class RuleJudge(Judge):
         return bool(fact) and fact in rewards.normalize_answer(answer)
 
 
-def policy_writer(table, temperature: float):
-    """Writes with the table's role 'judge', the frozen initial policy."""
+def policy_writer(context: Any, temperature: float) -> Writer:
+    """Replies of the context's role 'judge', the frozen initial policy."""
 
-    async def write(identity, prompt, fields, heat=None):
+    async def write(identity, prompt, fields, asked_temperature=None):
+        if asked_temperature is None:
+            asked_temperature = temperature
         try:
-            (trajectory,) = await table.ask(
-                'judge', identity, 1, temperature if heat is None else heat, prompt, **fields
+            (trajectory,) = await context.ask(
+                'judge', identity, 1, asked_temperature, prompt, **fields
             )
-        except TaskDropped:  # longer than the judge can read
-            return None
-        # A verdict that was cut off may have gone on with "but".
+        except TaskDropped:
+            return None  # longer than the judge can read
+        # A reply that was cut off could have continued with "but".
         return trajectory.turns[-1].text if trajectory.finish == 'eos' else None
 
     return write
 
 
-def endpoint_writer(config, prompt_set: str):
-    """Writes through an OpenAI-compatible server (fields of `config.judge`); what fails for good, or is cut, is None.
+def endpoint_writer(config, templates: Mapping[str, str]) -> Writer:
+    """Replies of an OpenAI-compatible server (fields of `config.judge`); None if it fails or is cut off.
 
     The key is read from OPENAI_API_KEY, never from the config, which every run writes to its workdir.
     """
     clients: dict[asyncio.AbstractEventLoop, openai.AsyncOpenAI] = {}
+    model_of_prompt = {'judge_rubrics': config.rubric_model, 'judge_grade': config.grade_model}
 
     def client() -> openai.AsyncOpenAI:
         loop = asyncio.get_running_loop()
-        if loop not in clients:  # connections belong to the loop of a step
+        if loop not in clients:
+            # Connections belong to one event loop, and every step runs its own.
             clients.clear()
-            key = os.environ.get('OPENAI_API_KEY', 'none')
-            limits = dict(timeout=config.timeout, max_retries=config.retries)
-            clients[loop] = openai.AsyncOpenAI(base_url=config.url, api_key=key, **limits)
+            clients[loop] = openai.AsyncOpenAI(
+                base_url=config.url,
+                api_key=os.environ.get('OPENAI_API_KEY', 'none'),
+                timeout=config.timeout,
+                max_retries=config.retries,
+            )
         return clients[loop]
 
-    async def write(identity, prompt, fields, heat=None) -> str | None:
-        (message,) = prompts.messages(prompt_set, prompt, **fields)
-        chat: list[Any] = [{'role': 'user', 'content': ''.join(map(_plain, message['content']))}]
-        settings = dict(
-            temperature=config.temperature if heat is None else heat, max_tokens=config.tokens
-        )
-        model = {'judge_rubrics': config.rubric_model, 'judge_grade': config.grade_model}.get(
-            prompt
-        ) or config.model
+    async def write(identity, prompt, fields, temperature=None) -> str | None:
+        (message,) = prompts.fill(templates[prompt], **fields)
+        text = ''.join(_without_control_tokens(part) for part in message['content'])
+        chat: list[Any] = [{'role': 'user', 'content': text}]
         try:
-            reply = await client().chat.completions.create(model=model, messages=chat, **settings)
+            reply = await client().chat.completions.create(
+                model=model_of_prompt.get(prompt) or config.model,
+                messages=chat,
+                temperature=config.temperature if temperature is None else temperature,
+                max_tokens=config.tokens,
+            )
         except openai.OpenAIError:
             return None
-        # A verdict that was cut off may have gone on with "but".
-        whole = bool(reply.choices) and reply.choices[0].finish_reason != 'length'
-        return reply.choices[0].message.content if whole else None
+        # A reply that was cut off could have continued with "but".
+        is_whole = bool(reply.choices) and reply.choices[0].finish_reason != 'length'
+        return reply.choices[0].message.content if is_whole else None
 
     return write
 
 
-def _plain(part: str) -> str:
-    """A part of a prompt for a server that tokenises it itself: foreign text must not become a control token there."""
+def _without_control_tokens(part: str) -> str:
+    """The server tokenises the prompt itself: a zero-width space keeps untrusted tags from becoming tokens."""
     return part.replace('<', '<\u200b') if isinstance(part, Untrusted) else part
-
-
-def document_of(facts: Sequence[Json]) -> str:
-    """Passages as one text for a judge."""
-    return '\n'.join(prompts.document_text(d) for d in facts)

@@ -1,4 +1,4 @@
-"""Who plays: a role is a set of weights, a prompt, an environment and a temperature, as data."""
+"""Roles at run time, and the context in which episodes ask them for rollouts."""
 
 from __future__ import annotations
 
@@ -10,42 +10,28 @@ from typing import Any
 import numpy as np
 
 from zeroplay_jax.rollout import prompts
-from zeroplay_jax.rollout.scheduler import Request, Scheduler
-from zeroplay_jax.rollout.search import SearchEnv
+from zeroplay_jax.rollout.environment import Environment
+from zeroplay_jax.rollout.scheduler import Scheduler
+from zeroplay_jax.rollout.slots import Request
 from zeroplay_jax.runtime.hosts import Hosts
-from zeroplay_jax.selfplay import rows
 from zeroplay_jax.selfplay.judge import Judge
+from zeroplay_jax.selfplay.serialization import outcome_from_json, outcome_to_json
+from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.types import Outcome, TaskDropped, Trajectory
 
-
-@dataclasses.dataclass(frozen=True)
-class Seat:
-    """A place at the table of a recipe.
-
-    Attributes:
-      role: its name in metrics, logs and, if it is trained, in the config.
-      prompt: its entry in rollout/prompts.py.
-      finals: tags whose closing ends its episode.
-      plays_as: the trained role whose weights it plays with; '' is itself, 'initial' the weights of the start.
-      searches: whether it has the search tool; without it, it has one turn.
-    """
-
-    role: str
-    prompt: str
-    finals: tuple[str, ...] = ('answer',)
-    plays_as: str = ''
-    searches: bool = True
+# A role without tools in a config without a limit of its own.
+_NO_LIMIT = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
 class Role:
-    """A player.
+    """A role of a recipe, as data.
 
     Attributes:
-      name: its name in metrics and logs.
-      weights: which set of weights it plays with (a lane of the scheduler).
-      prompt: its entry in rollout/prompts.py.
-      env: tools, limits and the tags that end its episode.
+      name: in metrics and logs.
+      weights: name of its weights (a slot pool of the scheduler).
+      prompt: name of its prompt.
+      env: tools, limits and the tags that terminate its episode.
       temperature: of its rollouts; 0 is greedy.
       prompt_tokens: its longest prompt.
     """
@@ -53,55 +39,75 @@ class Role:
     name: str
     weights: str
     prompt: str
-    env: SearchEnv
+    env: Environment
     temperature: float = 1.0
-    prompt_tokens: int = 1 << 30
+    prompt_tokens: int = _NO_LIMIT
+
+    def with_tools(self, tools: Mapping[str, Tool]) -> Role:
+        """The same role with other tools of the same names, such as those over held-out documents."""
+        own_tools = {name: tools[name] for name in self.env.tools}
+        return dataclasses.replace(self, env=dataclasses.replace(self.env, tools=own_tools))
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
-    """The players around one scheduler: what an episode or an evaluation needs to ask one of them.
+class RolloutContext:
+    """Roles that share a scheduler: what an episode or an evaluation needs to get rollouts.
 
     Attributes:
-      prompts: which set of prompts they read.
-      judge: who says what is right where no rule does.
+      scheduler: runs the rollouts.
+      roles: by name.
+      prompts: prompt name → template.
+      judge: gives verdicts where no string comparison decides.
       hosts: the processes that share the episodes of a step.
     """
 
     scheduler: Scheduler
     roles: dict[str, Role]
-    prompts: str
+    prompts: Mapping[str, str]
     judge: Judge | None = None
     hosts: Hosts = dataclasses.field(default_factory=Hosts)
 
     @property
     def judge_stats(self) -> collections.Counter[str]:
-        """What the judge was asked and could not say, by reason code."""
+        """How many judgements were asked for and failed, by reason code."""
         return self.judge.stats if self.judge else collections.Counter()
 
-    def play(
+    def run_episodes(
         self,
         episodes: Mapping[tuple[int, ...], Callable[[], Coroutine[Any, Any, Outcome]]],
-        done: Callable[[], None],
+        on_episode_end: Callable[[], None],
     ) -> list[Outcome]:
-        """Plays episodes by identity, every process its own, and returns all outcomes in their order everywhere."""
-        own = [name for name in episodes if self.hosts.owns(name)]
-        play = lambda: self.scheduler.run([episodes[name]() for name in own], done)
-        if self.hosts.count == 1:
-            return play()
-        told = self.hosts.together(
-            lambda: [[name, rows.outcome_state(o)] for name, o in zip(own, play())]
-        )
-        found = {tuple(name): rows.outcome_restore(o) for host in told for name, o in host}
-        return [found[name] for name in episodes]
+        """Runs episodes by identity and returns all outcomes in their order, on every process.
 
-    def prompt(self, role: str, prompt: str = '', **fields: object) -> np.ndarray:
-        """Ids, int32 [P], of a role's prompt (or another entry of its set) with these fields, all foreign text."""
-        player = self.roles[role]
-        chat = prompts.messages(
-            self.prompts, prompt or player.prompt, player.env.tools.instructions, **fields
-        )
-        return player.env.codec.render(chat)
+        Each process runs its share; outcomes are all-gathered as JSON.
+        """
+        local = [identity for identity in episodes if self.hosts.owns(identity)]
+
+        def run_local() -> list[Outcome]:
+            coroutines = [episodes[identity]() for identity in local]
+            return self.scheduler.run(coroutines, on_episode_end)
+
+        if self.hosts.count == 1:
+            return run_local()
+
+        def local_records() -> list[list[Any]]:
+            outcomes = run_local()
+            return [
+                [identity, outcome_to_json(outcome)] for identity, outcome in zip(local, outcomes)
+            ]
+
+        outcome_of: dict[tuple[int, ...], Outcome] = {}
+        for records in self.hosts.run_on_all_and_gather(local_records):
+            for identity, record in records:
+                outcome_of[tuple(identity)] = outcome_from_json(record)
+        return [outcome_of[identity] for identity in episodes]
+
+    def prompt_ids(self, role: str, prompt: str = '', **fields: object) -> np.ndarray:
+        """Ids, int32 [P], of a role's prompt (or another one) with these fields, all untrusted text."""
+        asked_role = self.roles[role]
+        template = self.prompts[prompt or asked_role.prompt]
+        explanation = asked_role.env.syntax.explain(asked_role.env.tools)
+        return asked_role.env.codec.render(prompts.fill(template, explanation, **fields))
 
     async def ask(
         self,
@@ -112,16 +118,26 @@ class Table:
         prompt: str = '',
         **fields: object,
     ) -> list[Trajectory]:
-        """`samples` rollouts of a role on its prompt (or another of its set) with these fields, all foreign text.
+        """`samples` rollouts of a role on its prompt (or another one) with these fields.
+
+        Args:
+          identity: names the request within the run; all randomness derives from it.
+          temperature: None takes the role's.
+          fields: values for the prompt's braces, untrusted text.
 
         Raises:
           TaskDropped('prompt_too_long').
         """
-        player = self.roles[role]
-        ids = self.prompt(role, prompt, **fields)
-        if len(ids) > player.prompt_tokens:
+        asked_role = self.roles[role]
+        ids = self.prompt_ids(role, prompt, **fields)
+        if len(ids) > asked_role.prompt_tokens:
             raise TaskDropped('prompt_too_long')
-        heat = player.temperature if temperature is None else temperature
-        return await self.scheduler.rollout(
-            Request(player.weights, ids, identity, player.env, samples, heat)
+        request = Request(
+            weights=asked_role.weights,
+            prompt=ids,
+            identity=identity,
+            env=asked_role.env,
+            samples=samples,
+            temperature=asked_role.temperature if temperature is None else temperature,
         )
+        return await self.scheduler.rollout(request)

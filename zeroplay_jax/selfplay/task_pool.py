@@ -1,19 +1,18 @@
-"""Questions that the proposer made and the solver will train on, each with where it came from."""
+"""Questions that a proposer made and a solver will train on, with their provenance."""
 
 from __future__ import annotations
 
 import collections
-from typing import Any
 
 from zeroplay_jax.objectives.rewards import normalize_answer
-from zeroplay_jax.types import Json, identity_rng
+from zeroplay_jax.types import Json, Question, identity_rng
 
 
 class TaskPool:
-    """Questions in order of arrival, without repeats; everything that was turned away is counted by reason.
+    """Questions in order of arrival, without repeats; refusals and drops are counted by reason.
 
     Attributes:
-      questions: [{'question', 'answers', 'hops', …provenance}].
+      questions: in order of arrival.
       drops: reason code → count.
     """
 
@@ -22,49 +21,53 @@ class TaskPool:
 
     def clear(self) -> None:
         """Empties the pool for a new iteration."""
-        self.questions: list[dict[str, Any]] = []
+        self.questions: list[Question] = []
         self.drops: collections.Counter[str] = collections.Counter()
-        self._seen: set[tuple[str, str]] = set()  # (why another of this name is refused, the name)
+        # (reason to refuse another one, key)
+        self._keys: set[tuple[str, str]] = set()
 
-    def add(self, question: dict[str, Any]) -> str | None:
-        """Takes a question and returns None, or counts and returns why not.
+    def add(self, question: Question) -> str | None:
+        """Takes a question and returns None, or counts and returns the reason to refuse it.
 
-        'duplicate': its text is here already; 'document_taken': of those that share an 'only' (SCOPE: their document)
-        the first is taken.
+        'duplicate': its text is in the pool; 'document_taken': a question with its `unique_key` is.
         """
-        names = [('duplicate', normalize_answer(question['question']))]
-        if 'only' in question:
-            names.append(('document_taken', question['only']))
-        for reason, name in names:
-            if (reason, name) in self._seen:
+        keys = [('duplicate', normalize_answer(question.text))]
+        if question.unique_key:
+            keys.append(('document_taken', question.unique_key))
+        for reason, key in keys:
+            if (reason, key) in self._keys:
                 self.drops[reason] += 1
                 return reason
-        self._seen.update(names)
+        self._keys.update(keys)
         self.questions.append(question)
         return None
 
     def drop(self, reason: str) -> None:
-        """Counts what did not become a question."""
+        """Counts an item that did not become a question."""
         self.drops[reason] += 1
 
-    def batch(self, seed: int, iteration: int, begin: int, size: int) -> list[dict[str, Any]]:
-        """Questions number `begin` … of an endless order, shuffled anew each time the pool is through."""
-        picked: list[dict[str, Any]] = []
-        n = len(self.questions)
-        for at in range(begin, begin + size if n else begin):
-            epoch, place = divmod(at, n)
-            if not picked or place == 0:
-                order = identity_rng(seed, iteration, epoch).permutation(n)
-            picked.append(self.questions[order[place]])
+    def batch(self, seed: int, iteration: int, begin: int, size: int) -> list[Question]:
+        """Questions `begin` to `begin + size` of an endless sequence, reshuffled every epoch."""
+        count = len(self.questions)
+        if count == 0:
+            return []
+        picked: list[Question] = []
+        order = None
+        for index in range(begin, begin + size):
+            epoch, position = divmod(index, count)
+            if order is None or position == 0:
+                order = identity_rng(seed, iteration, epoch).permutation(count)
+            picked.append(self.questions[order[position]])
         return picked
 
     def state(self) -> Json:
-        """JSON-able content, for the checkpoint."""
-        return {'questions': self.questions, 'drops': dict(self.drops)}
+        """JSON content, for the checkpoint."""
+        records = [question.to_json() for question in self.questions]
+        return {'questions': records, 'drops': dict(self.drops)}
 
     def restore(self, state: Json) -> None:
-        """Takes back what `state` gave."""
+        """Inverse of `state`."""
         self.clear()
-        for question in state['questions']:
-            self.add(dict(question))
+        for record in state['questions']:
+            self.add(Question.from_json(record))
         self.drops.update(state['drops'])

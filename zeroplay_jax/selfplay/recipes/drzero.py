@@ -1,123 +1,225 @@
-"""Dr. Zero: a proposer asks about documents, a solver answers by search, and they take turns learning.
+"""Dr. Zero: a proposer asks about documents, a solver answers by search, and they are trained in turns.
 
-An iteration trains the proposer against the frozen solver, lets it write a set of questions, and trains the solver
-on them. The proposer is paid for questions that the solver solves sometimes but not always (Dr. Zero eq. 4) and for
-their form; its advantages are relative to all proposals of the same hop count (HRPO, eq. 3), the solver's to all
-answers to the same question (GRPO, eq. 5).
+An iteration trains the proposer against the frozen solver, generates a set of questions, and trains
+the solver on them. The proposer is rewarded for questions that the solver answers sometimes but not
+always (Dr. Zero eq. 4) and for their form. Its advantages are relative to all proposals of the same
+hop count (HRPO, eq. 3), the solver's to all answers to the same question (GRPO, eq. 5).
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+from typing import Literal
 
-from zeroplay_jax.objectives import rewards
-from zeroplay_jax.selfplay import proposals, solving
-from zeroplay_jax.selfplay.corpus import Corpus
-from zeroplay_jax.selfplay.engine import Draw, Phase, Step
-from zeroplay_jax.selfplay.inputs import Documents, pool_tasks
-from zeroplay_jax.selfplay.phases import alternate
-from zeroplay_jax.selfplay.roles import Seat, Table, TaskDropped
-from zeroplay_jax.selfplay.task_pool import TaskPool
-from zeroplay_jax.types import Outcome, Task
+from zeroplay_jax.objectives import rewards, schedules
+from zeroplay_jax.rollout.prompts import SEARCH_RULES, Prompts
+from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
+from zeroplay_jax.selfplay.recipe import RoleSpec
+from zeroplay_jax.selfplay.recipes.parts import construction_path, proposing, solving
+from zeroplay_jax.selfplay.recipes.parts.datasets import DocumentSampler, pool_tasks
+from zeroplay_jax.selfplay.recipes.parts.phases import alternate
+from zeroplay_jax.selfplay.recipes.parts.proposing import Proposal
+from zeroplay_jax.settings.bounds import Section
+from zeroplay_jax.settings.errors import fail
+from zeroplay_jax.types import Outcome, Question, Row, Task, TaskDropped
 
-SEATS = (Seat('proposer', 'proposer'), Seat('solver', 'solver'))
-TRAINED = ('proposer', 'solver')
+_PROPOSER_PROMPT = (
+    SEARCH_RULES
+    + """
+
+Your task is to invent one hard question that can be checked. A hop is one fact that has to be found in one document; \
+a question of {hops} hops needs {hops} such facts, each leading to the next. The document below holds the first. \
+Search exactly one time fewer than there are hops, each time for something that the last document named, and follow \
+the chain away from the document you were given.
+
+The question must:
+1. have one answer only, and that answer must be short: a name, a date, a number, or yes or no;
+2. have its answer stated in the last document you read;
+3. not contain its own answer;
+4. need every hop, so that no single document answers it;
+5. be understood on its own: name the starting point, never 'the document';
+6. not be answerable from general knowledge without searching.
+
+Finish with the question between <question> and </question> and its answer between <answer> and </answer>.
+
+Hops: {hops}
+Document: {document}"""
+)
 
 
-class Recipe:
-    """The game; `config` is the run's, `corpus` what it plays with."""
+class Settings(Section):
+    """Settings of Dr. Zero's game."""
 
-    def __init__(self, config, corpus: Corpus):
-        self.config, self.documents = config, Documents(config, corpus)
+    group: Literal['hop', 'prompt'] = 'hop'
+    """The proposer's advantage groups: all proposals of a hop count (HRPO), or of a prompt (GRPO)."""
+    grounding: bool = False
+    """Reward and pool only questions whose answer is in the last passage seen and that name the source
+    document. Neither in the paper nor in its code."""
 
-    def phases(self) -> list[Phase]:
+
+class Recipe(RecipeBase):
+    """Proposer and solver with separate weights."""
+
+    settings = {'drzero': Settings}
+    prompts: Prompts = {
+        'proposer': {
+            'mini': 'Write a question of {hops} hops.\nDocument: {document}',
+            'paper': _PROPOSER_PROMPT,
+        },
+        **construction_path.PROMPTS,
+    }
+    input_files = ('documents',)
+    filterable_roles = ('solver',)
+    distillable_roles = ('solver',)
+
+    def __init__(self, config, library):
+        super().__init__(config, library)
+        self.documents = DocumentSampler(config, library)
+
+    @classmethod
+    def roles(cls, config):
+        by_hop = config.drzero.group == 'hop'
+        return (
+            RoleSpec('proposer', 'proposer', groups_span_prompts=by_hop),
+            RoleSpec('solver', 'solver'),
+        )
+
+    @classmethod
+    def check(cls, config):
+        check_hop_groups(config)
+        is_full_window = tuple(config.pool.window) == (0.0, 1.0)
+        if not is_full_window and not config.pool.measure:
+            problem = 'solve rates are not measured'
+            fix = 'give pool.measure solver rollouts per question'
+            fail('pool.window', tuple(config.pool.window), problem, fix)
+
+    def phases(self):
         """iterations × (proposer, generate, solver)."""
         return alternate(self.config)
 
-    def tasks(self, step: Step, pool: TaskPool, draw: Draw) -> list[Task]:
-        """The items of a step: documents with hop counts in the exact ratio, or questions of the pool."""
+    def tasks(self, step, pool, cursor):
+        """Documents with hop counts in the exact ratio, or questions of the pool."""
         if step.phase.name == 'solver':
-            return pool_tasks(self.config, step, pool, draw)
-        size = (
-            self.config.pool.batch if step.phase.name == 'generate' else self.config.proposer.batch
-        )
-        return self.documents.tasks(step, size) if draw.round == 0 else []
+            return pool_tasks(self.config, step, pool, cursor)
+        if cursor.round > 0:
+            return []
+        is_generation = step.phase.name == 'generate'
+        size = self.config.pool.batch if is_generation else self.config.proposer.batch
+        return self.documents.tasks(step, size)
 
-    async def episode(self, table: Table, step: Step, task: Task) -> Outcome:
-        """Plays one item of any phase."""
-        play = {'proposer': self._propose, 'generate': self._generate, 'solver': self._solve}[
-            step.phase.name
-        ]
-        try:
-            return await play(table, task)
-        except TaskDropped as drop:
-            return Outcome(drop=drop.reason)
-
-    async def _propose(self, table: Table, task: Task) -> Outcome:
-        c = self.config
-        made = await proposals.propose(table, c, task, c.proposer.samples)
-        solved = await asyncio.gather(
-            *(
-                self._solved(table, (*task.identity, i), p, c.reward.solves)
-                for i, p in enumerate(made)
-            )
-        )
-        rows = []
-        for proposal, k in zip(made, solved):
-            row = proposals.row(task, proposal)
-            row.parts['format'] = (
-                c.reward.format_weight * proposal.format['raw'] * (proposal.rejected is None)
-            )
-            row.parts['difficulty'] = 0.0
-            if k is None and proposal.rejected is None:
-                row.info['rejected'] = 'prompt_too_long'
-            if k is not None:
-                row.info['solved'] = k
-                row.parts['difficulty'] = rewards.difficulty(
-                    k, c.reward.solves, c.reward.difficulty, c.reward.target
-                )
-            row.reward = row.parts['format'] + row.parts['difficulty']
-            if c.schedule.group == 'hop':
-                row.group = task.payload['hops']
-            rows.append(row)
+    async def episode(self, context, step, task):
+        """Runs one item of any phase."""
+        if step.phase.name == 'proposer':
+            return await self._propose(context, task)
+        if step.phase.name == 'generate':
+            return await self._generate(context, task)
+        rows = await solving.solver_rows(context, self.config, 'solver', task, task.payload)
         return Outcome(rows)
 
-    async def _solved(self, table, identity, proposal, samples) -> int | None:
-        """How many solver rollouts reach the proposer's answer; None where the question is not asked."""
-        if proposal.rejected or not samples:
-            return None
-        item = {'question': proposal.question, 'answers': [proposal.answer]}
-        try:
-            return await solving.solve_rate(
-                table, self.config.reward.answer, (*identity, 1), item, samples
+    async def _proposals(self, context, task: Task, samples: int) -> list[Proposal]:
+        return await proposing.propose(
+            context,
+            'proposer',
+            task,
+            samples,
+            show_document=self.config.schedule.initial_document,
+            require_grounding=self.config.drzero.grounding,
+        )
+
+    async def _propose(self, context, task: Task) -> Outcome:
+        proposals = await self._proposals(context, task, self.config.proposer.samples)
+        pending = []
+        for number, proposal in enumerate(proposals):
+            identity = (*task.identity, number)
+            attempts = self.config.reward.solves
+            pending.append(self._solve_count(context, identity, proposal, attempts))
+        counts = await asyncio.gather(*pending)
+        rows = [
+            self._proposal_row(task, proposal, count)
+            for proposal, count in zip(proposals, counts)
+        ]
+        return Outcome(rows)
+
+    def _proposal_row(self, task: Task, proposal: Proposal, solve_count: int | None) -> Row:
+        settings = self.config.reward
+        row = proposing.proposal_row('proposer', task, proposal)
+        is_asked = proposal.rejected is None
+        row.parts['format'] = settings.format_weight * proposal.format['raw'] * is_asked
+        row.parts['difficulty'] = 0.0
+        if is_asked and solve_count is None:
+            row.info.rejected = 'prompt_too_long'
+        if solve_count is not None:
+            row.info.solve_count = solve_count
+            row.parts['difficulty'] = rewards.difficulty(
+                solve_count, settings.solves, settings.difficulty, settings.target
             )
-        except TaskDropped:  # too long to be asked: its form is paid, its siblings stay
+        row.reward = row.parts['format'] + row.parts['difficulty']
+        if self.config.drzero.group == 'hop':
+            row.group = task.payload.hops
+        return row
+
+    async def _solve_count(
+        self, context, identity: tuple[int, ...], proposal: Proposal, attempts: int
+    ) -> int | None:
+        """How many solver rollouts reach the proposer's answer; None if the question is not asked."""
+        if proposal.rejected or not attempts:
+            return None
+        question = Question(str(proposal.question), (str(proposal.answer),))
+        metric = self.config.reward.answer
+        try:
+            return await solving.solve_count(
+                context, 'solver', metric, (*identity, 1), question, attempts
+            )
+        except TaskDropped:
+            # Too long to be asked. Its form is still rewarded, and its siblings stay.
             return None
 
-    async def _generate(self, table: Table, task: Task) -> Outcome:
-        c = self.config.pool
-        made = await proposals.propose(table, self.config, task, c.samples)
-        rows = [proposals.row(task, p) for p in made]
-        best = max(made, key=lambda p: (p.rejected is None, p.format['raw']))  # the first of equals
+    async def _generate(self, context, task: Task) -> Outcome:
+        settings = self.config.pool
+        proposals = await self._proposals(context, task, settings.samples)
+        rows = [proposing.proposal_row('proposer', task, proposal) for proposal in proposals]
+        # The first of equals: the choice must not depend on anything but the samples.
+        best = max(proposals, key=lambda p: (p.rejected is None, p.format['raw']))
         if best.rejected:
             return Outcome(rows, drop=best.rejected)
-        question = ' '.join(str(best.question).split()[: c.question_words])
-        record = self.record(task, best) | {'question': question}
-        solved = await self._solved(table, task.identity, best, c.measure)
-        if c.measure and solved is None:
+        words = str(best.question).split()[: settings.question_words]
+        question = dataclasses.replace(self.pool_question(task, best), text=' '.join(words))
+        count = await self._solve_count(context, task.identity, best, settings.measure)
+        if settings.measure and count is None:
             return Outcome(rows, drop='prompt_too_long')
-        if solved is not None:
-            record['solve_rate'] = solved / c.measure
-            if not c.window[0] <= record['solve_rate'] <= c.window[1]:
+        if count is not None:
+            solve_rate = count / settings.measure
+            low, high = settings.window
+            if not low <= solve_rate <= high:
                 return Outcome(rows, drop='outside_window')
-        return Outcome(rows, questions=[record])
+            question = dataclasses.replace(question, solve_rate=solve_rate)
+        return Outcome(rows, questions=[question])
 
-    def record(self, task: Task, proposal: proposals.Proposal) -> dict:
-        """What the pool keeps of a question, with the way it was made where a teacher will read that."""
-        record = proposals.record(task, proposal)
-        if self.config.solver.distill_top_k:
-            record['path'] = proposals.path(task, proposal)
-        return record
+    def pool_question(self, task: Task, proposal: Proposal) -> Question:
+        """The pool's record of a question, with its construction path where a teacher reads it."""
+        question = proposing.question_record(task, proposal)
+        if not self.config.solver.distill_top_k:
+            return question
+        return dataclasses.replace(question, path=proposing.construction_path(task, proposal))
 
-    async def _solve(self, table: Table, task: Task) -> Outcome:
-        return Outcome(await solving.rows(table, self.config, task, task.payload))
+
+def check_hop_groups(config) -> None:
+    """HRPO compares the proposals of a hop count: every hop count of a batch needs two of them."""
+    proposer = config.proposer
+    is_relative = proposer.baseline != 'none' or proposer.scale == 'std'
+    if config.drzero.group != 'hop' or not is_relative or proposer.singleton == 'raw':
+        return
+    ratio = tuple(config.schedule.hop_ratio)
+
+    def smallest_group(batch: int) -> int:
+        counts = schedules.stratify(ratio, batch)
+        return proposer.samples * min(count for count, share in zip(counts, ratio) if share)
+
+    if smallest_group(proposer.batch) >= 2:
+        return
+    candidates = range(proposer.batch, 10_000)
+    enough = next((batch for batch in candidates if smallest_group(batch) >= 2), None)
+    problem = f'a hop count of schedule.hop_ratio={ratio} gets fewer than 2 rollouts to compare'
+    fix = f'give {enough} or more' if enough else 'choose less uneven shares'
+    fail('proposer.batch', proposer.batch, problem, f'{fix}, or leave the rare hop count out')

@@ -1,51 +1,64 @@
-"""DSPO: one agent, given questions, sequence-level policy gradients, and batches without groups that say nothing.
+"""DSPO: one agent on given questions, sequence-level policy gradients, and a dynamic filter.
 
-No self-play: questions come from a file (or, in miniature, from the training worlds) and count as outside questions.
-A question whose rollouts all earn the same teaches nothing; the engine's filter leaves it out and asks on until the
-batch is full (DSPO eq. 9), in the order of issue, so that quick answers are not preferred.
+No self-play: questions come from a file (or, in miniature, from the training worlds) and count as
+external. A question whose rollouts all earn the same has no gradient; the engine's filter leaves it
+out and samples further ones until the batch is full (DSPO eq. 9), in the order of issue, so that
+short rollouts are not preferred.
 """
 
 from __future__ import annotations
 
 from absl import logging
 
-from zeroplay_jax.selfplay import solving
-from zeroplay_jax.selfplay.corpus import Corpus
-from zeroplay_jax.selfplay.engine import Draw, Phase, Step
-from zeroplay_jax.selfplay.inputs import Deck, deck_tasks, questions
-from zeroplay_jax.selfplay.roles import Seat, Table, TaskDropped
-from zeroplay_jax.selfplay.task_pool import TaskPool
-from zeroplay_jax.types import Outcome, Task
+from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
+from zeroplay_jax.selfplay.recipe import RoleSpec
+from zeroplay_jax.selfplay.recipes.parts import solving
+from zeroplay_jax.selfplay.recipes.parts.datasets import (
+    EpochDataset,
+    dataset_tasks,
+    training_questions,
+)
+from zeroplay_jax.selfplay.schedule import Phase
+from zeroplay_jax.settings.errors import fail
+from zeroplay_jax.types import Outcome
 
-SEATS = (Seat('solver', 'solver'),)
-TRAINED = ('solver',)
 
+class Recipe(RecipeBase):
+    """A solver on given questions."""
 
-class Recipe:
-    """The training run; `config` is the run's, `corpus` what is searched."""
+    input_files = ('questions',)
+    filterable_roles = ('solver',)
 
-    def __init__(self, config, corpus: Corpus):
-        self.config, self._deck = config, Deck(questions(config, corpus), config.seed)
+    def __init__(self, config, library):
+        super().__init__(config, library)
+        self._dataset = EpochDataset(training_questions(config, library), config.seed)
         if config.solver.loss == 'sequence_pg' and config.solver.minibatches == 1:
             logging.warning(
-                'config.solver.minibatches=1: with one update per batch the sequence ratio is 1 and never clipped; '
-                'DSPO is then a per-sequence REINFORCE. Give 2 or more to use it.'
+                'config.solver.minibatches=1: with one update per batch the sequence ratio is 1 and '
+                'never clipped; DSPO is then a per-sequence REINFORCE. Give 2 or more to use it.'
             )
 
-    def phases(self) -> list[Phase]:
+    @classmethod
+    def roles(cls, config):
+        return (RoleSpec('solver', 'solver'),)
+
+    @classmethod
+    def check(cls, config):
+        if config.retrieval.kind != 'world' and not config.inputs.questions:
+            problem = 'dspo needs questions, and only miniature worlds have their own'
+            fail('inputs.questions', '', problem, 'name a file')
+
+    def phases(self):
         """Steps of one kind; iterations only number them."""
-        return [
-            Phase('solver', self.config.solver.steps, ('solver',), i)
-            for i in range(self.config.schedule.iterations)
-        ]
+        steps = self.config.solver.steps
+        iterations = range(self.config.schedule.iterations)
+        return [Phase('solver', steps, ('solver',), iteration) for iteration in iterations]
 
-    def tasks(self, step: Step, pool: TaskPool, draw: Draw) -> list[Task]:
-        """The next questions of the deck."""
-        return deck_tasks(self.config, self._deck, step, draw)
+    def tasks(self, step, pool, cursor):
+        """The next questions of the dataset."""
+        return dataset_tasks(self.config, self._dataset, step, cursor)
 
-    async def episode(self, table: Table, step: Step, task: Task) -> Outcome:
+    async def episode(self, context, step, task):
         """All rollouts on one question."""
-        try:
-            return Outcome(await solving.rows(table, self.config, task, task.payload))
-        except TaskDropped as drop:
-            return Outcome(drop=drop.reason)
+        rows = await solving.solver_rows(context, self.config, 'solver', task, task.payload)
+        return Outcome(rows)

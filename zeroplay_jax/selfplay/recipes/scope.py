@@ -1,9 +1,10 @@
-"""SCOPE: a challenger sets open tasks, a solver does them, and the frozen beginner judges both by rubrics.
+"""SCOPE: a challenger sets open tasks, a solver does them, and the frozen initial policy judges both by rubrics.
 
-A task comes from a document and what the challenger found from there. The judge checks two gates (what the task names
-can be found; it is about its document), writes rubrics, and grades every answer item by item. The challenger earns
-form plus, past the gates, how near the solver's mean score comes to a target (SCOPE eqs. 4 and 5); the solver earns
-its score, discounted by length, plus form and searching (eqs. 6 and 7). Roles take turns, as in Dr. Zero.
+A task comes from a document and the passages that the challenger found from there. The judge
+checks two gates (its entities can be found; it is about its document), writes rubrics, and grades
+every answer item by item. The challenger earns format plus, past the gates, the closeness of the
+solver's mean score to a target (SCOPE eqs. 4 and 5); the solver earns its score, discounted by
+length, plus format and searching (eqs. 6 and 7). Roles take turns, as in Dr. Zero.
 """
 
 from __future__ import annotations
@@ -11,235 +12,369 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
+from typing import Annotated
 
 from zeroplay_jax.objectives import rewards
-from zeroplay_jax.rollout import prompts
-from zeroplay_jax.selfplay import files, solving
-from zeroplay_jax.selfplay.corpus import Corpus
-from zeroplay_jax.selfplay.engine import Draw, Phase, Step
-from zeroplay_jax.selfplay.inputs import Deck, Documents, deck_tasks, pool_tasks
-from zeroplay_jax.selfplay.judge import document_of
-from zeroplay_jax.selfplay.phases import alternate
-from zeroplay_jax.selfplay.roles import Seat, Table, TaskDropped
-from zeroplay_jax.selfplay.task_pool import TaskPool
-from zeroplay_jax.types import Json, Outcome, Row, Task, Trajectory
-
-SEATS = (
-    Seat('proposer', 'challenger', finals=('task',)),
-    Seat('solver', 'task_solver'),
+from zeroplay_jax.rollout.prompts import SEARCH_RULES, Prompts, document_text, documents_text
+from zeroplay_jax.selfplay import files
+from zeroplay_jax.selfplay.answers import (
+    final_answer,
+    grade,
+    group_of,
+    mean,
+    retrieved_passages,
 )
-TRAINED = ('proposer', 'solver')
+from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
+from zeroplay_jax.selfplay.recipe import RoleSpec
+from zeroplay_jax.selfplay.recipes.parts import solving
+from zeroplay_jax.selfplay.recipes.parts.datasets import (
+    DocumentSampler,
+    EpochDataset,
+    SeedDocument,
+    dataset_tasks,
+    pool_tasks,
+)
+from zeroplay_jax.selfplay.recipes.parts.phases import alternate
+from zeroplay_jax.selfplay.schedule import Phase
+from zeroplay_jax.settings.bounds import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Section,
+    requires,
+)
+from zeroplay_jax.settings.errors import fail
+from zeroplay_jax.types import Outcome, Question, Row, RowInfo, Task, TaskDropped, Trajectory
+
+_CHALLENGER_PROMPT = (
+    SEARCH_RULES
+    + """
+
+Your task is to invent one demanding open task for a research assistant: {kind}; not a question with a one-word \
+answer. Search exactly {hops} times, each later time for something that the last passages named, starting from the \
+document below.
+
+The task must:
+1. name the people, places or things it is about, so that they can be found by searching;
+2. be about the document and what you found from there;
+3. need all of those findings to be done well, and not give them away;
+4. say what form the result should take.
+
+Finish with the task between <task> and </task>.
+
+Searches: {hops}
+Document: {document}"""
+)
+
+# SCOPE's task types (appendix H) as the challenger reads them; any other name is used as it is.
+TASK_TYPES = {
+    '': 'an explanation, a comparison, a summary or a plan',
+    'long_form_qa': 'one question about how or why something works or happened, to be answered in connected prose',
+    'summarisation': 'a summary, or what is known put into another form',
+    'planning': 'a plan that can be acted on, with steps, times or milestones',
+    'writing': 'a formal text with an introduction, a body and a conclusion, such as an essay or a report',
+}
+
+
+class Settings(Section):
+    """Settings of SCOPE."""
+
+    gates: bool = True
+    """Check both quality gates before rubrics are written."""
+    searches_below_hops: Annotated[int, requires(lambda x: x in (0, 1), 'give 0 or 1')] = 0
+    """Required searches are so many fewer than `hops`."""
+    code_format: bool = False
+    """Format scores as the released code computes them, not as the paper defines them."""
+    search_weight: NonNegativeFloat = 0.1
+    """Weight of searching in the solver's reward."""
+    length_factor: bool = True
+    """Discount long answers."""
+    soft_length: NonNegativeInt = 1024
+    """Tokens up to which answers are not discounted."""
+    hard_length: PositiveInt = 2048
+    """Tokens from which an answer is worth almost nothing."""
 
 
 @dataclasses.dataclass
 class Challenge:
-    """A challenger's rollout and what the judge and the solver made of it."""
+    """A challenger's rollout with the verdicts of the judge and the scores of the solver.
+
+    Attributes:
+      trajectory: the rollout.   task: its open task; None without one.   format: score and parts.
+      rejected: reason code of a task that is not given to the solver.
+      rubrics: written by the judge.   scores: of the solver's answers that could be graded.
+    """
 
     trajectory: Trajectory
     task: str | None
     format: dict[str, float]
     rejected: str | None = None
     rubrics: list[dict[str, str]] = dataclasses.field(default_factory=list)
-    graded: list[float] = dataclasses.field(
-        default_factory=list
-    )  # scores of the solver's answers that have one
+    scores: list[float] = dataclasses.field(default_factory=list)
 
     @property
     def score(self) -> float | None:
-        """Their mean."""
-        return solving.mean(self.graded) if self.graded else None
+        """Mean score; None if no answer could be graded."""
+        return mean(self.scores) if self.scores else None
 
 
-class Recipe:
-    """The game; `config` is the run's, `corpus` what it plays with."""
+class Recipe(RecipeBase):
+    """Challenger (role 'proposer') and solver, with the initial policy as judge."""
 
-    def __init__(self, config, corpus: Corpus):
-        self.config, self.documents = config, Documents(config, corpus)
-        self._deck = (
-            Deck(files.open_tasks(config.inputs.tasks), config.seed)
-            if config.inputs.tasks
-            else None
+    settings = {'scope': Settings}
+    prompts: Prompts = {
+        'challenger': {
+            'mini': 'Write a task of {hops} hops.\nDocument: {document}',
+            'paper': _CHALLENGER_PROMPT,
+        }
+    }
+    input_files = ('documents', 'tasks')
+    filterable_roles = ('solver',)
+    has_open_tasks = True
+
+    def __init__(self, config, library):
+        super().__init__(config, library)
+        self.documents = DocumentSampler(config, library)
+        self._dataset: EpochDataset[Question] | None = None
+        if config.inputs.tasks:
+            self._dataset = EpochDataset(files.open_tasks(config.inputs.tasks), config.seed)
+
+    @classmethod
+    def roles(cls, config):
+        return (
+            RoleSpec('proposer', 'challenger', terminal_tags=('task',)),
+            RoleSpec('solver', 'task_solver'),
         )
 
-    def phases(self) -> list[Phase]:
-        """iterations × (challenger, tasks, solver); only a solver where the tasks are given."""
-        if self._deck:
+    @classmethod
+    def check(cls, config):
+        settings = config.scope
+        if settings.soft_length >= settings.hard_length:
+            problem = f'not below scope.hard_length={settings.hard_length}'
+            fail('scope.soft_length', settings.soft_length, problem, 'give less')
+        if config.judge.kind == 'rule' and config.retrieval.kind != 'world':
+            problem = 'the rule works in miniature worlds only'
+            fail('judge.kind', 'rule', problem, 'give policy or endpoint')
+
+    def phases(self):
+        """iterations × (challenger, generate, solver); only a solver phase with given tasks."""
+        if self._dataset:
             return [Phase('solver', self.config.solver.steps, ('solver',))]
         return alternate(self.config)
 
-    def tasks(self, step: Step, pool: TaskPool, draw: Draw) -> list[Task]:
-        """Documents with a number of searches in the exact ratio, or tasks of the pool."""
-        if self._deck:
-            return deck_tasks(self.config, self._deck, step, draw)
+    def tasks(self, step, pool, cursor):
+        """Documents with a number of searches in the exact ratio, or tasks to solve."""
+        if self._dataset:
+            return dataset_tasks(self.config, self._dataset, step, cursor)
         if step.phase.name == 'solver':
-            return pool_tasks(self.config, step, pool, draw)
-        size = (
-            self.config.pool.batch if step.phase.name == 'generate' else self.config.proposer.batch
-        )
-        return self.documents.tasks(step, size) if draw.round == 0 else []
+            return pool_tasks(self.config, step, pool, cursor)
+        if cursor.round > 0:
+            return []
+        is_generation = step.phase.name == 'generate'
+        size = self.config.pool.batch if is_generation else self.config.proposer.batch
+        return self.documents.tasks(step, size)
 
-    async def episode(self, table: Table, step: Step, task: Task) -> Outcome:
-        """Plays one item of any phase."""
-        play = {'proposer': self._challenge, 'generate': self._generate, 'solver': self._solve}[
-            step.phase.name
-        ]
-        try:
-            return await play(table, task)
-        except TaskDropped as drop:
-            return Outcome(drop=drop.reason)
+    async def episode(self, context, step, task):
+        """Runs one item of any phase."""
+        if step.phase.name == 'proposer':
+            challenges = await self._challenges(context, task, self.config.proposer.samples)
+            return Outcome([self._challenge_row(task, challenge) for challenge in challenges])
+        if step.phase.name == 'generate':
+            return await self._generate(context, task)
+        return await self._solve(context, task)
 
-    # ---- the challenger -------------------------------------------------------------------------------------
+    # ---- challenger --------------------------------------------------------------------------------
 
-    async def _challenge(self, table: Table, task: Task) -> Outcome:
-        made = await self._challenges(table, task, self.config.proposer.samples)
-        return Outcome([self._row(task, challenge) for challenge in made])
-
-    async def _generate(self, table: Table, task: Task) -> Outcome:
-        """At most one task per document: the first whose measured score lies in the window."""
-        made = await self._challenges(table, task, self.config.pool.samples)
+    async def _generate(self, context, task: Task) -> Outcome:
+        """At most one task per document: the first whose measured score is in the window."""
+        challenges = await self._challenges(context, task, self.config.pool.samples)
+        rows = [self._challenge_row(task, challenge) for challenge in challenges]
         low, high = self.config.pool.window
-        kept = next(
-            (m for m in made if m.rejected is None and low <= (m.score or 0.0) <= high), None
+        for challenge in challenges:
+            if challenge.rejected is None and low <= (challenge.score or 0.0) <= high:
+                question = self._question(task, challenge)
+                origin = {**question.origin, 'score': challenge.score}
+                return Outcome(rows, questions=[dataclasses.replace(question, origin=origin)])
+        return Outcome(rows, drop=challenges[0].rejected or 'outside_window')
+
+    async def _challenges(self, context, task: Task, samples: int) -> list[Challenge]:
+        seed: SeedDocument = task.payload
+        document = ''
+        if self.config.schedule.initial_document:
+            document = document_text({'title': seed.title, 'text': seed.text})
+        trajectories = await context.ask(
+            'proposer',
+            (*task.identity, 0),
+            samples,
+            hops=seed.hops,
+            document=document,
+            kind=TASK_TYPES.get(seed.kind, seed.kind),
         )
-        rows = [self._row(task, challenge) for challenge in made]
-        if kept is None:
-            return Outcome(rows, drop=made[0].rejected or 'outside_window')
-        return Outcome(rows, questions=[self._record(task, kept) | {'score': kept.score}])
+        challenges = [self._read(trajectory, seed) for trajectory in trajectories]
+        pending = []
+        for number, challenge in enumerate(challenges):
+            identity = (*task.identity, number)
+            pending.append(self._judge_or_reject(context, identity, seed, challenge))
+        await asyncio.gather(*pending)
+        return challenges
 
-    async def _challenges(self, table, task, samples) -> list[Challenge]:
-        item = task.payload
-        document = prompts.document_text(item) if self.config.schedule.initial_document else ''
-        kind = prompts.KINDS.get(item.get('type', ''), item.get('type', ''))
-        fields = dict(hops=item['hops'], document=document, kind=kind)
-        out = await table.ask('proposer', (*task.identity, 0), samples, **fields)
-        found = [self._read(t, item) for t in out]
+    async def _judge_or_reject(self, context, identity, seed, challenge: Challenge) -> None:
+        try:
+            await self._judge(context, identity, seed, challenge)
+        except TaskDropped as drop:
+            challenge.rejected = drop.reason
 
-        async def judged(i, m):
-            try:
-                await self._try(table, (*task.identity, i), item, m)
-            except TaskDropped as drop:
-                m.rejected = drop.reason
-
-        await asyncio.gather(*(judged(i, m) for i, m in enumerate(found)))
-        return found
-
-    def _read(self, t: Trajectory, item: Json) -> Challenge:
-        final = t.turns[-1].text if t.finish == 'answer' else ''
-        named = rewards.extract_last(final, 'task')
-        form = rewards.scope_challenger_format(
-            [turn.text for turn in t.turns],
-            searches=t.calls,
-            malformed=t.errors,
-            expected=max(item['hops'] - self.config.schedule.searches_below_hops, 1),
-            task=named,
-            code=self.config.reward.code_format,
+    def _read(self, trajectory: Trajectory, seed: SeedDocument) -> Challenge:
+        final_text = trajectory.turns[-1].text if trajectory.finish == 'answer' else ''
+        task_text = rewards.extract_last(final_text, 'task')
+        required_searches = max(seed.hops - self.config.scope.searches_below_hops, 1)
+        format_score = rewards.scope_challenger_format(
+            [turn.text for turn in trajectory.turns],
+            searches=len(trajectory.calls_of('search')),
+            malformed=trajectory.failed_calls,
+            expected=required_searches,
+            task=task_text,
+            code=self.config.scope.code_format,
         )
-        return Challenge(t, named, form, None if named else 'no_task')
+        return Challenge(trajectory, task_text, format_score, None if task_text else 'no_task')
 
-    async def _try(self, table: Table, identity, item: Json, m: Challenge) -> None:
-        """Gates, rubrics and trial answers of one task, in the order in which they can turn it away."""
-        if m.rejected:
+    async def _judge(self, context, identity, seed: SeedDocument, challenge: Challenge) -> None:
+        """Gates, rubrics and trial answers of one task, cheapest rejection first."""
+        if challenge.rejected:
             return
-        assert table.judge is not None
-        task, known = str(m.task), document_of([item, *solving.shown(m.trajectory)])
-        if self.config.check.on:
-            for i, gate in enumerate(('entities', 'relevance')):
-                if not await table.judge.gate((*identity, 1, i), gate, task, known):
-                    m.rejected = f'gate_{gate}'
+        assert context.judge is not None
+        task_text = str(challenge.task)
+        source = {'title': seed.title, 'text': seed.text}
+        evidence = documents_text([source, *retrieved_passages(challenge.trajectory)])
+        if self.config.scope.gates:
+            for number, gate in enumerate(('entities', 'relevance')):
+                gate_identity = (*identity, 1, number)
+                if not await context.judge.gate(gate_identity, gate, task_text, evidence):
+                    challenge.rejected = f'gate_{gate}'
                     return
-        m.rubrics = await table.judge.rubrics((*identity, 2), task, known) or []
-        if not m.rubrics:
-            m.rejected = 'no_rubrics'
+        rubrics = await context.judge.rubrics((*identity, 2), task_text, evidence)
+        challenge.rubrics = rubrics or []
+        if not challenge.rubrics:
+            challenge.rejected = 'no_rubrics'
             return
-        tries = await table.ask('solver', (*identity, 3), self.config.reward.solves, task=task)
-        graded = await asyncio.gather(
-            *(
-                solving.grade(table, (*identity, 4, i), task, m.rubrics, solving.answer(t))
-                for i, t in enumerate(tries)
-            )
-        )
-        # An answer that could not be graded says nothing about the task; one without an answer is worth nothing.
-        m.graded = [g for g in graded if g is not None]
-        m.rejected = None if m.graded else 'ungraded'
+        open_task = Question(task_text, rubrics=tuple(challenge.rubrics))
+        attempts = self.config.reward.solves
+        trajectories = await context.ask('solver', (*identity, 3), attempts, task=task_text)
+        pending = []
+        for number, trajectory in enumerate(trajectories):
+            answer = final_answer(trajectory)
+            pending.append(grade(context, (*identity, 4, number), open_task, answer))
+        grades = await asyncio.gather(*pending)
+        # An ungraded answer is no evidence about the task; a missing answer is graded 0.
+        challenge.scores = [value for value in grades if value is not None]
+        challenge.rejected = None if challenge.scores else 'ungraded'
 
-    def _row(self, task: Task, m: Challenge) -> Row:
-        c = self.config.reward
-        parts = {f'format_{name}': value for name, value in m.format.items()}
-        parts['format'] = c.format_weight * m.format['raw']
-        passed = m.rejected is None and m.score is not None
+    def _challenge_row(self, task: Task, challenge: Challenge) -> Row:
+        settings = self.config.reward
+        parts = {f'format_{name}': value for name, value in challenge.format.items()}
+        # Form is rewarded although a gate fails (SCOPE eq. 4).
+        parts['format'] = settings.format_weight * challenge.format['raw']
         parts['difficulty'] = 0.0
+        passed = challenge.rejected is None and challenge.score is not None
         if passed:
             parts['difficulty'] = rewards.difficulty(
-                sum(m.graded), len(m.graded), c.difficulty, c.target
+                sum(challenge.scores),
+                len(challenge.scores),
+                settings.difficulty,
+                settings.target,
             )
-        info = self._record(task, m) | {'valid': passed, 'score': m.score}
-        if m.rejected:
-            info['rejected'] = m.rejected
-        reward = parts['format'] + parts['difficulty']
-        drop = (
-            'ungraded' if m.rejected == 'ungraded' else None
-        )  # nobody knows what the task is worth
+        info = RowInfo(
+            question=self._question(task, challenge),
+            valid=passed,
+            score=challenge.score,
+            rejected=challenge.rejected,
+        )
         return Row(
-            'proposer', m.trajectory, reward, solving.group_of(task.identity), parts, drop, info
+            role='proposer',
+            trajectory=challenge.trajectory,
+            reward=parts['format'] + parts['difficulty'],
+            group=group_of(task.identity),
+            parts=parts,
+            # Without a grade the value of the task is unknown.
+            drop='ungraded' if challenge.rejected == 'ungraded' else None,
+            info=info,
         )
 
     @staticmethod
-    def _record(task: Task, m: Challenge) -> dict:
-        item = task.payload
-        known = dict(
-            hops=item['hops'],
-            document=item['title'],
-            task=list(task.identity),
-            version=m.trajectory.version,
-        )
-        known |= {name: item[name] for name in ('type', *files.PROVENANCE) if name in item}
-        known['only'] = hashlib.sha256(prompts.document_text(item).encode()).hexdigest()[
-            :16
-        ]  # one task per document
-        return dict(question=m.task, rubrics=m.rubrics, answers=[], **known)
-
-    # ---- the solver -----------------------------------------------------------------------------------------
-
-    async def _solve(self, table: Table, task: Task) -> Outcome:
-        c, item = self.config, task.payload
-        tries = await table.ask('solver', task.identity, c.solver.samples, task=item['question'])
-        scores = await asyncio.gather(
-            *(
-                solving.grade(
-                    table,
-                    (*task.identity, 4, i),
-                    item['question'],
-                    item['rubrics'],
-                    solving.answer(t),
-                )
-                for i, t in enumerate(tries)
-            )
-        )
-        return Outcome([self._answered(table, task, t, score) for t, score in zip(tries, scores)])
-
-    def _answered(self, table: Table, task: Task, t: Trajectory, score: float | None) -> Row:
-        c, given = self.config.reward, solving.answer(t)
-        length = len(table.roles['solver'].env.codec.encode_plain(given or ''))
-        limits = dict(soft=c.soft_length, hard=c.hard_length)
-        factor = rewards.length_factor(length, **limits) if c.length_factor else 1.0
-        form = rewards.scope_solver_format(
-            [turn.text for turn in t.turns],
-            searches=sum(bool(turn.queries) for turn in t.turns[:-1]),
-            answer=given,
-            code=c.code_format,
-        )
-        parts = {f'format_{name}': value for name, value in form.items()}
-        parts |= {
-            'rubrics': factor * (score or 0.0),
-            'length_factor': factor,
-            'format': c.format_weight * form['raw'],
-            'search': c.search_weight * rewards.search_bonus(t.calls),
+    def _question(task: Task, challenge: Challenge) -> Question:
+        seed: SeedDocument = task.payload
+        document = document_text({'title': seed.title, 'text': seed.text})
+        origin = {
+            'document': seed.title,
+            'task': list(task.identity),
+            'version': challenge.trajectory.version,
+            **seed.origin,
         }
-        if c.overlong_buffer:
-            parts['overlong'] = solving.overlong(self.config, t)
+        if seed.kind:
+            origin['type'] = seed.kind
+        return Question(
+            text=challenge.task or '',
+            hops=seed.hops,
+            rubrics=tuple(challenge.rubrics),
+            # One task per document and iteration.
+            unique_key=hashlib.sha256(document.encode()).hexdigest()[:16],
+            origin=origin,
+        )
+
+    # ---- solver ------------------------------------------------------------------------------------
+
+    async def _solve(self, context, task: Task) -> Outcome:
+        open_task: Question = task.payload
+        samples = self.config.solver.samples
+        trajectories = await context.ask('solver', task.identity, samples, task=open_task.text)
+        pending = []
+        for number, trajectory in enumerate(trajectories):
+            answer = final_answer(trajectory)
+            pending.append(grade(context, (*task.identity, 4, number), open_task, answer))
+        grades = await asyncio.gather(*pending)
+        return Outcome(
+            [
+                self._solver_row(context, task, trajectory, value)
+                for trajectory, value in zip(trajectories, grades)
+            ]
+        )
+
+    def _solver_row(
+        self, context, task: Task, trajectory: Trajectory, value: float | None
+    ) -> Row:
+        settings = self.config.scope
+        answer = final_answer(trajectory)
+        codec = context.roles['solver'].env.codec
+        answer_tokens = len(codec.encode_plain(answer or ''))
+        length_factor = 1.0
+        if settings.length_factor:
+            length_factor = rewards.length_factor(
+                answer_tokens, soft=settings.soft_length, hard=settings.hard_length
+            )
+        searches = trajectory.calls_of('search')
+        # A call in the final turn was not followed by an answer.
+        final_call = trajectory.turns[-1].call if trajectory.turns else None
+        searches_before_final = [call for call in searches if call is not final_call]
+        format_score = rewards.scope_solver_format(
+            [turn.text for turn in trajectory.turns],
+            searches=len(searches_before_final),
+            answer=answer,
+            code=settings.code_format,
+        )
+        parts = {f'format_{name}': part for name, part in format_score.items()}
+        parts['rubrics'] = length_factor * (value or 0.0)
+        parts['length_factor'] = length_factor
+        parts['format'] = self.config.reward.format_weight * format_score['raw']
+        parts['search'] = settings.search_weight * rewards.search_bonus(len(searches))
+        if self.config.reward.overlong_buffer:
+            parts['overlong'] = solving.overlong_penalty(self.config, trajectory)
         reward = parts['rubrics'] + parts['format'] + parts['search'] + parts.get('overlong', 0.0)
-        info = {**task.payload, 'answer_given': given, 'score': score}
-        drop = 'ungraded' if score is None else None
         return Row(
-            'solver', t, reward, solving.group_of(task.identity), parts, drop=drop, info=info
+            role='solver',
+            trajectory=trajectory,
+            reward=reward,
+            group=group_of(task.identity),
+            parts=parts,
+            drop='ungraded' if value is None else None,
+            info=RowInfo(question=task.payload, answer=answer, score=value),
         )

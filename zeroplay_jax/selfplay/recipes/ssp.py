@@ -1,178 +1,327 @@
 """SSP: one policy hides an answer in a question and, as solver, finds it again; every step trains both.
 
-The proposer gets an answer and searches backwards for a question. A rule gate turns bad ones away; a check asks the
-policy to answer from what the proposer read, mixed with what others read, without searching: a question that this
-does not answer is not unique, or not founded. What passes is solved n times. The proposer earns the share of rollouts
-that fail (SSP alg. 1), the solver its answers; where questions fall away, the batch is filled as `config.fill` says.
+The proposer gets an answer and searches backwards for a question. A rule gate rejects unusable
+questions. An answerability check asks the policy to answer from the passages that the proposer
+read, mixed with passages of other proposers, without searching: a question that this does not
+answer is ambiguous or unfounded. Accepted questions are solved n times. The proposer earns the
+share of rollouts that fail (SSP alg. 1), the solver its answers. Where questions are rejected, the
+batch is filled as `config.ssp.fill` says.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, Literal
 
 from zeroplay_jax.objectives import rewards
-from zeroplay_jax.rollout.tools import passages_text
-from zeroplay_jax.selfplay import files, solving
-from zeroplay_jax.selfplay.corpus import Corpus
-from zeroplay_jax.selfplay.engine import Draw, Phase, Step
-from zeroplay_jax.selfplay.inputs import Deck, answers
-from zeroplay_jax.selfplay.phases import together
-from zeroplay_jax.selfplay.roles import Seat, Table, TaskDropped
-from zeroplay_jax.selfplay.task_pool import TaskPool
-from zeroplay_jax.types import Json, Outcome, Row, Task, Trajectory, identity_rng
-
-SEATS = (
-    Seat('proposer', 'proposer_from_answer', finals=('question',)),
-    Seat('solver', 'solver'),
-    Seat('checker', 'answer_from_documents', plays_as='solver', searches=False),
+from zeroplay_jax.rollout.call_syntax import passages_text
+from zeroplay_jax.rollout.prompts import SEARCH_RULES, Prompts
+from zeroplay_jax.selfplay.answers import final_answer, group_of, retrieved_passages, score
+from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
+from zeroplay_jax.selfplay.recipe import RoleSpec
+from zeroplay_jax.selfplay.recipes.parts import solving
+from zeroplay_jax.selfplay.recipes.parts.datasets import (
+    EpochDataset,
+    HiddenAnswer,
+    hidden_answers,
 )
-TRAINED = ('proposer', 'solver')
-# The thresholds of the released code, which its paper does not have.
+from zeroplay_jax.selfplay.recipes.parts.phases import simultaneous
+from zeroplay_jax.settings.bounds import FiniteFloat, NonNegativeInt, PositiveInt, Section
+from zeroplay_jax.settings.errors import fail
+from zeroplay_jax.types import (
+    Json,
+    Outcome,
+    Question,
+    Row,
+    RowInfo,
+    Task,
+    TaskDropped,
+    Trajectory,
+    identity_rng,
+)
+
+_PROPOSER_PROMPT = (
+    SEARCH_RULES
+    + """
+
+You are given an answer. Work backwards and invent a hard question whose only answer it is, using exactly {hops} \
+searches or more. First find something that is connected with the answer, rather than the answer itself; then let each \
+search take you one fact further away. Build the question from what you found.
+
+The question must:
+1. rest on facts that you retrieved, and have this one answer only;
+2. neither contain the answer nor hint at its wording;
+3. need every one of those facts, so that nobody can answer it without searching;
+4. be understood on its own, without the pages you read.
+
+Check all four before you write. Finish with the question between <question> and </question>.
+
+Searches: {hops}
+Answer: {answer}"""
+)
+
+_CHECKER_PROMPT = """Answer the question from the material below alone; some of it has nothing to do with the \
+question. Think briefly inside <think> and </think>, then give only the short answer between <answer> and </answer>. \
+If the material leaves more than one answer open, say so instead of guessing.
+
+Material:
+{documents}
+
+Question: {question}"""
+
+# Thresholds of the released code, which its paper does not have.
 _CODE_GATE: dict[str, Any] = dict(
     chars=(10, 1000), words=10, searches=2, distinct=True, whole_words=False
 )
 
 
-class Recipe:
-    """The game; `config` is the run's, `corpus` what it plays with."""
+class Settings(Section):
+    """Settings of SSP."""
 
-    def __init__(self, config, corpus: Corpus):
-        self.config, self._deck = config, Deck(answers(config, corpus), config.seed)
+    answerability_check: bool = True
+    """Check that a question can be answered from the passages that its proposer read."""
+    noise: NonNegativeInt = 4
+    """Other proposers whose passages are mixed into the check."""
+    noise_unit: Literal['trajectory', 'document'] = 'trajectory'
+    """All passages of a proposer (SSP's code), or one of each."""
+    code_gate: bool = False
+    """The stricter rule gate of the released code."""
+    fill: Literal['pad', 'resample', 'replay_full', 'replay_reset'] = 'pad'
+    """Replacement for rejected questions: none, new answers, or earlier questions."""
+    fill_period: PositiveInt = 10
+    """replay_reset: steps after which the pool of earlier questions is emptied."""
+    fill_rounds: PositiveInt = 5
+    """resample: rounds per step."""
+    invalid_reward: FiniteFloat = 0.0
+    """Reward of a rejected proposal (−0.1: the paper's penalty variant)."""
+    first_update: Literal['solver', 'proposer'] = 'solver'
+    """Role that is updated first in a step."""
 
-    def phases(self) -> list[Phase]:
-        """Both roles learn in every step."""
-        c = self.config
-        order = ('solver', 'proposer') if c.schedule.first == 'solver' else ('proposer', 'solver')
-        return together(c, c.solver.steps, order)
 
-    def tasks(self, step: Step, pool: TaskPool, draw: Draw) -> list[Task]:
-        """A batch of answers; then, by `config.fill`, more answers or old questions in place of what fell away."""
-        c, kind = self.config, self.config.fill.kind
-        if draw.round == 0:
-            return self._hide(step, draw, c.proposer.batch)
-        if kind == 'resample' and draw.missing and draw.round <= c.fill.rounds:
-            return self._hide(step, draw, draw.missing)
-        if kind.startswith('replay') and draw.missing and draw.round == 1:
-            old = pool.batch(c.seed, step.number, 0, draw.missing)
-            return [Task((step.number, draw.step + i), item) for i, item in enumerate(old)]
+class Recipe(RecipeBase):
+    """Proposer, solver and checker, by default with shared weights."""
+
+    settings = {'ssp': Settings}
+    prompts: Prompts = {
+        'proposer_from_answer': {
+            'mini': 'Write a question of {hops} hops.\nAnswer: {answer}',
+            'paper': _PROPOSER_PROMPT,
+        },
+        'answer_from_documents': {
+            'mini': 'Documents: {documents}\nQuestion: {question}',
+            'paper': _CHECKER_PROMPT,
+        },
+    }
+    input_files = ('answers',)
+
+    def __init__(self, config, library):
+        super().__init__(config, library)
+        self._answers = EpochDataset(hidden_answers(config, library), config.seed)
+
+    @classmethod
+    def roles(cls, config):
+        return (
+            RoleSpec('proposer', 'proposer_from_answer', terminal_tags=('question',)),
+            RoleSpec('solver', 'solver'),
+            RoleSpec('checker', 'answer_from_documents', weights_from='solver', tools=()),
+        )
+
+    @classmethod
+    def check(cls, config):
+        if config.solver.filter_groups:
+            fix = 'set it to false, or take another recipe'
+            fail('solver.filter_groups', True, 'ssp fills its batches by config.ssp.fill', fix)
+        if config.retrieval.kind != 'world' and not config.inputs.answers:
+            problem = 'ssp needs answers, and only miniature worlds have their own'
+            fail('inputs.answers', '', problem, 'name a file')
+
+    def phases(self):
+        """Both roles are trained in every step."""
+        settings = self.config.ssp
+        roles = ('solver', 'proposer')
+        if settings.first_update == 'proposer':
+            roles = ('proposer', 'solver')
+        period = settings.fill_period if settings.fill == 'replay_reset' else 0
+        return simultaneous(self.config, self.config.solver.steps, roles, clears_pool=period)
+
+    def tasks(self, step, pool, cursor):
+        """A batch of answers; then, by `ssp.fill`, further answers or earlier questions."""
+        settings = self.config.ssp
+        if cursor.round == 0:
+            return self._answer_tasks(step, cursor, self.config.proposer.batch)
+        if not cursor.missing:
+            return []
+        if settings.fill == 'resample' and cursor.round <= settings.fill_rounds:
+            return self._answer_tasks(step, cursor, cursor.missing)
+        if settings.fill.startswith('replay') and cursor.round == 1:
+            questions = pool.batch(self.config.seed, step.number, 0, cursor.missing)
+            return [
+                Task((step.number, cursor.step + number), question)
+                for number, question in enumerate(questions)
+            ]
         return []
 
-    def _hide(self, step, draw, count) -> list[Task]:
-        """`count` answers; beside each, whose passages are mixed in: the next ones of the step, in a circle."""
-        total = draw.step + count
-        beside = min(self.config.check.noise, total - 1)
+    def _answer_tasks(self, step, cursor, count: int) -> list[Task]:
+        """`count` answers; noise comes from the next tasks of the step, cyclically."""
+        total = cursor.step + count
+        neighbours = min(self.config.ssp.noise, total - 1)
+        answers = self._answers.take(cursor.external, count)
         tasks = []
-        for i, item in zip(
-            range(draw.step, total), self._deck.deal(draw.outside, count), strict=True
-        ):
-            near = [[step.number, (i + 1 + j) % total] for j in range(beside)]
-            tasks.append(Task((step.number, i), dict(item, beside=near), outside=True))
+        for number, answer in zip(range(cursor.step, total), answers, strict=True):
+            noise_from = tuple(
+                (step.number, (number + 1 + offset) % total) for offset in range(neighbours)
+            )
+            payload = dataclasses.replace(answer, noise_from=noise_from)
+            tasks.append(Task((step.number, number), payload, external=True))
         return tasks
 
-    async def episode(self, table: Table, step: Step, task: Task) -> Outcome:
-        """An answer hidden, checked and looked for; or an old question solved again."""
+    async def episode(self, context, step, task):
+        """An answer hidden, checked and searched for; or an earlier question solved again."""
         try:
-            if 'question' in task.payload:
-                return Outcome(await solving.rows(table, self.config, task, task.payload))
-            return await self._hidden(table, task)
-        except TaskDropped as drop:
-            return Outcome(drop=drop.reason)
-        finally:  # whoever waits for this one's passages must not wait for ever
-            table.hosts.post(task.identity, [])
+            if isinstance(task.payload, Question):
+                rows = await solving.solver_rows(
+                    context, self.config, 'solver', task, task.payload
+                )
+                return Outcome(rows)
+            return await self._hide_and_seek(context, task)
+        finally:
+            # Checks of other episodes that wait for this one's passages must not wait for ever.
+            context.hosts.publish(task.identity, [])
 
-    async def _hidden(self, table: Table, task: Task) -> Outcome:
-        c, item = self.config, task.payload
-        made = await table.ask(
+    async def _hide_and_seek(self, context, task: Task) -> Outcome:
+        hidden: HiddenAnswer = task.payload
+        proposals = await context.ask(
             'proposer',
             (*task.identity, 0),
-            c.proposer.samples,
-            hops=item['hops'],
-            answer=item['answer'],
+            self.config.proposer.samples,
+            hops=hidden.hops,
+            answer=hidden.answer,
         )
-        # What a proposer has read is noise for the checks of the others.
-        table.hosts.post(task.identity, [d for t in made for d in solving.shown(t)])
-        group = solving.group_of(task.identity)
-        rows, solved_rows, questions, reasons = [], [], [], []
-        for i, trajectory in enumerate(made):
-            question = self._question(trajectory)
-            record = dict(
-                question=question,
-                answers=[item['answer']],
-                hops=item['hops'],
-                task=list(task.identity),
+        # The passages that a proposer read are noise for the checks of the others.
+        passages = []
+        for trajectory in proposals:
+            passages += retrieved_passages(trajectory)
+        context.hosts.publish(task.identity, passages)
+        proposer_rows: list[Row] = []
+        solver_rows: list[Row] = []
+        questions: list[Question] = []
+        rejections: list[str] = []
+        for number, trajectory in enumerate(proposals):
+            question = self._question(task, trajectory)
+            reason, attempts = await self._try_question(
+                context, task, number, trajectory, question
             )
-            record |= files.provenance(item)
-            reason, tries = self._gate(trajectory, question, item), []
-            try:
-                if reason is None and c.check.on:
-                    reason = await self._check(table, task, i, trajectory, str(question))
-                if reason is None:
-                    tries = await solving.rows(table, c, Task((*task.identity, 1, i), {}), record)
-            except TaskDropped as drop:
-                reason = drop.reason
-            for row in tries if i else []:  # each question of an answer is a group of its own
-                row.group = -(group * c.proposer.samples + i)
-            known = [row.info['score'] for row in tries if row.drop is None]
-            info, reward = record | {'valid': reason is None}, c.reward.invalid
+            proposer_rows.append(
+                self._proposer_row(task, trajectory, question, reason, attempts)
+            )
             if reason is None:
-                questions.append(record)
-                solved_rows += tries
-                if known:
-                    reward = rewards.difficulty(
-                        sum(known), len(known), c.reward.difficulty, c.reward.target
-                    )
-                info['solved'] = sum(score >= 0.5 for score in known)
+                questions.append(question)
+                solver_rows += attempts
             else:
-                info['rejected'] = reason
-                reasons.append(reason)
-            # Where no attempt could be judged, nobody knows what the question is worth.
-            unknown = 'ungraded' if reason is None and not known else None
-            rows.append(Row('proposer', trajectory, reward, group, {'hard': reward}, unknown, info))
-        return Outcome(rows + solved_rows, questions, drop=None if questions else reasons[0])
+                rejections.append(reason)
+        drop = None if questions else rejections[0]
+        return Outcome(proposer_rows + solver_rows, questions, drop)
 
-    @staticmethod
-    def _question(trajectory: Trajectory) -> str | None:
-        return (
-            rewards.extract_last(trajectory.turns[-1].text, 'question')
-            if trajectory.finish == 'answer'
-            else None
-        )
+    def _question(self, task: Task, trajectory: Trajectory) -> Question:
+        hidden: HiddenAnswer = task.payload
+        text = None
+        if trajectory.finish == 'answer':
+            text = rewards.extract_last(trajectory.turns[-1].text, 'question')
+        origin = {'task': list(task.identity), **hidden.origin}
+        return Question(text or '', (hidden.answer,), hidden.hops, origin=origin)
 
-    def _gate(self, trajectory: Trajectory, question: str | None, item: Json) -> str | None:
-        """Why a question is turned away by rule, or None."""
+    async def _try_question(
+        self, context, task: Task, number: int, trajectory: Trajectory, question: Question
+    ) -> tuple[str | None, list[Row]]:
+        """Why a question is rejected, or None and the solver's rows on it."""
+        reason = self._rule_gate(trajectory, question)
+        attempts: list[Row] = []
+        try:
+            if reason is None and self.config.ssp.answerability_check:
+                reason = await self._answerability(context, task, number, trajectory, question)
+            if reason is None:
+                solver_task = Task((*task.identity, 1, number), question)
+                attempts = await solving.solver_rows(
+                    context, self.config, 'solver', solver_task, question
+                )
+        except TaskDropped as drop:
+            return drop.reason, []
+        if number > 0:
+            # The questions of one answer are separate groups.
+            for row in attempts:
+                samples = self.config.proposer.samples
+                row.group = -(group_of(task.identity) * samples + number)
+        return reason, attempts
+
+    def _rule_gate(self, trajectory: Trajectory, question: Question) -> str | None:
+        """Why a question is rejected by rule, or None."""
         if trajectory.finish != 'answer':
             return 'unfinished'
-        queries = [
-            query for turn in trajectory.turns if turn.error is None for query in turn.queries
-        ]
-        return rewards.ssp_gate(
-            question, [item['answer']], queries, **(_CODE_GATE if self.config.check.code else {})
-        )
+        queries: list[str] = []
+        for call in trajectory.calls_of('search'):
+            if call.error is None and call.arguments is not None:
+                queries += call.arguments['query_list']
+        thresholds = _CODE_GATE if self.config.ssp.code_gate else {}
+        text = question.text or None
+        return rewards.ssp_gate(text, list(question.answers), queries, **thresholds)
 
-    async def _check(
-        self, table: Table, task: Task, sample: int, trajectory: Trajectory, question: str
+    async def _answerability(
+        self, context, task: Task, number: int, trajectory: Trajectory, question: Question
     ) -> str | None:
-        """'unanswerable' unless the question is answered from the passages read, among those that others read."""
-        own = solving.shown(trajectory)
-        others = [await table.hosts.read(tuple(name)) for name in task.payload['beside']]
-        if self.config.check.unit == 'document':
-            others = [found[:1] for found in others]
-        read = {d['id'] for d in own}
-        noise = [d for found in others for d in found if d['id'] not in read]
+        """'unanswerable' unless the question is answered from the passages read, mixed with noise."""
+        hidden: HiddenAnswer = task.payload
+        read = retrieved_passages(trajectory)
+        noise = await self._noise(context, hidden, {passage['id'] for passage in read})
         rng = identity_rng(self.config.seed, *task.identity, 2)
-        limit = table.roles['checker'].prompt_tokens
-        while True:  # noise goes first where the prompt gets too long
-            shown = own + noise
-            order = rng.permutation(len(shown))
-            fields = dict(
-                documents=passages_text([[shown[i] for i in order]], 'search_r1'), question=question
-            )
-            if not noise or len(table.prompt('checker', **fields)) <= limit:
+        limit = context.roles['checker'].prompt_tokens
+        while True:
+            material = read + noise
+            order = rng.permutation(len(material))
+            shuffled = [material[index] for index in order]
+            documents = passages_text([shuffled], 'search_r1')
+            fields = dict(documents=documents, question=question.text)
+            # Noise is dropped first where the prompt is too long.
+            if not noise or len(context.prompt_ids('checker', **fields)) <= limit:
                 break
             noise = noise[:-1]
-        (reply,) = await table.ask('checker', (*task.identity, 2, sample), 1, 0.0, **fields)
-        item = dict(question=question, answers=[task.payload['answer']])
+        (reply,) = await context.ask('checker', (*task.identity, 2, number), 1, 0.0, **fields)
         metric = self.config.reward.answer
-        given = solving.answer(reply)
-        right = await solving.score(table, metric, (*task.identity, 3, sample), item, given)
-        return None if right is not None and right >= 0.5 else 'unanswerable'
+        identity = (*task.identity, 3, number)
+        value = await score(context, metric, identity, question, final_answer(reply))
+        is_answered = value is not None and value >= 0.5
+        return None if is_answered else 'unanswerable'
+
+    async def _noise(self, context, hidden: HiddenAnswer, read_ids: set) -> list[Json]:
+        """Passages of other proposers that this one has not read."""
+        noise: list[Json] = []
+        for identity in hidden.noise_from:
+            passages = await context.hosts.await_published(tuple(identity))
+            if self.config.ssp.noise_unit == 'document':
+                passages = passages[:1]
+            noise += [passage for passage in passages if passage['id'] not in read_ids]
+        return noise
+
+    def _proposer_row(
+        self,
+        task: Task,
+        trajectory: Trajectory,
+        question: Question,
+        reason: str | None,
+        attempts: list[Row],
+    ) -> Row:
+        settings = self.config.reward
+        scores = [row.info.score for row in attempts if row.drop is None]
+        info = RowInfo(question=question, valid=reason is None, rejected=reason)
+        reward = self.config.ssp.invalid_reward
+        drop = None
+        if reason is None:
+            info.solve_count = sum(value >= 0.5 for value in scores)
+            if scores:
+                reward = rewards.difficulty(
+                    sum(scores), len(scores), settings.difficulty, settings.target
+                )
+            else:
+                # No attempt could be judged: the value of the question is unknown.
+                drop = 'ungraded'
+        group = group_of(task.identity)
+        return Row('proposer', trajectory, reward, group, {'hard': reward}, drop, info)

@@ -1,0 +1,129 @@
+"""Command lines: flags and config files are checked before anything heavy is loaded.
+
+Only absl, ml_collections, pydantic and NumPy are imported, so that a mistake shows in a second and
+not after JAX, TensorFlow and transformers are loaded.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from collections.abc import Sequence
+
+from absl import flags
+from ml_collections import ConfigDict
+
+from zeroplay_jax.configuration import fields, rules
+from zeroplay_jax.settings.errors import ConfigError, fail
+from zeroplay_jax.settings.paths import CONFIGS
+
+
+def available_configs() -> str:
+    """The config files of the project, as flags."""
+    names = [path.name for path in CONFIGS.glob('[a-z]*.py') if path.stem != 'common']
+    return ', '.join(f'--config=configs/{name}' for name in sorted(names))
+
+
+def _with_packaged_configs(argv: Sequence[str]) -> list[str]:
+    """Replaces --config=configs/NAME.py by the packaged file where the project is installed."""
+    replaced = []
+    for argument in argv:
+        match = re.fullmatch(r'(--?config=)configs/(\w+\.py)(:.*)?', argument)
+        if match and not (pathlib.Path('configs') / match[2]).is_file():
+            packaged = CONFIGS / match[2]
+            if packaged.is_file():
+                argument = f'{match[1]}{packaged}{match[3] or ""}'
+        replaced.append(argument)
+    return replaced
+
+
+def _check_arguments(argv: Sequence[str]) -> None:
+    """Names of files and fields, for which the flag library would print a traceback or a page."""
+    schema = None
+    for argument in argv[1:]:
+        flag, _, value = argument.lstrip('-').partition('=')
+        if not argument.startswith('-'):
+            continue
+        if flag == 'config' and value and not pathlib.Path(value.split(':')[0]).is_file():
+            raise ConfigError(f'--config={value}: no such file; there are {available_configs()}')
+        if re.match(r'(no)?config\.', flag):
+            schema = schema or fields.default_config()
+            name = flag.split('.', 1)[1]
+            # Fields of a recipe from elsewhere are known only once its config file is loaded.
+            if name.split('.')[0] in schema or '.' not in name or _is_renamed(name):
+                fields.check_name(name, schema)
+
+
+def _is_renamed(name: str) -> bool:
+    from zeroplay_jax.settings.renamed import RENAMED_FIELDS
+
+    return name in RENAMED_FIELDS
+
+
+def parse_flags(argv: Sequence[str]) -> list[str]:
+    """Reads the command line into absl's flags.
+
+    Args:
+      argv: the command line, the program's name first.
+
+    Returns:
+      The positional arguments, the program's name first (absl's convention).
+
+    Raises:
+      ConfigError: one line; an unknown flag or field, a value of the wrong type, a config that does
+        not load.
+    """
+    argv = _with_packaged_configs(argv)
+    _check_arguments(argv)
+    try:
+        return flags.FLAGS(argv)
+    except flags.IllegalFlagValueError as error:
+        field = re.match(r'flag --config\.([\w.]+)=(.*?): ', str(error), re.DOTALL)
+        defaults = dict(fields.leaves(fields.default_config()))
+        if field and field[1] in defaults:
+            default = defaults[field[1]]
+            problem = f'must be {fields.type_name(default)}'
+            fail(field[1], field[2], problem, f'give one such as {default!r}')
+        config_file = re.match(r'flag (--config=.*?): ', str(error))
+        message = _last_line(error)
+        raise ConfigError(f'{config_file[1]}: {message}' if config_file else message) from error
+    except flags.Error as error:
+        raise ConfigError(f'{_last_line(error)}; --help shows how to call it') from error
+    except ConfigError:
+        raise
+    except Exception as error:
+        # A config is a Python file: any exception of it arrives here.
+        reason = f'{type(error).__name__}: {_last_line(error)}'
+        raise ConfigError(f'the config could not be loaded: {reason}') from error
+
+
+def check_command(
+    argv: Sequence[str],
+    config: ConfigDict | None,
+    workdir: str | None,
+    has_evaluation: bool = True,
+) -> None:
+    """Refuses a command line without a config or workdir, and a config that cannot run.
+
+    Args:
+      argv: positional arguments left over by the flags, the program's name first.
+      config: the value of --config.   workdir: the value of --workdir, a path.
+      has_evaluation: see `rules.check`.
+
+    Raises:
+      ConfigError: one line; the first problem.
+    """
+    if len(argv) > 1:
+        raise ConfigError(f'{argv[1]!r} is not a flag; settings are given as --config.FIELD=VALUE')
+    if config is None:
+        raise ConfigError(f'no config; give one of {available_configs()}, or a file of your own')
+    if not workdir:
+        raise ConfigError('no folder for the run; give --workdir=FOLDER, such as --workdir=runs/first')
+    folder = pathlib.Path(workdir)
+    if any(path.is_file() for path in (folder, *folder.parents)):
+        raise ConfigError(f'--workdir={workdir}: there is a file in this place; name a folder')
+    rules.check(config, has_evaluation)
+
+
+def _last_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1].strip()

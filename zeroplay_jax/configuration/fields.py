@@ -1,0 +1,201 @@
+"""From the schema to an ml_collections config, and back: names, types and bounds of all fields."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pydantic
+from ml_collections import ConfigDict
+
+from zeroplay_jax.selfplay import recipe as recipes
+from zeroplay_jax.settings.bounds import Section
+from zeroplay_jax.settings.errors import ConfigError, fail
+from zeroplay_jax.settings.renamed import RENAMED_FIELDS
+from zeroplay_jax.settings.schema import Run, TrainedRole
+
+
+def default_config(recipe: str = 'drzero') -> ConfigDict:
+    """All fields with their defaults, and the sections of all built-in recipes and of `recipe`.
+
+    Args:
+      recipe: a built-in name, or the import path of a module.
+
+    Raises:
+      ConfigError: there is no such recipe.
+    """
+    config = ConfigDict(Run().model_dump())
+    config.recipe = recipe
+    for name in dict.fromkeys((*recipes.BUILT_IN, recipe)):
+        _add_sections(config, recipes.recipe_class(name))
+    return config
+
+
+def _add_sections(config: ConfigDict, recipe: type[recipes.Recipe]) -> None:
+    """Adds the sections that a recipe needs and the config lacks."""
+    with config.unlocked():
+        for name, settings in recipe.settings.items():
+            if name not in config:
+                config[name] = ConfigDict(settings().model_dump())
+        # Afterwards: which roles there are may depend on the recipe's settings.
+        for specification in recipe.roles(config):
+            if specification.is_trained and specification.name not in config:
+                config[specification.name] = ConfigDict(TrainedRole().model_dump())
+
+
+def add_missing_sections(config: ConfigDict) -> None:
+    """Adds sections of `config.recipe` with defaults, where a flag chose another recipe.
+
+    Raises:
+      ConfigError: there is no such recipe.
+    """
+    _add_sections(config, recipes.recipe_class(config.recipe))
+
+
+def leaves(config: ConfigDict, prefix: str = '') -> Iterator[tuple[str, Any]]:
+    """All fields of a config as (dotted name, value), in their order."""
+    for name in config:
+        value = config[name]
+        if isinstance(value, ConfigDict):
+            yield from leaves(value, f'{prefix}{name}.')
+        else:
+            yield f'{prefix}{name}', value
+
+
+# ---- names -------------------------------------------------------------------------------------------
+
+
+def check_name(path: str, schema: ConfigDict) -> None:
+    """Refuses a dotted name that is not in the schema; suggests the field that was probably meant.
+
+    Raises:
+      ConfigError: one line.
+    """
+    if path in RENAMED_FIELDS:
+        raise ConfigError(f'config.{path}: renamed; it is config.{RENAMED_FIELDS[path]} now')
+    level: Any = schema
+    meant = ['config']
+    for name in path.split('.'):
+        section = '.'.join(meant)
+        if not isinstance(level, ConfigDict):
+            raise ConfigError(
+                f'config.{path}: {section} is a value and has no fields; set {section} itself'
+            )
+        candidate = name if name in level else _similar(name, list(level))
+        if candidate is None:
+            fields = ', '.join(level)
+            raise ConfigError(f'config.{path}: no such field; {section} has {fields}')
+        level = level[candidate]
+        meant.append(candidate)
+    if meant[1:] != path.split('.'):
+        raise ConfigError(f'config.{path}: no such field; did you mean {".".join(meant)}?')
+
+
+def _similar(name: str, fields: Sequence[str]) -> str | None:
+    """A field of similar spelling, or with these initials (lr for learning_rate)."""
+    close = difflib.get_close_matches(name, fields, n=1)
+    if close:
+        return close[0]
+    for field in fields:
+        initials = ''.join(word[0] for word in field.split('_'))
+        if initials == name:
+            return field
+    return None
+
+
+# ---- values ------------------------------------------------------------------------------------------
+
+_TYPE_NAMES = {
+    'bool_type': 'true or false',
+    'int_type': 'a whole number',
+    'float_type': 'a number',
+    'string_type': 'a text',
+    'tuple_type': 'a list',
+    'finite_number': 'a number',
+}
+
+
+def type_name(value: Any) -> str:
+    """What kind of value a field takes, for an error line."""
+    if isinstance(value, tuple):
+        return f'a list, each {type_name(value[0])}'
+    names = {bool: 'true or false', int: 'a whole number', float: 'a number', str: 'a text'}
+    return names[type(value)]
+
+
+def check_values(config: ConfigDict) -> None:
+    """Refuses unknown or missing fields, wrong types, and values out of bounds.
+
+    Raises:
+      ConfigError: the first problem.
+    """
+    schema = default_config(config.recipe)
+    for name, _ in leaves(config):
+        check_name(name, schema)
+    present = dict(leaves(config))
+    defaults = dict(leaves(schema))
+    for name in defaults:
+        if name not in present:
+            fix = 'start the config from zeroplay_jax.configs.common.get_config()'
+            raise ConfigError(f'config.{name}: missing; {fix}')
+    for name, section in _sections(config).items():
+        values = config if not name else config[name]
+        _check_section(section, values, name, defaults)
+
+
+def _sections(config: ConfigDict) -> dict[str, type[Section]]:
+    """Dotted name → schema of all sections; '' holds the fields at the top."""
+    sections: dict[str, type[Section]] = {'': Run}
+    for name in dict.fromkeys((*recipes.BUILT_IN, config.recipe)):
+        recipe = recipes.recipe_class(name)
+        sections |= recipe.settings
+        for specification in recipe.roles(config):
+            if specification.is_trained:
+                sections[specification.name] = TrainedRole
+    return sections
+
+
+def _check_section(
+    section: type[Section], values: ConfigDict, prefix: str, defaults: Mapping[str, Any]
+) -> None:
+    fields = values.to_dict()
+    known = {name: fields[name] for name in section.model_fields if name in fields}
+    try:
+        section.model_validate(known)
+    except pydantic.ValidationError as error:
+        _raise_first(error, prefix, dict(leaves(values)), defaults)
+
+
+def _raise_first(
+    error: pydantic.ValidationError,
+    prefix: str,
+    values: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+) -> None:
+    problem = error.errors()[0]
+    path = [str(part) for part in problem['loc'] if isinstance(part, str)]
+    local_name = '.'.join(path)
+    name = f'{prefix}.{local_name}' if prefix else local_name
+    value = values[local_name]
+    kind = problem['type']
+    if kind in _TYPE_NAMES:
+        default = defaults[name]
+        fail(name, value, f'must be {type_name(default)}', f'give one such as {default!r}')
+    fail(name, value, 'not possible', _fix(problem))
+
+
+def _fix(problem: Any) -> str:
+    """How to correct a value, from pydantic's description of the problem."""
+    kind = problem['type']
+    context = problem.get('ctx', {})
+    if kind == 'greater_than_equal':
+        return f'give {context["ge"]} or more'
+    if kind == 'greater_than':
+        return f'give more than {context["gt"]}'
+    if kind == 'literal_error':
+        choices = context['expected'].replace("'", '').replace(' or ', ', ')
+        return f'give one of {choices}'
+    if kind == 'value_error':
+        return str(context['error'])
+    return problem['msg']

@@ -1,0 +1,332 @@
+"""Combinations of settings that cannot work, apart from those that one recipe knows (`Recipe.check`).
+
+Every check raises one line that names the field, its value, the problem and the fix.
+"""
+
+from __future__ import annotations
+
+import math
+import pathlib
+import re
+from collections.abc import Callable, Iterator
+
+from ml_collections import ConfigDict
+
+from zeroplay_jax.configuration import fields
+from zeroplay_jax.mini import world
+from zeroplay_jax.selfplay.recipe import Recipe, RoleSpec, recipe_class
+from zeroplay_jax.settings.errors import ConfigError, fail
+from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
+from zeroplay_jax.tools.registry import check_name as check_tool_name
+
+# Reserved by the text format: a tool of this name could not be told from the tag.
+_RESERVED_TAGS = ('think', 'answer', 'question', 'task')
+
+
+def check(config: ConfigDict, has_evaluation: bool = True) -> None:
+    """Refuses a config that cannot run. Reads the disk for names of files and loads none of them.
+
+    Args:
+      has_evaluation: the command evaluates on questions of its own; a corpus other than the miniature
+        worlds then needs `eval.file`.
+
+    Raises:
+      ConfigError: one line; the first problem.
+    """
+    fields.add_missing_sections(config)
+    fields.check_values(config)
+    recipe = recipe_class(config.recipe)
+    for rule in RULES:
+        rule(config, recipe)
+    recipe.check(config)
+    if has_evaluation and config.retrieval.kind != 'world' and not config.eval.file:
+        fix = 'name JSON lines of questions with answers to evaluate on'
+        fail('eval.file', '', 'a corpus of your own has no questions yet', fix)
+
+
+def _trained(config: ConfigDict, recipe: type[Recipe]) -> Iterator[tuple[RoleSpec, ConfigDict]]:
+    """Trained roles with their settings."""
+    for specification in recipe.roles(config):
+        if specification.is_trained:
+            yield specification, config[specification.name]
+
+
+# ---- rollouts ----------------------------------------------------------------------------------------
+
+
+def _check_lengths(config: ConfigDict, recipe: type[Recipe]) -> None:
+    rollout = config.rollout
+    context = config.sampler.context
+    turns = rollout.max_turns
+    # Observations are not counted: one that does not fit ends its rollout, and truncated_rate says so.
+    needed = rollout.prompt_tokens + turns * rollout.turn_tokens
+    if context < needed:
+        problem = (
+            f'too short for {rollout.prompt_tokens} prompt + {turns} · {rollout.turn_tokens} turn '
+            f'tokens = {needed}'
+        )
+        fail('sampler.context', context, problem, f'give {needed} or shrink config.rollout')
+    if config.sampler.chunk > context:
+        fix = f'give at most {context} (sampler.context)'
+        fail('sampler.chunk', config.sampler.chunk, 'longer than a slot', fix)
+    if config.micro.tokens < context:
+        problem = f'a trajectory of {context} tokens (sampler.context) does not fit in a row'
+        fail('micro.tokens', config.micro.tokens, problem, f'give {context} or more')
+    hops = max(hop for hop, share in enumerate(config.schedule.hop_ratio, 1) if share)
+    if turns < hops:
+        problem = f'a {hops}-hop question takes {hops - 1} searches and a turn to write it'
+        fail('rollout.max_turns', turns, problem, f'give {hops} or more, or ask for fewer hops')
+    if config.retrieval.overfetch < config.tools.top_k:
+        problem = f'fewer candidates than passages shown (tools.top_k={config.tools.top_k})'
+        fix = f'give {config.tools.top_k} or more'
+        fail('retrieval.overfetch', config.retrieval.overfetch, problem, fix)
+    if config.reward.overlong_buffer > context:
+        problem = f'longer than a slot (sampler.context={context})'
+        fail('reward.overlong_buffer', config.reward.overlong_buffer, problem, 'give less')
+
+
+def _check_tools(config: ConfigDict, recipe: type[Recipe]) -> None:
+    names = tuple(config.tools.names)
+    for name in names:
+        check_tool_name(name)
+        if name in _RESERVED_TAGS:
+            raise ConfigError(f'config.tools.names: {name!r} is a tag of the text format; rename it')
+    for specification in recipe.roles(config):
+        for name in specification.tools or ():
+            is_external = any(':' in entry or entry == 'mcp' for entry in names)
+            if name not in names and not is_external:
+                problem = f'role {specification.name} uses the tool {name!r}'
+                fail('tools.names', names, problem, f'add {name!r}')
+    if 'mcp' in names and not config.tools.mcp_url.startswith(('http://', 'https://')):
+        fix = 'give one such as http://127.0.0.1:8000/mcp'
+        fail('tools.mcp_url', config.tools.mcp_url, 'not a web address', fix)
+
+
+def _check_worlds(config: ConfigDict, recipe: type[Recipe]) -> None:
+    for name in ('train', 'evaluation'):
+        first, count = config.world[name]
+        available = world.worlds_available(name)
+        if first + count > available:
+            problem = f'the names suffice for {available} worlds, numbered from 0'
+            fix = f'choose first + count of {available} or less'
+            fail(f'world.{name}', tuple(config.world[name]), problem, fix)
+
+
+# ---- training ----------------------------------------------------------------------------------------
+
+
+def _check_groups(config: ConfigDict, recipe: type[Recipe]) -> None:
+    for specification, settings in _trained(config, recipe):
+        role = specification.name
+        if settings.baseline == 'none' and settings.scale == 'std':
+            problem = 'without a baseline, dividing by the deviation inflates equal rewards'
+            fail(f'{role}.baseline', 'none', problem, f'set {role}.scale=none too')
+        is_relative = settings.baseline != 'none' or settings.scale == 'std'
+        is_alone = settings.samples < 2 and not specification.groups_span_prompts
+        if is_relative and is_alone and settings.train_iterations != 0:
+            problem = 'a rollout is compared with the others of the same prompt'
+            fix = f'give 2 or more, or {role}.baseline={role}.scale=none'
+            fail(f'{role}.samples', settings.samples, problem, fix)
+        if settings.filter_groups and role not in recipe.filterable_roles:
+            problem = f'recipe {config.recipe} does not filter groups of this role'
+            fail(f'{role}.filter_groups', True, problem, 'set it to false')
+
+
+def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
+    for specification, settings in _trained(config, recipe):
+        role = specification.name
+        rows = settings.batch * settings.samples
+        if rows % settings.minibatches:
+            problem = (
+                f'the {rows} rollouts of a step ({role}.batch · {role}.samples) are not divisible by it'
+            )
+            fix = f'give a divisor of {rows}'
+            fail(f'{role}.minibatches', settings.minibatches, problem, fix)
+        if settings.tis_cap and settings.old_logp == 'sampler':
+            problem = 'the correction compares trainer and sampler, and only the sampler is evaluated'
+            fail(f'{role}.tis_cap', settings.tis_cap, problem, f'set {role}.old_logp to trainer')
+        needs_ratio = settings.minibatches > 1
+        if needs_ratio and not _loss(settings).uses_ratio:
+            problem = f'{settings.loss} has no ratio, and later updates see rollouts of older weights'
+            fix = f'give 1, or set {role}.loss to token_pg'
+            fail(f'{role}.minibatches', settings.minibatches, problem, fix)
+        splits_rollouts = config.rollout.drop_thinking
+        is_per_token = not splits_rollouts or _loss(settings).per_token
+        if splits_rollouts and not (is_per_token and settings.aggregation == 'token'):
+            problem = (
+                f'{settings.loss} over {settings.aggregation} is defined on whole rollouts, and every '
+                'context would count as one'
+            )
+            fix = f'set {role}.loss to token_pg and {role}.aggregation to token'
+            fail('rollout.drop_thinking', True, problem, fix)
+        carries = settings.filter_groups and settings.surplus == 'carry'
+        if carries and settings.old_logp == 'trainer':
+            problem = 'carried-over groups would be scored by newer weights, which hides their age'
+            fix = f'take sampler, or set {role}.surplus to drop'
+            fail(f'{role}.old_logp', 'trainer', problem, fix)
+    if config.shared_optimizer and config.weights == 'separate':
+        problem = 'separate weights have separate optimisers'
+        fail('shared_optimizer', True, problem, 'set weights to shared')
+
+
+def _loss(settings: ConfigDict):
+    """The registered loss. Losses need JAX, which a config check loads only where it must."""
+    from zeroplay_jax.objectives import losses
+
+    try:
+        return losses.resolve_loss(settings.loss)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _check_distillation(config: ConfigDict, recipe: type[Recipe]) -> None:
+    for specification, settings in _trained(config, recipe):
+        role = specification.name
+        if not settings.distill_top_k:
+            continue
+        if role not in recipe.distillable_roles:
+            problem = f'the prompts of {role} in recipe {config.recipe} have no construction path'
+            fix = 'give 0, or take recipe drzero or piplay'
+            fail(f'{role}.distill_top_k', settings.distill_top_k, problem, fix)
+        if not any(settings.distill_coef):
+            value = tuple(settings.distill_coef)
+            fail(f'{role}.distill_coef', value, 'the teacher has no weight', 'give a weight')
+        if config.rollout.drop_thinking:
+            problem = 'a teacher reads one context per rollout'
+            fix = f'set it to false, or {role}.distill_top_k to 0'
+            fail('rollout.drop_thinking', True, problem, fix)
+        needed = config.privileged.prompt_tokens + config.sampler.context
+        if config.privileged.tokens < needed:
+            problem = f"a teacher's prompt and a rollout take up to {needed} tokens"
+            fail('privileged.tokens', config.privileged.tokens, problem, f'give {needed} or more')
+
+
+# ---- devices and processes ---------------------------------------------------------------------------
+
+
+def _check_division(config: ConfigDict, recipe: type[Recipe]) -> None:
+    mesh = config.mesh
+    if list(mesh.values()).count(-1) > 1:
+        sizes = ', '.join(f'{axis}={size}' for axis, size in mesh.items())
+        raise ConfigError(f'config.mesh: {sizes}: one axis at most can be -1; give the others a number')
+    for name, axes in (('micro.rows', ('replica', 'fsdp')), ('sampler.slots', ('fsdp',))):
+        section, field = name.split('.')
+        value = config[section][field]
+        shards = math.prod(mesh[axis] for axis in axes)
+        # An axis of -1 is resolved later, when the devices are known; make_mesh checks it then.
+        if shards > 0 and value % shards:
+            axis_names = ' · '.join(f'mesh.{axis}' for axis in axes)
+            fix = f'give a multiple of {shards}, such as {value + shards - value % shards}'
+            fail(name, value, f'does not divide over {shards} devices ({axis_names})', fix)
+    if config.policy.attention == 'splash':
+        lengths = ['micro.tokens']
+        if any(settings.distill_top_k for _, settings in _trained(config, recipe)):
+            lengths.append('privileged.tokens')
+        for name in lengths:
+            section, field = name.split('.')
+            if config[section][field] % 128:
+                problem = 'policy.attention=splash works in steps of 128'
+                fail(name, config[section][field], problem, 'give a multiple')
+    if config.policy.remat_policy != 'nothing_saveable' and not config.policy.remat:
+        problem = 'without policy.remat nothing is recomputed'
+        fail('policy.remat_policy', config.policy.remat_policy, problem, 'set policy.remat to true')
+
+
+def _check_processes(config: ConfigDict, recipe: type[Recipe]) -> None:
+    settings = config.distributed
+    if settings.mode != 'coordinator':
+        if settings.processes > 1 and settings.mode == 'off':
+            problem = 'the processes have no address to meet at'
+            fail('distributed.processes', settings.processes, problem, 'set distributed.mode')
+        return
+    address = re.fullmatch(r'[^:\s]+:(\d+)', settings.coordinator)
+    if not address or not 0 < int(address[1]) < 1 << 16:
+        problem = 'not an address'
+        fail('distributed.coordinator', settings.coordinator, problem, 'give host:port of process 0')
+    if settings.process >= settings.processes:
+        problem = f'there are {settings.processes}'
+        fail('distributed.process', settings.process, problem, 'count from 0')
+    if config.mesh.replica != -1 and config.mesh.replica % settings.processes:
+        problem = f'{settings.processes} processes cannot hold whole replicas each'
+        fix = 'choose a multiple of distributed.processes'
+        fail('mesh.replica', config.mesh.replica, problem, fix)
+
+
+# ---- files and services ------------------------------------------------------------------------------
+
+
+def _check_retrieval(config: ConfigDict, recipe: type[Recipe]) -> None:
+    retrieval = config.retrieval
+    has_index = (pathlib.Path(retrieval.path) / 'manifest.json').is_file()
+    if retrieval.kind != 'world' and not has_index:
+        fix = 'build one with python -m retrieval.build'
+        fail('retrieval.path', retrieval.path, 'no index folder', fix)
+    if retrieval.kind == 'http' and not retrieval.url.startswith(('http://', 'https://')):
+        fix = 'give one such as http://127.0.0.1:8000'
+        fail('retrieval.url', retrieval.url, 'not a web address', fix)
+
+
+def _check_files(config: ConfigDict, recipe: type[Recipe]) -> None:
+    is_world = config.retrieval.kind == 'world'
+    for name, lines in (('file', 'questions with answers'), ('tasks', 'open tasks with rubrics')):
+        path = config.eval[name]
+        if not path:
+            continue
+        if is_world:
+            problem = 'the miniature world has its own questions'
+            fail(f'eval.{name}', path, problem, 'leave it empty, or set retrieval.kind to folder or http')
+        if not pathlib.Path(path).is_file():
+            fail(f'eval.{name}', path, 'no such file', f'name JSON lines of {lines} to evaluate on')
+    for name in ('answers', 'questions', 'tasks', 'documents'):
+        path = config.inputs[name]
+        if path and name not in recipe.input_files:
+            fail(f'inputs.{name}', path, f'recipe {config.recipe} takes none', 'leave it empty')
+        if path and not pathlib.Path(path).is_file():
+            fail(f'inputs.{name}', path, 'no such file', 'name a file of JSON lines')
+
+
+def _check_judge(config: ConfigDict, recipe: type[Recipe]) -> None:
+    judge = config.judge
+    is_used = config.reward.answer == 'judge' or bool(config.eval.tasks)
+    if is_used and judge.kind == 'rule' and config.retrieval.kind != 'world':
+        problem = 'the rule works in miniature worlds only'
+        fail('judge.kind', 'rule', problem, 'give policy or endpoint')
+    if judge.kind == 'policy' and judge.tokens >= config.sampler.context:
+        problem = (
+            f'a reply leaves no room for a prompt in a slot of {config.sampler.context} '
+            '(sampler.context)'
+        )
+        fail('judge.tokens', judge.tokens, problem, 'give less')
+    if judge.kind == 'endpoint' and not judge.url.startswith(('http://', 'https://')):
+        fix = 'give one such as http://127.0.0.1:8001/v1'
+        fail('judge.url', judge.url, 'not a web address', fix)
+
+
+def _check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
+    folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
+    shown = config.policy.path or "'' (the built-in checkpoint)"
+    fix = 'name a Hugging Face checkpoint folder (config.json, tokenizer.json, *.safetensors)'
+    if not config.policy.path:
+        fix = 'train it with python -m zeroplay_jax.mini.base_model'
+    if not folder.is_dir():
+        fail('policy.path', shown, 'no such folder', fix)
+    for pattern in ('config.json', 'tokenizer.json', '*.safetensors'):
+        if not any(folder.glob(pattern)):
+            fail('policy.path', shown, f'the folder has no {pattern}', fix)
+
+
+Rule = Callable[[ConfigDict, type[Recipe]], None]
+RULES: tuple[Rule, ...] = (
+    _check_lengths,
+    _check_tools,
+    _check_worlds,
+    _check_groups,
+    _check_division,
+    _check_processes,
+    _check_updates,
+    _check_distillation,
+    _check_judge,
+    _check_retrieval,
+    _check_files,
+    _check_checkpoint,
+)

@@ -1,0 +1,271 @@
+"""Question sets: one result per question, so that two policies can be compared.
+
+A set is a file of JSON lines with "question" and answers, or one of the public names, downloaded
+from the collection that Search-R1 and its successors evaluate on (FlashRAG; Jin et al. 2024,
+arXiv:2405.13576). An open-ended set has "task" and "rubrics", a list of texts, on every line; a
+judge decides which of them an answer meets.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from zeroplay_jax.objectives.rewards import normalize_answer
+from zeroplay_jax.retrieval import progress
+from zeroplay_jax.rollout.slots import Request
+from zeroplay_jax.selfplay import files
+from zeroplay_jax.selfplay.answers import final_answer, prompt_fields, score
+from zeroplay_jax.selfplay.roles import RolloutContext
+from zeroplay_jax.types import POLICY, Json, Question, TaskDropped, Trajectory, UserError
+
+COLLECTION = 'RUC-NLPIR/FlashRAG_datasets'
+# Two results are comparable only if these are equal.
+SETTINGS = (
+    'retrieval',
+    'top_k',
+    'prompts',
+    'metric',
+    'samples',
+    'limit',
+    'judge',
+    'tools',
+    'tokens',
+)
+_BOOTSTRAP_QUANTILES = (0.025, 0.975)
+
+
+@dataclasses.dataclass(frozen=True)
+class Answered:
+    """Result of one question.
+
+    Attributes:
+      score: best score of its samples.
+      searches: search queries of the first sample.
+      redundancy: repetition among them, see `redundancy`.
+      given: the best answer; None without one.
+    """
+
+    score: float
+    searches: int
+    redundancy: float
+    given: str | None
+
+
+def load(name: str, limit: int = 0, seed: int = 0, rubrics: bool = False) -> list[Question]:
+    """Questions of a file or a public set; with `rubrics` the open tasks of a file.
+
+    Args:
+      limit: questions drawn from the set; 0: all.
+
+    Raises:
+      UserError: neither a file nor a public name; an unusable line; no connection.
+    """
+    questions = files.open_tasks(name) if rubrics else files.questions(path_of(name))
+    return files.sample(questions, limit or len(questions), seed)
+
+
+def path_of(name: str) -> str:
+    """The file of a set: itself, or the downloaded file of a public name.
+
+    Raises:
+      UserError: neither a file nor a public name; no connection.
+    """
+    if pathlib.Path(name).is_file():
+        return name
+    files.check_set(name)
+    import huggingface_hub
+
+    # Its warnings about retries would repeat the one error below.
+    logging.getLogger('huggingface_hub').setLevel(logging.ERROR)
+    huggingface_hub.utils.disable_progress_bars()
+    file_name = f'{name}/{files.PUBLIC[name]}.jsonl'
+    try:
+        with progress.clock(f'fetch {name}'):
+            return huggingface_hub.hf_hub_download(COLLECTION, file_name, repo_type='dataset')
+    except Exception as error:
+        # Connection, cache and permission errors come as many types.
+        lines = str(error).strip().splitlines()
+        reason = lines[0] if lines else type(error).__name__
+        raise UserError(
+            f'{name} could not be fetched ({reason}); give a file of JSON lines instead'
+        ) from None
+
+
+def _nothing() -> None:
+    """Default of `on_answer`."""
+
+
+def answer_all(
+    context: RolloutContext,
+    questions: Sequence[Question],
+    number: int,
+    *,
+    metric: str,
+    samples: int,
+    role: str = 'solver',
+    answerer: str = '',
+    on_answer: Callable[[], None] = _nothing,
+) -> list[Answered]:
+    """Greedy answers (`samples` 1), or the best of several at the role's temperature (pass@k).
+
+    Args:
+      number: names this evaluation; with the index of a question it seeds its samples.
+      role: the evaluated role.
+      answerer: name of the weights that write the last turn, after another policy's searches (SCOPE
+        table 4); '' leaves it to the role.
+
+    Raises:
+      UserError: a question is longer than `rollout.prompt_tokens`.
+    """
+
+    async def answer(index: int, question: Question) -> Answered:
+        identity = (number, index)
+        temperature = 0.0 if samples == 1 else None
+        try:
+            trajectories = await context.ask(
+                role, identity, samples, temperature, **prompt_fields(question)
+            )
+            if answerer:
+                trajectories = [
+                    await _answer_after(context, role, answerer, trajectory)
+                    for trajectory in trajectories
+                ]
+        except TaskDropped as drop:
+            raise UserError(
+                f'question {index} ({question.text[:60]!r}) cannot be asked: {drop.reason}; raise '
+                'config.rollout.prompt_tokens'
+            ) from drop
+        answers = [final_answer(trajectory) for trajectory in trajectories]
+        scores = []
+        for sample, text in enumerate(answers):
+            value = await score(context, metric, (*identity, sample), question, text)
+            # No verdict is no approval.
+            scores.append(0.0 if value is None else value)
+        queries = _queries(trajectories[0])
+        best = int(np.argmax(scores))
+        return Answered(max(scores), len(queries), redundancy(queries), answers[best])
+
+    pending = [answer(index, question) for index, question in enumerate(questions)]
+    return context.scheduler.run(pending, on_answer)
+
+
+def _queries(trajectory: Trajectory) -> list[str]:
+    queries: list[str] = []
+    for call in trajectory.calls_of('search'):
+        queries += (call.arguments or {}).get('query_list', [])
+    return queries
+
+
+async def _answer_after(
+    context: RolloutContext, role: str, weights: str, searched: Trajectory
+) -> Trajectory:
+    """The last turn of a rollout, written by other weights that see everything before it."""
+    env = context.roles[role].env
+    is_policy = (searched.source == POLICY).astype(np.int8)
+    turn_starts = np.flatnonzero(np.diff(is_policy, prepend=0) == 1)
+    prompt = searched.tokens[: turn_starts[-1]] if len(turn_starts) else searched.tokens
+    limits = dataclasses.replace(env.limits, max_turns=1)
+    # Without tools: the answerer gets one turn, whose text must be final.
+    final_env = dataclasses.replace(env, tools={}, limits=limits)
+    identity = (*searched.identity, 1)
+    request = Request(weights, prompt, identity, final_env, 1, 0.0)
+    (last,) = await context.scheduler.rollout(request)
+    return dataclasses.replace(last, turns=(*searched.turns[:-1], *last.turns))
+
+
+def redundancy(queries: Sequence[str]) -> float:
+    """Repetition among queries: mean over all but the first of the largest Jaccard overlap of words with
+    an earlier one; 0 for fewer than two. π-Play reports such a number without defining it."""
+    words = [set(normalize_answer(query).split()) for query in queries]
+    overlaps = []
+    for index in range(1, len(words)):
+        overlaps.append(max(_jaccard(words[index], earlier) for earlier in words[:index]))
+    return float(np.mean(overlaps)) if overlaps else 0.0
+
+
+def _jaccard(left: set[str], right: set[str]) -> float:
+    union = left | right
+    return len(left & right) / len(union) if union else 0.0
+
+
+def means(answered: Sequence[Answered]) -> dict[str, float]:
+    """Means over questions of score, searches and redundancy."""
+    names = ('score', 'searches', 'redundancy')
+    return {name: float(np.mean([getattr(one, name) for one in answered])) for name in names}
+
+
+def results(
+    settings: Json, sets: dict[str, tuple[Sequence[Question], Sequence[Answered]]]
+) -> dict[str, Any]:
+    """What `--out` writes: settings, and per set its fingerprint and one entry per question."""
+    result_of_set: dict[str, Any] = {}
+    for name, (questions, answered) in sets.items():
+        result_of_set[name] = {
+            'questions': _fingerprint(questions),
+            'mean': means(answered),
+            'answered': [dataclasses.asdict(one) for one in answered],
+        }
+    return {'settings': dict(settings), 'sets': result_of_set}
+
+
+def _fingerprint(questions: Sequence[Question]) -> str:
+    records = []
+    for question in questions:
+        gold = question.rubrics if question.is_open_task else question.answers
+        records.append([question.text, list(gold)])
+    text = json.dumps(records, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def compare(one: Json, other: Json, draws: int = 10_000) -> dict[str, tuple[float, float, float]]:
+    """Set → (mean difference other − one, low, high): 95 % interval of a paired bootstrap with a fixed seed.
+
+    Raises:
+      UserError: results of different settings, or on other questions; names the difference.
+    """
+    _check_comparable(one, other)
+    shared = [name for name in one['sets'] if name in other['sets']]
+    intervals: dict[str, tuple[float, float, float]] = {}
+    for name in shared:
+        pairs = zip(
+            one['sets'][name]['answered'], other['sets'][name]['answered'], strict=True
+        )
+        differences = np.array([right['score'] - left['score'] for left, right in pairs])
+        rng = np.random.default_rng(0)
+        resampled_means = []
+        for _ in range(draws):
+            indices = rng.integers(0, len(differences), len(differences))
+            resampled_means.append(differences[indices].mean())
+        low, high = np.quantile(resampled_means, _BOOTSTRAP_QUANTILES)
+        intervals[name] = (float(differences.mean()), float(low), float(high))
+    return intervals
+
+
+def _check_comparable(one: Json, other: Json) -> None:
+    different = [
+        name for name in SETTINGS if one['settings'].get(name) != other['settings'].get(name)
+    ]
+    if different:
+        values = [
+            f'{name}: {one["settings"].get(name)} and {other["settings"].get(name)}'
+            for name in different
+        ]
+        raise UserError(
+            f'these results cannot be compared, they differ in {"; ".join(values)}; evaluate both alike'
+        )
+    shared = [name for name in one['sets'] if name in other['sets']]
+    if not shared:
+        raise UserError('the two results have no set in common; evaluate both on the same sets')
+    for name in shared:
+        if one['sets'][name]['questions'] != other['sets'][name]['questions']:
+            raise UserError(
+                f'the questions of {name} differ between the two results; evaluate both on the same'
+            )

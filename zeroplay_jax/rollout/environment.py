@@ -1,0 +1,119 @@
+"""The environment of a rollout: when a turn ends, which tool it calls, and what the policy reads next.
+
+An environment knows text, tools and limits. It knows neither the sampler nor the loss.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from zeroplay_jax.rollout.call_syntax import CallSyntax
+from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.tools.base import Tool, ToolResult
+from zeroplay_jax.types import ToolCall
+
+_THOUGHT_END = b'</think>'
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Bounds of an episode, in tokens and assistant turns (the last turn cannot call a tool)."""
+
+    max_turns: int
+    turn_tokens: int
+    observation_tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TurnEnd:
+    """How the episode continues after a turn that a stop string ended.
+
+    Attributes:
+      call: the tool call, valid or refused; None for a final turn.
+      done: the episode is over.
+      malformed: the final turn is inside a call that was never closed, so its answer does not count.
+    """
+
+    call: ToolCall | None = None
+    done: bool = False
+    malformed: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Environment:
+    """Tools and limits of one role.
+
+    Attributes:
+      codec: tokenizer of the policy.
+      syntax: how calls are written.
+      limits: bounds of an episode.
+      tools: by name; none for a role that only writes.
+      terminal_tags: closing any of these tags terminates the episode.
+      drop_thinking: a turn's thoughts leave the context when the turn is over.
+      call_openings: for a role without tools: openings of other roles' calls. An answer that it gives
+        inside such a call does not count.
+    """
+
+    codec: Codec
+    syntax: CallSyntax
+    limits: Limits
+    tools: Mapping[str, Tool]
+    terminal_tags: tuple[str, ...] = ('answer',)
+    drop_thinking: bool = False
+    call_openings: tuple[str, ...] = ()
+
+    @property
+    def call_stops(self) -> tuple[str, ...]:
+        """Strings that end a turn with a call."""
+        return self.syntax.stop_strings(self.tools)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Strings that end a turn."""
+        return (*self.call_stops, *(f'</{tag}>' for tag in self.terminal_tags))
+
+    def end_turn(self, text: str) -> TurnEnd:
+        """Reads a turn that was cut after a stop string."""
+        if text.endswith(self.call_stops):
+            return TurnEnd(self.syntax.parse(text, self.tools))
+        openings = self.syntax.opening_tags(self.tools) or self.call_openings
+        malformed = any(opening in text for opening in openings)
+        return TurnEnd(done=True, malformed=malformed)
+
+    def retained_tokens(self, turn_ids: Sequence[int]) -> list[int]:
+        """Ids of a turn as later turns see them.
+
+        All of them, or with `drop_thinking` those after the last thought and the blank behind it.
+        """
+        pieces = [self.codec.token_bytes[int(token)] for token in turn_ids]
+        text = b''.join(pieces)
+        thought_end = text.rfind(_THOUGHT_END)
+        if not self.drop_thinking or thought_end < 0:
+            return [int(token) for token in turn_ids]
+        retained = text[thought_end + len(_THOUGHT_END) :].lstrip()
+        retained_start = len(text) - len(retained)
+        # Tokens that lie in the retained text as a whole keep their sampled ids. Only a token that
+        # spans its beginning has to be encoded again.
+        position = len(text)
+        first_whole = len(pieces)
+        while first_whole > 0 and position - len(pieces[first_whole - 1]) >= retained_start:
+            first_whole -= 1
+            position -= len(pieces[first_whole])
+        torn = text[retained_start:position].decode(errors='replace')
+        whole_ids = [int(token) for token in turn_ids[first_whole:]]
+        return [*self.codec.encode_plain(torn), *whole_ids]
+
+    def with_result(self, call: ToolCall, result: ToolResult) -> ToolCall:
+        """The call with its result."""
+        text = self.syntax.result_text(self.tools[call.tool], result)
+        return dataclasses.replace(call, text=text, documents=result.documents, error=result.error)
+
+    def observation(self, call: ToolCall) -> np.ndarray:
+        """Ids of the reply to a finished or refused call, int32 [n].
+
+        n ≤ observation_tokens unless the tags alone are longer.
+        """
+        return self.syntax.wrap(self.codec, call.text, self.limits.observation_tokens)

@@ -1,0 +1,104 @@
+"""Reading, scoring and grading of final answers, for recipes and evaluations."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zeroplay_jax.objectives import rewards
+from zeroplay_jax.types import Json, Question, Trajectory
+
+if TYPE_CHECKING:
+    from zeroplay_jax.selfplay.roles import RolloutContext
+
+# Group keys must differ between steps, because surplus groups are carried over to the next one.
+_ITEMS_PER_STEP = 1 << 20
+
+
+def group_of(identity: tuple[int, ...]) -> int:
+    """Group key of an item (step number, index): all rollouts of its prompt share it, and no others."""
+    step, index = identity[:2]
+    return step * _ITEMS_PER_STEP + index
+
+
+def final_answer(trajectory: Trajectory) -> str | None:
+    """The answer a rollout ended with; None without one, or inside a call that was never closed."""
+    if trajectory.finish != 'answer':
+        return None
+    return rewards.extract_last(trajectory.turns[-1].text, 'answer')
+
+
+def prompt_fields(question: Question) -> dict[str, str]:
+    """Prompt name and field with which a question, or an open task, is put to a solver."""
+    if question.is_open_task:
+        return dict(prompt='task_solver', task=question.text)
+    return dict(prompt='solver', question=question.text)
+
+
+async def score(
+    context: RolloutContext,
+    metric: str,
+    identity: tuple[int, ...],
+    question: Question,
+    answer: str | None,
+) -> float | None:
+    """Score of an answer in [0, 1]; None where the judge gave no verdict, which is neither right nor wrong.
+
+    Args:
+      metric: 'rubrics' (share of an open task's rubrics that are met), 'judge', or a metric of
+        `objectives.rewards.resolve_answer_metric`.
+    """
+    if metric == 'rubrics':
+        return await grade(context, identity, question, answer)
+    if metric != 'judge':
+        answer_metric = rewards.resolve_answer_metric(metric)
+        return float(answer_metric(answer, question.answers))
+    if not answer:
+        return 0.0
+    assert context.judge is not None
+    verdict = await context.judge.correct(identity, question.text, question.answers, answer)
+    return None if verdict is None else float(verdict)
+
+
+async def grade(
+    context: RolloutContext, identity: tuple[int, ...], task: Question, answer: str | None
+) -> float | None:
+    """Share of the rubrics that an answer meets (SCOPE eq. 1); 0 without an answer, None if ungraded."""
+    if not answer:
+        return 0.0
+    assert context.judge is not None
+    pending = [
+        context.judge.grade((*identity, number), task.text, answer, rubric['text'])
+        for number, rubric in enumerate(task.rubrics)
+    ]
+    verdicts = await asyncio.gather(*pending)
+    return rewards.rubric_score(verdicts)
+
+
+def retrieved_passages(trajectory: Trajectory) -> list[Json]:
+    """Passages that searches of a rollout returned, each once, in the order seen.
+
+    The best passage of the last search comes last.
+    """
+    searches = trajectory.calls_of('search')
+    # By id: one article may be several passages of the same title.
+    passages: dict[object, Json] = {}
+    best_of_last_query: Json | None = None
+    for call in searches:
+        for query_passages in call.documents:
+            for passage in query_passages:
+                passages[passage['id']] = passage
+            if query_passages:
+                best_of_last_query = query_passages[0]
+    if best_of_last_query is not None:
+        last_id = best_of_last_query['id']
+        passages[last_id] = passages.pop(last_id)
+    return list(passages.values())
+
+
+def mean(values: Sequence[float]) -> float:
+    """Mean, 0 for no values."""
+    return float(np.mean(values)) if values else 0.0

@@ -1,0 +1,188 @@
+"""Builds the library of a run: miniature worlds, an index folder, or a search server."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from collections.abc import Iterator, Sequence
+
+from zeroplay_jax.mini.world import World, evaluation_questions, evaluation_tasks
+from zeroplay_jax.retrieval import folder as index_folder
+from zeroplay_jax.retrieval import progress
+from zeroplay_jax.retrieval.client import Client, Http, InProcess
+from zeroplay_jax.retrieval.corpus import Corpus as StoredCorpus
+from zeroplay_jax.retrieval.corpus import split
+from zeroplay_jax.retrieval.index import Index, ScannIndex
+from zeroplay_jax.retrieval.lexical import LexicalEncoder
+from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.selfplay import files
+from zeroplay_jax.selfplay.library import (
+    UNLIMITED_DEPTH,
+    Document,
+    Library,
+    SearchableCorpus,
+    WorldMaterial,
+)
+from zeroplay_jax.types import Question, UserError
+
+# Open tasks per hop count: a world has few passages to describe, and every rubric is one judgement.
+_MAX_WORLD_TASKS = 50
+
+
+class IndexedDocuments(Sequence[Document]):
+    """The documents of an index folder, read from disk one by one: there may be millions."""
+
+    def __init__(self, folder: pathlib.Path):
+        self._passages = StoredCorpus(folder)
+
+    def __len__(self) -> int:
+        return len(self._passages)
+
+    def __getitem__(self, number):
+        record = self._passages.record(int(number))
+        title, text = split(record.contents)
+        return Document(title, text, UNLIMITED_DEPTH, record.id)
+
+    def __iter__(self) -> Iterator[Document]:
+        return (self[number] for number in range(len(self)))
+
+
+def build_library(config, with_open_tasks: bool = False) -> Library:
+    """The library that `config.retrieval` names.
+
+    Args:
+      with_open_tasks: evaluations grade open tasks of the held-out worlds as well.
+
+    Raises:
+      UserError: a folder that is no index, or a server that does not come up.
+    """
+    try:
+        if config.retrieval.kind == 'world':
+            return _world_library(config, with_open_tasks)
+        return _real_library(config)
+    except RetrievalError as error:
+        raise UserError(str(error)) from None
+
+
+def check_failures(library: Library) -> None:
+    """Stops a run whose searches fail too often to learn from, or to measure by.
+
+    Raises:
+      UserError: more than `retrieval.max_failure_rate` of the searches since the last check failed.
+    """
+    for corpus in (library.training, library.held_out):
+        try:
+            corpus.client.check()
+        except RetrievalError as error:
+            raise UserError(str(error)) from None
+
+
+def _real_library(config) -> Library:
+    """A corpus and evaluation questions of the user."""
+    settings = config.retrieval
+    folder = pathlib.Path(settings.path)
+    backend: InProcess | Http
+    if settings.kind == 'folder':
+        with progress.clock('open index', config.progress):
+            index = index_folder.open_index(folder, encoder_folder=settings.encoder or None)
+        backend = InProcess(index, index_folder.fingerprint(folder))
+    else:
+        backend = Http(settings.url, timeout=settings.timeout, retries=settings.retries)
+    client = Client(backend, cache=settings.cache, most_failed=settings.max_failure_rate)
+    client.wait_until_ready(settings.ready_seconds)
+    questions: list[Question] = []
+    if config.eval.file:
+        questions = files.questions(config.eval.file)
+    open_tasks: list[Question] = []
+    if config.eval.tasks:
+        open_tasks = files.open_tasks(config.eval.tasks)
+    corpus = SearchableCorpus(client, config.tools.top_k, config.tools.page_words)
+    # A fixed seed: runs with different seeds are compared on the same questions.
+    return Library(
+        training=corpus,
+        held_out=corpus,
+        documents=IndexedDocuments(folder),
+        questions=tuple(files.sample(questions, config.eval.questions, seed=0)),
+        open_tasks=tuple(files.sample(open_tasks, config.eval.questions, seed=0)),
+        about=backend.name,
+    )
+
+
+def _worlds(config, split_name: str) -> list[World]:
+    first, count = config.world['train' if split_name == 'train' else 'evaluation']
+    return [
+        World(first + index, split_name, config.world.near_misses) for index in range(count)
+    ]
+
+
+def held_out_world(config) -> tuple[SearchableCorpus, tuple[Question, ...]]:
+    """What evaluations in the miniature world search, and their questions."""
+    held_out = _worlds(config, 'evaluation')
+    corpus = _world_corpus(config, _worlds(config, 'train') + held_out)
+    records = evaluation_questions(held_out, config.eval.questions, tuple(config.eval.hops))
+    return corpus, tuple(Question.from_json(record) for record in records)
+
+
+def _world_library(config, with_open_tasks: bool) -> Library:
+    training_worlds = _worlds(config, 'train')
+    held_out, questions = held_out_world(config)
+    passages = [(page.title, page.text) for world in training_worlds for page in world.passages]
+    open_tasks: list[Question] = []
+    if with_open_tasks:
+        count = min(config.eval.questions, _MAX_WORLD_TASKS)
+        worlds = _worlds(config, 'evaluation')
+        records = evaluation_tasks(worlds, count, tuple(config.eval.hops))
+        open_tasks = [Question.from_json(record) for record in records]
+    about = (
+        f'worlds {config.world.train} and {config.world.evaluation}, '
+        f'near misses {config.world.near_misses}'
+    )
+    return Library(
+        training=_world_corpus(config, training_worlds),
+        held_out=held_out,
+        documents=linked_documents(passages),
+        questions=questions,
+        open_tasks=tuple(open_tasks),
+        about=about,
+        worlds=WorldMaterial(training_worlds),
+    )
+
+
+def _world_corpus(config, worlds: Sequence[World]) -> SearchableCorpus:
+    index = _world_index(worlds, config.retrieval.overfetch)
+    client = Client(InProcess(index), config.retrieval.cache)
+    return SearchableCorpus(client, config.tools.top_k, config.tools.page_words)
+
+
+def _world_index(worlds: Sequence[World], overfetch: int) -> Index:
+    passages = [passage for world in worlds for passage in world.passages]
+    titles = [passage.title for passage in passages]
+    texts = [passage.text for passage in passages]
+    return ScannIndex.build(LexicalEncoder(), titles, texts, overfetch=overfetch)
+
+
+def linked_documents(
+    passages: Sequence[tuple[str, str]], max_depth: int = UNLIMITED_DEPTH
+) -> tuple[Document, ...]:
+    """Documents with the length of the longest chain in which each one names the next one's title.
+
+    A hop follows a name to the document of that title, so a document that names none cannot start a
+    question of two hops. This reads passages only: it is no knowledge about answers.
+    """
+    titles = {title for title, _ in passages}
+    links: dict[str, list[str]] = {}
+    for title, text in passages:
+        words = dict.fromkeys(re.findall(r'\w+', text))
+        links[title] = [word for word in words if word in titles and word != title]
+
+    def depth(title: str, visited: frozenset[str]) -> int:
+        if len(visited) == max_depth:
+            return max_depth
+        depths = [
+            depth(target, visited | {target}) for target in links[title] if target not in visited
+        ]
+        return max(depths, default=len(visited))
+
+    return tuple(
+        Document(title, text, depth(title, frozenset([title])), title) for title, text in passages
+    )

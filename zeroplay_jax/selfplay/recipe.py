@@ -1,0 +1,137 @@
+"""What a recipe declares. The engine does everything else: batches, advantages, updates, checkpoints.
+
+A recipe is a module with a class `Recipe`. It is named in the config by its file in
+`selfplay/recipes/` (`config.recipe='drzero'`) or by its import path (`'their_package.rzero'`).
+Recipe modules import no JAX: a config is checked before anything heavy is loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from zeroplay_jax.rollout.prompts import Prompts
+from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step
+from zeroplay_jax.settings.bounds import Section
+from zeroplay_jax.settings.errors import ConfigError
+from zeroplay_jax.types import Outcome, Task
+
+if TYPE_CHECKING:
+    from zeroplay_jax.selfplay.library import Library
+    from zeroplay_jax.selfplay.roles import RolloutContext
+    from zeroplay_jax.selfplay.task_pool import TaskPool
+
+INITIAL_WEIGHTS = 'initial'
+BUILT_IN = ('drzero', 'piplay', 'ssp', 'dspo', 'scope')
+
+
+@dataclasses.dataclass(frozen=True)
+class RoleSpec:
+    """One role of a recipe.
+
+    Attributes:
+      name: in metrics, logs and, for a trained role, its config section.
+      prompt: name of its prompt.
+      terminal_tags: closing any of these tags terminates its episode.
+      weights_from: trained role whose weights it uses; '' is itself (the role is trained), 'initial'
+        the frozen weights of the start.
+      tools: names of its tools; None: all of `config.tools.names`. Without tools it has one turn.
+      groups_span_prompts: its advantage groups combine several prompts (HRPO groups by hop count),
+        so that one rollout per prompt can be compared.
+    """
+
+    name: str
+    prompt: str
+    terminal_tags: tuple[str, ...] = ('answer',)
+    weights_from: str = ''
+    tools: tuple[str, ...] | None = None
+    groups_span_prompts: bool = False
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the role has weights of its own."""
+        return not self.weights_from
+
+
+class Recipe:
+    """Base class of recipes. A subclass inherits all declarations and may change any of them.
+
+    Attributes:
+      settings: config sections of its own, by name: `config.<name>.FIELD`.
+      prompts: name → text, or name → {prompt set: text}; overrides shared prompts of the same name.
+      input_files: fields of `config.inputs` that it reads; others are refused.
+      filterable_roles: roles for which `tasks` replaces groups without reward variance.
+      distillable_roles: roles whose questions come with a construction path for a teacher.
+      evaluated_role: the role that held-out evaluations measure.
+      has_open_tasks: its tasks are graded by rubrics; evaluations then grade open tasks as well.
+
+    Args:
+      config: the run's.   library: documents, questions and answers to start from.
+    """
+
+    settings: ClassVar[Mapping[str, type[Section]]] = {}
+    prompts: ClassVar[Prompts] = {}
+    input_files: ClassVar[tuple[str, ...]] = ()
+    filterable_roles: ClassVar[tuple[str, ...]] = ()
+    distillable_roles: ClassVar[tuple[str, ...]] = ()
+    evaluated_role: ClassVar[str] = 'solver'
+    has_open_tasks: ClassVar[bool] = False
+
+    def __init__(self, config: Any, library: Library):
+        self.config = config
+        self.library = library
+
+    @classmethod
+    def roles(cls, config: Any) -> tuple[RoleSpec, ...]:
+        """All roles, trained or frozen. Must not read the sections of the roles themselves."""
+        raise TypeError(f'{cls.__module__}: Recipe.roles is not defined')
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """Refuses settings that cannot work together (`settings.errors.fail`)."""
+
+    def phases(self) -> list[Phase]:
+        """The schedule."""
+        raise TypeError(f'{type(self).__module__}: Recipe.phases is not defined')
+
+    def tasks(self, step: Step, pool: TaskPool, cursor: BatchCursor) -> list[Task]:
+        """The next items of a step, a function of the arguments alone; an empty list ends the step."""
+        raise TypeError(f'{type(self).__module__}: Recipe.tasks is not defined')
+
+    async def episode(self, context: RolloutContext, step: Step, task: Task) -> Outcome:
+        """Runs one item. A `TaskDropped` that it raises becomes an outcome with that reason."""
+        raise TypeError(f'{type(self).__module__}: Recipe.episode is not defined')
+
+
+def recipe_class(name: str) -> type[Recipe]:
+    """The `Recipe` of a built-in name or an import path.
+
+    Raises:
+      ConfigError: one line; there is no such module, or no `Recipe` in it.
+    """
+    path = name if '.' in name else f'zeroplay_jax.selfplay.recipes.{name}'
+    try:
+        module = importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name and not path.startswith(error.name):
+            raise ConfigError(f'config.recipe={name}: it imports {error.name}, which is not installed')
+        raise ConfigError(
+            f'config.recipe={name}: no such recipe; give one of {", ".join(BUILT_IN)}, or the import '
+            'path of a module such as their_package.rzero'
+        ) from None
+    found_class = getattr(module, 'Recipe', None)
+    is_recipe = isinstance(found_class, type) and issubclass(found_class, Recipe)
+    if not is_recipe or found_class is Recipe:
+        raise ConfigError(
+            f'config.recipe={name}: {path} has no class Recipe of its own; derive one from '
+            'zeroplay_jax.selfplay.recipe.Recipe'
+        )
+    return found_class
+
+
+def trained_roles(config: Any) -> tuple[str, ...]:
+    """Names of the trained roles of `config.recipe`, in the recipe's order."""
+    specifications = recipe_class(config.recipe).roles(config)
+    return tuple(spec.name for spec in specifications if spec.is_trained)

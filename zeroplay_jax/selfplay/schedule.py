@@ -1,0 +1,87 @@
+"""The schedule of a run: phases of equal steps, and the position of a step's items in them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """A sequence of steps of one kind.
+
+    Attributes:
+      name: in metrics and logs.
+      steps: number of steps.
+      trains: roles that are updated after each step, in this order; none: rollouts only.
+      iteration: round of the recipe's schedule.
+      clears_pool: the pool is emptied before every so many steps of the phase; 0: never.
+    """
+
+    name: str
+    steps: int
+    trains: tuple[str, ...] = ()
+    iteration: int = 0
+    clears_pool: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One step: `index` within its phase, `number` within the run (seeds its randomness)."""
+
+    phase: Phase
+    index: int
+    number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchCursor:
+    """Position in the recipe's items when a step asks for more of them.
+
+    Attributes:
+      phase: items drawn earlier in this phase.
+      step: items drawn earlier in this step.
+      round: 0 for the first items of a step; later rounds replace dropped or filtered ones.
+      missing: groups that the batch still lacks; in round 0, all that no carried-over group provides.
+      external: external items drawn earlier in this phase, replays excluded.
+    """
+
+    phase: int = 0
+    step: int = 0
+    round: int = 0
+    missing: int = 0
+    external: int = 0
+
+
+def all_steps(phases: Sequence[Phase]) -> list[Step]:
+    """All steps of a run in order."""
+    steps: list[Step] = []
+    for phase in phases:
+        for index in range(phase.steps):
+            steps.append(Step(phase, index, len(steps)))
+    return steps
+
+
+def evaluation_step(iteration: int) -> Step:
+    """A step that evaluates the policy on held-out questions."""
+    return Step(Phase('evaluation', 1, iteration=iteration), 0, 0)
+
+
+def with_evaluations(steps: Sequence[Step], role: str, every: int) -> list[Step]:
+    """The schedule with an evaluation at the start, at the end, and between; numbered anew.
+
+    Args:
+      role: the evaluated role; every: its training steps between two evaluations, 0: none between.
+    """
+    scheduled = [evaluation_step(0)]
+    trained_steps = 0
+    for step in steps:
+        scheduled.append(step)
+        if role not in step.phase.trains:
+            continue
+        trained_steps += 1
+        is_due = every > 0 and trained_steps % every == 0
+        if is_due and step is not steps[-1]:
+            scheduled.append(evaluation_step(step.phase.iteration))
+    scheduled.append(evaluation_step(scheduled[-1].phase.iteration))
+    return [Step(step.phase, step.index, number) for number, step in enumerate(scheduled)]

@@ -1,0 +1,93 @@
+"""Rows and outcomes as JSON, for checkpoints and for the exchange between processes. Exact for floats."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from zeroplay_jax.types import Json, Outcome, Question, Row, RowInfo, ToolCall, Trajectory, Turn
+
+_ARRAY_DTYPES = {'tokens': np.int32, 'source': np.int8, 'logp': np.float32}
+
+
+def _call_from_json(saved: Json | None) -> ToolCall | None:
+    if saved is None:
+        return None
+    documents = tuple(tuple(passages) for passages in saved['documents'])
+    return ToolCall(**{**saved, 'documents': documents})
+
+
+def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
+    """A trajectory with all its contexts as JSON."""
+    record: dict[str, Any] = {
+        name: getattr(trajectory, name).tolist() for name in _ARRAY_DTYPES
+    }
+    record['turns'] = [dataclasses.asdict(turn) for turn in trajectory.turns]
+    record['finish'] = trajectory.finish
+    record['weights'] = trajectory.weights
+    record['version'] = trajectory.version
+    record['identity'] = list(trajectory.identity)
+    record['earlier'] = [trajectory_to_json(context) for context in trajectory.earlier]
+    return record
+
+
+def trajectory_from_json(saved: Json) -> Trajectory:
+    """Inverse of `trajectory_to_json`."""
+    turns = []
+    for turn in saved['turns']:
+        turns.append(Turn(turn['text'], _call_from_json(turn['call']), turn['closed']))
+    arrays = {name: np.asarray(saved[name], dtype) for name, dtype in _ARRAY_DTYPES.items()}
+    return Trajectory(
+        **arrays,
+        turns=tuple(turns),
+        finish=saved['finish'],
+        weights=saved['weights'],
+        version=saved['version'],
+        identity=tuple(saved['identity']),
+        earlier=tuple(trajectory_from_json(context) for context in saved['earlier']),
+    )
+
+
+def row_to_json(row: Row) -> dict[str, Any]:
+    """A row as JSON."""
+    info = dict(vars(row.info))
+    info['question'] = None if row.info.question is None else row.info.question.to_json()
+    record = dict(vars(row))
+    record['info'] = info
+    record['trajectory'] = trajectory_to_json(row.trajectory)
+    if row.teacher_prompt is not None:
+        record['teacher_prompt'] = row.teacher_prompt.tolist()
+    return record
+
+
+def row_from_json(saved: Json) -> Row:
+    """Inverse of `row_to_json`."""
+    info = dict(saved['info'])
+    if info['question'] is not None:
+        info['question'] = Question.from_json(info['question'])
+    fields = dict(saved)
+    fields['info'] = RowInfo(**info)
+    fields['trajectory'] = trajectory_from_json(saved['trajectory'])
+    if saved['teacher_prompt'] is not None:
+        fields['teacher_prompt'] = np.asarray(saved['teacher_prompt'], np.int32)
+    return Row(**fields)
+
+
+def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
+    """An outcome as JSON."""
+    return {
+        'rows': [row_to_json(row) for row in outcome.rows],
+        'questions': [question.to_json() for question in outcome.questions],
+        'drop': outcome.drop,
+    }
+
+
+def outcome_from_json(saved: Json) -> Outcome:
+    """Inverse of `outcome_to_json`."""
+    return Outcome(
+        rows=[row_from_json(row) for row in saved['rows']],
+        questions=[Question.from_json(question) for question in saved['questions']],
+        drop=saved['drop'],
+    )

@@ -1,0 +1,96 @@
+"""Bounds of config values: pydantic types whose errors say how to fix the value."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import pydantic
+from pydantic import AfterValidator, Field
+
+
+class Section(pydantic.BaseModel):
+    """A group of fields. The text below a field is its documentation."""
+
+    model_config = pydantic.ConfigDict(
+        strict=True, extra='forbid', use_attribute_docstrings=True, frozen=True
+    )
+
+
+def requires(is_allowed: Callable[[Any], Any], fix: str) -> AfterValidator:
+    """A bound with its own advice: '…: not possible; {fix}'."""
+
+    def validate(value: Any) -> Any:
+        if not is_allowed(value):
+            raise ValueError(fix)
+        return value
+
+    return AfterValidator(validate)
+
+
+def one_of_or_function(*choices: str) -> AfterValidator:
+    """A built-in name, or 'package.module:function' for one of another package."""
+
+    def is_allowed(value: str) -> bool:
+        module, colon, function = value.partition(':')
+        return value in choices or bool(colon and module and function)
+
+    return requires(is_allowed, f'give one of {", ".join(choices)}, or package.module:function')
+
+
+PositiveInt = Annotated[int, Field(ge=1)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0), requires(math.isfinite, 'give a finite number')]
+NonNegativeFloat = Annotated[float, Field(ge=0), requires(math.isfinite, 'give a finite number')]
+Fraction = Annotated[float, requires(lambda x: 0 <= x <= 1, 'give 0 to 1')]
+OpenFraction = Annotated[float, requires(lambda x: 0 < x < 1, 'give more than 0, less than 1')]
+BelowOne = Annotated[float, requires(lambda x: 0 <= x < 1, 'give 0 or more and less than 1')]
+FiniteFloat = Annotated[float, requires(math.isfinite, 'give a number, such as -0.1')]
+MeshAxis = Annotated[
+    int, requires(lambda x: x == -1 or x >= 1, 'give 1 or more, or -1 for all devices that remain')
+]
+WorldSeeds = Annotated[
+    tuple[int, ...],
+    requires(
+        lambda x: len(x) == 2 and x[0] >= 0 and x[1] >= 1,
+        'give (first seed, how many), such as (0, 8)',
+    ),
+]
+MAX_HOPS = 4
+HopRatio = Annotated[
+    tuple[float, ...],
+    requires(
+        lambda x: 1 <= len(x) <= MAX_HOPS and min(x) >= 0 and sum(x) > 0,
+        'give up to four shares, 0 or more and not all 0, such as (4, 3, 2, 1)',
+    ),
+]
+Hops = Annotated[
+    tuple[int, ...],
+    requires(
+        lambda x: x and set(x) <= set(range(1, MAX_HOPS + 1)) and len(set(x)) == len(x),
+        'give some of 1, 2, 3, 4, each once',
+    ),
+]
+Window = Annotated[
+    tuple[float, ...],
+    requires(
+        lambda x: len(x) == 2 and 0 <= x[0] <= x[1] <= 1, 'give (low, high) with 0 ≤ low ≤ high ≤ 1'
+    ),
+]
+RubricCount = Annotated[
+    tuple[int, ...],
+    requires(lambda x: len(x) == 2 and 1 <= x[0] <= x[1], 'give (fewest, most), such as (3, 5)'),
+]
+DistillCoefficients = Annotated[
+    tuple[float, ...],
+    requires(lambda x: x and min(x) >= 0, 'give a list of weights, 0 or more, such as (0.1, 0.03)'),
+]
+DocumentsFile = Annotated[
+    str,
+    requires(
+        lambda x: not x or pathlib.Path(x).is_file(),
+        'name an existing file; python -m zeroplay_jax.inputs documents writes one',
+    ),
+]

@@ -1,0 +1,17 @@
+"""Errors about a config: one line with the field, its value, the problem and the fix."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from zeroplay_jax.types import UserError
+
+
+class ConfigError(UserError):
+    """A config that cannot run."""
+
+
+def fail(field: str, value: Any, problem: str, fix: str) -> NoReturn:
+    """Raises ConfigError for `config.{field}`."""
+    shown = value if isinstance(value, str) and value else repr(value)
+    raise ConfigError(f'config.{field}={shown}: {problem}; {fix}')

@@ -1,0 +1,34 @@
+"""Config fields and metrics that had other names in earlier versions."""
+
+from __future__ import annotations
+
+# Old name → new name; a config or flag with the old one is refused with the new one.
+RENAMED_FIELDS = {
+    'tools.family': 'tools.syntax',
+    'retrieval.most_failed': 'retrieval.max_failure_rate',
+    'judge.most_failed': 'judge.max_failure_rate',
+    'schedule.group': 'drzero.group',
+    'reward.grounding': 'drzero.grounding',
+    'schedule.first': 'ssp.first_update',
+    'reward.invalid': 'ssp.invalid_reward',
+    'check.on': 'ssp.answerability_check (SSP) or config.scope.gates (SCOPE)',
+    'check.noise': 'ssp.noise',
+    'check.unit': 'ssp.noise_unit',
+    'check.code': 'ssp.code_gate',
+    'fill.kind': 'ssp.fill',
+    'fill.period': 'ssp.fill_period',
+    'fill.rounds': 'ssp.fill_rounds',
+    'schedule.searches_below_hops': 'scope.searches_below_hops',
+    'reward.code_format': 'scope.code_format',
+    'reward.search_weight': 'scope.search_weight',
+    'reward.length_factor': 'scope.length_factor',
+    'reward.soft_length': 'scope.soft_length',
+    'reward.hard_length': 'scope.hard_length',
+}
+
+# Old name → new name of metrics in metrics.jsonl, TensorBoard and summary.json.
+RENAMED_METRICS = {
+    'search_seconds/p50': 'tool_seconds/search/p50',
+    'search_seconds/p95': 'tool_seconds/search/p95',
+    'outside_questions': 'external_items',
+}

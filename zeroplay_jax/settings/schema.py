@@ -1,0 +1,439 @@
+"""Every config field, once: type, default, bounds and meaning.
+
+Users write ml_collections configs (configs/*.py) and flags (`--config.FIELD=VALUE`); this schema is
+behind both. The text below a field is its documentation (docs/configuration.md is generated from
+it). A recipe adds a section of its own in the same form (`Recipe.settings`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from zeroplay_jax.settings.bounds import (
+    BelowOne,
+    DistillCoefficients,
+    DocumentsFile,
+    Fraction,
+    HopRatio,
+    Hops,
+    MeshAxis,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OpenFraction,
+    PositiveFloat,
+    PositiveInt,
+    RubricCount,
+    Section,
+    Window,
+    WorldSeeds,
+    one_of_or_function,
+    requires,
+)
+
+
+class Policy(Section):
+    """Model and how it is computed."""
+
+    path: str = ''
+    """Hugging Face checkpoint folder; '' is the built-in tiny checkpoint."""
+    dtype: Literal['float32', 'bfloat16'] = 'float32'
+    """Dtype of activations (float32 on CPUs, bfloat16 on TPU and GPU)."""
+    remat: bool = False
+    """Recompute layers in the backward pass."""
+    remat_policy: Literal['nothing_saveable', 'dots_with_no_batch_dims_saveable'] = (
+        'nothing_saveable'
+    )
+    """What `remat` keeps: nothing, or the results of projections."""
+    attention: Literal['dense', 'splash'] = 'dense'
+    """Attention of packed rows: dense, or the TPU kernel (micro.tokens in steps of 128)."""
+    scan: bool = False
+    """Training passes the layers as a loop: compiles faster, holds the weights twice."""
+    logit_chunk: PositiveInt = 1024
+    """Tokens whose logits exist at the same time in scoring."""
+
+
+class Mesh(Section):
+    """Devices per mesh axis; -1 for at most one axis: all devices that remain."""
+
+    replica: MeshAxis = 1
+    """Replicas of the weights: one or several per process."""
+    fsdp: MeshAxis = 1
+    """Shards of weights and batch rows."""
+    model: MeshAxis = 1
+    """Tensor-parallel shards."""
+
+
+class Distributed(Section):
+    """Several processes in one run."""
+
+    mode: Literal['off', 'auto', 'coordinator'] = 'off'
+    """off: one process; auto: TPU VMs, SLURM and GKE provide the addresses; coordinator: as below."""
+    coordinator: str = ''
+    """host:port of process 0."""
+    processes: PositiveInt = 1
+    """Number of processes; mesh.replica must be a multiple."""
+    process: NonNegativeInt = 0
+    """Index of this process."""
+    heartbeat: PositiveInt = 100
+    """Seconds without a sign of life from a process after which the others stop."""
+
+
+class Sampler(Section):
+    """Static shapes of the rollout programs."""
+
+    slots: PositiveInt = 96
+    """Rollouts decoded concurrently, per set of weights and process."""
+    context: PositiveInt = 512
+    """Tokens that a slot can hold: prompt, all turns and observations."""
+    chunk: PositiveInt = 32
+    """Prefill: tokens per row and call."""
+    fill_rows: PositiveInt = 16
+    """Prefill: rows per call."""
+    burst: PositiveInt = 8
+    """Decode steps per call; stop strings are searched between two calls."""
+    put_rows: PositiveInt = 16
+    """Host to device: rows per call."""
+    put_tokens: PositiveInt = 96
+    """Host to device: tokens per row and call."""
+
+
+class Rollout(Section):
+    """Limits of a rollout."""
+
+    prompt_tokens: PositiveInt = 96
+    """Longest prompt; a task with a longer one is dropped."""
+    turn_tokens: PositiveInt = 64
+    """Longest assistant turn."""
+    observation_tokens: PositiveInt = 128
+    """Longest observation; longer ones are cut at the end."""
+    max_turns: PositiveInt = 5
+    """Assistant turns; the last one cannot call a tool."""
+    drop_thinking: bool = False
+    """Thoughts (…</think>) leave the context at the end of their turn, and every context becomes a
+    training row, as SCOPE's code does (Qwen3's own template drops them only before the last question)."""
+    truncated: Literal['keep', 'drop'] = 'keep'
+    """Whether rollouts that ended at a limit are trained on; for a penalty see reward.overlong_buffer."""
+    deterministic: bool = True
+    """Wait for slow tools. False: a call that takes too long becomes an error observation."""
+    tool_timeout: PositiveFloat = 30.0
+    """Time limit of a tool call in seconds, only without `deterministic`."""
+
+
+class Tools(Section):
+    """Tools of the policy and how it calls them (docs/tools.md)."""
+
+    names: tuple[str, ...] = ('search',)
+    """Tools: search, open, calculator, mcp, or package.module:attribute."""
+    syntax: Literal['search_r1', 'r_search', 'qwen', 'olmo'] = 'search_r1'
+    """search_r1: <search>…</search> in the text; r_search: the same with <observation> for results;
+    qwen: <tool_call>{json}</tool_call>; olmo: <function_calls>search(query="…")</function_calls>."""
+    top_k: PositiveInt = 3
+    """search: passages per query."""
+    max_queries: PositiveInt = 3
+    """search: queries of one call that are run."""
+    page_words: PositiveInt = 200
+    """open: words per page of a document."""
+    mcp_url: str = 'http://127.0.0.1:8000/mcp'
+    """mcp: address of the server (streamable HTTP)."""
+    mcp_seconds: PositiveFloat = 60.0
+    """mcp: time limit of a call, also with rollout.deterministic."""
+
+
+class Retrieval(Section):
+    """Corpus and index."""
+
+    kind: Literal['world', 'folder', 'http'] = 'world'
+    """world: miniature worlds, in process; folder: an index of retrieval.build; http: a search server."""
+    path: str = ''
+    """folder, http: the index folder; for http only its corpus is read, for documents to ask about."""
+    encoder: str = ''
+    """folder: current folder of the text encoder; '' is its location when the index was built."""
+    url: str = 'http://127.0.0.1:8000'
+    """http: a server with Search-R1's protocol."""
+    timeout: PositiveFloat = 30.0
+    """http: seconds per attempt."""
+    retries: NonNegativeInt = 4
+    """http: further attempts."""
+    ready_seconds: PositiveFloat = 600.0
+    """http: how long to wait for the server at the start."""
+    cache: NonNegativeInt = 100_000
+    """Queries whose results are kept in memory."""
+    max_failure_rate: Fraction = 0.1
+    """Share of failed searches in a step above which the run stops."""
+    overfetch: PositiveInt = 32
+    """Candidates per query that are scored again exactly."""
+
+
+class World(Section):
+    """The miniature world."""
+
+    train: WorldSeeds = (0, 40)
+    """Training worlds: (first seed, count)."""
+    evaluation: WorldSeeds = (0, 12)
+    """Held-out worlds: (first seed, count); training never sees or searches them."""
+    near_misses: Fraction = 0.25
+    """Share of entities that get a document with a near-miss title."""
+
+
+class Schedule(Section):
+    """Iterations and the distribution of hops."""
+
+    iterations: PositiveInt = 3
+    """Rounds of proposer phase, task generation and solver phase."""
+    hop_ratio: HopRatio = (4, 3, 2, 1)
+    """Shares of documents for 1-, 2-, 3- and 4-hop questions, exact in every batch."""
+    initial_document: bool = True
+    """Show the proposer its document (False: Dr. Zero's ablation)."""
+
+
+class Inputs(Section):
+    """External data. Which files a recipe takes is said in its documentation."""
+
+    answers: str = ''
+    """JSON lines of answers to hide (SSP); '' takes those of the training worlds."""
+    questions: str = ''
+    """JSON lines of questions with answers (DSPO); '' takes those of the training worlds."""
+    documents: DocumentsFile = ''
+    """JSON lines of documents with hops (Dr. Zero, π-Play, SCOPE); '' draws them from the corpus."""
+    types: tuple[str, ...] = ('',)
+    """Task types to take from `documents` ('planning', …); ('',): all."""
+    tasks: str = ''
+    """JSON lines of open tasks with rubrics (SCOPE); '' lets the challenger write them."""
+    world_questions: PositiveInt = 300
+    """Training worlds: questions per hop count."""
+
+
+class Reward(Section):
+    """Rewards shared by recipes."""
+
+    solves: Annotated[
+        int, requires(lambda x: x >= 2, 'give 2 or more: one attempt cannot be partly solved')
+    ] = 5
+    """Solver rollouts that measure a question's difficulty."""
+    difficulty: Annotated[
+        str, one_of_or_function('linear', 'parabolic', 'one_minus', 'triangle')
+    ] = 'linear'
+    """Proposer's reward for k of n solved: linear: (n−k)/(n−1) inside 0<k<n; parabolic: 4·p·(1−p);
+    one_minus; triangle; or package.module:function."""
+    answer: Annotated[str, one_of_or_function('em', 'subem', 'f1', 'judge')] = 'em'
+    """Solver's reward for an answer: em, subem, f1, judge, or package.module:function."""
+    overlong_buffer: NonNegativeInt = 0
+    """Tokens before the end of a slot over which a rollout loses up to 1; 0: none."""
+    target: OpenFraction = 0.5
+    """triangle: mean score at which a task gets the highest reward."""
+    format_weight: NonNegativeFloat = 0.5
+    """Weight of the format score; 0: off."""
+
+
+class Pool(Section):
+    """Task generation: the questions that the solver trains on."""
+
+    batch: PositiveInt = 256
+    """Documents per generation batch."""
+    batches: NonNegativeInt = 0
+    """Generation batches per iteration; 0: enough for new questions in every solver step."""
+    samples: PositiveInt = 5
+    """Proposals per document; the best-formed one is kept."""
+    question_words: PositiveInt = 50
+    """Longer questions are cut to so many words (Dr. Zero's code)."""
+    window: Window = (0.0, 1.0)
+    """Keep questions whose measured solve rate is inside (needs measure > 0)."""
+    measure: NonNegativeInt = 0
+    """Solver rollouts per generated question before it enters the pool; 0: none."""
+
+
+class Privileged(Section):
+    """What the distillation teacher sees."""
+
+    kind: Literal['none', 'answer', 'answer_hop', 'qcp_partial', 'qcp'] = 'qcp'
+    """Nothing, the answer, answer and hop count, half or all of the question construction path."""
+    prompt_tokens: PositiveInt = 256
+    """Longest teacher prompt; passages beyond it are left out."""
+    tokens: PositiveInt = 768
+    """Length of a packed teacher row."""
+
+
+class Judge(Section):
+    """Verdicts where no string comparison decides."""
+
+    kind: Literal['rule', 'policy', 'endpoint'] = 'rule'
+    """rule (miniature worlds), policy (the initial weights), or endpoint (a server)."""
+    url: str = 'http://127.0.0.1:8001/v1'
+    """endpoint: an OpenAI-compatible server; its key is read from OPENAI_API_KEY."""
+    model: str = 'judge'
+    """endpoint: name of the model."""
+    rubric_model: str = ''
+    """endpoint: another model that writes rubrics; '' is `model`."""
+    grade_model: str = ''
+    """endpoint: another model that grades by rubrics; '' is `model`."""
+    temperature: NonNegativeFloat = 0.0
+    """Sampling temperature."""
+    tokens: PositiveInt = 512
+    """Longest reply."""
+    timeout: PositiveFloat = 60.0
+    """endpoint: seconds per attempt."""
+    retries: NonNegativeInt = 3
+    """endpoint: further attempts."""
+    max_failure_rate: Fraction = 0.5
+    """Share of judgements without a verdict in a step above which the run stops."""
+    rubrics: RubricCount = (3, 5)
+    """Fewest and most items of a rubric list."""
+
+
+class MicroBatch(Section):
+    """Shape of one packed micro-batch of the learner."""
+
+    rows: PositiveInt = 8
+    """Packed rows."""
+    tokens: PositiveInt = 512
+    """Tokens per packed row."""
+
+
+class Evaluation(Section):
+    """Held-out evaluation inside a run."""
+
+    every: NonNegativeInt = 0
+    """Steps of the evaluated role between evaluations; 0: only at the start and the end."""
+    questions: PositiveInt = 100
+    """Questions per hop count; of a file: of all its lines."""
+    file: str = ''
+    """JSON lines of questions with answers, for any corpus but the miniature worlds."""
+    tasks: str = ''
+    """JSON lines of open tasks with rubrics; SCOPE makes its own from the miniature worlds."""
+    hops: Hops = (1, 2, 3, 4)
+    """Hop counts to evaluate, on the miniature worlds."""
+
+
+class Checkpoint(Section):
+    """Checkpoints of a run."""
+
+    every: PositiveInt = 1
+    """Steps between checkpoints."""
+    keep: PositiveInt = 2
+    """Checkpoints to keep."""
+
+
+class TrainedRole(Section):
+    """One trained role: optimiser, batch, advantages and loss."""
+
+    learning_rate: PositiveFloat = 1e-6
+    """Peak; constant after the warm-up."""
+    warmup_steps: NonNegativeInt = 0
+    """Linear: step i of n runs at i/n of the rate."""
+    weight_decay: NonNegativeFloat = 0.01
+    """AdamW, matrices only."""
+    beta1: BelowOne = 0.9
+    """AdamW."""
+    beta2: BelowOne = 0.999
+    """AdamW."""
+    clip_norm: PositiveFloat = 1.0
+    """Global gradient norm."""
+    steps: NonNegativeInt = 50
+    """Training steps per phase."""
+    batch: PositiveInt = 256
+    """Episodes (documents or questions) per step."""
+    samples: PositiveInt = 1
+    """Rollouts per prompt that are trained on."""
+    temperature: PositiveFloat = 1.0
+    """Of training rollouts; log-probs are those of the scaled softmax."""
+    baseline: Literal['mean', 'loo', 'none'] = 'mean'
+    """Subtracted from a reward within its group: mean, or the mean of the other rows (RLOO)."""
+    scale: Literal['std', 'batch', 'none'] = 'std'
+    """Divisor of advantages: deviation of the group, or of the batch's tokens (REINFORCE++-baseline)."""
+    std_ddof: Annotated[int, requires(lambda x: x in (0, 1), 'give one of 0, 1')] = 1
+    """1: sample deviation (verl, torch); 0: population."""
+    singleton: Literal['zero', 'raw'] = 'zero'
+    """Advantage of a row that is alone in its group (Dr. Zero's code: raw)."""
+    skip_uninformative: bool = True
+    """Leave out rows of advantage 0, which contribute nothing without a KL or entropy term."""
+    loss: Annotated[
+        str, one_of_or_function('reinforce', 'token_pg', 'sequence_pg', 'geometric_pg', 'cispo')
+    ] = 'token_pg'
+    """Policy loss: reinforce (no ratio), token_pg (PPO, GRPO), sequence_pg (GSPO, DSPO), geometric_pg
+    (GMPO), cispo, or package.module:function."""
+    clip_low: Annotated[float, requires(lambda x: 0 < x <= 1, 'give more than 0, at most 1')] = 0.2
+    """Ratio clip below 1."""
+    clip_high: PositiveFloat = 0.2
+    """Ratio clip above 1."""
+    dual_clip: Annotated[
+        float,
+        requires(lambda x: x == 0 or 1 < x < math.inf, 'give more than 1, or 0 to switch it off'),
+    ] = 3.0
+    """Bound of the loss at negative advantage, as a multiple; 0: off."""
+    aggregation: Literal['token', 'seq_mean_token_mean', 'seq_mean_token_sum', 'constant'] = 'token'
+    """Mean over tokens, over sequences, or a sum over a constant (Dr. GRPO)."""
+    constant_norm: PositiveFloat = 1.0
+    """constant: tokens that a rollout's sum is divided by."""
+    kl_coef: NonNegativeFloat = 0.0
+    """Coefficient of the KL to the initial weights; 0: no reference policy is kept."""
+    kl_kind: Literal['k1', 'k2', 'k3', 'k1+', 'k3+'] = 'k3'
+    """KL estimator; k1+ and k3+ have that value with the gradient of k2."""
+    entropy_coef: NonNegativeFloat = 0.0
+    """Entropy bonus coefficient."""
+    minibatches: PositiveInt = 1
+    """Optimiser steps per rollout batch; with 1 the importance ratio is identically 1."""
+    old_logp: Literal['sampler', 'trainer'] = 'sampler'
+    """Denominator of the ratio: the sampler's log-probs, or the trainer's before the first update."""
+    tis_cap: NonNegativeFloat = 0.0
+    """Cap of the importance weight trainer/sampler (truncated importance sampling); 0: none."""
+    tis_level: Literal['token', 'sequence'] = 'token'
+    """Level of that weight."""
+    filter_groups: bool = False
+    """Dynamic filter: train on groups with reward variance only, sampling until the batch is full."""
+    fill_rounds: PositiveInt = 4
+    """Sampling rounds per step with the filter; then the batch stays short."""
+    surplus: Literal['carry', 'drop'] = 'carry'
+    """Groups beyond a full batch: carried over to the next step, or dropped."""
+    train_iterations: Annotated[int, Field(ge=-1)] = -1
+    """Iterations in which the role is trained; -1: all, 0: none."""
+    distill_top_k: NonNegativeInt = 0
+    """Tokens on which the teacher's distribution is matched, plus one tail outcome; 0: no teacher."""
+    distill_coef: DistillCoefficients = (0.0,)
+    """Distillation coefficient per iteration; the last one stays."""
+    distill_kind: Literal['reverse', 'forward', 'jsd'] = 'reverse'
+    """Divergence: reverse is KL(student ‖ teacher)."""
+    distill_tail: bool = True
+    """Keep the probability of all other tokens as one outcome."""
+    distill_ema_rate: Fraction = 0.05
+    """Share of the student that the EMA teacher takes over after every batch."""
+
+
+class Run(Section):
+    """A run. Sections of recipes and of trained roles come in addition."""
+
+    recipe: str = 'drzero'
+    """A module of zeroplay_jax/selfplay/recipes, or package.module of a recipe of your own."""
+    seed: NonNegativeInt = 0
+    """The whole run is a function of the config and this number."""
+    progress: bool = True
+    """Progress bars, if the terminal is one."""
+    policy: Policy = Policy()
+    mesh: Mesh = Mesh()
+    offload: bool = False
+    """Keep learner state in host memory except during its update; free the KV cache meanwhile."""
+    distributed: Distributed = Distributed()
+    sampler: Sampler = Sampler()
+    rollout: Rollout = Rollout()
+    tools: Tools = Tools()
+    weights: Literal['separate', 'shared'] = 'separate'
+    """Whether the trained roles are separate policies or one."""
+    shared_optimizer: bool = False
+    """With shared weights: one set of optimiser moments for all roles."""
+    prompts: Literal['mini', 'paper'] = 'mini'
+    """Prompt set: the short form of the built-in checkpoint, or full instructions."""
+    retrieval: Retrieval = Retrieval()
+    world: World = World()
+    schedule: Schedule = Schedule()
+    inputs: Inputs = Inputs()
+    reward: Reward = Reward()
+    pool: Pool = Pool()
+    privileged: Privileged = Privileged()
+    judge: Judge = Judge()
+    micro: MicroBatch = MicroBatch()
+    eval: Evaluation = Evaluation()
+    checkpoint: Checkpoint = Checkpoint()
+    log_trajectories: NonNegativeInt = 16
+    """Approximate number of rollouts per step that are logged for the report: whole questions."""

@@ -1,0 +1,189 @@
+"""The tool interface: what a policy can call during a rollout.
+
+A tool knows its arguments and its results. It does not know how a policy writes a call or how a
+result is written into the context: that is the call syntax (rollout/call_syntax.py).
+
+    class Clock(Tool):
+        name = 'clock'
+        description = 'the current year of a calendar'
+        parameters = string_parameter('calendar', 'name of the calendar')
+
+        def run(self, calls):
+            return [ToolResult(text=year_of(call.arguments['calendar'])) for call in calls]
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jsonschema
+
+from zeroplay_jax.types import Json
+
+# Observations for calls without a result, by reason code. A tool overrides the texts in `Tool.errors`.
+ERROR_TEXTS = {
+    'malformed': 'The call could not be read. Write it again in the required form.',
+    'unknown_tool': 'There is no such tool. Available: {tools}.',
+    'invalid_arguments': 'The arguments of {tool} are not valid: {detail}.',
+    'failed': 'The call of {tool} failed. Try again or answer from what is known.',
+    'timeout': 'The call of {tool} took too long. Try again or answer from what is known.',
+}
+_MAX_DETAIL = 160  # characters of a validation message that a policy reads
+
+
+class InvalidArguments(ValueError):
+    """Raised by `Tool.prepare`: `code` is the reason code, the message completes its text."""
+
+    def __init__(self, code: str = 'invalid_arguments', detail: str = ''):
+        super().__init__(detail)
+        self.code = code
+        self.detail = detail
+
+
+@dataclasses.dataclass(frozen=True)
+class Invocation:
+    """One call as a tool receives it.
+
+    Attributes:
+      arguments: JSON values that passed the schema and `Tool.prepare`.
+      state: the rollout's own values for this tool; a run may change them in place. They are kept
+        until the rollout ends and discarded when the call fails.
+      rollout: identity of the rollout, for randomness that is a function of identity.
+    """
+
+    arguments: Json
+    state: dict[str, Any] = dataclasses.field(default_factory=dict)
+    rollout: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolResult:
+    """Result of one call.
+
+    Attributes:
+      text: what the policy reads. None: the call syntax lays out `documents` in its passage style.
+      documents: retrieved passages {'id', 'title', 'text', 'score'}, best first, one tuple per query.
+      error: reason code of a call without a result; its text comes from `Tool.errors`, or is `text`.
+    """
+
+    text: str | None = None
+    documents: tuple[tuple[Json, ...], ...] = ()
+    error: str | None = None
+
+
+class Tool(abc.ABC):
+    """A tool. Subclasses set the attributes and implement `run`.
+
+    Attributes:
+      name: unique within a run; the tag or the function name that a policy writes.
+      description: one line for the prompt, completing 'To use NAME (…)'.
+      parameters: JSON schema of the arguments, an object.
+      errors: reason code → observation text; extends and overrides `ERROR_TEXTS`.
+      timeout: seconds after which a call counts as failed, only with `rollout.deterministic=False`;
+        None takes `rollout.tool_timeout`.
+      max_batch: calls handed to one `run`; workers: how many `run`s may be in progress at once.
+      show_document_ids: whether passages are shown with their ids, for tools that take an id.
+      purpose, argument_hint, returns, note: phrases of the prompt's explanation; the defaults are
+        derived from `name` and `description`.
+    """
+
+    name: str
+    description: str
+    parameters: Json
+    errors: Mapping[str, str] = {}
+    timeout: float | None = None
+    max_batch: int = 1 << 20
+    workers: int = 1
+    show_document_ids: bool = False
+    purpose: str = ''
+    argument_hint: str = ''
+    returns: str = 'the result comes'
+    note: str = ''
+
+    @property
+    def introduction(self) -> str:
+        """Begins the prompt's sentence about the tool."""
+        return self.purpose or f'To use {self.name} ({self.description})'
+
+    @abc.abstractmethod
+    def run(self, calls: Sequence[Invocation]) -> Sequence[ToolResult]:
+        """Results in the order of the calls, which may come from many rollouts.
+
+        Called from a worker thread. Results must depend on each call alone, not on its neighbours.
+        If it raises, every call is run again by itself, so that one bad call fails alone.
+        """
+
+    def prepare(self, arguments: Json) -> Json:
+        """Arguments as `run` receives them; may normalise or refuse them.
+
+        Raises:
+          InvalidArguments: with a reason code of `errors`.
+        """
+        return arguments
+
+    def validated(self, arguments: Any) -> Json:
+        """Arguments checked against `parameters` and prepared.
+
+        Raises:
+          InvalidArguments: they do not fit.
+        """
+        problem = next(iter(self._validator.iter_errors(arguments)), None)
+        if problem is not None:
+            raise InvalidArguments(detail=problem.message[:_MAX_DETAIL])
+        return self.prepare(arguments)
+
+    @functools.cached_property
+    def _validator(self) -> jsonschema.Draft202012Validator:
+        return jsonschema.Draft202012Validator(self.parameters)
+
+    def error_text(self, code: str, detail: str = '') -> str:
+        """The observation for a reason code; unknown codes read as 'failed'."""
+        texts = {**ERROR_TEXTS, **self.errors}
+        template = texts.get(code, texts['failed'])
+        return template.replace('{tool}', self.name).replace('{detail}', detail)
+
+    @functools.cached_property
+    def tag_parameter(self) -> str | None:
+        """The parameter that the plain text of a tag fills: the only required text or list of texts.
+
+        None where no single parameter can take it; a tag then holds a JSON object.
+        """
+        properties = self.parameters.get('properties', {})
+        required = list(self.parameters.get('required', []))
+        if len(required) != 1:
+            return None
+        schema = properties.get(required[0], {})
+        is_text = schema.get('type') == 'string'
+        is_text_list = (
+            schema.get('type') == 'array' and schema.get('items', {}).get('type') == 'string'
+        )
+        return required[0] if is_text or is_text_list else None
+
+    @property
+    def example_arguments(self) -> dict[str, Any]:
+        """Arguments for the example in the prompt: every required parameter with a placeholder."""
+        properties = self.parameters.get('properties', {})
+        example: dict[str, Any] = {}
+        for name in self.parameters.get('required', []):
+            example[name] = _placeholder(properties.get(name, {}), self.argument_hint or name)
+        return example
+
+
+def _placeholder(schema: Json, hint: str) -> Any:
+    hint = schema.get('description', hint)
+    by_type = {'array': [hint], 'integer': 1, 'number': 1.0, 'boolean': True, 'object': {}}
+    return by_type.get(schema.get('type', 'string'), hint)
+
+
+def string_parameter(name: str, description: str) -> dict[str, Any]:
+    """JSON schema of an object with one required text."""
+    return {
+        'type': 'object',
+        'properties': {name: {'type': 'string', 'description': description}},
+        'required': [name],
+        'additionalProperties': False,
+    }

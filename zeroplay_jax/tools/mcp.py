@@ -1,0 +1,134 @@
+"""`mcp`: every tool of an MCP server, over streamable HTTP (optional dependency: the `mcp` package).
+
+Every batch of calls opens its own connection, so a server that was restarted is used again without
+further ado, and a call that dies with the server fails alone. MCP sessions therefore keep nothing
+between two batches; a server that needs a state per rollout takes an identifier as an argument.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from zeroplay_jax.tools.base import Invocation, Tool, ToolResult
+from zeroplay_jax.types import Json, UserError
+
+# The name becomes a tag or a function name in the text of a policy.
+_USABLE_NAME = re.compile(r'[A-Za-z_][A-Za-z0-9_-]*')
+
+
+class McpTool(Tool):
+    """One tool of a server.
+
+    Args:
+      url: address of the server's endpoint, such as http://127.0.0.1:8000/mcp.
+      name, description, parameters: as the server lists them.
+      call_seconds: time limit of a call; also holds with `rollout.deterministic`, because a server
+        may stop answering for ever.
+    """
+
+    def __init__(
+        self, url: str, name: str, description: str, parameters: Json, call_seconds: float
+    ):
+        self.name = name
+        self.description = description
+        self.parameters = parameters
+        self._url = url
+        self._call_seconds = call_seconds
+
+    def run(self, calls: Sequence[Invocation]) -> list[ToolResult]:
+        try:
+            return asyncio.run(self._call_all([dict(call.arguments) for call in calls]))
+        except Exception as error:
+            # No connection. Raising would repeat every call, and MCP calls may have side effects.
+            logging.warning('MCP server %s: %s', self._url, _reason(error))
+            return [ToolResult(error='failed') for _ in calls]
+
+    async def _call_all(self, arguments: Sequence[dict[str, Any]]) -> list[ToolResult]:
+        import mcp
+
+        async with mcp.Client(self._url, read_timeout_seconds=self._call_seconds) as client:
+            pending = [self._call(client, call_arguments) for call_arguments in arguments]
+            return list(await asyncio.gather(*pending))
+
+    async def _call(self, client, arguments: dict[str, Any]) -> ToolResult:
+        try:
+            reply = await asyncio.wait_for(
+                client.call_tool(self.name, arguments), self._call_seconds
+            )
+        except TimeoutError:
+            return ToolResult(error='timeout')
+        except Exception as error:
+            logging.warning('MCP tool %s: %s', self.name, _reason(error))
+            return ToolResult(error='failed')
+        text = _text_of(reply)
+        # The server's own error message tells the policy how to correct the call.
+        return ToolResult(text=text, error='tool_error' if reply.is_error else None)
+
+
+def list_tools(url: str, call_seconds: float) -> list[McpTool]:
+    """All tools of a server.
+
+    Raises:
+      UserError: the `mcp` package is missing, the server does not answer, or a name cannot be used.
+    """
+    try:
+        import mcp  # noqa: F401
+    except ImportError:
+        raise UserError(
+            "config.tools.names has 'mcp', whose client is not installed; pip install mcp"
+        ) from None
+    try:
+        specifications = asyncio.run(_list(url, call_seconds))
+    except Exception as error:
+        raise UserError(
+            f'config.tools.mcp_url={url}: the MCP server does not answer ({_reason(error)}); start it '
+            'or correct the address'
+        ) from None
+    for specification in specifications:
+        if not _USABLE_NAME.fullmatch(specification.name):
+            raise UserError(
+                f'config.tools.mcp_url={url}: the tool name {specification.name!r} cannot be written '
+                'as a tag; rename it on the server (letters, digits, _ and -)'
+            )
+    return [
+        McpTool(url, tool.name, _one_line(tool.description), tool.input_schema, call_seconds)
+        for tool in specifications
+    ]
+
+
+async def _list(url: str, seconds: float) -> list[Any]:
+    import mcp
+
+    async with mcp.Client(url, read_timeout_seconds=seconds) as client:
+        tools: list[Any] = []
+        page = await asyncio.wait_for(client.list_tools(), seconds)
+        tools += page.tools
+        while page.next_cursor:
+            page = await asyncio.wait_for(client.list_tools(cursor=page.next_cursor), seconds)
+            tools += page.tools
+        return tools
+
+
+def _text_of(reply: Any) -> str:
+    """Text blocks of a result; structured content where there is no text."""
+    texts = [block.text for block in reply.content if getattr(block, 'type', '') == 'text']
+    if not texts and reply.structured_content is not None:
+        return json.dumps(reply.structured_content, ensure_ascii=False)
+    return '\n'.join(texts)
+
+
+def _one_line(description: str | None) -> str:
+    return ' '.join((description or 'no description').split())[:300]
+
+
+def _reason(error: BaseException) -> str:
+    # Task groups of the client wrap the cause, possibly several times.
+    while isinstance(error, BaseExceptionGroup) and error.exceptions:
+        error = error.exceptions[0]
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

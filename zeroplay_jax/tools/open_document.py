@@ -1,0 +1,83 @@
+"""`open`: a whole document, page by page, by an id or title that a search showed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from zeroplay_jax.tools.base import InvalidArguments, Invocation, Tool, ToolResult
+from zeroplay_jax.types import Json
+
+# (references, pages from 1) → per pair {'id', 'title', 'text', 'page', 'pages'}, or None if not found.
+OpenFunction = Callable[[Sequence[str], Sequence[int]], Sequence[Json | None]]
+
+
+class OpenTool(Tool):
+    """Documents of a corpus in pages.
+
+    Without a page number the first call shows page 1, and the next call for the same document
+    shows the following page: the position is the rollout's state.
+
+    Args:
+      open_documents: reads the requested pages of many rollouts in one call.
+    """
+
+    name = 'open'
+    description = 'the document that a passage belongs to, page by page'
+    purpose = 'To read a whole document'
+    argument_hint = 'id or title of a passage'
+    returns = 'its pages come'
+    note = 'opening it again shows the next page'
+    parameters = {
+        'type': 'object',
+        'properties': {
+            'document': {'type': 'string', 'description': argument_hint},
+            'page': {'type': 'integer', 'minimum': 1},
+        },
+        'required': ['document'],
+        'additionalProperties': False,
+    }
+    errors = {
+        'not_found': 'There is no such document. Give an id or a title that a search showed.',
+        'no_such_page': 'The document has no further page.',
+    }
+
+    def __init__(self, open_documents: OpenFunction):
+        self._open_documents = open_documents
+
+    def prepare(self, arguments: Json) -> dict[str, Any]:
+        reference = arguments['document'].strip()
+        if not reference:
+            raise InvalidArguments('not_found')
+        return {**arguments, 'document': reference}
+
+    def run(self, calls: Sequence[Invocation]) -> list[ToolResult]:
+        references = [call.arguments['document'] for call in calls]
+        pages = [self._requested_page(call) for call in calls]
+        documents = self._open_documents(references, pages)
+        results = []
+        for call, page, document in zip(calls, pages, documents, strict=True):
+            results.append(self._result(call, page, document))
+        return results
+
+    @staticmethod
+    def _requested_page(call: Invocation) -> int:
+        if 'page' in call.arguments:
+            return call.arguments['page']
+        is_same_document = call.state.get('document') == call.arguments['document']
+        return call.state['page'] + 1 if is_same_document else 1
+
+    @staticmethod
+    def _result(call: Invocation, page: int, document: Json | None) -> ToolResult:
+        if document is None:
+            return ToolResult(error='not_found' if page == 1 else 'no_such_page')
+        call.state['document'] = call.arguments['document']
+        call.state['page'] = page
+        heading = f'{document["title"]} (page {page} of {document["pages"]})'
+        passage = {
+            'id': document['id'],
+            'title': document['title'],
+            'text': document['text'],
+            'score': 0.0,
+        }
+        return ToolResult(text=f'{heading}\n{document["text"]}', documents=((passage,),))

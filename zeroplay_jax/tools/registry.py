@@ -1,0 +1,126 @@
+"""Which tools a run has: built-in names and tools from other packages.
+
+A factory takes the run's config and a document source and returns a tool or a list of tools:
+
+    def weather(config, source):
+        return WeatherTool(api_key=os.environ['WEATHER_KEY'])
+
+`config.tools.names=('search', 'my_package.weather:weather')` uses it. Factories run twice: once
+with the training corpus and once with the held-out one, so that an evaluation never sees
+training-only documents and training never sees held-out ones.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from zeroplay_jax.tools.base import Tool
+from zeroplay_jax.tools.calculator import CalculatorTool
+from zeroplay_jax.tools.open_document import OpenTool
+from zeroplay_jax.tools.search import SearchTool
+from zeroplay_jax.types import Json, UserError
+
+
+class DocumentSource(Protocol):
+    """What tools may read: one corpus, either the training one or the held-out one."""
+
+    def search(self, queries: Sequence[str]) -> Sequence[Sequence[Json] | None]:
+        """Per query its passages, best first; None for a query that failed."""
+        ...
+
+    def open(self, references: Sequence[str], pages: Sequence[int]) -> Sequence[Json | None]:
+        """Pages of documents by id or title; None for an unknown reference."""
+        ...
+
+
+Factory = Callable[[Any, DocumentSource], Tool | Sequence[Tool]]
+
+
+def _search(config, source: DocumentSource) -> Tool:
+    # Ids are shown only where a tool takes them: they would change the observations of all other runs.
+    show_ids = 'open' in config.tools.names
+    return SearchTool(source.search, config.tools.max_queries, show_ids)
+
+
+def _open(config, source: DocumentSource) -> Tool:
+    return OpenTool(source.open)
+
+
+def _calculator(config, source: DocumentSource) -> Tool:
+    return CalculatorTool()
+
+
+def _mcp(config, source: DocumentSource) -> Sequence[Tool]:
+    from zeroplay_jax.tools import mcp  # optional dependency
+
+    return mcp.list_tools(config.tools.mcp_url, config.tools.mcp_seconds)
+
+
+BUILT_IN: dict[str, Factory] = {
+    'search': _search,
+    'open': _open,
+    'calculator': _calculator,
+    'mcp': _mcp,
+}
+
+
+def check_name(name: str) -> None:
+    """Refuses an entry of `config.tools.names` that is neither built in nor 'package.module:attribute'.
+
+    Raises:
+      UserError: one line. Imports nothing.
+    """
+    module, colon, attribute = name.partition(':')
+    if name not in BUILT_IN and not (colon and module and attribute):
+        raise UserError(
+            f'config.tools.names: {name!r} is no tool; give {", ".join(BUILT_IN)}, or '
+            'package.module:attribute for a tool of your own'
+        )
+
+
+def build_tools(config, source: DocumentSource) -> dict[str, Tool]:
+    """The tools of `config.tools.names` over one document source, by name.
+
+    Raises:
+      UserError: an entry cannot be imported or is no tool, or two tools share a name.
+    """
+    tools: dict[str, Tool] = {}
+    for entry in config.tools.names:
+        for tool in _tools_of(entry, config, source):
+            if tool.name in tools:
+                raise UserError(
+                    f'config.tools.names: two tools are called {tool.name!r}; rename one of them'
+                )
+            tools[tool.name] = tool
+    return tools
+
+
+def _tools_of(entry: str, config, source: DocumentSource) -> Sequence[Tool]:
+    check_name(entry)
+    attribute = BUILT_IN[entry] if entry in BUILT_IN else _imported(entry)
+    built = attribute
+    if not isinstance(attribute, Tool):
+        is_tool_class = isinstance(attribute, type) and issubclass(attribute, Tool)
+        built = attribute() if is_tool_class else attribute(config, source)
+    tools = [built] if isinstance(built, Tool) else list(built)
+    for tool in tools:
+        if not isinstance(tool, Tool):
+            raise UserError(
+                f'config.tools.names: {entry!r} gave a {type(tool).__name__}; it must be a '
+                'zeroplay_jax.tools.base.Tool, a subclass of it, or a factory of some'
+            )
+    return tools
+
+
+def _imported(entry: str) -> Any:
+    module_name, _, attribute_name = entry.partition(':')
+    try:
+        module = importlib.import_module(module_name)
+        return getattr(module, attribute_name)
+    except (ImportError, AttributeError) as error:
+        raise UserError(
+            f'config.tools.names: {entry!r} cannot be imported ({error}); install its package or '
+            'correct the name'
+        ) from None

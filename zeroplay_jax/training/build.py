@@ -1,0 +1,275 @@
+"""From a config to the objects of a run. Nothing here trains; training and evaluation start with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import jax
+
+from zeroplay_jax.learner.learner import Learner, publisher
+from zeroplay_jax.policy import hf, sharding
+from zeroplay_jax.policy.transformer import ModelConfig, Params
+from zeroplay_jax.rollout import prompts
+from zeroplay_jax.rollout.call_syntax import syntax_of
+from zeroplay_jax.rollout.environment import Environment, Limits
+from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
+from zeroplay_jax.rollout.scheduler import Scheduler
+from zeroplay_jax.rollout.slots import SlotPool
+from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.selfplay import library_builder
+from zeroplay_jax.selfplay.engine import Engine
+from zeroplay_jax.selfplay.judge import (
+    Judge,
+    RuleJudge,
+    TextJudge,
+    endpoint_writer,
+    policy_writer,
+)
+from zeroplay_jax.selfplay.library import Library
+from zeroplay_jax.selfplay.recipe import INITIAL_WEIGHTS, Recipe, RoleSpec, recipe_class
+from zeroplay_jax.selfplay.roles import Role, RolloutContext
+from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
+from zeroplay_jax.tools.base import Tool
+from zeroplay_jax.tools.registry import build_tools
+from zeroplay_jax.types import UserError
+
+# Fields of config.policy that say how a model is computed, not what it is.
+_COMPUTATION_FIELDS = ('dtype', 'remat', 'remat_policy', 'attention', 'scan', 'logit_chunk')
+# The judge that config.judge.kind='policy' adds to the roles of any recipe.
+_JUDGE = RoleSpec(
+    'judge', 'judge_answer', terminal_tags=(), weights_from=INITIAL_WEIGHTS, tools=()
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunContext:
+    """The objects of a run.
+
+    Attributes:
+      folder: checkpoint folder.   model: its architecture.   mesh: devices.
+      params: the loaded weights, float32, in the learner's layout.
+      library: documents, corpora and evaluation questions.
+      rollouts: roles in training; evaluation: the same roles over held-out documents.
+    """
+
+    folder: pathlib.Path
+    model: ModelConfig
+    mesh: jax.sharding.Mesh
+    params: Params
+    library: Library
+    rollouts: RolloutContext
+    evaluation: RolloutContext
+
+    def publish(self, pools: Iterable[str], params: Params | None = None) -> None:
+        """Copies weights (by default the loaded ones) to the slot pools of these names."""
+        params = self.params if params is None else params
+        published = publisher(self.model, self.mesh, params)(params)
+        for name in pools:
+            self.rollouts.scheduler.publish(name, published, 0)
+
+    def check_failures(self) -> None:
+        """Raises UserError if too many searches failed."""
+        library_builder.check_failures(self.library)
+
+
+def build(config, extra_pool: str = '') -> RunContext:
+    """Loads the policy, opens or indexes the corpus and sets up the roles of `config.recipe`.
+
+    Args:
+      extra_pool: name of slots for further weights of the same shape, for an evaluation.
+
+    Raises:
+      UserError: files that cannot be used, or objects that do not fit together.
+    """
+    folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
+    computation = {name: config.policy[name] for name in _COMPUTATION_FIELDS}
+    model = hf.read_config(folder, **computation)
+    mesh = sharding.make_mesh(**config.mesh)
+    # A mesh that no sampler can use is refused before the weights are read.
+    sharding.local_mesh(mesh)
+    codec = Codec(folder)
+    recipe = recipe_class(config.recipe)
+    # Before the weights as well: an unusable line in a file of the user stops here.
+    library = library_builder.build_library(config, recipe.has_open_tasks)
+    shows_progress = config.progress and jax.process_index() == 0
+    params = hf.load(folder, model, mesh, owned=True, progress=shows_progress)
+    rollouts, evaluation = _rollout_contexts(config, recipe, model, mesh, codec, library, extra_pool)
+    return RunContext(folder, model, mesh, params, library, rollouts, evaluation)
+
+
+def load_like(run: RunContext, folder: str) -> Params:
+    """Weights of another folder, for the same compiled programs.
+
+    Raises:
+      UserError: a model of another shape.
+    """
+    computation = {name: getattr(run.model, name) for name in _COMPUTATION_FIELDS}
+    other_model = hf.read_config(folder, **computation)
+    if other_model != run.model:
+        raise UserError(
+            f'{folder}: its model differs in shape from {run.folder}; take two checkpoints of one model'
+        )
+    return hf.load(folder, run.model, run.mesh, owned=True)
+
+
+def weights_of_roles(config) -> dict[str, str]:
+    """Trained role → name of its weights: its own, or one set for all."""
+    roles = recipe_class(config.recipe).roles(config)
+    is_shared = config.weights == 'shared'
+    return {role.name: 'policy' if is_shared else role.name for role in roles if role.is_trained}
+
+
+def _rollout_contexts(
+    config, recipe: type[Recipe], model, mesh, codec: Codec, library: Library, extra_pool: str
+) -> tuple[RolloutContext, RolloutContext]:
+    """Roles for training and for evaluation; they share slots and weights, and differ in their tools."""
+    specifications = [role for role in recipe.roles(config) if role.name != _JUDGE.name]
+    if config.judge.kind == 'policy':
+        specifications.append(_JUDGE)
+    training_tools = build_tools(config, library.training)
+    evaluation_tools = training_tools
+    if library.held_out is not library.training:
+        evaluation_tools = build_tools(config, library.held_out)
+    sampler_config = SamplerConfig(**config.sampler, eos=codec.eos_ids)
+    sampler_mesh = sharding.local_mesh(mesh)
+    weights = weights_of_roles(config)
+    roles: dict[str, Role] = {}
+    pools: dict[str, SlotPool] = {}
+    for specification in specifications:
+        role = _role(config, specification, codec, training_tools, weights)
+        roles[role.name] = role
+        if role.weights not in pools:
+            sampler = Sampler(model, sampler_config, sampler_mesh)
+            pools[role.weights] = SlotPool(sampler, config.seed)
+    if extra_pool:
+        pools[extra_pool] = SlotPool(Sampler(model, sampler_config, sampler_mesh), config.seed)
+    scheduler = Scheduler(
+        pools,
+        deterministic=config.rollout.deterministic,
+        tool_timeout=config.rollout.tool_timeout,
+    )
+    templates = prompts.select(config.prompts, recipe.prompts)
+    rollouts = RolloutContext(scheduler, roles, templates)
+    judge = _judge(config, library, rollouts, templates)
+    rollouts = dataclasses.replace(rollouts, judge=judge)
+    held_out_roles = {
+        name: role.with_tools(evaluation_tools) for name, role in roles.items()
+    }
+    return rollouts, dataclasses.replace(rollouts, roles=held_out_roles)
+
+
+def _role(
+    config,
+    specification: RoleSpec,
+    codec: Codec,
+    tools: Mapping[str, Tool],
+    weights: Mapping[str, str],
+) -> Role:
+    settings = config.rollout
+    role_tools = _tools_of_role(specification, tools)
+    syntax = syntax_of(config.tools.syntax)
+    if role_tools:
+        limits = Limits(settings.max_turns, settings.turn_tokens, settings.observation_tokens)
+        prompt_tokens = settings.prompt_tokens
+    else:
+        is_judge = specification.name == _JUDGE.name
+        reply_tokens = config.judge.tokens if is_judge else settings.turn_tokens
+        limits = Limits(1, reply_tokens, 0)
+        # One turn only, so the prompt may take the whole rest of the slot.
+        prompt_tokens = config.sampler.context - reply_tokens
+    env = Environment(
+        codec=codec,
+        syntax=syntax,
+        limits=limits,
+        tools=role_tools,
+        terminal_tags=specification.terminal_tags,
+        drop_thinking=settings.drop_thinking,
+        call_openings=syntax.opening_tags(tools),
+    )
+    is_initial = specification.weights_from == INITIAL_WEIGHTS
+    weights_role = specification.weights_from or specification.name
+    return Role(
+        name=specification.name,
+        weights=INITIAL_WEIGHTS if is_initial else weights[weights_role],
+        prompt=specification.prompt,
+        env=env,
+        temperature=config[specification.name].temperature if specification.is_trained else 0.0,
+        prompt_tokens=prompt_tokens,
+    )
+
+
+def _tools_of_role(specification: RoleSpec, tools: Mapping[str, Tool]) -> dict[str, Tool]:
+    if specification.tools is None:
+        return dict(tools)
+    for name in specification.tools:
+        if name not in tools:
+            raise UserError(
+                f'role {specification.name} uses the tool {name!r}, and config.tools.names has '
+                f'{", ".join(tools) or "none"}; add it'
+            )
+    return {name: tools[name] for name in specification.tools}
+
+
+def _judge(config, library: Library, rollouts: RolloutContext, templates) -> Judge:
+    settings = config.judge
+    if settings.kind == 'rule':
+        return RuleJudge(lambda: _titles(library), settings.rubrics)
+    if settings.kind == 'policy':
+        writer = policy_writer(rollouts, settings.temperature)
+    else:
+        writer = endpoint_writer(settings, templates)
+    return TextJudge(writer, settings.rubrics, settings.max_failure_rate)
+
+
+def _titles(library: Library) -> Sequence[str]:
+    return [document.title for document in library.documents]
+
+
+def build_learners(config, run: RunContext) -> dict[str, Learner]:
+    """One learner per set of trained weights, all initialised with the loaded weights."""
+    roles_of_weights: dict[str, dict] = {}
+    for role, weights in weights_of_roles(config).items():
+        roles_of_weights.setdefault(weights, {})[role] = config[role]
+    micro_batch_shape = (config.micro.rows, config.micro.tokens)
+    # On one device no layout constraints are needed, and the compiled program is simpler without.
+    model = dataclasses.replace(run.model, mesh=run.mesh if run.mesh.size > 1 else None)
+    learners: dict[str, Learner] = {}
+    for weights, roles in roles_of_weights.items():
+        learners[weights] = Learner(
+            model,
+            run.mesh,
+            roles,
+            run.params,
+            micro_batch_shape,
+            shared_optimizer=config.shared_optimizer,
+            teacher_tokens=config.privileged.tokens,
+            offload=config.offload,
+        )
+    return learners
+
+
+def build_engine(config, run: RunContext) -> Engine:
+    """The engine of `config.recipe`, ready for its first step."""
+    recipe_type = recipe_class(config.recipe)
+    recipe = recipe_type(config, run.library)
+    if INITIAL_WEIGHTS in run.rollouts.scheduler.pools:
+        run.publish([INITIAL_WEIGHTS])
+    # Bound separately: the engine must not keep the loaded weights alive through `run`.
+    library = run.library
+
+    def check_failures() -> dict[str, float]:
+        library_builder.check_failures(library)
+        # Only what is a function of the run: times and cache hits depend on when it was resumed.
+        return {'search/failed': library.training.client.metrics()['search/failed']}
+
+    return Engine(
+        config,
+        recipe,
+        run.rollouts,
+        build_learners(config, run),
+        weights_of_roles(config),
+        {role.name: role for role in recipe_type.roles(config) if role.is_trained},
+        check_failures,
+    )

@@ -1,0 +1,278 @@
+"""A run, read top to bottom: build, restore, then step by step roll out, update, log and save; at the end, report."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from zeroplay_jax.evaluation import report_builder, statistics
+from zeroplay_jax.evaluation.held_out import evaluate
+from zeroplay_jax.learner.checkpoint import Checkpointer, claim
+from zeroplay_jax.policy import hf
+from zeroplay_jax.retrieval import progress
+from zeroplay_jax.runtime import atomic
+from zeroplay_jax.runtime.hosts import Hosts, sums
+from zeroplay_jax.runtime.metrics import MetricsWriter
+from zeroplay_jax.selfplay.engine import Engine
+from zeroplay_jax.selfplay.schedule import Step, all_steps, with_evaluations
+from zeroplay_jax.training import build
+from zeroplay_jax.training.progress_bar import ProgressBar
+from zeroplay_jax.training.summary import summarise_run
+from zeroplay_jax.training.trajectory_log import rendering_check, trajectory_records
+from zeroplay_jax.types import Json, Row
+
+# Fields that may change on resume: the result does not depend on them.
+FREE_FIELDS = (
+    'progress',
+    'checkpoint.every',
+    'checkpoint.keep',
+    'offload',
+    'distributed.mode',
+    'distributed.coordinator',
+    'distributed.processes',
+    'distributed.process',
+    'distributed.heartbeat',
+)
+
+
+def run(config, workdir) -> dict:
+    """Runs `config` in `workdir` to its end, from its last checkpoint; returns the summary.
+
+    Raises:
+      UserError: the workdir belongs to another config or another process, or the objects of the run
+        do not fit together.
+    """
+    workdir = pathlib.Path(workdir)
+    hosts = Hosts()
+    shows_progress = config.progress and hosts.is_first
+    with _claimed_workdir(hosts, workdir, config) as write_config:
+        # ---- build ---------------------------------------------------------------------------------
+        context = _build_on_all(hosts, config)
+        engine = build.build_engine(config, context)
+        # Learners and samplers have their own copies.
+        context = dataclasses.replace(context, params={})
+        phases = engine.recipe.phases()
+        steps = with_evaluations(
+            all_steps(phases), engine.recipe.evaluated_role, config.eval.every
+        )
+        write_config()
+
+        # ---- restore -------------------------------------------------------------------------------
+        checkpoints = Checkpointer(workdir, config.checkpoint.keep)
+        state: dict[str, Any] = {'cursor': 0, 'evaluations': {}, 'rubrics': {}, 'seconds': 0.0}
+        if checkpoints.latest() is not None:
+            with progress.clock('restore', shows_progress):
+                device_state, saved_state = checkpoints.restore(engine.device_state())
+            state |= saved_state
+            engine.restore(device_state, state['engine'])
+            del device_state
+            if hosts.is_first:
+                print(f'resumes at step {state["cursor"]} of {len(steps)}', file=sys.stderr)
+
+        # ---- train ---------------------------------------------------------------------------------
+        if state['cursor'] < len(steps):
+            _train(config, workdir, context, engine, checkpoints, steps, state)
+        checkpoints.close()
+
+        # ---- report --------------------------------------------------------------------------------
+        summary, table = summarise_run(
+            config, context.library, engine.external_items, state, len(steps)
+        )
+        _export(hosts, workdir, context, engine, shows_progress)
+        if not hosts.is_first:
+            return summary
+        atomic.write_text(workdir / 'summary.json', json.dumps(summary, indent=2) + '\n')
+        page = report_builder.write_report(workdir)
+    print(table)
+    print(f'{summary["seconds"]:.0f} s; the report is {page}')
+    return summary
+
+
+def _train(
+    config,
+    workdir: pathlib.Path,
+    context: build.RunContext,
+    engine: Engine,
+    checkpoints: Checkpointer,
+    steps: list[Step],
+    state: dict[str, Any],
+) -> None:
+    """All remaining steps; `state` is updated in place.
+
+    A checkpoint holds: `engine.device_state()` (weights, moments, teachers), `engine.host_state()`
+    (pool, cursors, carried-over groups), the number of the next step, evaluation results, seconds.
+    """
+    hosts = context.rollouts.hosts
+    first_step = state['cursor']
+    seconds_before = state['seconds']
+    writer = MetricsWriter(workdir, first_step) if hosts.is_first else None
+    shows_progress = config.progress and hosts.is_first
+    with (
+        checkpoints.saved_on_interrupt(),
+        ProgressBar(shows_progress, steps, first_step) as bar,
+    ):
+        for step in steps[first_step:]:
+            bar.begin_step(step)
+            metrics, rows = _run_step(context, engine, step, state, bar.end_episode)
+            if writer:
+                _log_step(config, context, engine, step, metrics, rows, writer)
+            bar.end_step(metrics)
+            next_step = step.number + 1
+            if next_step % config.checkpoint.every == 0 or next_step == len(steps):
+                state['engine'] = engine.host_state()
+                state['cursor'] = next_step
+                state['seconds'] = seconds_before + _process_age()
+                checkpoints.save(next_step, engine.device_state(), state)
+    if writer:
+        writer.close()
+
+
+def _run_step(
+    context: build.RunContext,
+    engine: Engine,
+    step: Step,
+    state: dict[str, Any],
+    on_episode_end: Callable[[], None],
+) -> tuple[dict[str, float], list[Row]]:
+    """One step of any kind: its metrics and rollouts; results of an evaluation also enter `state`."""
+    if step.phase.name == 'evaluation':
+        return _evaluate(context, engine, step, state, on_episode_end)
+    metrics, rows = engine.run_step(step, on_episode_end)
+    if rows:
+        codec = context.rollouts.roles[rows[0].role].env.codec
+        metrics |= rendering_check(codec, rows)
+    return metrics, rows
+
+
+def _evaluate(
+    context: build.RunContext,
+    engine: Engine,
+    step: Step,
+    state: dict[str, Any],
+    on_episode_end: Callable[[], None],
+) -> tuple[dict[str, float], list[Row]]:
+    hosts = context.rollouts.hosts
+    judge_before = collections.Counter(context.evaluation.judge_stats)
+    correct, rows = evaluate(
+        context.evaluation,
+        context.library.evaluation_items,
+        step.number,
+        engine.recipe.evaluated_role,
+        on_episode_end,
+    )
+    hosts.run_on_all_and_gather(context.check_failures)
+    judge_stats = sums(hosts.gather(context.evaluation.judge_stats - judge_before))
+    if context.evaluation.judge:
+        context.evaluation.judge.check(judge_stats)
+    state['evaluations'][str(step.number)] = {
+        str(hops): results.astype(int).tolist() for hops, results in correct.items()
+    }
+    metrics = {f'em/hop{hops}': float(results.mean()) for hops, results in correct.items()}
+    headline = statistics.headline(correct)
+    metrics['em/mean'] = statistics.mean_interval(headline)[0]
+    graded_rows = [row for row in rows if 'rubrics' in row.parts]
+    if graded_rows:
+        scores = [row.reward for row in graded_rows]
+        ungraded = [row.drop is not None for row in graded_rows]
+        state['rubrics'][str(step.number)] = scores
+        metrics['rubrics/mean'] = float(np.mean(scores))
+        metrics['rubrics/ungraded'] = float(np.mean(ungraded))
+        metrics |= {f'judge/{name}': float(count) for name, count in judge_stats.items()}
+    return metrics, rows
+
+
+def _log_step(
+    config,
+    context: build.RunContext,
+    engine: Engine,
+    step: Step,
+    metrics: dict[str, float],
+    rows: list[Row],
+    writer: MetricsWriter,
+) -> None:
+    phase = step.phase
+    writer.write_scalars(step.number, phase.iteration, phase.name, metrics)
+    records = trajectory_records(
+        config.recipe, context.rollouts, step, rows, config.log_trajectories
+    )
+    writer.write_trajectories(records)
+    if phase.name == 'evaluation':
+        return
+    about = {
+        'system': config.recipe,
+        'step': step.number,
+        'iteration': phase.iteration,
+        'phase': phase.name,
+    }
+    writer.write_tasks({**about, **record} for record in engine.task_log)
+
+
+def _export(
+    hosts: Hosts,
+    workdir: pathlib.Path,
+    context: build.RunContext,
+    engine: Engine,
+    shows_progress: bool,
+) -> None:
+    """Writes the trained weights as Hugging Face folders, unless an earlier process has."""
+    for name, learner in engine.learners.items():
+        folder = workdir / 'policy' / name
+        # The first process decides for all: saving is collective.
+        exists = hosts.gather(folder.exists())[0]
+        if exists:
+            continue
+        with progress.clock(f'export {name}', shows_progress):
+            hf.save(folder, context.model, learner.params, like=context.folder)
+
+
+def _build_on_all(hosts: Hosts, config) -> build.RunContext:
+    """`build.build` on every process; if it fails on one, all raise that error."""
+    built: list[build.RunContext] = []
+
+    def build_locally() -> None:
+        built.append(build.build(config))
+
+    hosts.run_on_all_and_gather(build_locally)
+    return built[0]
+
+
+@contextlib.contextmanager
+def _claimed_workdir(
+    hosts: Hosts, workdir: pathlib.Path, config
+) -> Iterator[Callable[[], None]]:
+    """The workdir's lock and config check, by the first process for all of them."""
+    free_fields = FREE_FIELDS
+    if config.rollout.deterministic:
+        # Without deadlines the limit has no effect.
+        free_fields += ('rollout.tool_timeout',)
+    stored_config: Json = config.to_dict()
+    with contextlib.ExitStack() as stack:
+        writers: list[Callable[[], None]] = []
+
+        def claim_locally() -> None:
+            if hosts.is_first:
+                writers.append(stack.enter_context(claim(workdir, stored_config, free_fields)))
+
+        hosts.run_on_all_and_gather(claim_locally)
+        yield writers[0] if writers else _write_nothing
+
+
+def _write_nothing() -> None:
+    """Only the first process writes the config."""
+
+
+def _process_age() -> float:
+    """Seconds since this process started, imports included."""
+    fields = pathlib.Path('/proc/self/stat').read_text().rpartition(')')[2].split()
+    start_seconds = int(fields[19]) / os.sysconf('SC_CLK_TCK')
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - start_seconds

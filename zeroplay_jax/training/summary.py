@@ -1,0 +1,62 @@
+"""`summary.json`: results before and after training, per question, and the same as text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from zeroplay_jax.evaluation import statistics
+from zeroplay_jax.types import Json, Question
+
+
+def summarise_run(
+    config, library, external_items: int, state: Mapping[str, Any], steps: int
+) -> tuple[dict[str, Any], str]:
+    """The summary of a run and its table for the terminal.
+
+    Args:
+      library: the evaluation questions.   external_items: count of external questions or answers.
+      state: the loop's state: 'evaluations', 'rubrics' and 'seconds'.   steps: evaluations included.
+    """
+    evaluations = list(state['evaluations'].values())
+    before = _by_hops(evaluations[0])
+    after = _by_hops(evaluations[-1])
+    # Per question, and which questions: comparisons of runs are paired by them.
+    results: dict[str, Any] = {
+        'questions': _fingerprint(library.questions),
+        'before': evaluations[0],
+        'after': evaluations[-1],
+        'evaluations': state['evaluations'],
+    }
+    summary = statistics.summarise(before, after)
+    summary |= {
+        'results': results,
+        'seconds': round(state['seconds'], 1),
+        'seed': config.seed,
+        'steps': steps,
+        'external_items': external_items,
+    }
+    table = 'Exact match on held-out questions, with 95 % intervals:\n\n'
+    table += statistics.before_after_table(before, after)
+    rubric_scores = list(state['rubrics'].values())
+    if rubric_scores:
+        results['tasks'] = _fingerprint(library.open_tasks)
+        results['rubrics'] = state['rubrics']
+        summary['rubrics'] = statistics.summarise_scores(rubric_scores[0], rubric_scores[-1])
+        line = statistics.scores_line(summary['rubrics'])
+        table += f'\nrubrics met by answers to open tasks: {line}'
+    return summary, table
+
+
+def _by_hops(results: Json) -> dict[int, np.ndarray]:
+    return {int(hops): np.array(correct, bool) for hops, correct in results.items()}
+
+
+def _fingerprint(questions: Sequence[Question]) -> str:
+    records = [question.to_json() for question in questions]
+    text = json.dumps(records, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
