@@ -28,18 +28,23 @@ class IntegerTokenizer:
     """A tokenizer whose text is a list of token ids: Tunix's sampler takes strings only."""
 
     def encode(self, text: str, **options) -> list[int]:
+        """The token ids that the text lists."""
         return [int(word) for word in text.split()]
 
     def decode(self, ids, **options) -> str:
+        """The token ids as text."""
         return to_text(ids)
 
     def bos_id(self) -> int:
+        """The first id of a text; the workload never adds it."""
         return PAD_ID
 
     def eos_id(self) -> int:
+        """The end-of-sequence id."""
         return EOS_ID
 
     def pad_id(self) -> int:
+        """The padding id."""
         return PAD_ID
 
 
