@@ -12,7 +12,7 @@ TEST := $(RUN) -m pytest -q
 JOBS = $$($(RUN) -c 'import os; print(min(4, os.cpu_count() + 1))')
 
 .DEFAULT_GOAL := help
-.PHONY: help check quickstart test test-long lint bench clean
+.PHONY: help check quickstart test test-long lint bench docs clean
 
 help: ## these lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s%s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -21,8 +21,9 @@ check: # an existing .venv has chosen its Python already
 	@launch/python.sh $(or $(wildcard $(RUN)),$(PYTHON)) > /dev/null
 
 .venv/ready: requirements.txt | check
-.venv/ready-test: requirements-test.txt requirements.txt | check
-.venv/ready .venv/ready-test:
+.venv/ready-test: requirements-test.txt requirements.txt requirements-docs.txt | check
+.venv/ready-docs: requirements-docs.txt | check
+.venv/ready .venv/ready-test .venv/ready-docs:
 	@test -x .venv/bin/pip || { echo '== new environment in .venv'; "$$(launch/python.sh $(PYTHON) 2> /dev/null)" -m venv .venv; }
 	@echo '== installing $< into .venv (once; a few minutes, mostly download)'
 	@$(RUN) -m pip install --quiet --disable-pip-version-check -r $<
@@ -55,6 +56,10 @@ lint: .venv/ready-test ## ruff, mypy and shellcheck
 bench: .venv/ready-test ## rollout and update speed, against other engines where they are installed
 	@echo '== benchmark of rollouts'
 	@$(RUN) -m benchmarks.rollout
+
+docs: .venv/ready-docs ## the documentation site, into site/
+	@echo '== documentation into site/'
+	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
 
 clean: ## remove the caches of the tools (runs and .venv stay)
 	rm -rf .mypy_cache .pytest_cache .ruff_cache

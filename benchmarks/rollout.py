@@ -1,16 +1,19 @@
-"""Multi-turn rollouts and policy updates on a CPU, ours beside two peers on the same work in one run.
+"""Multi-turn rollouts and policy updates on a CPU: ours, and two other engines on the same work in the same run.
 
     python -m benchmarks.rollout                                # ours
-    PEERS_PYTHON=/path/to/python python -m benchmarks.rollout   # and Tunix and transformers in turn
+    PEERS_PYTHON=/path/to/python python -m benchmarks.rollout   # ours, Tunix and transformers in turn
 
-The work: a 23-million-parameter Qwen3-shaped policy in float32; 32 rollouts of a 64-token prompt and three turns of
-32 greedy tokens with 96 observation tokens between turns; and a clipped policy-gradient step on 16 × 256 tokens.
-PEERS_PYTHON is an interpreter with google-tunix, torch and transformers; --peers is the folder of `peer_tunix.py` and
-`peer_hf.py`, which print '<name> rollout X generated tokens/s' and '<name> train X tokens/s'. Everybody is held to the
-same two cores.
+`benchmarks/peers/workload.py` defines the work: a 23-million-parameter Qwen3-shaped policy in float32; 32 rollouts of
+a 64-token prompt and three turns of 32 greedy tokens with 96 observation tokens between turns; and a clipped
+policy-gradient step on 16 × 256 tokens. All engines run on the same two cores.
 
-The matmul bound is what a 2048³ product runs at in this process, right before and after: a rollout at the bound would
-push every token through the layers once, every generated token through the head once, and do nothing else.
+PEERS_PYTHON is the interpreter of an environment with `benchmarks/peers/requirements.txt`. --peers names another folder
+of `peer_tunix.py` and `peer_hf.py`: scripts that take the number of timed calls and print '<name> rollout X generated
+tokens/s' and '<name> train X tokens/s'.
+
+The matmul bound is the rate of a 2048³ product in this process, right before and after the rollouts. A rollout at the
+bound would pass every token through the layers once and every generated token through the head once, and do nothing
+else.
 """
 
 import argparse
@@ -21,13 +24,23 @@ import re
 import statistics
 import subprocess
 import sys
-import time
 
 import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
+from benchmarks.peers import workload
+from benchmarks.peers.timing import median_seconds
+from benchmarks.peers.workload import (
+    BATCH,
+    GEN,
+    LENGTH,
+    TOOL,
+    TRAIN_BATCH,
+    TRAIN_LEN,
+    TURNS,
+)
 from zeroplay_jax.configs import common
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.packing import pack
@@ -37,23 +50,25 @@ from zeroplay_jax.rollout.scheduler import Lane, Request, Scheduler
 from zeroplay_jax.rollout.search import Limits, SearchEnv
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.rollout.tools import SearchR1
-from zeroplay_jax.types import POLICY, Row, Trajectory
+from zeroplay_jax.types import POLICY, Row, Trajectory, UserError
+
+ROOT = pathlib.Path(__file__).parents[1]
+PEERS = ('tunix', 'hf')
 
 MODEL = transformer.ModelConfig(
-    'qwen3',
-    8192,
-    512,
-    1536,
-    layers=6,
-    heads=8,
-    kv_heads=4,
-    head_dim=64,
-    rope_theta=1e6,
+    family='qwen3',
+    vocab_size=workload.VOCAB_SIZE,
+    hidden_size=workload.QWEN3['hidden_size'],
+    intermediate_size=workload.QWEN3['intermediate_size'],
+    layers=workload.QWEN3['num_hidden_layers'],
+    heads=workload.QWEN3['num_attention_heads'],
+    kv_heads=workload.QWEN3['num_key_value_heads'],
+    head_dim=workload.QWEN3['head_dim'],
+    rope_theta=workload.QWEN3['rope_theta'],
+    norm_eps=workload.QWEN3['rms_norm_eps'],
+    tied=workload.QWEN3['tie_word_embeddings'],
     logit_chunk=2048,
 )
-BATCH, PROMPT, GEN, TOOL, TURNS = 32, 64, 32, 96, 3
-TRAIN_BATCH, TRAIN_LEN = 16, 256
-LENGTH = PROMPT + GEN * TURNS + TOOL * (TURNS - 1)
 SAMPLER = SamplerConfig(
     slots=BATCH, context=LENGTH, chunk=32, fill_rows=32, burst=16, put_rows=BATCH, put_tokens=TOOL
 )
@@ -79,17 +94,13 @@ class _Tools(SearchR1):
 
 
 def prompts() -> np.ndarray:
-    """int32 [BATCH, PROMPT]."""
-    return np.random.default_rng(0).integers(10, MODEL.vocab_size, (BATCH, PROMPT)).astype(np.int32)
+    """The prompts' token ids, int32 [BATCH, PROMPT]."""
+    return np.array(workload.prompts(MODEL.vocab_size), np.int32)
 
 
 def observation(turn: int) -> np.ndarray:
-    """int32 [BATCH, TOOL]."""
-    return (
-        np.random.default_rng(100 + turn)
-        .integers(10, MODEL.vocab_size, (BATCH, TOOL))
-        .astype(np.int32)
-    )
+    """The token ids that the search returns after a turn, int32 [BATCH, TOOL]."""
+    return np.array(workload.observation(turn, MODEL.vocab_size), np.int32)
 
 
 def rollout(scheduler: Scheduler) -> list[Trajectory]:
@@ -120,7 +131,7 @@ def matmul_rate() -> float:
     """float32 operations per second of a 2048³ product."""
     a = jnp.ones((2048, 2048), jnp.float32)
     product = jax.jit(lambda x, y: x @ y)
-    return 2 * 2048**3 / _median(lambda: jax.block_until_ready(product(a, a)), 5)
+    return 2 * 2048**3 / median_seconds(lambda: jax.block_until_ready(product(a, a)), 5)
 
 
 def useful_operations() -> float:
@@ -151,35 +162,46 @@ def make_update(params):
     return lambda: learner.update('solver', batches)
 
 
-def _median(call, times: int) -> float:
-    call()
-    seconds = []
-    for _ in range(times):
-        start = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+def peer(name: str, folder: pathlib.Path, cache_tokens: int) -> dict[str, float]:
+    """The rates of another engine, measured in a process of its own.
 
+    Args:
+      name: 'tunix' or 'hf', the engine whose script `peer_<name>.py` is run.
+      folder: the folder of the scripts.
+      cache_tokens: places of Tunix's key/value cache per rollout.
 
-def peer(name: str, folder: pathlib.Path) -> dict[str, float]:
-    """A peer's figures, from a process of its own."""
-    out = subprocess.run(
-        [os.environ['PEERS_PYTHON'], str(folder / f'peer_{name}.py'), '1'],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    return {kind: float(re.findall(rf'{kind} ([\d.]+)', out)[0]) for kind in ('rollout', 'train')}
+    Returns:
+      Tokens per second of 'rollout' (generated tokens) and 'train' (tokens of the update).
+
+    Raises:
+      UserError: the script failed, with the last line of its error output.
+    """
+    command = [os.environ['PEERS_PYTHON'], str(folder / f'peer_{name}.py'), '1']
+    if name == 'tunix':
+        command += ['--cache-tokens', str(cache_tokens)]
+    # The scripts import benchmarks.peers, and Python puts only a script's own folder on its path.
+    environment = os.environ | {'PYTHONPATH': str(ROOT)}
+    process = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if process.returncode:
+        error_lines = process.stderr.strip().split('\n')
+        raise UserError(
+            f'{command[1]} failed in the environment of PEERS_PYTHON ({command[0]}): {error_lines[-1]}; '
+            'install benchmarks/peers/requirements.txt there'
+        )
+    rates = {}
+    for kind in ('rollout', 'train'):
+        rates[kind] = float(re.findall(rf'{kind} ([\d.]+)', process.stdout)[0])
+    return rates
 
 
 def measure(scheduler, update) -> dict[str, float]:
     """Our figures of one round."""
     before = matmul_rate()
-    seconds = _median(lambda: rollout(scheduler), 3)
+    seconds = median_seconds(lambda: rollout(scheduler), 3)
     rate = (
         before + matmul_rate()
     ) / 2  # right before and right after: a shared machine's speed drifts
-    trained = _median(update, 3)
+    trained = median_seconds(update, 3)
     return dict(
         rollout=BATCH * GEN * TURNS / seconds,
         train=TRAIN_BATCH * TRAIN_LEN / trained,
@@ -203,64 +225,99 @@ def shares(scheduler) -> dict[str, float]:
     )
 
 
-def main(argv=None) -> None:
-    """Prints a line per round, then one JSON line."""
+def compare(scheduler, update, arguments) -> tuple[list[dict[str, float]], dict[str, list[float]]]:
+    """Measures ours and the other engines in turn, and prints a line per engine and round.
+
+    Returns:
+      Our figures by round, and the ratios ours ÷ theirs by round for rollouts and updates of every engine.
+    """
+    our_figures = []
+    ratios: dict[str, list[float]] = {}
+    # Engines take turns within a round, because the speed of a shared machine drifts.
+    for round_index in range(arguments.rounds):
+        figures = measure(scheduler, update)
+        our_figures.append(figures)
+        printed_figures = ', '.join(f'{name} {value:.4g}' for name, value in figures.items())
+        print(f'round {round_index + 1}: {printed_figures}', flush=True)
+        for name in available_peers(arguments.peers):
+            rates = peer(name, arguments.peers, arguments.tunix_cache)
+            print(
+                f'  {name}: rollout {rates["rollout"]:.0f}, train {rates["train"]:.0f} tokens/s',
+                flush=True,
+            )
+            rollout_ratio = figures['rollout'] / rates['rollout']
+            update_ratio = figures['train'] / rates['train']
+            ratios.setdefault(f'rollout_vs_{name}', []).append(rollout_ratio)
+            ratios.setdefault(f'update_vs_{name}', []).append(update_ratio)
+    return our_figures, ratios
+
+
+def available_peers(folder: pathlib.Path) -> tuple[str, ...]:
+    """The names of the other engines; none without PEERS_PYTHON or without the folder of their scripts."""
+    if folder.is_dir() and os.environ.get('PEERS_PYTHON'):
+        return PEERS
+    return ()
+
+
+def parse_arguments(argv) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(
         prog='python -m benchmarks.rollout',
         description=__doc__.split('\n')[0],
         epilog='example:\n  python -m benchmarks.rollout --rounds 1',
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument('--rounds', type=int, default=3, help='rounds of all engines in turn')
     parser.add_argument(
-        '--rounds', type=int, default=3, help='rounds of ours and every peer in turn'
+        '--peers',
+        type=pathlib.Path,
+        default=ROOT / 'benchmarks' / 'peers',
+        help='folder of peer_tunix.py and peer_hf.py',
     )
-    home = pathlib.Path(__file__).parents[2] / 'shared' / 'peers'
     parser.add_argument(
-        '--peers', type=pathlib.Path, default=home, help='folder of peer_tunix.py and peer_hf.py'
+        '--tunix-cache',
+        type=int,
+        default=1024,
+        help=f"places of Tunix's key/value cache per rollout; the workload needs {LENGTH}",
     )
-    args = parser.parse_args(argv)
-    os.sched_setaffinity(
-        0, sorted(os.sched_getaffinity(0))[:2]
-    )  # before JAX counts the cores; peers inherit it
+    return parser.parse_args(argv)
+
+
+def main(argv=None) -> None:
+    """Prints a line per engine and round, then one JSON line."""
+    arguments = parse_arguments(argv)
+    # Before JAX counts the cores; the processes of the other engines inherit it.
+    cores = sorted(os.sched_getaffinity(0))[: workload.CORES]
+    os.sched_setaffinity(0, cores)
     os.environ['JAX_PLATFORMS'] = 'cpu'
     jax.config.update('jax_platforms', 'cpu')
-    peers = ('tunix', 'hf') if args.peers.is_dir() and os.environ.get('PEERS_PYTHON') else ()
-    if not peers:
+    if not available_peers(arguments.peers):
         print(
-            f'peers are left out: PEERS_PYTHON is not set or {args.peers} is not there',
+            f'other engines are left out: PEERS_PYTHON is not set or {arguments.peers} does not exist',
             file=sys.stderr,
         )
     params = jax.tree.map(
         lambda x: x * 0.2 if x.ndim == 2 else x, transformer.init(MODEL, jax.random.key(0))
     )
-    scheduler, update = make_scheduler(params), make_update(params)
-    ours, ratios = [], {}
-    for i in range(args.rounds):
-        ours.append(measure(scheduler, update))
-        print(
-            f'round {i + 1}: ' + ', '.join(f'{k} {v:.4g}' for k, v in ours[-1].items()), flush=True
-        )
-        for name in peers:
-            theirs = peer(name, args.peers)
-            print(
-                f'  {name}: rollout {theirs["rollout"]:.0f}, train {theirs["train"]:.0f} tokens/s',
-                flush=True,
-            )
-            ratios.setdefault(f'rollout_vs_{name}', []).append(
-                ours[-1]['rollout'] / theirs['rollout']
-            )
-            ratios.setdefault(f'update_vs_{name}', []).append(ours[-1]['train'] / theirs['train'])
-    figures = {name: statistics.median(values) for name, values in ratios.items()}
-    figures |= dict(
-        share_of_matmul_bound=statistics.median(o['bound'] for o in ours),
-        generated_tokens_per_second=statistics.median(o['rollout'] for o in ours),
-        update_tokens_per_second=statistics.median(o['train'] for o in ours),
-        **{f'share_{k}': v for k, v in shares(scheduler).items()},
-        rounds=args.rounds,
-        cores=len(os.sched_getaffinity(0)),
-        jax=jax.__version__,
+    scheduler = make_scheduler(params)
+    update = make_update(params)
+    try:
+        our_figures, ratios = compare(scheduler, update, arguments)
+    except UserError as error:
+        sys.exit(f'benchmarks.rollout: {error}')
+    summary = {name: statistics.median(values) for name, values in ratios.items()}
+    summary |= dict(
+        share_of_matmul_bound=statistics.median(figures['bound'] for figures in our_figures),
+        generated_tokens_per_second=statistics.median(
+            figures['rollout'] for figures in our_figures
+        ),
+        update_tokens_per_second=statistics.median(figures['train'] for figures in our_figures),
     )
-    print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in figures.items()}))
+    for name, share in shares(scheduler).items():
+        summary[f'share_{name}'] = share
+    rounded_summary = {name: round(value, 4) for name, value in summary.items()}
+    facts = dict(rounds=arguments.rounds, cores=len(cores), jax=jax.__version__)
+    print(json.dumps(rounded_summary | facts))
 
 
 if __name__ == '__main__':

@@ -1,7 +1,11 @@
 """The benchmarks run: small sizes here, because a benchmark that broke is found when it is needed."""
 
+import ast
 import dataclasses
 import json
+import pathlib
+import re
+import sys
 
 import jax
 import numpy as np
@@ -9,9 +13,13 @@ import pytest
 
 from benchmarks import claims
 from benchmarks import rollout as bench
+from benchmarks.peers import timing, workload
 from zeroplay_jax import config as configuration
 from zeroplay_jax import train
 from zeroplay_jax.policy import transformer
+from zeroplay_jax.types import UserError
+
+PEERS = pathlib.Path(timing.__file__).parent
 
 
 @pytest.fixture
@@ -39,6 +47,117 @@ def test_rollouts_and_updates_of_the_speed_benchmark(small):
     )
     shares = bench.shares(scheduler)
     assert 0 < sum(shares.values()) <= 1.001
+
+
+# The other engines of the speed benchmark
+
+
+@pytest.mark.parametrize('module', [workload, timing])
+def test_shared_modules_import_the_standard_library_only(module):
+    roots = set()
+    for node in ast.walk(ast.parse(pathlib.Path(module.__file__).read_text())):
+        if isinstance(node, ast.Import):
+            roots |= {alias.name.split('.')[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            roots.add(node.module.split('.')[0])
+    assert roots - {'benchmarks'} <= sys.stdlib_module_names
+
+
+def test_every_engine_gets_the_same_token_ids():
+    assert bench.prompts().tolist() == workload.prompts()
+    assert bench.observation(1).tolist() == workload.observation(1) != workload.observation(0)
+    assert bench.prompts().shape == (workload.BATCH, workload.PROMPT)
+    assert bench.observation(0).shape == (workload.BATCH, workload.TOOL)
+    for rows in (bench.prompts(), bench.observation(0)):
+        assert workload.FIRST_TOKEN <= rows.min() and rows.max() < workload.VOCAB_SIZE
+
+
+def pins(path):
+    return dict(re.findall(r'^([\w.-]+)==(\S+)', path.read_text(), re.M))
+
+
+def test_both_jax_engines_run_on_the_same_jax():
+    peer_pins = pins(PEERS / 'requirements.txt')
+    own_pins = pins(bench.ROOT / 'requirements.txt')
+    for package in ('jax', 'flax', 'optax'):
+        assert peer_pins[package] == own_pins[package]
+
+
+@pytest.fixture
+def fake_peers(tmp_path, monkeypatch):
+    """A folder of scripts that print rates at once, and this interpreter to run them."""
+    monkeypatch.setenv('PEERS_PYTHON', sys.executable)
+    script = (
+        'import sys\n'
+        'from benchmarks.peers import timing\n'
+        'cache_tokens = float(sys.argv[-1])\n'
+        "timing.print_rates('engine', rollout_seconds=cache_tokens, update_seconds=2.0)\n"
+    )
+    for name in bench.PEERS:
+        (tmp_path / f'peer_{name}.py').write_text(script)
+    return tmp_path
+
+
+def test_rates_of_another_engine_are_read_from_its_output(fake_peers):
+    rates = bench.peer('tunix', fake_peers, cache_tokens=512)
+    updated_tokens = workload.TRAIN_BATCH * workload.TRAIN_LEN
+    assert rates == {'rollout': workload.GENERATED / 512, 'train': updated_tokens / 2}
+    assert bench.peer('hf', fake_peers, cache_tokens=512)['rollout'] == workload.GENERATED
+
+
+def test_a_failing_script_of_another_engine_is_one_line(fake_peers):
+    (fake_peers / 'peer_hf.py').write_text('import a_missing_engine\n')
+    with pytest.raises(UserError, match='No module named .a_missing_engine.; install') as error:
+        bench.peer('hf', fake_peers, cache_tokens=512)
+    assert '\n' not in str(error.value)
+
+
+def test_engines_are_left_out_without_their_interpreter(fake_peers, monkeypatch):
+    assert bench.available_peers(fake_peers) == ('tunix', 'hf')
+    assert not bench.available_peers(fake_peers / 'missing')
+    monkeypatch.delenv('PEERS_PYTHON')
+    assert not bench.available_peers(fake_peers)
+
+
+def test_ratios_of_a_round_are_ours_over_theirs(fake_peers, monkeypatch, capsys):
+    monkeypatch.setattr(bench, 'measure', lambda *_: {'rollout': 6144.0, 'train': 4096.0})
+    arguments = bench.parse_arguments(['--rounds', '2', '--tunix-cache', '1'])
+    arguments.peers = fake_peers
+    figures, ratios = bench.compare(None, None, arguments)
+    assert len(figures) == 2
+    # The fake engines generate 3072 tokens in a second and update 4096 tokens in two.
+    assert ratios == {
+        'rollout_vs_tunix': [2.0, 2.0],
+        'update_vs_tunix': [2.0, 2.0],
+        'rollout_vs_hf': [2.0, 2.0],
+        'update_vs_hf': [2.0, 2.0],
+    }
+    assert capsys.readouterr().out.count('hf: rollout 3072, train 2048 tokens/s') == 2
+
+
+def test_scripts_of_the_other_engines_are_found_by_default():
+    folder = bench.parse_arguments([]).peers
+    assert {f'peer_{name}.py' for name in bench.PEERS} <= {path.name for path in folder.iterdir()}
+
+
+def test_the_rollout_and_update_of_transformers(monkeypatch):
+    from benchmarks.peers import peer_hf
+
+    sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1)
+    heads = dict(num_attention_heads=2, num_key_value_heads=1, head_dim=8)
+    monkeypatch.setattr(workload, 'QWEN3', workload.QWEN3 | sizes | heads)
+    rows = lambda seed, tokens, vocab_size: [[seed % 50 + 10] * tokens] * 2
+    monkeypatch.setattr(workload, 'random_rows', rows)
+    model = peer_hf.make_model()
+    context = peer_hf.rollout(model)
+    assert context.shape == (2, workload.LENGTH)
+    prompt_end = workload.PROMPT + workload.GEN
+    assert set(context[0, prompt_end : prompt_end + workload.TOOL].tolist()) == {10}
+    losses = [peer_hf.make_update(model)() for _ in range(2)]
+    assert np.isfinite(losses).all()
+
+
+# The claims
 
 
 @pytest.mark.parametrize('arm', claims.ARMS)

@@ -25,7 +25,7 @@ FLOORS = (
 )
 # Heavy or changeable libraries stay behind one door each: where they may be imported.
 DOORS = {
-    'flax': ('zeroplay_jax/policy/',),
+    'flax': ('zeroplay_jax/policy/', 'benchmarks/peers/'),
     'clu': ('zeroplay_jax/runtime/metrics.py',),
     'scann': ('retrieval/', 'benchmarks/'),
     'tensorflow': ('retrieval/', 'benchmarks/', 'zeroplay_jax/start.py'),

@@ -24,6 +24,7 @@ PAGES = (
     'README.md',
     'retrieval/README.md',
     'benchmarks/README.md',
+    'benchmarks/peers/README.md',
     'notebooks/README.md',
     'launch/README.md',
 )

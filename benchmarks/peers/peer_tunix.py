@@ -1,0 +1,167 @@
+"""The workload by Tunix (JAX on the CPU): its own sampler for rollouts, its Qwen3 model and optax for the update.
+
+JAX_PLATFORMS=cpu PYTHONPATH=. /path/to/peers/bin/python -m benchmarks.peers.peer_tunix
+"""
+
+import argparse
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from tunix.generate import sampler as tunix_sampler
+from tunix.models.qwen3 import model as qwen3
+
+from benchmarks.peers import timing, workload
+
+PAD_ID = 0
+EOS_ID = 1
+
+# Places of Tunix's key/value cache. Tunix attends to all of them at every step, so its speed depends on this number.
+# The published figures were measured with 1,024; LENGTH is the smallest number that holds the workload.
+CACHE_TOKENS = 1024
+
+
+class IntegerTokenizer:
+    """A tokenizer whose text is a list of token ids: Tunix's sampler takes strings only."""
+
+    def encode(self, text: str, **options) -> list[int]:
+        """The token ids that the text lists."""
+        return [int(word) for word in text.split()]
+
+    def decode(self, ids, **options) -> str:
+        """The token ids as text."""
+        return to_text(ids)
+
+    def bos_id(self) -> int:
+        """The first id of a text; the workload never adds it."""
+        return PAD_ID
+
+    def eos_id(self) -> int:
+        """The end-of-sequence id."""
+        return EOS_ID
+
+    def pad_id(self) -> int:
+        """The padding id."""
+        return PAD_ID
+
+
+def to_text(ids) -> str:
+    """Token ids as the text that IntegerTokenizer reads."""
+    return ' '.join(str(int(token)) for token in ids)
+
+
+def make_model() -> qwen3.Qwen3:
+    """The policy with random weights in float32."""
+    sizes = workload.QWEN3
+    config = qwen3.ModelConfig(
+        num_layers=sizes['num_hidden_layers'],
+        vocab_size=sizes['vocab_size'],
+        embed_dim=sizes['hidden_size'],
+        hidden_dim=sizes['intermediate_size'],
+        num_heads=sizes['num_attention_heads'],
+        head_dim=sizes['head_dim'],
+        num_kv_heads=sizes['num_key_value_heads'],
+        rope_theta=int(sizes['rope_theta']),
+        norm_eps=sizes['rms_norm_eps'],
+        use_tied_embedding=sizes['tie_word_embeddings'],
+    )
+    return qwen3.Qwen3(config, rngs=nnx.Rngs(0))
+
+
+def make_sampler(model: qwen3.Qwen3, cache_tokens: int) -> tunix_sampler.Sampler:
+    """Tunix's sampler with a key/value cache of `cache_tokens` places per rollout."""
+    cache_config = tunix_sampler.CacheConfig(
+        cache_size=cache_tokens,
+        num_layers=model.config.num_layers,
+        num_kv_heads=model.config.num_kv_heads,
+        head_dim=model.config.head_dim,
+    )
+    return tunix_sampler.Sampler(model, IntegerTokenizer(), cache_config)
+
+
+def rollout(sampler: tunix_sampler.Sampler) -> np.ndarray:
+    """One rollout batch; returns the token ids, int [BATCH, LENGTH]."""
+    context = np.array(workload.prompts())
+    for turn in range(workload.TURNS):
+        # Every turn reads the whole context again: the sampler starts with an empty key/value cache.
+        output = sampler(
+            [to_text(row) for row in context],
+            max_generation_steps=workload.GEN,
+            # The exact length; without it Tunix pads prompts to the next power of two.
+            max_prompt_length=context.shape[1],
+            # An end-of-sequence token would end a turn early.
+            forbidden_tokens=(PAD_ID, EOS_ID),
+        )
+        generated = np.stack([np.asarray(tokens)[: workload.GEN] for tokens in output.tokens])
+        context = np.concatenate([context, generated], axis=1)
+        if turn < workload.TURNS - 1:
+            context = np.concatenate([context, workload.observation(turn)], axis=1)
+    assert context.shape == (workload.BATCH, workload.LENGTH)
+    return context
+
+
+def make_update(model: qwen3.Qwen3) -> Callable[[], jax.Array]:
+    """A function that does one clipped policy-gradient step and returns the loss."""
+    rows = workload.TRAIN_BATCH
+    length = workload.TRAIN_LEN
+    ids = jax.random.randint(
+        jax.random.key(0), (rows, length), workload.FIRST_TOKEN, workload.VOCAB_SIZE
+    )
+    positions = jnp.broadcast_to(jnp.arange(length), ids.shape)
+    causal_mask = jnp.tril(jnp.ones((length, length), bool))
+    attention_mask = jnp.broadcast_to(causal_mask, (rows, length, length))
+    # One advantage per row, as in GRPO, where a rollout has one reward.
+    advantages = jax.random.normal(jax.random.key(1), (rows, 1))
+
+    def token_log_probs(model):
+        logits, _ = model(ids, positions, None, attention_mask)
+        log_probs = jax.nn.log_softmax(logits[:, :-1].astype(jnp.float32))
+        return jnp.take_along_axis(log_probs, ids[:, 1:, None], axis=-1)[..., 0]
+
+    old_log_probs = nnx.jit(token_log_probs)(model)
+    transformation = optax.chain(
+        optax.clip_by_global_norm(workload.MAX_GRADIENT_NORM),
+        optax.adamw(workload.LEARNING_RATE),
+    )
+    optimizer = nnx.Optimizer(model, transformation, wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer):
+        def loss_of(model):
+            ratio = jnp.exp(token_log_probs(model) - old_log_probs)
+            clipped_ratio = jnp.clip(ratio, 1 - workload.CLIP, 1 + workload.CLIP)
+            return -jnp.minimum(ratio * advantages, clipped_ratio * advantages).mean()
+
+        loss, gradients = nnx.value_and_grad(loss_of)(model)
+        optimizer.update(model, gradients)
+        return loss
+
+    # JAX returns before the device has finished; a timed call has to wait for the result.
+    return lambda: jax.block_until_ready(step(model, optimizer))
+
+
+def main() -> None:
+    """Prints the rates of rollouts and updates."""
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument(
+        'repeats', type=int, nargs='?', default=3, help='timed calls; the median counts'
+    )
+    parser.add_argument(
+        '--cache-tokens',
+        type=int,
+        default=CACHE_TOKENS,
+        help=f'places of the key/value cache per rollout, at least {workload.LENGTH}',
+    )
+    arguments = parser.parse_args()
+    model = make_model()
+    sampler = make_sampler(model, arguments.cache_tokens)
+    rollout_seconds = timing.median_seconds(lambda: rollout(sampler), arguments.repeats)
+    update_seconds = timing.median_seconds(make_update(model), arguments.repeats)
+    timing.print_rates('tunix', rollout_seconds, update_seconds)
+
+
+if __name__ == '__main__':
+    main()

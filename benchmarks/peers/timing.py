@@ -1,0 +1,27 @@
+"""Timing and output of the benchmark scripts; standard library only, like `workload`."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+from benchmarks.peers import workload
+
+
+def median_seconds(call: Callable[[], object], repeats: int) -> float:
+    """The median wall-clock time of `repeats` calls in seconds, after one call that is not timed."""
+    # The first call compiles programs, allocates memory and fills caches.
+    call()
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def print_rates(engine: str, rollout_seconds: float, update_seconds: float) -> None:
+    """Prints the two lines that `benchmarks.rollout` reads: generated tokens/s and update tokens/s."""
+    generated_rate = workload.GENERATED / rollout_seconds
+    update_rate = workload.TRAIN_BATCH * workload.TRAIN_LEN / update_seconds
+    print(f'{engine} rollout {generated_rate:.1f} generated tokens/s ({rollout_seconds:.2f} s)')
+    print(f'{engine} train {update_rate:.1f} tokens/s ({update_seconds:.2f} s)')

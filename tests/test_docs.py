@@ -1,0 +1,139 @@
+"""The documentation site builds without warnings, and every relative link and anchor of the pages resolves."""
+
+import importlib.util
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
+
+needs_mkdocs = pytest.mark.skipif(
+    not all(importlib.util.find_spec(name) for name in ('mkdocs', 'material')),
+    reason='mkdocs-material is not installed: pip install -r requirements-docs.txt',
+)
+
+
+def without_code(text):
+    """The Markdown text without fenced blocks, in which '#' and brackets mean something else."""
+    return re.sub(r'^ *```.*?^ *```', '', text, flags=re.M | re.S)
+
+
+def anchors(page):
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    found_anchors = set()
+    for heading in re.findall(r'^#+ +(.+)$', without_code(page.read_text(encoding='utf-8')), re.M):
+        text = re.sub(r'\[([^\]]*)\]\([^)]*\)', r'\1', heading)
+        kept_characters = re.sub(r'[^\w\- ]', '', text.strip().lower())
+        found_anchors.add(kept_characters.replace(' ', '-'))
+    return found_anchors
+
+
+def faulty_links(page):
+    """The relative links of a page that lead to a missing file or to a missing heading."""
+    text = re.sub(r'`[^`\n]*`', '`code`', without_code(page.read_text(encoding='utf-8')))
+    faults = []
+    for link in re.findall(r'\]\(([^)\s]+)\)', text):
+        if '://' in link or link.startswith('mailto:'):
+            continue
+        target_name, _, anchor = link.partition('#')
+        target = (page.parent / target_name).resolve() if target_name else page
+        if not target.exists():
+            faults.append(link)
+            continue
+        if target.is_dir():
+            target = target / 'README.md'
+        if anchor and anchor not in anchors(target):
+            faults.append(link)
+    return faults
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
+def test_links_and_anchors_resolve(page):
+    assert not faulty_links(page)
+
+
+def test_a_faulty_link_is_found(tmp_path):
+    page = tmp_path / 'page.md'
+    page.write_text(
+        '# A heading, with `code`\n[good](#a-heading-with-code) [good](page.md) `[code](missing.md)`\n'
+        '[bad](missing.md) [bad](page.md#missing)\n'
+    )
+    assert faulty_links(page) == ['missing.md', 'page.md#missing']
+
+
+def build(folder, *options):
+    environment = os.environ | {'NO_MKDOCS_2_WARNING': '1'}
+    command = [sys.executable, '-m', 'mkdocs', 'build', '--strict', '--site-dir', str(folder)]
+    return subprocess.run(
+        [*command, *options], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.fixture(scope='module')
+def site(tmp_path_factory):
+    """The folder of the built site."""
+    folder = tmp_path_factory.mktemp('docs') / 'site'
+    result = build(folder)
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+@needs_mkdocs
+def test_the_site_has_every_page(site):
+    for page in sorted((ROOT / 'docs').glob('*.md')):
+        assert (site / f'{page.stem}.html').is_file()
+    assert not list(site.rglob('*.py'))
+
+
+@needs_mkdocs
+def test_the_site_loads_nothing_from_the_network(site):
+    for page in site.glob('*.html'):
+        loaded = re.findall(
+            r'<(?:script|img|link)\b[^>]*?(?:src|href)="(https?:[^"]*)"', page.read_text()
+        )
+        assert not loaded, page.name
+
+
+@needs_mkdocs
+def test_links_to_the_repository_lead_to_pages_of_the_site(site):
+    text = (site / 'results.html').read_text()
+    assert 'href="benchmarks.html#the-table"' in text
+    assert 'src="quickstart.svg"' in text and (site / 'quickstart.svg').is_file()
+    assert '../benchmarks' not in text
+    # The site has no source files: the text of a link to one stays.
+    launch = (site / 'launch.html').read_text()
+    assert 'href="retrieval.html"' in launch
+
+
+@needs_mkdocs
+def test_the_hook_leaves_code_and_missing_files_alone():
+    spec = importlib.util.spec_from_file_location('pages', ROOT / 'docs' / 'repository_pages.py')
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    cases = {
+        '[a](../launch/README.md#one-machine)': '[a](launch.md#one-machine)',
+        '[a](../launch/)': '[a](launch.md)',
+        '[`b`](../configs/drzero.py)': '`b`',
+        '[a](results.md)': '[a](results.md)',
+        '[a](../missing.md)': '[a](../missing.md)',
+        '[a](https://example.org/x)': '[a](https://example.org/x)',
+        '`[a](../launch/README.md)`': '`[a](../launch/README.md)`',
+        '```\n[a](../launch/README.md)\n```': '```\n[a](../launch/README.md)\n```',
+    }
+    for written, expected in cases.items():
+        assert hook.adapt_links(written, 'results.md') == expected
+    assert hook.adapt_links('[a](../retrieval/README.md)', 'launch.md') == '[a](retrieval.md)'
+
+
+@needs_mkdocs
+def test_a_broken_link_fails_the_strict_build(tmp_path):
+    (tmp_path / 'docs').mkdir()
+    (tmp_path / 'docs' / 'index.md').write_text('[missing](missing.md)\n')
+    (tmp_path / 'mkdocs.yml').write_text('site_name: test\n')
+    result = build(tmp_path / 'site', '--config-file', str(tmp_path / 'mkdocs.yml'))
+    assert result.returncode != 0 and 'missing.md' in result.stderr
