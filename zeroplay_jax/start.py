@@ -40,8 +40,8 @@ def command(name: str, main: Callable[[list[str]], None]) -> None:
 
 
 def _leave(code: int) -> None:
-    if 'zeroplay_jax.runtime.hosts' in sys.modules:  # else there is no other process
-        sys.modules['zeroplay_jax.runtime.hosts'].leave(code)
+    if 'zeroplay_jax.runtime.connect' in sys.modules:  # else there is no other process
+        sys.modules['zeroplay_jax.runtime.connect'].leave(code)
 
 
 def load_libraries() -> None:
@@ -61,7 +61,7 @@ def load_libraries() -> None:
 
 def connect(config) -> None:
     """Joins the other processes of the run, as `config.distributed` says; before anything asks JAX for a device."""
-    from zeroplay_jax.runtime import hosts  # loads JAX: only once the config is sound
+    from zeroplay_jax.runtime import connect as runtime  # loads JAX: only once the config is sound
 
     c = config.distributed
-    hosts.connect(c.mode, c.coordinator, c.processes, c.process, c.heartbeat)
+    runtime.connect(c.mode, c.coordinator, c.processes, c.process, c.heartbeat)

@@ -24,9 +24,9 @@ from zeroplay_jax.learner.checkpoint import Checkpointer, claim
 from zeroplay_jax.policy import hf
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.rollout.tokens import Codec, segments
-from zeroplay_jax.runtime.atomic import write_whole
+from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.runtime.hosts import Hosts, sums
-from zeroplay_jax.runtime.metrics import Metrics
+from zeroplay_jax.runtime.metrics import MetricsWriter
 from zeroplay_jax.selfplay.engine import Engine, Phase, Step, schedule
 from zeroplay_jax.types import Json, Row
 
@@ -45,7 +45,7 @@ def run(config, workdir) -> dict:
     workdir = pathlib.Path(workdir)
     free = FREE_FIELDS + (() if not config.rollout.deterministic else ('rollout.tool_timeout',))
     hosts = Hosts()
-    shown = config.progress and hosts.first
+    shown = config.progress and hosts.is_first
     with _held(hosts, workdir, config.to_dict(), free) as write_config:
         # ---- build ------------------------------------------------------------------------------------------
         parts = _built(hosts, config)
@@ -64,19 +64,21 @@ def run(config, workdir) -> dict:
             loop |= found
             engine.restore(states, loop['engine'])
             del states
-            if hosts.first:
+            if hosts.is_first:
                 print(f'goes on at step {loop["cursor"]} of {len(steps)}', file=sys.stderr)
         spent = loop['seconds']
 
         # ---- play -------------------------------------------------------------------------------------------
         if loop['cursor'] < len(steps):
-            metrics = Metrics(workdir, loop['cursor']) if hosts.first else None
+            metrics = MetricsWriter(workdir, loop['cursor']) if hosts.is_first else None
             with checkpoints.saved_on_interrupt(), _Bar(shown, steps, loop['cursor']) as bar:
                 for step in steps[loop['cursor'] :]:
                     bar.begin(step)
                     values, rows = _play(parts, engine, step, loop, bar.tick)
                     if metrics:
-                        metrics.write(step.number, step.phase.iteration, step.phase.name, values)
+                        metrics.write_scalars(
+                            step.number, step.phase.iteration, step.phase.name, values
+                        )
                         metrics.write_trajectories(_records(config, parts.table, step, rows))
                         about = {
                             'system': config.recipe,
@@ -108,9 +110,9 @@ def run(config, workdir) -> dict:
                     hf.save(
                         workdir / 'policy' / name, parts.model, learner.params, like=parts.folder
                     )
-        if not hosts.first:
+        if not hosts.is_first:
             return summary
-        write_whole(workdir / 'summary.json', json.dumps(summary, indent=2) + '\n')
+        write_text(workdir / 'summary.json', json.dumps(summary, indent=2) + '\n')
         page = report.write_report(workdir)
     print(table)
     print(f'{summary["seconds"]:.0f} s; read the run in {page}')
@@ -150,7 +152,7 @@ def _summary(config, parts, engine: Engine, loop: dict, steps: int) -> tuple[dic
 def _built(hosts: Hosts, config) -> setup.Parts:
     """`setup.build` in every process, or the reason why one of them could not."""
     built: list[setup.Parts] = []
-    hosts.together(lambda: built.append(setup.build(config)))
+    hosts.run_on_all_and_gather(lambda: built.append(setup.build(config)))
     return built[0]
 
 
@@ -163,10 +165,10 @@ def _held(
         writers: list[Callable[[], None]] = []
 
         def hold() -> None:
-            if hosts.first:
+            if hosts.is_first:
                 writers.append(stack.enter_context(claim(workdir, config, free)))
 
-        hosts.together(hold)
+        hosts.run_on_all_and_gather(hold)
         yield writers[0] if writers else lambda: None
 
 
@@ -183,7 +185,7 @@ def _play(
     correct, rows = evaluate(
         parts.exam, parts.corpus.questions + parts.corpus.tasks, step.number, done=done
     )
-    hosts.together(parts.corpus.check)
+    hosts.run_on_all_and_gather(parts.corpus.check)
     judged = sums(hosts.gather(parts.table.judge_stats - judged))
     if parts.table.judge:
         parts.table.judge.check(judged)

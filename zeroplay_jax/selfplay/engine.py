@@ -150,9 +150,9 @@ class Engine:
         period = step.phase.clears_pool
         if period and (step.index == 0 or schedules.closes_window(step.index, period)):
             self.pool.clear()
-        self.table.hosts.clear()
+        self.table.hosts.clear_published()
         tasks, outcomes = self._collect(step, done)
-        searched = dict(sums(self.table.hosts.together(self.check_search)))
+        searched = dict(sums(self.table.hosts.run_on_all_and_gather(self.check_search)))
         judged = sums(self.table.hosts.gather(self.table.judge_stats - judged))
         if self.table.judge:
             self.table.judge.check(judged)

@@ -89,7 +89,7 @@ class Table:
         play = lambda: self.scheduler.run([episodes[name]() for name in own], done)
         if self.hosts.count == 1:
             return play()
-        told = self.hosts.together(
+        told = self.hosts.run_on_all_and_gather(
             lambda: [[name, rows.outcome_state(o)] for name, o in zip(own, play())]
         )
         found = {tuple(name): rows.outcome_restore(o) for host in told for name, o in host}

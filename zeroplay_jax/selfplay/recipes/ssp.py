@@ -78,7 +78,7 @@ class Recipe:
         except TaskDropped as drop:
             return Outcome(drop=drop.reason)
         finally:  # whoever waits for this one's passages must not wait for ever
-            table.hosts.post(task.identity, [])
+            table.hosts.publish(task.identity, [])
 
     async def _hidden(self, table: Table, task: Task) -> Outcome:
         c, item = self.config, task.payload
@@ -90,7 +90,7 @@ class Recipe:
             answer=item['answer'],
         )
         # What a proposer has read is noise for the checks of the others.
-        table.hosts.post(task.identity, [d for t in made for d in solving.shown(t)])
+        table.hosts.publish(task.identity, [d for t in made for d in solving.shown(t)])
         group = solving.group_of(task.identity)
         rows, solved_rows, questions, reasons = [], [], [], []
         for i, trajectory in enumerate(made):
@@ -154,7 +154,7 @@ class Recipe:
     ) -> str | None:
         """'unanswerable' unless the question is answered from the passages read, among those that others read."""
         own = solving.shown(trajectory)
-        others = [await table.hosts.read(tuple(name)) for name in task.payload['beside']]
+        others = [await table.hosts.await_published(tuple(name)) for name in task.payload['beside']]
         if self.config.check.unit == 'document':
             others = [found[:1] for found in others]
         read = {d['id'] for d in own}
