@@ -1,0 +1,103 @@
+"""Packed training batches of random demonstrations."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from jaxtyping import Int
+
+from zeroplay_jax.mini import demos, world
+from zeroplay_jax.mini.library import Library
+from zeroplay_jax.mini.stages import Stage
+from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.types import POLICY
+
+Episode = tuple[demos.Tokens, demos.Tokens]  # tokens and their sources
+Batch = dict[str, Int[np.ndarray, 'rows tokens']]
+BATCH_FIELDS = ('tokens', 'positions', 'segment', 'policy')
+
+
+def libraries(seed: int, split: str, count: int, worlds: int) -> Iterator[Library]:
+    """Yields libraries to draw episodes from, each with randomly chosen worlds and facts of its own.
+
+    Args:
+      seed: seed of the choice.
+      split: 'train' or 'evaluation'.
+      count: number of libraries.
+      worlds: worlds per library, at most as many as the split has.
+    """
+    available = world.worlds_available(split)
+    for i in range(count):
+        rng = np.random.default_rng([seed, i])
+        world_seeds = rng.choice(available, size=min(worlds, available), replace=False)
+        # Deal 0 holds the facts of self-play and evaluation, which the checkpoints must not have seen.
+        yield Library(world_seeds.tolist(), split, deal=1 + i)
+
+
+def episodes(
+    stage: Stage, stock: Sequence[Library], codec: Codec, seed: int, step: int
+) -> Iterator[Episode]:
+    """Yields the (tokens, sources) of one step's random episodes, without end.
+
+    Args:
+      stage: gives the mixture of roles, their errors and the greatest length.
+      stock: libraries to draw from.
+      codec: tokenises the episodes.
+      seed: seed of the training run.
+      step: step within the stage.
+    """
+    # A stream per step, so that a batch does not depend on how many episodes earlier batches skipped.
+    rng = np.random.default_rng([seed, zlib.crc32(stage.name.encode()), step])
+    role_shares = stage.shares or {name: role.share for name, role in demos.ROLES.items()}
+    names = list(role_shares)
+    shares = np.array(list(role_shares.values()))
+    probabilities = shares / shares.sum()
+    while True:
+        role = demos.ROLES[names[int(rng.choice(len(names), p=probabilities))]]
+        chosen_library = stock[int(rng.integers(len(stock)))]
+        tokens, sources = demos.render(codec, role.write(chosen_library, rng, stage.errors))
+        if len(tokens) <= stage.tokens:
+            yield tokens, sources
+
+
+def empty_batch(rows: int, tokens: int) -> Batch:
+    """Returns a batch of padding."""
+    return {field: np.zeros((rows, tokens), np.int32) for field in BATCH_FIELDS}
+
+
+def write_episode(batch: Batch, row: int, start: int, segment: int, episode: Episode) -> None:
+    """Writes an episode into a row of a batch, from column `start` on."""
+    tokens, sources = episode
+    columns = slice(start, start + len(tokens))
+    batch['tokens'][row, columns] = tokens
+    batch['positions'][row, columns] = np.arange(len(tokens))
+    batch['segment'][row, columns] = segment
+    batch['policy'][row, columns] = sources == POLICY
+
+
+def pack(stage: Stage, stream: Iterator[Episode]) -> Batch:
+    """Packs whole episodes into a batch, first fit.
+
+    Returns:
+      int32 arrays [rows, tokens]: 'tokens', 'positions' within the episode, 'segment' (number of the episode in the
+      row from 1, or 0 for padding) and 'policy' (1 for the policy's tokens).
+    """
+    batch = empty_batch(stage.rows, stage.tokens)
+    used_tokens = [0] * stage.rows
+    segments = [0] * stage.rows
+    # Three misses rather than one: a shorter episode may still fit.
+    misses = 0
+    while misses < 3:
+        episode = next(stream)
+        length = len(episode[0])
+        fitting_rows = [r for r in range(stage.rows) if used_tokens[r] + length <= stage.tokens]
+        if not fitting_rows:
+            misses += 1
+            continue
+        row = fitting_rows[0]
+        segments[row] += 1
+        write_episode(batch, row, used_tokens[row], segments[row], episode)
+        used_tokens[row] += length
+    return batch
