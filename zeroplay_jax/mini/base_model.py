@@ -36,6 +36,7 @@ from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.types import ENV
 
 HERE = pathlib.Path(__file__).parent
 ARCHITECTURE = {
@@ -168,13 +169,15 @@ def train(
     recent_metrics = []
     with progress.bar(stage.steps, 'steps', stage.name) as bar:
         for step in range(stage.steps):
-            batch = batches.pack(stage, batches.episodes(stage, stock, codec, seed, step))
+            stream = batches.episodes(stage, stock, codec, seed, step)
+            batch = batches.pack(stage, stream)
             params, state, metrics = update(params, state, batch)
             # Kept on the device: reading the values here would wait for every step.
             recent_metrics.append(metrics)
             bar.update()
             if (step + 1) % LOG_EVERY == 0 or step + 1 == stage.steps:
-                log.append({'stage': stage.name, 'step': step + 1, **_mean_metrics(recent_metrics)})
+                means = _mean_metrics(recent_metrics)
+                log.append({'stage': stage.name, 'step': step + 1, **means})
                 # The bar's own method prints above the bar instead of into it.
                 bar.write(json.dumps(log[-1]))
                 sys.stdout.flush()
@@ -222,9 +225,10 @@ def diagnose(
         hops = np.zeros(DIAGNOSED_EPISODES, np.int32)
         for row in range(DIAGNOSED_EPISODES):
             demo = role.write(heldout_library, rng, demos.ErrorRates())
-            batches.write_episode(batch, row, 0, 1, demos.render(codec, demo))
+            episode = demos.render(codec, demo)
+            batches.write_episode(batch, row, start=0, segment=1, episode=episode)
             # A solver searches once per hop.
-            hops[row] = sum(isinstance(part.content, list) for part in demo.parts)
+            hops[row] = sum(part.source == ENV for part in demo.parts)
         is_policy = batch['policy'][:, 1:] > 0
         is_correct = np.asarray(predicted_correctly(params, batch)) & is_policy
         whole_episode = is_correct.sum(1) == is_policy.sum(1)

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Int
 
 from zeroplay_jax.mini import demos, world
+from zeroplay_jax.mini.draws import pick
 from zeroplay_jax.mini.library import Library
 from zeroplay_jax.mini.stages import Stage
 from zeroplay_jax.rollout.tokens import Codec
@@ -31,7 +32,8 @@ def libraries(seed: int, split: str, count: int, worlds: int) -> Iterator[Librar
     available = world.worlds_available(split)
     for i in range(count):
         rng = np.random.default_rng([seed, i])
-        world_seeds = rng.choice(available, size=min(worlds, available), replace=False)
+        size = min(worlds, available)
+        world_seeds = rng.choice(available, size=size, replace=False)
         # Deal 0 holds the facts of self-play and evaluation, which the checkpoints must not have seen.
         yield Library(world_seeds.tolist(), split, deal=1 + i)
 
@@ -49,15 +51,19 @@ def episodes(
       step: step within the stage.
     """
     # A stream per step, so that a batch does not depend on how many episodes earlier batches skipped.
-    rng = np.random.default_rng([seed, zlib.crc32(stage.name.encode()), step])
-    role_shares = stage.shares or {name: role.share for name, role in demos.ROLES.items()}
+    stage_key = zlib.crc32(stage.name.encode())
+    rng = np.random.default_rng([seed, stage_key, step])
+    default_shares = {name: role.share for name, role in demos.ROLES.items()}
+    role_shares = stage.shares or default_shares
     names = list(role_shares)
     shares = np.array(list(role_shares.values()))
     probabilities = shares / shares.sum()
     while True:
-        role = demos.ROLES[names[int(rng.choice(len(names), p=probabilities))]]
-        chosen_library = stock[int(rng.integers(len(stock)))]
-        tokens, sources = demos.render(codec, role.write(chosen_library, rng, stage.errors))
+        role_index = int(rng.choice(len(names), p=probabilities))
+        role = demos.ROLES[names[role_index]]
+        demo = role.write(pick(rng, stock), rng, stage.errors)
+        tokens, sources = demos.render(codec, demo)
+        # Longer episodes are skipped, not cut: a cut one would end without an answer.
         if len(tokens) <= stage.tokens:
             yield tokens, sources
 

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
+from numpy.random import Generator
 
+from zeroplay_jax.mini.draws import pick, shuffled
 from zeroplay_jax.mini.library import Document, Library
 from zeroplay_jax.mini.world import RELATION_NAMES, Step, World, phrase, question
 from zeroplay_jax.rollout import prompts, tools
@@ -116,20 +118,16 @@ def render(codec: Codec, demo: Demo) -> tuple[Tokens, Tokens]:
     return np.concatenate(ids), np.concatenate(sources)
 
 
-def _pick(rng: np.random.Generator, values: Sequence[Any]) -> Any:
-    return values[int(rng.integers(len(values)))]
-
-
-def _draw_hops(rng: np.random.Generator, shares: Sequence[float]) -> int:
+def _draw_hops(rng: Generator, shares: Sequence[float]) -> int:
     """Returns a hop count; the shares are those of 1, 2, 3, … hops."""
     return 1 + int(rng.choice(len(shares), p=shares))
 
 
 def _draw_chain(
-    library: Library, rng: np.random.Generator, shares: Sequence[float] = (0.3, 0.3, 0.25, 0.15)
+    library: Library, rng: Generator, shares: Sequence[float] = (0.3, 0.3, 0.25, 0.15)
 ) -> tuple[World, list[Step]]:
     hops = _draw_hops(rng, shares)
-    world = _pick(rng, library.worlds)
+    world = pick(rng, library.worlds)
     return world, world.chain(hops, rng)
 
 
@@ -140,34 +138,34 @@ def _statement(chain: Sequence[Step]) -> str:
 # ---- exercises without a prompt ----------------------------------------------------------------------------
 
 
-def copy(library: Library, rng: np.random.Generator, errors: ErrorRates) -> Demo:
+def copy(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     """Writes a passage, then the same sentences in another order.
 
     Nearly every token can be copied from the context. Such dense practice forms copying attention heads within a few
     hundred steps; single facts alone take several times as long.
     """
-    world = _pick(rng, library.worlds)
-    text = _pick(rng, world.passages).text
+    world = pick(rng, library.worlds)
+    text = pick(rng, world.passages).text
     demo = Demo()
     demo.add_prompt_text(f' {text}\n')
     demo.add_policy_text(f' {_reordered(text, rng)}\n')
     return demo
 
 
-def passage(library: Library, rng: np.random.Generator, errors: ErrorRates) -> Demo:
+def passage(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     """Writes a single passage and three of its facts."""
-    world = _pick(rng, library.worlds)
-    title = _pick(rng, world.titles)
+    world = pick(rng, library.worlds)
+    title = pick(rng, world.titles)
     demo = Demo()
     demo.add_documents([library.document(title)])
     _add_facts(demo, world, [title], 3, rng)
     return demo
 
 
-def reading(library: Library, rng: np.random.Generator, errors: ErrorRates) -> Demo:
+def reading(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     """Writes the passages of a search and six of their facts."""
-    world = _pick(rng, library.worlds)
-    documents = library.search(_pick(rng, world.titles))
+    world = pick(rng, library.worlds)
+    documents = library.search(pick(rng, world.titles))
     titles = [document['title'] for document in documents]
     # The search covers all worlds; the facts are looked up in one.
     world_titles = [title for title in titles if title in world.facts]
@@ -177,42 +175,40 @@ def reading(library: Library, rng: np.random.Generator, errors: ErrorRates) -> D
     return demo
 
 
-def retelling(library: Library, rng: np.random.Generator, errors: ErrorRates) -> Demo:
+def retelling(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     """Writes the passages of a search, then repeats two of them by title, with reordered sentences."""
-    world = _pick(rng, library.worlds)
-    documents = library.search(_pick(rng, world.titles))
+    world = pick(rng, library.worlds)
+    documents = library.search(pick(rng, world.titles))
     demo = Demo()
     demo.add_documents(documents)
-    for i in rng.permutation(len(documents))[:2]:
-        demo.add_prompt_text(_think(documents[i]['title']))
-        reordered_text = _reordered(documents[i]['text'], rng)
+    for document in shuffled(rng, documents)[:2]:
+        demo.add_prompt_text(_think(document['title']))
+        reordered_text = _reordered(document['text'], rng)
         demo.add_policy_text(f'<answer> {reordered_text}</answer>')
     return demo
 
 
-def _add_facts(
-    demo: Demo, world: World, titles: Sequence[str], count: int, rng: np.random.Generator
-) -> None:
+def _add_facts(demo: Demo, world: World, titles: Sequence[str], count: int, rng: Generator) -> None:
     """Adds random facts of the titles. Only the values count as policy text: the question is not predictable."""
     for _ in range(count):
-        title = _pick(rng, titles)
-        relation, value = _pick(rng, list(world.facts[title].items()))
+        title = pick(rng, titles)
+        facts = world.facts[title]
+        relation, value = pick(rng, list(facts.items()))
         demo.add_prompt_text(f'<think> the {relation} of {title} is')
         demo.add_policy_text(f' {value}')
         demo.add_prompt_text('</think>')
 
 
-def _reordered(text: str, rng: np.random.Generator) -> str:
-    sentences = text.split('. ')
-    order = rng.permutation(len(sentences))
-    # The split removes the full stop of every sentence but the last.
-    return ' '.join(sentences[i].rstrip('.') + '.' for i in order)
+def _reordered(text: str, rng: Generator) -> str:
+    # The split removes the full stop of all sentences but the last.
+    sentences = [sentence.rstrip('.') for sentence in text.split('. ')]
+    return '. '.join(shuffled(rng, sentences)) + '.'
 
 
 # ---- solvers -----------------------------------------------------------------------------------------------
 
 
-def solver(library: Library, rng: np.random.Generator, errors: ErrorRates) -> Demo:
+def solver(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     """Question → searches → answer."""
     world, chain = _draw_chain(library, rng)
     demo = Demo('solver', {'question': question(chain)})
@@ -220,11 +216,13 @@ def solver(library: Library, rng: np.random.Generator, errors: ErrorRates) -> De
     return demo
 
 
-def solver_with_path(library: Library, rng: np.random.Generator, errors: ErrorRates) -> Demo:
+def solver_with_path(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     """Question and the path to its answer, complete or truncated → searches → answer; always correct."""
     world, chain = _draw_chain(library, rng)
-    path = [chain[0].entity] + [step.value for step in chain]
+    values = [step.value for step in chain]
+    path = [chain[0].entity, *values]
     if rng.random() < 0.3:
+        # A real path can be cut to the prompt's length; the policy has to search for the remaining hops.
         path_length = int(rng.integers(2, len(path) + 1))
         path = path[:path_length]
     demo = Demo('solver_with_path', {'path': ' > '.join(path), 'question': question(chain)})
@@ -233,15 +231,16 @@ def solver_with_path(library: Library, rng: np.random.Generator, errors: ErrorRa
     return demo
 
 
-def answer_from_documents(library: Library, rng: np.random.Generator, errors: ErrorRates) -> Demo:
+def answer_from_documents(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     """Question and documents, some of them irrelevant → answer without a search."""
     _, chain = _draw_chain(library, rng, shares=(0.4, 0.35, 0.25, 0.0))
     documents = [library.document(step.entity) for step in chain]
     for _ in range(int(rng.integers(0, 4))):
-        documents.append(_pick(rng, library.documents))
-    shuffled_documents = [documents[i] for i in rng.permutation(len(documents))]
+        documents.append(pick(rng, library.documents))
+    # In the order of the chain the last document would always be the one to answer from.
+    documents_text = tools.passages_text([shuffled(rng, documents)], 'search_r1')
     fields = {
-        'documents': tools.passages_text([shuffled_documents], 'search_r1'),
+        'documents': documents_text,
         'question': question(chain),
     }
     thought = '. '.join(_statement([step]) for step in chain)
@@ -250,7 +249,7 @@ def answer_from_documents(library: Library, rng: np.random.Generator, errors: Er
     return demo
 
 
-def task_solver(library: Library, rng: np.random.Generator, errors: ErrorRates) -> Demo:
+def task_solver(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     """Open task → searches → the text of the passage that the task asks for."""
     chain, title = _draw_described_entity(library, rng)
     demo = Demo('task_solver', {'task': f'Describe {_subject(chain, title)}.'})
@@ -266,7 +265,7 @@ def _add_solution(
     library: Library,
     world: World,
     chain: Sequence[Step],
-    rng: np.random.Generator,
+    rng: Generator,
     errors: ErrorRates,
 ) -> None:
     """Adds the searches along a chain and the answer; each thought is the part of the question still open."""
@@ -277,18 +276,23 @@ def _add_solution(
         value = _read_value(world, step, rng, errors)
         next_relations = [later_step.relation for later_step in remaining[1:]]
         # A wrong value may be of another kind, which does not have the next relation.
-        can_continue = bool(next_relations) and next_relations[0] in world.facts.get(value, {})
-        if not can_continue or rng.random() < errors.early_answer:
+        if next_relations and world.value(value, next_relations[0]) is not None:
+            answers_now = rng.random() < errors.early_answer
+        else:
+            answers_now = True
+        if answers_now:
             demo.add_final_turn(f'the {step.relation} of {step.entity} is {value}', answer=value)
             return
+        # After an error the question continues from the wrong entity.
         remaining = _follow(world, value, next_relations)
 
 
-def _read_value(world: World, step: Step, rng: np.random.Generator, errors: ErrorRates) -> str:
+def _read_value(world: World, step: Step, rng: Generator, errors: ErrorRates) -> str:
     """Returns the value of a step, or, as a deliberate error, the next fact of the same entity."""
     if step.relation in WEAK_RELATIONS and rng.random() < errors.wrong_fact:
         values = list(world.facts[step.entity].values())
-        return values[(values.index(step.value) + 1) % len(values)]
+        wrong_index = values.index(step.value) + 1
+        return values[wrong_index % len(values)]
     return step.value
 
 
@@ -296,7 +300,7 @@ def _follow(world: World, entity: str, relations: Sequence[str]) -> list[Step]:
     """Returns the steps from an entity along relations; values are empty after a missing fact."""
     steps = []
     for relation in relations:
-        value = world.facts.get(entity, {}).get(relation, '')
+        value = world.value(entity, relation) or ''
         steps.append(Step(entity, relation, value))
         entity = value
     return steps
@@ -305,15 +309,16 @@ def _follow(world: World, entity: str, relations: Sequence[str]) -> list[Step]:
 # ---- proposers ---------------------------------------------------------------------------------------------
 
 
-def proposer(library: Library, rng: np.random.Generator, errors: ErrorRates) -> Demo:
+def proposer(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     """Hop count and a document → one search fewer than hops → question and answer."""
     world, chain = _draw_chain(library, rng, shares=(0.3, 0.27, 0.25, 0.18))
     start = chain[0].entity
     requested_hops = len(chain)
     if rng.random() < errors.wrong_hops:
         wrong_hop_counts = [hops for hops in (1, 2, 3) if hops != requested_hops]
-        # If no chain of that length starts at the document, the correct one is kept.
-        chain = world.chain(int(_pick(rng, wrong_hop_counts)), rng, start) or chain
+        wrong_chain = world.chain(pick(rng, wrong_hop_counts), rng, start)
+        # No chain of that length may exist; then the episode stays correct.
+        chain = wrong_chain or chain
     omits_thoughts = rng.random() < errors.no_think
 
     document = prompts.document_text(library.document(start))
@@ -329,12 +334,12 @@ def proposer(library: Library, rng: np.random.Generator, errors: ErrorRates) -> 
     return demo
 
 
-def proposer_from_answer(library: Library, rng: np.random.Generator, errors: ErrorRates) -> Demo:
+def proposer_from_answer(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     """Answer and hop count → searches backwards, from a value to a passage that names it → question and answer."""
     # The search does not always return a passage that names the value; such attempts are discarded.
     while True:
         hops = _draw_hops(rng, (0.4, 0.35, 0.25))
-        world = _pick(rng, library.worlds)
+        world = pick(rng, library.worlds)
         answer = world.chain(1, rng)[0].value
         demo = Demo('proposer_from_answer', {'hops': hops, 'answer': answer})
         chain = _add_backward_searches(demo, library, world, answer, hops, rng)
@@ -349,7 +354,7 @@ def _add_backward_searches(
     world: World,
     answer: str,
     hops: int,
-    rng: np.random.Generator,
+    rng: Generator,
 ) -> list[Step]:
     """Adds searches that extend a chain towards its start; returns the chain, shorter than `hops` if one fails."""
     chain: list[Step] = []
@@ -366,13 +371,13 @@ def _add_backward_searches(
                     steps.append(Step(title, relation, value))
         if not steps:
             break
-        chain = [_pick(rng, steps), *chain]
+        chain = [pick(rng, steps), *chain]
         value = chain[0].entity
         thought = _statement(chain)
     return chain
 
 
-def challenger(library: Library, rng: np.random.Generator, errors: ErrorRates) -> Demo:
+def challenger(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     """Hop count and a document → searches → open task."""
     chain, title = _draw_described_entity(library, rng)
     start = chain[0].entity if chain else title
@@ -385,13 +390,13 @@ def challenger(library: Library, rng: np.random.Generator, errors: ErrorRates) -
     return demo
 
 
-def _draw_described_entity(library: Library, rng: np.random.Generator) -> tuple[list[Step], str]:
+def _draw_described_entity(library: Library, rng: Generator) -> tuple[list[Step], str]:
     """Returns a chain, possibly empty, and the title at its end, which has a passage."""
     chain_length = int(rng.choice(3, p=(0.35, 0.4, 0.25)))
     while True:
-        world = _pick(rng, library.worlds)
+        world = pick(rng, library.worlds)
         if chain_length == 0:
-            return [], _pick(rng, world.titles)
+            return [], pick(rng, world.titles)
         chain = world.chain(chain_length, rng)
         # A value such as a metal has no passage.
         if chain[-1].value in world.facts:
@@ -413,7 +418,7 @@ class Role:
     """
 
     share: float
-    write: Callable[[Library, np.random.Generator, ErrorRates], Demo]
+    write: Callable[[Library, Generator, ErrorRates], Demo]
 
 
 ROLES = {

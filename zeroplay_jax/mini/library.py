@@ -18,7 +18,7 @@ class Library:
     """Some worlds and an exact search over all their passages with the encoder that rollouts use.
 
     Attributes:
-      worlds: tuple of World.
+      worlds: list of World.
       documents: the passages of all worlds.
     """
 
@@ -30,13 +30,15 @@ class Library:
           split: 'train' or 'evaluation'.
           deal: seed of the facts, see `World`.
         """
-        self.worlds = tuple(World(int(seed), split, deal=deal) for seed in seeds)
+        self.worlds = [World(int(seed), split, deal=deal) for seed in seeds]
         self.documents: list[Document] = []
+        titles = []
+        texts = []
         for world in self.worlds:
             for passage in world.passages:
+                titles.append(passage.title)
+                texts.append(passage.text)
                 self.documents.append({'title': passage.title, 'text': passage.text})
-        titles = [document['title'] for document in self.documents]
-        texts = [document['text'] for document in self.documents]
         self._encoder = LexicalEncoder()
         self._passage_vectors = self._encoder.encode_passages(titles, texts)
         self._rows_by_query: dict[str, list[int]] = {}
@@ -55,8 +57,13 @@ class Library:
         """Returns the TOP_K passages with the highest scores, best first."""
         if query not in self._rows_by_query:
             self._search_rows([query])
-        return [self.documents[row] for row in self._rows_by_query[query]]
+        rows = self._rows_by_query[query]
+        return [self.documents[row] for row in rows]
 
     def document(self, title: str) -> Document:
         """Returns the passage of a title."""
-        return next(document for document in self.search(title) if document['title'] == title)
+        # The encoder ranks a passage with exactly this title among the first.
+        for document in self.search(title):
+            if document['title'] == title:
+                return document
+        raise KeyError(title)

@@ -13,6 +13,8 @@ import zlib
 
 import numpy as np
 
+from zeroplay_jax.mini.draws import shuffled
+
 # Kind → names in one world. Languages, mountains and lakes are values of relations and have no passage.
 NAMES_PER_WORLD = {
     'person': 32,
@@ -51,13 +53,14 @@ _EVALUATION_SHARE = 0.28
 def _heads_by_kind() -> dict[str, tuple[str, ...]]:
     """Returns kind → heads of its names; the number of heads is proportional to the names in one world."""
     counts = np.array(list(NAMES_PER_WORLD.values()))
-    exact_boundaries = np.cumsum([0, *counts]) * len(HEADS) / counts.sum()
+    cumulative_counts = np.cumsum([0, *counts])
+    exact_boundaries = cumulative_counts * len(HEADS) / counts.sum()
     boundaries = np.round(exact_boundaries).astype(int)
-    order = np.random.default_rng(0).permutation(len(HEADS))
-    shuffled_heads = [HEADS[i] for i in order]
+    # Unshuffled, all names of a kind would start with similar onsets.
+    shuffled_heads = shuffled(np.random.default_rng(0), HEADS)
     heads = {}
-    for kind, (start, stop) in zip(NAMES_PER_WORLD, itertools.pairwise(boundaries), strict=True):
-        heads[kind] = tuple(shuffled_heads[start:stop])
+    for i, kind in enumerate(NAMES_PER_WORLD):
+        heads[kind] = tuple(shuffled_heads[boundaries[i] : boundaries[i + 1]])
     return heads
 
 
@@ -72,7 +75,8 @@ def name_pairs(split: str, kind: str) -> tuple[tuple[str, str], ...]:
       kind: a key of `NAMES_PER_WORLD`.
     """
     pairs: list[tuple[str, str]] = []
-    for head, consonant in itertools.product(_heads_by_kind()[kind], CONSONANTS):
+    heads = _heads_by_kind()[kind]
+    for head, consonant in itertools.product(heads, CONSONANTS):
         names = []
         for ending in _ENDINGS:
             name = head + consonant + ending

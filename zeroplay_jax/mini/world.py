@@ -17,7 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.random import Generator
 
+from zeroplay_jax.mini.draws import pick, shuffled
 from zeroplay_jax.mini.names import NAMES_PER_WORLD, name_pairs
 from zeroplay_jax.types import UserError
 
@@ -63,6 +65,10 @@ RELATIONS = {
     },
 }
 RELATION_NAMES = tuple(relation for relations in RELATIONS.values() for relation in relations)
+
+
+Item = dict[str, Any]  # a question or an open task
+DEFAULT_HOPS = (1, 2, 3, 4)
 
 
 class Step(NamedTuple):
@@ -120,34 +126,35 @@ class World:
         self._names: dict[str, list[str]] = {}
         similar_names: dict[str, str] = {}
         for kind, count in NAMES_PER_WORLD.items():
-            pairs = name_pairs(split, kind)[seed * count : (seed + 1) * count]
+            # Consecutive slices, so that no name occurs in two worlds.
+            first = seed * count
+            pairs = name_pairs(split, kind)[first : first + count]
             self._names[kind] = [name for name, _ in pairs]
             similar_names.update(pairs)
 
+        # Names are chosen before facts, so that any name can be a value.
         self.facts: dict[str, dict[str, str]] = {}
         self.kinds: dict[str, str] = {}
         for kind in RELATIONS:
             for name in self._names[kind]:
                 self._add_entity(name, kind, excluded_facts={})
 
+        # The facts of a near miss differ from the original's: a reader who confuses the two answers incorrectly.
         self.originals: dict[str, str] = {}
         entities = list(self.facts)
         near_miss_count = round(near_misses * len(entities))
-        for i in self._rng.permutation(len(entities))[:near_miss_count]:
-            original = entities[i]
+        for original in shuffled(self._rng, entities)[:near_miss_count]:
             near_miss = similar_names[original]
             self.originals[near_miss] = original
-            self._add_entity(near_miss, self.kinds[original], excluded_facts=self.facts[original])
+            kind = self.kinds[original]
+            self._add_entity(near_miss, kind, excluded_facts=self.facts[original])
 
         # Shuffled, or the position in the index would tell a near miss from an original.
-        all_titles = list(self.facts)
-        self.titles = tuple(all_titles[i] for i in self._rng.permutation(len(all_titles)))
+        self.titles = tuple(shuffled(self._rng, list(self.facts)))
         self.passages = []
         for i, title in enumerate(self.titles):
-            self.passages.append(Passage(f'{split}-{seed}-{i}', title, self._write_text(title)))
-
-    def _choice(self, values: Sequence[str]) -> str:
-        return values[int(self._rng.integers(len(values)))]
+            text = self._write_text(title)
+            self.passages.append(Passage(f'{split}-{seed}-{i}', title, text))
 
     def _add_entity(self, name: str, kind: str, excluded_facts: dict[str, str]) -> None:
         """Draws the facts of an entity, none of them equal to the excluded fact of the same relation."""
@@ -158,26 +165,25 @@ class World:
             excluded_values = (name, excluded_facts.get(relation))
             candidates = CLOSED.get(value_kind) or self._names[value_kind]
             values = [value for value in candidates if value not in excluded_values]
-            self.facts[name][relation] = self._choice(values)
+            self.facts[name][relation] = pick(self._rng, values)
 
     def _write_text(self, name: str) -> str:
         """Returns one sentence per fact, in random order; only the first one contains the name."""
         kind = self.kinds[name]
         pronoun = 'It'
         if kind == 'person':
-            pronoun = self._choice(('He', 'She'))
-        relations = list(RELATIONS[kind].items())
-        subject = name
+            pronoun = pick(self._rng, ('He', 'She'))
         sentences = []
-        for i in self._rng.permutation(len(relations)):
-            relation, (sentence, _) = relations[i]
-            sentences.append(sentence.format(s=subject, v=self.facts[name][relation]))
+        # A reader has to resolve the pronoun of all sentences but the first.
+        subject = name
+        for relation in shuffled(self._rng, list(RELATIONS[kind])):
+            sentence, _ = RELATIONS[kind][relation]
+            value = self.facts[name][relation]
+            sentences.append(sentence.format(s=subject, v=value))
             subject = pronoun
         return ' '.join(sentences)
 
-    def chain(
-        self, hops: int, rng: np.random.Generator, start: str | None = None
-    ) -> list[Step] | None:
+    def chain(self, hops: int, rng: Generator, start: str | None = None) -> list[Step] | None:
         """Draws a chain of facts in which each value is the next entity.
 
         Args:
@@ -190,7 +196,7 @@ class World:
           part of the question's text.
         """
         if start is None:
-            starts = [self.titles[i] for i in rng.permutation(len(self.titles))]
+            starts = shuffled(rng, self.titles)
         else:
             starts = [start]
         for title in starts:
@@ -200,15 +206,17 @@ class World:
         return None
 
     def _extend(
-        self, prefix: list[Step], entity: str, hops: int, rng: np.random.Generator
+        self, prefix: list[Step], entity: str, hops: int, rng: Generator
     ) -> list[Step] | None:
         """Returns `prefix` and `hops` more steps from `entity` on, by randomised depth-first search, or None."""
         # A value such as 'poet' has no passage and hence no relations.
         relations = list(self.facts.get(entity, ()))
-        for i in rng.permutation(len(relations)):
-            value = self.facts[entity][relations[i]]
-            chain = [*prefix, Step(entity, relations[i], value)]
-            if any(value == step.entity for step in chain):
+        for relation in shuffled(rng, relations):
+            value = self.facts[entity][relation]
+            chain = [*prefix, Step(entity, relation, value)]
+            # A cycle would make the question longer but no harder.
+            visited = [step.entity for step in chain]
+            if value in visited:
                 continue
             if hops == 1:
                 # A substring test, since a question about 'Lomin' would leak the answer 'Lomi'.
@@ -219,6 +227,10 @@ class World:
             if longer_chain is not None:
                 return longer_chain
         return None
+
+    def value(self, entity: str, relation: str) -> str | None:
+        """Returns the value of a relation, or None if the entity does not have it."""
+        return self.facts.get(entity, {}).get(relation)
 
     def resolve(self, text: str) -> tuple[str | None, int]:
         """Returns (answer, hops) of a question in the world's form; for diagnostics and tests only.
@@ -234,7 +246,7 @@ class World:
         for relation in reversed(relations):
             if value is None:
                 break
-            value = self.facts.get(value, {}).get(relation)
+            value = self.value(value, relation)
         return value, len(relations)
 
 
@@ -252,7 +264,10 @@ def _check_arguments(seed: int, split: str, near_misses: float) -> None:
 
 def worlds_available(split: str) -> int:
     """Returns the number of worlds of a split; the kind with the fewest spare names limits it."""
-    return min(len(name_pairs(split, kind)) // n for kind, n in NAMES_PER_WORLD.items())
+    worlds_by_kind = []
+    for kind, names_per_world in NAMES_PER_WORLD.items():
+        worlds_by_kind.append(len(name_pairs(split, kind)) // names_per_world)
+    return min(worlds_by_kind)
 
 
 def phrase(chain: Sequence[Step]) -> str:
@@ -278,8 +293,8 @@ def rubrics_of(text: str) -> list[dict[str, str]]:
 
 
 def evaluation_questions(
-    worlds: Sequence[World], per_hop: int, hops: Sequence[int] = (1, 2, 3, 4), seed: int = 0
-) -> list[dict]:
+    worlds: Sequence[World], per_hop: int, hops: Sequence[int] = DEFAULT_HOPS, seed: int = 0
+) -> list[Item]:
     """Draws distinct questions with known answers, spread evenly over the worlds.
 
     Args:
@@ -299,8 +314,8 @@ def evaluation_questions(
 
 
 def evaluation_tasks(
-    worlds: Sequence[World], per_hop: int, hops: Sequence[int] = (1, 2, 3, 4), seed: int = 0
-) -> list[dict]:
+    worlds: Sequence[World], per_hop: int, hops: Sequence[int] = DEFAULT_HOPS, seed: int = 0
+) -> list[Item]:
     """Draws distinct open tasks: to describe the entity at the end of a chain of facts.
 
     Args:
@@ -319,16 +334,16 @@ def evaluation_tasks(
     return _draw_distinct(_draw_task, 'task', worlds, per_hop, hops, seed)
 
 
-def _draw_question(world: World, hops: int, rng: np.random.Generator) -> dict[str, Any] | None:
+def _draw_question(world: World, hops: int, rng: Generator) -> Item | None:
     chain = world.chain(hops, rng)
     if chain is None:
         return None
     return {'question': question(chain), 'answers': [chain[-1].value]}
 
 
-def _draw_task(world: World, hops: int, rng: np.random.Generator) -> dict[str, Any] | None:
+def _draw_task(world: World, hops: int, rng: Generator) -> Item | None:
     if hops == 1:
-        title = world.titles[int(rng.integers(len(world.titles)))]
+        title = pick(rng, world.titles)
         subject = title
     else:
         chain = world.chain(hops - 1, rng)
@@ -346,13 +361,13 @@ def _draw_task(world: World, hops: int, rng: np.random.Generator) -> dict[str, A
 
 
 def _draw_distinct(
-    draw: Callable[[World, int, np.random.Generator], dict[str, Any] | None],
+    draw: Callable[[World, int, Generator], Item | None],
     noun: str,
     worlds: Sequence[World],
     per_hop: int,
     hops: Sequence[int],
     seed: int,
-) -> list[dict]:
+) -> list[Item]:
     """Draws `per_hop` distinct items per hop count, going round the worlds; `noun` names them in the error text."""
     items = []
     for hop_count in hops:
