@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from zeroplay_jax.mini import base_model, batches, demos, library
+from zeroplay_jax.mini import base_model, batches, demo, demos, library
 from zeroplay_jax.mini.stages import STAGES, Stage
 from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.rollout import prompts
@@ -135,7 +135,7 @@ def test_committed_folder_has_the_same_logits_in_transformers(name):
     folder = base_model.HERE / name
     config, params, codec = hf.read_config(folder), hf.load(folder), Codec(folder)
     passages = library.Library(range(2), 'evaluation', deal=0)
-    tokens, _ = demos.render(
+    tokens, _ = demo.render(
         codec, demos.solver(passages, np.random.default_rng(0), demos.ErrorRates())
     )
     tokens = tokens[None]

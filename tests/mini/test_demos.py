@@ -5,6 +5,7 @@ import pytest
 
 from zeroplay_jax.mini import base_model, demos
 from zeroplay_jax.mini import library as library_lib
+from zeroplay_jax.mini.demo import render
 from zeroplay_jax.mini.world import question
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import ENV, POLICY, PROMPT
@@ -150,7 +151,7 @@ def test_uneven_proposer_errs_in_each_way(library):
 @pytest.mark.parametrize('name', list(demos.ROLES))
 def test_rendering_keeps_text_and_limits(library, codec, name):
     for demo in written(library, name, 20):
-        tokens, source = demos.render(codec, demo)
+        tokens, source = render(codec, demo)
         assert tokens.dtype == np.int32 and source.dtype == np.int8 and tokens.shape == source.shape
         policy = codec.decode(tokens[source == POLICY])
         assert policy == ''.join(said(demo))

@@ -30,6 +30,7 @@ import optax
 from jaxtyping import Array
 
 from zeroplay_jax.mini import batches, demos, tokenizer
+from zeroplay_jax.mini.demo import render
 from zeroplay_jax.mini.library import Library
 from zeroplay_jax.mini.stages import STAGES, Stage
 from zeroplay_jax.policy import hf, transformer
@@ -39,6 +40,7 @@ from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import ENV
 
 HERE = pathlib.Path(__file__).parent
+# A Qwen3 configuration, so that any tool that reads Hugging Face folders loads the checkpoints.
 ARCHITECTURE = {
     'architectures': ['Qwen3ForCausalLM'],
     'model_type': 'qwen3',
@@ -90,26 +92,32 @@ def loss(
       other tokens, and {'loss': the first of the two, 'token_accuracy': share of policy tokens predicted greedily}.
     """
     x = transformer.hidden(config, params, batch['tokens'], batch['positions'], batch['segment'])
-    logits = transformer.logits(config, params, x[:, :-1].reshape(-1, x.shape[-1]))
+    # The last position of a row predicts nothing.
+    x = x[:, :-1].reshape(-1, x.shape[-1])
+    logits = transformer.logits(config, params, x)
     targets = batch['tokens'][:, 1:].reshape(-1)
     nll = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
 
     # The first token of an episode has no context, and padding is no target.
     segment = batch['segment']
     same_episode = segment[:, 1:] == segment[:, :-1]
-    is_target = (same_episode & (segment[:, 1:] > 0)).reshape(-1)
-    is_policy = is_target & (batch['policy'][:, 1:].reshape(-1) > 0)
+    is_episode = segment[:, 1:] > 0
+    is_target = (same_episode & is_episode).reshape(-1)
+    policy_flags = batch['policy'][:, 1:].reshape(-1)
+    is_policy = is_target & (policy_flags > 0)
     is_context = is_target & ~is_policy
 
     policy_loss = _masked_mean(nll, is_policy)
-    token_accuracy = _masked_mean(jnp.argmax(logits, -1) == targets, is_policy)
+    predictions = jnp.argmax(logits, -1)
+    token_accuracy = _masked_mean(predictions == targets, is_policy)
     total_loss = policy_loss + context_weight * _masked_mean(nll, is_context)
     return total_loss, {'loss': policy_loss, 'token_accuracy': token_accuracy}
 
 
 def _masked_mean(values: Array, mask: Array) -> Array:
     # A batch may lack one kind of token; its mean is then 0 instead of NaN.
-    return jnp.sum(values * mask) / jnp.maximum(jnp.sum(mask), 1)
+    total = jnp.sum(values * mask)
+    return total / jnp.maximum(jnp.sum(mask), 1)
 
 
 def optimiser(stage: Stage) -> optax.GradientTransformation:
@@ -128,12 +136,14 @@ def optimiser(stage: Stage) -> optax.GradientTransformation:
         # Muon orthogonalises updates, which suits linear maps but not embedding tables or scales.
         return 'matrix' if path[-1].key == 'kernel' else 'other'
 
+    # Clipping comes first: Muon normalises each matrix anyway, but AdamW's moments remember an outlier.
     transforms = {
         'matrix': optax.contrib.muon(schedule(stage.muon_rate)),
         'other': optax.adamw(schedule(stage.adam_rate), b2=0.98, weight_decay=0.0),
     }
     labels = functools.partial(jax.tree_util.tree_map_with_path, label)
-    return optax.chain(optax.clip_by_global_norm(1.0), optax.multi_transform(transforms, labels))
+    clip = optax.clip_by_global_norm(1.0)
+    return optax.chain(clip, optax.multi_transform(transforms, labels))
 
 
 def train(
@@ -160,6 +170,7 @@ def train(
     state = tx.init(params)
     stage_loss = functools.partial(loss, config, stage.context_weight)
 
+    # Donation lets XLA update parameters and optimiser state in place.
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def update(params, state, batch):
         gradient, metrics = jax.grad(stage_loss, has_aux=True)(params, batch)
@@ -219,17 +230,20 @@ def diagnose(
 
     figures = {}
     for name, role in demos.ROLES.items():
-        rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+        # A stream per role: a new role does not change the episodes of another one.
+        role_key = zlib.crc32(name.encode())
+        rng = np.random.default_rng([seed, role_key])
         # One episode per row, so that a row of the result is an episode.
         batch = batches.empty_batch(DIAGNOSED_EPISODES, DIAGNOSED_TOKENS)
         hops = np.zeros(DIAGNOSED_EPISODES, np.int32)
         for row in range(DIAGNOSED_EPISODES):
             demo = role.write(heldout_library, rng, demos.ErrorRates())
-            episode = demos.render(codec, demo)
+            episode = render(codec, demo)
             batches.write_episode(batch, row, start=0, segment=1, episode=episode)
             # A solver searches once per hop.
             hops[row] = sum(part.source == ENV for part in demo.parts)
         is_policy = batch['policy'][:, 1:] > 0
+        # Tokens outside the policy's text count as neither right nor wrong.
         is_correct = np.asarray(predicted_correctly(params, batch)) & is_policy
         whole_episode = is_correct.sum(1) == is_policy.sum(1)
         figures[name] = {
@@ -271,6 +285,7 @@ def _save(
     log: Sequence[dict[str, Any]],
 ) -> None:
     """Replaces a checkpoint folder; `template` is the folder with the config and the tokenizer."""
+    # Files of an older layout must not stay in the folder.
     if folder.exists():
         shutil.rmtree(folder)
     hf.save(folder, config, params, like=template)
@@ -305,10 +320,11 @@ def build(out: pathlib.Path, seed: int, stages: Sequence[Stage] = STAGES) -> Non
         write_config_and_tokenizer(template)
         codec = Codec(template)
         config = hf.read_config(template)
-        params = _zero_output_projections(transformer.init(config, jax.random.key(seed)))
-        parameter_count = sum(leaf.size for leaf in jax.tree.leaves(params))
+        initial_params = transformer.init(config, jax.random.key(seed))
+        params = _zero_output_projections(initial_params)
+        sizes = [leaf.size for leaf in jax.tree.leaves(params)]
         stock = list(batches.libraries(seed, 'train', LIBRARY_COUNT, WORLDS_PER_LIBRARY))
-        log: list[dict[str, Any]] = [{'seed': seed, 'parameters': parameter_count}]
+        log: list[dict[str, Any]] = [{'seed': seed, 'parameters': sum(sizes)}]
         for stage in stages:
             params = train(stage, config, params, codec, stock, seed, log)
             if stage.saved:

@@ -9,14 +9,16 @@ import numpy as np
 from jaxtyping import Int
 
 from zeroplay_jax.mini import demos, world
+from zeroplay_jax.mini.demo import Tokens, render
 from zeroplay_jax.mini.draws import pick
 from zeroplay_jax.mini.library import Library
 from zeroplay_jax.mini.stages import Stage
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import POLICY
 
-Episode = tuple[demos.Tokens, demos.Tokens]  # tokens and their sources
+Episode = tuple[Tokens, Tokens]  # tokens and their sources
 Batch = dict[str, Int[np.ndarray, 'rows tokens']]
+# The arrays that the transformer and the loss read.
 BATCH_FIELDS = ('tokens', 'positions', 'segment', 'policy')
 
 
@@ -62,7 +64,7 @@ def episodes(
         role_index = int(rng.choice(len(names), p=probabilities))
         role = demos.ROLES[names[role_index]]
         demo = role.write(pick(rng, stock), rng, stage.errors)
-        tokens, sources = demos.render(codec, demo)
+        tokens, sources = render(codec, demo)
         # Longer episodes are skipped, not cut: a cut one would end without an answer.
         if len(tokens) <= stage.tokens:
             yield tokens, sources
@@ -70,7 +72,10 @@ def episodes(
 
 def empty_batch(rows: int, tokens: int) -> Batch:
     """Returns a batch of padding."""
-    return {field: np.zeros((rows, tokens), np.int32) for field in BATCH_FIELDS}
+    return {
+        field: np.zeros((rows, tokens), np.int32)
+        for field in BATCH_FIELDS  # The arrays that the transformer and the loss read.
+    }
 
 
 def write_episode(batch: Batch, row: int, start: int, segment: int, episode: Episode) -> None:

@@ -1,8 +1,6 @@
 """Demonstrations that the tiny checkpoint is trained on: written-out episodes of every role.
 
-ROLES lists the roles: each has a share of the mixture and a function that writes one episode. Episodes are rendered
-by the functions that rollouts use (`rollout.prompts`, `rollout.tokens`, `rollout.tools`), and their passages come
-from the encoder that rollouts use. Demonstrations and rollouts therefore have the same token ids.
+ROLES lists the roles: each has a share of the mixture and a function that writes one episode.
 
 A space precedes every name, inside tags too, so that a name always has the same tokens.
 """
@@ -10,24 +8,18 @@ A space precedes every name, inside tags too, so that a name always has the same
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
 
-import numpy as np
-from jaxtyping import Int
 from numpy.random import Generator
 
+from zeroplay_jax.mini.demo import Demo, think
 from zeroplay_jax.mini.draws import pick, shuffled
-from zeroplay_jax.mini.library import Document, Library
+from zeroplay_jax.mini.library import Library
 from zeroplay_jax.mini.world import RELATION_NAMES, Step, World, phrase, question
 from zeroplay_jax.rollout import prompts, tools
-from zeroplay_jax.rollout.tokens import Codec
-from zeroplay_jax.types import ENV, POLICY, PROMPT
 
-Tokens = Int[np.ndarray, 'length']
-SEARCH = tools.family('search_r1')
-OBSERVATION_TOKENS = 128
-# Relations that the imperfect solver confuses with another relation of the same entity.
+# Relations that the imperfect solver confuses with another relation of the same entity: every second one, so that
+# self-play can improve some relations while others are already right.
 WEAK_RELATIONS = frozenset(RELATION_NAMES[1::2])
 
 
@@ -50,74 +42,6 @@ class ErrorRates:
     malformed: float = 0.0
 
 
-class Part(NamedTuple):
-    """One piece of an episode: text, or the documents of an ENV part, and its source (PROMPT, POLICY or ENV)."""
-
-    content: Any
-    source: int
-
-
-@dataclasses.dataclass
-class Demo:
-    """One episode.
-
-    Attributes:
-      role: role of the opening prompt; None for an exercise without a prompt.
-      fields: fields of the opening prompt.
-      parts: the pieces that follow the prompt, in order.
-    """
-
-    role: str | None = None
-    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    parts: list[Part] = dataclasses.field(default_factory=list)
-
-    def add_prompt_text(self, text: str) -> None:
-        self.parts.append(Part(text, PROMPT))
-
-    def add_policy_text(self, text: str) -> None:
-        self.parts.append(Part(text, POLICY))
-
-    def add_documents(self, documents: list[Document]) -> None:
-        self.parts.append(Part(documents, ENV))
-
-    def add_search(self, library: Library, thought: str, query: str) -> list[Document]:
-        """Adds a turn with a search, and its passages, which are also returned."""
-        documents = library.search(query)
-        self.add_policy_text(_think(thought) + SEARCH.call_text([f' {query}']))
-        self.add_documents(documents)
-        return documents
-
-    def add_final_turn(self, thought: str, **tags: str) -> None:
-        """Adds the last turn: a thought and one block per tag."""
-        blocks = [f'<{tag}> {text}</{tag}>' for tag, text in tags.items()]
-        self.add_policy_text(_think(thought) + ''.join(blocks) + '<|im_end|>')
-
-
-def _think(thought: str) -> str:
-    if not thought:
-        return ''
-    return f'<think> {thought}</think>'
-
-
-def render(codec: Codec, demo: Demo) -> tuple[Tokens, Tokens]:
-    """Returns the tokens (int32) of an episode and the source of each (int8)."""
-    ids = []
-    sources = []
-    if demo.role is not None:
-        chat = prompts.messages('mini', demo.role, **demo.fields)
-        prompt_ids = codec.render(chat)
-        ids.append(prompt_ids)
-        sources.append(np.full(len(prompt_ids), PROMPT, np.int8))
-    for part in demo.parts:
-        if part.source == ENV:
-            part_ids = SEARCH.observation(codec, [part.content], OBSERVATION_TOKENS)
-        else:
-            part_ids = codec.encode(part.content)
-        ids.append(np.asarray(part_ids, np.int32))
-        sources.append(np.full(len(part_ids), part.source, np.int8))
-    return np.concatenate(ids), np.concatenate(sources)
-
-
 def _draw_hops(rng: Generator, shares: Sequence[float]) -> int:
     """Returns a hop count; the shares are those of 1, 2, 3, … hops."""
     return 1 + int(rng.choice(len(shares), p=shares))
@@ -128,7 +52,14 @@ def _draw_chain(
 ) -> tuple[World, list[Step]]:
     hops = _draw_hops(rng, shares)
     world = pick(rng, library.worlds)
-    return world, world.chain(hops, rng)
+    return world, _chain_of(world, hops, rng)
+
+
+def _chain_of(world: World, hops: int, rng: Generator) -> list[Step]:
+    chain = world.chain(hops, rng)
+    # Only longer chains can be missing from a world.
+    assert chain is not None, f'no chain of {hops} hops'
+    return chain
 
 
 def _statement(chain: Sequence[Step]) -> str:
@@ -182,7 +113,7 @@ def retelling(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     demo = Demo()
     demo.add_documents(documents)
     for document in shuffled(rng, documents)[:2]:
-        demo.add_prompt_text(_think(document['title']))
+        demo.add_prompt_text(think(document['title']))
         reordered_text = _reordered(document['text'], rng)
         demo.add_policy_text(f'<answer> {reordered_text}</answer>')
     return demo
@@ -255,6 +186,7 @@ def task_solver(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     demo = Demo('task_solver', {'task': f'Describe {_subject(chain, title)}.'})
     for i, step in enumerate(chain):
         demo.add_search(library, phrase(chain[i:]), step.entity)
+    # One more search than hops: the passage of the entity itself is the answer.
     demo.add_search(library, title, title)
     demo.add_final_turn(title, answer=library.document(title)['text'])
     return demo
@@ -272,6 +204,7 @@ def _add_solution(
     remaining = list(chain)
     while True:
         step = remaining[0]
+        # The thought states the open question because the policy sees no other plan.
         demo.add_search(library, phrase(remaining), step.entity)
         value = _read_value(world, step, rng, errors)
         next_relations = [later_step.relation for later_step in remaining[1:]]
@@ -317,17 +250,20 @@ def proposer(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     if rng.random() < errors.wrong_hops:
         wrong_hop_counts = [hops for hops in (1, 2, 3) if hops != requested_hops]
         wrong_chain = world.chain(pick(rng, wrong_hop_counts), rng, start)
-        # No chain of that length may exist; then the episode stays correct.
+        # Where no such chain starts at the document, the episode stays correct.
         chain = wrong_chain or chain
+    # Drawn once: an episode has either all thoughts or none.
     omits_thoughts = rng.random() < errors.no_think
 
     document = prompts.document_text(library.document(start))
     demo = Demo('proposer', {'hops': requested_hops, 'document': document})
+    # The document answers the first hop, so the first search is for the second one.
     for i in range(1, len(chain)):
         thought = '' if omits_thoughts else _statement(chain[:i])
         demo.add_search(library, thought, chain[i].entity)
     tags = {'question': question(chain), 'answer': chain[-1].value}
     if rng.random() < errors.malformed:
+        # The parser of self-play rejects a proposal without both tags.
         missing_tag = 'answer' if rng.random() < 0.5 else 'question'
         del tags[missing_tag]
     demo.add_final_turn('' if omits_thoughts else _statement(chain), **tags)
@@ -340,9 +276,10 @@ def proposer_from_answer(library: Library, rng: Generator, errors: ErrorRates) -
     while True:
         hops = _draw_hops(rng, (0.4, 0.35, 0.25))
         world = pick(rng, library.worlds)
-        answer = world.chain(1, rng)[0].value
+        answer = _chain_of(world, 1, rng)[0].value
         demo = Demo('proposer_from_answer', {'hops': hops, 'answer': answer})
         chain = _add_backward_searches(demo, library, world, answer, hops, rng)
+        # As in `World.chain`, the question must not contain its answer.
         if len(chain) == hops and answer.lower() not in question(chain).lower():
             demo.add_final_turn(_statement(chain), question=question(chain), answer=answer)
             return demo
@@ -362,6 +299,7 @@ def _add_backward_searches(
     thought = answer
     for _ in range(hops):
         documents = demo.add_search(library, thought, value)
+        # Titles of the chain are excluded, or the question could go in a circle.
         visited = {step.entity for step in chain}
         steps = []
         for document in documents:
@@ -382,6 +320,7 @@ def challenger(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     chain, title = _draw_described_entity(library, rng)
     start = chain[0].entity if chain else title
     document = prompts.document_text(library.document(start))
+    # Counted in passages, the initial document included.
     demo = Demo('challenger', {'hops': len(chain) + 1, 'document': document})
     for i, step in enumerate(chain):
         demo.add_search(library, _statement(chain[: i + 1]), step.value)
@@ -392,12 +331,13 @@ def challenger(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
 
 def _draw_described_entity(library: Library, rng: Generator) -> tuple[list[Step], str]:
     """Returns a chain, possibly empty, and the title at its end, which has a passage."""
+    # Without a chain the task names its entity by the title.
     chain_length = int(rng.choice(3, p=(0.35, 0.4, 0.25)))
     while True:
         world = pick(rng, library.worlds)
         if chain_length == 0:
             return [], pick(rng, world.titles)
-        chain = world.chain(chain_length, rng)
+        chain = _chain_of(world, chain_length, rng)
         # A value such as a metal has no passage.
         if chain[-1].value in world.facts:
             return chain, chain[-1].value
@@ -421,7 +361,9 @@ class Role:
     write: Callable[[Library, Generator, ErrorRates], Demo]
 
 
+# The solver and the proposer are the roles of all self-play systems and get more than half of the mixture.
 ROLES = {
+    # Exercises: mostly for the first stages; a few in later stages keep reading practised.
     'copy': Role(0.0, copy),
     'passage': Role(0.02, passage),
     'reading': Role(0.06, reading),

@@ -56,7 +56,7 @@ def _heads_by_kind() -> dict[str, tuple[str, ...]]:
     cumulative_counts = np.cumsum([0, *counts])
     exact_boundaries = cumulative_counts * len(HEADS) / counts.sum()
     boundaries = np.round(exact_boundaries).astype(int)
-    # Unshuffled, all names of a kind would start with similar onsets.
+    # Unshuffled, most names of a kind would share their first vowel.
     shuffled_heads = shuffled(np.random.default_rng(0), HEADS)
     heads = {}
     for i, kind in enumerate(NAMES_PER_WORLD):

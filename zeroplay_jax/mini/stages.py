@@ -41,6 +41,7 @@ class Stage:
 STAGES = (
     # Without copying and reading first, the roles take several times as many steps to learn.
     Stage(
+        # Short rows: a passage and its copy.
         'copying',
         steps=1000,
         rows=16,
@@ -51,6 +52,7 @@ STAGES = (
         shares={'copy': 0.45, 'passage': 0.55},
     ),
     Stage(
+        # Longer rows: three passages and their facts.
         'reading',
         steps=300,
         rows=6,
@@ -60,7 +62,9 @@ STAGES = (
         context_weight=0.2,
         shares={'reading': 0.35, 'retelling': 0.3, 'solver': 0.35},
     ),
+    # All roles with the shares of `demos.ROLES`.
     Stage('clean', steps=600, adam_rate=3e-3, decay_share=0.35, saved=True),
+    # Continues from the clean parameters with lower rates: it unlearns some skill but keeps the format.
     Stage(
         'base',
         steps=220,

@@ -12,6 +12,7 @@ of many worlds.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -64,7 +65,7 @@ RELATIONS = {
         'metal': ('{s} is struck in {v}.', 'metal'),
     },
 }
-RELATION_NAMES = tuple(relation for relations in RELATIONS.values() for relation in relations)
+RELATION_NAMES = tuple(itertools.chain.from_iterable(RELATIONS.values()))
 
 
 Item = dict[str, Any]  # a question or an open task
@@ -237,6 +238,7 @@ class World:
 
         The answer is None if a fact is missing; the result is (None, 0) if the text has another form.
         """
+        # One word per relation and name, as `question` writes them.
         match = re.fullmatch(r'What is ((?:the \w+ of )+)(\w+)\?', text.strip())
         if not match:
             return None, 0
@@ -284,6 +286,7 @@ def question(chain: Sequence[Step]) -> str:
 
 def rubrics_of(text: str) -> list[dict[str, str]]:
     """Returns one rubric {'text', 'priority'} per sentence of a passage, which demands to state it."""
+    # Each sentence states one fact, so a rubric per sentence checks every fact of the passage.
     rubrics = []
     for part in text.split('. '):
         sentence = part.strip().rstrip('.')
@@ -378,6 +381,7 @@ def _draw_distinct(
         for attempt in range(20 * per_hop):
             if len(seen_questions) == per_hop:
                 break
+            # Round robin: no world contributes more than its share.
             world = worlds[attempt % len(worlds)]
             item = draw(world, hop_count, rng)
             if item is None or item['question'] in seen_questions:

@@ -26,10 +26,10 @@ _READ_TIMEOUT_MILLISECONDS = 24 * 3600 * 1000
 
 def sums(counts: Sequence[Mapping[str, float]]) -> collections.Counter:
     """Returns the sum of several processes' counters, name by name."""
-    totals: collections.Counter = collections.Counter()
+    totals: collections.Counter[Any] = collections.Counter()
     for process_counts in counts:
-        for name, count in process_counts.items():
-            totals[name] += count
+        # Unlike `+`, `update` keeps names whose count is zero or negative.
+        totals.update(process_counts)
     return totals
 
 
