@@ -166,6 +166,7 @@ def train(
       seed: seed of the training run.
       log: receives one dict per LOG_EVERY steps, with the mean metrics of these steps.
     """
+    # Each stage starts with fresh moments and its own warm-up.
     tx = optimiser(stage)
     state = tx.init(params)
     stage_loss = functools.partial(loss, config, stage.context_weight)
@@ -186,9 +187,10 @@ def train(
             # Kept on the device: reading the values here would wait for every step.
             recent_metrics.append(metrics)
             bar.update()
-            if (step + 1) % LOG_EVERY == 0 or step + 1 == stage.steps:
+            done_steps = step + 1
+            if done_steps % LOG_EVERY == 0 or done_steps == stage.steps:
                 means = _mean_metrics(recent_metrics)
-                log.append({'stage': stage.name, 'step': step + 1, **means})
+                log.append({'stage': stage.name, 'step': done_steps, **means})
                 # The bar's own method prints above the bar instead of into it.
                 bar.write(json.dumps(log[-1]))
                 sys.stdout.flush()
@@ -224,9 +226,10 @@ def diagnose(
         x = transformer.hidden(
             config, params, batch['tokens'], batch['positions'], batch['segment']
         )
+        targets = batch['tokens'][:, 1:]
         logits = transformer.logits(config, params, x[:, :-1].reshape(-1, x.shape[-1]))
-        predictions = jnp.argmax(logits, -1).reshape(x.shape[0], -1)
-        return predictions == batch['tokens'][:, 1:]
+        predictions = jnp.argmax(logits, -1)
+        return predictions.reshape(targets.shape) == targets
 
     figures = {}
     for name, role in demos.ROLES.items():
@@ -307,8 +310,9 @@ def _zero_output_projections(params: transformer.Params) -> transformer.Params:
     """
 
     def zero_if_output(path: tuple, leaf: Array) -> Array:
-        is_output = len(path) >= 2 and path[-2].key in ('o', 'down')
-        return leaf * 0 if is_output else leaf
+        if len(path) >= 2 and path[-2].key in ('o', 'down'):
+            return leaf * 0
+        return leaf
 
     return jax.tree_util.tree_map_with_path(zero_if_output, params)
 
@@ -316,6 +320,7 @@ def _zero_output_projections(params: transformer.Params) -> transformer.Params:
 def build(out: pathlib.Path, seed: int, stages: Sequence[Stage] = STAGES) -> None:
     """Trains all stages and writes `out`/<name> for each saved one, replacing existing folders."""
     with tempfile.TemporaryDirectory() as temporary_folder:
+        # hf.save copies config and tokenizer from a folder, which here is only needed during training.
         template = pathlib.Path(temporary_folder)
         write_config_and_tokenizer(template)
         codec = Codec(template)

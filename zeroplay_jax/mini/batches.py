@@ -9,14 +9,13 @@ import numpy as np
 from jaxtyping import Int
 
 from zeroplay_jax.mini import demos, world
-from zeroplay_jax.mini.demo import Tokens, render
+from zeroplay_jax.mini.demo import Episode, render
 from zeroplay_jax.mini.draws import pick
 from zeroplay_jax.mini.library import Library
 from zeroplay_jax.mini.stages import Stage
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import POLICY
 
-Episode = tuple[Tokens, Tokens]  # tokens and their sources
 Batch = dict[str, Int[np.ndarray, 'rows tokens']]
 # The arrays that the transformer and the loss read.
 BATCH_FIELDS = ('tokens', 'positions', 'segment', 'policy')
@@ -31,6 +30,7 @@ def libraries(seed: int, split: str, count: int, worlds: int) -> Iterator[Librar
       count: number of libraries.
       worlds: worlds per library, at most as many as the split has.
     """
+    # Worlds may occur in several libraries: their facts differ by deal, only the names repeat.
     available = world.worlds_available(split)
     for i in range(count):
         rng = np.random.default_rng([seed, i])
@@ -43,7 +43,7 @@ def libraries(seed: int, split: str, count: int, worlds: int) -> Iterator[Librar
 def episodes(
     stage: Stage, stock: Sequence[Library], codec: Codec, seed: int, step: int
 ) -> Iterator[Episode]:
-    """Yields the (tokens, sources) of one step's random episodes, without end.
+    """Yields one step's random episodes, without end.
 
     Args:
       stage: gives the mixture of roles, their errors and the greatest length.
@@ -64,10 +64,10 @@ def episodes(
         role_index = int(rng.choice(len(names), p=probabilities))
         role = demos.ROLES[names[role_index]]
         demo = role.write(pick(rng, stock), rng, stage.errors)
-        tokens, sources = render(codec, demo)
+        episode = render(codec, demo)
         # Longer episodes are skipped, not cut: a cut one would end without an answer.
-        if len(tokens) <= stage.tokens:
-            yield tokens, sources
+        if len(episode.tokens) <= stage.tokens:
+            yield episode
 
 
 def empty_batch(rows: int, tokens: int) -> Batch:
@@ -80,12 +80,20 @@ def empty_batch(rows: int, tokens: int) -> Batch:
 
 def write_episode(batch: Batch, row: int, start: int, segment: int, episode: Episode) -> None:
     """Writes an episode into a row of a batch, from column `start` on."""
-    tokens, sources = episode
-    columns = slice(start, start + len(tokens))
-    batch['tokens'][row, columns] = tokens
-    batch['positions'][row, columns] = np.arange(len(tokens))
+    length = len(episode.tokens)
+    columns = slice(start, start + length)
+    batch['tokens'][row, columns] = episode.tokens
+    batch['positions'][row, columns] = np.arange(length)
     batch['segment'][row, columns] = segment
-    batch['policy'][row, columns] = sources == POLICY
+    batch['policy'][row, columns] = episode.sources == POLICY
+
+
+def _first_fit(used_tokens: Sequence[int], limit: int) -> int | None:
+    """Returns the first row with at most `limit` used tokens, or None."""
+    for row, used in enumerate(used_tokens):
+        if used <= limit:
+            return row
+    return None
 
 
 def pack(stage: Stage, stream: Iterator[Episode]) -> Batch:
@@ -102,12 +110,12 @@ def pack(stage: Stage, stream: Iterator[Episode]) -> Batch:
     misses = 0
     while misses < 3:
         episode = next(stream)
-        length = len(episode[0])
-        fitting_rows = [r for r in range(stage.rows) if used_tokens[r] + length <= stage.tokens]
-        if not fitting_rows:
+        length = len(episode.tokens)
+        # Episodes are short beside a row, so first fit leaves little padding.
+        row = _first_fit(used_tokens, stage.tokens - length)
+        if row is None:
             misses += 1
             continue
-        row = fitting_rows[0]
         segments[row] += 1
         write_episode(batch, row, used_tokens[row], segments[row], episode)
         used_tokens[row] += length

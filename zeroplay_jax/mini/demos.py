@@ -97,9 +97,11 @@ def reading(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     """Writes the passages of a search and six of their facts."""
     world = pick(rng, library.worlds)
     documents = library.search(pick(rng, world.titles))
-    titles = [document['title'] for document in documents]
     # The search covers all worlds; the facts are looked up in one.
-    world_titles = [title for title in titles if title in world.facts]
+    world_titles = []
+    for document in documents:
+        if document['title'] in world.facts:
+            world_titles.append(document['title'])
     demo = Demo()
     demo.add_documents(documents)
     _add_facts(demo, world, world_titles, 6, rng)
@@ -150,13 +152,15 @@ def solver(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
 def solver_with_path(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     """Question and the path to its answer, complete or truncated → searches → answer; always correct."""
     world, chain = _draw_chain(library, rng)
-    values = [step.value for step in chain]
-    path = [chain[0].entity, *values]
+    path = [chain[0].entity]
+    for step in chain:
+        path.append(step.value)
     if rng.random() < 0.3:
         # A real path can be cut to the prompt's length; the policy has to search for the remaining hops.
         path_length = int(rng.integers(2, len(path) + 1))
         path = path[:path_length]
-    demo = Demo('solver_with_path', {'path': ' > '.join(path), 'question': question(chain)})
+    fields = {'path': ' > '.join(path), 'question': question(chain)}
+    demo = Demo('solver_with_path', fields)
     # Self-play distils this role into the plain solver, so it has to be the better one.
     _add_solution(demo, library, world, chain, rng, ErrorRates())
     return demo
@@ -248,7 +252,7 @@ def proposer(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     start = chain[0].entity
     requested_hops = len(chain)
     if rng.random() < errors.wrong_hops:
-        wrong_hop_counts = [hops for hops in (1, 2, 3) if hops != requested_hops]
+        wrong_hop_counts = sorted({1, 2, 3} - {requested_hops})
         wrong_chain = world.chain(pick(rng, wrong_hop_counts), rng, start)
         # Where no such chain starts at the document, the episode stays correct.
         chain = wrong_chain or chain
@@ -279,9 +283,12 @@ def proposer_from_answer(library: Library, rng: Generator, errors: ErrorRates) -
         answer = _chain_of(world, 1, rng)[0].value
         demo = Demo('proposer_from_answer', {'hops': hops, 'answer': answer})
         chain = _add_backward_searches(demo, library, world, answer, hops, rng)
+        if len(chain) < hops:
+            continue
+        text = question(chain)
         # As in `World.chain`, the question must not contain its answer.
-        if len(chain) == hops and answer.lower() not in question(chain).lower():
-            demo.add_final_turn(_statement(chain), question=question(chain), answer=answer)
+        if answer.lower() not in text.lower():
+            demo.add_final_turn(_statement(chain), question=text, answer=answer)
             return demo
 
 
@@ -304,7 +311,8 @@ def _add_backward_searches(
         steps = []
         for document in documents:
             title = document['title']
-            for relation, fact_value in world.facts.get(title, {}).items():
+            facts = world.facts.get(title, {})
+            for relation, fact_value in facts.items():
                 if fact_value == value and title not in visited:
                     steps.append(Step(title, relation, value))
         if not steps:
@@ -322,8 +330,8 @@ def challenger(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     document = prompts.document_text(library.document(start))
     # Counted in passages, the initial document included.
     demo = Demo('challenger', {'hops': len(chain) + 1, 'document': document})
-    for i, step in enumerate(chain):
-        demo.add_search(library, _statement(chain[: i + 1]), step.value)
+    for i, step in enumerate(chain, 1):
+        demo.add_search(library, _statement(chain[:i]), step.value)
     subject = _subject(chain, title)
     demo.add_final_turn(subject, task=f'Describe {subject}.')
     return demo

@@ -98,11 +98,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         help='seed of the first encyclopedia; the next ones follow (0)',
     )
     try:
+        # Parser raises instead of exiting, so that every error is one line with the command's name.
         args = parser.parse_args(argv)
         count = write(args.out, args.worlds, args.questions, args.seed)
     except (UserError, RetrievalError, OSError) as error:
         print(f'zeroplay_jax.mini.sample: {error}', file=sys.stderr)
         return 2
+    # The training questions are not counted: their number depends on the overlap.
     question_count = len(HOPS) * args.questions
     print(
         f'{args.out}: {count} texts, {question_count} questions in {args.out / "questions.jsonl"}, others in '

@@ -37,6 +37,7 @@ _PRE_TOKENIZER_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r'|\s*[\r\n]+|\s+(?!\S)|\s+'
 )
+# ChatML, as in Qwen's chat models, without a system prompt.
 TEMPLATE = (
     '{% for message in messages %}'
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
@@ -91,18 +92,26 @@ def train(extra_texts: Sequence[str] = ()) -> Tokenizer:
         vocab_size=SIZE - len(SPECIAL_TOKENS) - len(TAGS),
         # All 256 bytes, or text outside the corpus could not be encoded.
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        # A pair that occurs once is not worth a token.
         min_frequency=2,
         show_progress=False,
     )
+    # Fields are filled with foreign text, and tags become tokens of their own below.
     plain_texts = [re.sub(r'\{.*?\}|<.*?>', ' ', text) for text in extra_texts]
     tokenizer.train_from_iterator(corpus(plain_texts), trainer)
-    special = [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
-    tokenizer.add_special_tokens(special)
+    tokenizer.add_special_tokens(_added_tokens(SPECIAL_TOKENS, special=True))
     # Tags are not marked special, as in the released checkpoints: decoding keeps them, and untrusted text could
     # contain them, so the protection against that is exercised here too.
-    tags = [AddedToken(token, special=False, normalized=False) for token in TAGS]
-    tokenizer.add_tokens(tags)
+    tokenizer.add_tokens(_added_tokens(TAGS, special=False))
     return tokenizer
+
+
+def _added_tokens(tokens: Sequence[str], special: bool) -> list[AddedToken]:
+    return [AddedToken(token, special=special, normalized=False) for token in tokens]
+
+
+def _write_json(path: pathlib.Path, value: dict) -> None:
+    path.write_text(json.dumps(value, indent=2) + '\n')
 
 
 def write(folder: str | pathlib.Path, tokenizer: Tokenizer) -> None:
@@ -128,6 +137,6 @@ def write(folder: str | pathlib.Path, tokenizer: Tokenizer) -> None:
         'do_sample': True,
         'temperature': 1.0,
     }
-    (folder / 'tokenizer_config.json').write_text(json.dumps(config, indent=2) + '\n')
-    (folder / 'generation_config.json').write_text(json.dumps(generation, indent=2) + '\n')
+    _write_json(folder / 'tokenizer_config.json', config)
+    _write_json(folder / 'generation_config.json', generation)
     (folder / 'chat_template.jinja').write_text(TEMPLATE)

@@ -171,6 +171,7 @@ class World:
     def _write_text(self, name: str) -> str:
         """Returns one sentence per fact, in random order; only the first one contains the name."""
         kind = self.kinds[name]
+        # Drawn for people only, and before the order: the text is reproducible from the seed.
         pronoun = 'It'
         if kind == 'person':
             pronoun = pick(self._rng, ('He', 'She'))
@@ -257,6 +258,7 @@ def _check_arguments(seed: int, split: str, near_misses: float) -> None:
         raise UserError(f"World(split={split!r}): no such split; give 'train' or 'evaluation'")
     if not 0 <= near_misses <= 1:
         raise UserError(f'World(near_misses={near_misses}): a share; give a number from 0 to 1')
+    # The names of a split are finite, and worlds do not share them.
     last_seed = worlds_available(split) - 1
     if not 0 <= seed <= last_seed:
         raise UserError(
@@ -268,7 +270,8 @@ def worlds_available(split: str) -> int:
     """Returns the number of worlds of a split; the kind with the fewest spare names limits it."""
     worlds_by_kind = []
     for kind, names_per_world in NAMES_PER_WORLD.items():
-        worlds_by_kind.append(len(name_pairs(split, kind)) // names_per_world)
+        pairs = name_pairs(split, kind)
+        worlds_by_kind.append(len(pairs) // names_per_world)
     return min(worlds_by_kind)
 
 
@@ -289,8 +292,9 @@ def rubrics_of(text: str) -> list[dict[str, str]]:
     # Each sentence states one fact, so a rubric per sentence checks every fact of the passage.
     rubrics = []
     for part in text.split('. '):
-        sentence = part.strip().rstrip('.')
-        if part.strip():
+        sentence = part.strip()
+        if sentence:
+            sentence = sentence.rstrip('.')
             rubrics.append({'text': f'State that {sentence}.', 'priority': 'important'})
     return rubrics
 
@@ -355,6 +359,7 @@ def _draw_task(world: World, hops: int, rng: Generator) -> Item | None:
             return None
         title = chain[-1].value
         subject = phrase(chain)
+    # Titles and passages have the same order.
     passage = world.passages[world.titles.index(title)]
     return {
         'question': f'Describe {subject}.',
