@@ -36,7 +36,7 @@ from scipy import stats
 
 from zeroplay_jax import config as configuration
 from zeroplay_jax.configs import ablations, common
-from zeroplay_jax.runtime.atomic import write_whole
+from zeroplay_jax.runtime.atomic import write_text
 
 RESULTS = pathlib.Path(__file__).parent / 'results'
 SEEDS = 3
@@ -183,7 +183,7 @@ def play(arm: str, seed: int, kept: pathlib.Path) -> dict:
     found = dict(arm=arm, seed=seed, curve=curve, seconds=round(time.perf_counter() - started, 1))
     found['outside_questions'] = summary['outside_questions']
     kept.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(found))
+    write_text(path, json.dumps(found))
     return found
 
 
@@ -327,7 +327,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f'{claim.system:8} {found["verdict"]:14} {figures}  {claim.text}{needs}')
     print(f'{time.perf_counter() - started:.0f} s', file=sys.stderr)
     args.out.mkdir(parents=True, exist_ok=True)
-    write_whole(args.out / 'claims.json', json.dumps({'claims': table}, indent=1))
+    write_text(args.out / 'claims.json', json.dumps({'claims': table}, indent=1))
     print(json.dumps({'claims': table}))
 
 

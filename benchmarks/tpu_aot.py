@@ -24,7 +24,7 @@ from typing import Any
 import jax
 
 from benchmarks import roofline, tpu_programs, tpu_shapes
-from zeroplay_jax.runtime.atomic import write_whole
+from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.types import UserError
 
 RESULTS = pathlib.Path(__file__).parent / 'results' / 'tpu_aot.json'
@@ -394,7 +394,7 @@ def measure(
             jax=jax.__version__,
             rows=rest + [complete(case, row, kept['costs'][name]) for row in rows],
         )
-        write_whole(path, json.dumps(kept, indent=1))
+        write_text(path, json.dumps(kept, indent=1))
     order = {pair: i for i, pair in enumerate(pairs)}
     rows = [row for row in kept['rows'] if (row['model'], row['topology']) in order]
     return sorted(rows, key=lambda row: order[row['model'], row['topology']])

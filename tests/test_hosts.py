@@ -14,7 +14,7 @@ import time
 import numpy as np
 import pytest
 
-from zeroplay_jax.runtime import hosts
+from zeroplay_jax.runtime import connect
 from zeroplay_jax.types import UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -190,47 +190,47 @@ def test_when_a_process_dies_the_other_stops(tmp_path):
 
 SCRIPT = """
 import sys
-from zeroplay_jax.runtime import hosts
+from zeroplay_jax.runtime import connect, hosts
 from zeroplay_jax.types import UserError
-hosts.connect('coordinator', f'localhost:{sys.argv[1]}', 2, int(sys.argv[2]), 10)
+connect.connect('coordinator', f'localhost:{sys.argv[1]}', 2, int(sys.argv[2]), 10)
 import asyncio
 import jax, jax.numpy as jnp, numpy as np
 h = hosts.Hosts()
 # Unequal numbers of device calls between two exchanges.
 x = jnp.ones(4)
-for _ in range(3 if h.first else 17):
+for _ in range(3 if h.is_first else 17):
     x = jax.jit(jnp.cos)(x)
 assert h.gather({'at': h.index, 'x': np.float32(1.5)}) == [{'at': 0, 'x': 1.5}, {'at': 1, 'x': 1.5}]
 assert h.gather('é' * (1 + 1000 * h.index)) == ['é', 'é' * 1001]
-assert h.together(lambda: h.index) == [0, 1]
+assert h.run_on_all_and_gather(lambda: h.index) == [0, 1]
 def fails():
-    if not h.first:
+    if not h.is_first:
         raise UserError('no room')
 try:
-    h.together(fails)
+    h.run_on_all_and_gather(fails)
     raise SystemExit('nothing was raised')
 except UserError as error:
-    assert str(error) == ('process 1: no room' if h.first else 'no room'), error
+    assert str(error) == ('process 1: no room' if h.is_first else 'no room'), error
 def breaks():
-    if not h.first:
+    if not h.is_first:
         raise KeyError('gone')
 try:
-    h.together(breaks)
+    h.run_on_all_and_gather(breaks)
     raise SystemExit('nothing was raised')
 except (RuntimeError, KeyError) as error:
-    assert (str(error) == "process 1: 'gone'") if h.first else isinstance(error, KeyError), error
+    assert (str(error) == "process 1: 'gone'") if h.is_first else isinstance(error, KeyError), error
 async def board():
     mine, other = (7, h.index), (7, 1 - h.index)
-    waiting = asyncio.ensure_future(h.read(other))
+    waiting = asyncio.ensure_future(h.await_published(other))
     await asyncio.sleep(0.2 * h.index)
-    h.post(mine, ['from', h.index])
-    h.post(mine, 'too late')
-    assert await h.read(mine) == ['from', h.index]
+    h.publish(mine, ['from', h.index])
+    h.publish(mine, 'too late')
+    assert await h.await_published(mine) == ['from', h.index]
     assert await waiting == ['from', 1 - h.index]
 for _ in range(2):  # names can be used again once the board was cleared
     asyncio.run(board())
     h.gather(None)
-    h.clear()
+    h.clear_published()
     h.gather(None)
 print('fine')
 """
@@ -259,12 +259,13 @@ def test_what_goes_wrong_in_one_process_ends_both_with_its_line(tmp_path):
 
 BREAKS = """
 import sys
-from zeroplay_jax.runtime import hosts, start
-hosts.connect('coordinator', f'localhost:{sys.argv[1]}', 2, int(sys.argv[2]), 10)
+from zeroplay_jax.runtime import connect, hosts
+from zeroplay_jax import start
+connect.connect('coordinator', f'localhost:{sys.argv[1]}', 2, int(sys.argv[2]), 10)
 def main(_):
     h = hosts.Hosts()
     h.gather(None)
-    if not h.first:
+    if not h.is_first:
         raise ValueError('nobody thought of this')
     h.gather(None)
 start.configuration.parse_flags = lambda argv: start.app.flags.FLAGS(argv[:1])
@@ -299,16 +300,16 @@ def test_a_port_that_is_taken_is_one_line(tmp_path):
 
 def test_a_process_zero_that_never_comes_is_one_line(monkeypatch):
     place = f'localhost:{free_port()}'
-    monkeypatch.setattr(hosts, 'JOIN_SECONDS', 0.1)
+    monkeypatch.setattr(connect, 'JOIN_SECONDS', 0.1)
     with pytest.raises(UserError, match=f'coordinator={place}: process 0 did not answer'):
-        hosts.connect('coordinator', place, 2, 1, HEARTBEAT)
+        connect.connect('coordinator', place, 2, 1, HEARTBEAT)
 
 
 def test_processes_that_never_come_are_one_line():
     lines = (
-        'from zeroplay_jax.runtime import hosts',
-        'hosts.JOIN_SECONDS = 3.0',
-        "hosts.connect('coordinator', '{}', 2, 0, 10)",
+        'from zeroplay_jax.runtime import connect',
+        'connect.JOIN_SECONDS = 3.0',
+        "connect.connect('coordinator', '{}', 2, 0, 10)",
     )
     code = '\n'.join(lines)
     call = [sys.executable, '-c', code.format(f'localhost:{free_port()}')]
@@ -324,7 +325,7 @@ def test_a_process_zero_that_comes_late_is_waited_for():
         opens = threading.Timer(1.0, late.listen)
         opens.start()
         started = time.monotonic()
-        hosts._wait_until_open(place, 60.0)
+        connect._wait_until_open(place, 60.0)
         opens.join()
         assert 0.9 < time.monotonic() - started < 30
 

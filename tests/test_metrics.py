@@ -4,7 +4,7 @@ import json
 import math
 
 from zeroplay_jax import report
-from zeroplay_jax.runtime.metrics import JsonLines, Metrics
+from zeroplay_jax.runtime.metrics import JsonLines, MetricsWriter
 
 
 def steps(path):
@@ -28,8 +28,8 @@ def test_a_new_run_begins_with_an_empty_log(tmp_path):
 
 
 def test_numbers_reach_the_lines_and_the_board(tmp_path):
-    metrics = Metrics(tmp_path, 0)
-    metrics.write(0, 1, 'solver', {'em/hop1': 0.5, 'bad': math.nan})
+    metrics = MetricsWriter(tmp_path, 0)
+    metrics.write_scalars(0, 1, 'solver', {'em/hop1': 0.5, 'bad': math.nan})
     metrics.write_trajectories([{'step': 0, 'text': '\u2028 </script>'}])
     metrics.close()
     record = json.loads((tmp_path / 'metrics.jsonl').read_text())
@@ -42,8 +42,8 @@ def test_numbers_reach_the_lines_and_the_board(tmp_path):
 def test_report_command(tmp_path, capsys):
     assert report.main([str(tmp_path / 'nothing')]) == 2
     assert 'Traceback' not in capsys.readouterr().err
-    metrics = Metrics(tmp_path, 0)
-    metrics.write(0, 0, 'solver', {'reward_mean': 0.5})
+    metrics = MetricsWriter(tmp_path, 0)
+    metrics.write_scalars(0, 0, 'solver', {'reward_mean': 0.5})
     metrics.close()
     assert report.main([str(tmp_path)]) == 0
     assert (tmp_path / 'report.html').read_text().startswith('<!doctype html>')

@@ -2,8 +2,9 @@
 
     python -m zeroplay_jax.compare base.json trained.json
 
-Prints, per set, both means and the difference with a 95 % interval (paired bootstrap over questions). Results whose
-retriever, corpus, passages per query, prompts or metric differ are not compared: the difference would mean nothing.
+Prints, per question set, both mean scores and their difference with a 95 % interval (paired bootstrap over questions).
+Results with a different retriever, corpus, number of passages per query, prompts or metric are refused, since their
+difference would not measure the policy.
 """
 
 from __future__ import annotations
@@ -19,42 +20,49 @@ from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.types import UserError
 
 
-def _read(path: pathlib.Path) -> dict:
+def _read_result(path: pathlib.Path) -> dict:
     try:
-        found = json.loads(path.read_text(encoding='utf-8'))
-        if not isinstance(found, dict) or not {'settings', 'sets'} <= found.keys():
+        result = json.loads(path.read_text(encoding='utf-8'))
+        # Any JSON file parses; these two fields tell a result from another file.
+        if not isinstance(result, dict) or not {'settings', 'sets'} <= result.keys():
             raise ValueError('it has no "settings" and "sets"')
     except OSError as error:
         raise UserError(
             f'{path}: cannot be read ({error.strerror}); name a file of zeroplay_jax.evaluate --out'
         ) from None
+    # Both json.loads and a wrong encoding raise a ValueError.
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f'{path}: no result ({error}); name a file of zeroplay_jax.evaluate --out'
         ) from None
-    return found
+    return result
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prints the table."""
+    """Prints the comparison; returns the exit code."""
     parser = Parser(
         prog='python -m zeroplay_jax.compare',
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument('one', type=pathlib.Path, help='result that the other is set against')
-    parser.add_argument('other', type=pathlib.Path, help='result whose gain is shown')
+    parser.add_argument('one', type=pathlib.Path, help='result to compare with')
+    parser.add_argument('other', type=pathlib.Path, help='result whose gain is printed')
     try:
         args = parser.parse_args(argv)
-        one, other = _read(args.one), _read(args.other)
-        gaps = qa.compare(one, other)
+        baseline = _read_result(args.one)
+        candidate = _read_result(args.other)
+        differences = qa.compare(baseline, candidate)
     except (UserError, RetrievalError) as error:
         print(f'zeroplay_jax.compare: {error}', file=sys.stderr)
         return 2
+    # File names and set names are cut so that the columns stay aligned.
     print(f'{"set":20} {args.one.stem[:12]:>12} {args.other.stem[:12]:>12}   difference')
-    for name, (gap, low, high) in gaps.items():
-        a, b = (r['sets'][name]['mean']['score'] for r in (one, other))
-        print(f'{name[-20:]:20} {a:12.3f} {b:12.3f}   {gap:+.3f} [{low:+.3f}, {high:+.3f}]')
+    for name, (difference, low, high) in differences.items():
+        baseline_score = baseline['sets'][name]['mean']['score']
+        candidate_score = candidate['sets'][name]['mean']['score']
+        scores = f'{baseline_score:12.3f} {candidate_score:12.3f}'
+        # The end of a set's name distinguishes it: names are often paths.
+        print(f'{name[-20:]:20} {scores}   {difference:+.3f} [{low:+.3f}, {high:+.3f}]')
     return 0
 
 

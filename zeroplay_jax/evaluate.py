@@ -22,7 +22,7 @@ from ml_collections import config_flags
 from zeroplay_jax import config as configuration
 from zeroplay_jax import start
 from zeroplay_jax.retrieval import progress
-from zeroplay_jax.runtime.atomic import write_whole
+from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.selfplay import files
 from zeroplay_jax.types import UserError
 
@@ -151,9 +151,7 @@ def _on_sets(setup, parts) -> None:
     )
     found = qa.results(settings, {name: (sets[name], answered[name]) for name in sets})
     if _OUT.value:
-        write_whole(
-            pathlib.Path(_OUT.value), json.dumps(found, ensure_ascii=False, indent=1) + '\n'
-        )
+        write_text(pathlib.Path(_OUT.value), json.dumps(found, ensure_ascii=False, indent=1) + '\n')
     print(
         json.dumps(
             {

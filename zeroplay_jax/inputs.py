@@ -19,7 +19,7 @@ from zeroplay_jax.retrieval import progress
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.corpus import read
 from zeroplay_jax.retrieval.types import RetrievalError
-from zeroplay_jax.runtime.atomic import write_whole
+from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.selfplay import builders, files
 from zeroplay_jax.types import UserError
 
@@ -294,7 +294,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(f'--out {args.out} is one of the inputs; choose another file')
         built = build(args)
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(args.out, (json.dumps(line, ensure_ascii=False) + '\n' for line in built.lines))
+        write_text(args.out, (json.dumps(line, ensure_ascii=False) + '\n' for line in built.lines))
     except (UserError, RetrievalError, OSError) as error:
         hint = '; choose another file with --out' if isinstance(error, OSError) else ''
         print(f'zeroplay_jax.inputs: {error}{hint}', file=sys.stderr)

@@ -7,37 +7,38 @@ import jax
 import numpy as np
 import pytest
 
-from zeroplay_jax.mini import base_model, demos
+from zeroplay_jax.mini import base_model, batches, demo, demos, library
+from zeroplay_jax.mini.stages import STAGES, Stage
 from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import POLICY
 
 FOLDERS = ('base', 'clean')
-TINY = base_model.Stage('tiny', steps=12, rows=4, tokens=128, shares={'passage': 1.0})
+TINY = Stage('tiny', steps=12, rows=4, tokens=128, shares={'passage': 1.0})
 
 
 @pytest.fixture(scope='module')
 def blank(tmp_path_factory):
     folder = tmp_path_factory.mktemp('blank')
-    base_model.write_blank(folder)
+    base_model.write_config_and_tokenizer(folder)
     return folder
 
 
 @pytest.fixture(scope='module')
 def stock():
-    return list(base_model.libraries(0, count=2, worlds=2))
+    return list(batches.libraries(0, 'train', count=2, worlds=2))
 
 
 def first_batch(stage, stock, codec, step=0):
-    return base_model.pack(stage, base_model.episodes(stage, stock, codec, 0, step))
+    return batches.pack(stage, batches.episodes(stage, stock, codec, 0, step))
 
 
 def test_packing_keeps_episodes_whole(blank, stock):
     codec = Codec(blank)
     stage = dataclasses.replace(TINY, tokens=512, shares={})
     batch = first_batch(stage, stock, codec)
-    stream = base_model.episodes(stage, stock, codec, 0, 0)
+    stream = batches.episodes(stage, stock, codec, 0, 0)
     wanted = {tokens.tobytes(): source for tokens, source in (next(stream) for _ in range(200))}
     found = 0
     for row in range(stage.rows):
@@ -63,7 +64,7 @@ def test_loss_counts_each_kind_of_token_once(blank, stock):
     config = hf.read_config(blank)
     params = transformer.init(config, jax.random.key(0))
     batch = first_batch(TINY, stock, codec)
-    value, info = base_model.loss(config, TINY.other, params, batch)
+    value, info = base_model.loss(config, TINY.context_weight, params, batch)
     logp, _ = transformer.score(
         config, params, batch['tokens'], batch['positions'], batch['segment']
     )
@@ -71,7 +72,7 @@ def test_loss_counts_each_kind_of_token_once(blank, stock):
     inside = (batch['segment'] > 0) & (batch['positions'] > 0)
     own = inside & (batch['policy'] > 0)
     np.testing.assert_allclose(info['loss'], nll[own].mean(), rtol=1e-5)
-    expected = nll[own].mean() + TINY.other * nll[inside & ~own].mean()
+    expected = nll[own].mean() + TINY.context_weight * nll[inside & ~own].mean()
     np.testing.assert_allclose(value, expected, rtol=1e-5)
 
 
@@ -81,18 +82,18 @@ def test_training_learns_and_is_reproducible(blank, stock):
     runs = []
     for _ in range(2):
         params, log = transformer.init(config, jax.random.key(0)), []
-        before = float(base_model.loss(config, TINY.other, params, batch)[0])
+        before = float(base_model.loss(config, TINY.context_weight, params, batch)[0])
         params = base_model.train(TINY, config, params, codec, stock, 0, log)
         runs.append((params, log))
     assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), runs[0][0], runs[1][0]))
     assert runs[0][1] == runs[1][1] and runs[0][1][-1]['step'] == TINY.steps
-    assert float(base_model.loss(config, TINY.other, runs[0][0], batch)[0]) < before - 0.1
+    assert float(base_model.loss(config, TINY.context_weight, runs[0][0], batch)[0]) < before - 0.1
 
 
 def test_build_writes_folders_with_log_and_hashes(tmp_path, monkeypatch):
-    monkeypatch.setattr(base_model, 'DIAGNOSED', 4)
-    monkeypatch.setattr(base_model, 'LIBRARIES', 1)
-    monkeypatch.setattr(base_model, 'LIBRARY_WORLDS', 2)
+    monkeypatch.setattr(base_model, 'DIAGNOSED_EPISODES', 4)
+    monkeypatch.setattr(base_model, 'LIBRARY_COUNT', 1)
+    monkeypatch.setattr(base_model, 'WORLDS_PER_LIBRARY', 2)
     stages = (
         dataclasses.replace(TINY, name='warm'),
         dataclasses.replace(TINY, name='clean', saved=True),
@@ -133,8 +134,10 @@ def test_committed_folder_has_the_same_logits_in_transformers(name):
 
     folder = base_model.HERE / name
     config, params, codec = hf.read_config(folder), hf.load(folder), Codec(folder)
-    library = demos.Library(range(2), 'evaluation', deal=0)
-    tokens, _ = demos.render(codec, demos.solver(library, np.random.default_rng(0), demos.Uneven()))
+    passages = library.Library(range(2), 'evaluation', deal=0)
+    tokens, _ = demo.render(
+        codec, demos.solver(passages, np.random.default_rng(0), demos.ErrorRates())
+    )
     tokens = tokens[None]
     positions, segment = np.arange(tokens.shape[1])[None], np.ones_like(tokens)
     x = transformer.hidden(config, params, tokens, positions, segment)
@@ -173,12 +176,10 @@ def test_committed_folder_was_trained_by_these_stages(name):
         for line in (base_model.HERE / name / 'training.jsonl').read_text().splitlines()
     ]
     trained = {entry['stage']: entry['step'] for entry in log if 'step' in entry}
-    names = [stage.name for stage in base_model.STAGES]
-    assert trained == {
-        stage.name: stage.steps for stage in base_model.STAGES[: names.index(name) + 1]
-    }
+    names = [stage.name for stage in STAGES]
+    assert trained == {stage.name: stage.steps for stage in STAGES[: names.index(name) + 1]}
 
 
 def test_stage_names_give_different_streams():
-    keys = [zlib.crc32(stage.name.encode()) for stage in base_model.STAGES]
+    keys = [zlib.crc32(stage.name.encode()) for stage in STAGES]
     assert len(set(keys)) == len(keys)

@@ -4,22 +4,24 @@ import numpy as np
 import pytest
 
 from zeroplay_jax.mini import base_model, demos
+from zeroplay_jax.mini import library as library_lib
+from zeroplay_jax.mini.demo import render
 from zeroplay_jax.mini.world import question
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import ENV, POLICY, PROMPT
 
-CLEAN = demos.Uneven()
+CLEAN = demos.ErrorRates()
 
 
 @pytest.fixture(scope='module')
 def library():
-    return demos.Library(range(3), 'train', deal=1)
+    return library_lib.Library(range(3), 'train', deal=1)
 
 
 @pytest.fixture(scope='module')
 def codec(tmp_path_factory):
     folder = tmp_path_factory.mktemp('folder')
-    base_model.write_blank(folder)
+    base_model.write_config_and_tokenizer(folder)
     return Codec(folder)
 
 
@@ -84,7 +86,7 @@ def test_solvers_are_right_and_think_before_they_act(library, name):
         assert tag(said(demo)[-1], 'answer') == answer
         assert all(turn.startswith('<think>') for turn in said(demo))
         assert len(shown(demo)) == (0 if name == 'answer_from_documents' else hops)
-        assert all(len(found) == demos.TOP_K for found in shown(demo))
+        assert all(len(found) == library_lib.TOP_K for found in shown(demo))
 
 
 def test_thoughts_carry_the_rest_of_the_question(library):
@@ -122,7 +124,7 @@ def test_challenger_and_task_solver(library):
 
 
 def test_uneven_solver_errs_and_the_path_keeps_it_right(library):
-    uneven = demos.Uneven(early=0.6, confuse=0.6)
+    uneven = demos.ErrorRates(early_answer=0.6, wrong_fact=0.6)
     right = {}
     for name in ('solver', 'solver_with_path'):
         found = written(library, name, 200, uneven)
@@ -140,16 +142,16 @@ def test_uneven_proposer_errs_in_each_way(library):
     unthinking = lambda d, last: '<think>' not in last
     malformed = lambda d, last: tag(last, 'question') is None or tag(last, 'answer') is None
     other_hops = lambda d, last: len(shown(d)) != d.fields['hops'] - 1
-    assert 0.4 < share(demos.Uneven(no_think=0.5), unthinking) < 0.6
-    assert 0.4 < share(demos.Uneven(form=0.5), malformed) < 0.6
-    assert 0.2 < share(demos.Uneven(hops=0.5), other_hops) < 0.6
+    assert 0.4 < share(demos.ErrorRates(no_think=0.5), unthinking) < 0.6
+    assert 0.4 < share(demos.ErrorRates(malformed=0.5), malformed) < 0.6
+    assert 0.2 < share(demos.ErrorRates(wrong_hops=0.5), other_hops) < 0.6
     assert share(CLEAN, lambda *x: unthinking(*x) or malformed(*x) or other_hops(*x)) == 0
 
 
 @pytest.mark.parametrize('name', list(demos.ROLES))
 def test_rendering_keeps_text_and_limits(library, codec, name):
     for demo in written(library, name, 20):
-        tokens, source = demos.render(codec, demo)
+        tokens, source = render(codec, demo)
         assert tokens.dtype == np.int32 and source.dtype == np.int8 and tokens.shape == source.shape
         policy = codec.decode(tokens[source == POLICY])
         assert policy == ''.join(said(demo))
@@ -167,8 +169,8 @@ def test_search_is_the_real_ranking(library):
     for title in world.titles[:30]:
         found = library.search(title)
         assert found[0]['title'] == title
-        assert len({d['title'] for d in found}) == demos.TOP_K
-    twins = [(a, b) for w in library.worlds for a, b in w.near.items()]
+        assert len({d['title'] for d in found}) == library_lib.TOP_K
+    twins = [(a, b) for w in library.worlds for a, b in w.originals.items()]
     assert np.mean([b in {d['title'] for d in library.search(a)} for a, b in twins]) > 0.2
 
 

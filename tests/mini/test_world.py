@@ -4,6 +4,7 @@ import re
 import numpy as np
 import pytest
 
+from zeroplay_jax.mini import names as names_lib
 from zeroplay_jax.mini import world as world_lib
 
 World = world_lib.World
@@ -33,7 +34,7 @@ def test_names_are_unique_over_worlds_and_splits():
     assert len(seen) == len(set(seen))
     ids = [p.id for world in worlds for p in world.passages]
     assert len(ids) == len(set(ids)) > 5000
-    assert not world_lib.BLOCKED & set(seen)
+    assert not names_lib.BLOCKED & set(seen)
 
 
 @pytest.mark.parametrize(
@@ -72,13 +73,13 @@ def test_value_stands_last_in_its_sentence():
 
 def test_near_misses_look_alike_and_say_something_else():
     world = World(5)
-    assert len(world.near) == round(0.25 * (len(world.titles) - len(world.near)))
-    for title, original in world.near.items():
+    assert len(world.originals) == round(0.25 * (len(world.titles) - len(world.originals)))
+    for title, original in world.originals.items():
         assert abs(len(title) - len(original)) <= 1 and title[:-2] in original
         assert world.kinds[title] == world.kinds[original]
         for relation, value in world.facts[title].items():
             assert value != world.facts[original][relation]
-    assert not World(5, near_misses=0).near
+    assert not World(5, near_misses=0).originals
     assert len(World(5, near_misses=1).titles) == 2 * len(World(5, near_misses=0).titles)
 
 

@@ -12,7 +12,7 @@ import pytest
 from zeroplay_jax import config as configuration
 from zeroplay_jax import inputs as command
 from zeroplay_jax.configs import common
-from zeroplay_jax.runtime.atomic import write_whole
+from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.selfplay import builders, files, inputs
 from zeroplay_jax.selfplay.corpus import Corpus, Document
 from zeroplay_jax.selfplay.engine import Draw, Phase, Step
@@ -429,7 +429,7 @@ def test_a_file_is_there_whole_or_as_it_was(tmp_path, capsys):
     old = tmp_path / 'old.jsonl'
     old.write_text('before')
     with pytest.raises(RuntimeError):
-        write_whole(old, ('line' if i < 3 else explode() for i in range(5)))
+        write_text(old, ('line' if i < 3 else explode() for i in range(5)))
     assert old.read_text() == 'before' and sorted(p.name for p in tmp_path.iterdir()) == [
         'c.jsonl',
         'new',

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from zeroplay_jax.evaluation import statistics
-from zeroplay_jax.runtime.atomic import write_whole
+from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.types import UserError
 
 WIDTH, HEIGHT = 720, 320
@@ -44,7 +44,7 @@ def write_picture(run: dict[str, Any], out: str | os.PathLike[str]) -> Path:
         raise UserError(
             f'{run["name"]}: fewer than two evaluations in summary.json; let the run end first'
         )
-    write_whole(target, drawn)
+    write_text(target, drawn)
     return target
 
 

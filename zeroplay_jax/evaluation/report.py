@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from zeroplay_jax.evaluation import statistics
-from zeroplay_jax.runtime.atomic import write_whole
+from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.types import UserError
 
 ASSETS = Path(__file__).parent / 'report_page'
@@ -73,7 +73,7 @@ def write_report(
         raise UserError(f'{target}: there is no folder {target.parent}; make it first')
     runs = [read_run(folder) | {'name': name} for folder, name in zip(folders, names, strict=True)]
     page = render(runs)
-    write_whole(target, page)
+    write_text(target, page)
     return target
 
 

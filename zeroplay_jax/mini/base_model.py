@@ -1,18 +1,17 @@
-"""Trains the tiny checkpoint from nothing: `python -m zeroplay_jax.mini.base_model [--out FOLDER] [--seed 0]`.
+"""Trains the tiny checkpoints from scratch: `python -m zeroplay_jax.mini.base_model [--out FOLDER] [--seed 0]`.
 
-Four stages on written-out episodes (`mini/demos.py`): copying, reading, then every role, which gives `clean/`, the
-ceiling: it plays all roles of its world well. The last goes on with demonstrations that go wrong on purpose
-(`Uneven`) and gives `base/`, from which self-play starts: right form, uneven skill. Beside each lie its training
-log and the hashes of its files.
+Training is supervised, on the demonstrations of `mini/demos.py`, in four stages: copying; reading; all roles, which
+gives `clean/`, the upper bound that plays every role well; and demonstrations with deliberate errors
+(`demos.ErrorRates`), which gives `base/`, the start of self-play: correct format, imperfect skill. Each folder also
+contains its training log and the hashes of its files.
 
-Everything is counted in steps and drawn from (seed, stage, step): the same seed on the same machine gives the same
-files.
+All randomness derives from (seed, stage, step), and stages have a fixed number of steps: the same seed on the same
+machine gives the same files.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import hashlib
 import json
@@ -21,20 +20,27 @@ import shutil
 import sys
 import tempfile
 import zlib
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxtyping import Array
 
-from zeroplay_jax.mini import demos, tokenizer, world
+from zeroplay_jax.mini import batches, demos, tokenizer
+from zeroplay_jax.mini.demo import render
+from zeroplay_jax.mini.library import Library
+from zeroplay_jax.mini.stages import STAGES, Stage
 from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import Codec
-from zeroplay_jax.types import POLICY
+from zeroplay_jax.types import ENV
 
 HERE = pathlib.Path(__file__).parent
+# A Qwen3 configuration, so that any tool that reads Hugging Face folders loads the checkpoints.
 ARCHITECTURE = {
     'architectures': ['Qwen3ForCausalLM'],
     'model_type': 'qwen3',
@@ -56,295 +62,285 @@ ARCHITECTURE = {
     'torch_dtype': 'float32',
 }
 
+LIBRARY_COUNT = 8
+WORLDS_PER_LIBRARY = 20
+LOG_EVERY = 100  # steps
+DIAGNOSED_EPISODES = 64  # per role
+DIAGNOSED_TOKENS = 640  # longest episode of the diagnosis
+WARMUP_STEPS = 40
 
-@dataclasses.dataclass(frozen=True)
-class Stage:
-    """One stretch of training.
 
-    Attributes:
-      name: of the stretch; where `saved`, also of the folder that its parameters go to.
-      steps: optimiser steps.
-      rows, tokens: shape of a packed batch.
-      rate: peak of Muon's rate on matrices; `adam_rate`: AdamW's on embeddings and norms.
-      decay: last share of the steps, over which the rates fall to a twentieth.
-      uneven: what goes wrong in the demonstrations.
-      other: weight of the tokens that the policy does not write.
-      shares: the roles of the mixture; those of the table in demos.py where empty.
+# ---- training ----------------------------------------------------------------------------------------------
+
+
+def loss(
+    config: transformer.ModelConfig,
+    context_weight: float,
+    params: transformer.Params,
+    batch: dict[str, Any],
+) -> tuple[Array, dict[str, Array]]:
+    """Returns the training loss and its metrics.
+
+    Args:
+      config: the model.
+      context_weight: weight of the tokens that the policy does not write.
+      params: parameters of the model.
+      batch: see `batches.pack`.
+
+    Returns:
+      (loss, metrics): mean negative log-likelihood of the policy's tokens plus `context_weight` times that of the
+      other tokens, and {'loss': the first of the two, 'token_accuracy': share of policy tokens predicted greedily}.
     """
-
-    name: str
-    steps: int
-    rows: int = 6
-    tokens: int = 512
-    rate: float = 0.02
-    adam_rate: float = 2e-3
-    decay: float = 0.3
-    other: float = 0.1
-    saved: bool = False
-    uneven: demos.Uneven = demos.Uneven()
-    shares: dict[str, float] = dataclasses.field(default_factory=dict)
-
-
-STAGES = (
-    # Copying and reading first: without them the rest takes several times as long.
-    Stage(
-        'copying',
-        1000,
-        16,
-        64,
-        adam_rate=5e-3,
-        decay=0.0,
-        other=0.25,
-        shares={'copy': 0.45, 'passage': 0.55},
-    ),
-    Stage(
-        'reading',
-        300,
-        6,
-        320,
-        adam_rate=4e-3,
-        decay=0.0,
-        other=0.2,
-        shares={'reading': 0.35, 'retelling': 0.3, 'solver': 0.35},
-    ),
-    Stage('clean', 600, adam_rate=3e-3, decay=0.35, saved=True),
-    Stage(
-        'base',
-        220,
-        rate=0.005,
-        adam_rate=5e-4,
-        decay=0.4,
-        saved=True,
-        uneven=demos.Uneven(early=0.65, confuse=0.75, no_think=0.4, hops=0.35, form=0.15),
-        shares={
-            'reading': 0.03,
-            'solver': 0.35,
-            'solver_with_path': 0.09,
-            'proposer': 0.33,
-            'proposer_from_answer': 0.08,
-            'answer_from_documents': 0.05,
-            'challenger': 0.035,
-            'task_solver': 0.035,
-        },
-    ),
-)
-LIBRARIES = 8
-LIBRARY_WORLDS = 20
-INFO_EVERY = 100
-DIAGNOSED = 64  # episodes per role in the diagnosis
-
-
-def libraries(
-    seed: int, split: str = 'train', count: int = LIBRARIES, worlds: int = LIBRARY_WORLDS
-):
-    """Libraries to draw episodes from: worlds of the split's names, each library with facts of its own."""
-    available = world.worlds_available(split)
-    for i in range(count):
-        rng = np.random.default_rng([seed, i])
-        seeds = rng.choice(available, size=min(worlds, available), replace=False)
-        # Deal 0 holds the facts that self-play and evaluation meet; nothing here may know them.
-        yield demos.Library(seeds.tolist(), split, deal=1 + i)
-
-
-def episodes(stage: Stage, stock, codec: Codec, seed: int, step: int):
-    """Endless (tokens, source) of one step's mixture."""
-    rng = np.random.default_rng([seed, zlib.crc32(stage.name.encode()), step])
-    shares = stage.shares or {name: role.share for name, role in demos.ROLES.items()}
-    names, share = list(shares), np.array(list(shares.values()))
-    share = share / share.sum()
-    while True:
-        role = demos.ROLES[names[int(rng.choice(len(names), p=share))]]
-        library = stock[int(rng.integers(len(stock)))]
-        tokens, source = demos.render(codec, role.write(library, rng, stage.uneven))
-        if len(tokens) <= stage.tokens:
-            yield tokens, source
-
-
-def pack(stage: Stage, stream) -> dict[str, np.ndarray]:
-    """A batch of whole episodes, first fit: int32 [rows, tokens] each; segment 0 is empty."""
-    shape = (stage.rows, stage.tokens)
-    batch = {k: np.zeros(shape, np.int32) for k in ('tokens', 'positions', 'segment', 'policy')}
-    used, segments, misses = [0] * stage.rows, [0] * stage.rows, 0
-    while misses < 3:
-        tokens, source = next(stream)
-        row = next((r for r in range(stage.rows) if used[r] + len(tokens) <= stage.tokens), None)
-        if row is None:
-            misses += 1
-            continue
-        place = slice(used[row], used[row] + len(tokens))
-        segments[row] += 1
-        batch['tokens'][row, place] = tokens
-        batch['positions'][row, place] = np.arange(len(tokens))
-        batch['segment'][row, place] = segments[row]
-        batch['policy'][row, place] = source == POLICY
-        used[row] = place.stop
-    return batch
-
-
-def loss(config, other_weight, params, batch):
-    """Mean negative log-likelihood of the policy's tokens plus `other_weight` times that of the others."""
     x = transformer.hidden(config, params, batch['tokens'], batch['positions'], batch['segment'])
-    logits = transformer.logits(config, params, x[:, :-1].reshape(-1, x.shape[-1]))
-    target = batch['tokens'][:, 1:].reshape(-1)
-    nll = optax.softmax_cross_entropy_with_integer_labels(logits, target)
-    inside = (
-        (batch['segment'][:, 1:] == batch['segment'][:, :-1]) & (batch['segment'][:, 1:] > 0)
-    ).reshape(-1)
-    own = inside & (batch['policy'][:, 1:].reshape(-1) > 0)
-    other = inside & ~own
-    mean = lambda value, where: jnp.sum(value * where) / jnp.maximum(jnp.sum(where), 1)
-    policy = mean(nll, own)
-    right = mean(jnp.argmax(logits, -1) == target, own)
-    return policy + other_weight * mean(nll, other), {'loss': policy, 'token_accuracy': right}
+    # The last position of a row predicts nothing.
+    x = x[:, :-1].reshape(-1, x.shape[-1])
+    logits = transformer.logits(config, params, x)
+    targets = batch['tokens'][:, 1:].reshape(-1)
+    nll = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+
+    # The first token of an episode has no context, and padding is no target.
+    segment = batch['segment']
+    same_episode = segment[:, 1:] == segment[:, :-1]
+    is_episode = segment[:, 1:] > 0
+    is_target = (same_episode & is_episode).reshape(-1)
+    policy_flags = batch['policy'][:, 1:].reshape(-1)
+    is_policy = is_target & (policy_flags > 0)
+    is_context = is_target & ~is_policy
+
+    policy_loss = _masked_mean(nll, is_policy)
+    predictions = jnp.argmax(logits, -1)
+    token_accuracy = _masked_mean(predictions == targets, is_policy)
+    total_loss = policy_loss + context_weight * _masked_mean(nll, is_context)
+    return total_loss, {'loss': policy_loss, 'token_accuracy': token_accuracy}
+
+
+def _masked_mean(values: Array, mask: Array) -> Array:
+    # A batch may lack one kind of token; its mean is then 0 instead of NaN.
+    total = jnp.sum(values * mask)
+    return total / jnp.maximum(jnp.sum(mask), 1)
 
 
 def optimiser(stage: Stage) -> optax.GradientTransformation:
-    """Muon (Jordan et al. 2024) on matrices, AdamW on embeddings and norms, both warmed up and decayed."""
+    """Returns Muon (Jordan et al. 2024) for matrices and AdamW for embeddings and norms.
 
-    def schedule(peak):
-        flat = int(stage.steps * (1 - stage.decay))
-        return optax.join_schedules(
-            [
-                optax.linear_schedule(0.05 * peak, peak, 40),
-                optax.linear_schedule(peak, 0.05 * peak, stage.steps - flat),
-            ],
-            [flat],
-        )
+    Both learning rates are warmed up, held, and decayed at the end of the stage.
+    """
 
-    labels = functools.partial(
-        jax.tree_util.tree_map_with_path,
-        lambda path, x: 'matrix' if path[-1].key == 'kernel' else 'other',
-    )
+    def schedule(peak: float) -> optax.Schedule:
+        decay_start = int(stage.steps * (1 - stage.decay_share))
+        warmup = optax.linear_schedule(0.05 * peak, peak, WARMUP_STEPS)
+        decay = optax.linear_schedule(peak, 0.05 * peak, stage.steps - decay_start)
+        return optax.join_schedules([warmup, decay], [decay_start])
+
+    def label(path: tuple, leaf: Array) -> str:
+        # Muon orthogonalises updates, which suits linear maps but not embedding tables or scales.
+        return 'matrix' if path[-1].key == 'kernel' else 'other'
+
+    # Clipping comes first: Muon normalises each matrix anyway, but AdamW's moments remember an outlier.
     transforms = {
-        'matrix': optax.contrib.muon(schedule(stage.rate)),
+        'matrix': optax.contrib.muon(schedule(stage.muon_rate)),
         'other': optax.adamw(schedule(stage.adam_rate), b2=0.98, weight_decay=0.0),
     }
-    return optax.chain(optax.clip_by_global_norm(1.0), optax.multi_transform(transforms, labels))
+    labels = functools.partial(jax.tree_util.tree_map_with_path, label)
+    clip = optax.clip_by_global_norm(1.0)
+    return optax.chain(clip, optax.multi_transform(transforms, labels))
 
 
-def train(stage: Stage, config, params, codec: Codec, stock, seed: int, log):
-    """Runs a stage; returns parameters. `log`: list that receives one dict per INFO_EVERY steps."""
+def train(
+    stage: Stage,
+    config: transformer.ModelConfig,
+    params: transformer.Params,
+    codec: Codec,
+    stock: Sequence[Library],
+    seed: int,
+    log: list[dict[str, Any]],
+) -> transformer.Params:
+    """Trains one stage and returns the parameters.
+
+    Args:
+      stage: the stage.
+      config: the model.
+      params: initial parameters; their buffers are donated.
+      codec: tokenises the episodes.
+      stock: libraries to draw episodes from.
+      seed: seed of the training run.
+      log: receives one dict per LOG_EVERY steps, with the mean metrics of these steps.
+    """
+    # Each stage starts with fresh moments and its own warm-up.
     tx = optimiser(stage)
     state = tx.init(params)
+    stage_loss = functools.partial(loss, config, stage.context_weight)
 
+    # Donation lets XLA update parameters and optimiser state in place.
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def update(params, state, batch):
-        gradient, info = jax.grad(functools.partial(loss, config, stage.other), has_aux=True)(
-            params, batch
-        )
+        gradient, metrics = jax.grad(stage_loss, has_aux=True)(params, batch)
         updates, state = tx.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state, info
+        return optax.apply_updates(params, updates), state, metrics
 
-    seen = []
+    recent_metrics = []
     with progress.bar(stage.steps, 'steps', stage.name) as bar:
         for step in range(stage.steps):
-            params, state, info = update(
-                params, state, pack(stage, episodes(stage, stock, codec, seed, step))
-            )
-            seen.append(info)
+            stream = batches.episodes(stage, stock, codec, seed, step)
+            batch = batches.pack(stage, stream)
+            params, state, metrics = update(params, state, batch)
+            # Kept on the device: reading the values here would wait for every step.
+            recent_metrics.append(metrics)
             bar.update()
-            if (step + 1) % INFO_EVERY == 0 or step + 1 == stage.steps:
-                means = {k: float(np.mean([float(i[k]) for i in seen])) for k in seen[0]}
-                log.append({'stage': stage.name, 'step': step + 1, **means})
-                bar.write(json.dumps(log[-1]))  # above the bar, where there is one
+            done_steps = step + 1
+            if done_steps % LOG_EVERY == 0 or done_steps == stage.steps:
+                means = _mean_metrics(recent_metrics)
+                log.append({'stage': stage.name, 'step': done_steps, **means})
+                # The bar's own method prints above the bar instead of into it.
+                bar.write(json.dumps(log[-1]))
                 sys.stdout.flush()
-                seen = []
+                recent_metrics = []
     return params
 
 
-def diagnose(config, params, codec: Codec, seed: int) -> dict[str, dict[str, float]]:
-    """Teacher-forced figures on clean episodes of held-out names, per role (the solver's also per hop count).
+def _mean_metrics(step_metrics: Sequence[dict[str, Array]]) -> dict[str, float]:
+    means = {}
+    for name in step_metrics[0]:
+        values = [float(metrics[name]) for metrics in step_metrics]
+        means[name] = float(np.mean(values))
+    return means
+
+
+# ---- diagnosis ---------------------------------------------------------------------------------------------
+
+
+def diagnose(
+    config: transformer.ModelConfig, params: transformer.Params, codec: Codec, seed: int
+) -> dict[str, dict[str, float]]:
+    """Measures teacher-forced accuracy on error-free episodes with held-out names.
 
     Returns:
-      name → {'tokens': share of policy tokens that greedy decoding gets right, 'episodes': share of episodes in
-      which it gets all of them right}. A solver's 'episodes' comes near its exact match with greedy decoding.
+      Role → {'tokens': share of policy tokens that greedy decoding predicts, 'episodes': share of episodes in which
+      it predicts all of them}; the solver's 'episodes' also by hop count. A solver's 'episodes' approximates its
+      exact match with greedy decoding.
     """
-    (library,) = libraries(seed, 'evaluation', count=1)
+    (heldout_library,) = batches.libraries(seed, 'evaluation', 1, WORLDS_PER_LIBRARY)
 
     @jax.jit
-    def right(params, batch):
+    def predicted_correctly(params, batch):
         x = transformer.hidden(
             config, params, batch['tokens'], batch['positions'], batch['segment']
         )
-        guess = jnp.argmax(
-            transformer.logits(config, params, x[:, :-1].reshape(-1, x.shape[-1])), -1
-        )
-        return guess.reshape(x.shape[0], -1) == batch['tokens'][:, 1:]
+        targets = batch['tokens'][:, 1:]
+        logits = transformer.logits(config, params, x[:, :-1].reshape(-1, x.shape[-1]))
+        predictions = jnp.argmax(logits, -1)
+        return predictions.reshape(targets.shape) == targets
 
     figures = {}
     for name, role in demos.ROLES.items():
-        rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-        shape = (DIAGNOSED, 640)
-        batch = {k: np.zeros(shape, np.int32) for k in ('tokens', 'positions', 'segment', 'policy')}
-        hops = []
-        for row in range(DIAGNOSED):
-            demo = role.write(library, rng, demos.Uneven())
-            tokens, source = demos.render(codec, demo)
-            n = len(tokens)
-            batch['tokens'][row, :n], batch['policy'][row, :n] = tokens, source == POLICY
-            batch['positions'][row, :n], batch['segment'][row, :n] = np.arange(n), 1
-            hops.append(sum(isinstance(part, list) for part, _ in demo.parts))
-        own = batch['policy'][:, 1:] > 0
-        hit = np.asarray(right(params, batch)) & own
-        whole = hit.sum(1) == own.sum(1)
-        figures[name] = {'tokens': float(hit.sum() / own.sum()), 'episodes': float(whole.mean())}
+        # A stream per role: a new role does not change the episodes of another one.
+        role_key = zlib.crc32(name.encode())
+        rng = np.random.default_rng([seed, role_key])
+        # One episode per row, so that a row of the result is an episode.
+        batch = batches.empty_batch(DIAGNOSED_EPISODES, DIAGNOSED_TOKENS)
+        hops = np.zeros(DIAGNOSED_EPISODES, np.int32)
+        for row in range(DIAGNOSED_EPISODES):
+            demo = role.write(heldout_library, rng, demos.ErrorRates())
+            episode = render(codec, demo)
+            batches.write_episode(batch, row, start=0, segment=1, episode=episode)
+            # A solver searches once per hop.
+            hops[row] = sum(part.source == ENV for part in demo.parts)
+        is_policy = batch['policy'][:, 1:] > 0
+        # Tokens outside the policy's text count as neither right nor wrong.
+        is_correct = np.asarray(predicted_correctly(params, batch)) & is_policy
+        whole_episode = is_correct.sum(1) == is_policy.sum(1)
+        figures[name] = {
+            'tokens': float(is_correct.sum() / is_policy.sum()),
+            'episodes': float(whole_episode.mean()),
+        }
         if name == 'solver':
-            for h in sorted(set(hops)):
-                figures[f'solver, {h} hops'] = {
-                    'episodes': float(whole[np.array(hops) == h].mean())
-                }
+            for hop_count in np.unique(hops):
+                share = float(whole_episode[hops == hop_count].mean())
+                figures[f'solver, {hop_count} hops'] = {'episodes': share}
     return figures
 
 
-def write_blank(folder: pathlib.Path) -> None:
-    """Writes everything of a checkpoint folder but the weights: config.json and the tokenizer's files."""
+# ---- checkpoint folders ------------------------------------------------------------------------------------
+
+
+def write_config_and_tokenizer(folder: pathlib.Path) -> None:
+    """Writes a checkpoint folder without weights: config.json and the tokenizer's files."""
     folder.mkdir(parents=True, exist_ok=True)
-    learnt = tokenizer.train([*prompts.PROMPTS['mini'].values(), 'Describe the'])
-    tokenizer.write(folder, learnt)
-    eos, pad = (learnt.token_to_id(t) for t in (tokenizer.END, tokenizer.PAD))
-    # Room for more tokens, as large models have it, and a size that divides over devices.
-    size = -(-learnt.get_vocab_size() // 64) * 64
-    config = {**ARCHITECTURE, 'vocab_size': size, 'eos_token_id': eos, 'pad_token_id': pad}
+    prompt_texts = [*prompts.PROMPTS['mini'].values(), 'Describe the']
+    trained_tokenizer = tokenizer.train(prompt_texts)
+    tokenizer.write(folder, trained_tokenizer)
+    # A multiple of 64 divides over devices. Like large models, it has more rows than the tokenizer has tokens.
+    vocab_size = -(-trained_tokenizer.get_vocab_size() // 64) * 64
+    config = {
+        **ARCHITECTURE,
+        'vocab_size': vocab_size,
+        'eos_token_id': trained_tokenizer.token_to_id(tokenizer.END),
+        'pad_token_id': trained_tokenizer.token_to_id(tokenizer.PAD),
+    }
     (folder / 'config.json').write_text(json.dumps(config, indent=2) + '\n')
 
 
-def _save(folder: pathlib.Path, config, params, blank: pathlib.Path, log) -> None:
-    """Writes a checkpoint folder in place of the one there was, with its log and the hashes of its files."""
+def _save(
+    folder: pathlib.Path,
+    config: transformer.ModelConfig,
+    params: transformer.Params,
+    template: pathlib.Path,
+    log: Sequence[dict[str, Any]],
+) -> None:
+    """Replaces a checkpoint folder; `template` is the folder with the config and the tokenizer."""
+    # Files of an older layout must not stay in the folder.
     if folder.exists():
         shutil.rmtree(folder)
-    hf.save(folder, config, params, like=blank)
-    (folder / 'training.jsonl').write_text(''.join(json.dumps(entry) + '\n' for entry in log))
-    files = sorted(f for f in folder.iterdir() if f.is_file())
-    lines = [f'{hashlib.sha256(f.read_bytes()).hexdigest()}  {f.name}\n' for f in files]
-    (folder / 'SHA256SUMS').write_text(''.join(lines))
+    hf.save(folder, config, params, like=template)
+    log_lines = [json.dumps(entry) + '\n' for entry in log]
+    (folder / 'training.jsonl').write_text(''.join(log_lines))
+    # The format of sha256sum, so that `sha256sum --check` verifies a folder.
+    hash_lines = []
+    for file in sorted(folder.iterdir()):
+        if file.is_file():
+            digest = hashlib.sha256(file.read_bytes()).hexdigest()
+            hash_lines.append(f'{digest}  {file.name}\n')
+    (folder / 'SHA256SUMS').write_text(''.join(hash_lines))
 
 
-def _quiet(params):
-    """Layers begin as the identity: what they would add at first only drowns the embeddings they must learn to move."""
-    still = lambda path, x: x * 0 if path[-2:-1] and path[-2].key in ('o', 'down') else x
-    return jax.tree_util.tree_map_with_path(still, params)
+def _zero_output_projections(params: transformer.Params) -> transformer.Params:
+    """Returns parameters with which every layer is the identity.
+
+    At first, random layer outputs would only add noise to the embeddings, which the layers learn to copy.
+    """
+
+    def zero_if_output(path: tuple, leaf: Array) -> Array:
+        if len(path) >= 2 and path[-2].key in ('o', 'down'):
+            return leaf * 0
+        return leaf
+
+    return jax.tree_util.tree_map_with_path(zero_if_output, params)
 
 
-def build(out: pathlib.Path, seed: int, stages=STAGES) -> None:
-    """Trains all stages and writes `out`/<name> for each saved one, replacing what stands there."""
-    with tempfile.TemporaryDirectory() as staging:
-        blank = pathlib.Path(staging)
-        write_blank(blank)
-        codec, config = Codec(blank), hf.read_config(blank)
-        params = _quiet(transformer.init(config, jax.random.key(seed)))
-        stock = list(libraries(seed))
-        log = [{'seed': seed, 'parameters': sum(x.size for x in jax.tree.leaves(params))}]
+def build(out: pathlib.Path, seed: int, stages: Sequence[Stage] = STAGES) -> None:
+    """Trains all stages and writes `out`/<name> for each saved one, replacing existing folders."""
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        # hf.save copies config and tokenizer from a folder, which here is only needed during training.
+        template = pathlib.Path(temporary_folder)
+        write_config_and_tokenizer(template)
+        codec = Codec(template)
+        config = hf.read_config(template)
+        initial_params = transformer.init(config, jax.random.key(seed))
+        params = _zero_output_projections(initial_params)
+        sizes = [leaf.size for leaf in jax.tree.leaves(params)]
+        stock = list(batches.libraries(seed, 'train', LIBRARY_COUNT, WORLDS_PER_LIBRARY))
+        log: list[dict[str, Any]] = [{'seed': seed, 'parameters': sum(sizes)}]
         for stage in stages:
             params = train(stage, config, params, codec, stock, seed, log)
             if stage.saved:
                 figures = diagnose(config, params, codec, seed)
                 log.append({'stage': stage.name, 'teacher_forced': figures})
                 print(f'{stage.name}: {json.dumps(figures, indent=2)}', flush=True)
-                _save(out / stage.name, config, params, blank, log)
+                _save(out / stage.name, config, params, template, log)
 
 
 def main() -> None:
-    """The command."""
+    """Parses the command line and trains."""
     parser = argparse.ArgumentParser(
         prog='python -m zeroplay_jax.mini.base_model',
         description=__doc__.split('\n')[0],
@@ -355,9 +351,9 @@ def main() -> None:
         '--out',
         type=pathlib.Path,
         default=HERE,
-        help='where clean/ and base/ go; without it over the ones that ship',
+        help='folder for clean/ and base/; by default the ones of the repository are replaced',
     )
-    parser.add_argument('--seed', type=int, default=0, help='of weights and episodes (0)')
+    parser.add_argument('--seed', type=int, default=0, help='seed of weights and episodes (0)')
     args = parser.parse_args()
     build(args.out, args.seed)
 

@@ -1,341 +1,377 @@
-"""What the tiny checkpoint is shown: written-out episodes of every role, in a table.
+"""Demonstrations that the tiny checkpoint is trained on: written-out episodes of every role.
 
-A role is a row of ROLES: its share of the mixture and the function that writes one episode. Episodes are rendered
-by the very functions that rollouts use (`rollout.prompts`, `rollout.tokens`, `rollout.tools`), and the passages in
-them come from the real encoder over many worlds, so training text and rollout text are the same ids.
+ROLES lists the roles: each has a share of the mixture and a function that writes one episode.
 
-A space stands before every name, inside tags too, so that a name is always spelt with the same tokens.
+A space precedes every name, inside tags too, so that a name always has the same tokens.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-import numpy as np
+from numpy.random import Generator
 
+from zeroplay_jax.mini.demo import Demo, think
+from zeroplay_jax.mini.draws import pick, shuffled
+from zeroplay_jax.mini.library import Library
 from zeroplay_jax.mini.world import RELATION_NAMES, Step, World, phrase, question
-from zeroplay_jax.retrieval.lexical import LexicalEncoder
 from zeroplay_jax.rollout import prompts, tools
-from zeroplay_jax.rollout.tokens import Codec
-from zeroplay_jax.types import ENV, POLICY, PROMPT
 
-Document = dict[str, str]  # {'title', 'text'}
-SEARCH = tools.family('search_r1')
-TOP_K = 3
-OBSERVATION_TOKENS = 128
-# Relations whose value the uneven solver takes from another sentence.
-WEAK = frozenset(RELATION_NAMES[1::2])
+# Relations that the imperfect solver confuses with another relation of the same entity: every second one, so that
+# self-play can improve some relations while others are already right.
+WEAK_RELATIONS = frozenset(RELATION_NAMES[1::2])
 
 
 @dataclasses.dataclass(frozen=True)
-class Uneven:
-    """How often the demonstrations go wrong; all 0 is the clean checkpoint. Shares from 0 to 1.
+class ErrorRates:
+    """Probabilities of deliberate errors in the demonstrations; all zero for the clean checkpoint.
 
     Attributes:
-      early: the solver answers with the entity it has just found although the question goes on (per hop).
-      confuse: it reads a neighbouring fact (per reading of a relation in WEAK).
-      no_think: the proposer leaves its thoughts out.
-      hops: the proposer asks for fewer or more hops than it was told.
-      form: the proposer's question or answer is not readable.
+      early_answer: per hop, that the solver answers with an intermediate entity.
+      wrong_fact: per value of a weak relation, that the solver reads another fact of the entity.
+      no_think: that the proposer omits its thoughts.
+      wrong_hops: that the proposer asks a question with another number of hops than requested.
+      malformed: that the proposer omits the question or the answer.
     """
 
-    early: float = 0.0
-    confuse: float = 0.0
+    early_answer: float = 0.0
+    wrong_fact: float = 0.0
     no_think: float = 0.0
-    hops: float = 0.0
-    form: float = 0.0
+    wrong_hops: float = 0.0
+    malformed: float = 0.0
 
 
-class Library:
-    """Some worlds and a search over all their passages, by exact scores of the real encoder.
-
-    Attributes:
-      worlds: tuple of World.
-    """
-
-    def __init__(self, seeds: Sequence[int], split: str, deal: int):
-        self.worlds = tuple(World(int(seed), split, deal=deal) for seed in seeds)
-        passages = [p for world in self.worlds for p in world.passages]
-        self.documents: list[Document] = [{'title': p.title, 'text': p.text} for p in passages]
-        self._encoder = LexicalEncoder()
-        titles = [p.title for p in passages]
-        self._matrix = self._encoder.encode_passages(titles, [p.text for p in passages])
-        self._found: dict[str, list[int]] = {}
-        self._remember(titles)
-
-    def _remember(self, queries):
-        scores = self._encoder.encode_queries(queries) @ self._matrix.T
-        best = np.argsort(-scores, 1, kind='stable')[:, :TOP_K]
-        self._found |= {query: row.tolist() for query, row in zip(queries, best, strict=True)}
-
-    def search(self, query: str) -> list[Document]:
-        """The TOP_K passages nearest to a query, best first."""
-        if query not in self._found:
-            self._remember([query])
-        return [self.documents[i] for i in self._found[query]]
-
-    def document(self, title: str) -> Document:
-        """The passage of that title."""
-        return next(d for d in self.search(title) if d['title'] == title)
+def _draw_hops(rng: Generator, shares: Sequence[float]) -> int:
+    """Returns a hop count; the shares are those of 1, 2, 3, … hops."""
+    return 1 + int(rng.choice(len(shares), p=shares))
 
 
-@dataclasses.dataclass
-class Demo:
-    """One episode: the opening chat (role and fields, or None) and what follows it, in order.
-
-    A part is a text and who wrote it; ENV parts hold passages instead of text.
-    """
-
-    role: str | None = None
-    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    parts: list[tuple[Any, int]] = dataclasses.field(default_factory=list)
-
-    def say(self, text: str) -> Demo:
-        self.parts.append((text, POLICY))
-        return self
-
-    def look_up(self, library: Library, think: str, query: str) -> list[Document]:
-        """A searching turn and the passages it brought."""
-        found = library.search(query)
-        self.say(f'<think> {think}</think>' * bool(think) + SEARCH.call_text([f' {query}']))
-        self.parts.append((found, ENV))
-        return found
-
-    def finish(self, think: str, **tags: str) -> Demo:
-        """The last turn: a thought and one block per tag."""
-        blocks = ''.join(f'<{tag}> {text}</{tag}>' for tag, text in tags.items())
-        return self.say(f'<think> {think}</think>' * bool(think) + blocks + '<|im_end|>')
+def _draw_chain(
+    library: Library, rng: Generator, shares: Sequence[float] = (0.3, 0.3, 0.25, 0.15)
+) -> tuple[World, list[Step]]:
+    hops = _draw_hops(rng, shares)
+    world = pick(rng, library.worlds)
+    return world, _chain_of(world, hops, rng)
 
 
-def render(codec: Codec, demo: Demo) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and their sources of an episode, (int32 [T], int8 [T])."""
-    ids, source = [], []
-    parts = list(demo.parts)
-    if demo.role is not None:
-        opening = codec.render(prompts.messages('mini', demo.role, **demo.fields))
-        ids, source = [opening], [np.full(len(opening), PROMPT, np.int8)]
-    for part, who in parts:
-        new = (
-            SEARCH.observation(codec, [part], OBSERVATION_TOKENS)
-            if who == ENV
-            else codec.encode(part)
-        )
-        ids.append(np.asarray(new, np.int32))
-        source.append(np.full(len(new), who, np.int8))
-    return np.concatenate(ids), np.concatenate(source)
-
-
-def _pick(rng: np.random.Generator, values):
-    return values[int(rng.integers(len(values)))]
-
-
-def _draw(library, rng, hops=None, shares=(0.3, 0.3, 0.25, 0.15)) -> tuple[World, list[Step]]:
-    hops = hops or 1 + int(rng.choice(len(shares), p=shares))
-    world = _pick(rng, library.worlds)
-    return world, world.chain(hops, rng)
+def _chain_of(world: World, hops: int, rng: Generator) -> list[Step]:
+    chain = world.chain(hops, rng)
+    # Only longer chains can be missing from a world.
+    assert chain is not None, f'no chain of {hops} hops'
+    return chain
 
 
 def _statement(chain: Sequence[Step]) -> str:
-    return f'{phrase(chain)} is {chain[-1][2]}'
+    return f'{phrase(chain)} is {chain[-1].value}'
 
 
-def _ask(demo: Demo, world, titles, count, rng) -> Demo:
-    """Adds `count` single facts about some of `titles`; only the value is the policy's to say."""
-    for _ in range(count):
-        title = _pick(rng, titles)
-        relation, value = _pick(rng, list(world.facts[title].items()))
-        demo.parts.append((f'<think> {_statement([(title, relation, "")])}'.rstrip(), PROMPT))
-        demo.say(f' {value}').parts.append(('</think>', PROMPT))
-    return demo
+# ---- exercises without a prompt ----------------------------------------------------------------------------
 
 
-def _reordered(text: str, rng) -> str:
-    sentences = text.split('. ')
-    return ' '.join(sentences[i].rstrip('.') + '.' for i in rng.permutation(len(sentences)))
+def copy(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
+    """Writes a passage, then the same sentences in another order.
 
-
-def copy(library: Library, rng: np.random.Generator, uneven: Uneven) -> Demo:
-    """A passage and the same again with its sentences in another order: nearly every token is there to be found.
-
-    Practice this dense forms the heads that copy names within a few hundred steps; single facts alone take
-    several times as long.
+    Nearly every token can be copied from the context. Such dense practice forms copying attention heads within a few
+    hundred steps; single facts alone take several times as long.
     """
-    text = _pick(rng, _pick(rng, library.worlds).passages).text
-    return Demo(parts=[(f' {text}\n', PROMPT)]).say(f' {_reordered(text, rng)}\n')
-
-
-def passage(library: Library, rng: np.random.Generator, uneven: Uneven) -> Demo:
-    """A single passage and what it says."""
-    world = _pick(rng, library.worlds)
-    title = _pick(rng, world.titles)
-    return _ask(Demo(parts=[([library.document(title)], ENV)]), world, [title], 3, rng)
-
-
-def reading(library: Library, rng: np.random.Generator, uneven: Uneven) -> Demo:
-    """The passages of a search and what they say."""
-    world = _pick(rng, library.worlds)
-    shown = library.search(_pick(rng, world.titles))
-    known = [d['title'] for d in shown if d['title'] in world.facts]
-    return _ask(Demo(parts=[(shown, ENV)]), world, known, 6, rng)
-
-
-def retelling(library: Library, rng: np.random.Generator, uneven: Uneven) -> Demo:
-    """The passages of a search, and two of them told again by title."""
-    shown = library.search(_pick(rng, _pick(rng, library.worlds).titles))
-    demo = Demo(parts=[(shown, ENV)])
-    for document in [shown[i] for i in rng.permutation(len(shown))][:2]:
-        demo.parts.append((f'<think> {document["title"]}</think>', PROMPT))
-        demo.say(f'<answer> {_reordered(document["text"], rng)}</answer>')
+    world = pick(rng, library.worlds)
+    text = pick(rng, world.passages).text
+    demo = Demo()
+    demo.add_prompt_text(f' {text}\n')
+    demo.add_policy_text(f' {_reordered(text, rng)}\n')
     return demo
 
 
-def _read(world, step, rng, uneven):
-    """Value of a step as the (uneven) reader sees it."""
-    entity, relation, value = step
-    if relation in WEAK and rng.random() < uneven.confuse:
-        others = list(world.facts[entity].values())
-        return others[(others.index(value) + 1) % len(others)]
-    return value
+def passage(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
+    """Writes a single passage and three of its facts."""
+    world = pick(rng, library.worlds)
+    title = pick(rng, world.titles)
+    demo = Demo()
+    demo.add_documents([library.document(title)])
+    _add_facts(demo, world, [title], 3, rng)
+    return demo
 
 
-def _solve(demo: Demo, library, world, chain, rng, uneven) -> Demo:
-    """Searches along a chain, carrying what is left of the question in the thoughts, and answers."""
-    rest = list(chain)
-    while True:
-        entity, relation, _ = rest[0]
-        demo.look_up(library, phrase(rest), entity)
-        value = _read(world, rest[0], rng, uneven)
-        on = len(rest) > 1 and value in world.facts and rest[1][1] in world.facts[value]
-        if not on or rng.random() < uneven.early:
-            return demo.finish(f'the {relation} of {entity} is {value}', answer=value)
-        # After a slip the question goes on from the wrong entity.
-        relations, rest = [r for _, r, _ in rest[1:]], []
-        for r in relations:
-            following = world.facts.get(value, {}).get(r, '')
-            rest.append((value, r, following))
-            value = following
+def reading(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
+    """Writes the passages of a search and six of their facts."""
+    world = pick(rng, library.worlds)
+    documents = library.search(pick(rng, world.titles))
+    # The search covers all worlds; the facts are looked up in one.
+    world_titles = []
+    for document in documents:
+        if document['title'] in world.facts:
+            world_titles.append(document['title'])
+    demo = Demo()
+    demo.add_documents(documents)
+    _add_facts(demo, world, world_titles, 6, rng)
+    return demo
 
 
-def solver(library: Library, rng: np.random.Generator, uneven: Uneven) -> Demo:
+def retelling(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
+    """Writes the passages of a search, then repeats two of them by title, with reordered sentences."""
+    world = pick(rng, library.worlds)
+    documents = library.search(pick(rng, world.titles))
+    demo = Demo()
+    demo.add_documents(documents)
+    for document in shuffled(rng, documents)[:2]:
+        demo.add_prompt_text(think(document['title']))
+        reordered_text = _reordered(document['text'], rng)
+        demo.add_policy_text(f'<answer> {reordered_text}</answer>')
+    return demo
+
+
+def _add_facts(demo: Demo, world: World, titles: Sequence[str], count: int, rng: Generator) -> None:
+    """Adds random facts of the titles. Only the values count as policy text: the question is not predictable."""
+    for _ in range(count):
+        title = pick(rng, titles)
+        facts = world.facts[title]
+        relation, value = pick(rng, list(facts.items()))
+        demo.add_prompt_text(f'<think> the {relation} of {title} is')
+        demo.add_policy_text(f' {value}')
+        demo.add_prompt_text('</think>')
+
+
+def _reordered(text: str, rng: Generator) -> str:
+    # The split removes the full stop of all sentences but the last.
+    sentences = [sentence.rstrip('.') for sentence in text.split('. ')]
+    return '. '.join(shuffled(rng, sentences)) + '.'
+
+
+# ---- solvers -----------------------------------------------------------------------------------------------
+
+
+def solver(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     """Question → searches → answer."""
-    world, chain = _draw(library, rng)
-    return _solve(Demo('solver', {'question': question(chain)}), library, world, chain, rng, uneven)
+    world, chain = _draw_chain(library, rng)
+    demo = Demo('solver', {'question': question(chain)})
+    _add_solution(demo, library, world, chain, rng, errors)
+    return demo
 
 
-def solver_with_path(library: Library, rng: np.random.Generator, uneven: Uneven) -> Demo:
-    """The same beside the path that leads to the answer, whole or only its beginning; never uneven."""
-    world, chain = _draw(library, rng)
-    path = [chain[0][0]] + [value for _, _, value in chain]
-    path = path[: int(rng.integers(2, len(path) + 1))] if rng.random() < 0.3 else path
-    demo = Demo('solver_with_path', {'path': ' > '.join(path), 'question': question(chain)})
-    return _solve(demo, library, world, chain, rng, Uneven())
+def solver_with_path(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
+    """Question and the path to its answer, complete or truncated → searches → answer; always correct."""
+    world, chain = _draw_chain(library, rng)
+    path = [chain[0].entity]
+    for step in chain:
+        path.append(step.value)
+    if rng.random() < 0.3:
+        # A real path can be cut to the prompt's length; the policy has to search for the remaining hops.
+        path_length = int(rng.integers(2, len(path) + 1))
+        path = path[:path_length]
+    fields = {'path': ' > '.join(path), 'question': question(chain)}
+    demo = Demo('solver_with_path', fields)
+    # Self-play distils this role into the plain solver, so it has to be the better one.
+    _add_solution(demo, library, world, chain, rng, ErrorRates())
+    return demo
 
 
-def proposer(library: Library, rng: np.random.Generator, uneven: Uneven) -> Demo:
-    """Hops and a document → one search fewer than hops → question and answer."""
-    world, chain = _draw(library, rng, shares=(0.3, 0.27, 0.25, 0.18))
-    start, asked = chain[0][0], len(chain)
-    if rng.random() < uneven.hops:
-        chain = (
-            world.chain(int(_pick(rng, [h for h in (1, 2, 3) if h != asked])), rng, start) or chain
-        )
-    silent = rng.random() < uneven.no_think
-    thought = lambda steps: '' if silent else _statement(steps)
-    demo = Demo(
-        'proposer', {'hops': asked, 'document': prompts.document_text(library.document(start))}
-    )
+def answer_from_documents(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
+    """Question and documents, some of them irrelevant → answer without a search."""
+    _, chain = _draw_chain(library, rng, shares=(0.4, 0.35, 0.25, 0.0))
+    documents = [library.document(step.entity) for step in chain]
+    for _ in range(int(rng.integers(0, 4))):
+        documents.append(pick(rng, library.documents))
+    # In the order of the chain the last document would always be the one to answer from.
+    documents_text = tools.passages_text([shuffled(rng, documents)], 'search_r1')
+    fields = {
+        'documents': documents_text,
+        'question': question(chain),
+    }
+    thought = '. '.join(_statement([step]) for step in chain)
+    demo = Demo('answer_from_documents', fields)
+    demo.add_final_turn(thought, answer=chain[-1].value)
+    return demo
+
+
+def task_solver(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
+    """Open task → searches → the text of the passage that the task asks for."""
+    chain, title = _draw_described_entity(library, rng)
+    demo = Demo('task_solver', {'task': f'Describe {_subject(chain, title)}.'})
+    for i, step in enumerate(chain):
+        demo.add_search(library, phrase(chain[i:]), step.entity)
+    # One more search than hops: the passage of the entity itself is the answer.
+    demo.add_search(library, title, title)
+    demo.add_final_turn(title, answer=library.document(title)['text'])
+    return demo
+
+
+def _add_solution(
+    demo: Demo,
+    library: Library,
+    world: World,
+    chain: Sequence[Step],
+    rng: Generator,
+    errors: ErrorRates,
+) -> None:
+    """Adds the searches along a chain and the answer; each thought is the part of the question still open."""
+    remaining = list(chain)
+    while True:
+        step = remaining[0]
+        # The thought states the open question because the policy sees no other plan.
+        demo.add_search(library, phrase(remaining), step.entity)
+        value = _read_value(world, step, rng, errors)
+        next_relations = [later_step.relation for later_step in remaining[1:]]
+        # A wrong value may be of another kind, which does not have the next relation.
+        if next_relations and world.value(value, next_relations[0]) is not None:
+            answers_now = rng.random() < errors.early_answer
+        else:
+            answers_now = True
+        if answers_now:
+            demo.add_final_turn(f'the {step.relation} of {step.entity} is {value}', answer=value)
+            return
+        # After an error the question continues from the wrong entity.
+        remaining = _follow(world, value, next_relations)
+
+
+def _read_value(world: World, step: Step, rng: Generator, errors: ErrorRates) -> str:
+    """Returns the value of a step, or, as a deliberate error, the next fact of the same entity."""
+    if step.relation in WEAK_RELATIONS and rng.random() < errors.wrong_fact:
+        values = list(world.facts[step.entity].values())
+        wrong_index = values.index(step.value) + 1
+        return values[wrong_index % len(values)]
+    return step.value
+
+
+def _follow(world: World, entity: str, relations: Sequence[str]) -> list[Step]:
+    """Returns the steps from an entity along relations; values are empty after a missing fact."""
+    steps = []
+    for relation in relations:
+        value = world.value(entity, relation) or ''
+        steps.append(Step(entity, relation, value))
+        entity = value
+    return steps
+
+
+# ---- proposers ---------------------------------------------------------------------------------------------
+
+
+def proposer(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
+    """Hop count and a document → one search fewer than hops → question and answer."""
+    world, chain = _draw_chain(library, rng, shares=(0.3, 0.27, 0.25, 0.18))
+    start = chain[0].entity
+    requested_hops = len(chain)
+    if rng.random() < errors.wrong_hops:
+        wrong_hop_counts = sorted({1, 2, 3} - {requested_hops})
+        wrong_chain = world.chain(pick(rng, wrong_hop_counts), rng, start)
+        # Where no such chain starts at the document, the episode stays correct.
+        chain = wrong_chain or chain
+    # Drawn once: an episode has either all thoughts or none.
+    omits_thoughts = rng.random() < errors.no_think
+
+    document = prompts.document_text(library.document(start))
+    demo = Demo('proposer', {'hops': requested_hops, 'document': document})
+    # The document answers the first hop, so the first search is for the second one.
     for i in range(1, len(chain)):
-        demo.look_up(library, thought(chain[:i]), chain[i][0])
-    tags = {'question': question(chain), 'answer': chain[-1][2]}
-    if rng.random() < uneven.form:
-        tags = {'question': tags['question']} if rng.random() < 0.5 else {'answer': tags['answer']}
-    return demo.finish(thought(chain), **tags)
+        thought = '' if omits_thoughts else _statement(chain[:i])
+        demo.add_search(library, thought, chain[i].entity)
+    tags = {'question': question(chain), 'answer': chain[-1].value}
+    if rng.random() < errors.malformed:
+        # The parser of self-play rejects a proposal without both tags.
+        missing_tag = 'answer' if rng.random() < 0.5 else 'question'
+        del tags[missing_tag]
+    demo.add_final_turn('' if omits_thoughts else _statement(chain), **tags)
+    return demo
 
 
-def proposer_from_answer(library: Library, rng: np.random.Generator, uneven: Uneven) -> Demo:
-    """Answer and hops → searches backwards, from a value to a passage that names it → question and answer."""
+def proposer_from_answer(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
+    """Answer and hop count → searches backwards, from a value to a passage that names it → question and answer."""
+    # The search does not always return a passage that names the value; such attempts are discarded.
     while True:
-        hops = 1 + int(rng.choice(3, p=(0.4, 0.35, 0.25)))
-        world, seed = _draw(library, rng, hops=1)
-        answer = seed[0][2]
+        hops = _draw_hops(rng, (0.4, 0.35, 0.25))
+        world = pick(rng, library.worlds)
+        answer = _chain_of(world, 1, rng)[0].value
         demo = Demo('proposer_from_answer', {'hops': hops, 'answer': answer})
-        chain: list[Step] = []
-        for _ in range(hops):
-            value = chain[0][0] if chain else answer
-            found = demo.look_up(library, _statement(chain) if chain else answer, value)
-            steps = [
-                (d['title'], relation, value)
-                for d in found
-                for relation, v in world.facts.get(d['title'], {}).items()
-                if v == value and d['title'] not in {e for e, _, _ in chain}
-            ]
-            if not steps:
-                break
-            chain = [_pick(rng, steps), *chain]
-        if len(chain) == hops and answer.lower() not in question(chain).lower():
-            return demo.finish(_statement(chain), question=question(chain), answer=answer)
+        chain = _add_backward_searches(demo, library, world, answer, hops, rng)
+        if len(chain) < hops:
+            continue
+        text = question(chain)
+        # As in `World.chain`, the question must not contain its answer.
+        if answer.lower() not in text.lower():
+            demo.add_final_turn(_statement(chain), question=text, answer=answer)
+            return demo
 
 
-def answer_from_documents(library: Library, rng: np.random.Generator, uneven: Uneven) -> Demo:
-    """Question and documents, some of them beside the point → answer without a search."""
-    world, chain = _draw(library, rng, shares=(0.4, 0.35, 0.25, 0.0))
-    shown = [library.document(e) for e, _, _ in chain]
-    shown += [_pick(rng, library.documents) for _ in range(int(rng.integers(0, 4)))]
-    shown = [shown[i] for i in rng.permutation(len(shown))]
-    fields = {'documents': tools.passages_text([shown], 'search_r1'), 'question': question(chain)}
-    thought = '. '.join(
-        f'the {relation} of {entity} is {value}' for entity, relation, value in chain
-    )
-    return Demo('answer_from_documents', fields).finish(thought, answer=chain[-1][2])
+def _add_backward_searches(
+    demo: Demo,
+    library: Library,
+    world: World,
+    answer: str,
+    hops: int,
+    rng: Generator,
+) -> list[Step]:
+    """Adds searches that extend a chain towards its start; returns the chain, shorter than `hops` if one fails."""
+    chain: list[Step] = []
+    value = answer
+    thought = answer
+    for _ in range(hops):
+        documents = demo.add_search(library, thought, value)
+        # Titles of the chain are excluded, or the question could go in a circle.
+        visited = {step.entity for step in chain}
+        steps = []
+        for document in documents:
+            title = document['title']
+            facts = world.facts.get(title, {})
+            for relation, fact_value in facts.items():
+                if fact_value == value and title not in visited:
+                    steps.append(Step(title, relation, value))
+        if not steps:
+            break
+        chain = [pick(rng, steps), *chain]
+        value = chain[0].entity
+        thought = _statement(chain)
+    return chain
 
 
-def _described(library, rng):
-    """A chain that ends at something with a passage of its own, or a single entity: (steps, title)."""
-    hops = int(rng.choice(3, p=(0.35, 0.4, 0.25)))
+def challenger(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
+    """Hop count and a document → searches → open task."""
+    chain, title = _draw_described_entity(library, rng)
+    start = chain[0].entity if chain else title
+    document = prompts.document_text(library.document(start))
+    # Counted in passages, the initial document included.
+    demo = Demo('challenger', {'hops': len(chain) + 1, 'document': document})
+    for i, step in enumerate(chain, 1):
+        demo.add_search(library, _statement(chain[:i]), step.value)
+    subject = _subject(chain, title)
+    demo.add_final_turn(subject, task=f'Describe {subject}.')
+    return demo
+
+
+def _draw_described_entity(library: Library, rng: Generator) -> tuple[list[Step], str]:
+    """Returns a chain, possibly empty, and the title at its end, which has a passage."""
+    # Without a chain the task names its entity by the title.
+    chain_length = int(rng.choice(3, p=(0.35, 0.4, 0.25)))
     while True:
-        world = _pick(rng, library.worlds)
-        if not hops:
-            return [], _pick(rng, world.titles)
-        chain = world.chain(hops, rng)
-        if chain[-1][2] in world.facts:
-            return chain, chain[-1][2]
+        world = pick(rng, library.worlds)
+        if chain_length == 0:
+            return [], pick(rng, world.titles)
+        chain = _chain_of(world, chain_length, rng)
+        # A value such as a metal has no passage.
+        if chain[-1].value in world.facts:
+            return chain, chain[-1].value
 
 
-def challenger(library: Library, rng: np.random.Generator, uneven: Uneven) -> Demo:
-    """Hops and a document → searches → an open task."""
-    chain, title = _described(library, rng)
-    start = chain[0][0] if chain else title
-    demo = Demo(
-        'challenger',
-        {'hops': len(chain) + 1, 'document': prompts.document_text(library.document(start))},
-    )
-    for i in range(len(chain)):
-        demo.look_up(library, _statement(chain[: i + 1]), chain[i][2])
-    subject = phrase(chain) if chain else title
-    return demo.finish(subject, task=f'Describe {subject}.')
-
-
-def task_solver(library: Library, rng: np.random.Generator, uneven: Uneven) -> Demo:
-    """An open task → searches → an answer in sentences, taken from the last passage."""
-    chain, title = _described(library, rng)
-    demo = Demo('task_solver', {'task': f'Describe {phrase(chain) if chain else title}.'})
-    for i in range(len(chain)):
-        demo.look_up(library, phrase(chain[i:]), chain[i][0])
-    demo.look_up(library, title, title)
-    return demo.finish(title, answer=library.document(title)['text'])
+def _subject(chain: Sequence[Step], title: str) -> str:
+    """Returns how a task names its entity: by the chain that leads to it, or by its title."""
+    return phrase(chain) if chain else title
 
 
 @dataclasses.dataclass(frozen=True)
 class Role:
-    """A row of the mixture: share of the episodes (relative to the others), and who writes one."""
+    """A role in the mixture.
+
+    Attributes:
+      share: share of the episodes, relative to the other roles.
+      write: function that writes one episode.
+    """
 
     share: float
-    write: Callable[[Library, np.random.Generator, Uneven], Demo]
+    write: Callable[[Library, Generator, ErrorRates], Demo]
 
 
+# The solver and the proposer are the roles of all self-play systems and get more than half of the mixture.
 ROLES = {
+    # Exercises: mostly for the first stages; a few in later stages keep reading practised.
     'copy': Role(0.0, copy),
     'passage': Role(0.02, passage),
     'reading': Role(0.06, reading),

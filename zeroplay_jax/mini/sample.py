@@ -1,9 +1,9 @@
-"""Writes an invented encyclopedia as text files, with questions: to try what is done with texts of one's own.
+"""Writes an invented encyclopedia as text files, with questions: sample data for the tools that read your own texts.
 
     python -m zeroplay_jax.mini.sample --out notes
 
-One file per article, its title on the first line; in the same folder `questions.jsonl` to measure by, and others in
-`more_questions.jsonl` to train on.
+Writes one file per article, with its title on the first line. The same folder gets `questions.jsonl` for evaluation
+and `more_questions.jsonl`, with other questions, for training.
 """
 
 from __future__ import annotations
@@ -16,41 +16,65 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from zeroplay_jax.mini.world import World, evaluation_questions
+from zeroplay_jax.mini.draws import shuffled
+from zeroplay_jax.mini.world import Item, World, evaluation_questions
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.types import UserError
 
+HOPS = (1, 2, 3)
+
 
 def write(out: pathlib.Path, worlds: int, per_hop: int, seed: int) -> int:
-    """Writes the texts of `worlds` worlds that no training saw, and two sets of questions; how many texts.
+    """Writes the passages of several worlds and two sets of questions.
+
+    Args:
+      out: folder to create.
+      worlds: number of worlds.
+      per_hop: evaluation questions per hop count; there are about twice as many training questions.
+      seed: seed of the first world; the other worlds have the following seeds.
+
+    Returns:
+      The number of passages.
 
     Raises:
-      UserError: the folder is there already, or so many questions cannot be asked.
+      UserError: the folder exists already, or the worlds do not have that many questions.
     """
     if out.exists():
         raise UserError(f'--out {out}: is there already; remove it or choose another folder')
+    # Evaluation worlds: the shipped checkpoints were trained on the names of the other split.
     members = [World(seed + i, 'evaluation') for i in range(worlds)]
-    asked = evaluation_questions(members, per_hop, (1, 2, 3))
-    known = {question['question'] for question in asked}
-    more = [
-        q
-        for q in evaluation_questions(members, 2 * per_hop, (1, 2, 3), seed=1)
-        if q['question'] not in known
-    ]
+    evaluation_set = evaluation_questions(members, per_hop, HOPS)
+    training_candidates = evaluation_questions(members, 2 * per_hop, HOPS, seed=1)
+    # The two draws overlap; no evaluation question may be trained on.
+    evaluation_texts = {item['question'] for item in evaluation_set}
+    training_set = []
+    for item in training_candidates:
+        if item['question'] not in evaluation_texts:
+            training_set.append(item)
+    # The folder is created last: an error above leaves nothing behind.
     out.mkdir(parents=True)
-    pages = [page for world in members for page in world.passages]
-    for page in pages:
-        (out / f'{page.title}.txt').write_text(f'{page.title}\n{page.text}\n', encoding='utf-8')
-    for name, questions in (('questions', asked), ('more_questions', more)):
-        mixed = [questions[i] for i in np.random.default_rng(seed).permutation(len(questions))]
-        lines = ''.join(json.dumps(question, ensure_ascii=False) + '\n' for question in mixed)
-        (out / f'{name}.jsonl').write_text(lines, encoding='utf-8')
-    return len(pages)
+    count = 0
+    for world in members:
+        for passage in world.passages:
+            text = f'{passage.title}\n{passage.text}\n'
+            (out / f'{passage.title}.txt').write_text(text, encoding='utf-8')
+            count += 1
+    _write_questions(out / 'questions.jsonl', evaluation_set, seed)
+    _write_questions(out / 'more_questions.jsonl', training_set, seed)
+    return count
+
+
+def _write_questions(path: pathlib.Path, questions: Sequence[Item], seed: int) -> None:
+    # Shuffled, so that a prefix of the file contains all hop counts.
+    lines = []
+    for question in shuffled(np.random.default_rng(seed), questions):
+        lines.append(json.dumps(question, ensure_ascii=False) + '\n')
+    path.write_text(''.join(lines), encoding='utf-8')
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point."""
+    """Runs the command; returns its exit code."""
     parser = Parser(
         prog='python -m zeroplay_jax.mini.sample',
         description=__doc__,
@@ -61,23 +85,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=pathlib.Path,
         required=True,
         metavar='FOLDER',
-        help='made, for texts and questions',
+        help='folder to create, for texts and questions',
     )
     parser.add_argument(
-        '--worlds', type=int, default=4, help='how many encyclopedias, 132 articles each (4)'
+        '--worlds', type=int, default=4, help='number of encyclopedias, 132 articles each (4)'
     )
-    parser.add_argument('--questions', type=int, default=15, help='per number of hops (15)')
+    parser.add_argument('--questions', type=int, default=15, help='questions per hop count (15)')
     parser.add_argument(
-        '--seed', type=int, default=0, help='of the first encyclopedia; the others follow (0)'
+        '--seed',
+        type=int,
+        default=0,
+        help='seed of the first encyclopedia; the next ones follow (0)',
     )
     try:
+        # Parser raises instead of exiting, so that every error is one line with the command's name.
         args = parser.parse_args(argv)
         count = write(args.out, args.worlds, args.questions, args.seed)
     except (UserError, RetrievalError, OSError) as error:
         print(f'zeroplay_jax.mini.sample: {error}', file=sys.stderr)
         return 2
+    # The training questions are not counted: their number depends on the overlap.
+    question_count = len(HOPS) * args.questions
     print(
-        f'{args.out}: {count} texts, {3 * args.questions} questions in {args.out / "questions.jsonl"}, others in '
+        f'{args.out}: {count} texts, {question_count} questions in {args.out / "questions.jsonl"}, others in '
         f'{args.out / "more_questions.jsonl"}'
     )
     return 0

@@ -1,7 +1,7 @@
-"""The tokenizer of the tiny checkpoint: byte-level BPE in the format of Qwen's, some 1,000 tokens.
+"""The tokenizer of the tiny checkpoint: byte-level BPE in the format of Qwen's tokenizer, with about 1,000 tokens.
 
-It learns its merges from the words of the world's sentences and from the syllables of its names, so that every
-name is two tokens wherever a space stands before it, and any other text still has a spelling in bytes.
+It learns its merges from the sentences of the miniature world and from the syllables of its names. A name after a
+space is always the same two tokens; any other text is encoded down to bytes where necessary.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from tokenizers import (
     trainers,
 )
 
-from zeroplay_jax.mini import world
+from zeroplay_jax.mini import names, world
 
-PAD, START, END = '<|endoftext|>', '<|im_start|>', '<|im_end|>'
-TAGS = tuple(
-    tag
-    for name in ('think', 'search', 'information', 'question', 'answer', 'task')
-    for tag in (f'<{name}>', f'</{name}>')
-)
+PAD = '<|endoftext|>'
+START = '<|im_start|>'
+END = '<|im_end|>'
+SPECIAL_TOKENS = (PAD, START, END)
+_TAG_NAMES = ('think', 'search', 'information', 'question', 'answer', 'task')
+TAGS = tuple(tag for name in _TAG_NAMES for tag in (f'<{name}>', f'</{name}>'))
 SIZE = 1024
 
-# The split of Qwen2's tokenizer: words with the space before them, single digits, runs of punctuation, white space.
-_SPLIT = (
+# Qwen2's pre-tokenizer: words with the space before them, single digits, runs of punctuation, white space.
+_PRE_TOKENIZER_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r'|\s*[\r\n]+|\s+(?!\S)|\s+'
 )
+# ChatML, as in Qwen's chat models, without a system prompt.
 TEMPLATE = (
     '{% for message in messages %}'
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
@@ -45,56 +46,78 @@ TEMPLATE = (
 )
 
 
-def corpus(extra: Sequence[str]) -> list[str]:
-    """Text to learn the merges from: syllables with the commonest weight, then plain sentences; names left out."""
-    # Consonant + vowel first, so that no name is ever cut across its head and its tail.
-    syllables = [f' {head}' for head in world.HEADS] + [
-        c + v for c in world.CONSONANTS for v in 'aeiou'
-    ]
-    syllables = syllables * 32 + list(world.TAILS)
+def corpus(extra_texts: Sequence[str]) -> list[str]:
+    """Returns the texts that the merges are learnt from.
+
+    Args:
+      extra_texts: further texts, such as prompts, whose words become single tokens.
+    """
+    # BPE merges the most frequent pair first. Heads and consonant-vowel pairs are the most frequent, so no token
+    # crosses the boundary between a name's head and its tail. Names themselves are left out for the same reason.
+    syllables = [f' {head}' for head in names.HEADS]
+    syllables += [consonant + vowel for consonant in names.CONSONANTS for vowel in names.VOWELS]
+    syllables = syllables * 32 + list(names.TAILS)
+    layout = ['user\n', 'assistant\n', 'system\n', 'Doc 1(Title:)', '\n\n', '.\n', '?\n', ').']
+    return syllables * 64 + [*_sentences(), *layout, *extra_texts] * 2
+
+
+def _sentences() -> list[str]:
+    """Returns the world's sentences and questions without names, and the values that are common nouns."""
     sentences = []
     for kind, relations in world.RELATIONS.items():
+        pronouns = ('He', 'She') if kind == 'person' else ('It',)
         for relation, (sentence, value_kind) in relations.items():
-            for pronoun in ('He', 'She') if kind == 'person' else ('It',):
-                sentences.append(' ' + sentence.format(s=pronoun, v='').replace(' .', '.\n'))
+            for pronoun in pronouns:
+                without_value = sentence.format(s=pronoun, v='')
+                # The line break keeps the full stop and the following line a token of their own.
+                sentences.append(' ' + without_value.replace(' .', '.\n'))
             sentences.append(f'What is the {relation} of the {relation} of is the?')
             sentences += [f' {value}.' for value in world.CLOSED.get(value_kind, ())]
-    layout = ['user\n', 'assistant\n', 'system\n', 'Doc 1(Title:)', '\n\n', '.\n', '?\n', ').']
-    return syllables * 64 + [*sentences, *layout, *extra] * 2
+    return sentences
 
 
-def train(extra: Sequence[str] = ()) -> Tokenizer:
-    """Learns the tokenizer. `extra`: prompt texts whose words should be whole tokens."""
+def train(extra_texts: Sequence[str] = ()) -> Tokenizer:
+    """Trains the tokenizer; the result is deterministic.
+
+    Args:
+      extra_texts: prompt templates whose words become single tokens; their fields and tags are ignored.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_SPLIT), 'isolated'),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    split_words = pre_tokenizers.Split(Regex(_PRE_TOKENIZER_PATTERN), 'isolated')
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split_words, to_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=SIZE - 3 - len(TAGS),
+        vocab_size=SIZE - len(SPECIAL_TOKENS) - len(TAGS),
+        # All 256 bytes, or text outside the corpus could not be encoded.
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        # A pair that occurs once is not worth a token.
         min_frequency=2,
         show_progress=False,
     )
-    plain = [re.sub(r'\{.*?\}|<.*?>', ' ', text) for text in extra]
-    tokenizer.train_from_iterator(corpus(plain), trainer)
-    tokenizer.add_special_tokens(
-        [AddedToken(t, special=True, normalized=False) for t in (PAD, START, END)]
-    )
-    # Not flagged special, as in the real checkpoints: decoding keeps them, and text from outside could spell them.
-    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in TAGS])
+    # Fields are filled with foreign text, and tags become tokens of their own below.
+    plain_texts = [re.sub(r'\{.*?\}|<.*?>', ' ', text) for text in extra_texts]
+    tokenizer.train_from_iterator(corpus(plain_texts), trainer)
+    tokenizer.add_special_tokens(_added_tokens(SPECIAL_TOKENS, special=True))
+    # Tags are not marked special, as in the released checkpoints: decoding keeps them, and untrusted text could
+    # contain them, so the protection against that is exercised here too.
+    tokenizer.add_tokens(_added_tokens(TAGS, special=False))
     return tokenizer
+
+
+def _added_tokens(tokens: Sequence[str], special: bool) -> list[AddedToken]:
+    return [AddedToken(token, special=special, normalized=False) for token in tokens]
+
+
+def _write_json(path: pathlib.Path, value: dict) -> None:
+    path.write_text(json.dumps(value, indent=2) + '\n')
 
 
 def write(folder: str | pathlib.Path, tokenizer: Tokenizer) -> None:
     """Writes tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json."""
     folder = pathlib.Path(folder)
     tokenizer.save(str(folder / 'tokenizer.json'))
-    ids = {t: tokenizer.token_to_id(t) for t in (PAD, END)}
     config = {
         'tokenizer_class': 'PreTrainedTokenizerFast',
         'model_max_length': 4096,
@@ -105,12 +128,15 @@ def write(folder: str | pathlib.Path, tokenizer: Tokenizer) -> None:
         'clean_up_tokenization_spaces': False,
         'chat_template': TEMPLATE,
     }
+    end_id = tokenizer.token_to_id(END)
+    pad_id = tokenizer.token_to_id(PAD)
     generation = {
-        'eos_token_id': [ids[END], ids[PAD]],
-        'pad_token_id': ids[PAD],
+        # As in Qwen's chat models, either token ends the generation.
+        'eos_token_id': [end_id, pad_id],
+        'pad_token_id': pad_id,
         'do_sample': True,
         'temperature': 1.0,
     }
-    (folder / 'tokenizer_config.json').write_text(json.dumps(config, indent=2) + '\n')
-    (folder / 'generation_config.json').write_text(json.dumps(generation, indent=2) + '\n')
+    _write_json(folder / 'tokenizer_config.json', config)
+    _write_json(folder / 'generation_config.json', generation)
     (folder / 'chat_template.jinja').write_text(TEMPLATE)

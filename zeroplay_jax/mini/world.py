@@ -1,35 +1,36 @@
-"""The miniature world: a small encyclopedia by seed, in plain English, whose names occur nowhere else.
+"""The miniature world: a small synthetic encyclopedia in plain English, generated from a seed.
 
-A world holds people, cities, countries, books, companies, rivers and currencies. Each has a passage of a title
-and two or three short sentences; the value stands last in its sentence. Questions name a relation of a relation
-of an entity, one to four hops deep, so the truth of any question in that form can be looked up (`resolve`).
+A world contains people, cities, countries, books, companies, rivers and currencies. Each has a passage: a title and
+two or three short sentences, each of which ends with the value of one relation. A question composes one to four
+relations ('What is the birthplace of the author of Gumu?'), so `World.resolve` can look up the answer of any such
+question.
 
-Names are pronounceable inventions. A hash splits them between training and evaluation, and the worlds of a
-split share them out, so that no name occurs twice: one index can hold the passages of many worlds.
+All names are invented. No name occurs in both splits or in two worlds of a split, so one index can hold the passages
+of many worlds.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import hashlib
 import itertools
 import re
-import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.random import Generator
 
+from zeroplay_jax.mini.draws import pick, shuffled
+from zeroplay_jax.mini.names import NAMES_PER_WORLD, name_pairs
 from zeroplay_jax.types import UserError
-
-Step = tuple[str, str, str]  # entity, relation, value
 
 JOBS = 'poet painter chemist judge sailor singer farmer pilot baker dancer'.split()
 PRODUCTS = 'clocks ships paper glass candles shoes lamps bread carpets bells'.split()
 METALS = 'gold silver copper iron bronze nickel'.split()
+# Kinds of values that are common nouns, the same in every world.
 CLOSED = {'job': JOBS, 'goods': PRODUCTS, 'metal': METALS}
 
-# kind → relation → (sentence, kind of the value). {s} is the name or, after the first sentence, a pronoun.
+# Kind → relation → (sentence, kind of the value). {s} is the name or, after the first sentence, a pronoun.
 RELATIONS = {
     'person': {
         'birthplace': ('{s} was born in {v}.', 'city'),
@@ -64,61 +65,30 @@ RELATIONS = {
         'metal': ('{s} is struck in {v}.', 'metal'),
     },
 }
-RELATION_NAMES = tuple(relation for kind in RELATIONS.values() for relation in kind)
-COUNTS = dict(person=32, city=19, country=8, book=15, company=13, river=11, currency=8)
-LEAVES = dict(language=8, mountain=10, lake=10)  # named things without a passage of their own
-
-# Invented syllables sometimes spell a real person, place or rude word.
-BLOCKED = frozenset(
-    'Putin Lenin Stalin Biden Modi Sunak Macron Merkel Rubin Solon Platon Milan Paris Turin Roma Lima Bonn Bali '
-    'Mali Male Nice Kiel Graz Tokio Rodin Dali Miro Monet Manet Verdi Bizet Ravel Satan Penis Semen Puta Kaka '
-    'Titan Denis Robin Roman Simon Simin Selim Karin Marin Maris Doris Boris Loris Moris Turan Sudan Bruno '
-    'Diana Marina Sabin Salim Samir Mario Maria Peron Peres Rabin Begin Mandel Tito Kadar Sade Nero Remus '
-    'Moron Nazi Nazis Pedo Rape Rapes Rapist Homo Homos Jesus Moses Judas Jonas Lukas Tobin Soros Bezos Gates'.split()
-)
+RELATION_NAMES = tuple(itertools.chain.from_iterable(RELATIONS.values()))
 
 
-# A name is a head and a tail; a tail is a consonant and an ending. The head tells the kind, as the sound of a
-# name tells a river from a person.
-_ONSETS = 'B D F G H J K L M N P R S T V Z Br Dr Fr Gr Kr Pl Sk Tr St Bl'.split()
-HEADS = tuple(onset + vowel for vowel in 'aeiou' for onset in _ONSETS)
-CONSONANTS = 'bdfgklmnprstvz'
-_ENDINGS = tuple(vowel + coda for coda in ('', 'n', 's') for vowel in 'aeiou')
-TAILS = tuple(consonant + ending for consonant in CONSONANTS for ending in _ENDINGS)
-_HELD_OUT = 0.28  # share of the names that only evaluation worlds use
+Item = dict[str, Any]  # a question or an open task
+DEFAULT_HOPS = (1, 2, 3, 4)
 
 
-@functools.cache
-def _heads() -> dict[str, tuple[str, ...]]:
-    """Kind → the heads of its names, in proportion to how many a world needs."""
-    counts = {**COUNTS, **LEAVES}
-    edges = np.round(np.cumsum([0, *counts.values()]) * len(HEADS) / sum(counts.values())).astype(
-        int
-    )
-    order = [HEADS[i] for i in np.random.default_rng(0).permutation(len(HEADS))]
-    return {
-        kind: tuple(order[a:b])
-        for kind, (a, b) in zip(counts, itertools.pairwise(edges), strict=True)
-    }
+class Step(NamedTuple):
+    """One fact, as a step of a chain: `relation` of `entity` is `value`."""
 
-
-@functools.cache
-def _pool(split: str, kind: str) -> tuple[tuple[str, str], ...]:
-    """Pairs of names that differ in one or two letters, in a fixed order; a name is in one pair only."""
-    pairs = []
-    for head, consonant in itertools.product(_heads()[kind], CONSONANTS):
-        names = [head + consonant + ending for ending in _ENDINGS]
-        names = [name for name in names if name not in BLOCKED]
-        names.sort(key=lambda name: zlib.crc32(name.encode()))
-        pairs += zip(names[::2], names[1::2], strict=False)
-    pairs.sort(key=lambda pair: hashlib.blake2b('|'.join(pair).encode()).digest())
-    held_out = int(_HELD_OUT * len(pairs))
-    return tuple(pairs[:held_out] if split == 'evaluation' else pairs[held_out:])
+    entity: str
+    relation: str
+    value: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Passage:
-    """One document. id: unique over all worlds ('train-0-17'); title: the name; text: 2–3 sentences."""
+    """One document.
+
+    Attributes:
+      id: unique over all worlds and splits, such as 'train-0-17'.
+      title: name of the entity.
+      text: two or three sentences.
+    """
 
     id: str
     title: str
@@ -126,218 +96,306 @@ class Passage:
 
 
 class World:
-    """One encyclopedia, a pure function of its arguments.
+    """One encyclopedia. All of it is a deterministic function of the constructor's arguments.
 
     Attributes:
-      passages: list of Passage, in a shuffled order.
-      facts: title → relation → value, for every passage (near misses included).
+      passages: list of Passage, shuffled.
+      titles: the titles of `passages`, in the same order.
+      facts: title → relation → value, near misses included.
       kinds: title → kind.
-      near: near-miss title → the title that it resembles.
+      originals: title of a near miss → title that it resembles.
     """
 
     def __init__(self, seed: int, split: str = 'train', near_misses: float = 0.25, deal: int = 0):
-        """Builds the world. Raises ValueError for an unknown split, a bad share or a seed beyond the name pool.
+        """Generates the world.
 
         Args:
-          seed: which world, from 0; the worlds of a split never share a name.
-          split: 'train' or 'evaluation'; their names never overlap.
-          near_misses: share of entities that get a further document with a look-alike title and other facts.
-          deal: which facts the same names get (the base checkpoint learns from deals other than 0).
+          seed: index of the world, from 0; two worlds of a split share no name.
+          split: 'train' or 'evaluation'; they share no name.
+          near_misses: share of the entities that get a distractor: a document with a similar title and other facts.
+          deal: seed of the facts that the same names get. Self-play and evaluation use 0, the base checkpoint is
+            trained on other deals.
+
+        Raises:
+          UserError: unknown split, a share outside [0, 1], or a seed for which no names are left.
         """
-        if split not in ('train', 'evaluation'):
-            raise UserError(f"World(split={split!r}): no such split; give 'train' or 'evaluation'")
-        if not 0 <= near_misses <= 1:
-            raise UserError(f'World(near_misses={near_misses}): a share; give a number from 0 to 1')
-        if not 0 <= seed < worlds_available(split):
-            raise UserError(
-                f'World(seed={seed}, split={split!r}): the names suffice for seeds 0 to {worlds_available(split) - 1}'
-            )
-        self.seed, self.split = seed, split
+        _check_arguments(seed, split, near_misses)
+        self.seed = seed
+        self.split = split
         self._rng = np.random.default_rng([seed, split == 'evaluation', deal])
-        self._members, look_alikes = {}, {}
-        for kind, count in {**COUNTS, **LEAVES}.items():
-            pairs = _pool(split, kind)[seed * count : (seed + 1) * count]
-            self._members[kind] = [name for name, _ in pairs]
-            look_alikes.update(pairs)
-        self.facts, self.kinds, self.near = {}, {}, {}
+        # Each pair of similar names gives one entity and the title of its possible near miss.
+        self._names: dict[str, list[str]] = {}
+        similar_names: dict[str, str] = {}
+        for kind, count in NAMES_PER_WORLD.items():
+            # Consecutive slices, so that no name occurs in two worlds.
+            first = seed * count
+            pairs = name_pairs(split, kind)[first : first + count]
+            self._names[kind] = [name for name, _ in pairs]
+            similar_names.update(pairs)
+
+        # Names are chosen before facts, so that any name can be a value.
+        self.facts: dict[str, dict[str, str]] = {}
+        self.kinds: dict[str, str] = {}
         for kind in RELATIONS:
-            for name in self._members[kind]:
-                self._add(name, kind)
+            for name in self._names[kind]:
+                self._add_entity(name, kind, excluded_facts={})
+
+        # The facts of a near miss differ from the original's: a reader who confuses the two answers incorrectly.
+        self.originals: dict[str, str] = {}
         entities = list(self.facts)
-        for i in self._rng.permutation(len(entities))[: round(near_misses * len(entities))]:
-            name = entities[i]
-            self.near[look_alikes[name]] = name
-            self._add(look_alikes[name], self.kinds[name], unlike=self.facts[name])
-        titles = [list(self.facts)[i] for i in self._rng.permutation(len(self.facts))]
-        self.titles = tuple(titles)
-        self.passages = [
-            Passage(f'{split}-{seed}-{i}', title, self._text(title))
-            for i, title in enumerate(titles)
-        ]
+        near_miss_count = round(near_misses * len(entities))
+        for original in shuffled(self._rng, entities)[:near_miss_count]:
+            near_miss = similar_names[original]
+            self.originals[near_miss] = original
+            kind = self.kinds[original]
+            self._add_entity(near_miss, kind, excluded_facts=self.facts[original])
 
-    def _choice(self, values):
-        return values[int(self._rng.integers(len(values)))]
+        # Shuffled, or the position in the index would tell a near miss from an original.
+        self.titles = tuple(shuffled(self._rng, list(self.facts)))
+        self.passages = []
+        for i, title in enumerate(self.titles):
+            text = self._write_text(title)
+            self.passages.append(Passage(f'{split}-{seed}-{i}', title, text))
 
-    def _add(self, name, kind, unlike=None):
-        self.kinds[name], self.facts[name] = kind, {}
+    def _add_entity(self, name: str, kind: str, excluded_facts: dict[str, str]) -> None:
+        """Draws the facts of an entity, none of them equal to the excluded fact of the same relation."""
+        self.kinds[name] = kind
+        self.facts[name] = {}
         for relation, (_, value_kind) in RELATIONS[kind].items():
-            taken = {name, (unlike or {}).get(relation)}
-            values = [
-                v for v in CLOSED.get(value_kind) or self._members[value_kind] if v not in taken
-            ]
-            self.facts[name][relation] = self._choice(values)
+            # No entity is a value of itself: nobody is their own teacher.
+            excluded_values = (name, excluded_facts.get(relation))
+            candidates = CLOSED.get(value_kind) or self._names[value_kind]
+            values = [value for value in candidates if value not in excluded_values]
+            self.facts[name][relation] = pick(self._rng, values)
 
-    def _text(self, name):
+    def _write_text(self, name: str) -> str:
+        """Returns one sentence per fact, in random order; only the first one contains the name."""
         kind = self.kinds[name]
-        pronoun = self._choice(('He', 'She')) if kind == 'person' else 'It'
-        relations = list(RELATIONS[kind].items())
+        # Drawn for people only, and before the order: the text is reproducible from the seed.
+        pronoun = 'It'
+        if kind == 'person':
+            pronoun = pick(self._rng, ('He', 'She'))
         sentences = []
-        for i in self._rng.permutation(len(relations)):
-            relation, (sentence, _) = relations[i]
-            sentences.append(
-                sentence.format(s=pronoun if sentences else name, v=self.facts[name][relation])
-            )
+        # A reader has to resolve the pronoun of all sentences but the first.
+        subject = name
+        for relation in shuffled(self._rng, list(RELATIONS[kind])):
+            sentence, _ = RELATIONS[kind][relation]
+            value = self.facts[name][relation]
+            sentences.append(sentence.format(s=subject, v=value))
+            subject = pronoun
         return ' '.join(sentences)
 
-    def chain(
-        self, hops: int, rng: np.random.Generator, start: str | None = None
-    ) -> list[Step] | None:
-        """Draws a chain of facts: [(entity, relation, value), …], each value the next entity.
+    def chain(self, hops: int, rng: Generator, start: str | None = None) -> list[Step] | None:
+        """Draws a chain of facts in which each value is the next entity.
 
         Args:
-          hops: its length, at least 1.
-          rng: where the draw comes from.
-          start: title of the first entity; any if None.
+          hops: number of steps, at least 1.
+          rng: source of randomness.
+          start: title of the first entity; any title if None.
 
         Returns:
-          A chain in which nothing is visited twice and whose question does not contain its answer, or None
-          when no such chain starts there.
+          The steps, or None if no chain of that length starts there. No entity occurs twice, and the answer is no
+          part of the question's text.
         """
-        starts = (
-            [start]
-            if start is not None
-            else [self.titles[i] for i in rng.permutation(len(self.titles))]
-        )
+        if start is None:
+            starts = shuffled(rng, self.titles)
+        else:
+            starts = [start]
         for title in starts:
-            if found := self._extend([], title, hops, rng):
-                return found
+            chain = self._extend([], title, hops, rng)
+            if chain is not None:
+                return chain
         return None
 
-    def _extend(self, steps, entity, hops, rng):
+    def _extend(
+        self, prefix: list[Step], entity: str, hops: int, rng: Generator
+    ) -> list[Step] | None:
+        """Returns `prefix` and `hops` more steps from `entity` on, by randomised depth-first search, or None."""
+        # A value such as 'poet' has no passage and hence no relations.
         relations = list(self.facts.get(entity, ()))
-        for i in rng.permutation(len(relations)):
-            value = self.facts[entity][relations[i]]
-            chain = [*steps, (entity, relations[i], value)]
-            if any(value == e for e, _, _ in chain):
+        for relation in shuffled(rng, relations):
+            value = self.facts[entity][relation]
+            chain = [*prefix, Step(entity, relation, value)]
+            # A cycle would make the question longer but no harder.
+            visited = [step.entity for step in chain]
+            if value in visited:
                 continue
             if hops == 1:
+                # A substring test, since a question about 'Lomin' would leak the answer 'Lomi'.
                 if value.lower() not in question(chain).lower():
                     return chain
-            elif found := self._extend(chain, value, hops - 1, rng):
-                return found
+                continue
+            longer_chain = self._extend(chain, value, hops - 1, rng)
+            if longer_chain is not None:
+                return longer_chain
         return None
 
+    def value(self, entity: str, relation: str) -> str | None:
+        """Returns the value of a relation, or None if the entity does not have it."""
+        return self.facts.get(entity, {}).get(relation)
+
     def resolve(self, text: str) -> tuple[str | None, int]:
-        """Truth of a question in the world's form: (answer or None, hops). For diagnostics and tests only."""
+        """Returns (answer, hops) of a question in the world's form; for diagnostics and tests only.
+
+        The answer is None if a fact is missing; the result is (None, 0) if the text has another form.
+        """
+        # One word per relation and name, as `question` writes them.
         match = re.fullmatch(r'What is ((?:the \w+ of )+)(\w+)\?', text.strip())
         if not match:
             return None, 0
         relations = re.findall(r'the (\w+) of', match[1])
-        value = match[2]
+        value: str | None = match[2]
+        # The relation next to the entity is applied first.
         for relation in reversed(relations):
-            value = self.facts.get(value, {}).get(relation)
+            if value is None:
+                break
+            value = self.value(value, relation)
         return value, len(relations)
 
 
+def _check_arguments(seed: int, split: str, near_misses: float) -> None:
+    if split not in ('train', 'evaluation'):
+        raise UserError(f"World(split={split!r}): no such split; give 'train' or 'evaluation'")
+    if not 0 <= near_misses <= 1:
+        raise UserError(f'World(near_misses={near_misses}): a share; give a number from 0 to 1')
+    # The names of a split are finite, and worlds do not share them.
+    last_seed = worlds_available(split) - 1
+    if not 0 <= seed <= last_seed:
+        raise UserError(
+            f'World(seed={seed}, split={split!r}): the names suffice for seeds 0 to {last_seed}'
+        )
+
+
 def worlds_available(split: str) -> int:
-    """How many worlds the names of a split suffice for."""
-    return min(len(_pool(split, kind)) // count for kind, count in {**COUNTS, **LEAVES}.items())
+    """Returns the number of worlds of a split; the kind with the fewest spare names limits it."""
+    worlds_by_kind = []
+    for kind, names_per_world in NAMES_PER_WORLD.items():
+        pairs = name_pairs(split, kind)
+        worlds_by_kind.append(len(pairs) // names_per_world)
+    return min(worlds_by_kind)
 
 
 def phrase(chain: Sequence[Step]) -> str:
-    """The noun phrase of a chain: 'the birthplace of the author of Gumu'."""
-    return ' '.join(f'the {relation} of' for _, relation, _ in reversed(chain)) + f' {chain[0][0]}'
+    """Returns the noun phrase of a chain: 'the birthplace of the author of Gumu'."""
+    # English nests outwards: the last relation of the chain is named first.
+    relations = [f'the {step.relation} of' for step in reversed(chain)]
+    return ' '.join(relations) + f' {chain[0].entity}'
 
 
 def question(chain: Sequence[Step]) -> str:
-    """The question that a chain answers with its last value: 'What is the birthplace of the author of Gumu?'."""
+    """Returns the question that the last value answers: 'What is the birthplace of the author of Gumu?'."""
     return f'What is {phrase(chain)}?'
 
 
-def rubrics_of(text: str) -> list[dict]:
-    """One rubric {'text', 'priority'} per sentence of a passage: to state it."""
-    sentences = [s.strip().rstrip('.') for s in text.split('. ') if s.strip()]
-    return [{'text': f'State that {s}.', 'priority': 'important'} for s in sentences]
+def rubrics_of(text: str) -> list[dict[str, str]]:
+    """Returns one rubric {'text', 'priority'} per sentence of a passage, which demands to state it."""
+    # Each sentence states one fact, so a rubric per sentence checks every fact of the passage.
+    rubrics = []
+    for part in text.split('. '):
+        sentence = part.strip()
+        if sentence:
+            sentence = sentence.rstrip('.')
+            rubrics.append({'text': f'State that {sentence}.', 'priority': 'important'})
+    return rubrics
 
 
 def evaluation_questions(
-    worlds: Sequence[World], per_hop: int, hops: Sequence[int] = (1, 2, 3, 4), seed: int = 0
-) -> list[dict]:
-    """Distinct questions with known answers, spread evenly over the worlds.
+    worlds: Sequence[World], per_hop: int, hops: Sequence[int] = DEFAULT_HOPS, seed: int = 0
+) -> list[Item]:
+    """Draws distinct questions with known answers, spread evenly over the worlds.
 
     Args:
-      worlds: where they are asked.
-      per_hop: questions per hop count.
+      worlds: the worlds to ask about.
+      per_hop: number of questions per hop count.
       hops: hop counts.
-      seed: of the draw.
+      seed: seed of the draw.
 
     Returns:
-      List of {'question': str, 'answers': [str], 'hops': int, 'world': int seed}, hop counts in the order given.
-      Raises ValueError when the worlds do not hold that many distinct questions.
+      List of {'question': str, 'answers': [str], 'hops': int, 'world': seed of the world}, by hop count in the
+      order of `hops`.
+
+    Raises:
+      UserError: the worlds do not have that many distinct questions.
     """
-
-    def draw(world, count, rng):
-        chain = world.chain(count, rng)
-        return chain and dict(question=question(chain), answers=[chain[-1][2]])
-
-    return _distinct(draw, 'question', worlds, per_hop, hops, seed)
+    return _draw_distinct(_draw_question, 'question', worlds, per_hop, hops, seed)
 
 
 def evaluation_tasks(
-    worlds: Sequence[World], per_hop: int, hops: Sequence[int] = (1, 2, 3, 4), seed: int = 0
-) -> list[dict]:
-    """Distinct open tasks: to describe what a chain of facts ends at.
+    worlds: Sequence[World], per_hop: int, hops: Sequence[int] = DEFAULT_HOPS, seed: int = 0
+) -> list[Item]:
+    """Draws distinct open tasks: to describe the entity at the end of a chain of facts.
 
     Args:
-      worlds, per_hop, seed: as for `evaluation_questions`.
-      hops: how many passages one reads on the way, the described one included.
+      worlds: the worlds to ask about.
+      per_hop: number of tasks per hop count.
+      hops: numbers of passages to read, the described one included.
+      seed: seed of the draw.
 
     Returns:
-      List of {'question': the task, 'rubrics': a fact of the passage each, 'answers': [], 'hops': int, 'world': int}.
-      Raises ValueError when the worlds do not hold that many distinct tasks.
+      List of {'question': the task, 'rubrics': one per fact of the passage, 'answers': [], 'hops': int,
+      'world': seed of the world}, by hop count in the order of `hops`.
+
+    Raises:
+      UserError: the worlds do not have that many distinct tasks.
     """
-
-    def draw(world, count, rng):
-        if count == 1:
-            title = named = world.titles[int(rng.integers(len(world.titles)))]
-        else:
-            chain = world.chain(count - 1, rng)
-            if chain is None or chain[-1][2] not in world.facts:  # a value without a passage
-                return None
-            title, named = chain[-1][2], phrase(chain)
-        text = next(p.text for p in world.passages if p.title == title)
-        return dict(question=f'Describe {named}.', rubrics=rubrics_of(text), answers=[])
-
-    return _distinct(draw, 'task', worlds, per_hop, hops, seed)
+    return _draw_distinct(_draw_task, 'task', worlds, per_hop, hops, seed)
 
 
-def _distinct(draw, noun, worlds, per_hop, hops, seed) -> list[dict]:
-    found = []
-    for count in hops:
-        rng = np.random.default_rng([seed, count])
-        seen: set[str] = set()
+def _draw_question(world: World, hops: int, rng: Generator) -> Item | None:
+    chain = world.chain(hops, rng)
+    if chain is None:
+        return None
+    return {'question': question(chain), 'answers': [chain[-1].value]}
+
+
+def _draw_task(world: World, hops: int, rng: Generator) -> Item | None:
+    if hops == 1:
+        title = pick(rng, world.titles)
+        subject = title
+    else:
+        chain = world.chain(hops - 1, rng)
+        # A value without a passage, such as a metal, cannot be described.
+        if chain is None or chain[-1].value not in world.facts:
+            return None
+        title = chain[-1].value
+        subject = phrase(chain)
+    # Titles and passages have the same order.
+    passage = world.passages[world.titles.index(title)]
+    return {
+        'question': f'Describe {subject}.',
+        'rubrics': rubrics_of(passage.text),
+        'answers': [],
+    }
+
+
+def _draw_distinct(
+    draw: Callable[[World, int, Generator], Item | None],
+    noun: str,
+    worlds: Sequence[World],
+    per_hop: int,
+    hops: Sequence[int],
+    seed: int,
+) -> list[Item]:
+    """Draws `per_hop` distinct items per hop count, going round the worlds; `noun` names them in the error text."""
+    items = []
+    for hop_count in hops:
+        # One stream per hop count: the items of one do not depend on the other hop counts.
+        rng = np.random.default_rng([seed, hop_count])
+        seen_questions: set[str] = set()
+        # Near exhaustion most draws repeat earlier items, so the number of attempts is limited.
         for attempt in range(20 * per_hop):
-            if len(seen) == per_hop:
+            if len(seen_questions) == per_hop:
                 break
+            # Round robin: no world contributes more than its share.
             world = worlds[attempt % len(worlds)]
-            item = draw(world, count, rng)
-            if item is None or item['question'] in seen:
+            item = draw(world, hop_count, rng)
+            if item is None or item['question'] in seen_questions:
                 continue
-            seen.add(item['question'])
-            found.append(item | dict(hops=count, world=world.seed))
-        if len(seen) < per_hop:
+            seen_questions.add(item['question'])
+            items.append({**item, 'hops': hop_count, 'world': world.seed})
+        if len(seen_questions) < per_hop:
             raise UserError(
-                f'evaluation_{noun}s: {len(worlds)} worlds gave only {len(seen)} distinct {count}-hop {noun}s '
-                f'of {per_hop}; give more worlds or ask for fewer {noun}s'
+                f'evaluation_{noun}s: {len(worlds)} worlds gave only {len(seen_questions)} distinct '
+                f'{hop_count}-hop {noun}s of {per_hop}; give more worlds or ask for fewer {noun}s'
             )
-    return found
+    return items

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic file writes: a file is replaced completely or not at all."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-def write_whole(path: Path, text: str | Iterable[str]) -> None:
-    """Writes UTF-8 text, or its pieces, in place of what is there, in one move; a failure leaves that as it was."""
+def write_text(path: Path, text: str | Iterable[str]) -> None:
+    """Replaces a file by UTF-8 text atomically; after a failure the previous file is unchanged.
+
+    Args:
+      path: the file to write; its folder must exist.
+      text: the content, or its pieces, which are joined without separators.
+    """
+    # os.replace is atomic only within one file system, so the draft lies in the same folder. The process id keeps
+    # two processes that write the same file from sharing a draft.
     draft = path.with_name(f'.{path.name}.{os.getpid()}')
+    pieces = [text] if isinstance(text, str) else text
     try:
-        with draft.open('w', encoding='utf-8') as out:
-            out.writelines([text] if isinstance(text, str) else text)
+        with draft.open('w', encoding='utf-8') as file:
+            file.writelines(pieces)
         os.replace(draft, path)
     finally:
+        # Only a failed write leaves a draft behind: os.replace has moved the other one away.
         draft.unlink(missing_ok=True)

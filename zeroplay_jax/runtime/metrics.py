@@ -1,7 +1,7 @@
-"""Where numbers go: TensorBoard through clu, and JSON lines in which every step stands exactly once.
+"""Metric writers: TensorBoard events through clu, and JSON lines that hold every step exactly once.
 
-A run that was killed goes on from its last checkpoint, some steps before its last line. What was written after that
-checkpoint is cut off first, and the steps are played, and written, again.
+A killed run resumes from its last checkpoint, which may be some steps older than the last line it wrote. The lines
+after that checkpoint are removed when the files are opened; the run then plays and writes those steps again.
 """
 
 from __future__ import annotations
@@ -18,25 +18,23 @@ from zeroplay_jax.types import Json
 
 
 class JsonLines:
-    """An append-only file of JSON objects, each with a whole number 'step'.
-
-    Args:
-      path: the file.   keep_below: lines of this step or a later one, and a torn last line, are removed.
-    """
+    """An append-only file of JSON objects, each with an integer field 'step'."""
 
     def __init__(self, path: pathlib.Path, keep_below: int):
+        """Opens the file and truncates it to the steps before `keep_below`.
+
+        Args:
+          path: the file; it is created if missing.
+          keep_below: lines of this step or a later one are removed, and so is an incomplete last line.
+        """
         if path.exists():
-            # Only '\n' ends a line: passages may hold what str.splitlines takes for an end as well.
-            lines = path.read_text(encoding='utf-8').split('\n')
-            kept = [line for line in lines if _step(line, keep_below) < keep_below]
-            staged = path.with_name(f'.{path.name}')
-            staged.write_text(''.join(f'{line}\n' for line in kept), encoding='utf-8')
-            os.replace(staged, path)
+            _truncate(path, keep_below)
         self._file = path.open('a', encoding='utf-8')
 
     def write(self, records: Iterable[Json]) -> None:
-        """Appends records and hands them to the operating system."""
-        self._file.writelines(json.dumps(record, ensure_ascii=False) + '\n' for record in records)
+        """Appends one line per record and flushes them to the operating system."""
+        for record in records:
+            self._file.write(json.dumps(record, ensure_ascii=False) + '\n')
         self._file.flush()
 
     def close(self) -> None:
@@ -44,41 +42,79 @@ class JsonLines:
         self._file.close()
 
 
-def _step(line: str, torn: int) -> int:
+def _truncate(path: pathlib.Path, keep_below: int) -> None:
+    """Removes the lines of steps from `keep_below` on, and the lines that are no record."""
+    # str.splitlines would also split at characters such as U+2028, which passages may contain.
+    lines = path.read_text(encoding='utf-8').split('\n')
+    valid_lines = []
+    for line in lines:
+        step = _step_of(line)
+        if step is not None and step < keep_below:
+            valid_lines.append(f'{line}\n')
+    # A crash while the file is rewritten must not lose the log, so it is replaced in one move.
+    draft = path.with_name(f'.{path.name}')
+    draft.write_text(''.join(valid_lines), encoding='utf-8')
+    os.replace(draft, path)
+
+
+def _step_of(line: str) -> int | None:
+    """Returns the step of a JSON line, or None if the line is incomplete or has no step."""
     try:
         return int(json.loads(line)['step'])
     except (ValueError, KeyError, TypeError):
-        return torn
+        return None
 
 
-class Metrics:
-    """Writers of one run: TensorBoard events, and `metrics`, `trajectories` and `tasks` as `.jsonl` in `workdir`."""
+class MetricsWriter:
+    """The writers of one run: TensorBoard events, `metrics.jsonl`, `trajectories.jsonl` and `tasks.jsonl`."""
 
     def __init__(self, workdir: pathlib.Path, step: int):
-        """`step`: the first step that will be written."""
-        self._board = metric_writers.create_default_writer(str(workdir), asynchronous=False)
-        self._lines = JsonLines(workdir / 'metrics.jsonl', step)
+        """Opens the files in `workdir` and removes the lines from `step` on.
+
+        Args:
+          workdir: folder of the run.
+          step: the first step that will be written.
+        """
+        # Synchronous, because a killed run must have written every step that its checkpoint covers.
+        self._tensorboard = metric_writers.create_default_writer(str(workdir), asynchronous=False)
+        self._scalars = JsonLines(workdir / 'metrics.jsonl', step)
         self._trajectories = JsonLines(workdir / 'trajectories.jsonl', step)
         self._tasks = JsonLines(workdir / 'tasks.jsonl', step)
 
-    def write(self, step: int, iteration: int, phase: str, values: Mapping[str, float]) -> None:
-        """One step's numbers; what is not finite is left out of the board and is null in the lines."""
-        finite = {name: float(v) for name, v in values.items() if math.isfinite(v)}
-        self._board.write_scalars(step, {f'{phase}/{name}': v for name, v in finite.items()})
-        record = {name: finite.get(name) for name in values}
-        self._lines.write([{'step': step, 'iteration': iteration, 'phase': phase, **record}])
+    def write_scalars(
+        self, step: int, iteration: int, phase: str, values: Mapping[str, float]
+    ) -> None:
+        """Writes the metrics of one step.
+
+        Args:
+          step: number of the step within the run.
+          iteration: outer iteration of the schedule.
+          phase: name of the phase; it prefixes the TensorBoard tags.
+          values: metric name → value. A value that is not finite is absent from TensorBoard and null in the file.
+        """
+        tensorboard_scalars = {}
+        record: dict[str, object] = {'step': step, 'iteration': iteration, 'phase': phase}
+        for name, value in values.items():
+            # JSON has no NaN or infinity, and TensorBoard's curves break at them.
+            if math.isfinite(value):
+                tensorboard_scalars[f'{phase}/{name}'] = float(value)
+                record[name] = float(value)
+            else:
+                record[name] = None
+        self._tensorboard.write_scalars(step, tensorboard_scalars)
+        self._scalars.write([record])
 
     def write_trajectories(self, records: Iterable[Json]) -> None:
-        """Rollouts for the report, each with its step."""
+        """Writes rollouts for the report, each with its step."""
         self._trajectories.write(records)
 
     def write_tasks(self, records: Iterable[Json]) -> None:
-        """What became of a step's items, each with its step."""
+        """Writes the fate of each task of a step, each record with its step."""
         self._tasks.write(records)
 
     def close(self) -> None:
-        """Flushes everything."""
-        self._board.close()
-        self._lines.close()
+        """Flushes and closes all writers."""
+        self._tensorboard.close()
+        self._scalars.close()
         self._trajectories.close()
         self._tasks.close()

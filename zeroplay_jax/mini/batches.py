@@ -1,0 +1,122 @@
+"""Packed training batches of random demonstrations."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from jaxtyping import Int
+
+from zeroplay_jax.mini import demos, world
+from zeroplay_jax.mini.demo import Episode, render
+from zeroplay_jax.mini.draws import pick
+from zeroplay_jax.mini.library import Library
+from zeroplay_jax.mini.stages import Stage
+from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.types import POLICY
+
+Batch = dict[str, Int[np.ndarray, 'rows tokens']]
+# The arrays that the transformer and the loss read.
+BATCH_FIELDS = ('tokens', 'positions', 'segment', 'policy')
+
+
+def libraries(seed: int, split: str, count: int, worlds: int) -> Iterator[Library]:
+    """Yields libraries to draw episodes from, each with randomly chosen worlds and facts of its own.
+
+    Args:
+      seed: seed of the choice.
+      split: 'train' or 'evaluation'.
+      count: number of libraries.
+      worlds: worlds per library, at most as many as the split has.
+    """
+    # Worlds may occur in several libraries: their facts differ by deal, only the names repeat.
+    available = world.worlds_available(split)
+    for i in range(count):
+        rng = np.random.default_rng([seed, i])
+        size = min(worlds, available)
+        world_seeds = rng.choice(available, size=size, replace=False)
+        # Deal 0 holds the facts of self-play and evaluation, which the checkpoints must not have seen.
+        yield Library(world_seeds.tolist(), split, deal=1 + i)
+
+
+def episodes(
+    stage: Stage, stock: Sequence[Library], codec: Codec, seed: int, step: int
+) -> Iterator[Episode]:
+    """Yields one step's random episodes, without end.
+
+    Args:
+      stage: gives the mixture of roles, their errors and the greatest length.
+      stock: libraries to draw from.
+      codec: tokenises the episodes.
+      seed: seed of the training run.
+      step: step within the stage.
+    """
+    # A stream per step, so that a batch does not depend on how many episodes earlier batches skipped.
+    stage_key = zlib.crc32(stage.name.encode())
+    rng = np.random.default_rng([seed, stage_key, step])
+    default_shares = {name: role.share for name, role in demos.ROLES.items()}
+    role_shares = stage.shares or default_shares
+    names = list(role_shares)
+    shares = np.array(list(role_shares.values()))
+    probabilities = shares / shares.sum()
+    while True:
+        role_index = int(rng.choice(len(names), p=probabilities))
+        role = demos.ROLES[names[role_index]]
+        demo = role.write(pick(rng, stock), rng, stage.errors)
+        episode = render(codec, demo)
+        # Longer episodes are skipped, not cut: a cut one would end without an answer.
+        if len(episode.tokens) <= stage.tokens:
+            yield episode
+
+
+def empty_batch(rows: int, tokens: int) -> Batch:
+    """Returns a batch of padding."""
+    return {
+        field: np.zeros((rows, tokens), np.int32)
+        for field in BATCH_FIELDS  # The arrays that the transformer and the loss read.
+    }
+
+
+def write_episode(batch: Batch, row: int, start: int, segment: int, episode: Episode) -> None:
+    """Writes an episode into a row of a batch, from column `start` on."""
+    length = len(episode.tokens)
+    columns = slice(start, start + length)
+    batch['tokens'][row, columns] = episode.tokens
+    batch['positions'][row, columns] = np.arange(length)
+    batch['segment'][row, columns] = segment
+    batch['policy'][row, columns] = episode.sources == POLICY
+
+
+def _first_fit(used_tokens: Sequence[int], limit: int) -> int | None:
+    """Returns the first row with at most `limit` used tokens, or None."""
+    for row, used in enumerate(used_tokens):
+        if used <= limit:
+            return row
+    return None
+
+
+def pack(stage: Stage, stream: Iterator[Episode]) -> Batch:
+    """Packs whole episodes into a batch, first fit.
+
+    Returns:
+      int32 arrays [rows, tokens]: 'tokens', 'positions' within the episode, 'segment' (number of the episode in the
+      row from 1, or 0 for padding) and 'policy' (1 for the policy's tokens).
+    """
+    batch = empty_batch(stage.rows, stage.tokens)
+    used_tokens = [0] * stage.rows
+    segments = [0] * stage.rows
+    # Three misses rather than one: a shorter episode may still fit.
+    misses = 0
+    while misses < 3:
+        episode = next(stream)
+        length = len(episode.tokens)
+        # Episodes are short beside a row, so first fit leaves little padding.
+        row = _first_fit(used_tokens, stage.tokens - length)
+        if row is None:
+            misses += 1
+            continue
+        segments[row] += 1
+        write_episode(batch, row, used_tokens[row], segments[row], episode)
+        used_tokens[row] += length
+    return batch

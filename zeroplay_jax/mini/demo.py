@@ -1,0 +1,112 @@
+"""A demonstration episode and its tokens.
+
+Episodes are rendered by the functions that rollouts use (`rollout.prompts`, `rollout.tokens`, `rollout.tools`), so
+demonstrations and rollouts have the same token ids.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from zeroplay_jax.mini.library import Document, Library
+from zeroplay_jax.rollout import prompts, tools
+from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.types import ENV, POLICY, PROMPT
+
+Tokens = Int[np.ndarray, 'length']
+SEARCH = tools.family('search_r1')
+# Longest observation; three passages fit.
+OBSERVATION_TOKENS = 128
+
+
+class Episode(NamedTuple):
+    """The tokens of an episode (int32) and the source of each (int8)."""
+
+    tokens: Tokens
+    sources: Tokens
+
+
+class Part(NamedTuple):
+    """One piece of an episode: text, or the documents of an ENV part, and its source (PROMPT, POLICY or ENV)."""
+
+    content: Any
+    source: int
+
+
+@dataclasses.dataclass
+class Demo:
+    """One episode.
+
+    Attributes:
+      role: role of the opening prompt; None for an exercise without a prompt.
+      fields: fields of the opening prompt.
+      parts: the pieces that follow the prompt, in order.
+    """
+
+    role: str | None = None
+    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    parts: list[Part] = dataclasses.field(default_factory=list)
+
+    def add_prompt_text(self, text: str) -> None:
+        """Adds fixed text, which the loss counts as context."""
+        self.parts.append(Part(text, PROMPT))
+
+    def add_policy_text(self, text: str) -> None:
+        """Adds text that the policy learns to write."""
+        self.parts.append(Part(text, POLICY))
+
+    def add_documents(self, documents: list[Document]) -> None:
+        """Adds the reply to a search."""
+        self.parts.append(Part(documents, ENV))
+
+    def add_search(self, library: Library, thought: str, query: str) -> list[Document]:
+        """Adds a turn with a search, and its passages, which are also returned."""
+        documents = library.search(query)
+        # The space before the query keeps the tokens of its names the same as in running text.
+        call = SEARCH.call_text([f' {query}'])
+        self.add_policy_text(think(thought) + call)
+        self.add_documents(documents)
+        return documents
+
+    def add_final_turn(self, thought: str, **tags: str) -> None:
+        """Adds the last turn: a thought and one block per tag."""
+        turn = think(thought)
+        for tag, text in tags.items():
+            turn += f'<{tag}> {text}</{tag}>'
+        # The end token is part of the policy's text: it must learn when to stop.
+        self.add_policy_text(turn + '<|im_end|>')
+
+
+def think(thought: str) -> str:
+    """Returns the block of a thought; empty without a thought."""
+    # An episode without thoughts has no empty blocks either, as a policy that does not think writes none.
+    if not thought:
+        return ''
+    return f'<think> {thought}</think>'
+
+
+def render(codec: Codec, demo: Demo) -> Episode:
+    """Returns the tokens of an episode and their sources."""
+    ids = []
+    sources = []
+    if demo.role is not None:
+        chat = prompts.messages('mini', demo.role, **demo.fields)
+        ids.append(codec.render(chat))
+        sources.append(PROMPT)
+    # Each part is tokenised on its own, as in a rollout: no token spans the policy's text and a search result.
+    for part in demo.parts:
+        if part.source == ENV:
+            part_ids = SEARCH.observation(codec, [part.content], OBSERVATION_TOKENS)
+        else:
+            part_ids = np.asarray(codec.encode(part.content), np.int32)
+        ids.append(part_ids)
+        sources.append(part.source)
+    lengths = list(map(len, ids))
+    # One byte per token: sources have only three values.
+    token_sources = np.repeat(np.array(sources, np.int8), lengths)
+    return Episode(np.concatenate(ids), token_sources)

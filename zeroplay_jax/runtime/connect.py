@@ -1,0 +1,136 @@
+"""Joins the processes of a multi-host run, and ends a process whose peers still run."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+import jax
+
+from zeroplay_jax.types import UserError
+
+# The hosts of a TPU slice start minutes apart. This is also JAX's own default timeout.
+JOIN_SECONDS = 300.0
+
+
+def connect(mode: str, coordinator: str, processes: int, process: int, heartbeat: int) -> None:
+    """Joins the processes of a run. Call it before JAX looks at its devices.
+
+    Args:
+      mode: 'off' (one process), 'auto' (JAX detects the cluster: TPU VMs, SLURM, GKE and others), or 'coordinator'.
+      coordinator: 'host:port' of process 0; used in mode 'coordinator' only, like the next two.
+      processes: number of processes.
+      process: index of this process.
+      heartbeat: seconds without a heartbeat from one process after which JAX stops the other ones.
+
+    Raises:
+      UserError: no cluster was detected, process 0 cannot open its port, or process 0 does not answer.
+      If some process is missing after `JOIN_SECONDS`, the process prints one line and exits with code 2; it cannot
+      raise because JAX waits in C++.
+    """
+    if mode == 'off':
+        return
+    explicit: dict[str, Any] = {}
+    if mode == 'coordinator':
+        explicit['coordinator_address'] = coordinator
+        explicit['num_processes'] = processes
+        explicit['process_id'] = process
+        # With detection on, SLURM's variables would restrict every process to one GPU.
+        explicit['cluster_detection_method'] = 'deactivate'
+        if process == 0:
+            _check_port_is_free(coordinator)
+        else:
+            _wait_until_open(coordinator, JOIN_SECONDS)
+    # When a process is missing, JAX aborts in C++ with a long stack trace. This timer fires earlier and prints one
+    # line; JAX's own timeout is set a minute later so that it never fires first.
+    join_timer = threading.Timer(JOIN_SECONDS, _exit_after_timeout, (mode,))
+    join_timer.daemon = True
+    join_timer.start()
+    jax_timeout = int(JOIN_SECONDS) + 60
+    try:
+        jax.distributed.initialize(
+            **explicit, heartbeat_timeout_seconds=heartbeat, initialization_timeout=jax_timeout
+        )
+    except (ValueError, RuntimeError) as error:
+        if mode == 'coordinator':
+            hint = f'is process 0 up at {coordinator}?'
+        else:
+            hint = 'set config.distributed.mode to off on one machine, or to coordinator'
+        first_line = str(error).splitlines()[0]
+        raise UserError(f'config.distributed.mode={mode}: {first_line}; {hint}') from error
+    finally:
+        join_timer.cancel()
+
+
+def leave(code: int) -> None:
+    """Exits this process at once if the run has other processes; returns otherwise.
+
+    A normal exit would deadlock: JAX's shutdown barrier waits for the other processes, which wait for this one.
+    They stop when they miss its heartbeat.
+
+    Args:
+      code: exit code.
+    """
+    if jax.process_count() > 1:
+        # os._exit skips Python's cleanup, so the buffers are flushed explicitly.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _exit_after_timeout(mode: str) -> None:
+    print(
+        f'zeroplay_jax: config.distributed.mode={mode}: not all processes came together within {JOIN_SECONDS:.0f} s; '
+        'start the same command on every host, and let the hosts reach each other',
+        file=sys.stderr,
+        flush=True,
+    )
+    # The main thread waits in C++, where no Python exception reaches it.
+    os._exit(2)
+
+
+def _check_port_is_free(coordinator: str) -> None:
+    """Raises UserError if process 0 cannot open its port; JAX's server would end the process silently."""
+    port = int(coordinator.rsplit(':', 1)[1])
+    address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    with socket.socket(address_family) as probe:
+        # JAX's server sets SO_REUSEADDR; without it the probe would reject ports that the server can open.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(('', port))
+        except OSError as error:
+            raise UserError(
+                f'config.distributed.coordinator={coordinator}: process 0 cannot open that port '
+                f'({error.strerror}); choose another'
+            ) from None
+
+
+def _wait_until_open(coordinator: str, seconds: float) -> None:
+    """Waits until process 0 listens; without this check JAX's client would abort in C++ if it never does.
+
+    Args:
+      coordinator: 'host:port' of process 0; an IPv6 host stands in brackets.
+      seconds: how long to wait.
+
+    Raises:
+      UserError: process 0 did not answer in time.
+    """
+    host, _, port = coordinator.rpartition(':')
+    address = (host.strip('[]'), int(port))
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection(address, timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                reason = error.strerror or error
+                raise UserError(
+                    f'config.distributed.coordinator={coordinator}: process 0 did not answer for {seconds:.0f} s '
+                    f'({reason}); start it, and make its host reachable from this one'
+                ) from None
+            time.sleep(0.5)
