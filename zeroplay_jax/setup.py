@@ -80,7 +80,7 @@ def build(config, extra_lane: str = '') -> Parts:
         config
     )  # before the weights are read: a bad line of its files stops here
     params = hf.load(
-        folder, model, mesh, owned=True, shown=config.progress and jax.process_index() == 0
+        folder, model, mesh, owned=True, progress=config.progress and jax.process_index() == 0
     )
     table = _table(config, model, mesh, codec, corpus, extra_lane)
     return Parts(folder, model, mesh, params, corpus, table)
