@@ -18,7 +18,7 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
-from zeroplay_jax.policy import families, hf, sharding, transformer
+from zeroplay_jax.policy import hf, sharding, tensor_names, transformer
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -73,8 +73,8 @@ def equal(a, b):
 
 @pytest.mark.parametrize('mesh', [(1, 2, 1), (1, 1, 2), (2, 2, 2)])
 def test_sharded_load_holds_the_same_numbers_and_reads_every_slice_once(folder, monkeypatch, mesh):
-    reads, read = [], hf._read
-    monkeypatch.setattr(hf, '_read', lambda *args: reads.append(args[1:3]) or read(*args))
+    reads, read = [], hf._read_slice
+    monkeypatch.setattr(hf, '_read_slice', lambda *args: reads.append(args[1:3]) or read(*args))
     whole, parts = hf.load(folder), hf.load(folder, mesh=sharding.make_mesh(*mesh))
     equal(whole, parts)
     kernel = parts['layer_0']['q']['kernel']
@@ -199,7 +199,9 @@ BROKEN = [
 
 @pytest.mark.parametrize('spoil,message', BROKEN)
 def test_a_broken_folder_is_one_line_before_anything_is_read(copy, monkeypatch, spoil, message):
-    monkeypatch.setattr(hf, '_read', lambda *_: pytest.fail('read before everything was checked'))
+    monkeypatch.setattr(
+        hf, '_read_slice', lambda *_: pytest.fail('read before everything was checked')
+    )
     spoil(*copy)
     with pytest.raises(hf.CheckpointError, match=message) as caught:
         hf.load(copy[0])
@@ -217,7 +219,9 @@ def test_a_wrong_size_in_the_config_names_the_field(copy):
 
 
 def test_a_mesh_that_does_not_divide_is_refused_before_anything_is_read(folder, monkeypatch):
-    monkeypatch.setattr(hf, '_read', lambda *_: pytest.fail('read before everything was checked'))
+    monkeypatch.setattr(
+        hf, '_read_slice', lambda *_: pytest.fail('read before everything was checked')
+    )
     with pytest.raises(sharding.UserError, match="axis 'fsdp' of 3"):
         hf.load(folder, mesh=sharding.make_mesh(1, 3, 1))
     with pytest.raises(
@@ -346,7 +350,7 @@ def large(tmp_path_factory):
     )
     path.mkdir()
     (path / 'config.json').write_text(json.dumps(model))
-    wanted = families.tensors(hf.read_config(path)).values()
+    wanted = tensor_names.tensors(hf.read_config(path)).values()
     rng = np.random.default_rng(0)
     noise = rng.normal(size=1 << 20).astype(ml_dtypes.bfloat16)
     fill = lambda shape: np.resize(np.roll(noise, rng.integers(1 << 20)), shape)

@@ -127,12 +127,12 @@ def test_looped_layers_are_compiled_once_per_kind(plain):
 def test_a_length_that_no_block_divides_is_refused(rows):
     q, k, v, segment, _ = (x[:, :200] for x in rows)
     with pytest.raises(
-        UserError, match='rows of 200 tokens: policy.attention=splash works in steps of 128'
+        UserError, match='rows of 200 tokens: policy.attention=splash needs a multiple of 128'
     ):
         kernels.attend_packed(q, k, v, segment)
 
 
 def test_another_platform_is_refused(rows, monkeypatch):
     monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
-    with pytest.raises(UserError, match='on gpu take policy.attention=dense'):
+    with pytest.raises(UserError, match='on gpu set policy.attention=dense'):
         kernels.attend_packed(*rows[:4])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tiny
 
-from zeroplay_jax.policy import attention, rope, sharding, transformer
+from zeroplay_jax.policy import attention, decoder, rope, sharding, transformer
 from zeroplay_jax.rollout.sampler import FILL, Sampler, SamplerConfig
 
 # Every switch on at once; no published family has them all.
@@ -210,7 +210,7 @@ def test_distillation_never_holds_all_logits():
 # Rematerialisation
 
 
-@pytest.mark.parametrize('policy', transformer.REMAT_POLICIES)
+@pytest.mark.parametrize('policy', decoder.REMAT_POLICIES)
 def test_rematerialisation_changes_no_number(params, weight, plain, policy):
     config = dataclasses.replace(CONFIG, remat=True, remat_policy=policy)
     value, grads = gradient(config, params, batch(CONFIG), weight)
@@ -229,7 +229,7 @@ def test_what_a_policy_keeps_for_the_backward_pass(params):
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(pull))
 
     nothing, projections = (
-        kept(remat=True, remat_policy=policy) for policy in transformer.REMAT_POLICIES
+        kept(remat=True, remat_policy=policy) for policy in decoder.REMAT_POLICIES
     )
     assert kept() > 2 * projections > 2 * nothing
     own = sum(x.nbytes for x in jax.tree.leaves(params))

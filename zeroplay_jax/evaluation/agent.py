@@ -263,7 +263,7 @@ class Agent:
             put_tokens=s.put_tokens,
             eos=codec.eos_ids,
         )
-        params = transformer.published(model, hf.load(folder, model, mesh, shown=False))
+        params = transformer.published(model, hf.load(folder, model, mesh, progress=False))
         self._lane = Lane(Sampler(model, sampler, mesh), config.seed)
         self._scheduler = Scheduler(
             {'solver': self._lane}, deterministic=False, tool_timeout=c.tool_timeout

@@ -1,52 +1,78 @@
-"""The one attention entry: dense over a packed row, or over the key/value cache of a slot.
+"""Attention over packed rows (training) and over a key/value cache (sampling).
 
-Letters: B rows, L tokens of a row, S slots, Q rows of a prefill call, C tokens of a chunk, T cache places of a
-slot, H query heads, K key/value heads, G = H/K, d head size. The cache's axis order is decided here and nowhere
-else: keys [S, K, d, T] and values [S, K, T, d] make both products of a decode step plain row-major matrix
-products on a CPU, several times faster there than the usual [S, T, K, d].
+Axis names in the shapes:
+  batch, length: packed rows and their tokens.
+  slots, cache_length: sequences in the cache and the tokens that the cache can hold for each.
+  rows, chunk: sequences of one prefill call and their tokens in that call.
+  burst: decode steps between two writes to the cache.
+  heads, kv_heads, head_dim: query heads, key/value heads, size of a head. Each key/value head serves a group of
+    heads / kv_heads query heads (grouped-query attention; Ainslie et al. 2023, arXiv:2305.13245).
+
+The axis order of the cache is decided in this module only: keys [slots, kv_heads, head_dim, cache_length], values
+[slots, kv_heads, cache_length, head_dim]. In this order both products of a decode step are plain row-major matrix
+products, which on a CPU are several times faster than with the usual [slots, cache_length, kv_heads, head_dim].
 """
 
 from __future__ import annotations
 
 import functools
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
 
-# Large and finite: a row that may see nothing gets a uniform softmax, not NaN.
-MASKED = -1e30
-# Rows of a prefill call whose caches are read together.
-_ROWS = 4
+# Added to the scores of masked keys. Large and finite: a query whose keys are all masked gets a uniform softmax,
+# where -inf would give NaN.
+MASKED_SCORE = -1e30
+# Rows of a prefill call that are attended together, see `attend_chunk`.
+_PREFILL_ROWS = 4
 
-LayerCache = tuple[jax.Array, jax.Array]
+AnyArray: TypeAlias = Array | np.ndarray
+
+# Keys and values of one layer, as the cache, the buffer of a decode burst and a prefill call hold them.
+LayerCache: TypeAlias = tuple[
+    Float[Array, 'slots kv_heads head_dim cache_length'],
+    Float[Array, 'slots kv_heads cache_length head_dim'],
+]
+LayerBuffer: TypeAlias = tuple[
+    Float[Array, 'slots kv_heads head_dim burst'],
+    Float[Array, 'slots kv_heads burst head_dim'],
+]
+LayerChunk: TypeAlias = tuple[
+    Float[Array, 'rows kv_heads head_dim chunk'],
+    Float[Array, 'rows kv_heads chunk head_dim'],
+]
 
 
 def empty_cache(
-    layers: int, slots: int, places: int, kv_heads: int, head_dim: int, dtype
+    layers: int, slots: int, cache_length: int, kv_heads: int, head_dim: int, dtype
 ) -> tuple[LayerCache, ...]:
-    """Zeroed cache, one (keys [S, K, d, T], values [S, K, T, d]) per layer."""
-    return tuple(
-        (
-            jnp.zeros((slots, kv_heads, head_dim, places), dtype),
-            jnp.zeros((slots, kv_heads, places, head_dim), dtype),
-        )
-        for _ in range(layers)
-    )
+    """Returns a zero cache: one (keys, values) pair per layer."""
+    cache = []
+    for _ in range(layers):
+        keys = jnp.zeros((slots, kv_heads, head_dim, cache_length), dtype)
+        values = jnp.zeros((slots, kv_heads, cache_length, head_dim), dtype)
+        cache.append((keys, values))
+    return tuple(cache)
 
 
 def empty_buffer(
     layers: int, slots: int, burst: int, kv_heads: int, head_dim: int, dtype
-) -> tuple[LayerCache, ...]:
-    """Zeroed keys and values of the tokens of one decode burst, laid out as the cache with K places."""
+) -> tuple[LayerBuffer, ...]:
+    """Returns zero keys and values for the tokens of one decode burst, in the axis order of the cache."""
     return empty_cache(layers, slots, burst, kv_heads, head_dim, dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """`einsum(spec, a, b)` summed and returned in float32, whatever the inputs' dtype; backward in the inputs' dtype.
+def product(
+    spec: str, a: Float[AnyArray, '*a_shape'], b: Float[AnyArray, '*b_shape']
+) -> Float[Array, '*shape']:
+    """Returns `einsum(spec, a, b)`, accumulated and returned in float32 whatever the dtype of the inputs.
 
-    Left to itself the backward pass would multiply a float32 gradient with a bfloat16 matrix: at half the rate, and
-    with a float32 copy of the matrix.
+    The backward pass multiplies in the dtype of the inputs. The default one would multiply a float32 gradient with a
+    bfloat16 matrix: at half the speed, and with a float32 copy of the matrix.
     """
     return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
 
@@ -56,151 +82,255 @@ def _product_forward(spec, a, b):
 
 
 def _product_backward(spec, inputs, gradient):
-    return jax.vjp(functools.partial(jnp.einsum, spec), *inputs)[1](
-        gradient.astype(inputs[0].dtype)
-    )
+    einsum = functools.partial(jnp.einsum, spec)
+    _, pullback = jax.vjp(einsum, *inputs)
+    return pullback(gradient.astype(inputs[0].dtype))
 
 
 product.defvjp(_product_forward, _product_backward)
 
 
-def packed_mask(segment: jax.Array, window: int = 0) -> jax.Array:
-    """Causal within a segment: bool [B, L, L] (query, key) from int32 [B, L]; 0 marks empty places.
+def packed_mask(
+    segment: Int[AnyArray, 'batch length'], window: int = 0
+) -> Bool[Array, 'batch length length']:
+    """Returns the causal mask within segments, indexed [batch, query, key].
 
-    With a window a place sees itself and the window − 1 places before it, as in `attend_step` and `attend_chunk`.
+    Args:
+      segment: segment number of every token, 0 for padding.
+      window: number of tokens that a query attends to, itself included (sliding window); 0: no limit.
     """
     length = segment.shape[1]
     causal = jnp.tril(jnp.ones((length, length), bool))
     if window:
+        # Remove the keys that are `window` or more tokens before the query.
         causal &= ~jnp.tril(causal, -window)
-    same = segment[:, :, None] == segment[:, None, :]
-    return causal[None] & same & (segment > 0)[:, None, :]
+    same_segment = segment[:, :, None] == segment[:, None, :]
+    visible = causal[None] & same_segment
+    # Padding shares segment 0, so without this it would attend to itself.
+    return visible & (segment > 0)[:, None, :]
 
 
-def _bias(mask: jax.Array, groups: int) -> jax.Array:
-    """bool [B, L, T] → float32 [B, 1, G·L, T], to be added to the scores of G folded query heads.
+def _bias(mask, groups: int):
+    """Returns the float32 [batch, 1, groups·queries, keys] bias of a bool [batch, queries, keys] mask.
 
-    A sum of four dimensions: a `where`, or a fifth dimension, makes the softmax several times slower on a CPU.
+    The query heads of a group are folded into the query axis, hence the tiling.
     """
-    return jnp.tile(jnp.where(mask, 0.0, MASKED), (1, groups, 1))[:, None]
+    # Added to the scores in four dimensions: with `jnp.where` on the scores, or with the group as a fifth dimension,
+    # XLA's CPU backend runs the softmax several times slower.
+    bias = jnp.where(mask, 0.0, MASKED_SCORE)
+    tiled_bias = jnp.tile(bias, (1, groups, 1))
+    return tiled_bias[:, None]
 
 
-def attend_packed(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
-    """Attention of packed rows. q [B, L, H, d], k and v [B, L, K, d], mask bool [B, L, L] → [B, L, H·d]."""
-    batch, length, heads, dim = q.shape
+def _fold_groups(q, kv_heads: int):
+    """Returns scaled queries [batch, kv_heads, groups·queries, head_dim] from [batch, queries, heads, head_dim].
+
+    The query heads that share a key/value head are folded into the query axis, so that each key/value head needs one
+    matrix product and is never repeated.
+    """
+    batch, queries, heads, head_dim = q.shape
+    folded_queries = heads // kv_heads * queries
+    q = q.transpose(0, 2, 1, 3)
+    q = q.reshape(batch, kv_heads, folded_queries, head_dim)
+    # The queries are scaled instead of the scores: fewer multiplications, and none in float32.
+    return q * head_dim**-0.5
+
+
+def _unfold_groups(out, queries: int):
+    """Returns attention [batch, queries, heads·head_dim] from [batch, kv_heads, groups·queries, head_dim]."""
+    batch, kv_heads, folded_queries, head_dim = out.shape
+    heads = kv_heads * folded_queries // queries
+    out = out.reshape(batch, heads, queries, head_dim)
+    out = out.transpose(0, 2, 1, 3)
+    return out.reshape(batch, queries, heads * head_dim)
+
+
+def attend_packed(
+    q: Float[Array, 'batch length heads head_dim'],
+    k: Float[Array, 'batch length kv_heads head_dim'],
+    v: Float[Array, 'batch length kv_heads head_dim'],
+    mask: Bool[Array, 'batch length length'],
+) -> Float[Array, 'batch length heads*head_dim']:
+    """Returns the attention of packed rows.
+
+    Args:
+      q: queries.
+      k: keys.
+      v: values.
+      mask: True where a query attends to a key, see `packed_mask`.
+    """
+    length, heads = q.shape[1:3]
     kv_heads = k.shape[2]
-    q = (
-        q.transpose(0, 2, 1, 3).reshape(batch, kv_heads, heads // kv_heads * length, dim)
-        * dim**-0.5
-    )
-    k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
-    scores = product('bkqd,bksd->bkqs', q, k) + _bias(mask, heads // kv_heads)
-    probs = jax.nn.softmax(scores, -1).astype(v.dtype)
-    out = jnp.einsum('bkqs,bksd->bkqd', probs, v).reshape(batch, heads, length, dim)
-    return out.transpose(0, 2, 1, 3).reshape(batch, length, heads * dim)
+    q = _fold_groups(q, kv_heads)
+    k = k.transpose(0, 2, 1, 3)
+    v = v.transpose(0, 2, 1, 3)
+    scores = product('bkqd,bksd->bkqs', q, k)
+    scores = scores + _bias(mask, heads // kv_heads)
+    # The softmax is computed in float32; only its result is rounded, for the product with the values.
+    probs = jax.nn.softmax(scores, -1)
+    probs = probs.astype(v.dtype)
+    out = jnp.einsum('bkqs,bksd->bkqd', probs, v)
+    return _unfold_groups(out, length)
 
 
 def attend_step(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
+    q: Float[Array, 'slots 1 heads head_dim'],
+    k: Float[Array, 'slots 1 kv_heads head_dim'],
+    v: Float[Array, 'slots 1 kv_heads head_dim'],
     cache: LayerCache,
-    buffer: LayerCache,
-    base: jax.Array,
-    step: jax.Array,
+    buffer: LayerBuffer,
+    base: Int[Array, ' slots'],
+    step: Int[Array, ''],
     window: int = 0,
-) -> tuple[jax.Array, LayerCache]:
-    """One token of every slot, in a burst. q [S, 1, H, d], k and v [S, 1, K, d] → [S, 1, H·d], new buffer.
+) -> tuple[Float[Array, 'slots 1 heads*head_dim'], LayerBuffer]:
+    """Attends from one new token of every slot, at position base[s] + step of slot s.
 
-    Place base[s] + step of slot s is fed. The cache holds what lies before base (int32 [S]) and is only read; the
-    burst's own keys and values go to the buffer, all slots at the same place, which costs a fraction of a scatter
-    into the cache at every step.
+    The cache is only read during a burst; the burst's own keys and values go to the buffer. All slots write the
+    buffer at the same index, a slice update, which costs a fraction of a scatter into the cache at every step.
+
+    Args:
+      q: queries.
+      k: keys of the new tokens.
+      v: values of the new tokens.
+      cache: keys and values of the positions before `base`.
+      buffer: keys and values of the burst so far.
+      base: number of cached positions of every slot at the start of the burst.
+      step: number of the step within the burst, from 0.
+      window: as in `packed_mask`.
+
+    Returns:
+      The attention and the buffer with the new keys and values.
     """
-    (keys, values), (new_keys, new_values) = cache, buffer
-    slots, _, heads, dim = q.shape
-    kv_heads, places, burst = keys.shape[1], keys.shape[3], new_keys.shape[3]
-    column = k[:, 0, :, :, None].astype(keys.dtype)
-    new_keys = jax.lax.dynamic_update_slice(new_keys, column, (0, 0, 0, step))
-    new_values = jax.lax.dynamic_update_slice(
-        new_values, v[:, 0, :, None].astype(values.dtype), (0, 0, step, 0)
-    )
-    grouped = q[:, 0].reshape(slots, kv_heads, heads // kv_heads, dim) * dim**-0.5
-    place, own = jnp.arange(places)[None, None], jnp.arange(burst)
-    before, within = place < base[:, None, None], own <= step
+    keys, values = cache
+    new_keys, new_values = buffer
+    slots, _, heads, head_dim = q.shape
+    kv_heads = keys.shape[1]
+    cache_length = keys.shape[3]
+    burst = new_keys.shape[3]
+    groups = heads // kv_heads
+    # The token axis moves to where the buffer has it: last for keys, last but one for values.
+    key_column = k[:, 0, :, :, None].astype(keys.dtype)
+    new_keys = jax.lax.dynamic_update_slice(new_keys, key_column, (0, 0, 0, step))
+    value_row = v[:, 0, :, None].astype(values.dtype)
+    new_values = jax.lax.dynamic_update_slice(new_values, value_row, (0, 0, step, 0))
+    grouped_q = q[:, 0].reshape(slots, kv_heads, groups, head_dim)
+    grouped_q = grouped_q * head_dim**-0.5
+    # Cache entries from `base` on may belong to an earlier sequence of the slot, and buffer entries after `step` are
+    # not written yet: both are masked.
+    cache_index = jnp.arange(cache_length)[None, None]
+    burst_index = jnp.arange(burst)
+    in_cache = cache_index < base[:, None, None]
+    in_burst = burst_index <= step
     if window:
-        before, within = (
-            before & (place > base[:, None, None] + step - window),
-            within & (own > step - window),
-        )
-    scores = jnp.concatenate(
-        [
-            product('skgd,skdt->skgt', grouped, keys) + _bias(before, 1),
-            product('skgd,skdt->skgt', grouped, new_keys) + _bias(within[None, None], 1),
-        ],
-        -1,
-    )
-    probs = jax.nn.softmax(scores, -1).astype(values.dtype)
-    out = jnp.einsum('skgt,sktd->skgd', probs[..., :places], values)
-    out = out + jnp.einsum('skgt,sktd->skgd', probs[..., places:], new_values)
-    return out.reshape(slots, 1, heads * dim), (new_keys, new_values)
+        # Both comparisons say `position > base + step - window`: positions of the buffer start at `base`.
+        in_cache = in_cache & (cache_index > base[:, None, None] + step - window)
+        in_burst = in_burst & (burst_index > step - window)
+    cache_scores = product('skgd,skdt->skgt', grouped_q, keys)
+    cache_scores = cache_scores + _bias(in_cache, 1)
+    burst_scores = product('skgd,skdt->skgt', grouped_q, new_keys)
+    burst_scores = burst_scores + _bias(in_burst[None, None], 1)
+    # One softmax over cache and buffer together, then a product with each.
+    scores = jnp.concatenate([cache_scores, burst_scores], -1)
+    probs = jax.nn.softmax(scores, -1)
+    probs = probs.astype(values.dtype)
+    cache_probs = probs[..., :cache_length]
+    cache_out = jnp.einsum('skgt,sktd->skgd', cache_probs, values)
+    burst_probs = probs[..., cache_length:]
+    burst_out = jnp.einsum('skgt,sktd->skgd', burst_probs, new_values)
+    out = cache_out + burst_out
+    out = out.reshape(slots, 1, heads * head_dim)
+    return out, (new_keys, new_values)
 
 
 def attend_chunk(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
+    q: Float[Array, 'rows chunk heads head_dim'],
+    k: Float[Array, 'rows chunk kv_heads head_dim'],
+    v: Float[Array, 'rows chunk kv_heads head_dim'],
     cache: LayerCache,
-    slots: jax.Array,
-    start: jax.Array,
+    slots: Int[Array, ' rows'],
+    start: Int[Array, ' rows'],
     window: int = 0,
-) -> tuple[jax.Array, LayerCache]:
-    """C tokens of Q slots. q [Q, C, H, d], k and v [Q, C, K, d], slots and start int32 [Q] → [Q, C, H·d], new cache.
+) -> tuple[Float[Array, 'rows chunk heads*head_dim'], LayerCache]:
+    """Writes a chunk of prompt tokens to the cache and attends from it to all earlier positions (prefill).
 
-    The chunk lies at places start … start+C−1 of its slot, which must exist (the cache is allocated longer than a
-    slot may grow). A slot number beyond the last marks an idle row: it reads something and writes nothing.
+    Args:
+      q: queries.
+      k: keys of the chunk.
+      v: values of the chunk.
+      cache: keys and values of all slots.
+      slots: slot of every row. A number beyond the last slot marks an idle row: nothing is written for it and its
+        result is meaningless.
+      start: position of the first token of every row. start + chunk must not exceed cache_length; the cache is
+        allocated longer than a sequence may become.
+      window: as in `packed_mask`.
+
+    Returns:
+      The attention and the cache with the chunk in it.
     """
-    rows, chunk, heads, dim = q.shape
-    cache = write_window(cache, (k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)), slots, start)
-    kv_heads, places = cache[0].shape[1], cache[0].shape[3]
-    grouped = (
-        q.transpose(0, 2, 1, 3).reshape(rows, kv_heads, heads // kv_heads * chunk, dim) * dim**-0.5
-    )
+    chunk, heads = q.shape[1:3]
+    new_keys = k.transpose(0, 2, 3, 1)
+    new_values = v.transpose(0, 2, 1, 3)
+    # Written first, so that the chunk attends to itself through the cache.
+    cache = write_window(cache, (new_keys, new_values), slots, start)
+    kv_heads = cache[0].shape[1]
+    cache_length = cache[0].shape[3]
+    grouped_q = _fold_groups(q, kv_heads)
 
-    def one(row):
-        query, slot, first = row
-        keys, values = (x.at[slot].get(mode='clip') for x in cache)
-        scores = product('kcd,kdt->kct', query, keys)
-        place, own = jnp.arange(places)[None], first + jnp.arange(chunk)[:, None]
-        seen = place <= own
+    def attend_row(row):
+        row_q, slot, first = row
+        # An idle row has a slot number beyond the last and reads the last slot.
+        keys = cache[0].at[slot].get(mode='clip')
+        values = cache[1].at[slot].get(mode='clip')
+        scores = product('kcd,kdt->kct', row_q, keys)
+        key_position = jnp.arange(cache_length)[None]
+        query_position = first + jnp.arange(chunk)[:, None]
+        mask = key_position <= query_position
         if window:
-            seen &= place > own - window
-        probs = jax.nn.softmax(scores + _bias(seen[None], heads // kv_heads)[0], -1).astype(
-            values.dtype
-        )
+            mask &= key_position > query_position - window
+        bias = _bias(mask[None], heads // kv_heads)[0]
+        probs = jax.nn.softmax(scores + bias, -1)
+        probs = probs.astype(values.dtype)
         return jnp.einsum('kct,ktd->kcd', probs, values)
 
-    # A few rows at a time: gathered all at once, their caches and scores would pass through main memory twice.
-    out = jax.lax.map(one, (grouped, slots, start), batch_size=_ROWS).reshape(
-        rows, heads, chunk, dim
-    )
-    return out.transpose(0, 2, 1, 3).reshape(rows, chunk, heads * dim), cache
+    # A few rows at a time: the caches and scores of all rows together exceed the processor's cache, and would be
+    # written to main memory and read back.
+    inputs = (grouped_q, slots, start)
+    out = jax.lax.map(attend_row, inputs, batch_size=_PREFILL_ROWS)
+    return _unfold_groups(out, chunk), cache
 
 
 def write_window(
-    cache: LayerCache, new: LayerCache, slots: jax.Array, start: jax.Array
+    cache: LayerCache,
+    chunk: LayerChunk,
+    slots: Int[Array, ' rows'],
+    start: Int[Array, ' rows'],
 ) -> LayerCache:
-    """Copies new (keys [Q, K, d, C], values [Q, K, C, d]) to places start[q] … of slots[q]; slot S drops a row."""
+    """Returns the cache with the keys and values of `chunk` at positions start[row], … of slots[row].
+
+    Args:
+      cache: keys and values of all slots.
+      chunk: keys and values to write. They are cast to the dtype of the cache.
+      slots: slot of every row, each at most once; a row with a number beyond the last slot is dropped.
+      start: position of the first token of every row.
+    """
     index = jnp.stack([slots, start], 1)
 
-    def write(whole, part, axis):
-        where = jax.lax.ScatterDimensionNumbers(
+    def write(cache_array, update, position_axis):
+        # A scatter of whole windows, which `.at[].set` cannot express: it would scatter token by token.
+        dimension_numbers = jax.lax.ScatterDimensionNumbers(
             update_window_dims=(1, 2, 3),
             inserted_window_dims=(0,),
-            scatter_dims_to_operand_dims=(0, axis),
+            scatter_dims_to_operand_dims=(0, position_axis),
         )
-        drop = jax.lax.GatherScatterMode.FILL_OR_DROP
         return jax.lax.scatter(
-            whole, index, part.astype(whole.dtype), where, unique_indices=True, mode=drop
+            cache_array,
+            index,
+            update.astype(cache_array.dtype),
+            dimension_numbers,
+            unique_indices=True,
+            mode=jax.lax.GatherScatterMode.FILL_OR_DROP,
         )
 
-    return write(cache[0], new[0], 3), write(cache[1], new[1], 2)
+    keys = write(cache[0], chunk[0], 3)
+    values = write(cache[1], chunk[1], 2)
+    return keys, values

@@ -1,4 +1,4 @@
-"""Model families as data: what config.json says → ModelConfig, and each parameter's tensor name and shape."""
+"""Model families as data, and the ModelConfig of a checkpoint folder from its config.json."""
 
 from __future__ import annotations
 
@@ -9,23 +9,30 @@ import pathlib
 from typing import Any, NamedTuple
 
 from zeroplay_jax.policy import rope
-from zeroplay_jax.policy.transformer import ModelConfig
+from zeroplay_jax.policy.decoder import ModelConfig
 from zeroplay_jax.types import UserError
 
 
 class Family(NamedTuple):
-    """What tells a family apart: its name in config.json, switches of ModelConfig, and defaults of absent fields."""
+    """A model family: its name in config.json, switches of ModelConfig, and defaults of absent fields.
+
+    Attributes:
+      architecture: class name in the field `architectures`.
+      qkv_bias, qk_norm, post_norm, scale_sliding: as in ModelConfig.
+      full_every: without the field `layer_types`, every n-th layer has full attention and the others a sliding window;
+        0: all layers have full attention.
+      rope_theta: default base of the rotary frequencies.
+      head_dim: default size of a head; 0: hidden_size / num_attention_heads.
+    """
 
     architecture: str
     qkv_bias: bool = False
     qk_norm: str = 'none'
     post_norm: bool = False
-    full_every: int = (
-        0  # without `layer_types`: every n-th layer is full, the others slide; 0: all are full
-    )
+    full_every: int = 0
     scale_sliding: bool = True
     rope_theta: float = 10000.0
-    head_dim: int = 0  # 0: hidden_size / num_attention_heads
+    head_dim: int = 0
 
 
 FAMILIES = {
@@ -41,10 +48,11 @@ FAMILIES = {
         rope_theta=500000.0,
     ),
 }
-SUPPORTED = 'supported: ' + ', '.join(row.architecture for row in FAMILIES.values())
+SUPPORTED = 'supported: ' + ', '.join(family.architecture for family in FAMILIES.values())
 
-# Fields that would change the arithmetic → the values under which they do not. Absent and null are fine.
-_NEUTRAL: dict[str, tuple] = {
+# Fields that can change the computation in ways the decoder does not implement -> their values that do not.
+# An absent field and null never do.
+_SUPPORTED_VALUES: dict[str, tuple] = {
     'hidden_act': ('silu',),
     'attention_bias': (False,),
     'mlp_bias': (False,),
@@ -57,160 +65,107 @@ _NEUTRAL: dict[str, tuple] = {
     'clip_qkv': (),
     'quantization_config': (),
 }
+_LAYER_TYPES = ('full_attention', 'sliding_attention')
 _ROPE_TYPES = ('default', 'llama3', 'yarn')
-
-# Our parameter path → (tensor name, its dimensions in our order as sizes of `_sizes`).
-_LAYER = {
-    'input_norm/scale': ('input_layernorm.weight', ('hidden_size',)),
-    'q/kernel': ('self_attn.q_proj.weight', ('hidden_size', 'num_attention_heads·head_dim')),
-    'k/kernel': ('self_attn.k_proj.weight', ('hidden_size', 'num_key_value_heads·head_dim')),
-    'v/kernel': ('self_attn.v_proj.weight', ('hidden_size', 'num_key_value_heads·head_dim')),
-    'q/bias': ('self_attn.q_proj.bias', ('num_attention_heads·head_dim',)),
-    'k/bias': ('self_attn.k_proj.bias', ('num_key_value_heads·head_dim',)),
-    'v/bias': ('self_attn.v_proj.bias', ('num_key_value_heads·head_dim',)),
-    'q_norm/scale': ('self_attn.q_norm.weight', ('head_dim',)),
-    'k_norm/scale': ('self_attn.k_norm.weight', ('head_dim',)),
-    'o/kernel': ('self_attn.o_proj.weight', ('num_attention_heads·head_dim', 'hidden_size')),
-    'post_norm/scale': ('post_attention_layernorm.weight', ('hidden_size',)),
-    'gate/kernel': ('mlp.gate_proj.weight', ('hidden_size', 'intermediate_size')),
-    'up/kernel': ('mlp.up_proj.weight', ('hidden_size', 'intermediate_size')),
-    'down/kernel': ('mlp.down_proj.weight', ('intermediate_size', 'hidden_size')),
-    'post_mlp_norm/scale': ('post_feedforward_layernorm.weight', ('hidden_size',)),
-}
-_TOP = {
-    'embedding': ('model.embed_tokens.weight', ('vocab_size', 'hidden_size')),
-    'final_norm/scale': ('model.norm.weight', ('hidden_size',)),
-    'head': ('lm_head.weight', ('hidden_size', 'vocab_size')),
-}
+_COMMON_ROPE_FIELDS = {'rope_type', 'type', 'rope_theta', 'partial_rotary_factor'}
 
 
 class CheckpointError(UserError):
     """A checkpoint folder that cannot be used; the message names the file or field."""
 
 
-class Tensor(NamedTuple):
-    """A parameter as the folder keeps it; `dims` names the sizes of `shape`, both in our order of axes."""
-
-    name: str
-    shape: tuple[int, ...]
-    dims: tuple[str, ...]
-    transposed: bool  # torch's Linear keeps [out, in]; ours is [in, out]
-
-
-def tensors(config: ModelConfig) -> dict[str, Tensor]:
-    """Our parameter path → its tensor, for every parameter of the model."""
-    c = config
-    sizes = {
-        'vocab_size': c.vocab_size,
-        'hidden_size': c.hidden_size,
-        'intermediate_size': c.intermediate_size,
-        'head_dim': c.head_dim,
-        'num_attention_heads·head_dim': c.heads * c.head_dim,
-        'num_key_value_heads·head_dim': c.kv_heads * c.head_dim,
-    }
-    layer, top = dict(_LAYER), dict(_TOP)
-    if c.qk_norm == 'projection':
-        for name in ('q', 'k'):
-            layer[f'{name}_norm/scale'] = (
-                _LAYER[f'{name}_norm/scale'][0],
-                _LAYER[f'{name}/bias'][1],
-            )
-    absent = {
-        *(('q_norm/scale', 'k_norm/scale') if c.qk_norm == 'none' else ()),
-        *(() if c.qkv_bias else ('q/bias', 'k/bias', 'v/bias')),
-        'input_norm/scale' if c.post_norm else 'post_mlp_norm/scale',
-    }
-    if c.tied:
-        del top['head']
-    rows = top | {
-        f'layer_{i}/{ours}': (f'model.layers.{i}.{theirs}', dims)
-        for i in range(c.layers)
-        for ours, (theirs, dims) in layer.items()
-        if ours not in absent
-    }
-    return {
-        ours: Tensor(
-            theirs, tuple(sizes[d] for d in dims), dims, ours.endswith('/kernel') or ours == 'head'
-        )
-        for ours, (theirs, dims) in rows.items()
-    }
-
-
+@dataclasses.dataclass(frozen=True)
 class _Fields:
-    """config.json with its path, for errors that name both."""
+    """A JSON object of config.json.
 
-    def __init__(self, path: pathlib.Path):
-        self.path = path
-        try:
-            raw = json.loads(path.read_text(encoding='utf-8'))
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f'{path}: cannot be read as a model config ({error})') from None
-        if not isinstance(raw, dict):
-            raise CheckpointError(f'{path}: cannot be read as a model config (it holds no object)')
-        self.raw: dict[str, Any] = raw
+    Attributes:
+      path: path of config.json, for error messages.
+      values: the object.
+      prefix: its location in the file, such as 'rope_parameters.', for error messages.
+    """
 
-    def fail(self, message: str) -> CheckpointError:
+    path: pathlib.Path
+    values: dict[str, Any]
+    prefix: str = ''
+
+    def error(self, message: str) -> CheckpointError:
         return CheckpointError(f'{self.path}: {message}; {SUPPORTED}')
 
-    def group(self, name: str, raw=None) -> dict[str, Any]:
-        """A nested object; null and absent count as empty."""
-        value = (self.raw if raw is None else raw).get(name) or {}
-        if not isinstance(value, dict):
-            raise self.fail(f'{name}={value!r} must be an object')
-        return value
+    def get(self, name: str) -> Any:
+        return self.values.get(name)
 
-    def number(self, name: str, default=None, kind: type = int, raw=None, where: str = ''):
-        """A positive number of a kind (int or float); null and absent count as the default, if there is one."""
-        value: Any = (self.raw if raw is None else raw).get(name)
-        value = default if value is None else value
+    def section(self, name: str) -> _Fields:
+        """Returns a nested object; null and absent count as empty."""
+        values = self.get(name) or {}
+        if not isinstance(values, dict):
+            raise self.error(f'{self.prefix}{name}={values!r} must be an object')
+        return _Fields(self.path, values, f'{self.prefix}{name}.')
+
+    def positive_int(self, name: str, default: int | None = None) -> int:
+        return self._positive(name, default, int)
+
+    def positive_float(self, name: str, default: float | None = None) -> float:
+        return self._positive(name, default, float)
+
+    def _positive(self, name: str, default, kind: type):
+        """Returns a positive number; null and absent count as the default, if there is one."""
+        value = self.get(name)
         if value is None:
-            raise self.fail(f'{where}{name} is missing')
-        fits = isinstance(value, (int, kind)) and not isinstance(value, bool)
-        if not fits or value <= 0:
-            raise self.fail(f'{where}{name}={value!r} must be a positive {kind.__name__}')
+            value = default
+        if value is None:
+            raise self.error(f'{self.prefix}{name} is missing')
+        # JSON may write a float without a fraction, hence int for both; bool is a subclass of int.
+        is_number = isinstance(value, (int, kind)) and not isinstance(value, bool)
+        if not is_number or value <= 0:
+            raise self.error(f'{self.prefix}{name}={value!r} must be a positive {kind.__name__}')
         return kind(value)
 
 
-def read_config(folder, **overrides) -> ModelConfig:
-    """ModelConfig of a Hugging Face folder, in the older or newer spelling of config.json.
+def _read_fields(path: pathlib.Path) -> _Fields:
+    try:
+        values = json.loads(path.read_text(encoding='utf-8'))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f'{path}: cannot be read as a model config ({error})') from None
+    if not isinstance(values, dict):
+        raise CheckpointError(f'{path}: cannot be read as a model config (not a JSON object)')
+    return _Fields(path, values)
 
-    Older: `rope_theta`, `rope_scaling`; newer: `rope_parameters`, for OLMo-3 apart for every type of layer. The dtype
-    a folder names is that of its tensors and read there.
+
+def read_config(folder, **overrides) -> ModelConfig:
+    """Returns the ModelConfig of a Hugging Face folder.
+
+    Two spellings of the rotary embedding are read. Older: `rope_theta` and `rope_scaling`. Newer: `rope_parameters`,
+    for OLMo-3 one object per type of layer. The dtype in config.json is that of the tensors and is ignored here.
 
     Args:
-      folder: holds config.json.
-      **overrides: dtype, remat, remat_policy, attention, scan, logit_chunk of ModelConfig.
+      folder: contains config.json.
+      **overrides: fields of ModelConfig that config.json does not determine: dtype, remat, remat_policy, attention,
+        scan, logit_chunk.
 
     Raises:
-      CheckpointError: no such file, an unknown architecture, or a field this decoder cannot honour.
+      CheckpointError: the file is missing, the architecture is unknown, or the decoder does not implement a field.
     """
-    fields = _Fields(pathlib.Path(folder) / 'config.json')
-    raw, number = fields.raw, fields.number
-    named = raw.get('architectures') or ()
-    name = next((name for name, row in FAMILIES.items() if row.architecture in named), None)
-    if name is None:
-        raise fields.fail(f'architectures={raw.get("architectures")} is not supported')
+    fields = _read_fields(pathlib.Path(folder) / 'config.json')
+    name = _family_name(fields)
     family = FAMILIES[name]
-    for field, neutral in _NEUTRAL.items():
-        if raw.get(field) is not None and raw[field] not in neutral:
-            raise fields.fail(
-                f'{field}={raw[field]!r} is not supported (only {", ".join(map(repr, neutral)) or "null"})'
-            )
-    heads, layers = number('num_attention_heads'), number('num_hidden_layers')
-    kv_heads = number('num_key_value_heads', heads)
+    _check_supported(fields)
+    heads = fields.positive_int('num_attention_heads')
+    kv_heads = fields.positive_int('num_key_value_heads', heads)
     if heads % kv_heads:
-        raise fields.fail(
+        raise fields.error(
             f'num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}'
         )
-    head_dim = number('head_dim', family.head_dim or number('hidden_size') // heads)
+    layers = fields.positive_int('num_hidden_layers')
+    hidden_size = fields.positive_int('hidden_size')
+    head_dim = fields.positive_int('head_dim', family.head_dim or hidden_size // heads)
     if head_dim % 2:
-        raise fields.fail(f'head_dim={head_dim} must be even')
+        raise fields.error(f'head_dim={head_dim} must be even')
     theta, scaling, scale_sliding = _rope(fields, family)
     return ModelConfig(
         family=name,
-        vocab_size=number('vocab_size'),
-        hidden_size=number('hidden_size'),
-        intermediate_size=number('intermediate_size'),
+        vocab_size=fields.positive_int('vocab_size'),
+        hidden_size=hidden_size,
+        intermediate_size=fields.positive_int('intermediate_size'),
         layers=layers,
         heads=heads,
         kv_heads=kv_heads,
@@ -219,8 +174,8 @@ def read_config(folder, **overrides) -> ModelConfig:
         rope_scaling=scaling,
         scale_sliding=scale_sliding,
         windows=_windows(fields, family, layers),
-        norm_eps=number('rms_norm_eps', kind=float),
-        tied=bool(raw.get('tie_word_embeddings', False)),
+        norm_eps=fields.positive_float('rms_norm_eps'),
+        tied=bool(fields.values.get('tie_word_embeddings', False)),
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
         post_norm=family.post_norm,
@@ -228,101 +183,151 @@ def read_config(folder, **overrides) -> ModelConfig:
     )
 
 
+def _family_name(fields: _Fields) -> str:
+    """Returns the key in FAMILIES of the architecture that config.json names."""
+    architectures = fields.get('architectures')
+    for name, family in FAMILIES.items():
+        if family.architecture in (architectures or ()):
+            return name
+    raise fields.error(f'architectures={architectures} is not supported')
+
+
+def _check_supported(fields: _Fields) -> None:
+    """Raises CheckpointError for a field whose value the decoder does not implement."""
+    for name, supported in _SUPPORTED_VALUES.items():
+        value = fields.get(name)
+        if value is None or value in supported:
+            continue
+        choices = ', '.join(map(repr, supported)) or 'null'
+        raise fields.error(f'{name}={value!r} is not supported (only {choices})')
+
+
 def _windows(fields: _Fields, family: Family, layers: int) -> tuple[int, ...]:
-    """Sliding window of every layer (0: none), or () where no layer slides."""
-    raw = fields.raw
-    slides = bool(family.full_every or raw.get('use_sliding_window'))
-    types = raw.get('layer_types')
-    if types is None and family.full_every:
-        types = [
-            'sliding_attention' if (i + 1) % family.full_every else 'full_attention'
-            for i in range(layers)
-        ]
-    elif types is None:
-        first = raw.get('max_window_layers', 28) if slides else layers
-        if not isinstance(first, int):
-            raise fields.fail(f'max_window_layers={first!r} must be an int')
-        types = ['sliding_attention' if i >= first else 'full_attention' for i in range(layers)]
+    """Returns the sliding window of every layer (0: full attention), or () if no layer has one."""
+    types = fields.get('layer_types')
+    if types is None:
+        types = _default_layer_types(fields, family, layers)
     if len(types) != layers:
-        raise fields.fail(f'layer_types has {len(types)} entries for num_hidden_layers={layers}')
-    unknown = set(types) - {'full_attention', 'sliding_attention'}
-    if unknown:
-        raise fields.fail(
-            f'layer_types: {min(unknown)!r} is not supported (only full_attention, sliding_attention)'
+        raise fields.error(f'layer_types has {len(types)} entries for num_hidden_layers={layers}')
+    unknown_types = set(types) - set(_LAYER_TYPES)
+    if unknown_types:
+        raise fields.error(
+            f'layer_types: {min(unknown_types)!r} is not supported (only {", ".join(_LAYER_TYPES)})'
         )
     if 'sliding_attention' not in types:
         return ()
-    if not slides:
-        raise fields.fail('layer_types names sliding_attention, but use_sliding_window is not true')
-    window = fields.number('sliding_window', 4096)
-    return tuple(window if t == 'sliding_attention' else 0 for t in types)
+    if not _has_sliding_layers(fields, family):
+        raise fields.error(
+            'layer_types names sliding_attention, but use_sliding_window is not true'
+        )
+    window = fields.positive_int('sliding_window', 4096)
+    return tuple(window if layer_type == 'sliding_attention' else 0 for layer_type in types)
+
+
+def _has_sliding_layers(fields: _Fields, family: Family) -> bool:
+    """Returns whether sliding windows are enabled: always for OLMo-3, by a field for Qwen."""
+    return bool(family.full_every or fields.get('use_sliding_window'))
+
+
+def _default_layer_types(fields: _Fields, family: Family, layers: int) -> list[str]:
+    """Returns the type of every layer where config.json has no `layer_types`, as transformers derives it."""
+    types = ['full_attention'] * layers
+    if family.full_every:
+        for i in range(layers):
+            if (i + 1) % family.full_every:
+                types[i] = 'sliding_attention'
+    elif _has_sliding_layers(fields, family):
+        # Despite its name, the number of layers at the bottom that have no window.
+        first_sliding = fields.values.get('max_window_layers', 28)
+        if not isinstance(first_sliding, int):
+            raise fields.error(f'max_window_layers={first_sliding!r} must be an int')
+        for i in range(layers):
+            if i >= first_sliding:
+                types[i] = 'sliding_attention'
+    return types
 
 
 def _rope(fields: _Fields, family: Family) -> tuple[float, rope.Llama3 | rope.Yarn | None, bool]:
-    """(theta, scaling, whether sliding layers are scaled too)."""
-    newer, older = fields.group('rope_parameters'), fields.group('rope_scaling')
-    if 'full_attention' in newer or 'sliding_attention' in newer:
-        full, sliding = (
-            fields.group('full_attention', newer),
-            fields.group('sliding_attention', newer),
-        )
-        where = 'rope_parameters.full_attention.'
+    """Returns (theta, scaling, whether the scaling applies to layers with a sliding window)."""
+    newer = fields.section('rope_parameters')
+    older = fields.section('rope_scaling')
+    if 'full_attention' in newer.values or 'sliding_attention' in newer.values:
+        full = newer.section('full_attention')
+        sliding = newer.section('sliding_attention')
     else:
-        full = sliding = older or newer
-        where = 'rope_scaling.' if older else 'rope_parameters.'
+        full = older if older.values else newer
+        sliding = full
         if not family.scale_sliding:
-            sliding = {'rope_theta': full['rope_theta']} if 'rope_theta' in full else {}
-    base = fields.number('rope_theta', family.rope_theta, float)
-    theta, other = (
-        fields.number('rope_theta', base, float, part, where) for part in (full, sliding)
-    )
-    if theta != other:
-        raise fields.fail(
-            f'rope_parameters: rope_theta={theta} of full and {other} of sliding layers must be equal'
+            # One object for both types of layers describes the full ones; the others share only its theta.
+            sliding = _Fields(full.path, {'rope_theta': full.get('rope_theta')}, full.prefix)
+    default_theta = fields.positive_float('rope_theta', family.rope_theta)
+    theta = full.positive_float('rope_theta', default_theta)
+    sliding_theta = sliding.positive_float('rope_theta', default_theta)
+    # ModelConfig has one theta and one scaling, of which sliding layers may lack the latter.
+    if theta != sliding_theta:
+        raise fields.error(
+            f'rope_parameters: rope_theta={theta} of full and {sliding_theta} of sliding layers must be equal'
         )
-    scaling = _scaling(fields, full, where)
-    sliding_scaling = _scaling(fields, sliding, 'rope_parameters.sliding_attention.')
+    max_positions = fields.get('max_position_embeddings')
+    scaling = _scaling(full, max_positions)
+    sliding_scaling = _scaling(sliding, max_positions)
     if sliding_scaling not in (None, scaling):
-        raise fields.fail(
+        raise fields.error(
             'rope_parameters: sliding layers must be unscaled or scaled as the full ones'
         )
-    return theta, scaling, sliding_scaling is not None or scaling is None
+    scale_sliding = sliding_scaling is not None or scaling is None
+    return theta, scaling, scale_sliding
 
 
-def _scaling(fields: _Fields, part: dict[str, Any], where: str) -> rope.Llama3 | rope.Yarn | None:
-    """The scaling that one dictionary of RoPE parameters asks for."""
-    kind = part.get('rope_type') or part.get('type') or 'default'
+def _scaling(section: _Fields, max_positions: int | None) -> rope.Llama3 | rope.Yarn | None:
+    """Returns the scaling that one object of rotary parameters describes.
+
+    Args:
+      section: the object.
+      max_positions: default of `original_max_position_embeddings`.
+    """
+    kind = section.get('rope_type') or section.get('type') or 'default'
     if kind not in _ROPE_TYPES:
-        raise fields.fail(
-            f'{where}rope_type={kind!r} is not supported (only {", ".join(_ROPE_TYPES)})'
+        raise section.error(
+            f'{section.prefix}rope_type={kind!r} is not supported (only {", ".join(_ROPE_TYPES)})'
         )
-    common = {'rope_type', 'type', 'rope_theta', 'partial_rotary_factor'}
-    known: Any = {'llama3': rope.Llama3, 'yarn': rope.Yarn}.get(kind)
-    allowed = common | {field.name for field in dataclasses.fields(known)} if known else common
-    strange = {key for key in part if key not in allowed and part[key] is not None}
-    if strange:
-        raise fields.fail(f'{where}{min(strange)} is not supported with rope type {kind!r}')
-    if part.get('partial_rotary_factor') not in (None, 1):
-        raise fields.fail(
-            f'{where}partial_rotary_factor={part["partial_rotary_factor"]!r} is not supported (only 1)'
-        )
+    _check_rope_fields(section, kind)
     if kind == 'default':
         return None
-    number = lambda name, default=None, kind=float: fields.number(name, default, kind, part, where)
-    factor = number('factor')
-    original = number(
-        'original_max_position_embeddings', fields.raw.get('max_position_embeddings'), int
-    )
+    factor = section.positive_float('factor')
+    original = section.positive_int('original_max_position_embeddings', max_positions)
     if kind == 'llama3':
-        low, high = number('low_freq_factor'), number('high_freq_factor')
+        low = section.positive_float('low_freq_factor')
+        high = section.positive_float('high_freq_factor')
         if high <= low:
-            raise fields.fail(f'{where}high_freq_factor={high} must exceed low_freq_factor={low}')
+            raise section.error(
+                f'{section.prefix}high_freq_factor={high} must exceed low_freq_factor={low}'
+            )
         return rope.Llama3(factor, low, high, original)
+    # YaRN §3.4: sqrt(1/t) = 0.1 ln(s) + 1 for a context s times as long.
+    recommended = 0.1 * math.log(max(factor, 1.0)) + 1
     return rope.Yarn(
         factor,
         original,
-        number('attention_factor', 0.1 * math.log(max(factor, 1.0)) + 1),
-        number('beta_fast', 32.0),
-        number('beta_slow', 1.0),
-        part.get('truncate') is not False,
+        attention_factor=section.positive_float('attention_factor', recommended),
+        beta_fast=section.positive_float('beta_fast', 32.0),
+        beta_slow=section.positive_float('beta_slow', 1.0),
+        truncate=section.get('truncate') is not False,
     )
+
+
+def _check_rope_fields(section: _Fields, kind: str) -> None:
+    """Raises CheckpointError for a field that the rope type does not have: it would be ignored silently."""
+    supported = set(_COMMON_ROPE_FIELDS)
+    if kind == 'llama3':
+        supported |= {field.name for field in dataclasses.fields(rope.Llama3)}
+    if kind == 'yarn':
+        supported |= {field.name for field in dataclasses.fields(rope.Yarn)}
+    for name in sorted(section.values):
+        if name not in supported and section.get(name) is not None:
+            raise section.error(f'{section.prefix}{name} is not supported with rope type {kind!r}')
+    rotary_share = section.get('partial_rotary_factor')
+    if rotary_share not in (None, 1):
+        raise section.error(
+            f'{section.prefix}partial_rotary_factor={rotary_share!r} is not supported (only 1)'
+        )

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoint folders in and out: config.json and safetensors ⇄ ModelConfig and parameters."""
+"""Reads and writes Hugging Face checkpoint folders: config.json and safetensors ⇄ ModelConfig and parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pathlib
 import shutil
 import tempfile
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -19,43 +19,51 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from zeroplay_jax.policy import sharding
-from zeroplay_jax.policy.families import SUPPORTED, CheckpointError, Tensor, read_config, tensors
-from zeroplay_jax.policy.transformer import ModelConfig, Params
-from zeroplay_jax.retrieval import progress
+from zeroplay_jax.policy.decoder import ModelConfig, Params
+from zeroplay_jax.policy.families import SUPPORTED, CheckpointError, read_config
+from zeroplay_jax.policy.tensor_names import Tensor, tensors
+from zeroplay_jax.retrieval.progress import bar as progress_bar
 
 __all__ = ['CheckpointError', 'load', 'read_config', 'save', 'to_tensors']
 
 _DTYPES = ('F32', 'BF16', 'F16', 'F64')
-# A file is read, and written, in pieces of about this size.
+# Bytes of float32 that are read from a file at a time.
 _READ_BYTES = 16 << 20
+# Largest size of a written file; a model that exceeds it is split over several.
 _FILE_BYTES = 5 << 30
+# Files of a checkpoint folder that `save` copies: config, tokenizer, chat template.
+_COPIED_SUFFIXES = ('.json', '.jinja', '.txt', '.model')
 
 
-class _Stored(NamedTuple):
-    """Where a tensor lies, and what the file's header says of it."""
+class _StoredTensor(NamedTuple):
+    """A tensor as the header of a safetensors file describes it."""
 
     file: pathlib.Path
     shape: tuple[int, ...]
     dtype: str
 
 
+# By tensor name.
+_StoredTensors: TypeAlias = dict[str, _StoredTensor]
+
+
 @contextlib.contextmanager
-def _opened(file: pathlib.Path) -> Iterator[Any]:
+def _open_file(path: pathlib.Path) -> Iterator[Any]:
+    """Opens a safetensors file and turns the library's errors into CheckpointError."""
     try:
-        with safe_open(file, 'np') as f:
-            yield f
-    except (
-        SafetensorError,
-        OSError,
-    ) as error:  # the header must account for every byte of the file
+        with safe_open(path, 'np') as file:
+            yield file
+    # The library compares the header with the size of the file, so a truncated file fails already when it is opened.
+    except (SafetensorError, OSError) as error:
         raise CheckpointError(
-            f'{file}: is not a whole safetensors file ({error}); copy it again'
+            f'{path}: is not a whole safetensors file ({error}); copy it again'
         ) from None
 
 
-def _files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The safetensors files of a folder: one, or those that an index lists."""
-    single, index = folder / 'model.safetensors', folder / 'model.safetensors.index.json'
+def _weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the safetensors files of a folder: a single one, or those of the index."""
+    single = folder / 'model.safetensors'
+    index = folder / 'model.safetensors.index.json'
     if not index.exists():
         if not single.exists():
             raise CheckpointError(
@@ -63,14 +71,14 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
             )
         return [single]
     try:
-        files = [
-            folder / file
-            for file in sorted(set(json.loads(index.read_text())['weight_map'].values()))
-        ]
+        weight_map = json.loads(index.read_text())['weight_map']
+        names = sorted(set(weight_map.values()))
+        files = [folder / name for name in names]
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise CheckpointError(
             f'{index}: cannot be read as an index of tensors ({error!r})'
         ) from None
+    # With both it is unclear which weights are meant.
     if single.exists() and single not in files:
         raise CheckpointError(
             f'{folder}: holds model.safetensors and an index of other files; remove one of them'
@@ -78,215 +86,288 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
     return files
 
 
-def _stored(folder: pathlib.Path) -> dict[str, _Stored]:
-    """Every tensor of a folder by name, from the headers alone."""
-    found: dict[str, _Stored] = {}
-    for file in _files(folder):
-        with _opened(file) as f:
-            for name in f.keys():
-                if name in found:
+def _read_headers(folder: pathlib.Path) -> _StoredTensors:
+    """Returns every tensor of a folder by name. Reads the headers only."""
+    stored: _StoredTensors = {}
+    for path in _weight_files(folder):
+        with _open_file(path) as file:
+            for name in file.keys():
+                if name in stored:
+                    first_file = stored[name].file.name
                     raise CheckpointError(
-                        f'{folder}: tensor {name} is in both {found[name].file.name} and {file.name}'
+                        f'{folder}: tensor {name} is in both {first_file} and {path.name}'
                     )
-                view = f.get_slice(name)
-                found[name] = _Stored(file, tuple(view.get_shape()), view.get_dtype())
-    return found
+                header = file.get_slice(name)
+                stored[name] = _StoredTensor(path, tuple(header.get_shape()), header.get_dtype())
+    return stored
 
 
-def _check(folder: pathlib.Path, config: ModelConfig, stored: dict[str, _Stored]) -> None:
-    """Refuses a folder whose tensors are not those of its config.json."""
-    wanted = tensors(config)
-    for tensor in wanted.values():
+def _check_tensors(folder: pathlib.Path, config: ModelConfig, stored: _StoredTensors) -> None:
+    """Raises CheckpointError unless the tensors of a folder are those that its config.json requires."""
+    expected = tensors(config).values()
+    for tensor in expected:
         if tensor.name not in stored:
             raise CheckpointError(f'{folder}: tensor {tensor.name} is missing')
-        found = stored[tensor.name]
-        shape, dims = (
-            (tensor.shape[::-1], tensor.dims[::-1])
-            if tensor.transposed
-            else (tensor.shape, tensor.dims)
-        )
-        if found.shape != shape:
-            raise CheckpointError(
-                f'{folder}: tensor {tensor.name} has shape {found.shape}, config.json asks for {shape} '
-                f'({", ".join(dims)}); {SUPPORTED}'
-            )
-        if found.dtype not in _DTYPES:
-            raise CheckpointError(
-                f'{folder}: tensor {tensor.name} has dtype {found.dtype}; supported: {", ".join(_DTYPES)}'
-            )
-    # A tied head may be written out, and old folders hold the rotary frequencies; both say nothing new.
-    spare = set(stored) - {t.name for t in wanted.values()} - {'lm_head.weight'}
-    spare = {name for name in spare if not name.endswith('rotary_emb.inv_freq')}
-    if spare:
-        model = f'{config.family} model of {config.layers} layers'
+        _check_tensor(folder, tensor, stored[tensor.name])
+    unexpected = set(stored) - {tensor.name for tensor in expected}
+    # Redundant tensors: the head of a tied model, and the rotary frequencies that old folders hold.
+    unexpected.discard('lm_head.weight')
+    for name in sorted(unexpected):
+        if not name.endswith('rotary_emb.inv_freq'):
+            model = f'{config.family} model of {config.layers} layers'
+            raise CheckpointError(f'{folder}: tensor {name} has no place in a {model}; {SUPPORTED}')
+
+
+def _check_tensor(folder: pathlib.Path, tensor: Tensor, stored: _StoredTensor) -> None:
+    """Raises CheckpointError unless a stored tensor has the expected shape and a supported dtype."""
+    shape = tensor.shape
+    dims = tensor.dims
+    if tensor.transposed:
+        shape = shape[::-1]
+        dims = dims[::-1]
+    if stored.shape != shape:
         raise CheckpointError(
-            f'{folder}: tensor {min(spare)} has no place in a {model}; {SUPPORTED}'
+            f'{folder}: tensor {tensor.name} has shape {stored.shape}, config.json asks for {shape} '
+            f'({", ".join(dims)}); {SUPPORTED}'
+        )
+    if stored.dtype not in _DTYPES:
+        raise CheckpointError(
+            f'{folder}: tensor {tensor.name} has dtype {stored.dtype}; supported: {", ".join(_DTYPES)}'
         )
 
 
-def _read(found: _Stored, tensor: Tensor, index: tuple[slice, ...], dtype) -> np.ndarray:
-    """One slice of a tensor in our order of axes and in `dtype`.
+def _read_slice(
+    stored: _StoredTensor, tensor: Tensor, index: tuple[slice, ...], dtype
+) -> np.ndarray:
+    """Returns one slice of a tensor, in our axis order.
 
-    Every piece is read through its own mapping of the file: closing it takes the pages out of this process's memory,
-    where otherwise the whole tensor would stay beside its copy.
+    Args:
+      stored: where to read.
+      tensor: what to read.
+      index: the slice, in our axis order.
+      dtype: of the result.
     """
     spans = [range(size)[part] for part, size in zip(index, tensor.shape, strict=True)]
-    out = np.empty([len(span) for span in spans], dtype)
-    target = out
+    result = np.empty([len(span) for span in spans], dtype)
+    # `target` is a view of the result in the axis order of the file.
+    target = result
     if tensor.transposed:
-        spans, target = spans[::-1], out.T
-    rows, *others = spans
-    columns = tuple(slice(span.start, span.stop) for span in others)
-    step = max(
-        1, _READ_BYTES // (np.dtype(np.float32).itemsize * math.prod(len(span) for span in others))
-    )
-    for at in range(0, len(rows), step):
-        piece = rows[at : at + step]
-        with _opened(found.file) as f:
-            target[at : at + step] = f.get_slice(tensor.name)[
-                (slice(piece.start, piece.stop), *columns)
-            ]
-    return out
+        target = result.T
+        spans.reverse()
+    row_span, *column_spans = spans
+    columns = tuple(slice(span.start, span.stop) for span in column_spans)
+    row_bytes = np.dtype(np.float32).itemsize * math.prod(len(span) for span in column_spans)
+    step = max(1, _READ_BYTES // row_bytes)
+    for first in range(0, len(row_span), step):
+        piece = row_span[first : first + step]
+        rows = slice(piece.start, piece.stop)
+        # The file is opened for every piece: it is memory-mapped, and only closing it returns the memory of the bytes
+        # read so far. Otherwise the whole tensor would remain resident beside its copy.
+        with _open_file(stored.file) as file:
+            target[first : first + step] = file.get_slice(tensor.name)[(rows, *columns)]
+    return result
 
 
-def _place(found: _Stored, tensor: Tensor, place, dtype) -> jax.Array:
-    """A tensor as a sharded array; of this process's slices, each is read once."""
-    owners: dict[str, tuple[tuple[slice, ...], list]] = {}
-    for device, index in place.addressable_devices_indices_map(tensor.shape).items():
-        owners.setdefault(str(index), (index, []))[1].append(device)
-    parts = []
-    for index, devices in owners.values():
-        part = _read(found, tensor, index, dtype)
-        parts += [jax.device_put(part, device) for device in devices]
-        jax.block_until_ready(parts)  # the host's copy goes before the next one comes
-    return jax.make_array_from_single_device_arrays(tensor.shape, place, parts)
+def _load_tensor(
+    stored: _StoredTensor, tensor: Tensor, target: jax.sharding.Sharding, dtype
+) -> jax.Array:
+    """Returns a tensor as an array with the sharding `target`. Reads each slice of this process once."""
+    # Devices by slice: several devices may hold the same one. Slices cannot be hashed before Python 3.12.
+    slices: dict[str, tuple[slice, ...]] = {}
+    devices: dict[str, list] = {}
+    for device, index in target.addressable_devices_indices_map(tensor.shape).items():
+        slices[str(index)] = index
+        devices.setdefault(str(index), []).append(device)
+    shards = []
+    for key, index in slices.items():
+        host_slice = _read_slice(stored, tensor, index, dtype)
+        for device in devices[key]:
+            shards.append(jax.device_put(host_slice, device))
+        # Wait for the transfers, so that at most one slice is in host memory.
+        jax.block_until_ready(shards)
+    return jax.make_array_from_single_device_arrays(tensor.shape, target, shards)
 
 
 def load(
     folder,
     config: ModelConfig | None = None,
-    mesh=None,
+    mesh: jax.sharding.Mesh | None = None,
     dtype=np.float32,
     owned: bool = False,
-    shown: bool = True,
+    progress: bool = True,
 ) -> Params:
-    """Parameters of a folder as a nested dict of jax arrays.
+    """Returns the parameters of a checkpoint folder as a nested dict of arrays.
 
     All headers are checked before the first tensor is read. Tensors pass through host memory one slice at a time.
 
     Args:
-      folder: config.json and model.safetensors, or several files with their index.
-      config: `read_config(folder)` when None.
-      mesh: where given, every array is made directly in its shards, and only this process's slices are read.
-      dtype: of the parameters, whatever that of the files.
-      owned: of `mesh`, the layout of what an update keeps, see `sharding.parameter_sharding`.
-      shown: whether a bar is drawn on a terminal.
+      folder: contains config.json and model.safetensors, or several files with their index.
+      config: of the model; None reads it from the folder.
+      mesh: mesh over which the arrays are created in shards, so that a process reads its own slices only. None: all
+        arrays on the first device.
+      dtype: of the parameters, whatever the dtype of the files.
+      owned: whether the arrays have the layout of the training state on the mesh, see `sharding.parameter_sharding`.
+      progress: whether a progress bar is drawn on a terminal.
 
     Raises:
-      CheckpointError: a file that is torn or a tensor that is missing, duplicated, of a wrong shape or type, by name.
-      UserError: the shapes do not divide by the mesh.
+      CheckpointError: a file is truncated, or a tensor is missing, duplicated, or of a wrong shape or dtype.
+      UserError: the mesh does not divide the shapes.
     """
     folder = pathlib.Path(folder)
     config = config or read_config(folder)
-    wanted, stored = tensors(config), _stored(folder)
-    _check(folder, config, stored)
-    if mesh is not None:
-        sharding.check_heads(config.heads, config.kv_heads, mesh)
-    everywhere = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    places = {
-        name: everywhere
-        if mesh is None
-        else sharding.parameter_sharding(name, tensor.shape, mesh, owned)
-        for name, tensor in wanted.items()
-    }
+    expected = tensors(config)
+    stored = _read_headers(folder)
+    _check_tensors(folder, config, stored)
+    # Before the first tensor is read: a mesh that does not divide raises here.
+    shardings = _tensor_shardings(config, expected, mesh, owned)
     params: Params = {}
-    with progress.bar(len(wanted), 'tensors', 'load', shown=shown) as bar:
-        for name, tensor in wanted.items():
-            node = params
-            *parents, leaf = name.split('/')
-            for parent in parents:
-                node = node.setdefault(parent, {})
-            node[leaf] = _place(stored[tensor.name], tensor, places[name], dtype)
+    with progress_bar(len(expected), 'tensors', 'load', shown=progress) as bar:
+        for path, tensor in expected.items():
+            array = _load_tensor(stored[tensor.name], tensor, shardings[path], dtype)
+            _set_path(params, path, array)
             bar.update()
     return params
 
 
-def _to_host(x) -> np.ndarray:
-    """A whole array in host memory; one that lies on several hosts is gathered, on all of them."""
-    if isinstance(x, jax.Array) and not x.is_fully_addressable:
-        x = multihost_utils.process_allgather(x, tiled=True)
-    return np.asarray(x)
+def _tensor_shardings(
+    config: ModelConfig, expected: dict[str, Tensor], mesh: jax.sharding.Mesh | None, owned: bool
+) -> dict[str, jax.sharding.Sharding]:
+    """Returns {parameter path: sharding of its array}."""
+    if mesh is None:
+        single = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        return dict.fromkeys(expected, single)
+    sharding.check_heads(config.heads, config.kv_heads, mesh)
+    shardings = {}
+    for path, tensor in expected.items():
+        shardings[path] = sharding.parameter_sharding(path, tensor.shape, mesh, owned)
+    return shardings
 
 
-def _to_tensors(params: Params, names: dict[str, Tensor]) -> dict[str, np.ndarray]:
-    flat = {sharding.path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(params)}
-    out = {}
-    for name, tensor in names.items():
-        value = _to_host(flat[name])
-        out[tensor.name] = np.ascontiguousarray(value.T if tensor.transposed else value)
-    return out
+def _set_path(params: Params, path: str, value) -> None:
+    """Sets params['a']['b'] for the path 'a/b'."""
+    *parents, leaf = path.split('/')
+    node = params
+    for parent in parents:
+        node = node.setdefault(parent, {})
+    node[leaf] = value
+
+
+def _flatten(params: Params) -> dict[str, Any]:
+    """Returns {parameter path: array}."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {sharding.path_name(path): leaf for path, leaf in leaves}
+
+
+def _to_numpy(array) -> np.ndarray:
+    """Returns a whole array in host memory. An array split over processes is gathered, on all of them."""
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        array = multihost_utils.process_allgather(array, tiled=True)
+    return np.asarray(array)
+
+
+def _gather_tensors(flat: dict[str, Any], selected: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    """Returns the selected parameters in host memory, by tensor name and in the axis order of the files."""
+    gathered = {}
+    for path, tensor in selected.items():
+        value = _to_numpy(flat[path])
+        if tensor.transposed:
+            value = value.T
+        # The file format has no strides.
+        gathered[tensor.name] = np.ascontiguousarray(value)
+    return gathered
 
 
 def to_tensors(config: ModelConfig, params: Params) -> dict[str, np.ndarray]:
-    """Flat tensors by their Hugging Face names, in host memory."""
-    return _to_tensors(params, tensors(config))
+    """Returns the parameters in host memory, by their Hugging Face names."""
+    return _gather_tensors(_flatten(params), tensors(config))
+
+
+def _split_files(flat: dict[str, Any], expected: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Returns the tensors of each file to write: consecutive ones, up to _FILE_BYTES per file."""
+    files: list[dict[str, Tensor]] = [{}]
+    file_bytes = 0
+    for path, tensor in expected.items():
+        tensor_bytes = flat[path].nbytes
+        if files[-1] and file_bytes + tensor_bytes > _FILE_BYTES:
+            files.append({})
+            file_bytes = 0
+        files[-1][path] = tensor
+        file_bytes += tensor_bytes
+    return files
 
 
 def _write_weights(folder: pathlib.Path, config: ModelConfig, params: Params, writes: bool) -> None:
-    """One safetensors file, or several and their index; one file's tensors are in host memory at a time."""
-    flat = {sharding.path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(params)}
-    groups: list[dict[str, Tensor]] = [{}]
-    size = total = 0
-    for name, tensor in tensors(config).items():
-        if groups[-1] and size + flat[name].nbytes > _FILE_BYTES:
-            groups, size = [*groups, {}], 0
-        groups[-1][name] = tensor
-        size, total = size + flat[name].nbytes, total + flat[name].nbytes
-    count, where = len(groups), {}
-    for i, group in enumerate(groups, 1):
-        file = 'model.safetensors' if count == 1 else f'model-{i:05d}-of-{count:05d}.safetensors'
-        values = _to_tensors(params, group)
-        where |= dict.fromkeys(values, file)
+    """Writes one safetensors file, or several and their index. One file's tensors are in host memory at a time.
+
+    Args:
+      folder: to write to.
+      config: of the model.
+      params: weights.
+      writes: whether this process writes. The others only take part in gathering the arrays.
+    """
+    flat = _flatten(params)
+    files = _split_files(flat, tensors(config))
+    weight_map: dict[str, str] = {}
+    for number, selected in enumerate(files, 1):
+        if len(files) == 1:
+            name = 'model.safetensors'
+        else:
+            name = f'model-{number:05d}-of-{len(files):05d}.safetensors'
+        gathered = _gather_tensors(flat, selected)
+        weight_map |= dict.fromkeys(gathered, name)
         if writes:
-            save_file(values, folder / file, metadata={'format': 'pt'})
-            (folder / file).chmod(0o644)  # the library writes for the owner only
-    if writes and count > 1:
-        index = {'metadata': {'total_size': total}, 'weight_map': where}
-        (folder / 'model.safetensors.index.json').write_text(json.dumps(index, indent=2) + '\n')
+            save_file(gathered, folder / name, metadata={'format': 'pt'})
+            (folder / name).chmod(0o644)  # the library permits only the owner to read
+    if writes and len(files) > 1:
+        total_bytes = sum(flat[path].nbytes for path in tensors(config))
+        index = {'metadata': {'total_size': total_bytes}, 'weight_map': weight_map}
+        index_path = folder / 'model.safetensors.index.json'
+        index_path.write_text(json.dumps(index, indent=2) + '\n')
 
 
 def _write_dtype(path: pathlib.Path, dtype: str) -> None:
-    """Sets the dtype that config.json names, in its own spelling, to that of the tensors: loaders obey it."""
-    raw = json.loads(path.read_text(encoding='utf-8'))
-    stale = [key for key in ('dtype', 'torch_dtype') if raw.get(key) not in (None, dtype)]
-    if stale:
-        path.write_text(
-            json.dumps(raw | dict.fromkeys(stale, dtype), indent=2) + '\n', encoding='utf-8'
-        )
+    """Sets the dtype in config.json to that of the tensors: some loaders convert to the dtype named there."""
+    fields = json.loads(path.read_text(encoding='utf-8'))
+    changed = False
+    # `torch_dtype` is the older spelling; only a field that is present is changed.
+    for key in ('dtype', 'torch_dtype'):
+        if fields.get(key) not in (None, dtype):
+            fields[key] = dtype
+            changed = True
+    if changed:
+        path.write_text(json.dumps(fields, indent=2) + '\n', encoding='utf-8')
 
 
 def save(folder, config: ModelConfig, params: Params, like) -> None:
     """Writes a folder that `AutoModelForCausalLM.from_pretrained` loads.
 
-    Every small file of `like` (config, tokenizer, chat template) is copied. The folder appears whole or not at all.
-    With several hosts all must call it; the first one writes.
+    The folder appears complete or not at all. With several processes all must call this; the first one writes.
+
+    Args:
+      folder: to create.
+      config: of the model.
+      params: weights.
+      like: folder from which the small files are copied: config, tokenizer, chat template.
 
     Raises:
       FileExistsError: the folder exists already.
     """
-    folder, like = pathlib.Path(folder), pathlib.Path(like)
+    folder = pathlib.Path(folder)
     if folder.exists():
         raise FileExistsError(f'{folder}: exists already; choose another place or remove it')
-    if jax.process_index():
+    if jax.process_index() != 0:
         _write_weights(folder, config, params, writes=False)
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
+    # Written beside its destination, on the same file system, where a rename is atomic.
     with tempfile.TemporaryDirectory(prefix=f'.{folder.name}.', dir=folder.parent) as staging:
         staged = pathlib.Path(staging) / folder.name
         staged.mkdir()
         _write_weights(staged, config, params, writes=True)
-        for file in like.iterdir():
-            if file.suffix in ('.json', '.jinja', '.txt', '.model') and 'index' not in file.name:
+        for file in pathlib.Path(like).iterdir():
+            # The index of the other folder describes other files.
+            if file.suffix in _COPIED_SUFFIXES and 'index' not in file.name:
                 shutil.copy(file, staged / file.name)
-        _write_dtype(staged / 'config.json', str(jax.tree.leaves(params)[0].dtype))
+        first_leaf = jax.tree.leaves(params)[0]
+        _write_dtype(staged / 'config.json', str(first_leaf.dtype))
         os.rename(staged, folder)

@@ -1,107 +1,135 @@
-"""Pallas kernels for attention on TPUs, as JAX ships them; used through policy/transformer.py where a config says so.
+"""Splash attention, the Pallas kernel for TPUs that JAX ships; selected by `ModelConfig.attention='splash'`.
 
-Splash attention never holds the scores of a whole row: blocks of queries and keys pass through on-chip memory, forward
-and backward, and blocks that the causal or sliding mask empties are skipped. Letters as in policy/attention.py.
+The kernel never holds the attention scores of a whole row: blocks of queries and keys pass through on-chip memory,
+forward and backward, and blocks that are fully masked by causality or a sliding window are skipped. Axis names as in
+policy/attention.py.
 """
 
 from __future__ import annotations
 
 import jax
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int
 
 from zeroplay_jax.policy import sharding
+from zeroplay_jax.policy.attention import AnyArray
 from zeroplay_jax.types import UserError
 
-# Places of a row that a kernel handles at a time; the last dimension of a tile of a TPU is 128 wide.
-BLOCK, LANES = 512, 128
+# Most tokens of a row that the kernel processes at a time.
+MAX_BLOCK = 512
+# Width of a TPU register tile, of which every block length must be a multiple.
+LANES = 128
 
 
-def check(length: int, mesh: Mesh | None) -> str:
-    """Platform on which splash attention of rows of `length` places is about to run.
+def attend_packed(
+    q: Float[AnyArray, 'batch length heads head_dim'],
+    k: Float[AnyArray, 'batch length kv_heads head_dim'],
+    v: Float[AnyArray, 'batch length kv_heads head_dim'],
+    segment: Int[AnyArray, 'batch length'],
+    window: int = 0,
+    mesh: Mesh | None = None,
+) -> Float[Array, 'batch length heads*head_dim']:
+    """Returns the attention of packed rows, as `attention.attend_packed` does with `attention.packed_mask`.
+
+    The results differ at padding only (segment 0), where both are meaningless: here padding attends to padding.
+
+    Args:
+      q: queries.
+      k: keys.
+      v: values.
+      segment: segment number of every token, 0 for padding.
+      window: number of tokens that a query attends to, itself included; 0: no limit.
+      mesh: mesh of the arrays; every device computes its own rows and heads. None: a single device.
 
     Raises:
-      UserError: the length is no multiple of 128, or the platform is neither a TPU nor (interpreted, slow) a CPU.
+      UserError: the length is not a multiple of 128, or the platform is neither a TPU nor a CPU.
     """
+    batch, length, heads, head_dim = q.shape
+    platform = _check_platform(length, mesh)
+    model_shards = 1 if mesh is None else mesh.shape['model']
+    # On a CPU the kernel is interpreted, slowly: for tests.
+    kernel = _make_kernel(length, heads // model_shards, window, interpret=platform == 'cpu')
+    # The kernel does not scale the scores, and wants the heads before the tokens.
+    scaled_q = q * head_dim**-0.5
+    q = scaled_q.transpose(0, 2, 1, 3)
+    k = k.transpose(0, 2, 1, 3)
+    v = v.transpose(0, 2, 1, 3)
+    out = _on_mesh(kernel, mesh)(q, k, v, segment)
+    return out.transpose(0, 2, 1, 3).reshape(batch, length, heads * head_dim)
+
+
+def _check_platform(length: int, mesh: Mesh | None) -> str:
+    """Returns the platform of the computation; raises UserError where the kernel cannot run."""
     if length % LANES:
         raise UserError(
-            f'rows of {length} tokens: policy.attention=splash works in steps of {LANES}'
+            f'rows of {length} tokens: policy.attention=splash needs a multiple of {LANES}; '
+            'change the row length or set policy.attention=dense'
         )
-    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    if mesh is None:
+        platform = jax.default_backend()
+    else:
+        platform = mesh.devices.flat[0].platform
     if platform not in ('tpu', 'cpu'):
         raise UserError(
-            f'policy.attention=splash is a TPU kernel; on {platform} take policy.attention=dense'
+            f'policy.attention=splash is a TPU kernel; on {platform} set policy.attention=dense'
         )
     return platform
 
 
-def attend_packed(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segment: jax.Array,
-    window: int = 0,
-    mesh: Mesh | None = None,
-) -> jax.Array:
-    """Attention of packed rows, as `attention.attend_packed` under `attention.packed_mask(segment, window)`.
-
-    Empty places (segment 0) see each other here; what stands there is nobody's in both.
-
-    Args:
-      q: [B, L, H, d]; k, v: [B, L, K, d]; segment: int32 [B, L].
-      window: places that a query sees, itself included; 0: all before it.
-      mesh: where the rows lie; every device takes its own rows and heads. None: one device.
-
-    Returns:
-      [B, L, H·d] in the dtype of q.
-
-    Raises:
-      UserError: as in `check`.
-    """
-    batch, length, heads, dim = q.shape
-    kernel = _kernel(length, heads, window, check(length, mesh) == 'cpu', _model_shards(mesh))
-    q, k, v = (x.transpose(0, 2, 1, 3) for x in (q * dim**-0.5, k, v))
-    out = _run(kernel, mesh)(q, k, v, segment)
-    return out.transpose(0, 2, 1, 3).reshape(batch, length, heads * dim)
+def _make_kernel(length: int, heads: int, window: int, interpret: bool):
+    """Returns the kernel for one row and the heads of one device."""
+    # Masks are symbolic: the kernel evaluates them block by block and never holds [length, length].
+    if window:
+        mask = splash_mask.LocalMask((length, length), (window - 1, 0), 0)
+    else:
+        mask = splash_mask.CausalMask((length, length))
+    head_masks = splash_mask.MultiHeadMask([mask] * heads)
+    block = _block_length(length)
+    block_sizes = splash.BlockSizes(
+        block_q=block,
+        block_kv=block,
+        block_kv_compute=block,
+        block_q_dkv=block,
+        block_kv_dkv=block,
+        block_kv_dkv_compute=block,
+        block_q_dq=block,
+        block_kv_dq=block,
+    )
+    return splash.make_splash_mha(
+        head_masks, block_sizes=block_sizes, head_shards=1, q_seq_shards=1, interpret=interpret
+    )
 
 
-def _model_shards(mesh):
-    return 1 if mesh is None else mesh.shape['model']
+def _block_length(length: int) -> int:
+    """Returns the largest multiple of LANES, up to MAX_BLOCK, that divides the row length."""
+    block = min(MAX_BLOCK, length)
+    while length % block:
+        block -= LANES
+    return block
 
 
-def _run(kernel, mesh):
-    def local(q, k, v, segment):
-        one = lambda q, k, v, segment: kernel(
-            q, k, v, segment_ids=splash.SegmentIds(segment, segment)
-        )
-        return jax.vmap(one)(q, k, v, segment)
+def _on_mesh(kernel, mesh: Mesh | None):
+    """Returns the function (q, k, v, segment) → attention that runs the kernel on batches of rows."""
+
+    def attend_row(q, k, v, segment):
+        return kernel(q, k, v, segment_ids=splash.SegmentIds(segment, segment))
+
+    def attend_batch(q, k, v, segment):
+        return jax.vmap(attend_row)(q, k, v, segment)
 
     if mesh is None or mesh.size == 1:
-        return local
-    heads = P(sharding.ROW_AXES, 'model')
-    specs = (heads, heads, heads, P(sharding.ROW_AXES))
-    return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)
-
-
-def _kernel(length: int, heads: int, window: int, interpret: bool, shards: int):
-    """The kernel of one device's heads; its mask is computed block by block inside it."""
-    mask: masks.Mask = masks.CausalMask((length, length))
-    if window:
-        mask = masks.LocalMask((length, length), (window - 1, 0), 0)
-    # The largest multiple of a tile's width that divides the row.
-    block = max(b for b in range(LANES, min(BLOCK, length) + 1, LANES) if length % b == 0)
-    names = (
-        'block_q',
-        'block_kv',
-        'block_kv_compute',
-        'block_q_dkv',
-        'block_kv_dkv',
-        'block_kv_dkv_compute',
-    )
-    sizes = splash.BlockSizes(**dict.fromkeys((*names, 'block_q_dq', 'block_kv_dq'), block))
-    every = masks.MultiHeadMask([mask] * (heads // shards))
-    return splash.make_splash_mha(
-        every, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret
+        return attend_batch
+    # XLA cannot partition a Pallas kernel, so the split over devices is written out: rows over the data axes, heads
+    # over 'model'.
+    row_spec = P(sharding.ROW_AXES)
+    head_spec = P(sharding.ROW_AXES, 'model')
+    return jax.shard_map(
+        attend_batch,
+        mesh=mesh,
+        in_specs=(head_spec, head_spec, head_spec, row_spec),
+        out_specs=head_spec,
+        check_vma=False,
     )

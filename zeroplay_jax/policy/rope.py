@@ -1,22 +1,31 @@
-"""Rotary position embedding, and the two ways in which published models stretch it to a longer context.
+"""Rotary position embedding and its extensions to longer contexts.
 
-Letters: B rows, L tokens, d head size. A pair of channels turns by position · frequency; a stretched rotation keeps the
-frequencies that turn often within the original context and divides those that hardly turn by `factor`.
+Rotary position embedding (Su et al. 2021, arXiv:2104.09864) rotates pairs of channels by the angle
+position · frequency. Both extensions divide a frequency by `factor` if it completes few turns within the original
+context length, keep it if it completes many, and interpolate linearly in between.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
-import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from zeroplay_jax.policy.attention import AnyArray
+
+# cos and sin of the rotation angles of every channel pair.
+Angles: TypeAlias = tuple[
+    Float[Array, 'batch length 1 pairs'],
+    Float[Array, 'batch length 1 pairs'],
+]
 
 
 @dataclasses.dataclass(frozen=True)
 class Llama3:
-    """Llama 3.1's scaling; fields as in config.json. Frequencies are blended linearly in their turns."""
+    """Scaling of Llama 3.1: interpolates linearly in the number of turns. Fields as in config.json."""
 
     factor: float
     low_freq_factor: float
@@ -24,63 +33,110 @@ class Llama3:
     original_max_position_embeddings: int
     attention_factor: ClassVar[float] = 1.0
 
-    def kept(self, frequency: jax.Array, theta: float) -> jax.Array:
-        """Share of every frequency [d/2] that stays as it is: 1 above `high_freq_factor` turns, 0 below the low."""
+    def unscaled_share(
+        self, frequency: Float[Array, ' pairs'], theta: float
+    ) -> Float[Array, ' pairs']:
+        """Returns the unscaled share of every frequency.
+
+        It is 1 above `high_freq_factor` turns within the original context and 0 below `low_freq_factor` turns.
+        """
         turns = self.original_max_position_embeddings * frequency / (2 * math.pi)
-        return jnp.clip(
-            (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0, 1
-        )
+        turn_range = self.high_freq_factor - self.low_freq_factor
+        return jnp.clip((turns - self.low_freq_factor) / turn_range, 0, 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Yarn:
-    """YaRN (Peng et al., arXiv:2309.00071, §3.2, §3.4); fields as in config.json. Blended linearly in the channel."""
+    """YaRN (Peng et al. 2023, arXiv:2309.00071, §3.2 and §3.4). Fields as in config.json.
+
+    `attention_factor` multiplies cos and sin, and therefore the attention scores by its square (the paper's
+    temperature 1/t).
+    """
 
     factor: float
     original_max_position_embeddings: int
-    attention_factor: float  # cos and sin are multiplied by it, and so the scores by its square
+    attention_factor: float
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
 
-    def kept(self, frequency: jax.Array, theta: float) -> jax.Array:
-        """Share of every frequency [d/2] that stays as it is: 1 above `beta_fast` turns, 0 below `beta_slow`."""
-        half = frequency.shape[0]
+    def unscaled_share(
+        self, frequency: Float[Array, ' pairs'], theta: float
+    ) -> Float[Array, ' pairs']:
+        """Returns the unscaled share of every frequency.
 
-        def channel(turns):
-            return (
-                half
-                * math.log(self.original_max_position_embeddings / (turns * 2 * math.pi))
-                / math.log(theta)
-            )
+        It is 1 above `beta_fast` turns within the original context and 0 below `beta_slow` turns.
+        """
+        pairs = frequency.shape[0]
 
-        low, high = channel(self.beta_fast), channel(self.beta_slow)
+        def pair_with_turns(turns):
+            """Returns the fractional index of the channel pair that completes this number of turns."""
+            log_ratio = math.log(self.original_max_position_embeddings / (turns * 2 * math.pi))
+            return pairs * log_ratio / math.log(theta)
+
+        low = pair_with_turns(self.beta_fast)
+        high = pair_with_turns(self.beta_slow)
+        # The paper interpolates in the number of turns; its published code, and the checkpoints trained with it,
+        # interpolate in the index of the pair, by default between whole indices.
         if self.truncate:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, 2 * half - 1)
-        return 1 - jnp.clip(
-            (jnp.arange(half, dtype=jnp.float32) - low) / max(high - low, 1e-3), 0, 1
-        )
+            low = math.floor(low)
+            high = math.ceil(high)
+        low = max(low, 0)
+        # The bound is the last channel, not the last pair, as in the published code.
+        high = min(high, 2 * pairs - 1)
+        # At least 1e-3 in the divisor: low and high may coincide.
+        pair = jnp.arange(pairs, dtype=jnp.float32)
+        scaled_share = (pair - low) / max(high - low, 1e-3)
+        return 1 - jnp.clip(scaled_share, 0, 1)
 
 
-def angles(
-    positions: jax.Array, head_dim: int, theta: float, scaling: Llama3 | Yarn | None = None
-) -> tuple[jax.Array, jax.Array]:
-    """(cos, sin) of positions int32 [B, L], each float32 [B, L, 1, d/2]."""
-    half = head_dim // 2
-    frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+def cos_sin(
+    positions: Int[AnyArray, 'batch length'],
+    head_dim: int,
+    theta: float,
+    scaling: Llama3 | Yarn | None = None,
+) -> Angles:
+    """Returns cos and sin of the rotation angles, float32, for all head_dim / 2 channel pairs.
+
+    Args:
+      positions: position of every token within its sequence.
+      head_dim: channels of a head.
+      theta: base of the frequencies.
+      scaling: extension to longer contexts, if any.
+    """
+    pairs = head_dim // 2
+    # θ_i = theta^(-2i/d) (RoFormer §3.2.2), for the pairs i = 0 … d/2 - 1.
+    exponent = -jnp.arange(pairs, dtype=jnp.float32) / pairs
+    frequency = theta**exponent
     if scaling:
-        kept = scaling.kept(frequency, theta)
-        frequency = frequency * (kept + (1 - kept) / scaling.factor)
+        unscaled = scaling.unscaled_share(frequency, theta)
+        # The mean of `frequency` and `frequency / factor`, weighted by the unscaled share.
+        multiplier = unscaled + (1 - unscaled) / scaling.factor
+        frequency = frequency * multiplier
+    # float32 also for bfloat16 activations: bfloat16 cannot represent positions above 256 exactly.
     angle = positions[..., None, None].astype(jnp.float32) * frequency
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    cos = jnp.cos(angle)
+    sin = jnp.sin(angle)
     if scaling:
-        cos, sin = cos * scaling.attention_factor, sin * scaling.attention_factor
+        cos = cos * scaling.attention_factor
+        sin = sin * scaling.attention_factor
     return cos, sin
 
 
-def rotate(x: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Turns the pairs (i, i + d/2) of x [B, L, heads, d] by angles: (cos, sin), each [B, L, 1, d/2]."""
+def rotate(
+    x: Float[Array, 'batch length heads head_dim'],
+    angles: Angles,
+) -> Float[Array, 'batch length heads head_dim']:
+    """Returns queries or keys rotated by their positions.
+
+    Args:
+      x: queries or keys before the rotation.
+      angles: result of `cos_sin`.
+    """
     cos, sin = angles
-    a, b = jnp.split(x.astype(jnp.float32), 2, -1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
+    # A pair is (i, i + head_dim / 2), as in the Hugging Face checkpoints, not the paper's (2i, 2i + 1).
+    first, second = jnp.split(x.astype(jnp.float32), 2, -1)
+    rotated_first = first * cos - second * sin
+    rotated_second = second * cos + first * sin
+    rotated = jnp.concatenate([rotated_first, rotated_second], -1)
+    return rotated.astype(x.dtype)

@@ -1,160 +1,211 @@
-"""Meshes and where every array lies. The one place that makes a mesh.
+"""Device meshes and the sharding of every array. No other module makes a mesh.
 
-Axes: 'replica' (hosts), 'fsdp' (batch rows, slots and parameter shards), 'model' (attention heads, feed-forward
-columns, vocabulary). What a sampler reads is whole within every replica, so that each host plays without the others;
-what an update owns is split over the replicas too.
+Mesh axes: 'replica' (hosts), 'fsdp' (batch rows, slots of the sampler, parameter shards), 'model' (attention heads,
+feed-forward columns, vocabulary). The weights that a sampler reads are whole within every replica, so that every host
+samples without communication with the others; the training state is split over the replicas too.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float
 
 from zeroplay_jax.types import UserError
 
 AXES = ('replica', 'fsdp', 'model')
+# The data axes: rows and slots are split over both.
 ROW_AXES = ('replica', 'fsdp')
 
-# Every parameter is matched by exactly one rule.
+# (pattern of parameter paths, partition). Every parameter must match exactly one rule.
 RULES = (
     (r'embedding', P('model', 'fsdp')),
     (r'head', P('fsdp', 'model')),
+    # Column-parallel, then row-parallel: one sum over 'model' per attention and per feed-forward network (Shoeybi et
+    # al. 2019, arXiv:1909.08053, §3).
     (r'layer_\d+/(q|k|v|gate|up)/kernel', P('fsdp', 'model')),
     (r'layer_\d+/(o|down)/kernel', P('model', 'fsdp')),
     (r'layer_\d+/(q|k|v)/bias', P('model')),
     (r'(.*/)?\w*norm/scale', P()),
 )
 
+# Meshes
+
 
 def make_mesh(replica: int = 1, fsdp: int = 1, model: int = 1, devices=None) -> Mesh:
-    """Mesh of the axes above over the first devices that are enough.
+    """Returns a mesh of the first devices, as many as the sizes require.
 
     Args:
-      replica, fsdp, model: sizes; one of them may be -1 for all devices that are left.
+      replica, fsdp, model: sizes of the axes. One of them may be -1: as many as the remaining devices allow.
+      devices: devices to choose from; None: all.
 
     Raises:
-      UserError: the sizes do not fit the devices there are.
+      UserError: there are too few devices, or several processes and unused devices.
     """
-    # By process: with several, each holds whole replicas.
-    devices = (
-        sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
-        if devices is None
-        else list(devices)
-    )
+    if devices is None:
+        # Sorted by process, so that with several processes each has whole replicas.
+        devices = sorted(jax.devices(), key=_process_order)
+    else:
+        devices = list(devices)
     sizes = [replica, fsdp, model]
     if -1 in sizes:
-        known = int(np.prod([s for s in sizes if s != -1]))
-        sizes[sizes.index(-1)] = max(len(devices) // known, 1)
-    need = int(np.prod(sizes))
-    if need > len(devices):
+        fixed_sizes = [size for size in sizes if size != -1]
+        free_axis = sizes.index(-1)
+        sizes[free_axis] = max(len(devices) // int(np.prod(fixed_sizes)), 1)
+    required = int(np.prod(sizes))
+    processes = jax.process_count()
+    if required > len(devices):
         raise UserError(
-            f'mesh {dict(zip(AXES, sizes))} needs {need} devices, there are {len(devices)}: lower config.mesh'
+            f'mesh {_describe(sizes)} needs {required} devices, there are {len(devices)}: lower config.mesh'
         )
-    if jax.process_count() > 1 and need < len(devices):
+    # A process without devices in the mesh could not take part in its computations.
+    if processes > 1 and required < len(devices):
         raise UserError(
-            f'mesh {dict(zip(AXES, sizes))} over {jax.process_count()} processes leaves some of {len(devices)} devices '
-            'over: raise config.mesh'
+            f'mesh {_describe(sizes)} over {processes} processes leaves some of {len(devices)} devices unused: '
+            'raise config.mesh'
         )
-    grid = np.array(devices[:need]).reshape(sizes)
+    grid = np.array(devices[:required]).reshape(sizes)
+    return _mesh(grid)
+
+
+def _process_order(device) -> tuple[int, int]:
+    return device.process_index, device.id
+
+
+def _describe(sizes: list[int]) -> str:
+    return str(dict(zip(AXES, sizes)))
+
+
+def _mesh(grid: np.ndarray) -> Mesh:
+    """Returns the mesh of a [replica, fsdp, model] array of devices."""
     # Automatic axes: with explicit ones batched scatters raise and Linen modules fail.
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def local_mesh(mesh: Mesh) -> Mesh:
-    """The replicas of `mesh` that belong to this process: what its sampler runs on.
+    """Returns the replicas of a mesh that belong to this process; its sampler runs on them.
 
     Raises:
-      UserError: a replica lies on several processes.
+      UserError: a replica extends over several processes.
     """
-    if jax.process_count() == 1:
+    processes = jax.process_count()
+    if processes == 1:
         return mesh
-    if mesh.shape['replica'] % jax.process_count():
+    if mesh.shape['replica'] % processes:
         raise UserError(
-            f'mesh {dict(mesh.shape)} over {jax.process_count()} processes: config.mesh.replica must be a multiple of '
-            'the processes, because each plays on replicas of its own'
+            f'mesh {dict(mesh.shape)} over {processes} processes: config.mesh.replica must be a multiple of '
+            'the processes, because each samples on its own replicas'
         )
-    own = [
-        row for row in mesh.devices if all(d.process_index == jax.process_index() for d in row.flat)
-    ]
-    return Mesh(np.array(own), AXES, axis_types=(AxisType.Auto,) * 3)
+    local_replicas = []
+    for replica in mesh.devices:
+        if all(device.process_index == jax.process_index() for device in replica.flat):
+            local_replicas.append(replica)
+    return _mesh(np.array(local_replicas))
+
+
+# Moving arrays
 
 
 def local_view(tree, mesh: Mesh):
-    """Arrays of the mesh that `local_mesh` was made of, as arrays of that local one; nothing is copied.
+    """Returns the arrays of a global mesh as arrays of this process's `local_mesh`, without a copy.
 
-    They must not be split over 'replica'. Whoever donates the original takes the view with it.
+    The buffers are shared: donating the original invalidates the result.
+
+    Args:
+      tree: arrays that are not split over 'replica'.
+      mesh: the local mesh.
     """
     if jax.process_count() == 1:
         return tree
 
-    def view(x):
-        place = NamedSharding(mesh, x.sharding.spec)
-        return jax.make_array_from_single_device_arrays(
-            x.shape, place, [s.data for s in x.addressable_shards]
-        )
+    def view(array):
+        target = NamedSharding(mesh, array.sharding.spec)
+        shards = [shard.data for shard in array.addressable_shards]
+        return jax.make_array_from_single_device_arrays(array.shape, target, shards)
 
     return jax.tree.map(view, tree)
 
 
 def to_host(tree):
-    """Arrays in the memory of the hosts that is pinned for their devices, split as they were."""
-    return _moved(tree, 'pinned_host')
+    """Returns copies of the arrays in host memory that is pinned for their devices. The sharding is unchanged."""
+    return _to_memory(tree, 'pinned_host')
 
 
 def to_device(tree):
-    """Arrays of `to_host` as new ones in the memory of the devices."""
-    return _moved(tree, 'device')
+    """Returns copies of the arrays in device memory; inverse of `to_host`."""
+    return _to_memory(tree, 'device')
 
 
-def _moved(tree, kind: str):
-    def move(x):
-        # Shard by shard: no process need know of the shards of others.
-        place = lambda shard: SingleDeviceSharding(shard.device, memory_kind=kind)
-        shards = [jax.device_put(shard.data, place(shard)) for shard in x.addressable_shards]
-        whole = x.sharding.with_memory_kind(kind)
-        return jax.make_array_from_single_device_arrays(x.shape, whole, shards)
+def _to_memory(tree, memory_kind: str):
+    def move(array):
+        # Shard by shard: `device_put` of the whole array would involve the shards of the other processes.
+        shards = []
+        for shard in array.addressable_shards:
+            target = SingleDeviceSharding(shard.device, memory_kind=memory_kind)
+            shards.append(jax.device_put(shard.data, target))
+        sharding = array.sharding.with_memory_kind(memory_kind)
+        return jax.make_array_from_single_device_arrays(array.shape, sharding, shards)
 
     return jax.tree.map(move, tree)
 
 
-def put(tree, place: NamedSharding):
-    """Host arrays, the same in every process, as arrays that lie as `place` says."""
+def put(tree, target: NamedSharding):
+    """Returns host arrays, which must be equal in every process, as arrays with the sharding `target`."""
     if jax.process_count() == 1:
-        return jax.device_put(tree, place)
-    return jax.tree.map(
-        lambda x: jax.make_array_from_callback(x.shape, place, lambda index: x[index]), tree
-    )
+        return jax.device_put(tree, target)
+
+    def place(array):
+        return jax.make_array_from_callback(array.shape, target, lambda index: array[index])
+
+    return jax.tree.map(place, tree)
+
+
+# Parameters
 
 
 def path_name(path) -> str:
-    """'layer_0/q/kernel' from a tree path."""
-    return '/'.join(str(getattr(p, 'key', getattr(p, 'name', getattr(p, 'idx', p)))) for p in path)
+    """Returns a name such as 'layer_0/q/kernel' for a tree path."""
+    return '/'.join(_key_name(key) for key in path)
+
+
+def _key_name(key) -> str:
+    """Returns the name of a tree key: of a dict entry, an attribute or a sequence index."""
+    for attribute in ('key', 'name', 'idx'):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
 
 
 def parameter_spec(name: str) -> P:
-    """Partition of the parameter called `name`; an error unless exactly one rule speaks of it."""
-    found = [spec for pattern, spec in RULES if re.fullmatch(pattern, name)]
-    if len(found) != 1:
+    """Returns the partition of a parameter; raises UserError unless exactly one rule matches its name."""
+    matching = [spec for pattern, spec in RULES if re.fullmatch(pattern, name)]
+    if len(matching) != 1:
         raise UserError(
-            f'parameter {name!r} is matched by {len(found)} sharding rules, must be one: policy/sharding.py RULES'
+            f'parameter {name!r} is matched by {len(matching)} sharding rules, must be one: policy/sharding.py RULES'
         )
-    return found[0]
+    return matching[0]
 
 
 def parameter_sharding(
     name: str, shape: tuple[int, ...], mesh: Mesh, owned: bool = False
 ) -> NamedSharding:
-    """Where the parameter `name` of that shape lies.
+    """Returns the sharding of a parameter.
 
-    `owned` is the layout of what an update keeps (masters, moments, gradients, teacher): where it divides, what lies
-    over 'fsdp' is split over 'replica' too (ZeRO; Rajbhandari et al. 2020, arXiv:1910.02054, §5).
+    Args:
+      name: path of the parameter.
+      shape: of the whole parameter.
+      mesh: of the result.
+      owned: layout of the training state (master weights, moments, gradients, teacher) instead of the sampler's: where
+        the size allows it, axes split over 'fsdp' are split over 'replica' too (ZeRO; Rajbhandari et al. 2020,
+        arXiv:1910.02054, §5).
 
     Raises:
-      UserError: no rule or several speak of it, or its shape does not divide by the mesh.
+      UserError: not exactly one rule matches, or the mesh does not divide the shape.
     """
     spec = parameter_spec(name)
     for axis, size in zip(spec, shape):
@@ -163,94 +214,124 @@ def parameter_sharding(
                 f'parameter {name!r}: {size} of its shape {shape} does not divide by mesh axis {axis!r} of '
                 f'{mesh.shape[axis]}; choose another config.mesh'
             )
-    replicas = mesh.shape['replica']
-    if owned and replicas > 1:
-        splits = [
-            axis == 'fsdp' and not size % (replicas * mesh.shape['fsdp'])
-            for axis, size in zip(spec, shape)
-        ]
-        spec = P(*(ROW_AXES if split else axis for axis, split in zip(spec, splits)))
+    if owned and mesh.shape['replica'] > 1:
+        spec = _split_over_replicas(spec, shape, mesh)
     return NamedSharding(mesh, spec)
 
 
+def _split_over_replicas(spec: P, shape: tuple[int, ...], mesh: Mesh) -> P:
+    shards = mesh.shape['replica'] * mesh.shape['fsdp']
+    axes = []
+    for axis, size in zip(spec, shape):
+        if axis == 'fsdp' and size % shards == 0:
+            axis = ROW_AXES
+        axes.append(axis)
+    return P(*axes)
+
+
 def parameter_shardings(params, mesh: Mesh, owned: bool = False):
-    """Tree of NamedSharding for a parameter tree (arrays or shapes), each as `parameter_sharding` says."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, x: parameter_sharding(path_name(path), x.shape, mesh, owned), params
-    )
+    """Returns the tree of shardings for a tree of parameters (arrays or shapes), see `parameter_sharding`."""
+
+    def sharding(path, leaf):
+        return parameter_sharding(path_name(path), leaf.shape, mesh, owned)
+
+    return jax.tree_util.tree_map_with_path(sharding, params)
 
 
 def check_heads(heads: int, kv_heads: int, mesh: Mesh) -> None:
-    """Refuses a mesh whose 'model' axis would cut through a head."""
-    size = mesh.shape['model']
+    """Raises UserError for a mesh whose 'model' axis would split a head."""
+    model_shards = mesh.shape['model']
     for name, count in (('num_attention_heads', heads), ('num_key_value_heads', kv_heads)):
-        if count % size:
+        if count % model_shards:
             raise UserError(
-                f"{name}={count} does not divide by mesh axis 'model' of {size}; choose another config.mesh"
+                f"{name}={count} does not divide by mesh axis 'model' of {model_shards}; choose another config.mesh"
             )
 
 
 def state_shardings(state, params, mesh: Mesh):
-    """Optimiser state, EMA: what has a parameter's path suffix and shape lies as the parameter, all else everywhere."""
-    by_name = {
-        path_name(path): (x.shape, parameter_sharding(path_name(path), x.shape, mesh, owned=True))
-        for path, x in jax.tree_util.tree_leaves_with_path(params)
-    }
+    """Returns the tree of shardings for a training state: optimiser moments, averages of the weights, counters.
 
-    def place(path, x):
+    An entry whose path ends with the path of a parameter of the same shape is split as that parameter; every other
+    entry is replicated.
+    """
+    shapes = {}
+    shardings = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        name = path_name(path)
+        shapes[name] = leaf.shape
+        shardings[name] = parameter_sharding(name, leaf.shape, mesh, owned=True)
+
+    def sharding(path, leaf):
         parts = path_name(path).split('/')
         for start in range(len(parts)):
-            entry = by_name.get('/'.join(parts[start:]))
-            if entry and entry[0] == x.shape:
-                return entry[1]
-        return NamedSharding(mesh, P())
+            suffix = '/'.join(parts[start:])
+            if shapes.get(suffix) == leaf.shape:
+                return shardings[suffix]
+        return replicated(mesh)
 
-    return jax.tree_util.tree_map_with_path(place, state)
+    return jax.tree_util.tree_map_with_path(sharding, state)
+
+
+# Activations, batches and the state of a sampler
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The whole array on every device."""
+    """Returns the sharding that keeps the whole array on every device."""
     return NamedSharding(mesh, P())
 
 
 def rows(mesh: Mesh) -> NamedSharding:
-    """Batch rows over all data axes."""
+    """Returns the sharding of batch rows: the first axis over the data axes."""
     return NamedSharding(mesh, P(ROW_AXES))
 
 
-def constrain_rows(x: jax.Array, mesh: Mesh) -> jax.Array:
-    """x, its first axis over all data axes."""
-    return jax.lax.with_sharding_constraint(x, rows(mesh))
-
-
-def per_row_shard(function, mesh: Mesh):
-    """`function(whole, *rows)` run by every data shard on its own rows; 'model' stays with XLA.
-
-    `whole` is a tree that every shard sees entire, `rows` are arrays [B, …], and so are the results. The gradient of
-    `whole` is summed over the shards once, at the end, whatever loops the function runs.
-    """
-    if mesh.shape['replica'] * mesh.shape['fsdp'] == 1:
-        return function
-
-    def local(whole, *rows):
-        whole = jax.tree.map(lambda x: jax.lax.pcast(x, ROW_AXES, to='varying'), whole)
-        return function(whole, *rows)
-
-    def run(whole, *rows):
-        specs = (P(), *(P(ROW_AXES) for _ in rows))
-        mapped = jax.shard_map(
-            local, mesh=mesh, in_specs=specs, out_specs=P(ROW_AXES), axis_names=set(ROW_AXES)
-        )
-        return mapped(whole, *rows)
-
-    return run
-
-
 def slots(mesh: Mesh) -> NamedSharding:
-    """Sampler slots over all data axes."""
+    """Returns the sharding of sampler slots: the first axis over the data axes."""
     return NamedSharding(mesh, P(ROW_AXES))
 
 
 def cache(mesh: Mesh) -> NamedSharding:
-    """Key/value cache: slots over all data axes, heads over 'model' (both orders of policy/attention.py begin S, K)."""
+    """Returns the sharding of the key/value cache: slots over the data axes, heads over 'model'.
+
+    Keys and values differ in their last two axes only (policy/attention.py), so it fits both.
+    """
     return NamedSharding(mesh, P(ROW_AXES, 'model'))
+
+
+def constrain_rows(
+    x: Float[Array, 'batch length hidden_size'], mesh: Mesh
+) -> Float[Array, 'batch length hidden_size']:
+    """Returns x with its first axis constrained to be split over the data axes."""
+    return jax.lax.with_sharding_constraint(x, rows(mesh))
+
+
+def per_row_shard(function: Callable, mesh: Mesh) -> Callable:
+    """Returns a function that runs `function(shared, *row_arrays)` on every data shard with its own rows.
+
+    `shared` is a tree that every shard receives whole; the row arrays and the results are [batch, …]. The 'model' axis
+    remains with XLA. The gradient of `shared` is summed over the shards once, after all loops inside the function.
+    """
+    if mesh.shape['replica'] * mesh.shape['fsdp'] == 1:
+        return function
+
+    def vary(array):
+        return jax.lax.pcast(array, ROW_AXES, to='varying')
+
+    def local(shared, *row_arrays):
+        # Marked as different in every shard: else autodiff would sum the gradient over the shards at every use, once
+        # per iteration of a loop.
+        shared = jax.tree.map(vary, shared)
+        return function(shared, *row_arrays)
+
+    def run(shared, *row_arrays):
+        row_specs = [P(ROW_AXES)] * len(row_arrays)
+        mapped = jax.shard_map(
+            local,
+            mesh=mesh,
+            in_specs=(P(), *row_specs),
+            out_specs=P(ROW_AXES),
+            axis_names=set(ROW_AXES),
+        )
+        return mapped(shared, *row_arrays)
+
+    return run

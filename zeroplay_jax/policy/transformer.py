@@ -1,368 +1,341 @@
-"""The decoder: parameters and tokens in, hidden states out.
+"""The policy as functions of (config, parameters, arrays): initialisation, hidden states, decoding, scoring.
 
-Letters: B rows, L tokens, S slots, Q prefill rows, C chunk, D model width, F feed-forward width, V vocabulary,
-H query heads, K key/value heads, d head size. Linen modules are applied functionally over plain nested dicts, so
-that policy, reference and every other set of weights of one shape pass through one compiled function.
+Parameters are plain nested dicts, so that policy, reference and teacher, whose shapes are equal, share every compiled
+function. Axis names as in policy/attention.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int
 
-from zeroplay_jax.policy import attention, kernels, rope, sharding
+from zeroplay_jax.policy import attention, kernels, sharding
+from zeroplay_jax.policy.attention import AnyArray, LayerBuffer, LayerCache
+from zeroplay_jax.policy.decoder import Attend, Decoder, ModelConfig, Params, cast_matrices
 
-Params = dict[str, Any]
+# Token ids, positions or segment numbers of packed rows.
+PackedInts: TypeAlias = Int[AnyArray, 'batch length']
+# Log-probabilities and other figures of every token of packed rows.
+PerToken: TypeAlias = Float[Array, 'batch length']
 
-
-# What a rematerialised layer keeps for the backward pass: nothing, or the results of its projections.
-REMAT_POLICIES = ('nothing_saveable', 'dots_with_no_batch_dims_saveable')
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelConfig:
-    """Static shape of a decoder. Families differ in these switches only (policy/families.py reads them)."""
-
-    family: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    rope_theta: float = 10000.0
-    rope_scaling: rope.Llama3 | rope.Yarn | None = None
-    scale_sliding: bool = True  # whether sliding layers take part in rope_scaling (OLMo-3: no)
-    windows: tuple[
-        int, ...
-    ] = ()  # per layer the places a query sees, itself included; 0: all. (): all in every layer
-    norm_eps: float = 1e-6
-    tied: bool = True
-    qkv_bias: bool = False
-    qk_norm: str = 'head'  # before the rotation: none | head (every head apart) | projection (all heads as one vector)
-    post_norm: bool = (
-        False  # norms after attention and feed-forward instead of before them (OLMo-3)
-    )
-    dtype: str = 'float32'  # of activations; parameters keep their own
-    attention: str = 'dense'  # of packed rows: dense | splash (policy/kernels.py; TPUs)
-    scan: bool = False  # of training: layers as a loop that is compiled once; holds the weights a second time, in dtype
-    remat: bool = False
-    remat_policy: str = REMAT_POLICIES[0]
-    logit_chunk: int = 1024  # tokens per device whose logits exist at one time in scoring
-    mesh: Mesh | None = (
-        None  # of training: keeps every device to its own rows; None leaves all placement to XLA
-    )
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square norm in float32, any leading shape."""
-
-    eps: float
-
-    @nn.compact
-    def __call__(self, x):
-        scale = self.param('scale', nn.initializers.ones, (x.shape[-1],))
-        y = x.astype(jnp.float32)
-        y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.eps)
-        return (y * scale.astype(jnp.float32)).astype(x.dtype)
-
-
-class Linear(nn.Module):
-    """Product with a kernel [in, out], in the activations' dtype."""
-
-    features: int
-    bias: bool = False
-
-    @nn.compact
-    def __call__(self, x):
-        kernel = self.param('kernel', nn.initializers.lecun_normal(), (x.shape[-1], self.features))
-        # Rows flat: with two batch dimensions XLA's CPU backend takes three times as long for the kernel's gradient.
-        y = x.reshape(-1, x.shape[-1]) @ kernel.astype(x.dtype)
-        y = y.reshape(*x.shape[:-1], self.features)
-        if self.bias:
-            y = y + self.param('bias', nn.initializers.zeros, (self.features,)).astype(x.dtype)
-        return y
-
-
-class Block(nn.Module):
-    """One layer. `attend(q, k, v, cache, window) → (out, cache)` decides what the queries see."""
-
-    config: ModelConfig
-    window: int = 0
-
-    @nn.compact
-    def __call__(self, x, angles, attend, cache):
-        c = self.config
-        lead = x.shape[:2]
-        norm = lambda name, x: RMSNorm(c.norm_eps, name=name)(x)
-        h = x if c.post_norm else norm('input_norm', x)
-        q = Linear(c.heads * c.head_dim, c.qkv_bias, name='q')(h)
-        k = Linear(c.kv_heads * c.head_dim, c.qkv_bias, name='k')(h)
-        v = Linear(c.kv_heads * c.head_dim, c.qkv_bias, name='v')(h).reshape(
-            *lead, c.kv_heads, c.head_dim
-        )
-        if c.qk_norm == 'projection':
-            q, k = norm('q_norm', q), norm('k_norm', k)
-        q, k = q.reshape(*lead, c.heads, c.head_dim), k.reshape(*lead, c.kv_heads, c.head_dim)
-        if c.qk_norm == 'head':
-            q, k = norm('q_norm', q), norm('k_norm', k)
-        out, cache = attend(rope.rotate(q, angles), rope.rotate(k, angles), v, cache, self.window)
-        out = Linear(c.hidden_size, name='o')(out)
-        x = x + (norm('post_norm', out) if c.post_norm else out)
-        h = x if c.post_norm else norm('post_norm', x)
-        gated = nn.silu(Linear(c.intermediate_size, name='gate')(h)) * Linear(
-            c.intermediate_size, name='up'
-        )(h)
-        out = Linear(c.hidden_size, name='down')(gated)
-        return x + (norm('post_mlp_norm', out) if c.post_norm else out), cache
-
-
-class Decoder(nn.Module):
-    """Embedding, layers, last norm. The head is apart (`logits`, `score`): nothing here is ever [B, L, V]."""
-
-    config: ModelConfig
-
-    @nn.compact
-    def __call__(self, tokens, positions, attend, cache=None):
-        c = self.config
-        embedding = self.param(
-            'embedding', nn.initializers.normal(0.1), (c.vocab_size, c.hidden_size)
-        )
-        if not c.tied:
-            self.param('head', nn.initializers.lecun_normal(), (c.hidden_size, c.vocab_size))
-        # Between layers rows stay where they are and parameters come to them. XLA by itself would rather add up
-        # partial products of whole batches over the axis that shards both.
-        own_rows = lambda x: (
-            x if c.mesh is None or cache is not None else sharding.constrain_rows(x, c.mesh)
-        )
-        x = own_rows(embedding[tokens].astype(c.dtype))
-        windows = c.windows or (0,) * c.layers
-        angles = {
-            sliding: rope.angles(
-                positions,
-                c.head_dim,
-                c.rope_theta,
-                c.rope_scaling if c.scale_sliding or not sliding else None,
-            )
-            for sliding in sorted({w > 0 for w in windows})
-        }
-        scanned = c.scan and cache is None and not self.is_initializing()
-        block, new = Block, []
-        if c.remat and cache is None:
-            # `attend` is a function, not an array; static for the rematerialised layer.
-            policy = getattr(jax.checkpoint_policies, c.remat_policy)
-            block = nn.remat(Block, static_argnums=(3,), policy=policy, prevent_cse=not scanned)
-        if scanned:
-            one = lambda params, window, x: block(c, window, parent=None).apply(
-                {'params': params}, x, angles[window > 0], attend, None
-            )
-            layers = [self.variables['params'][f'layer_{i}'] for i in range(c.layers)]
-            x = _scan(published(c, layers), windows, lambda *layer: own_rows(one(*layer)[0]), x)
-        for i, window in enumerate(windows if not scanned else ()):
-            layer = block(c, window, name=f'layer_{i}')
-            x, kept = layer(x, angles[window > 0], attend, None if cache is None else cache[i])
-            x = own_rows(x)
-            new.append(kept)
-        return RMSNorm(c.norm_eps, name='final_norm')(x), tuple(new)
-
-
-def _scan(layers, windows, apply, x):
-    """`apply(params, window, x) → x` over all layers in a loop of as few different layers as the windows have."""
-    count = len(layers)
-    period = next(p for p in range(1, count + 1) if windows == windows[:p] * (count // p))
-    stacks = tuple(
-        jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers[j::period]) for j in range(period)
-    )
-
-    def body(x, group):
-        for params, window in zip(group, windows):
-            x = apply(params, window, x)
-        return x, None
-
-    return jax.lax.scan(body, x, stacks)[0]
+# (student logits, teacher logits) -> (divergence, statistics by name), for a chunk of tokens.
+ChunkLogits: TypeAlias = Float[Array, 'tokens vocab']
+ChunkValues: TypeAlias = Float[Array, ' tokens']
+Divergence: TypeAlias = Callable[
+    [ChunkLogits, ChunkLogits], tuple[ChunkValues, dict[str, ChunkValues]]
+]
 
 
 def init(config: ModelConfig, key: jax.Array) -> Params:
-    """Random parameters, float32. Embedding deviation 0.1: at small width the usual 0.02 learns far slower."""
+    """Returns random float32 parameters.
+
+    Args:
+      config: of the model.
+      key: PRNG key.
+    """
+    # The attention of the dummy tokens does not influence the parameters; the dense one has no minimal length.
     tokens = jnp.zeros((1, 2), jnp.int32)
-    attend = _packed_attend(
-        dataclasses.replace(config, attention='dense'), jnp.ones((1, 2), jnp.int32)
-    )
-    return Decoder(config).init(key, tokens, tokens, attend)['params']
+    dense_config = dataclasses.replace(config, attention='dense')
+    segment = jnp.ones((1, 2), jnp.int32)
+    attend = _packed_attend(dense_config, segment)
+    variables = Decoder(config).init(key, tokens, tokens, attend)
+    return variables['params']
 
 
 def published(config: ModelConfig, params: Params) -> Params:
-    """Weights for a sampler: matrices in the dtype of the activations, which they are cast to at every use anyway;
-    vectors (norms are computed in float32) as they are."""
-    return jax.tree.map(lambda x: x.astype(config.dtype) if x.ndim > 1 else x, params)
+    """Returns weights for a sampler: matrices in the dtype of the activations, vectors unchanged."""
+    return cast_matrices(params, config.dtype)
 
 
-def _packed_attend(config, segment):
+def _packed_attend(config: ModelConfig, segment) -> Attend:
+    """Returns the attention function of packed rows. It passes the (absent) cache through."""
     if config.attention == 'splash':
-        return lambda q, k, v, cache, window: (
-            kernels.attend_packed(q, k, v, segment, window, config.mesh),
-            cache,
-        )
-    masks = {window: attention.packed_mask(segment, window) for window in {0, *config.windows}}
-    return lambda q, k, v, cache, window: (attention.attend_packed(q, k, v, masks[window]), cache)
+
+        def attend_splash(q, k, v, cache, window):
+            out = kernels.attend_packed(q, k, v, segment, window, config.mesh)
+            return out, cache
+
+        return attend_splash
+    # One mask per window, shared by its layers.
+    masks = {}
+    for window in {0, *config.windows}:
+        masks[window] = attention.packed_mask(segment, window)
+
+    def attend_dense(q, k, v, cache, window):
+        return attention.attend_packed(q, k, v, masks[window]), cache
+
+    return attend_dense
 
 
-def hidden(config: ModelConfig, params: Params, tokens, positions, segment) -> jax.Array:
-    """Hidden states of packed rows: int32 [B, L] ×3 → [B, L, D] in `config.dtype`."""
-    return Decoder(config).apply(
-        {'params': params}, tokens, positions, _packed_attend(config, segment)
-    )[0]
+def hidden(
+    config: ModelConfig,
+    params: Params,
+    tokens: PackedInts,
+    positions: PackedInts,
+    segment: PackedInts,
+) -> Float[Array, 'batch length hidden_size']:
+    """Returns the final hidden states of packed rows, in `config.dtype`.
+
+    Args:
+      config: of the model.
+      params: weights.
+      tokens: token ids.
+      positions: position of every token within its segment.
+      segment: segment number of every token, 0 for padding.
+    """
+    attend = _packed_attend(config, segment)
+    variables = {'params': params}
+    hidden_states, _ = Decoder(config).apply(variables, tokens, positions, attend)
+    return hidden_states
 
 
-def hidden_step(config: ModelConfig, params: Params, tokens, base, step, cache, buffer):
-    """Token number `step` of a burst, for every slot: tokens, base int32 [S] → hidden [S, D], new buffer.
+def hidden_step(
+    config: ModelConfig,
+    params: Params,
+    tokens: Int[Array, ' slots'],
+    base: Int[Array, ' slots'],
+    step: Int[Array, ''],
+    cache: tuple[LayerCache, ...],
+    buffer: tuple[LayerBuffer, ...],
+) -> tuple[Float[Array, 'slots hidden_size'], tuple[LayerBuffer, ...]]:
+    """Runs one decode step of a burst for every slot.
 
-    `cache` holds the keys and values before place base, `buffer` those of the burst (policy/attention.py).
+    Args:
+      config: of the model.
+      params: weights.
+      tokens: token of every slot at position base + step.
+      base: position at which the burst starts in every slot.
+      step: number of the step within the burst, from 0.
+      cache: keys and values of the positions before `base`.
+      buffer: keys and values of the burst so far.
+
+    Returns:
+      Final hidden states and the buffer with this step in it.
     """
 
     def attend(q, k, v, layer, window):
-        return attention.attend_step(q, k, v, *layer, base, step, window)
+        layer_cache, layer_buffer = layer
+        return attention.attend_step(q, k, v, layer_cache, layer_buffer, base, step, window)
 
+    variables = {'params': params}
     layers = tuple(zip(cache, buffer))
-    x, buffer = Decoder(config).apply(
-        {'params': params}, tokens[:, None], (base + step)[:, None], attend, layers
-    )
-    return x[:, 0], buffer
+    # The decoder takes [batch, length]: one token per slot.
+    tokens = tokens[:, None]
+    positions = (base + step)[:, None]
+    hidden_states, buffer = Decoder(config).apply(variables, tokens, positions, attend, layers)
+    return hidden_states[:, 0], buffer
 
 
-def fill_cache(config: ModelConfig, params: Params, tokens, slots, start, cache):
-    """Prefill of a chunk: tokens int32 [Q, C] at places start[q]+0…C−1 of slots[q] → new cache (no hidden states)."""
+def fill_cache(
+    config: ModelConfig,
+    params: Params,
+    tokens: Int[Array, 'rows chunk'],
+    slots: Int[Array, ' rows'],
+    start: Int[Array, ' rows'],
+    cache: tuple[LayerCache, ...],
+) -> tuple[LayerCache, ...]:
+    """Prefills a chunk of prompt tokens and returns the new cache.
+
+    Args:
+      config: of the model.
+      params: weights.
+      tokens: token ids of the chunk.
+      slots: slot of every row; a number beyond the last slot marks an idle row.
+      start: position of the first token of every row.
+      cache: keys and values of all slots.
+    """
 
     def attend(q, k, v, layer, window):
         return attention.attend_chunk(q, k, v, layer, slots, start, window)
 
-    positions = start[:, None] + jnp.arange(tokens.shape[1])[None]
-    return Decoder(config).apply({'params': params}, tokens, positions, attend, cache)[1]
+    chunk = tokens.shape[1]
+    positions = start[:, None] + jnp.arange(chunk)[None]
+    variables = {'params': params}
+    # The hidden states are not used and XLA removes the last layer's feed-forward network: the prompt's last token is
+    # fed again by the first decode step.
+    _, cache = Decoder(config).apply(variables, tokens, positions, attend, cache)
+    return cache
 
 
-def logits(config: ModelConfig, params: Params, x: jax.Array) -> jax.Array:
-    """Head: hidden [N, D] → float32 [N, V]."""
+def logits(
+    config: ModelConfig, params: Params, hidden_states: Float[Array, 'tokens hidden_size']
+) -> Float[Array, 'tokens vocab']:
+    """Applies the output head. The logits are float32."""
     if config.tied:
-        return attention.product('nd,vd->nv', x, params['embedding'].astype(x.dtype))
-    return attention.product('nd,dv->nv', x, params['head'].astype(x.dtype))
+        embedding = params['embedding'].astype(hidden_states.dtype)
+        return attention.product('nd,vd->nv', hidden_states, embedding)
+    head = params['head'].astype(hidden_states.dtype)
+    return attention.product('nd,dv->nv', hidden_states, head)
 
 
 def score(
     config: ModelConfig,
     params: Params,
-    tokens,
-    positions,
-    segment,
+    tokens: PackedInts,
+    positions: PackedInts,
+    segment: PackedInts,
     temperature: float = 1.0,
     train_entropy: bool = False,
-):
-    """Log-prob of every token given those before it, and the entropy of the distribution it was drawn from.
+) -> tuple[PerToken, PerToken]:
+    """Returns the log-probability of every token and the entropy of the distribution that predicts it.
 
     Args:
-      tokens, positions, segment: int32 [B, L], packed rows.
-      temperature: logits are divided by it, as the sampler does.
+      config: of the model.
+      params: weights.
+      tokens: token ids of packed rows.
+      positions: position of every token within its segment.
+      segment: segment number of every token, 0 for padding.
+      temperature: divides the logits, as in the sampler.
+      train_entropy: whether the entropy has a gradient.
 
     Returns:
-      (logp, entropy), float32 [B, L]; entropy in nats, and without gradient unless `train_entropy`. The first place
-      of a segment holds no prediction: what stands there is finite, under another segment's context, and the
-      caller's to mask.
+      (log-probabilities, entropy in nats), float32. The first token of a segment has no prediction within it: its
+      values are finite but come from the previous segment, and the caller must mask them.
     """
-    x = hidden(config, params, tokens, positions, segment)
+    hidden_states = hidden(config, params, tokens, positions, segment)
 
-    def piece(head, rows, ids):
-        return _scores(logits(config, head, rows) / temperature, ids, train_entropy)
+    def score_chunk(head, chunk_hidden, chunk_tokens):
+        chunk_logits = logits(config, head, chunk_hidden) / temperature
+        return _logp_and_entropy(chunk_logits, chunk_tokens, train_entropy)
 
-    return _by_chunks(config, piece, _head(config, params), x[:, :-1], tokens[:, 1:])
+    head = _head(config, params)
+    # The hidden state of a token predicts the next one.
+    states = hidden_states[:, :-1]
+    targets = tokens[:, 1:]
+    return _map_chunks(config, score_chunk, head, states, targets)
 
 
 def distil(
     config: ModelConfig,
     params: Params,
     teacher_params: Params,
-    tokens,
-    positions,
-    segment,
-    teacher_hidden: jax.Array,
-    divergence: Callable[[jax.Array, jax.Array], tuple[jax.Array, dict[str, jax.Array]]],
+    tokens: PackedInts,
+    positions: PackedInts,
+    segment: PackedInts,
+    teacher_hidden: Float[Array, 'batch length hidden_size'],
+    divergence: Divergence,
     temperature: float = 1.0,
     train_entropy: bool = False,
-):
-    """`score`, and the divergence of the student's distribution from a teacher's at every token.
+) -> tuple[
+    PerToken,
+    PerToken,
+    PerToken,
+    dict[str, PerToken],
+]:
+    """Scores tokens as `score` does, and compares the student's distributions with a teacher's.
 
-    The logits of both exist together for a chunk of tokens only, and what `divergence` keeps of them is computed anew
-    in the backward pass.
+    The logits of both exist for one chunk of tokens at a time, and are recomputed in the backward pass.
 
     Args:
-      tokens, positions, segment: int32 [B, L], packed rows of the student.
-      teacher_params: the teacher's; its head is applied here.
-      teacher_hidden: [B, L, D], the teacher's `hidden`, gathered so that what stands at a place predicts the same
-        token as the student's there, the next one: the teacher may have read another prompt before it.
-      divergence: (student logits, teacher logits), float32 [N, V] each, to (value [N], statistics {name: [N]}).
-      temperature: the logits of both are divided by it.
+      config: of both models.
+      params: weights of the student.
+      teacher_params: weights of the teacher, of which the output head is used here.
+      tokens: token ids of packed rows of the student.
+      positions: position of every token within its segment.
+      segment: segment number of every token, 0 for padding.
+      teacher_hidden: result of the teacher's `hidden`, gathered so that each entry predicts the same token as the
+        student's entry at that index; the prompts before it may differ.
+      divergence: function that compares two [tokens, vocab] arrays of logits.
+      temperature: divides the logits of both.
+      train_entropy: whether the entropy has a gradient.
 
     Returns:
-      (logp, entropy, value, statistics), float32 [B, L] each, as in `score`: what stands at a token was predicted one
-      place before it. Gradients of logp and value reach `params` alone.
+      (log-probabilities, entropy, divergence, statistics of the divergence), float32, at the predicted tokens as in
+      `score`. The gradients of log-probabilities and divergence reach `params` only.
     """
-    x = hidden(config, params, tokens, positions, segment)
+    hidden_states = hidden(config, params, tokens, positions, segment)
     teacher_params, teacher_hidden = jax.lax.stop_gradient((teacher_params, teacher_hidden))
 
-    def piece(heads, rows, ids, teacher_rows):
-        z, teacher_z = (
-            logits(config, head, y) / temperature for head, y in zip(heads, (rows, teacher_rows))
-        )
-        return *_scores(z, ids, train_entropy), *divergence(z, teacher_z)
+    def distil_chunk(heads, chunk_hidden, chunk_tokens, chunk_teacher_hidden):
+        head, teacher_head = heads
+        chunk_logits = logits(config, head, chunk_hidden) / temperature
+        teacher_logits = logits(config, teacher_head, chunk_teacher_hidden) / temperature
+        logp, entropy = _logp_and_entropy(chunk_logits, chunk_tokens, train_entropy)
+        value, statistics = divergence(chunk_logits, teacher_logits)
+        return logp, entropy, value, statistics
 
-    heads = _head(config, params), _head(config, teacher_params)
-    return _by_chunks(config, piece, heads, x[:, :-1], tokens[:, 1:], teacher_hidden[:, :-1])
+    heads = (_head(config, params), _head(config, teacher_params))
+    states = hidden_states[:, :-1]
+    targets = tokens[:, 1:]
+    teacher_states = teacher_hidden[:, :-1]
+    return _map_chunks(config, distil_chunk, heads, states, targets, teacher_states)
 
 
-def _head(config, params):
-    """What `logits` needs of the parameters."""
+def _head(config: ModelConfig, params: Params) -> Params:
+    """Returns the parameters that `logits` reads."""
+    # Only these become inputs of the loop over chunks: everything that enters it is gathered on every device.
     name = 'embedding' if config.tied else 'head'
     return {name: params[name]}
 
 
-def _scores(z, ids, train_entropy):
-    """(log-prob of ids [N], entropy [N]) of logits [N, V]."""
-    normaliser = jax.nn.logsumexp(z, -1)
-    picked = jnp.take_along_axis(z, ids[:, None], 1)[:, 0] - normaliser
-    if not train_entropy:  # only watched: cut off here, its backward pass is not even built
-        z, normaliser = jax.lax.stop_gradient((z, normaliser))
-    return picked, normaliser - jnp.sum(jnp.exp(z - normaliser[:, None]) * z, -1)
+def _logp_and_entropy(chunk_logits, chunk_tokens, train_entropy: bool):
+    """Returns log-probabilities of the tokens [tokens] and entropy [tokens] for logits [tokens, vocab]."""
+    log_normaliser = jax.nn.logsumexp(chunk_logits, -1)
+    # log p = logit - log Z, without an array of all log-probabilities.
+    token_logits = jnp.take_along_axis(chunk_logits, chunk_tokens[:, None], 1)
+    logp = token_logits[:, 0] - log_normaliser
+    if not train_entropy:
+        # The entropy is a metric only: without this, its backward pass would be computed and multiplied by zero.
+        chunk_logits, log_normaliser = jax.lax.stop_gradient((chunk_logits, log_normaliser))
+    # H = -Σ p log p = log Z - Σ p · logit.
+    probs = jnp.exp(chunk_logits - log_normaliser[:, None])
+    entropy = log_normaliser - jnp.sum(probs * chunk_logits, -1)
+    return logp, entropy
 
 
-def _by_chunks(config, piece, head, *inputs):
-    """Maps `piece(head, …)` over chunks of places: inputs [B, L−1, …] in, a tree of [N] out, which returns as [B, L].
+def _map_chunks(config: ModelConfig, function: Callable, head, *inputs):
+    """Maps a function over the tokens of packed rows, `config.logit_chunk` tokens at a time.
 
-    The result of the first place stands at the second, and so on. On a mesh every device takes its own rows through
-    its own loop: the head is gathered once before it, and its gradient summed over devices once after it.
+    Only one chunk of logits exists at a time, also in the backward pass, which recomputes it. On a mesh every device
+    loops over its own rows: the head is gathered once before the loop, and its gradient summed over the devices once
+    after it.
+
+    Args:
+      config: of the model.
+      function: (head, *chunks of the inputs) → tree of arrays [tokens].
+      head: parameters that every chunk needs.
+      *inputs: arrays [batch, length - 1, …].
+
+    Returns:
+      The tree that `function` returns, with arrays [batch, length]. They are shifted by one, from the token that
+      predicts to the predicted one, with 0 at the first token of every row.
     """
 
-    def local(head, *inputs):
+    def map_rows(head, *inputs):
         batch, length = inputs[0].shape[:2]
         count = batch * length
         chunk = min(config.logit_chunk, count)
-        pieces = -(-count // chunk)
+        chunks = -(-count // chunk)  # ceiling
 
-        def cut(x):
-            x = x.reshape(count, *x.shape[2:])
-            x = jnp.pad(x, ((0, pieces * chunk - count),) + ((0, 0),) * (x.ndim - 1))
-            return x.reshape(pieces, chunk, *x.shape[1:])
+        def split(x):
+            # The last chunk is padded to the size of the others; `join` removes the padding.
+            feature_shape = x.shape[2:]
+            flat = x.reshape(count, *feature_shape)
+            padding = [(0, 0)] * flat.ndim
+            padding[0] = (0, chunks * chunk - count)
+            padded = jnp.pad(flat, padding)
+            return padded.reshape(chunks, chunk, *feature_shape)
 
         def join(y):
-            return jnp.pad(y.reshape(-1)[:count].reshape(batch, length), ((0, 0), (1, 0)))
+            flat = y.reshape(-1)[:count]
+            values = flat.reshape(batch, length)
+            # One column in front: from the token that predicts to the predicted one.
+            return jnp.pad(values, ((0, 0), (1, 0)))
 
-        run = jax.checkpoint(lambda args: piece(head, *args))
-        return jax.tree.map(join, jax.lax.map(run, tuple(map(cut, inputs))))
+        # Rematerialised: else the backward pass would find the logits of all chunks saved.
+        @jax.checkpoint
+        def apply(chunk_inputs):
+            return function(head, *chunk_inputs)
 
-    if config.mesh is None:
-        return local(head, *inputs)
-    return sharding.per_row_shard(local, config.mesh)(head, *inputs)
+        chunked_inputs = tuple(map(split, inputs))
+        chunked_results = jax.lax.map(apply, chunked_inputs)
+        return jax.tree.map(join, chunked_results)
+
+    if config.mesh is not None:
+        map_rows = sharding.per_row_shard(map_rows, config.mesh)
+    return map_rows(head, *inputs)

@@ -1,0 +1,329 @@
+"""The decoder as Flax modules: token ids in, hidden states out.
+
+One decoder serves all model families, which differ in the switches of `ModelConfig`. It computes no attention itself:
+the caller passes the function that does, for packed rows or for the key/value cache (policy/transformer.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int
+
+from zeroplay_jax.policy import rope, sharding
+from zeroplay_jax.policy.attention import AnyArray
+
+Params = dict[str, Any]
+# attend(q, k, v, cache, window) -> (attention, new cache); `cache` holds the entries of one layer.
+Attend = Callable[..., tuple[Array, Any]]
+
+# What a rematerialised layer saves for the backward pass: nothing, or the results of its projections.
+REMAT_POLICIES = ('nothing_saveable', 'dots_with_no_batch_dims_saveable')
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Static configuration of a decoder; policy/families.py reads it from a checkpoint folder.
+
+    Attributes:
+      rope_theta: base of the rotary frequencies.
+      rope_scaling: extension of the rotary embedding to longer contexts.
+      scale_sliding: whether `rope_scaling` applies to the layers with a sliding window (OLMo-3: no).
+      windows: sliding window of every layer, the query included; 0: full attention. (): full attention everywhere.
+      tied: whether the output head is the transposed embedding.
+      qk_norm: norm of queries and keys before the rotation: 'none', 'head' (each head separately) or 'projection' (all
+        heads as one vector).
+      post_norm: norms after attention and feed-forward instead of before them (OLMo-3).
+      dtype: dtype of the activations; parameters keep their own.
+      attention: attention of packed rows: 'dense' or 'splash' (policy/kernels.py; TPUs).
+      scan: whether training runs the layers as a loop, which is compiled once. The loop holds a second copy of the
+        weights, in `dtype`.
+      remat: whether the backward pass recomputes the layers.
+      remat_policy: what the recomputed layers save, one of REMAT_POLICIES.
+      logit_chunk: tokens per device whose logits exist at the same time during scoring.
+      mesh: mesh of training, over which the activations stay split by rows. None leaves the placement to XLA.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope_theta: float = 10000.0
+    rope_scaling: rope.Llama3 | rope.Yarn | None = None
+    scale_sliding: bool = True
+    windows: tuple[int, ...] = ()
+    norm_eps: float = 1e-6
+    tied: bool = True
+    qkv_bias: bool = False
+    qk_norm: str = 'head'
+    post_norm: bool = False
+    dtype: str = 'float32'
+    attention: str = 'dense'
+    scan: bool = False
+    remat: bool = False
+    remat_policy: str = REMAT_POLICIES[0]
+    logit_chunk: int = 1024
+    mesh: Mesh | None = None
+
+
+def cast_matrices(params, dtype):
+    """Returns a tree of weights with the matrices in `dtype` and the vectors unchanged.
+
+    Every use of a matrix casts it to the dtype of the activations; norms and biases are computed from their own dtype.
+    """
+
+    def cast(leaf):
+        return leaf.astype(dtype) if leaf.ndim > 1 else leaf
+
+    return jax.tree.map(cast, params)
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm (Zhang and Sennrich 2019, arXiv:1910.07467), computed in float32."""
+
+    eps: float
+
+    @nn.compact
+    def __call__(self, x: Float[Array, '*batch features']) -> Float[Array, '*batch features']:
+        features = x.shape[-1]
+        scale = self.param('scale', nn.initializers.ones, (features,))
+        # In bfloat16 the mean of the squares would lose most of its digits.
+        y = x.astype(jnp.float32)
+        mean_square = jnp.mean(y * y, -1, keepdims=True)
+        y = y * jax.lax.rsqrt(mean_square + self.eps)
+        y = y * scale.astype(jnp.float32)
+        return y.astype(x.dtype)
+
+
+class Linear(nn.Module):
+    """Product with a kernel [in, out], in the dtype of the activations."""
+
+    features: int
+    bias: bool = False
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, '*batch in_features']
+    ) -> Float[Array, '*batch out_features']:
+        in_features = x.shape[-1]
+        kernel_shape = (in_features, self.features)
+        kernel = self.param('kernel', nn.initializers.lecun_normal(), kernel_shape)
+        # Flattened to two dimensions: with two batch dimensions XLA's CPU backend takes three times as long for the
+        # gradient of the kernel.
+        flat = x.reshape(-1, in_features)
+        y = flat @ kernel.astype(x.dtype)
+        y = y.reshape(*x.shape[:-1], self.features)
+        if self.bias:
+            bias = self.param('bias', nn.initializers.zeros, (self.features,))
+            y = y + bias.astype(x.dtype)
+        return y
+
+
+class Block(nn.Module):
+    """One layer: attention and a gated feed-forward network (SwiGLU; Shazeer 2020, arXiv:2002.05202)."""
+
+    config: ModelConfig
+    window: int = 0
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, 'batch length hidden_size'],
+        angles: rope.Angles,
+        attend: Attend,
+        cache: Any,
+    ) -> tuple[Float[Array, 'batch length hidden_size'], Any]:
+        """Returns the output of the layer and its new cache.
+
+        Args:
+          x: hidden states.
+          angles: cos and sin of the rotary embedding.
+          attend: attention function.
+          cache: cache entries of this layer, or None.
+        """
+        config = self.config
+        batch_shape = x.shape[:2]
+        query_shape = (*batch_shape, config.heads, config.head_dim)
+        query_features = config.heads * config.head_dim
+        kv_shape = (*batch_shape, config.kv_heads, config.head_dim)
+        kv_features = config.kv_heads * config.head_dim
+
+        def norm(name, x):
+            return RMSNorm(config.norm_eps, name=name)(x)
+
+        attention_input = x if config.post_norm else norm('input_norm', x)
+        # Biases on queries, keys and values only (Qwen2).
+        q = Linear(query_features, config.qkv_bias, name='q')(attention_input)
+        k = Linear(kv_features, config.qkv_bias, name='k')(attention_input)
+        v = Linear(kv_features, config.qkv_bias, name='v')(attention_input)
+        v = v.reshape(kv_shape)
+        if config.qk_norm == 'projection':
+            q = norm('q_norm', q)
+            k = norm('k_norm', k)
+        q = q.reshape(query_shape)
+        k = k.reshape(kv_shape)
+        if config.qk_norm == 'head':
+            q = norm('q_norm', q)
+            k = norm('k_norm', k)
+        q = rope.rotate(q, angles)
+        k = rope.rotate(k, angles)
+        out, cache = attend(q, k, v, cache, self.window)
+        out = Linear(config.hidden_size, name='o')(out)
+        # The name 'post_norm' means two things, as `post_attention_layernorm` does in the checkpoints: the norm of
+        # the attention's output with `config.post_norm`, else the norm of the feed-forward's input.
+        if config.post_norm:
+            out = norm('post_norm', out)
+        x = x + out
+        mlp_input = x if config.post_norm else norm('post_norm', x)
+        gate = Linear(config.intermediate_size, name='gate')(mlp_input)
+        gate = nn.silu(gate)
+        up = Linear(config.intermediate_size, name='up')(mlp_input)
+        out = Linear(config.hidden_size, name='down')(gate * up)
+        if config.post_norm:
+            out = norm('post_mlp_norm', out)
+        return x + out, cache
+
+
+class Decoder(nn.Module):
+    """Embedding, layers and final norm.
+
+    The output head is applied separately (`transformer.logits`, `transformer.score`), so that the logits of a whole
+    batch never exist at once.
+    """
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: Int[AnyArray, 'batch length'],
+        positions: Int[AnyArray, 'batch length'],
+        attend: Attend,
+        cache: tuple | None = None,
+    ) -> tuple[Float[Array, 'batch length hidden_size'], tuple]:
+        """Returns hidden states and the new cache entries of every layer.
+
+        Args:
+          tokens: token ids.
+          positions: position of every token within its sequence.
+          attend: attention function of all layers.
+          cache: cache entries of every layer; None in training.
+        """
+        config = self.config
+        embedding_shape = (config.vocab_size, config.hidden_size)
+        embedding = self.param('embedding', nn.initializers.normal(0.1), embedding_shape)
+        if not config.tied:
+            # Declared here so that `init` makes it; `transformer.logits` uses it.
+            head_shape = (config.hidden_size, config.vocab_size)
+            self.param('head', nn.initializers.lecun_normal(), head_shape)
+
+        def keep_rows(x):
+            # In training activations stay split by rows between layers, and parameters are gathered. Without the
+            # constraint XLA may instead sum partial products of the whole batch over the axis that splits both.
+            if config.mesh is None or cache is not None:
+                return x
+            return sharding.constrain_rows(x, config.mesh)
+
+        x = embedding[tokens].astype(config.dtype)
+        x = keep_rows(x)
+        windows = config.windows or (0,) * config.layers
+        angles = _rotary_angles(config, positions, windows)
+        # Not with a cache, whose entries the loop would copy. Initialisation must create the parameters under the name of each layer.
+        scanned = config.scan and cache is None and not self.is_initializing()
+        block = Block
+        if config.remat and cache is None:
+            # `attend` (argument 3) is a function, not an array, hence static. XLA does not merge computations across
+            # the iterations of a loop, so a scanned layer needs no protection from common subexpression elimination.
+            block = nn.remat(
+                Block,
+                static_argnums=(3,),
+                policy=getattr(jax.checkpoint_policies, config.remat_policy),
+                prevent_cse=not scanned,
+            )
+        new_cache = []
+        if scanned:
+            params = self.variables['params']
+            layer_params = [params[f'layer_{i}'] for i in range(config.layers)]
+
+            def apply_layer(params, window, x):
+                # Without a parent, hence functional: the same module is applied to the parameters of many layers.
+                layer = block(config, window, parent=None)
+                variables = {'params': params}
+                x, _ = layer.apply(variables, x, angles[window > 0], attend, None)
+                return keep_rows(x)
+
+            # Cast before they are stacked: the copy that the loop needs is then as small as the activations' dtype.
+            layer_params = cast_matrices(layer_params, config.dtype)
+            x = _scan_layers(layer_params, windows, apply_layer, x)
+        else:
+            for i, window in enumerate(windows):
+                layer = block(config, window, name=f'layer_{i}')
+                layer_cache = None if cache is None else cache[i]
+                layer_angles = angles[window > 0]
+                x, layer_cache = layer(x, layer_angles, attend, layer_cache)
+                x = keep_rows(x)
+                new_cache.append(layer_cache)
+        x = RMSNorm(config.norm_eps, name='final_norm')(x)
+        return x, tuple(new_cache)
+
+
+def _rotary_angles(config: ModelConfig, positions, windows: tuple[int, ...]) -> dict[bool, tuple]:
+    """Returns {whether a layer has a sliding window: (cos, sin)}, for the kinds of layers that the model has."""
+    angles = {}
+    for sliding in sorted({window > 0 for window in windows}):
+        scaling = config.rope_scaling
+        if sliding and not config.scale_sliding:
+            scaling = None
+        angles[sliding] = rope.cos_sin(positions, config.head_dim, config.rope_theta, scaling)
+    return angles
+
+
+def _scan_layers(layer_params: list, windows: tuple[int, ...], apply_layer: Callable, x):
+    """Returns the hidden states after all layers, as a loop over the shortest repeating pattern of windows.
+
+    The window of a layer is static, so one iteration runs a whole period: one layer where all windows are equal, four
+    where every fourth layer has full attention.
+
+    Args:
+      layer_params: parameters of every layer.
+      windows: sliding window of every layer.
+      apply_layer: function (parameters, window, hidden states) → hidden states.
+      x: hidden states before the first layer.
+    """
+    period = _period(windows)
+    # One stack per layer of the period: [iterations, ...] for every parameter.
+    stacks = []
+    for offset in range(period):
+        same_window = layer_params[offset::period]
+        stacks.append(jax.tree.map(_stack, *same_window))
+
+    def iteration(x, period_params):
+        for params, window in zip(period_params, windows):
+            x = apply_layer(params, window, x)
+        return x, None
+
+    x, _ = jax.lax.scan(iteration, x, tuple(stacks))
+    return x
+
+
+def _stack(*leaves):
+    return jnp.stack(leaves)
+
+
+def _period(windows: tuple[int, ...]) -> int:
+    """Returns the length of the shortest pattern whose repetition gives the windows of all layers."""
+    count = len(windows)
+    for period in range(1, count):
+        if windows == windows[:period] * (count // period):
+            return period
+    return count
