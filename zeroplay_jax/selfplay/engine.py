@@ -18,6 +18,7 @@ import numpy as np
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.packing import pack
 from zeroplay_jax.objectives import advantages, aggregation, schedules
+from zeroplay_jax.objectives.types import Stats
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.runtime.hosts import sums
@@ -25,8 +26,6 @@ from zeroplay_jax.selfplay import rows as row_tools
 from zeroplay_jax.selfplay.roles import Table
 from zeroplay_jax.selfplay.task_pool import TaskPool
 from zeroplay_jax.types import POLICY, Json, Outcome, Row, Task
-
-Stats = dict[str, tuple[float, float]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,7 +298,7 @@ class Engine:
         batches = [self._pack(role, part, distill) for part in parts]
         with self._room(weights):
             if c.old_logp == 'trainer':  # before the first update of the batch
-                batches = [learner.rescore(role, batch) for batch in batches]
+                batches = [learner.recompute_old_logp(role, batch) for batch in batches]
             for part, batch in zip(parts, batches, strict=True):
                 more = learner.update(role, batch, distill)
                 stats = _add(stats, more)
@@ -308,7 +307,7 @@ class Engine:
                     self.fates.append(
                         {'role': role, 'drop': 'nonfinite_gradient', 'rollouts': culprits}
                     )
-            learner.follow()
+            learner.update_ema_teacher()
         self.versions[weights] += 1
         self.publish(weights)
         return stats

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from zeroplay_jax.objectives.types import Stats
 from zeroplay_jax.types import Json, Outcome, Row, Task, Trajectory, Turn
 
-Stats = dict[str, tuple[float, float]]
 TRUNCATED = ('context', 'turn_tokens', 'turns')  # endings that the policy did not choose
 # What of an item goes into the log beside the questions that were made of it.
 _KNOWN = ('document_id', 'title', 'hops', 'type', 'question', 'answer', 'answers')
