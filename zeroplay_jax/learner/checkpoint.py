@@ -72,6 +72,7 @@ class Checkpointer:
         Args:
           states: tree of arrays with the structure, shapes and shardings to restore to.
         """
+        # Shapes and shardings come from the current run, so a checkpoint restores under another mesh.
         abstract_states = jax.tree.map(ocp.utils.to_shape_dtype_struct, states)
         items = ocp.args.Composite(
             states=ocp.args.StandardRestore(abstract_states), loop=ocp.args.JsonRestore()
@@ -126,6 +127,7 @@ def claim(
     elif workdir.exists():
         _check_empty(workdir)
 
+    # The config is compared before the lock is taken: a wrong config is the more useful error.
     workdir.mkdir(parents=True, exist_ok=True)
     with (workdir / '.lock').open('w') as lock:
         # The kernel releases the lock when the process ends in whatever way; a lock file alone would remain.

@@ -44,6 +44,7 @@ def publisher(
         functools.partial(transformer.published, model), out_shardings=sampler_shardings
     )
     same_dtype = all(x.dtype == model.dtype for x in jax.tree.leaves(params))
+    # With one replica and equal dtypes the sampler can read the learner's buffers themselves.
     needs_conversion = not same_dtype or learner_shardings != sampler_shardings
     local_mesh = sharding.local_mesh(mesh)
 
@@ -99,6 +100,7 @@ class Learner:
         self._offload = offload
         _check_micro_rows(micro_shape[0], mesh)
         self._row_sharding = sharding.rows(mesh)
+        # A jitted identity with a replicated output gathers rows, across processes too.
         self._gather = jax.jit(lambda x: x, out_shardings=sharding.replicated(mesh))
         self._publish = publisher(model, mesh, params)
 
@@ -107,10 +109,12 @@ class Learner:
         has_reference = any(config.kl_coef for config in loss_configs.values())
 
         optimizer_names = _optimizer_names(roles, shared_optimizer)
+        # One optimiser per name: roles that share one use the config of the first role.
         transforms = {}
         for name in sorted(set(optimizer_names.values())):
             transforms[name] = optimizer.make(roles[name])
 
+        # Parameters, moments, gradients and teacher are split over replicas too (ZeRO); samplers get whole weights.
         param_shardings = sharding.parameter_shardings(params, mesh, owned=True)
         opt_shardings = {}
         for name, transform in transforms.items():
@@ -121,10 +125,13 @@ class Learner:
             self.shardings['teacher'] = param_shardings
 
         self.state = self._initial_state(params, transforms)
+        # The reference of the KL term never changes and is not checkpointed: a continued run builds it from the same
+        # initial weights.
         self.reference = None
         if has_reference:
             self.reference = self._to_host(jax.device_put(params, param_shardings))
 
+        # Shapes suffice for building the programs, whether `params` are arrays or shapes.
         param_shapes = jax.eval_shape(_copy_tree, params)
         self._role_updates = {}
         for name, optimizer_name in optimizer_names.items():
@@ -150,6 +157,7 @@ class Learner:
         shapes_only = all(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(params))
 
         def initialize(initializer, shardings):
+            # jit with out_shardings creates each shard where it belongs; the whole tree never exists on one device.
             if not shapes_only:
                 return self._to_host(jax.jit(initializer, out_shardings=shardings)(params))
             shapes = jax.eval_shape(initializer, params)
@@ -198,6 +206,7 @@ class Learner:
     def restore(self, state: dict[str, Any]) -> None:
         """Sets `state` to a tree of the same structure, such as a checkpoint's."""
 
+        # A checkpoint may come from a run with another mesh, or with another setting of `offload`.
         def place(x, x_sharding):
             return self._to_host(jax.device_put(x, x_sharding))
 
@@ -236,6 +245,7 @@ class Learner:
         for batch in batches:
             # Gathered, because np.asarray needs all rows and each process holds some of them.
             logp = self._gather(score(params, sharding.put(batch, self._row_sharding)))
+            # 0 at unmasked positions, as the sampler reports them; the scorer has values for prompts as well.
             trainer_logp = np.where(batch.mask, np.asarray(logp), 0)
             rescored.append(
                 dataclasses.replace(batch, old_logp=trainer_logp, sampler_logp=batch.old_logp)
@@ -255,6 +265,7 @@ class Learner:
           finite; both are counted in `skipped_updates`.
         """
         role_update = self._role_updates[role]
+        # A step with zero gradients would still decay weights and advance the schedule.
         if not any(_has_weight(batch) for batch in batches):
             return {'skipped_updates': (1.0, 1.0)}
         batches = [sharding.put(batch, self._row_sharding) for batch in batches]
@@ -272,6 +283,7 @@ class Learner:
         teacher = None
         if role_update.config.distills:
             teacher = self._to_device(self.state['teacher'])
+        # An array: a Python float would be a constant of the program, and each new value would compile it again.
         coefficient = jnp.float32(distill_coef)
         for batch, ref_logp in zip(batches, ref_logps):
             gradients, device_stats = role_update.accumulate(
@@ -282,6 +294,7 @@ class Learner:
 
         opt_state = self._to_device(self.state['opt'][role_update.optimizer])
         params, opt_state, gradient_norm = role_update.apply(params, opt_state, gradients)
+        # New dicts: a caller that holds the previous `state` does not see it change.
         opt_states = self.state['opt'] | {role_update.optimizer: self._to_host(opt_state)}
         self.state = self.state | {'params': self._to_host(params), 'opt': opt_states}
         return _host_statistics(device_stats, gradient_norm)
@@ -328,6 +341,7 @@ def _with_sharding(x: Any, x_sharding: Any) -> jax.ShapeDtypeStruct:
 
 def _has_weight(batch: Batch) -> bool:
     """Whether any token of the batch adds to the loss."""
+    # Weights are 0 where nothing is learnt: at prompts, retrieved passages and in rows that fill up a micro-batch.
     if batch.weight.any():
         return True
     return batch.teacher is not None and bool(batch.teacher.weight.any())

@@ -47,6 +47,7 @@ class LossConfig:
         Raises:
           ValueError: there is no loss of that name.
         """
+        # The name is resolved once here, not at every trace of the loss.
         values: dict[str, Any] = {'policy_loss': resolve_loss(role.loss)}
         for field in dataclasses.fields(cls):
             if field.name not in values:
@@ -85,9 +86,12 @@ def loss(
     mask = batch.mask
     stats: DeviceStats = {}
     distillation_loss = jnp.float32(0)
+    # A divergence needs the student's logits, which exist for a chunk of tokens at a time only. With a teacher,
+    # log-probs, entropy and divergence are therefore computed in one pass.
     if config.distills and batch.teacher is not None:
         logp, entropy, divergences = _score_and_divergences(model, config, params, teacher, batch)
         distillation_loss = aggregation.aggregate(divergences['divergence'], batch.teacher.weight)
+        # The divergence has a mask of its own.
         # The teacher sees the rollouts of some rows only; weight 0 marks the tokens that it does not.
         has_teacher = batch.teacher.weight != 0
         for name, values in divergences.items():
@@ -139,6 +143,8 @@ def loss(
     if config.entropy_coef:
         per_token = per_token + config.entropy_coef * negative_entropy
 
+    # All policy terms share one weighted sum, hence one denominator. Distillation has its own: it averages over the
+    # tokens that have a teacher.
     policy_loss = aggregation.aggregate(per_token, batch.weight)
     total_loss = policy_loss + distill_coef * distillation_loss
     # The denominator is in the weights already, so the sum over micro-batches is the mean: its count is set to 1 when

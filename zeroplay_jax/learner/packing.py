@@ -82,6 +82,7 @@ def pack(
     """
     slots = _first_fit(rows, tokens, teacher_tokens)
     num_rows_used = max((slot.row + 1 for slot in slots), default=0)
+    # Rounded up. Micro-batches have one shape, so that one compiled program serves all of them.
     num_micro_batches = -(-num_rows_used // micro_rows)
     shape = (num_micro_batches * micro_rows, tokens)
     whole = Batch.blank(shape, teacher_tokens)
@@ -96,8 +97,10 @@ def pack(
         whole.tokens[span] = trajectory.tokens
         whole.positions[span] = np.arange(length)
         whole.segment[span] = slot.segment
+        # Learn from what the policy sampled: neither prompts nor retrieved passages have a gradient.
         whole.mask[span] = trajectory.source == POLICY
         whole.old_logp[span] = trajectory.logp
+        # Both start as the sampler's; Learner.recompute_old_logp replaces the first.
         whole.sampler_logp[span] = trajectory.logp
         whole.advantage[span] = row.advantage
         if whole.teacher is not None and row.teacher_prompt is not None:
@@ -131,6 +134,7 @@ def _first_fit(rows: Sequence[Row], tokens: int, teacher_tokens: int) -> list[_S
         teacher_length = 0
         if teacher_tokens and row.teacher_prompt is not None:
             teacher_length = len(row.teacher_prompt) + length - prompt_length(row)
+        # Cutting a trajectory would train on a prefix of it with the reward of the whole.
         if length > tokens:
             raise UserError(
                 f'a trajectory of {length} tokens does not fit micro.tokens={tokens}; raise it'

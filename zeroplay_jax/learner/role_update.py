@@ -65,6 +65,7 @@ def make_role_update(
     """
     row_sharding = sharding.rows(mesh)
     replicated = sharding.replicated(mesh)
+    # None is an empty pytree: without a teacher the programs have no argument for it.
     teacher_shapes = None
     teacher_shardings = None
     if config.distills:
@@ -81,6 +82,7 @@ def make_role_update(
         jnp.float32(0),
     )
 
+    # A program rather than host zeros: they are created on the devices, sharded like the parameters.
     def make_zeros():
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (param_shapes, stat_shapes))
 
@@ -90,6 +92,7 @@ def make_role_update(
         )
         return logp
 
+    # In the order of the arguments: params, gradients, stats, batch, ref_logp, teacher, distill_coef.
     accumulate_shardings = (
         param_shardings,
         param_shardings,
@@ -105,6 +108,7 @@ def make_role_update(
         zero_gradients=jax.jit(make_zeros, out_shardings=(param_shardings, replicated)),
         accumulate=jax.jit(
             functools.partial(_accumulate, model, config),
+            # Accumulators are updated in place; parameters stay for the next micro-batch.
             donate_argnums=(1, 2),
             in_shardings=accumulate_shardings,
             out_shardings=(param_shardings, replicated),
@@ -135,6 +139,7 @@ def _accumulate(model, config, params, gradients, stats, batch, ref_logp, teache
 def _apply_gradients(transform, params, opt_state, gradients):
     """One optimiser step; returns (params, opt_state, gradient norm)."""
     gradient_norm = optax.tree.norm(gradients)
+    # The norm is not finite if any entry is not: one scalar decides for all.
     is_finite = jnp.isfinite(gradient_norm)
     updates, new_opt_state = transform.update(gradients, opt_state, params)
     new_params = optax.apply_updates(params, updates)

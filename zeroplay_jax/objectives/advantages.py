@@ -12,6 +12,7 @@ from zeroplay_jax.objectives.types import Stats
 # Group sizes are reported in fixed classes, (largest size, name), so that the set of metric names never changes.
 _SIZE_CLASSES = ((1, '1'), (2, '2'), (4, '3_4'), (8, '5_8'), (16, '9_16'), (math.inf, '17_up'))
 
+# Options that select a method; the papers behind them are in the docstring of `group_advantages`.
 _OPTIONS = {
     'baseline': ('mean', 'loo', 'none'),
     'scale': ('std', 'none', 'batch'),
@@ -69,12 +70,14 @@ def group_advantages(
     _check_options(baseline, scale, ddof, singleton, lengths, rewards.shape)
     _check_group_sizes(groups, group_size)
 
+    # A judge or a reward function may return NaN. One such row must not make the whole group NaN.
     finite = np.isfinite(rewards)
     used = valid & finite
     valid_rewards = rewards[used]
     group_index, group_sizes, informative = _group_rows(valid_rewards, groups[used])
     num_groups = len(group_sizes)
 
+    # bincount with weights sums within groups in one pass, for keys in any order.
     group_means = np.bincount(group_index, valid_rewards, num_groups) / group_sizes
     deviations = valid_rewards - group_means[group_index]
     # Groups of equal rewards are found by comparison: the mean of equal numbers may differ from them in the last bit,
@@ -91,6 +94,7 @@ def group_advantages(
     if singleton == 'raw':
         advantages = np.where(is_singleton, valid_rewards, advantages)
 
+    # A group of one has no deviation: dividing by 1 keeps the raw reward of singleton='raw'.
     if scale == 'std':
         squares = np.bincount(group_index, deviations**2, num_groups)
         sample_std = np.sqrt(squares / np.maximum(group_sizes - ddof, 1))
@@ -102,6 +106,7 @@ def group_advantages(
         counts = np.where(excluded, 0, np.asarray(lengths)[used])
         advantages = whiten(advantages, counts)
 
+    # Excluded rows get 0, which adds nothing to the policy gradient.
     all_advantages = np.zeros(rewards.shape)
     all_advantages[used] = advantages
     return all_advantages, _group_statistics(group_sizes, informative, valid, finite)
@@ -131,6 +136,7 @@ def informative_groups(
     rewards, groups, valid = _check_rows('informative_groups', rewards, groups, valid)
     used = valid & np.isfinite(rewards)
     group_index, _, informative = _group_rows(rewards[used], groups[used])
+    # An excluded row is not trained on, whatever its group.
     in_informative_group = np.zeros(rewards.shape, bool)
     in_informative_group[used] = informative[group_index]
     return in_informative_group
@@ -164,6 +170,7 @@ def whiten(
     if not counted.any() or np.ptp(values[counted]) == 0:
         return np.zeros(values.shape)
 
+    # Counts act as repetitions: whitening rows by length equals whitening their tokens.
     num_counted = counts.sum()
     mean = (counts * values).sum() / num_counted
     deviations = values - mean
@@ -190,6 +197,7 @@ def _check_rows(name, rewards, groups, valid):
 
 def _group_rows(rewards, groups):
     """Returns per row the index of its group; per group its size and whether its rewards differ."""
+    # Keys are arbitrary integers, such as item numbers of a long run: number them 0, 1, … first.
     keys, group_index = np.unique(groups, return_inverse=True)
     num_groups = len(keys)
     lowest = np.full(num_groups, np.inf)
@@ -240,6 +248,7 @@ def _group_statistics(group_sizes, informative, valid, finite) -> Stats:
         'informative_groups': (float(np.sum(informative)), num_groups),
         'group_size': (float(np.sum(group_sizes)), num_groups),
     }
+    # Classes are half-open intervals (lower, upper], so each group is counted once.
     lower: float = 0
     for upper, name in _SIZE_CLASSES:
         in_class = (group_sizes > lower) & (group_sizes <= upper)

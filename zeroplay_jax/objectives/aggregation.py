@@ -60,6 +60,8 @@ def denominator(lengths: Int[np.ndarray, ' rollouts'], mode: str) -> float:
         raise ValueError(
             f'denominator: mode {mode!r} has no denominator of its own; choose one of {_MODES_WITH_DENOMINATOR}'
         )
+    # The other modes divide by rollouts. A rollout without trained tokens adds nothing to the sum and must not
+    # lower the mean.
     if mode == 'token':
         return float(np.sum(lengths))
     return float(np.count_nonzero(lengths))
@@ -112,6 +114,7 @@ def token_weights(
         raise ValueError(
             'token_weights: a trained token has sequence -1; mask it or give the index of its rollout'
         )
+    # Indices count the rollouts of the whole batch, so bincount gives |y| of each at its index.
     lengths = np.bincount(token_rollout)
 
     if total is None and mode == 'constant':
@@ -122,6 +125,7 @@ def token_weights(
     if not 0 <= total < np.inf or (total == 0 and token_rollout.size):
         raise ValueError(f'token_weights: total {total} must be positive and finite')
 
+    # The quotient is computed in float64 and rounded once.
     weights = np.zeros(mask.shape, np.float32)
     if not token_rollout.size:
         return weights

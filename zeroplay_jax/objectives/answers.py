@@ -7,6 +7,7 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 
+# As in the SQuAD evaluation script: English articles and ASCII punctuation only.
 _ARTICLES = re.compile(r'\b(a|an|the)\b')
 _DELETE_PUNCTUATION = str.maketrans('', '', string.punctuation)
 
@@ -74,6 +75,7 @@ def f1(prediction: str | None, golds: Sequence[str] | str) -> float:
     best = 0.0
     for gold in _as_list(golds):
         gold_words = Counter(_comparable(gold).split())
+        # F1 is 2·common/(predicted + gold): the harmonic mean of precision and recall without their 0/0.
         num_common = (predicted_words & gold_words).total()
         num_words = predicted_words.total() + gold_words.total()
         best = max(best, 2 * num_common / max(1, num_words))

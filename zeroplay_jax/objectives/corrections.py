@@ -55,6 +55,7 @@ def kl(
     if kind not in KL_KINDS:
         raise ValueError(f'kl: kind is {kind!r}; choose one of {KL_KINDS}')
     mask, logp, ref_logp = masked('kl', mask, logp, ref_logp)
+    # The reference is a constant. Differentiating it would matter where both come from the same weights.
     ref_logp = jax.lax.stop_gradient(ref_logp)
     log_difference = logp - ref_logp
     k2 = 0.5 * log_difference**2
@@ -70,6 +71,7 @@ def kl(
     if kind.endswith('+'):
         # k2 − stop_gradient(k2) is 0 in value and carries the gradient of k2.
         estimate = jax.lax.stop_gradient(estimate) + k2 - jax.lax.stop_gradient(k2)
+    # At masked positions k3 is exp(0) + 0 − 1 = 0 already; the selection guarantees it for every kind.
     estimate = jnp.where(mask, estimate, 0.0)
     return estimate, {'kl': total(estimate, mask)}
 
@@ -89,6 +91,7 @@ def entropy_bonus(
     Raises:
       ValueError: shapes differ.
     """
+    # The sign makes it a term to minimise, like all others: a positive coefficient raises the entropy.
     mask, entropy = masked('entropy_bonus', mask, entropy)
     return -entropy, {'entropy': total(entropy, mask)}
 
@@ -113,6 +116,7 @@ def agreement(
       ValueError: shapes differ.
     """
     mask, logp, old_logp = masked('agreement', mask, logp, old_logp)
+    # Clipped, so that one token of probability near 0 does not turn the mean of a whole step into infinity.
     log_ratios = log_ratio(logp, old_logp)
     return {
         'ratio': total(jnp.exp(log_ratios), mask),
@@ -159,10 +163,12 @@ def truncated_importance(
     mask, trainer_logp, sampler_logp = masked(
         'truncated_importance', mask, trainer_logp, sampler_logp
     )
+    # The weight is a constant of the gradient: it corrects the sampling distribution and is no objective.
     log_weight = jax.lax.stop_gradient(trainer_logp - sampler_logp)
     if level == 'sequence':
         if segment is None:
             segment = jnp.ones(mask.shape, jnp.int32)
+        # Before truncation the product over a rollout is unbiased but of high variance; token ratios are the opposite.
         check_shapes('truncated_importance', mask, segment)
         log_weight = spread(segment_sum(log_weight, segment), segment)
     # The clip comes after the sum over a rollout; the difference is already taken, hence the zeros.

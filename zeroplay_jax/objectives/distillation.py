@@ -54,7 +54,9 @@ def topk_tail_divergence(
       ValueError: shapes differ or an option is out of range.
     """
     _check_options(student_logits, teacher_logits, k, kind, mix)
+    # Logits arrive in the dtype of the activations. In bfloat16 the differences of log-probs would be noise.
     student_logp = jax.nn.log_softmax(student_logits.astype(jnp.float32))
+    # The teacher is not trained through this loss; it follows by `ema`.
     constant_teacher_logits = jax.lax.stop_gradient(teacher_logits)
     teacher_logp = jax.nn.log_softmax(constant_teacher_logits.astype(jnp.float32))
     num_positions, vocab_size = student_logp.shape
@@ -62,7 +64,9 @@ def topk_tail_divergence(
         divergence = _divergence(student_logp, teacher_logp, kind, mix)
         return divergence, {'tail_mass': jnp.zeros(num_positions)}
 
+    # The student's top tokens, not the teacher's: with 'reverse' those carry nearly all of the divergence.
     _, top_tokens = jax.lax.top_k(jax.lax.stop_gradient(student_logits), k)
+    # A mask of positions instead of a threshold on the K-th logit: with ties a threshold would select more than K.
     nowhere = jnp.zeros(student_logp.shape, bool)
     is_top = jnp.put_along_axis(nowhere, top_tokens, True, axis=1, inplace=False)
 
@@ -107,6 +111,7 @@ def _divergence(student_logp, teacher_logp, kind, mix):
         return _kl(student_logp, teacher_logp)
     if kind == 'forward':
         return _kl(teacher_logp, student_logp)
+    # log M is computed from log-probs: the mixture of two tiny probabilities keeps its digits.
     mixture_logp = jnp.logaddexp(student_logp + jnp.log(mix), teacher_logp + jnp.log1p(-mix))
     student_term = mix * _kl(student_logp, mixture_logp)
     teacher_term = (1 - mix) * _kl(teacher_logp, mixture_logp)

@@ -51,8 +51,10 @@ def drzero_format(
     num_thoughts = sum(_begins_with_thought(turn) for turn in turns)
     think = num_thoughts / max(1, len(turns))
 
+    # A call without a response was cut off or failed, so what the rollout saw is not known in full.
     has_searched = calls == responses > 0
     if has_searched:
+        # A question of n hops takes n − 1 searches: the source document is the first hop.
         tool = min((1 + calls) / hops, 1.0)
         visible_text = f'{source}\n\n{retrieved}'
     else:
@@ -60,6 +62,7 @@ def drzero_format(
         visible_text = source
 
     normal_answer = normalize_answer(answer)
+    # Length is scored because a solver's answer hardly ever matches a long one exactly.
     num_words = len(normal_answer.split())
     is_grounded = normal_answer in ('yes', 'no') or normal_answer in normalize_answer(visible_text)
     if num_words == 0 or not is_grounded:
@@ -73,6 +76,7 @@ def drzero_format(
 
     # An answer with an empty normal form is a substring of every question, so the proposal scores 0 as well.
     leaks_answer = normal_answer in normalize_answer(question)
+    # A leaked answer makes the question trivial; its format is then worth nothing.
     raw = 0.0
     if question and answer and not leaks_answer:
         raw = (1.0 + think + tool + brevity) / 4
@@ -115,6 +119,7 @@ def scope_challenger_format(
             f'scope_challenger_format: needs counts ≥ 0 and, unless code=True, expected ≥ 1; got {searches}, '
             f'{malformed}, {expected}'
         )
+    # The paper counts well-formed searches only; its code also penalises malformed ones.
     credited_searches = searches
     if code:
         credited_searches = max(searches - malformed, 0)
@@ -148,6 +153,7 @@ def scope_solver_format(
     """
     if searches < 0:
         raise ValueError(f'scope_solver_format: searches {searches} must not be negative')
+    # The last turn gives the answer, so n turns have n − 1 opportunities to search.
     tool = 0.0
     if len(turns) > 1:
         tool = min(searches / (len(turns) - 1), 1.0)
@@ -157,10 +163,12 @@ def scope_solver_format(
 
 def _scope_format(turns: Sequence[str], code: bool, parts: dict[str, float]) -> dict[str, float]:
     """The parts with `think` and their mean `raw`."""
+    # The code requires the turn to begin with its thought, the paper only to contain one.
     has_thought = _contains_thought
     if code:
         has_thought = _begins_with_thought
     think = sum(map(has_thought, turns)) / max(1, len(turns))
+    # `think` comes first, so that logs list the parts in the paper's order.
     parts = {'think': think, **parts}
     return parts | {'raw': sum(parts.values()) / 3}
 
@@ -211,6 +219,7 @@ def ssp_gate(
     """
     if not answers:
         raise ValueError('ssp_gate: answers are empty; a proposal is made from at least one')
+    # The order of the checks is the order of the reasons: the first fault is the one that is counted.
     shortest, longest = chars
     question = (question or '').strip()
     if not question:
@@ -223,6 +232,7 @@ def ssp_gate(
         return 'leaks_answer'
     if len(queries) < searches:
         return 'few_searches'
+    # Repeated queries pad the number of searches without new passages.
     distinct_queries = {query.strip() for query in queries}
     if distinct and len(distinct_queries) < len(queries):
         return 'repeated_query'

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Array, Bool, Float, Int
 
@@ -25,6 +25,7 @@ from zeroplay_jax.objectives.registry import resolve
 from zeroplay_jax.objectives.types import AnyArray, DeviceStats
 
 
+@runtime_checkable
 class LossFunction(Protocol):
     """The signature of a policy loss; see the module's docstring for an example."""
 
@@ -90,6 +91,7 @@ class PolicyLoss:
         Raises:
           ValueError: the loss is not [B, T], or the statistics are not the declared ones.
         """
+        # Options are passed to all losses alike, so that a caller needs to know nothing but the name.
         per_token, stats = self.function(
             logp,
             old_logp,
@@ -114,8 +116,11 @@ class PolicyLoss:
         return per_token, stats
 
 
+# Statistics of `corrections.agreement`, which every built-in loss reports.
 _AGREEMENT = ('ratio', 'approx_kl', 'prob_gap')
 
+# Explicit entries instead of registration by decorator: the set of names does not depend on which modules
+# have been imported.
 POLICY_LOSSES: Mapping[str, PolicyLoss] = {
     'reinforce': PolicyLoss(
         policy_gradient.reinforce,
@@ -161,6 +166,7 @@ def resolve_loss(name: str) -> PolicyLoss:
       ValueError: there is no such loss; the message is one line.
     """
     loss = resolve('loss', name, POLICY_LOSSES)
+    # A plain function has the properties of the most common case; PolicyLoss states others.
     if isinstance(loss, PolicyLoss):
         return loss
     return PolicyLoss(loss)

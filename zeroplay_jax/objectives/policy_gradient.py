@@ -64,9 +64,11 @@ def reinforce(
     Raises:
       ValueError: shapes differ.
     """
+    # Without a ratio, agreement still shows how far the sampler's weights are from the trained ones.
     del segment, clip_low, clip_high, dual_clip
     stats = agreement(logp, old_logp, mask)
     mask, logp, advantage = masked('reinforce', mask, logp, advantage)
+    # −A·logp of zeroed inputs is −0.0 or 0.0; the selection makes it 0.0.
     loss = jnp.where(mask, -advantage * logp, 0.0)
     stats['logp'] = total(logp, mask)
     return loss, stats
@@ -111,6 +113,7 @@ def token_pg(
         raise ValueError(f'token_pg: dual_clip {dual_clip} must exceed 1; None switches it off')
     stats = agreement(logp, old_logp, mask)
     mask, logp, old_logp, advantage = masked('token_pg', mask, logp, old_logp, advantage)
+    # old_logp may be computed by the trainer; the ratio's gradient must flow through logp alone.
     ratio = jnp.exp(log_ratio(logp, jax.lax.stop_gradient(old_logp)))
     loss, is_clipped = _clipped_loss(ratio, advantage, clip_low, clip_high)
     stats['clip_share'] = total(is_clipped, mask)
@@ -164,6 +167,7 @@ def sequence_pg(
     stats = agreement(logp, old_logp, mask)
     check_shapes('sequence_pg', mask, segment)
     mask, logp, old_logp, advantage = masked('sequence_pg', mask, logp, old_logp, advantage)
+    # Rollouts share rows, so the mean of a rollout is taken over its segment.
     lengths = segment_sum(mask, segment)
     mean_log_ratio = _rollout_mean(jax.lax.stop_gradient(logp - old_logp), lengths, segment)
     # logp − stop_gradient(logp) is 0 in value and gives each token a gradient through its own logp alone.
@@ -216,6 +220,7 @@ def geometric_pg(
     check_shapes('geometric_pg', mask, segment)
     mask, logp, old_logp, advantage = masked('geometric_pg', mask, logp, old_logp, advantage)
     lengths = segment_sum(mask, segment)
+    # Not clipped to ±20: the bounds below apply to the side that matters, and the mean is limited after it.
     log_ratios = logp - jax.lax.stop_gradient(old_logp)
     bounded_above = jnp.minimum(log_ratios, clip_high)
     bounded_below = jnp.maximum(log_ratios, -clip_low)
@@ -264,6 +269,8 @@ def cispo(
     _check_clip('cispo', clip_low, clip_high)
     stats = agreement(logp, old_logp, mask)
     mask, logp, old_logp, advantage = masked('cispo', mask, logp, old_logp, advantage)
+    # The weight corrects for the sampling policy and is no part of the objective: its gradient is stopped, and the
+    # gradient of every token is weight · A · ∇logp.
     ratio = jax.lax.stop_gradient(jnp.exp(log_ratio(logp, old_logp)))
     weight = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
     stats['clip_share'] = total(weight != ratio, mask)
@@ -281,17 +288,20 @@ def _clipped_loss(ratio, advantage, clip_low, clip_high):
     """PPO's pessimistic loss [B, T], and where the clip determines it, which removes the gradient."""
     unclipped_loss = -advantage * ratio
     clipped_ratio = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
+    # The larger loss is the pessimistic one. Where it is the clipped one, it is constant in the ratio.
     loss = jnp.maximum(unclipped_loss, -advantage * clipped_ratio)
     return loss, loss > unclipped_loss
 
 
 def _rollout_mean(values, lengths, segment):
     """Mean [B, T] over the trained tokens of each position's rollout; `lengths` [B, T + 1] from `segment_sum`."""
+    # The maximum avoids 0/0 in segments without trained tokens, the empty segment 0 among them.
     return spread(segment_sum(values, segment) / jnp.maximum(lengths, 1), segment)
 
 
 def _rollout_total(values, lengths, mask, segment):
     """Statistic of a value that all tokens of a rollout share: counted once per rollout with trained tokens."""
+    # All tokens of a rollout hold the same value: its mean over the tokens is that value, once per rollout.
     values = jax.lax.stop_gradient(jnp.where(mask, values, 0.0))
     means = segment_sum(values, segment) / jnp.maximum(lengths, 1)
     return jnp.sum(means), jnp.sum(lengths > 0, dtype=jnp.float32)

@@ -75,15 +75,18 @@ def difficulty(solved: float | int, n: int, kind: str = 'linear', target: float 
         raise ValueError(
             f'difficulty: {solved} of {n} solved; needs n ≥ 1 rollouts and 0 ≤ solved ≤ n'
         )
+    # The check of the range comes first: it holds for functions outside this project as well.
     difficulty_function = resolve_difficulty(kind)
     return difficulty_function(solved, n, target)
 
 
 def _linear_difficulty(solved, n, target):
     """(n − k)/(n − 1) for 0 < k < n, else 0; highest at k = 1 (Dr. Zero eq. 4, π-Play eq. 4)."""
+    # A question that nobody or everybody solves has no reward variance and teaches the solver nothing.
     del target
     if not 0 < solved < n:
         return 0.0
+    # Dividing by n − 1 makes the reward of k = 1, the hardest solvable question, exactly 1.
     return (n - solved) / max(n - 1, 1)
 
 
@@ -104,6 +107,7 @@ def _triangle_difficulty(solved, n, target):
     return triangle(solved / n, target)
 
 
+# The names of `config.reward.difficulty`.
 DIFFICULTIES: Mapping[str, DifficultyFunction] = {
     'linear': _linear_difficulty,
     'parabolic': _parabolic_difficulty,
@@ -111,6 +115,7 @@ DIFFICULTIES: Mapping[str, DifficultyFunction] = {
     'triangle': _triangle_difficulty,
 }
 
+# The names of `config.reward.answer`.
 ANSWER_METRICS: Mapping[str, AnswerMetric] = {
     'em': exact_match,
     'subem': sub_exact_match,
@@ -149,6 +154,7 @@ def triangle(score: float, target: float = 0.5) -> float:
     """
     if not 0 < target < 1:
         raise ValueError(f'triangle: target {target} must lie between 0 and 1')
+    # The distance from the target to the nearer end determines the slope on both sides.
     return max(0.0, 1 - abs(score - target) / min(target, 1 - target))
 
 
@@ -177,6 +183,7 @@ def length_factor(
         )
     if cutoff is not None and tokens > cutoff:
         return 0.0
+    # The cosine has slope 0 at both ends, so the factor has no kink there.
     excess = max(tokens - soft, 0)
     progress = min(excess / (hard - soft), 1.0)
     return floor + (1 - floor) / 2 * (1 + math.cos(math.pi * progress))
@@ -209,6 +216,7 @@ def overlong_penalty(tokens: int, limit: int, buffer: int, factor: float = 1.0) 
     """
     if not 0 < buffer <= limit:
         raise ValueError(f'overlong_penalty: needs 0 < buffer ≤ limit, got {buffer}, {limit}')
+    # Beyond the limit the penalty keeps growing, so it does not matter where exactly a response was cut.
     return min((limit - buffer - tokens) / buffer * factor, 0.0)
 
 
@@ -236,6 +244,7 @@ def rubric_score(
         raise ValueError(
             f'rubric_score: {len(grades)} grades need as many weights ≥ 0, not all 0; got {weights}'
         )
+    # An unparsable grade is the judge's fault. With too many of them a score would measure the judge.
     num_ungraded = grades.count(None)
     if len(grades) - num_ungraded < coverage * len(grades):
         return None

@@ -10,6 +10,7 @@ import re
 
 from zeroplay_jax.objectives.answers import extract_last
 
+# Words of a verdict and their meaning.
 _CORRECT = {'correct': True, 'incorrect': False, 'wrong': False}
 _YES = {'yes': True, 'no': False}
 _SCORE = {'1': True, '0': False}
@@ -57,6 +58,7 @@ def grade(text: str) -> bool | None:
 
     None where there is no such tag or its content is anything else: a half, a range, another tag.
     """
+    # A grader may weigh several scores before it decides: the last one is its decision.
     score = extract_last(_reply(text), 'score')
     return _SCORE.get(score or '')
 
@@ -85,6 +87,7 @@ def rubrics(
     items = []
     for _, priority, content in _RUBRIC.findall(block):
         item_words = content.split()
+        # A faulty list is rejected as a whole: dropping single items would change what a rubric measures.
         if not 1 <= len(item_words) <= words:
             return None
         items.append({'text': ' '.join(item_words), 'priority': priority})
