@@ -148,23 +148,25 @@ class Learner:
         )
 
     def _initial_state(self, params: Params, transforms: Mapping[str, Any]) -> dict[str, Any]:
-        """The state of the first step, sharded; of shapes where `params` are shapes."""
-        initializers: dict[str, Any] = {'params': _copy_tree, 'opt': {}}
+        """The state before the first step, with the structure of `shardings`."""
+        opt_states = {}
         for name, transform in transforms.items():
-            initializers['opt'][name] = transform.init
+            opt_states[name] = self._initialize(transform.init, params, self.shardings['opt'][name])
+        initial_params = self._initialize(_copy_tree, params, self.shardings['params'])
+        state = {'params': initial_params, 'opt': opt_states}
         if 'teacher' in self.shardings:
-            initializers['teacher'] = _copy_tree
-        shapes_only = all(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(params))
+            state['teacher'] = self._initialize(_copy_tree, params, self.shardings['teacher'])
+        return state
 
-        def initialize(initializer, shardings):
-            # jit with out_shardings creates each shard where it belongs; the whole tree never exists on one device.
-            if not shapes_only:
-                return self._to_host(jax.jit(initializer, out_shardings=shardings)(params))
+    def _initialize(self, initializer: Any, params: Params, shardings: Any) -> Any:
+        """initializer(params) with these shardings; its shapes where `params` are shapes."""
+        is_shape = [isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(params)]
+        if all(is_shape):
             shapes = jax.eval_shape(initializer, params)
             return jax.tree.map(_with_sharding, shapes, shardings)
-
-        # The leaves of `initializers` are functions, each of which makes the subtree at its place.
-        return jax.tree.map(initialize, initializers, self.shardings)
+        # jit with out_shardings creates each shard where it belongs; the whole tree never exists on one device.
+        arrays = jax.jit(initializer, out_shardings=shardings)(params)
+        return self._to_host(arrays)
 
     def _make_role_update(
         self, config: LossConfig, optimizer_name: str, transform: Any, param_shapes: Params

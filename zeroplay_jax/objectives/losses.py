@@ -52,7 +52,7 @@ class LossFunction(Protocol):
           clip_low, clip_high, dual_clip: fields of `config.<role>`; a loss may ignore them.
 
         Returns:
-          per_token: float32 [B, T], to be minimised, not averaged, finite and 0 where masked.
+          token losses: float32 [B, T], to be minimised, not averaged, finite and 0 where masked.
           statistics: name to (sum, count), float32 scalars without gradient (`masking.total`).
         """
 
@@ -92,7 +92,7 @@ class PolicyLoss:
           ValueError: the loss is not [B, T], or the statistics are not the declared ones.
         """
         # Options are passed to all losses alike, so that a caller needs to know nothing but the name.
-        per_token, stats = self.function(
+        token_losses, stats = self.function(
             logp,
             old_logp,
             advantage,
@@ -104,16 +104,16 @@ class PolicyLoss:
         )
         # Shapes and names are static under jit: the checks run once, when the update is traced.
         name = getattr(self.function, '__name__', repr(self.function))
-        if per_token.shape != logp.shape:
+        if token_losses.shape != logp.shape:
             raise ValueError(
-                f'loss {name}: returned shape {per_token.shape} for tokens {logp.shape}; return one value per token'
+                f'loss {name}: returned shape {token_losses.shape} for tokens {logp.shape}; return one value per token'
             )
         if self.statistics is not None and set(stats) != set(self.statistics):
             raise ValueError(
                 f'loss {name}: returned statistics {sorted(stats)}, declared {sorted(self.statistics)}; '
                 'make them equal'
             )
-        return per_token, stats
+        return token_losses, stats
 
 
 # Statistics of `corrections.agreement`, which every built-in loss reports.
