@@ -13,7 +13,7 @@ from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.loss import LossConfig, loss
 from zeroplay_jax.learner.packing import pack
 from zeroplay_jax.policy import hf, sharding, transformer
-from zeroplay_jax.types import ENV, POLICY, PROMPT, Row, Trajectory
+from zeroplay_jax.types import ENV, POLICY, PROMPT, Row, Trajectory, UserError
 
 MODES = ('token', 'seq_mean_token_mean', 'seq_mean_token_sum')
 
@@ -84,6 +84,7 @@ def close(a, b, tolerance=1e-5):
 LOSSES = [
     *(('token_pg', mode) for mode in MODES),
     ('reinforce', 'token'),
+    ('cispo', 'token'),
     ('sequence_pg', 'seq_mean_token_mean'),
     ('geometric_pg', 'seq_mean_token_mean'),
 ]
@@ -122,7 +123,7 @@ def test_only_policy_tokens_teach(policy):
 
 def test_retrieved_text_gets_exactly_zero_gradient(policy):
     """The derivative of the loss by the log-prob of a retrieved or prompt token is exactly 0."""
-    from zeroplay_jax.objectives import policy_gradient
+    from zeroplay_jax.objectives import aggregation, policy_gradient
 
     (batch,) = pack(make_rows(policy[0], 4), micro_rows=4, tokens=25, mode='token')
 
@@ -130,7 +131,7 @@ def test_retrieved_text_gets_exactly_zero_gradient(policy):
         per_token, _ = policy_gradient.token_pg(
             logp, batch.old_logp, batch.advantage, batch.mask, clip_low=0.2, clip_high=0.2
         )
-        return policy_gradient.aggregate(per_token, batch.weight)
+        return aggregation.aggregate(per_token, batch.weight)
 
     slope = np.asarray(jax.grad(value)(batch.old_logp + 0.01))
     assert (slope[~batch.mask] == 0).all() and (slope[batch.mask] != 0).any()
@@ -255,10 +256,43 @@ def test_one_program_for_any_number_of_micro_batches(policy):
     learner = learner_of(model, params, role(), (2, 50))
     for count in (3, 9, 30):
         learner.update('r', pack(make_rows(model, count), micro_rows=2, tokens=50, mode='token'))
-    head = learner._heads['r']
-    assert head.accumulate._cache_size() == 1 and head.apply._cache_size() == 1
+    update = learner._role_updates['r']
+    assert update.accumulate._cache_size() == 1 and update.apply._cache_size() == 1
 
 
 def test_a_trajectory_that_is_too_long_is_refused(policy):
     with pytest.raises(ValueError, match='micro.tokens=10'):
         pack(make_rows(policy[0]), micro_rows=1, tokens=10, mode='token')
+
+
+OUTSIDE_LOSS = """
+from zeroplay_jax.objectives import masking
+
+
+def scaled(logp, old_logp, advantage, mask, segment, *, clip_low, clip_high, dual_clip):
+    mask, logp, advantage = masking.masked('scaled', mask, logp, advantage)
+    return -2 * advantage * logp, {'scaled_logp': masking.total(2 * logp, mask)}
+"""
+
+
+def test_a_loss_outside_the_project_trains(policy, tmp_path, monkeypatch):
+    """Twice REINFORCE: the same update but for the gradient's norm, with the statistics of the outside loss."""
+    (tmp_path / 'outside_learner_losses.py').write_text(OUTSIDE_LOSS)
+    monkeypatch.syspath_prepend(tmp_path)
+    model, params = policy
+    batches = pack(make_rows(model, 4), micro_rows=2, tokens=50, mode='token')
+    stats = {}
+    for name in ('reinforce', 'outside_learner_losses:scaled'):
+        learner = learner_of(model, params, role(loss=name, clip_norm=1e9), (2, 50))
+        stats[name] = learner.update('r', batches)
+    plain, outside = stats.values()
+    assert outside['scaled_logp'][0] == pytest.approx(2 * plain['logp'][0], rel=1e-6)
+    assert outside['gradient_norm'][0] == pytest.approx(2 * plain['gradient_norm'][0], rel=1e-5)
+    assert 'ratio' in plain and 'ratio' not in outside
+
+
+def test_an_unknown_loss_is_one_clear_line(policy):
+    model, params = policy
+    with pytest.raises(UserError, match="config.r.loss: loss 'ppo' is not built in") as error:
+        learner_of(model, params, role(loss='ppo'), (2, 50))
+    assert '\n' not in str(error.value)

@@ -49,7 +49,7 @@ def equal(a, b):
 def improve(one, model):
     for _ in range(2):
         one.update('r', packed(taught_rows(model), micro_rows=4), 0.5)
-        one.follow()
+        one.update_ema_teacher()
 
 
 def test_updates_are_the_same_bit_for_bit_and_leave_nothing_on_the_devices(policy):

@@ -47,7 +47,7 @@ def test_ratios_can_be_taken_against_the_trainers_own_log_probs(policy):
     learner = Learner(
         model, sharding.make_mesh(), {'r': role(tis_cap=2.0, old_logp='trainer')}, params, (4, 50)
     )
-    again = learner.rescore('r', batches)
+    again = learner.recompute_old_logp('r', batches)
     for old, new in zip(batches, again, strict=True):
         np.testing.assert_array_equal(new.sampler_logp, old.old_logp)
         assert (new.old_logp[~new.mask] == 0).all() and np.abs(

@@ -130,7 +130,7 @@ def test_the_teacher_follows_its_student_and_is_kept(policy):
         and 0 <= stats['distill_tail_mass'][0] / stats['distill_tail_mass'][1] < 1
     )
     np.testing.assert_array_equal(learner.state['teacher']['embedding'], params['embedding'])
-    learner.follow()
+    learner.update_ema_teacher()
     want = 0.95 * np.asarray(params['embedding']) + 0.05 * np.asarray(learner.params['embedding'])
     np.testing.assert_allclose(learner.state['teacher']['embedding'], want, atol=1e-7)
     assert (

@@ -1,12 +1,15 @@
 """What the tests of the losses share: batches, their layouts, all losses under one signature, finite differences."""
 
+import contextlib
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from jaxtyping import TypeCheckError
 
-from zeroplay_jax.objectives import corrections
+from zeroplay_jax.objectives import aggregation, corrections
 from zeroplay_jax.objectives import policy_gradient as pg
 
 SEQUENCE_MODES = ('token', 'seq_mean_token_mean', 'seq_mean_token_sum')
@@ -22,7 +25,7 @@ def _kl(kind):
 def _importance(level):
     def loss(logp, old, advantage, mask, segment):
         weight, stats = corrections.truncated_importance(old, logp, mask, 1.2, level, segment)
-        per_token, more = pg.reinforce(logp, advantage, mask)
+        per_token, more = pg.reinforce(logp, old, advantage, mask)
         return per_token * weight, stats | more
 
     return loss
@@ -33,13 +36,24 @@ LOSSES = {
     'token_pg': lambda p, o, a, m, s: pg.token_pg(p, o, a, m, dual_clip=3.0, **CLIPS),
     'sequence_pg': lambda p, o, a, m, s: pg.sequence_pg(p, o, a, m, s, **CLIPS),
     'geometric_pg': lambda p, o, a, m, s: pg.geometric_pg(p, o, a, m, s, **CLIPS),
-    'reinforce': lambda p, o, a, m, s: pg.reinforce(p, a, m),
+    'reinforce': pg.reinforce,
+    'cispo': lambda p, o, a, m, s: pg.cispo(p, o, a, m, s, **CLIPS),
     'entropy_bonus': lambda p, o, a, m, s: corrections.entropy_bonus(p, m),
     'importance_token': _importance('token'),
     'importance_sequence': _importance('sequence'),
     'k3': _kl('k3'),
     'k1+': _kl('k1+'),
 }
+
+
+@contextlib.contextmanager
+def shape_error(message):
+    """A ValueError of one line; or the type checker's error, where the tests run with one."""
+    with pytest.raises((ValueError, TypeCheckError)) as error:
+        yield
+    if not isinstance(error.value, TypeCheckError):
+        error.match(message)
+        assert '\n' not in str(error.value)
 
 
 def close(given, wanted, **tolerance):
@@ -101,7 +115,7 @@ def packed(batch, rows, length, order):
 
 def weights(batch, mode, sequence=None, total=None):
     total = 5.0 if mode == 'constant' else total
-    return pg.token_weights(batch['mask'], sequence, mode, total)
+    return aggregation.token_weights(batch['mask'], sequence, mode, total)
 
 
 @functools.partial(jax.jit, static_argnames='name')
@@ -111,7 +125,7 @@ def run(name, batch, weight):
     def total(logp):
         rest = (batch[key] for key in ('old_logp', 'advantage', 'mask', 'segment'))
         per_token, stats = LOSSES[name](logp, *rest)
-        return pg.aggregate(per_token, weight), stats
+        return aggregation.aggregate(per_token, weight), stats
 
     (value, stats), gradient = jax.value_and_grad(total, has_aux=True)(
         jnp.asarray(batch['logp'], jnp.float32)

@@ -14,10 +14,12 @@ from batches import (
     make,
     mean,
     run,
+    shape_error,
     spread,
     weights,
 )
 
+from zeroplay_jax.objectives import aggregation
 from zeroplay_jax.objectives import policy_gradient as pg
 
 GOLDEN_MODES = {
@@ -42,9 +44,9 @@ def tensors(inputs):
 
 
 def value_and_grad(loss, arrays):
-    weight = pg.token_weights(arrays[3], None, 'seq_mean_token_mean')
+    weight = aggregation.token_weights(arrays[3], None, 'seq_mean_token_mean')
     return jax.jit(
-        jax.value_and_grad(lambda logp: pg.aggregate(loss(logp, *arrays[1:])[0], weight))
+        jax.value_and_grad(lambda logp: aggregation.aggregate(loss(logp, *arrays[1:])[0], weight))
     )(arrays[0])
 
 
@@ -65,11 +67,11 @@ def test_golden_clip_and_dual_clip(golden, wrap):
     # Clipped: ratio 1.49 at A > 0, ratio 0.55 at A < 0. Bounded: ratio 4.48 at A < 0.
     assert stats['clip_share'] == (2, 7) and stats['dual_clip_share'] == (1, 7)
     for mode, name in GOLDEN_MODES.items():
-        weight = pg.token_weights(mask, None, mode, 4.0 if mode == 'constant' else None)
-        close(wrap(pg.aggregate)(per_token, weight), expected['loss'][name])
+        weight = aggregation.token_weights(mask, None, mode, 4.0 if mode == 'constant' else None)
+        close(wrap(aggregation.aggregate)(per_token, weight), expected['loss'][name])
     plain, _ = wrap(functools.partial(pg.token_pg, **clips))(*arrays, mask)
     close(
-        pg.aggregate(plain, pg.token_weights(mask, None, 'token')),
+        aggregation.aggregate(plain, aggregation.token_weights(mask, None, 'token')),
         expected['loss']['no_dual_clip_token-mean'],
     )
 
@@ -99,7 +101,7 @@ def test_golden_grpo_with_absurd_values_at_masked_places(golden):
     per_token, _ = pg.token_pg(*arrays, mask, clip_low=0.2, clip_high=0.2)
     for mode, name in (('seq_mean_token_mean', 'seq_mean_token_mean'), ('token', 'token_mean')):
         wanted = expected[f'grpo_token_ratio_loss_clip0.2_{name}']
-        close(pg.aggregate(per_token, pg.token_weights(mask, None, mode)), wanted)
+        close(aggregation.aggregate(per_token, aggregation.token_weights(mask, None, mode)), wanted)
 
 
 @WRAPS
@@ -128,13 +130,16 @@ def test_golden_hrpo_objectives(golden):
     lengths = np.array(inputs['seq_len'])
     mask = np.arange(lengths.max()) < lengths[:, None]
     logp = np.broadcast_to((np.array(inputs['seq_logprob_sum']) / lengths)[:, None], mask.shape)
-    per_token, stats = pg.reinforce(logp, spread(expected['advantage_code_ddof1'], mask), mask)
+    advantage = spread(expected['advantage_code_ddof1'], mask)
+    per_token, stats = pg.reinforce(logp, logp, advantage, mask)
     close(
-        pg.aggregate(per_token, pg.token_weights(mask, None, 'seq_mean_token_sum')),
+        aggregation.aggregate(
+            per_token, aggregation.token_weights(mask, None, 'seq_mean_token_sum')
+        ),
         -expected['J_paper_mean_over_N_of_A_times_seq_logprob'],
     )
     close(
-        pg.aggregate(per_token, pg.token_weights(mask, None, 'token')),
+        aggregation.aggregate(per_token, aggregation.token_weights(mask, None, 'token')),
         -expected['J_code_token_mean'],
     )
     close(stats['logp'][0], sum(inputs['seq_logprob_sum']))
@@ -167,7 +172,18 @@ def geometric_reference(logp, old, a):
     return -len(logp) * a * np.exp(np.mean(bounded))
 
 
+def cispo_weight(logp, old):
+    """The clipped importance weight of each token, a constant of the gradient."""
+    ratio = np.exp(np.clip(logp - old, -20, 20))
+    return np.clip(ratio, 1 - CLIPS['clip_low'], 1 + CLIPS['clip_high'])
+
+
+def cispo_reference(logp, old, a):
+    return -np.sum(cispo_weight(logp, old) * a * logp)
+
+
 REFERENCES = {
+    'cispo': cispo_reference,
     'token_pg': token_reference,
     'sequence_pg': sequence_reference,
     'geometric_pg': geometric_reference,
@@ -197,8 +213,45 @@ def test_value_and_gradient_match_float64(batch, name, mode):
     close(value, reference(name, batch, mode))
     assert not np.any(np.asarray(gradient)[~batch['mask']])
     # A sequence ratio is differentiated through each token's own share: the formula's gradient under the mean only.
+    # The weights of CISPO are constants of its gradient, which has a test of its own.
+    if name == 'cispo':
+        return
     if mode == 'seq_mean_token_mean' or name in ('token_pg', 'reinforce'):
         close(gradient, differences(lambda logp: reference(name, batch, mode, logp), batch['logp']))
+
+
+@pytest.mark.parametrize('mode', SEQUENCE_MODES)
+def test_cispo_has_the_gradient_of_its_formula_with_constant_weights(batch, mode):
+    """Central differences of the float64 formula in which the importance weights are those of the current weights."""
+    mask, old = batch['mask'], batch['old_logp'].astype(np.float64)
+    constant = cispo_weight(batch['logp'].astype(np.float64), old)
+
+    def objective(logp):
+        losses = np.sum(-constant * batch['advantage'] * logp * mask, axis=1)
+        return average(losses, mask.sum(1), mode)
+
+    _, gradient, stats = run('cispo', batch, weights(batch, mode))
+    close(gradient, differences(objective, batch['logp']))
+    # Unlike PPO's clip, this one removes no gradient: every trained token has one.
+    assert stats['clip_share'][0] > 0
+    assert np.all(np.asarray(gradient)[mask] != 0)
+
+
+def test_golden_cispo_with_absurd_values_at_masked_places(golden):
+    inputs, expected = golden['cispo_loss']
+    arrays = tensors(inputs)
+    low, high = inputs['clip']
+
+    def loss(logp):
+        per_token, stats = pg.cispo(logp, *arrays[1:], clip_low=low, clip_high=high)
+        return aggregation.aggregate(per_token, weight), (per_token, stats)
+
+    weight = aggregation.token_weights(arrays[3], None, 'token')
+    (value, (per_token, stats)), gradient = jax.value_and_grad(loss, has_aux=True)(arrays[0])
+    close(per_token, expected['token_loss'])
+    close(value, expected['loss_token_mean'])
+    close(gradient, expected['grad_logp_token_mean'])
+    assert stats['clip_share'] == (expected['clipped_tokens'], arrays[3].sum())
 
 
 @pytest.mark.parametrize('dual_clip', [None, 1.05])
@@ -226,7 +279,7 @@ def test_zero_dual_clip_is_off(batch):
 
 
 @pytest.mark.parametrize('mode', SEQUENCE_MODES)
-@pytest.mark.parametrize('name', ['token_pg', 'sequence_pg', 'geometric_pg'])
+@pytest.mark.parametrize('name', ['token_pg', 'sequence_pg', 'geometric_pg', 'cispo'])
 def test_ratio_one_has_the_gradient_of_reinforce(batch, name, mode):
     batch['old_logp'] = batch['logp']
     weight = weights(batch, mode)
@@ -295,40 +348,45 @@ def test_an_extreme_rollout_stays_finite(name):
     assert np.array_equal(jax.grad(lambda x: loss(x).sum())(logp), [[0.0, 0.0]])
 
 
-ONE = np.ones((1, 2), bool)
+ONE = np.ones((1, 2), np.float32)
+MASK = np.ones((1, 2), bool)
+SEGMENT = np.ones((1, 2), np.int32)
 
 
 @pytest.mark.parametrize(
     'call, message',
     [
         (
-            lambda: pg.token_pg(ONE, ONE, ONE, ONE, clip_low=1.5, clip_high=0.2),
+            lambda: pg.token_pg(ONE, ONE, ONE, MASK, clip_low=1.5, clip_high=0.2),
             'token_pg: needs 0 ≤ clip_low',
         ),
-        (lambda: pg.token_pg(ONE, ONE, ONE, ONE, clip_low=0.2, clip_high=-0.2), 'clip_high'),
+        (lambda: pg.token_pg(ONE, ONE, ONE, MASK, clip_low=0.2, clip_high=-0.2), 'clip_high'),
         (
-            lambda: pg.token_pg(ONE, ONE, ONE, ONE, clip_low=0.2, clip_high=0.2, dual_clip=1.0),
+            lambda: pg.token_pg(ONE, ONE, ONE, MASK, clip_low=0.2, clip_high=0.2, dual_clip=1.0),
             'must exceed 1',
         ),
         (
-            lambda: pg.sequence_pg(ONE, ONE, ONE, ONE, ONE, clip_low=-0.1, clip_high=0.2),
+            lambda: pg.sequence_pg(ONE, ONE, ONE, MASK, SEGMENT, clip_low=-0.1, clip_high=0.2),
             'sequence_pg: needs 0 ≤',
         ),
         (
-            lambda: pg.geometric_pg(ONE, ONE, ONE, ONE, ONE, clip_low=0.4, clip_high=-0.1),
+            lambda: pg.geometric_pg(ONE, ONE, ONE, MASK, SEGMENT, clip_low=0.4, clip_high=-0.1),
             'geometric_pg: needs',
         ),
         (
-            lambda: pg.sequence_pg(ONE, ONE, ONE, ONE, ONE[0], **CLIPS),
+            lambda: pg.cispo(ONE, ONE, ONE, MASK, clip_low=1.1, clip_high=0.2),
+            'cispo: needs 0 ≤',
+        ),
+        (
+            lambda: pg.sequence_pg(ONE, ONE, ONE, MASK, SEGMENT[0], **CLIPS),
             'sequence_pg: every array must be',
         ),
         (
-            lambda: pg.geometric_pg(ONE, ONE, ONE, ONE, ONE[:, :1], **CLIPS),
+            lambda: pg.geometric_pg(ONE, ONE, ONE, MASK, SEGMENT[:, :1], **CLIPS),
             'geometric_pg: every array must be',
         ),
     ],
 )
 def test_bad_options_are_one_clear_line(call, message):
-    with pytest.raises(ValueError, match=message) as error:
+    with shape_error(message):
         call()
-    assert '\n' not in str(error.value)

@@ -183,7 +183,6 @@ def test_graded_attempts_count_in_part():
         (0, 0, 'one_minus'),
         (-1, 5, 'linear'),
         (6, 5, 'one_minus'),
-        (1, 5, 'cubic'),
     ],
 )
 def test_difficulty_refuses(solved, n, kind):

@@ -1,4 +1,7 @@
-"""One Orbax checkpoint holds the whole run: weights and optimisers of every role, and the loop's own state."""
+"""Checkpoints and the claim of a workdir.
+
+One Orbax checkpoint holds the whole run: weights and optimisers of all roles, and the host state of the training loop.
+"""
 
 from __future__ import annotations
 
@@ -15,65 +18,85 @@ import orbax.checkpoint as ocp
 
 from zeroplay_jax.types import Json, UserError
 
+# A message names this many differing fields at most.
+_MAX_FIELDS_IN_ERROR = 5
+
 
 class WorkdirError(UserError):
-    """A workdir that belongs to another run; the message names the fields that differ."""
+    """The workdir belongs to another run; the message names the fields that differ."""
 
 
 class Checkpointer:
-    """Saves (states, loop) by step under `workdir/checkpoints`, in the background and atomically.
+    """Saves (states, loop) by step under `workdir/checkpoints`, asynchronously and atomically.
 
-    A step's files are written aside and renamed when whole, so a process killed at any moment leaves the last
-    whole step behind.
+    The files of a step are written to a temporary folder, which is renamed when complete. A process that is killed at
+    any moment leaves the last complete step behind.
     """
 
     def __init__(self, workdir: pathlib.Path, keep: int):
+        """Opens the folder.
+
+        Args:
+          workdir: folder of the run.
+          keep: number of steps to keep; older ones are deleted.
+        """
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep, enable_async_checkpointing=True, create=True
         )
-        self._manager = ocp.CheckpointManager((workdir / 'checkpoints').resolve(), options=options)
+        # Orbax refuses relative paths.
+        folder = (workdir / 'checkpoints').resolve()
+        self._manager = ocp.CheckpointManager(folder, options=options)
 
     def latest(self) -> int | None:
-        """The last whole step, or None."""
+        """Returns the last complete step, or None."""
         return self._manager.latest_step()
 
     def save(self, step: int, states: dict[str, Any], loop: Json) -> None:
-        """Starts saving; what is given is copied before this returns, and may be donated or changed afterwards."""
-        loop = json.loads(json.dumps(dict(loop)))  # the writer's thread reads it later
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                states=ocp.args.StandardSave(states), loop=ocp.args.JsonSave(loop)
-            ),
+        """Starts to save a step; the arguments are copied before it returns, and may be donated or changed then.
+
+        Args:
+          step: number of the step.
+          states: tree of arrays.
+          loop: host state, JSON-able.
+        """
+        # Orbax copies arrays at once, but serialises JSON later in its own thread.
+        loop_copy = json.loads(json.dumps(dict(loop)))
+        items = ocp.args.Composite(
+            states=ocp.args.StandardSave(states), loop=ocp.args.JsonSave(loop_copy)
         )
+        self._manager.save(step, args=items)
 
     def restore(self, states: dict[str, Any]) -> tuple[dict[str, Any], Json]:
-        """The last step's (states, loop); `states` gives structure, shapes and shardings."""
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, states)
-        found = self._manager.restore(
-            self.latest(),
-            args=ocp.args.Composite(
-                states=ocp.args.StandardRestore(abstract), loop=ocp.args.JsonRestore()
-            ),
+        """Returns (states, loop) of the last complete step.
+
+        Args:
+          states: tree of arrays with the structure, shapes and shardings to restore to.
+        """
+        # Shapes and shardings come from the current run, so a checkpoint restores under another mesh.
+        abstract_states = jax.tree.map(ocp.utils.to_shape_dtype_struct, states)
+        items = ocp.args.Composite(
+            states=ocp.args.StandardRestore(abstract_states), loop=ocp.args.JsonRestore()
         )
-        return found['states'], found['loop']
+        restored = self._manager.restore(self.latest(), args=items)
+        return restored['states'], restored['loop']
 
     def wait(self) -> None:
-        """Blocks until what was saved is on disk."""
+        """Blocks until all started saves are on disk."""
         self._manager.wait_until_finished()
 
     @contextlib.contextmanager
     def saved_on_interrupt(self) -> Iterator[None]:
-        """Ctrl-C waits for what is being saved, which would be lost; among several processes nobody would come."""
+        """Completes the save in progress when Ctrl-C interrupts the context; it would be lost otherwise."""
         try:
             yield
         except KeyboardInterrupt:
+            # Among several processes the save needs all of them, and the others may never get here.
             if jax.process_count() == 1:
                 self.close()
             raise
 
     def close(self) -> None:
-        """Waits and releases threads."""
+        """Waits for saves in progress and releases threads."""
         self._manager.close()
 
 
@@ -81,31 +104,33 @@ class Checkpointer:
 def claim(
     workdir: pathlib.Path, config: Json, free: tuple[str, ...] = ()
 ) -> Iterator[Callable[[], None]]:
-    """Holds the workdir for this config, against other processes too, while the context is open.
+    """Reserves the workdir for this config, and for this process while the context is open.
 
     Args:
+      workdir: folder of the run; it is created if missing.
       config: nested plain dict of the whole config.
       free: fields ('checkpoint.keep') that may differ between a run and its continuation.
 
     Yields:
-      A function that writes `config.json`, to be called once the run is known to be possible: a config that
-      fails before leaves the workdir free for its correction.
+      A function that writes `config.json`. Call it once the run is known to be possible: if the start fails before, the
+      workdir accepts a corrected config.
 
     Raises:
-      WorkdirError: the workdir was begun with another config, holds files of something else, or is in use.
+      WorkdirError: the workdir was started with another config, contains other files, or is in use.
     """
-    new = json.loads(json.dumps(config))
+    # Through JSON, so that tuples compare equal to the lists that the file gives back.
+    plain_config = json.loads(json.dumps(config))
     path = workdir / 'config.json'
     if path.exists():
-        _compare(workdir, _flat(json.loads(path.read_text())), _flat(new), free)
-    elif workdir.exists() and (
-        strangers := sorted(p.name for p in workdir.iterdir() if p.name[0] != '.')
-    ):
-        raise WorkdirError(
-            f'workdir {workdir} holds {strangers[0]!r} but no config.json; choose an empty one'
-        )
+        saved_config = json.loads(path.read_text())
+        _check_equal(workdir, _flatten(saved_config), _flatten(plain_config), free)
+    elif workdir.exists():
+        _check_empty(workdir)
+
+    # The config is compared before the lock is taken: a wrong config is the more useful error.
     workdir.mkdir(parents=True, exist_ok=True)
     with (workdir / '.lock').open('w') as lock:
+        # The kernel releases the lock when the process ends in whatever way; a lock file alone would remain.
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -114,31 +139,52 @@ def claim(
             ) from None
 
         def write() -> None:
-            if not path.exists():
-                staged = workdir / '.config.json'
-                staged.write_text(json.dumps(new, indent=2, sort_keys=True))
-                os.replace(staged, path)
+            if path.exists():
+                return
+            # Written aside and renamed: a killed process leaves no half of a file.
+            staged = workdir / '.config.json'
+            staged.write_text(json.dumps(plain_config, indent=2, sort_keys=True))
+            os.replace(staged, path)
 
         yield write
 
 
-def _compare(workdir, old, new, free):
-    differ = [
-        k for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k) and k not in free
-    ]
-    if differ:
-        shown = ', '.join(f'{k} (there {old.get(k)}, now {new.get(k)})' for k in differ[:5])
-        more = f' and {len(differ) - 5} more' if len(differ) > 5 else ''
+def _check_empty(workdir: pathlib.Path) -> None:
+    # Hidden files are the lock and the staged config of a run that did not start.
+    visible_names = sorted(path.name for path in workdir.iterdir() if path.name[0] != '.')
+    if visible_names:
         raise WorkdirError(
-            f'workdir {workdir} belongs to another config: {shown}{more}; choose another workdir'
+            f'workdir {workdir} holds {visible_names[0]!r} but no config.json; choose an empty one'
         )
 
 
-def _flat(tree: Json, prefix: str = '') -> dict[str, Any]:
-    out = {}
+def _check_equal(
+    workdir: pathlib.Path,
+    saved: dict[str, Any],
+    current: dict[str, Any],
+    free: tuple[str, ...],
+) -> None:
+    differing = []
+    for field in sorted(saved.keys() | current.keys()):
+        if field not in free and saved.get(field) != current.get(field):
+            differing.append(f'{field} (there {saved.get(field)}, now {current.get(field)})')
+    if not differing:
+        return
+    fields = ', '.join(differing[:_MAX_FIELDS_IN_ERROR])
+    num_omitted = len(differing) - _MAX_FIELDS_IN_ERROR
+    if num_omitted > 0:
+        fields += f' and {num_omitted} more'
+    raise WorkdirError(
+        f'workdir {workdir} belongs to another config: {fields}; choose another workdir'
+    )
+
+
+def _flatten(tree: Json, prefix: str = '') -> dict[str, Any]:
+    """{'solver.batch': 32} from {'solver': {'batch': 32}}."""
+    flat = {}
     for key, value in tree.items():
         if isinstance(value, dict):
-            out |= _flat(value, f'{prefix}{key}.')
+            flat |= _flatten(value, f'{prefix}{key}.')
         else:
-            out[prefix + key] = value
-    return out
+            flat[prefix + key] = value
+    return flat

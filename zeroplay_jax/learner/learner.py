@@ -1,7 +1,8 @@
-"""How a policy improves: micro-batches in, summed gradients, one optimiser step.
+"""The learner: micro-batches in, summed gradients, one optimiser step.
 
-Losses are sums of weighted tokens (objectives/policy_gradient.py), so gradients of micro-batches simply add up: any
-number of micro-batches runs through one compiled program, and how the batch was cut cannot change the result.
+Losses are sums of weighted tokens (objectives/policy_gradient.py), so gradients of micro-batches add up. Any number of
+micro-batches runs through one compiled program, and the division of a batch into micro-batches does not change the
+result.
 """
 
 from __future__ import annotations
@@ -14,68 +15,60 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from zeroplay_jax.learner import optimizer, packing  # noqa: F401 - the latter makes a tree of Batch
-from zeroplay_jax.learner.loss import LossConfig, loss
+from zeroplay_jax.learner import optimizer
+from zeroplay_jax.learner.loss import LossConfig
+from zeroplay_jax.learner.role_update import RoleUpdate, make_role_update
 from zeroplay_jax.objectives import distillation
+from zeroplay_jax.objectives.types import Stats
 from zeroplay_jax.policy import sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.types import Batch, UserError
 
-Stats = dict[str, tuple[float, float]]
 
+def publisher(
+    model: ModelConfig, mesh: jax.sharding.Mesh, params: Params
+) -> Callable[[Params], Params]:
+    """Returns a function from a learner's weights to those that a sampler reads: whole in every replica.
 
-def _accumulate(model, config, params, gradients, stats, batch, ref_logp, teacher, distill_coef):
-    new, more = jax.grad(loss, argnums=2, has_aux=True)(
-        model, config, params, batch, ref_logp, teacher, distill_coef
-    )
-    return jax.tree.map(jnp.add, gradients, new), jax.tree.map(jnp.add, stats, more)
+    Where the two are equal nothing is copied, and the next update invalidates both.
 
-
-def _apply(tx, params, opt, gradients):
-    """One optimiser step; with a gradient that is not finite, everything stays as it was."""
-    norm = optax.tree.norm(gradients)
-    fine = jnp.isfinite(norm)
-    updates, new_opt = tx.update(gradients, opt, params)
-    new = (optax.apply_updates(params, updates), new_opt)
-    return *jax.tree.map(lambda a, b: jnp.where(fine, a, b), new, (params, opt)), norm
-
-
-@dataclasses.dataclass(frozen=True)
-class _Head:
-    """How one role trains: its loss, its compiled programs, and which optimiser state is its own."""
-
-    config: LossConfig
-    optimizer: str
-    accumulate: Any
-    apply: Any
-    score: Any
-    nothing: Any
-
-
-def publisher(model: ModelConfig, mesh, params: Params) -> Callable[[Params], Params]:
-    """A function from weights as a learner holds them to what a sampler reads: whole in every replica.
-
-    Where the two are the same, nothing is copied, and the next update invalidates both. `params`: arrays or shapes.
+    Args:
+      model: static shape of the decoder.
+      mesh: the learner's mesh.
+      params: tree of arrays or of jax.ShapeDtypeStruct.
     """
-    own, whole = (sharding.parameter_shardings(params, mesh, owned) for owned in (True, False))
-    gather = jax.jit(functools.partial(transformer.published, model), out_shardings=whole)
-    as_is = own == whole and all(x.dtype == model.dtype for x in jax.tree.leaves(params))
-    return lambda p: sharding.local_view(p if as_is else gather(p), sharding.local_mesh(mesh))
+    learner_shardings = sharding.parameter_shardings(params, mesh, owned=True)
+    sampler_shardings = sharding.parameter_shardings(params, mesh, owned=False)
+    convert = jax.jit(
+        functools.partial(transformer.published, model), out_shardings=sampler_shardings
+    )
+    same_dtype = all(x.dtype == model.dtype for x in jax.tree.leaves(params))
+    # With one replica and equal dtypes the sampler can read the learner's buffers themselves.
+    needs_conversion = not same_dtype or learner_shardings != sampler_shardings
+    local_mesh = sharding.local_mesh(mesh)
+
+    def publish(params: Params) -> Params:
+        if needs_conversion:
+            params = convert(params)
+        return sharding.local_view(params, local_mesh)
+
+    return publish
 
 
 class Learner:
-    """One set of trained weights: the roles that train it, their optimisers, and a teacher where one distils.
+    """One set of trained weights, the optimisers of the roles that train it, and a teacher where a role distils.
 
     Attributes:
       state: {'params', 'opt': {name: optimiser state}} and, where a role distils, 'teacher'; the checkpointed tree.
+      shardings: tree of shardings with the structure of `state`.
+      reference: the initial weights where a role has a KL term, else None.
     """
 
     def __init__(
         self,
         model: ModelConfig,
-        mesh,
+        mesh: jax.sharding.Mesh,
         roles: Mapping[str, Any],
         params: Params,
         micro_shape: tuple[int, int],
@@ -84,192 +77,293 @@ class Learner:
         teacher_tokens: int = 0,
         offload: bool = False,
     ):
-        """Takes initial `params` (copied, never donated) and `config.<role>` by role; `micro_shape` is (B, L).
+        """Builds the state and the update programs of all roles.
 
-        Roles of one learner share its weights; with `shared_optimizer` the optimiser too, the first role's.
-        The teacher of a role that distils reads rows of `teacher_tokens`. With `offload` all state lies in host memory
-        and comes to the devices piece by piece, each while it is needed. Of `params` that are shapes alone
-        (jax.ShapeDtypeStruct) the state is shapes too: enough to `lower`, not to update.
+        Args:
+          model: static shape of the decoder.
+          mesh: devices.
+          roles: role name to `config.<role>`. The roles share the weights.
+          params: initial weights; they are copied, never donated. If they are shapes (jax.ShapeDtypeStruct), the state
+            consists of shapes too, which suffices for `lower` but not for `update`.
+          micro_shape: (B, L) of a micro-batch.
+          shared_optimizer: whether all roles share one optimiser, built from the config of the first role.
+          teacher_tokens: M, length of the rows that the teacher reads; 0 without a teacher.
+          offload: whether the state lies in host memory and each part is moved to the devices only while it is used.
+
+        Raises:
+          UserError: B does not divide by the data axes of the mesh, or a role names a loss that does not exist.
         """
-        self.model, self.mesh, self.micro_shape = model, mesh, micro_shape
+        self.model = model
+        self.mesh = mesh
+        self.micro_shape = micro_shape
         self.teacher_tokens = teacher_tokens
-        same = lambda tree: tree
-        self._near, self._far = (sharding.to_device, sharding.to_host) if offload else (same, same)
-        shards = mesh.shape['replica'] * mesh.shape['fsdp']
-        if micro_shape[0] % shards:
-            raise UserError(
-                f'micro.rows={micro_shape[0]} must divide by mesh axes replica × fsdp = {shards}'
-            )
-        losses = {name: LossConfig.of(role) for name, role in roles.items()}
-        distils = any(c.distills for c in losses.values())
-        first = next(iter(roles))
-        own_optimizer = {name: first if shared_optimizer else name for name in roles}
-        transforms = {name: optimizer.make(role) for name, role in roles.items()}
-        placed = sharding.parameter_shardings(params, mesh, owned=True)
+        self._offload = offload
+        _check_micro_rows(micro_shape[0], mesh)
+        self._row_sharding = sharding.rows(mesh)
+        # A jitted identity with a replicated output gathers rows, across processes too.
         self._gather = jax.jit(lambda x: x, out_shardings=sharding.replicated(mesh))
         self._publish = publisher(model, mesh, params)
+
+        loss_configs = {name: _loss_config(name, role) for name, role in roles.items()}
+        has_teacher = any(config.distills for config in loss_configs.values())
+        has_reference = any(config.kl_coef for config in loss_configs.values())
+
+        optimizer_names = _optimizer_names(roles, shared_optimizer)
+        # One optimiser per name: roles that share one use the config of the first role.
+        transforms = {}
+        for name in sorted(set(optimizer_names.values())):
+            transforms[name] = optimizer.make(roles[name])
+
+        # Parameters, moments, gradients and teacher are split over replicas too (ZeRO); samplers get whole weights.
+        param_shardings = sharding.parameter_shardings(params, mesh, owned=True)
+        opt_shardings = {}
+        for name, transform in transforms.items():
+            opt_shapes = jax.eval_shape(transform.init, params)
+            opt_shardings[name] = sharding.state_shardings(opt_shapes, params, mesh)
+        self.shardings = {'params': param_shardings, 'opt': opt_shardings}
+        if has_teacher:
+            self.shardings['teacher'] = param_shardings
+
+        self.state = self._initial_state(params, transforms)
+        # The reference of the KL term never changes and is not checkpointed: a continued run builds it from the same
+        # initial weights.
         self.reference = None
-        if any(c.kl_coef for c in losses.values()):
-            self.reference = self._far(jax.device_put(params, placed))
-        self._own, self._rows, self._everywhere = (
-            placed,
-            sharding.rows(mesh),
-            sharding.replicated(mesh),
-        )
+        if has_reference:
+            self.reference = self._to_host(jax.device_put(params, param_shardings))
 
-        copied = lambda p: jax.tree.map(jnp.copy, p)
-        optimizers = {name: transforms[name].init for name in sorted(set(own_optimizer.values()))}
-        begin = dict(params=copied, opt=optimizers) | (dict(teacher=copied) if distils else {})
-        shape = jax.tree.map(lambda make: jax.eval_shape(make, params), begin)
-        opt = {
-            name: sharding.state_shardings(tree, params, mesh)
-            for name, tree in shape['opt'].items()
-        }
-        self.shardings = dict(params=placed, opt=opt) | (dict(teacher=placed) if distils else {})
-        if all(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(params)):
-            place = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
-            self.state = jax.tree.map(place, shape, self.shardings)
-        else:
-            part = lambda make, where: self._far(jax.jit(make, out_shardings=where)(params))
-            self.state = jax.tree.map(part, begin, self.shardings)
-        self._heads = {
-            name: self._head(
-                losses[name],
-                own_optimizer[name],
-                transforms[own_optimizer[name]],
-                shape['params'],
-                opt,
+        # Shapes suffice for building the programs, whether `params` are arrays or shapes.
+        param_shapes = jax.eval_shape(_copy_tree, params)
+        self._role_updates = {}
+        for name, optimizer_name in optimizer_names.items():
+            self._role_updates[name] = self._make_role_update(
+                loss_configs[name], optimizer_name, transforms[optimizer_name], param_shapes
             )
-            for name in roles
-        }
-        rate = max(
-            (role.distill_ema_rate for role in roles.values() if role.distill_top_k), default=0.0
-        )
+
+        # The roles share one teacher, which follows at the largest of their rates.
+        ema_rates = [role.distill_ema_rate for role in roles.values() if role.distill_top_k]
         self._ema = jax.jit(
-            functools.partial(distillation.ema, rate=rate), donate_argnums=0, out_shardings=placed
+            functools.partial(distillation.ema, rate=max(ema_rates, default=0.0)),
+            donate_argnums=0,
+            out_shardings=param_shardings,
         )
 
-    def _head(self, config, name, tx, params, opt) -> _Head:
-        own, rows, everywhere = self._own, self._rows, self._everywhere
-        score = lambda p, b: transformer.score(
-            self.model, p, b.tokens, b.positions, b.segment, config.temperature
-        )[0]
-        blank = Batch.blank(self.micro_shape, self.teacher_tokens if config.distills else 0)
-        teacher = params if config.distills else None
-        arguments = (params, blank, blank.old_logp, teacher, jnp.float32(0))
-        stats = jax.eval_shape(functools.partial(loss, self.model, config), *arguments)[1]
-        nothing = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (params, stats))
-        return _Head(
-            config=config,
-            optimizer=name,
-            accumulate=jax.jit(
-                functools.partial(_accumulate, self.model, config),
-                donate_argnums=(1, 2),
-                in_shardings=(
-                    own,
-                    own,
-                    everywhere,
-                    rows,
-                    rows,
-                    own if config.distills else None,
-                    everywhere,
-                ),
-                out_shardings=(own, everywhere),
-            ),
-            apply=jax.jit(
-                functools.partial(_apply, tx),
-                donate_argnums=(0, 1),
-                out_shardings=(own, opt[name], everywhere),
-            ),
-            score=jax.jit(score, in_shardings=(own, rows), out_shardings=rows),
-            nothing=jax.jit(nothing, out_shardings=(own, everywhere)),
+    def _initial_state(self, params: Params, transforms: Mapping[str, Any]) -> dict[str, Any]:
+        """The state before the first step, with the structure of `shardings`."""
+        opt_states = {}
+        for name, transform in transforms.items():
+            opt_states[name] = self._initialize(transform.init, params, self.shardings['opt'][name])
+        initial_params = self._initialize(_copy_tree, params, self.shardings['params'])
+        state = {'params': initial_params, 'opt': opt_states}
+        if 'teacher' in self.shardings:
+            state['teacher'] = self._initialize(_copy_tree, params, self.shardings['teacher'])
+        return state
+
+    def _initialize(self, initializer: Any, params: Params, shardings: Any) -> Any:
+        """initializer(params) with these shardings; its shapes where `params` are shapes."""
+        is_shape = [isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(params)]
+        if all(is_shape):
+            shapes = jax.eval_shape(initializer, params)
+            return jax.tree.map(_with_sharding, shapes, shardings)
+        # jit with out_shardings creates each shard where it belongs; the whole tree never exists on one device.
+        arrays = jax.jit(initializer, out_shardings=shardings)(params)
+        return self._to_host(arrays)
+
+    def _make_role_update(
+        self, config: LossConfig, optimizer_name: str, transform: Any, param_shapes: Params
+    ) -> RoleUpdate:
+        return make_role_update(
+            self.model,
+            self.mesh,
+            config,
+            optimizer_name,
+            transform,
+            param_shapes,
+            self.shardings['params'],
+            self.shardings['opt'][optimizer_name],
+            self._blank_batch(config),
         )
+
+    def _blank_batch(self, config: LossConfig) -> Batch:
+        """A micro-batch of zeros, for its shapes."""
+        teacher_tokens = 0
+        if config.distills:
+            teacher_tokens = self.teacher_tokens
+        return Batch.blank(self.micro_shape, teacher_tokens)
+
+    def _to_device(self, tree: Any) -> Any:
+        if self._offload:
+            return sharding.to_device(tree)
+        return tree
+
+    def _to_host(self, tree: Any) -> Any:
+        if self._offload:
+            return sharding.to_host(tree)
+        return tree
 
     @property
     def params(self) -> Params:
         """Current weights, on the devices; the next update invalidates them."""
-        return self._near(self.state['params'])
+        return self._to_device(self.state['params'])
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Takes back what `state` was."""
-        self.state = jax.tree.map(
-            lambda x, where: self._far(jax.device_put(x, where)), state, self.shardings
-        )
+        """Sets `state` to a tree of the same structure, such as a checkpoint's."""
+
+        # A checkpoint may come from a run with another mesh, or with another setting of `offload`.
+        def place(x, x_sharding):
+            return self._to_host(jax.device_put(x, x_sharding))
+
+        self.state = jax.tree.map(place, state, self.shardings)
 
     def published(self) -> Params:
-        """What a sampler reads: current weights, whole in every replica; the next update may invalidate them."""
+        """Returns current weights for a sampler, whole in every replica; the next update may invalidate them."""
         return self._publish(self.params)
 
     def lower(self, role: str) -> dict[str, jax.stages.Lowered]:
-        """The programs of an update, traced but not compiled: 'accumulate' of one micro-batch, and 'apply'."""
-        head = self._heads[role]
-        batch = Batch.blank(self.micro_shape, self.teacher_tokens if head.config.distills else 0)
-        params, (gradients, stats) = self.state['params'], jax.eval_shape(head.nothing)
-        gradients = jax.tree.map(
-            lambda x, p: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=p.sharding),
-            gradients,
-            params,
-        )
-        teacher = self.state['teacher'] if head.config.distills else None
-        arguments = (params, gradients, stats, batch, batch.old_logp, teacher, jnp.float32(0))
-        return dict(
-            accumulate=head.accumulate.lower(*arguments),
-            apply=head.apply.lower(params, self.state['opt'][head.optimizer], gradients),
-        )
+        """Returns the programs of an update, traced but not compiled: 'accumulate' (one micro-batch) and 'apply'."""
+        role_update = self._role_updates[role]
+        batch = self._blank_batch(role_update.config)
+        params = self.state['params']
+        opt_state = self.state['opt'][role_update.optimizer]
+        teacher = None
+        if role_update.config.distills:
+            teacher = self.state['teacher']
 
-    def rescore(self, role: str, batches: Sequence[Batch]) -> list[Batch]:
-        """The batches with this learner's own log-probs as `old_logp`; the sampler's move to `sampler_logp`."""
-        score, params = self._heads[role].score, self.params
-        out = []
+        # eval_shape drops shardings; gradients have those of the parameters.
+        gradient_shapes, stats = jax.eval_shape(role_update.zero_gradients)
+        gradients = jax.tree.map(
+            lambda x, param: _with_sharding(x, param.sharding), gradient_shapes, params
+        )
+        accumulate = role_update.accumulate.lower(
+            params, gradients, stats, batch, batch.old_logp, teacher, jnp.float32(0)
+        )
+        apply = role_update.apply.lower(params, opt_state, gradients)
+        return {'accumulate': accumulate, 'apply': apply}
+
+    def recompute_old_logp(self, role: str, batches: Sequence[Batch]) -> list[Batch]:
+        """Returns the batches with this learner's log-probs as `old_logp`; the sampler's move to `sampler_logp`."""
+        score = self._role_updates[role].score
+        params = self.params
+        rescored = []
         for batch in batches:
-            logp = np.asarray(self._gather(score(params, sharding.put(batch, self._rows))))
-            out.append(
-                dataclasses.replace(
-                    batch, old_logp=np.where(batch.mask, logp, 0), sampler_logp=batch.old_logp
-                )
+            # Gathered, because np.asarray needs all rows and each process holds some of them.
+            logp = self._gather(score(params, sharding.put(batch, self._row_sharding)))
+            # 0 at unmasked positions, as the sampler reports them; the scorer has values for prompts as well.
+            trainer_logp = np.where(batch.mask, np.asarray(logp), 0)
+            rescored.append(
+                dataclasses.replace(batch, old_logp=trainer_logp, sampler_logp=batch.old_logp)
             )
-        return out
+        return rescored
 
     def update(self, role: str, batches: Sequence[Batch], distill_coef: float = 0.0) -> Stats:
-        """One optimiser step from the micro-batches of one batch; returns statistics as (sum, count).
+        """Takes one optimiser step with the summed gradients of the micro-batches of one batch.
 
-        A batch without a weight skips the step, as does a gradient that is not finite; both are counted in
-        `skipped_updates`.
+        Args:
+          role: whose loss and optimiser to use.
+          batches: the micro-batches.
+          distill_coef: weight of the distillation term.
+
+        Returns:
+          Statistics as (sum, count). A batch in which all weights are 0 skips the step, as does a gradient that is not
+          finite; both are counted in `skipped_updates`.
         """
-        head = self._heads[role]
-        if not any(
-            b.weight.any() or (b.teacher is not None and b.teacher.weight.any()) for b in batches
-        ):
+        role_update = self._role_updates[role]
+        # A step with zero gradients would still decay weights and advance the schedule.
+        if not any(_has_weight(batch) for batch in batches):
             return {'skipped_updates': (1.0, 1.0)}
-        batches = [sharding.put(batch, self._rows) for batch in batches]
-        ref_logp = [batch.old_logp for batch in batches]
-        if head.config.kl_coef:  # before anything else is on the devices
-            reference = self._near(self.reference)
-            ref_logp = [head.score(reference, batch) for batch in batches]
-            del reference
-        gradients, stats = head.nothing()
-        params, coef = self.params, jnp.float32(distill_coef)
-        teacher = self._near(self.state['teacher']) if head.config.distills else None
-        for batch, ref in zip(batches, ref_logp):
-            gradients, stats = head.accumulate(params, gradients, stats, batch, ref, teacher, coef)
-        del teacher
-        params, opt, norm = head.apply(
-            params, self._near(self.state['opt'][head.optimizer]), gradients
-        )
-        self.state = self.state | dict(
-            params=self._far(params), opt=self.state['opt'] | {head.optimizer: self._far(opt)}
-        )
-        stats, norm = jax.device_get((stats, norm))
-        fine = bool(np.isfinite(norm))
-        out = {name: (float(s), float(n)) for name, (s, n) in stats.items()}
-        out['loss'] = (out['loss'][0], 1.0)
-        return out | {
-            'gradient_norm': (float(norm) if fine else 0.0, float(fine)),
-            'skipped_updates': (float(not fine), 1.0),
-        }
+        batches = [sharding.put(batch, self._row_sharding) for batch in batches]
 
-    def follow(self) -> None:
-        """Moves the teacher towards the student, once per rollout batch (π-Play eq. 10)."""
-        if 'teacher' in self.state:
-            teacher = self._ema(self._near(self.state['teacher']), self.params)
-            self.state = self.state | dict(teacher=self._far(teacher))
+        # Without a KL term any array of the shape will do. With it, the reference comes first and is released before
+        # parameters and gradients are on the devices: with `offload` they need not fit at the same time.
+        ref_logps = [batch.old_logp for batch in batches]
+        if role_update.config.kl_coef:
+            reference = self._to_device(self.reference)
+            ref_logps = [role_update.score(reference, batch) for batch in batches]
+            del reference
+
+        gradients, device_stats = role_update.zero_gradients()
+        params = self.params
+        teacher = None
+        if role_update.config.distills:
+            teacher = self._to_device(self.state['teacher'])
+        # An array: a Python float would be a constant of the program, and each new value would compile it again.
+        coefficient = jnp.float32(distill_coef)
+        for batch, ref_logp in zip(batches, ref_logps):
+            gradients, device_stats = role_update.accumulate(
+                params, gradients, device_stats, batch, ref_logp, teacher, coefficient
+            )
+        # The teacher makes way for the optimiser's moments.
+        del teacher
+
+        opt_state = self._to_device(self.state['opt'][role_update.optimizer])
+        params, opt_state, gradient_norm = role_update.apply(params, opt_state, gradients)
+        # New dicts: a caller that holds the previous `state` does not see it change.
+        opt_states = self.state['opt'] | {role_update.optimizer: self._to_host(opt_state)}
+        self.state = self.state | {'params': self._to_host(params), 'opt': opt_states}
+        return _host_statistics(device_stats, gradient_norm)
+
+    def update_ema_teacher(self) -> None:
+        """Moves the teacher towards the student, once per rollout batch (π-Play eq. 10); nothing without a teacher."""
+        if 'teacher' not in self.state:
+            return
+        teacher = self._ema(self._to_device(self.state['teacher']), self.params)
+        self.state = self.state | {'teacher': self._to_host(teacher)}
+
+
+def _check_micro_rows(micro_rows: int, mesh: jax.sharding.Mesh) -> None:
+    num_shards = mesh.shape['replica'] * mesh.shape['fsdp']
+    if micro_rows % num_shards:
+        raise UserError(
+            f'micro.rows={micro_rows} must divide by mesh axes replica × fsdp = {num_shards}'
+        )
+
+
+def _optimizer_names(roles: Mapping[str, Any], shared: bool) -> dict[str, str]:
+    """The optimiser of each role, named by the role whose config it is built from."""
+    if not shared:
+        return {name: name for name in roles}
+    first_role = next(iter(roles))
+    return dict.fromkeys(roles, first_role)
+
+
+def _loss_config(name: str, role: Any) -> LossConfig:
+    # objectives/ raises ValueError only; here the field that the user has to change is known.
+    try:
+        return LossConfig.of(role)
+    except ValueError as error:
+        raise UserError(f'config.{name}.loss: {error}') from error
+
+
+def _copy_tree(tree: Params) -> Params:
+    return jax.tree.map(jnp.copy, tree)
+
+
+def _with_sharding(x: Any, x_sharding: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x_sharding)
+
+
+def _has_weight(batch: Batch) -> bool:
+    """Whether any token of the batch adds to the loss."""
+    # Weights are 0 where nothing is learnt: at prompts, retrieved passages and in rows that fill up a micro-batch.
+    if batch.weight.any():
+        return True
+    return batch.teacher is not None and bool(batch.teacher.weight.any())
+
+
+def _host_statistics(device_stats: Any, gradient_norm: jax.Array) -> Stats:
+    # One transfer for all: each would wait for the update to finish.
+    host_stats, host_norm = jax.device_get((device_stats, gradient_norm))
+    stats = {}
+    for name, (value_sum, count) in host_stats.items():
+        stats[name] = (float(value_sum), float(count))
+    # The sum over tokens is the batch's loss already: the weights contain the denominator.
+    loss_sum, _ = stats['loss']
+    stats['loss'] = (loss_sum, 1.0)
+
+    # A norm of infinity or NaN would spoil the mean of the whole run: it is counted as skipped, with count 0.
+    if np.isfinite(host_norm):
+        stats['gradient_norm'] = (float(host_norm), 1.0)
+        stats['skipped_updates'] = (0.0, 1.0)
+    else:
+        stats['gradient_norm'] = (0.0, 0.0)
+        stats['skipped_updates'] = (1.0, 1.0)
+    return stats

@@ -1,14 +1,18 @@
-"""The loss of one micro-batch, put together from the pure functions in objectives/ as a role's config says."""
+"""The loss of one micro-batch, composed from the pure functions in objectives/ according to a role's config."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
-from zeroplay_jax.objectives import aggregation, corrections, distillation, masking, policy_gradient
+from zeroplay_jax.objectives import aggregation, corrections, distillation, masking
+from zeroplay_jax.objectives.losses import PolicyLoss, resolve_loss
+from zeroplay_jax.objectives.types import AnyArray, DeviceStats
 from zeroplay_jax.policy import transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.types import Batch
@@ -16,9 +20,13 @@ from zeroplay_jax.types import Batch
 
 @dataclasses.dataclass(frozen=True)
 class LossConfig:
-    """Static part of the loss; fields as in `config.<role>`."""
+    """Static part of the loss: the fields of `config.<role>` that it reads.
 
-    loss: str
+    Attributes:
+      policy_loss: the function that `config.<role>.loss` names.
+    """
+
+    policy_loss: PolicyLoss
     clip_low: float
     clip_high: float
     dual_clip: float
@@ -33,13 +41,22 @@ class LossConfig:
     distill_tail: bool
 
     @classmethod
-    def of(cls, role) -> LossConfig:
-        """From a role's config."""
-        return cls(**{f.name: role[f.name] for f in dataclasses.fields(cls)})
+    def of(cls, role: Any) -> LossConfig:
+        """Reads a role's config.
+
+        Raises:
+          ValueError: there is no loss of that name.
+        """
+        # The name is resolved once here, not at every trace of the loss.
+        values: dict[str, Any] = {'policy_loss': resolve_loss(role.loss)}
+        for field in dataclasses.fields(cls):
+            if field.name not in values:
+                values[field.name] = role[field.name]
+        return cls(**values)
 
     @property
     def distills(self) -> bool:
-        """Whether a teacher takes part."""
+        """Whether the role learns from a teacher."""
         return self.distill_top_k > 0
 
 
@@ -48,36 +65,63 @@ def loss(
     config: LossConfig,
     params: Params,
     batch: Batch,
-    ref_logp,
-    teacher,
-    distill_coef,
-):
-    """Σ weight · per-token loss of one micro-batch (arrays [B, L]) and its statistics as (sum, count).
+    ref_logp: Float[AnyArray, 'batch length'],
+    teacher: Params | None,
+    distill_coef: Float[AnyArray, ''] | float,
+) -> tuple[Float[Array, ''], DeviceStats]:
+    """Computes Σ weight · per-token loss of one micro-batch.
 
     Args:
-      ref_logp: float32 [B, L] where the KL term is on, else anything of that shape.
-      teacher: the teacher's parameters where the role distils (then `batch.teacher` is there too), else None.
+      model: static shape of the decoder.
+      config: static part of the loss.
+      params: the weights being trained.
+      batch: arrays [B, L].
+      ref_logp: float32 [B, L], log-probs under the reference where the KL term is on; otherwise not used.
+      teacher: the teacher's parameters where the role distils (`batch.teacher` is set then), else None.
       distill_coef: float32 scalar α, the weight of the distillation term (π-Play eq. 7).
+
+    Returns:
+      The loss, float32; and its statistics as (sum, count).
     """
-    mask, stats, distilled = batch.mask, {}, jnp.float32(0)
+    mask = batch.mask
+    stats: DeviceStats = {}
+    distillation_loss = jnp.float32(0)
+    # A divergence needs the student's logits, which exist for a chunk of tokens at a time only. With a teacher,
+    # log-probs, entropy and divergence are therefore computed in one pass.
     if config.distills and batch.teacher is not None:
-        logp, entropy, divergence, extra = _distil(model, config, params, teacher, batch)
-        distilled = aggregation.aggregate(divergence, batch.teacher.weight)
-        taught = batch.teacher.weight != 0
-        for name, value in {
-            'distill_divergence': divergence,
-            **{f'distill_{k}': v for k, v in extra.items()},
-        }.items():
-            stats[name] = masking.total(value, taught)
+        logp, entropy, divergences = _score_and_divergences(model, config, params, teacher, batch)
+        distillation_loss = aggregation.aggregate(divergences['divergence'], batch.teacher.weight)
+        # The divergence has a mask of its own.
+        # The teacher sees the rollouts of some rows only; weight 0 marks the tokens that it does not.
+        has_teacher = batch.teacher.weight != 0
+        for name, values in divergences.items():
+            stats[f'distill_{name}'] = masking.total(values, has_teacher)
     else:
-        places = (batch.tokens, batch.positions, batch.segment)
         logp, entropy = transformer.score(
-            model, params, *places, config.temperature, config.entropy_coef > 0
+            model,
+            params,
+            batch.tokens,
+            batch.positions,
+            batch.segment,
+            config.temperature,
+            config.entropy_coef > 0,
         )
-    per_token, more = _policy_loss(config, logp, batch)
-    stats |= more
+
+    per_token, policy_stats = config.policy_loss(
+        logp,
+        batch.old_logp,
+        batch.advantage,
+        mask,
+        batch.segment,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        dual_clip=config.dual_clip,
+    )
+    stats |= policy_stats
+
+    # The importance weights correct the policy gradient alone: KL and entropy are of the current policy.
     if config.tis_cap:
-        weights, more = corrections.truncated_importance(
+        importance_weights, importance_stats = corrections.truncated_importance(
             batch.old_logp,
             batch.sampler_logp,
             mask,
@@ -85,45 +129,52 @@ def loss(
             config.tis_level,
             batch.segment,
         )
-        per_token, stats = per_token * weights, stats | more
+        per_token = per_token * importance_weights
+        stats |= importance_stats
+
     if config.kl_coef:
-        penalty, more = corrections.kl(logp, ref_logp, mask, config.kl_kind)
-        per_token, stats = per_token + config.kl_coef * penalty, stats | more
-    bonus, more = corrections.entropy_bonus(entropy, mask)
-    stats |= more
+        kl_penalty, kl_stats = corrections.kl(logp, ref_logp, mask, config.kl_kind)
+        per_token = per_token + config.kl_coef * kl_penalty
+        stats |= kl_stats
+
+    # The entropy is logged always; it is part of the loss, and has a gradient, only with a coefficient.
+    negative_entropy, entropy_stats = corrections.entropy_bonus(entropy, mask)
+    stats |= entropy_stats
     if config.entropy_coef:
-        per_token = per_token + config.entropy_coef * bonus
-    value = aggregation.aggregate(per_token, batch.weight) + distill_coef * distilled
-    stats['loss'] = (jax.lax.stop_gradient(value), jnp.float32(0))
-    return value, stats
+        per_token = per_token + config.entropy_coef * negative_entropy
+
+    # All policy terms share one weighted sum, hence one denominator. Distillation has its own: it averages over the
+    # tokens that have a teacher.
+    policy_loss = aggregation.aggregate(per_token, batch.weight)
+    total_loss = policy_loss + distill_coef * distillation_loss
+    # The denominator is in the weights already, so the sum over micro-batches is the mean: its count is set to 1 when
+    # the update is complete.
+    stats['loss'] = (jax.lax.stop_gradient(total_loss), jnp.float32(0))
+    return total_loss, stats
 
 
-def _policy_loss(config, logp, batch):
-    if config.loss == 'reinforce':
-        per_token, stats = policy_gradient.reinforce(logp, batch.advantage, batch.mask)
-        return per_token, stats | corrections.agreement(logp, batch.old_logp, batch.mask)
-    arguments = (logp, batch.old_logp, batch.advantage, batch.mask)
-    clips = dict(clip_low=config.clip_low, clip_high=config.clip_high)
-    if config.loss == 'token_pg':
-        return policy_gradient.token_pg(*arguments, **clips, dual_clip=config.dual_clip)
-    kind = {
-        'sequence_pg': policy_gradient.sequence_pg,
-        'geometric_pg': policy_gradient.geometric_pg,
-    }[config.loss]
-    return kind(*arguments, batch.segment, **clips)
-
-
-def _distil(model, config, params, teacher, batch):
-    """Scores of the student, and how far it is at every token from a teacher that has read another prompt."""
+def _score_and_divergences(model, config, params, teacher, batch):
+    """Log-probs, entropy, and {'divergence', 'tail_mass'} against a teacher with a prompt of its own; all [B, L]."""
     view = batch.teacher
-    x = transformer.hidden(model, teacher, view.tokens, view.positions, view.segment)
-    x = jnp.take_along_axis(x, view.place[..., None], 1)
-    divergence = functools.partial(
+    teacher_states = transformer.hidden(model, teacher, view.tokens, view.positions, view.segment)
+    # The teacher's rows hold the same rollouts behind other prompts: align its states to the student's positions.
+    aligned_states = jnp.take_along_axis(teacher_states, view.place[..., None], 1)
+    divergence_function = functools.partial(
         distillation.topk_tail_divergence,
         k=config.distill_top_k,
         kind=config.distill_kind,
         tail=config.distill_tail,
     )
-    places = (batch.tokens, batch.positions, batch.segment)
-    last = (config.temperature, config.entropy_coef > 0)
-    return transformer.distil(model, params, teacher, *places, x, divergence, *last)
+    logp, entropy, divergence, extra = transformer.distil(
+        model,
+        params,
+        teacher,
+        batch.tokens,
+        batch.positions,
+        batch.segment,
+        aligned_states,
+        divergence_function,
+        config.temperature,
+        config.entropy_coef > 0,
+    )
+    return logp, entropy, {'divergence': divergence, **extra}

@@ -1,24 +1,36 @@
-"""The optimiser of a role, from its config."""
+"""The optimiser of a role."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import optax
 
 
-def matrices(params):
-    """Tree of bool: weight decay is for matrices, not for norms and biases."""
+def matrices(params: Any) -> Any:
+    """Returns a tree of bool, True for matrices: weight decay does not apply to norm scales and biases."""
     return jax.tree.map(lambda x: x.ndim >= 2, params)
 
 
-def make(role) -> optax.GradientTransformation:
-    """Global-norm clipping, then AdamW with linear warm-up to a constant rate (fields of `config.<role>`)."""
-    rate = role.learning_rate
+def make(role: Any) -> optax.GradientTransformation:
+    """Returns global-norm clipping followed by AdamW with linear warm-up to a constant rate.
+
+    Args:
+      role: `config.<role>`.
+    """
+    learning_rate = role.learning_rate
     if role.warmup_steps:
-        rate = optax.linear_schedule(rate / role.warmup_steps, rate, max(role.warmup_steps - 1, 1))
-    return optax.chain(
-        optax.clip_by_global_norm(role.clip_norm),
-        optax.adamw(
-            rate, b1=role.beta1, b2=role.beta2, weight_decay=role.weight_decay, mask=matrices
-        ),
+        # The first of n warm-up steps has rate/n, not 0, and step n has the full rate.
+        first_rate = learning_rate / role.warmup_steps
+        num_transitions = max(role.warmup_steps - 1, 1)
+        learning_rate = optax.linear_schedule(first_rate, learning_rate, num_transitions)
+    adamw = optax.adamw(
+        learning_rate,
+        b1=role.beta1,
+        b2=role.beta2,
+        weight_decay=role.weight_decay,
+        mask=matrices,
     )
+    # Clipping comes first: afterwards one bad gradient would already be in AdamW's moments.
+    return optax.chain(optax.clip_by_global_norm(role.clip_norm), adamw)

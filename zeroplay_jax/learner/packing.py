@@ -1,4 +1,4 @@
-"""Trajectories → micro-batches of one static shape.
+"""Packing: trajectories to micro-batches of one static shape.
 
 Letters: B rows of a micro-batch, L tokens of a row, M tokens of a teacher's row.
 """
@@ -15,15 +15,41 @@ import numpy as np
 from zeroplay_jax.objectives import aggregation
 from zeroplay_jax.types import POLICY, PROMPT, Batch, Row, TeacherBatch, UserError
 
-for _kind in (Batch, TeacherBatch):
-    jax.tree_util.register_dataclass(_kind, [f.name for f in dataclasses.fields(_kind)], [])
+# Batches pass through jit, device_put and tree.map. The classes are registered here because types.py is free of JAX.
+for _batch_class in (Batch, TeacherBatch):
+    _field_names = [field.name for field in dataclasses.fields(_batch_class)]
+    jax.tree_util.register_dataclass(_batch_class, data_fields=_field_names, meta_fields=[])
 
 
-class _Place(NamedTuple):
+class _Slot(NamedTuple):
+    """Where a trajectory is written.
+
+    Attributes:
+      row: index of its row, in the student's and in the teacher's view.
+      start: its first position in the student's row.
+      teacher_start: its first position in the teacher's row.
+      segment: its label in the row, from 1.
+    """
+
     row: int
-    start: int  # first place of the trajectory in its row
+    start: int
     teacher_start: int
     segment: int
+
+
+@dataclasses.dataclass
+class _RowUsage:
+    """Tokens in use in a row of either view, and segments in it."""
+
+    student_tokens: int = 0
+    teacher_tokens: int = 0
+    segments: int = 0
+
+    def fits(self, length: int, teacher_length: int, tokens: int, teacher_tokens: int) -> bool:
+        """Returns whether a trajectory fits into what is free of rows of these lengths."""
+        fits_student = self.student_tokens + length <= tokens
+        fits_teacher = self.teacher_tokens + teacher_length <= teacher_tokens
+        return fits_student and fits_teacher
 
 
 def pack(
@@ -32,86 +58,129 @@ def pack(
     micro_rows: int,
     tokens: int,
     mode: str,
-    total: float | None = None,
+    total: float | int | None = None,
     teacher_tokens: int = 0,
-    teacher_total: float | None = None,
+    teacher_total: float | int | None = None,
 ) -> list[Batch]:
-    """Packs trajectories, in order, into as few rows as first-fit finds, and rows into micro-batches.
+    """Packs trajectories by first fit, in order, into rows, and rows into micro-batches.
 
     Args:
-      rows: what is learnt from, with their advantages.
-      micro_rows: B.   tokens: L.
-      mode: aggregation (objectives/aggregation.py), which becomes weights here, over the whole batch.
-      total: its denominator where that is not these rows' own (rows of advantage 0 that were left out count too).
-      teacher_tokens: M, where a teacher reads the rows behind its own prompts (`Row.teacher_prompt`); else 0.
-      teacher_total: the distilled tokens of the whole batch, over which the divergence is averaged.
+      rows: trajectories with their advantages.
+      micro_rows: B.
+      tokens: L.
+      mode: aggregation (objectives/aggregation.py). It becomes token weights here, over the whole batch.
+      total: the denominator of the weights where it is not that of these rows (rows of advantage 0 that were left out
+        count too).
+      teacher_tokens: M where a teacher reads the trajectories behind its own prompts (`Row.teacher_prompt`), else 0.
+      teacher_total: number of distilled tokens of the whole batch, the denominator of the divergence.
+
+    Returns:
+      Micro-batches of B rows each; the last is filled up with empty rows.
 
     Raises:
-      UserError: a trajectory longer than L, or longer than M behind the teacher's prompt.
+      UserError: a trajectory is longer than L, or longer than M behind the teacher's prompt.
     """
-    placed = _first_fit(rows, tokens, teacher_tokens)
-    height = -(-max((p.row + 1 for p in placed), default=0) // micro_rows) * micro_rows
-    whole = Batch.blank((height, tokens), teacher_tokens)
-    sequence = np.full((height, tokens), -1, np.int32)
-    for i, (row, place) in enumerate(zip(rows, placed, strict=True)):
-        t = row.trajectory
-        at = (place.row, slice(place.start, place.start + len(t.tokens)))
-        whole.tokens[at], whole.positions[at] = t.tokens, np.arange(len(t.tokens))
-        whole.segment[at], sequence[at] = place.segment, i
-        whole.mask[at] = t.source == POLICY
-        whole.old_logp[at] = whole.sampler_logp[at] = t.logp
-        whole.advantage[at] = row.advantage
+    slots = _first_fit(rows, tokens, teacher_tokens)
+    num_rows_used = max((slot.row + 1 for slot in slots), default=0)
+    # Rounded up. Micro-batches have one shape, so that one compiled program serves all of them.
+    num_micro_batches = -(-num_rows_used // micro_rows)
+    shape = (num_micro_batches * micro_rows, tokens)
+    whole = Batch.blank(shape, teacher_tokens)
+
+    # Segments are labelled per row; the weights need labels that are unique in the whole batch.
+    sequence = np.full(shape, -1, np.int32)
+    for index, (row, slot) in enumerate(zip(rows, slots, strict=True)):
+        trajectory = row.trajectory
+        length = len(trajectory.tokens)
+        span = (slot.row, slice(slot.start, slot.start + length))
+        sequence[span] = index
+        whole.tokens[span] = trajectory.tokens
+        whole.positions[span] = np.arange(length)
+        whole.segment[span] = slot.segment
+        # Learn from what the policy sampled: neither prompts nor retrieved passages have a gradient.
+        whole.mask[span] = trajectory.source == POLICY
+        whole.old_logp[span] = trajectory.logp
+        # Both start as the sampler's; Learner.recompute_old_logp replaces the first.
+        whole.sampler_logp[span] = trajectory.logp
+        whole.advantage[span] = row.advantage
         if whole.teacher is not None and row.teacher_prompt is not None:
-            _fill_teacher(whole.teacher, row, place)
+            _write_teacher_view(whole.teacher, row, row.teacher_prompt, slot)
+
+    # Weights come before the cut into micro-batches: the denominator is that of the whole batch.
     whole.weight[:] = aggregation.token_weights(whole.mask, sequence, mode, total)
     if whole.teacher is not None:
-        taught = whole.mask & (whole.teacher.place > 0)
+        # Position 0 of the teacher's row is never the place of a policy token, because a prompt comes before it.
+        is_distilled = whole.mask & (whole.teacher.place > 0)
         whole.teacher.weight[:] = aggregation.token_weights(
-            taught, sequence, 'token', teacher_total
+            is_distilled, sequence, 'token', teacher_total
         )
-    cut = lambda at: jax.tree.map(lambda x: x[at : at + micro_rows], whole)
-    return [cut(at) for at in range(0, height, micro_rows)]
+
+    micro_batches = []
+    for start in range(0, shape[0], micro_rows):
+        micro_batches.append(_take_rows(whole, start, start + micro_rows))
+    return micro_batches
 
 
-def _first_fit(rows, tokens, teacher_tokens) -> list[_Place]:
-    """A place per trajectory: the first row with room for it, in the teacher's view too."""
-    used: list[tuple[int, int, int]] = []  # places taken in a row, in the teacher's, and segments
-    placed = []
+def _take_rows(batch: Batch, start: int, stop: int) -> Batch:
+    return jax.tree.map(lambda x: x[start:stop], batch)
+
+
+def _first_fit(rows: Sequence[Row], tokens: int, teacher_tokens: int) -> list[_Slot]:
+    """A slot per trajectory: in the first row with enough free tokens, in the teacher's view as well."""
+    usages: list[_RowUsage] = []
+    slots = []
     for row in rows:
-        n, m = len(row.trajectory.tokens), 0
+        length = len(row.trajectory.tokens)
+        teacher_length = 0
         if teacher_tokens and row.teacher_prompt is not None:
-            m = len(row.teacher_prompt) + n - prompt_length(row)
-        if n > tokens:
+            teacher_length = len(row.teacher_prompt) + length - prompt_length(row)
+        # Cutting a trajectory would train on a prefix of it with the reward of the whole.
+        if length > tokens:
             raise UserError(
-                f'a trajectory of {n} tokens does not fit micro.tokens={tokens}; raise it'
+                f'a trajectory of {length} tokens does not fit micro.tokens={tokens}; raise it'
             )
-        if m > teacher_tokens:
+        if teacher_length > teacher_tokens:
             raise UserError(
-                f'{m} tokens behind a teacher prompt do not fit privileged.tokens={teacher_tokens}; raise it'
+                f'{teacher_length} tokens behind a teacher prompt do not fit '
+                f'privileged.tokens={teacher_tokens}; raise it'
             )
-        fits = (
-            i for i, (a, b, _) in enumerate(used) if a + n <= tokens and b + m <= teacher_tokens
-        )
-        at = next(fits, len(used))
-        if at == len(used):
-            used.append((0, 0, 0))
-        start, teacher_start, segments = used[at]
-        placed.append(_Place(at, start, teacher_start, segments + 1))
-        used[at] = (start + n, teacher_start + m, segments + 1)
-    return placed
+
+        # Index of the first row with enough free tokens, or of a new row.
+        row_index = 0
+        while row_index < len(usages) and not usages[row_index].fits(
+            length, teacher_length, tokens, teacher_tokens
+        ):
+            row_index += 1
+        if row_index == len(usages):
+            usages.append(_RowUsage())
+
+        usage = usages[row_index]
+        usage.segments += 1
+        slots.append(_Slot(row_index, usage.student_tokens, usage.teacher_tokens, usage.segments))
+        usage.student_tokens += length
+        usage.teacher_tokens += teacher_length
+    return slots
 
 
 def prompt_length(row: Row) -> int:
-    """Tokens before the first that the policy wrote."""
+    """Returns the number of tokens before the first that is not part of the prompt."""
     return int(np.argmax(row.trajectory.source != PROMPT))
 
 
-def _fill_teacher(view, row, place):
-    prompt, own = row.teacher_prompt, prompt_length(row)
-    ids = np.concatenate([prompt, row.trajectory.tokens[own:]])
-    at = (place.row, slice(place.teacher_start, place.teacher_start + len(ids)))
-    view.tokens[at], view.positions[at], view.segment[at] = ids, np.arange(len(ids)), place.segment
-    # From the last token of the prompt on, which predicts the first of the reply, both views hold the same tokens.
-    offset = place.teacher_start + len(prompt) - own
-    student = np.arange(own - 1, len(row.trajectory.tokens))
-    view.place[place.row, place.start + student] = offset + student
+def _write_teacher_view(
+    view: TeacherBatch, row: Row, teacher_prompt: np.ndarray, slot: _Slot
+) -> None:
+    """Writes the trajectory behind the teacher's prompt, and the student's positions into `view.place`."""
+    student_prompt_length = prompt_length(row)
+    trajectory_tokens = row.trajectory.tokens
+    tokens = np.concatenate([teacher_prompt, trajectory_tokens[student_prompt_length:]])
+    span = (slot.row, slice(slot.teacher_start, slot.teacher_start + len(tokens)))
+    view.tokens[span] = tokens
+    view.positions[span] = np.arange(len(tokens))
+    view.segment[span] = slot.segment
+
+    # Both views hold the same tokens after the prompt. The last token of the prompt is included: its output predicts
+    # the first token of the reply.
+    student_positions = np.arange(student_prompt_length - 1, len(trajectory_tokens))
+    offset = slot.teacher_start + len(teacher_prompt) - student_prompt_length
+    view.place[slot.row, slot.start + student_positions] = offset + student_positions

@@ -1,173 +1,190 @@
-"""From rewards to advantages: what a rollout is worth relative to its group. Host arithmetic in float64."""
+"""From rewards to advantages: the value of a rollout relative to its group. Host arithmetic in float64."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
+from jaxtyping import Bool, Float, Int, Num, Real, Shaped
 
-# Classes (upper bounds) in which group sizes are reported, so that the names of metrics never change.
-_SIZES = ((1, '1'), (2, '2'), (4, '3_4'), (8, '5_8'), (16, '9_16'), (math.inf, '17_up'))
+from zeroplay_jax.objectives.types import Stats
+
+# Group sizes are reported in fixed classes, (largest size, name), so that the set of metric names never changes.
+_SIZE_CLASSES = ((1, '1'), (2, '2'), (4, '3_4'), (8, '5_8'), (16, '9_16'), (math.inf, '17_up'))
+
+# Options that select a method; the papers behind them are in the docstring of `group_advantages`.
+_OPTIONS = {
+    'baseline': ('mean', 'loo', 'none'),
+    'scale': ('std', 'none', 'batch'),
+    'ddof': (0, 1),
+    'singleton': ('zero', 'raw'),
+}
 
 
 def group_advantages(
-    rewards: np.ndarray,
-    groups: np.ndarray,
+    rewards: Real[np.ndarray, ' rows'],
+    groups: Shaped[np.ndarray, ' rows'],
     *,
     baseline: str = 'mean',
     scale: str = 'std',
     ddof: int = 1,
     eps: float = 1e-6,
     singleton: str = 'zero',
-    valid: np.ndarray | None = None,
-    lengths: np.ndarray | None = None,
+    valid: Bool[np.ndarray, ' rows'] | None = None,
+    lengths: Int[np.ndarray, ' rows'] | None = None,
     group_size: int | None = None,
-) -> tuple[np.ndarray, dict[str, tuple[float, float]]]:
-    """Advantages A_i = (r_i − mean_g) / (std_g + eps) within groups of rows that share a key.
+) -> tuple[Float[np.ndarray, ' rows'], Stats]:
+    """Computes advantages A_i = (r_i − mean_g) / (std_g + eps) within groups of rows that share a key.
 
-    The key says which method this is, the arithmetic is the same: the question gives GRPO (Dr. Zero eq. 5), the
-    hop count gives HRPO (Dr. Zero eq. 3). `scale='none'` gives SSP eq. 4 and Dr. GRPO; `baseline='none'` with it
-    is the plain reward of REINFORCE (SSP eq. 5), `baseline='loo'` RLOO, `scale='batch'` REINFORCE++-baseline.
-    Where the papers leave it open, the defaults are those of verl's GRPO: sample deviation, eps outside the root.
+    The key selects the method, the arithmetic is the same: grouped by question it is GRPO (Dr. Zero eq. 5), grouped by
+    hop count HRPO (Dr. Zero eq. 3). `scale='none'` gives SSP eq. 4 and Dr. GRPO; `baseline='none'` with it is the
+    plain reward of REINFORCE (SSP eq. 5); `baseline='loo'` is RLOO; `scale='batch'` is REINFORCE++-baseline.
+    Where the papers leave a choice open, the defaults are those of verl's GRPO: sample deviation, eps outside the root.
 
     Args:
       rewards: float [B].
-      groups: int [B], any keys; rows of a group need not be neighbours.
-      baseline: 'mean' of the group, 'loo' (mean of the *other* rows: n/(n − 1) times the difference) or 'none'.
+      groups: int [B], any keys; rows of a group need not be adjacent.
+      baseline: 'mean' of the group, 'loo' (mean of the other rows of the group) or 'none'.
       scale: 'std' of the group, which needs a baseline; 'none'; or 'batch': `whiten` over all trained tokens.
       ddof: 1 for the sample deviation (verl, torch), 0 for the population deviation.
       eps: added to the deviation, outside the root.
-      singleton: a row alone in its group has nothing to be compared with: 'zero' says nothing about it, 'raw'
-        takes mean 0 and deviation 1 as verl and Dr. Zero's code do, which pushes it up unconditionally. Without
-        a baseline there is nothing to decide and the reward stands.
-      valid: bool [B]; False keeps a row out of its group's mean and gives it advantage 0.
-      lengths: int [B], trained tokens of each row; for scale='batch', where a long row counts for more.
-      group_size: rows per key where it is known, invalid ones included; None: any. Prompts that got the same key
-        by mistake would otherwise be compared with one another in silence.
+      singleton: advantage of a row that is alone in its group. 'zero': it gets zero advantage. 'raw': mean 0 and
+        deviation 1, as in the code of verl and Dr. Zero, so the row is reinforced by its raw reward. Without a
+        baseline the option has no effect.
+      valid: bool [B]; False excludes a row from its group's mean and gives it advantage 0.
+      lengths: int [B], trained tokens of each row; needed for scale='batch', where a row counts once per token.
+      group_size: required number of rows per key, invalid ones included; None: any. Detects two prompts that got the
+        same key by mistake and would be compared with each other.
 
     Returns:
-      advantages: float64 [B]. Exactly 0 for rows that are invalid or whose reward is not finite and, with a
-        baseline, for every row of a group whose rewards are all equal ('batch' then moves it with all others).
+      advantages: float64 [B]. Exactly 0 for rows that are invalid or have a non-finite reward and, with a baseline,
+        for every row of a group whose rewards are all equal (scale='batch' then shifts it with all other rows).
       stats as (sum, count): `invalid_rows` and `nonfinite_rows` per row; `singleton_groups`, `informative_groups`
-        (rewards differ), `group_size` and the shares `group_size/1` … `group_size/17_up` per group.
+        (rewards differ), `group_size` and the shares `group_size/1` to `group_size/17_up` per group.
 
     Raises:
-      ValueError: shapes that differ, keys that are no integers, an unknown option, 'batch' without lengths, a
-        group of another size.
+      ValueError: shapes differ, keys are not integers, an option is unknown, 'batch' without lengths, or a group does
+        not have `group_size` rows.
     """
-    rewards, groups, used, finite, valid = _rows('group_advantages', rewards, groups, valid)
-    _check(baseline, scale, ddof, singleton, lengths, rewards.shape)
-    _check_sizes(groups, group_size)
-    reward = rewards[used]
-    index, sizes, informative = _groups(reward, groups[used])
-    size = sizes[index]
-    gap = reward - (np.bincount(index, reward, len(sizes)) / sizes)[index]
-    # Equal rewards are tested as such: the mean of equal numbers may differ from them in the last bit.
-    value = np.where(informative[index], gap, 0.0)
+    rewards, groups, valid = _check_rows('group_advantages', rewards, groups, valid)
+    _check_options(baseline, scale, ddof, singleton, lengths, rewards.shape)
+    _check_group_sizes(groups, group_size)
+
+    # A judge or a reward function may return NaN. One such row must not make the whole group NaN.
+    finite = np.isfinite(rewards)
+    used = valid & finite
+    valid_rewards = rewards[used]
+    group_index, group_sizes, informative = _group_rows(valid_rewards, groups[used])
+    num_groups = len(group_sizes)
+
+    # bincount with weights sums within groups in one pass, for keys in any order.
+    group_means = np.bincount(group_index, valid_rewards, num_groups) / group_sizes
+    deviations = valid_rewards - group_means[group_index]
+    # Groups of equal rewards are found by comparison: the mean of equal numbers may differ from them in the last bit,
+    # and dividing that difference by a deviation of about 0 would give advantages of order 1.
+    advantages = np.where(informative[group_index], deviations, 0.0)
+    row_group_size = group_sizes[group_index]
     if baseline == 'loo':
-        value = value * (size / np.maximum(size - 1, 1))
+        # r − mean of the others = n/(n − 1) · (r − mean of all).
+        advantages = advantages * (row_group_size / np.maximum(row_group_size - 1, 1))
     elif baseline == 'none':
-        value = reward
-    alone = (size == 1) & (baseline != 'none')
+        advantages = valid_rewards
+
+    is_singleton = (row_group_size == 1) & (baseline != 'none')
     if singleton == 'raw':
-        value = np.where(alone, reward, value)
+        advantages = np.where(is_singleton, valid_rewards, advantages)
+
+    # A group of one has no deviation: dividing by 1 keeps the raw reward of singleton='raw'.
     if scale == 'std':
-        squares = np.bincount(index, gap**2, len(sizes))
-        std = np.where(sizes > 1, np.sqrt(squares / np.maximum(sizes - ddof, 1)), 1.0)
-        value = value / (std[index] + eps)
+        squares = np.bincount(group_index, deviations**2, num_groups)
+        sample_std = np.sqrt(squares / np.maximum(group_sizes - ddof, 1))
+        group_std = np.where(group_sizes > 1, sample_std, 1.0)
+        advantages = advantages / (group_std[group_index] + eps)
     elif scale == 'batch':
-        value = whiten(value, np.where(alone & (singleton == 'zero'), 0, np.asarray(lengths)[used]))
-    advantages = np.zeros(rewards.shape)
-    advantages[used] = value
-    return advantages, _stats(sizes, informative, valid, finite)
+        # Count 0 keeps a singleton at zero advantage; whitening would shift it by the batch mean.
+        excluded = is_singleton & (singleton == 'zero')
+        counts = np.where(excluded, 0, np.asarray(lengths)[used])
+        advantages = whiten(advantages, counts)
+
+    # Excluded rows get 0, which adds nothing to the policy gradient.
+    all_advantages = np.zeros(rewards.shape)
+    all_advantages[used] = advantages
+    return all_advantages, _group_statistics(group_sizes, informative, valid, finite)
 
 
 def informative_groups(
-    rewards: np.ndarray, groups: np.ndarray, valid: np.ndarray | None = None
-) -> np.ndarray:
-    """Which rows have something to teach: those of groups whose rewards differ (DSPO eq. 9, DAPO's dynamic sampling).
+    rewards: Real[np.ndarray, ' rows'],
+    groups: Shaped[np.ndarray, ' rows'],
+    valid: Bool[np.ndarray, ' rows'] | None = None,
+) -> Bool[np.ndarray, ' rows']:
+    """Returns which rows belong to groups with reward variance (DSPO eq. 9, DAPO's dynamic sampling).
 
-    For rewards of 0 and 1 this is 0 < number of ones < G. Rows that are invalid or whose reward is not finite are
-    out and do not count for their group.
+    For rewards of 0 and 1 the condition is 0 < number of ones < G. Rows that are invalid or have a non-finite reward
+    are excluded and do not count for their group.
 
     Args:
-      rewards: float [B].   groups: int [B], any keys.   valid: bool [B].
+      rewards: float [B].
+      groups: int [B], any keys.
+      valid: bool [B].
 
     Returns:
       bool [B].
 
     Raises:
-      ValueError: shapes that differ or keys that are no integers.
+      ValueError: shapes differ or keys are not integers.
     """
-    rewards, groups, used, _, _ = _rows('informative_groups', rewards, groups, valid)
-    index, _, informative = _groups(rewards[used], groups[used])
-    kept = np.zeros(rewards.shape, bool)
-    kept[used] = informative[index]
-    return kept
+    rewards, groups, valid = _check_rows('informative_groups', rewards, groups, valid)
+    used = valid & np.isfinite(rewards)
+    group_index, _, informative = _group_rows(rewards[used], groups[used])
+    # An excluded row is not trained on, whatever its group.
+    in_informative_group = np.zeros(rewards.shape, bool)
+    in_informative_group[used] = informative[group_index]
+    return in_informative_group
 
 
-def discounted_returns(rewards: np.ndarray, mask: np.ndarray, gamma: float = 1.0) -> np.ndarray:
-    """What each trained token is followed by: G_t = r_t + γ·G_u, u the next trained token (REINFORCE++).
-
-    Text of tools between two turns is no action: it neither adds, nor discounts, nor cuts the credit off. (verl's
-    first version set the running return to 0 there, so that only the last turn learnt.)
-
-    Args:
-      rewards: float [B, T], one rollout per row; what stands at masked places is ignored.
-      mask: bool [B, T], True on tokens to learn from.
-      gamma: 0 to 1, per trained token.
-
-    Returns:
-      float64 [B, T], 0 where masked.
-
-    Raises:
-      ValueError: shapes that differ or a gamma outside 0 … 1.
-    """
-    mask = np.asarray(mask, bool)
-    if mask.ndim != 2 or np.shape(rewards) != mask.shape or not 0 <= gamma <= 1:
-        raise ValueError(
-            f'discounted_returns: rewards {np.shape(rewards)} and mask {mask.shape} must both be [B, T], '
-            f'gamma {gamma} in 0 … 1'
-        )
-    rewards = np.where(mask, np.asarray(rewards, np.float64), 0.0)
-    returns, running = np.zeros(mask.shape), np.zeros(len(mask))
-    for t in reversed(range(mask.shape[1])):
-        running = np.where(mask[:, t], rewards[:, t] + gamma * running, running)
-        returns[:, t] = np.where(mask[:, t], running, 0.0)
-    return returns
-
-
-def whiten(values: np.ndarray, counts: np.ndarray, eps: float = 1e-8) -> np.ndarray:
-    """(v − mean)/√(var + eps) over the whole batch, mean and unbiased variance as verl takes them.
+def whiten(
+    values: Num[np.ndarray, '*shape'], counts: Shaped[np.ndarray, '*shape'], eps: float = 1e-8
+) -> Float[np.ndarray, '*shape']:
+    """Returns (v − mean)/√(var + eps) over the whole batch, with the unbiased variance, as in verl.
 
     Args:
       values: float, any shape.
-      counts: how often each value counts: a mask [B, T] for values of tokens, lengths [B] for values of rows.
+      counts: weight of each value in mean and variance: a mask [B, T] for values of tokens, lengths [B] for values of
+        rows.
       eps: added to the variance, inside the root.
 
     Returns:
-      float64 like values; 0 where counts is 0, and everywhere if all values that count are equal.
+      float64, the shape of values; 0 where counts is 0, and everywhere if all counted values are equal.
 
     Raises:
-      ValueError: shapes that differ or a negative count.
+      ValueError: shapes differ or a count is negative.
     """
     counts = np.asarray(counts, np.float64)
     if np.shape(values) != counts.shape or np.any(counts < 0):
         raise ValueError(
-            f'whiten: values {np.shape(values)} and counts {counts.shape} must be alike, no count below 0'
+            f'whiten: values {np.shape(values)} and counts {counts.shape} must have one shape, no count below 0'
         )
-    used = counts > 0
-    values = np.where(used, np.asarray(values, np.float64), 0.0)
-    if not used.any() or np.ptp(values[used]) == 0:
+    counted = counts > 0
+    values = np.where(counted, np.asarray(values, np.float64), 0.0)
+    # Equal values are found by comparison, because rounding in the mean would be blown up by √eps = 1e-4.
+    if not counted.any() or np.ptp(values[counted]) == 0:
         return np.zeros(values.shape)
-    total = counts.sum()
-    gap = values - (counts * values).sum() / total
-    return np.where(used, gap / np.sqrt((counts * gap**2).sum() / (total - 1) + eps), 0.0)
+
+    # Counts act as repetitions: whitening rows by length equals whitening their tokens.
+    num_counted = counts.sum()
+    mean = (counts * values).sum() / num_counted
+    deviations = values - mean
+    variance = (counts * deviations**2).sum() / (num_counted - 1)
+    return np.where(counted, deviations / np.sqrt(variance + eps), 0.0)
 
 
-def _rows(name, rewards, groups, valid):
-    rewards, groups = np.asarray(rewards, np.float64), np.asarray(groups)
-    valid = np.ones(rewards.shape, bool) if valid is None else np.asarray(valid, bool)
+def _check_rows(name, rewards, groups, valid):
+    """Returns (rewards float64, groups, valid bool), all [B], or raises ValueError."""
+    rewards = np.asarray(rewards, np.float64)
+    groups = np.asarray(groups)
+    if valid is None:
+        valid = np.ones(rewards.shape, bool)
+    valid = np.asarray(valid, bool)
     if rewards.ndim != 1 or not rewards.shape == groups.shape == valid.shape:
         raise ValueError(
             f'{name}: rewards {rewards.shape}, groups {groups.shape} and valid {valid.shape} '
@@ -175,32 +192,33 @@ def _rows(name, rewards, groups, valid):
         )
     if groups.size and not np.issubdtype(groups.dtype, np.integer):
         raise ValueError(f'{name}: groups are {groups.dtype}, not integers; number the keys first')
-    finite = np.isfinite(rewards)
-    return rewards, groups, valid & finite, finite, valid
+    return rewards, groups, valid
 
 
-def _groups(reward, groups):
-    """Per row the number of its group; per group its size and whether its rewards differ."""
-    keys, index = np.unique(groups, return_inverse=True)
-    low, high = np.full(len(keys), np.inf), np.full(len(keys), -np.inf)
-    np.minimum.at(low, index, reward)
-    np.maximum.at(high, index, reward)
-    return index, np.bincount(index, minlength=len(keys)), high > low
+def _group_rows(rewards, groups):
+    """Returns per row the index of its group; per group its size and whether its rewards differ."""
+    # Keys are arbitrary integers, such as item numbers of a long run: number them 0, 1, … first.
+    keys, group_index = np.unique(groups, return_inverse=True)
+    num_groups = len(keys)
+    lowest = np.full(num_groups, np.inf)
+    highest = np.full(num_groups, -np.inf)
+    np.minimum.at(lowest, group_index, rewards)
+    np.maximum.at(highest, group_index, rewards)
+    sizes = np.bincount(group_index, minlength=num_groups)
+    return group_index, sizes, highest > lowest
 
 
-def _check(baseline, scale, ddof, singleton, lengths, shape):
-    options = (
-        ('baseline', baseline, ('mean', 'loo', 'none')),
-        ('scale', scale, ('std', 'none', 'batch')),
-        ('ddof', ddof, (0, 1)),
-        ('singleton', singleton, ('zero', 'raw')),
-    )
-    for name, given, allowed in options:
-        if given not in allowed:
-            raise ValueError(f'group_advantages: {name} is {given!r}; choose one of {allowed}')
+def _check_options(baseline, scale, ddof, singleton, lengths, shape):
+    options = {'baseline': baseline, 'scale': scale, 'ddof': ddof, 'singleton': singleton}
+    for name, value in options.items():
+        if value not in _OPTIONS[name]:
+            raise ValueError(
+                f'group_advantages: {name} is {value!r}; choose one of {_OPTIONS[name]}'
+            )
+    # Rewards of 1 divided by the deviation of nearly equal rewards would be huge.
     if baseline == 'none' and scale == 'std':
         raise ValueError(
-            "group_advantages: scale='std' would explode without a baseline; take scale='none'"
+            "group_advantages: scale='std' without a baseline gives unbounded advantages; set scale='none'"
         )
     if scale == 'batch' and np.shape(lengths) != shape:
         raise ValueError(
@@ -208,27 +226,32 @@ def _check(baseline, scale, ddof, singleton, lengths, shape):
         )
 
 
-def _check_sizes(groups, group_size):
+def _check_group_sizes(groups, group_size):
+    if group_size is None:
+        return
     keys, counts = np.unique(groups, return_counts=True)
-    other = counts != (counts if group_size is None else group_size)
-    if other.any():
+    has_other_size = counts != group_size
+    if has_other_size.any():
         raise ValueError(
-            f'group_advantages: key {keys[other][0]} has {counts[other][0]} rows, not group_size={group_size}; '
-            'give every prompt a key of its own'
+            f'group_advantages: key {keys[has_other_size][0]} has {counts[has_other_size][0]} rows, '
+            f'not group_size={group_size}; give each prompt a distinct key'
         )
 
 
-def _stats(sizes, informative, valid, finite):
-    count = float(len(sizes))
+def _group_statistics(group_sizes, informative, valid, finite) -> Stats:
+    num_rows = float(len(valid))
+    num_groups = float(len(group_sizes))
     stats = {
-        'invalid_rows': (float(np.sum(~valid)), float(len(valid))),
-        'nonfinite_rows': (float(np.sum(valid & ~finite)), float(len(valid))),
-        'singleton_groups': (float(np.sum(sizes == 1)), count),
-        'informative_groups': (float(np.sum(informative)), count),
-        'group_size': (float(np.sum(sizes)), count),
+        'invalid_rows': (float(np.sum(~valid)), num_rows),
+        'nonfinite_rows': (float(np.sum(valid & ~finite)), num_rows),
+        'singleton_groups': (float(np.sum(group_sizes == 1)), num_groups),
+        'informative_groups': (float(np.sum(informative)), num_groups),
+        'group_size': (float(np.sum(group_sizes)), num_groups),
     }
-    below = 0
-    for bound, name in _SIZES:
-        stats[f'group_size/{name}'] = (float(np.sum((sizes > below) & (sizes <= bound))), count)
-        below = bound
+    # Classes are half-open intervals (lower, upper], so each group is counted once.
+    lower: float = 0
+    for upper, name in _SIZE_CLASSES:
+        in_class = (group_sizes > lower) & (group_sizes <= upper)
+        stats[f'group_size/{name}'] = (float(np.sum(in_class)), num_groups)
+        lower = upper
     return stats

@@ -1,110 +1,136 @@
 """From per-token losses to one number: every way of averaging is a choice of token weights.
 
-The host computes one weight per token for the *whole* batch (`token_weights`), the device adds up loss × weight
-(`aggregate`). So the sum over micro-batches, packed rows, padding or devices is the same number, and so is its
-gradient. (Averaging per micro-batch, as older trainers did, is not.)
+The host computes one weight per token for the whole batch (`token_weights`); the device sums loss × weight
+(`aggregate`). The sum over micro-batches, packed rows, padding and devices is therefore the same number, and so is its
+gradient. Averaging within each micro-batch, as older trainers do, lacks this property.
 """
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Int
 
 from zeroplay_jax.objectives.masking import masked
+from zeroplay_jax.objectives.types import AnyArray
 
 MODES = ('token', 'seq_mean_token_mean', 'seq_mean_token_sum', 'constant')
 
+# 'constant' has no denominator of its own: the caller chooses it.
+_MODES_WITH_DENOMINATOR = MODES[:3]
 
-def aggregate(per_token: jax.Array, weights: jax.Array) -> jax.Array:
-    """The loss: Σ per_token · weights over the places whose weight is not 0.
+
+def aggregate(
+    per_token: Float[AnyArray, 'batch length'], weights: Float[AnyArray, 'batch length']
+) -> Float[Array, '']:
+    """Returns the loss: Σ per_token · weights over the positions whose weight is not 0.
 
     Args:
       per_token: float [B, T], from one of the losses, or a sum of several.
-      weights: float32 [B, T], this micro-batch's part of `token_weights`.
+      weights: float32 [B, T], the part of `token_weights` that belongs to this micro-batch.
 
     Returns:
-      float32 scalar. Scalars and gradients of the micro-batches of a batch add up to those of the batch.
+      float32 scalar. Values and gradients of the micro-batches of a batch add up to those of the batch.
 
     Raises:
-      ValueError: shapes that differ.
+      ValueError: shapes differ.
     """
+    # Positions of weight 0 are removed instead of multiplied: a NaN in padding times 0 would be NaN.
     mask, per_token, weights = masked('aggregate', weights != 0, per_token, weights)
     return jnp.sum(per_token * weights)
 
 
-def denominator(lengths: np.ndarray, mode: str) -> float:
-    """What the weighted sum is divided by: the trained tokens ('token') or the rollouts that have any.
+def denominator(lengths: Int[np.ndarray, ' rollouts'], mode: str) -> float:
+    """Returns the denominator of an average: trained tokens ('token'), or rollouts that have any.
 
-    Host function. Give it every rollout that the average is over, also those left out of the packed batch
-    because their advantage is 0 and they would add nothing. Parts of several hosts add up.
+    Host function. Pass every rollout that the average covers, including those left out of the packed batch because
+    their advantage is 0 and they add nothing to the sum. Denominators of several hosts add up.
 
     Args:
-      lengths: int [N], trained tokens of each rollout; rollouts with none do not count.
+      lengths: int [N], trained tokens of each rollout; rollouts without any do not count.
       mode: 'token', 'seq_mean_token_mean' or 'seq_mean_token_sum'.
 
     Returns:
       A number ≥ 0.
 
     Raises:
-      ValueError: an unknown mode, or 'constant', whose denominator is the caller's own.
+      ValueError: the mode is unknown, or 'constant', whose denominator the caller chooses.
     """
-    if mode not in MODES[:3]:
+    if mode not in _MODES_WITH_DENOMINATOR:
         raise ValueError(
-            f'denominator: mode {mode!r} has none of its own; choose one of {MODES[:3]}'
+            f'denominator: mode {mode!r} has no denominator of its own; choose one of {_MODES_WITH_DENOMINATOR}'
         )
-    return float(np.sum(lengths) if mode == 'token' else np.count_nonzero(lengths))
+    # The other modes divide by rollouts. A rollout without trained tokens adds nothing to the sum and must not
+    # lower the mean.
+    if mode == 'token':
+        return float(np.sum(lengths))
+    return float(np.count_nonzero(lengths))
 
 
 def token_weights(
-    mask: np.ndarray, sequence: np.ndarray | None, mode: str, total: float | None = None
-) -> np.ndarray:
-    """Weight of each token in the loss. Host function, for the whole batch before it is cut into parts.
+    mask: Bool[np.ndarray, 'batch length'],
+    sequence: Int[np.ndarray, 'batch length'] | None,
+    mode: str,
+    total: float | int | None = None,
+) -> Float[np.ndarray, 'batch length']:
+    """Returns the weight of each token in the loss. Host function, for the whole batch before it is cut into parts.
 
-    With |y| the trained tokens of a token's own rollout and D the denominator:
-      'token': 1/D, D all trained tokens (DAPO; Dr. Zero's code).
+    With |y| the number of trained tokens of the token's rollout and D the denominator:
+      'token': 1/D, D the trained tokens of the batch (DAPO; Dr. Zero's code).
       'seq_mean_token_mean': 1/(|y|·D), D the rollouts that have trained tokens (GRPO paper, SSP eq. 4).
-      'seq_mean_token_sum': 1/D, D as before (the sums of Dr. Zero eq. 2 and SSP eq. 5).
-      'constant': 1/D, D given: the longest response (verl's Dr. GRPO), times the rollouts for a mean over them.
+      'seq_mean_token_sum': 1/D, D the rollouts that have trained tokens (the sums of Dr. Zero eq. 2 and SSP eq. 5).
+      'constant': 1/D, D = `total`: the longest response (verl's Dr. GRPO), times the number of rollouts for a mean
+        over them.
 
     Args:
       mask: bool [B, T], True on tokens to learn from.
-      sequence: int [B, T], which rollout of the batch a place belongs to, -1 where empty; several may share
-        a row. None: every row is one rollout.
+      sequence: int [B, T], index of the rollout that a position belongs to, -1 where empty; several rollouts may
+        share a row. None: every row is one rollout.
       mode: one of MODES.
-      total: D where it is not that of this batch alone: 'constant', several hosts, rollouts left out
-        (`denominator`).
+      total: D where it is not the denominator of this batch alone: for 'constant', with several hosts, or when
+        rollouts were left out of the batch (see `denominator`).
 
     Returns:
-      float32 [B, T], 0 where masked. All zeros when there is nothing to learn: the caller skips the update.
+      float32 [B, T], 0 where masked. All zeros when the batch has no trained token: the caller skips the update.
 
     Raises:
-      ValueError: shapes that differ, an unknown mode, a trained token outside every rollout, a missing,
-        negative or infinite total.
+      ValueError: shapes differ, the mode is unknown, a trained token belongs to no rollout, or `total` is missing,
+        not positive, or infinite.
     """
     mask = np.asarray(mask, bool)
-    sequence = np.indices(mask.shape)[0] if sequence is None else np.asarray(sequence)
+    if sequence is None:
+        row_index = np.indices(mask.shape)[0]
+        sequence = row_index
+    sequence = np.asarray(sequence)
     if mask.ndim != 2 or sequence.shape != mask.shape:
         raise ValueError(
             f'token_weights: mask {mask.shape}, sequence {sequence.shape}: both must be [B, T]'
         )
     if mode not in MODES:
         raise ValueError(f'token_weights: mode is {mode!r}; choose one of {MODES}')
-    owner = sequence[mask]
-    if np.any(owner < 0):
+
+    token_rollout = sequence[mask]
+    if np.any(token_rollout < 0):
         raise ValueError(
-            'token_weights: a trained token has sequence -1; mask it or give it its rollout'
+            'token_weights: a trained token has sequence -1; mask it or give the index of its rollout'
         )
-    lengths = np.bincount(owner)
+    # Indices count the rollouts of the whole batch, so bincount gives |y| of each at its index.
+    lengths = np.bincount(token_rollout)
+
     if total is None and mode == 'constant':
-        raise ValueError("token_weights: mode 'constant' needs `total`, what to divide by")
+        raise ValueError("token_weights: mode 'constant' has no denominator; pass `total`")
     if total is None:
         total = denominator(lengths, mode)
-    if not 0 <= total < np.inf or (total == 0 and owner.size):
+    # A total of 0 is right for a batch without trained tokens: its weights are all 0.
+    if not 0 <= total < np.inf or (total == 0 and token_rollout.size):
         raise ValueError(f'token_weights: total {total} must be positive and finite')
+
+    # The quotient is computed in float64 and rounded once.
     weights = np.zeros(mask.shape, np.float32)
-    if owner.size:
-        weights[mask] = (
-            1.0 / (total * lengths[owner]) if mode == 'seq_mean_token_mean' else 1.0 / total
-        )
+    if not token_rollout.size:
+        return weights
+    if mode == 'seq_mean_token_mean':
+        weights[mask] = 1.0 / (total * lengths[token_rollout])
+    else:
+        weights[mask] = 1.0 / total
     return weights

@@ -1,15 +1,15 @@
-"""Terms beside the policy gradient: distance to a reference, entropy, and what sampler and trainer disagree on.
+"""Terms beside the policy gradient: KL to a reference, entropy, and the mismatch between sampler and trainer.
 
-Arrays and masks as in policy_gradient.py: float32 [B, T] per token out, 0 where masked, statistics as (sum, count).
+Arrays and masks as in policy_gradient.py: float32 [B, T] per token, 0 where masked; statistics as (sum, count).
 """
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
 
 from zeroplay_jax.objectives.masking import (
-    Stats,
     check_shapes,
     log_ratio,
     masked,
@@ -17,118 +17,144 @@ from zeroplay_jax.objectives.masking import (
     spread,
     total,
 )
+from zeroplay_jax.objectives.types import AnyArray, DeviceStats
 
 KL_KINDS = ('k1', 'k2', 'k3', 'k1+', 'k3+')
 LEVELS = ('token', 'sequence')
 
+# Bound of the k3 estimate, as in verl: one token of a far-off policy must not dominate the batch.
+_K3_LIMIT = 10.0
+
 
 def kl(
-    logp: jax.Array, ref_logp: jax.Array, mask: jax.Array, kind: str = 'k3'
-) -> tuple[jax.Array, Stats]:
-    """Estimates KL(policy ‖ reference) at the sampled tokens; with d = logp − ref_logp:
+    logp: Float[AnyArray, 'batch length'],
+    ref_logp: Float[AnyArray, 'batch length'],
+    mask: Bool[AnyArray, 'batch length'],
+    kind: str = 'k3',
+) -> tuple[Float[Array, 'batch length'], DeviceStats]:
+    """Estimates KL(policy ‖ reference) at the sampled tokens (Schulman 2020, "Approximating KL divergence").
 
-    k1 = d;  k2 = d²/2;  k3 = exp(−d) + d − 1 with −d held within ±20 and the result within ±10, as in verl.
-    Gradients with respect to logp: 1, d, 1 − exp(−d). So k1 is a fair *value* but as a loss pulls nowhere on
-    average; k2 has, on policy, the gradient of the KL itself (Schulman, "Approximating KL divergence", 2020).
-    'k1+' and 'k3+' are straight through: the value of one, the gradient of k2.
+    With d = logp − ref_logp:
+      'k1': d. Gradient 1: an unbiased value, but as a loss its expected gradient is 0.
+      'k2': d²/2. Gradient d: on policy its expectation is the gradient of the KL.
+      'k3': exp(−d) + d − 1. Gradient 1 − exp(−d). As in verl, −d is clipped to ±20 and the result to ±10.
+      'k1+', 'k3+': straight-through estimators with the value of k1 or k3 and the gradient of k2.
 
     Args:
-      logp: float [B, T].   ref_logp: float [B, T], no gradient flows here.   mask: bool [B, T].
+      logp: float [B, T].
+      ref_logp: float [B, T]; no gradient flows into it.
+      mask: bool [B, T].
       kind: one of KL_KINDS.
 
     Returns:
       float32 [B, T], 0 where masked; statistic `kl`.
 
     Raises:
-      ValueError: shapes that differ or an unknown kind.
+      ValueError: shapes differ or the kind is unknown.
     """
     if kind not in KL_KINDS:
         raise ValueError(f'kl: kind is {kind!r}; choose one of {KL_KINDS}')
     mask, logp, ref_logp = masked('kl', mask, logp, ref_logp)
+    # The reference is a constant. Differentiating it would matter where both come from the same weights.
     ref_logp = jax.lax.stop_gradient(ref_logp)
-    gap = logp - ref_logp
-    k2 = 0.5 * gap**2
+    log_difference = logp - ref_logp
+    k2 = 0.5 * log_difference**2
     if kind.startswith('k1'):
-        value = gap
+        estimate = log_difference
     elif kind == 'k2':
-        value = k2
+        estimate = k2
     else:
-        minus = log_ratio(ref_logp, logp)
-        # expm1 keeps the digits that exp(−d) − 1 loses near d = 0, where this estimator lives.
-        value = jnp.clip(jnp.expm1(minus) - minus, -10.0, 10.0)
+        negative_difference = log_ratio(ref_logp, logp)
+        # expm1 keeps the digits that exp(−d) − 1 loses near d = 0, where most tokens lie.
+        k3 = jnp.expm1(negative_difference) - negative_difference
+        estimate = jnp.clip(k3, -_K3_LIMIT, _K3_LIMIT)
     if kind.endswith('+'):
-        value = jax.lax.stop_gradient(value) + k2 - jax.lax.stop_gradient(k2)
-    value = jnp.where(mask, value, 0.0)
-    return value, {'kl': total(value, mask)}
+        # k2 − stop_gradient(k2) is 0 in value and carries the gradient of k2.
+        estimate = jax.lax.stop_gradient(estimate) + k2 - jax.lax.stop_gradient(k2)
+    # At masked positions k3 is exp(0) + 0 − 1 = 0 already; the selection guarantees it for every kind.
+    estimate = jnp.where(mask, estimate, 0.0)
+    return estimate, {'kl': total(estimate, mask)}
 
 
-def entropy_bonus(entropy: jax.Array, mask: jax.Array) -> tuple[jax.Array, Stats]:
-    """The entropy of each token's distribution as a term to minimise: −H.
+def entropy_bonus(
+    entropy: Float[AnyArray, 'batch length'], mask: Bool[AnyArray, 'batch length']
+) -> tuple[Float[Array, 'batch length'], DeviceStats]:
+    """Returns the negated entropy of each token's distribution, a term to minimise.
 
     Args:
-      entropy: float [B, T], nats, from the scorer (with its gradient where the term is to pull).
+      entropy: float [B, T], nats, from the scorer. It must carry a gradient where the term is part of the loss.
       mask: bool [B, T].
 
     Returns:
-      float32 [B, T], 0 where masked; statistic `entropy` (H itself).
+      float32 [B, T], 0 where masked; statistic `entropy` (not negated).
 
     Raises:
-      ValueError: shapes that differ.
+      ValueError: shapes differ.
     """
+    # The sign makes it a term to minimise, like all others: a positive coefficient raises the entropy.
     mask, entropy = masked('entropy_bonus', mask, entropy)
     return -entropy, {'entropy': total(entropy, mask)}
 
 
-def agreement(logp: jax.Array, old_logp: jax.Array, mask: jax.Array) -> Stats:
-    """How far the trained weights are from those that sampled, as statistics.
+def agreement(
+    logp: Float[AnyArray, 'batch length'],
+    old_logp: Float[AnyArray, 'batch length'],
+    mask: Bool[AnyArray, 'batch length'],
+) -> DeviceStats:
+    """Measures the distance between the trained weights and the weights that sampled the tokens.
 
     Args:
-      logp, old_logp: float [B, T].   mask: bool [B, T].
+      logp: float [B, T], under the trained weights.
+      old_logp: float [B, T], under the sampling weights.
+      mask: bool [B, T].
 
     Returns:
-      `ratio` r = π/π_old, `approx_kl` r − 1 − log r (never negative; its mean estimates KL(π_old ‖ π)) and
-      `prob_gap` |π − π_old|. Before the first update of a batch they compare sampler and trainer: rounding.
+      Statistics `ratio` r = π/π_old, `approx_kl` r − 1 − log r (never negative; its mean estimates KL(π_old ‖ π)) and
+      `prob_gap` |π − π_old|. Before the first update of a batch they show the rounding between sampler and trainer.
 
     Raises:
-      ValueError: shapes that differ.
+      ValueError: shapes differ.
     """
     mask, logp, old_logp = masked('agreement', mask, logp, old_logp)
-    gap = log_ratio(logp, old_logp)
+    # Clipped, so that one token of probability near 0 does not turn the mean of a whole step into infinity.
+    log_ratios = log_ratio(logp, old_logp)
     return {
-        'ratio': total(jnp.exp(gap), mask),
-        'approx_kl': total(jnp.expm1(gap) - gap, mask),
+        'ratio': total(jnp.exp(log_ratios), mask),
+        'approx_kl': total(jnp.expm1(log_ratios) - log_ratios, mask),
         'prob_gap': total(jnp.abs(jnp.exp(logp) - jnp.exp(old_logp)), mask),
     }
 
 
 def truncated_importance(
-    trainer_logp: jax.Array,
-    sampler_logp: jax.Array,
-    mask: jax.Array,
+    trainer_logp: Float[AnyArray, 'batch length'],
+    sampler_logp: Float[AnyArray, 'batch length'],
+    mask: Bool[AnyArray, 'batch length'],
     cap: float = 2.0,
     level: str = 'token',
-    segment: jax.Array | None = None,
-) -> tuple[jax.Array, Stats]:
-    """Weights that correct for a sampler whose probabilities differ from the trainer's, cut off from above.
+    segment: Int[AnyArray, 'batch length'] | None = None,
+) -> tuple[Float[Array, 'batch length'], DeviceStats]:
+    """Computes importance weights, truncated from above, for a sampler whose probabilities differ from the trainer's.
 
-    w = min(exp(clip(trainer_logp − sampler_logp, ±20)), cap), per token or, with the sum of the differences, per
-    rollout (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"). Both
-    log-probs are of the same weights: what differs is arithmetic, or the weights grew old while a rollout ran.
+    w = min(exp(clip(trainer_logp − sampler_logp, ±20)), cap) per token or, with the sum of the differences over a
+    rollout, per rollout (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training").
+    Both log-probs are of the same policy. They differ by the arithmetic of two implementations, or because the weights
+    were updated while a rollout was running.
 
     Args:
-      trainer_logp: float [B, T], log-probs of the sampled tokens as the trainer computes them, before an update.
-      sampler_logp: float [B, T], as the sampler reported them, after temperature.
+      trainer_logp: float [B, T], log-probs of the sampled tokens computed by the trainer before an update.
+      sampler_logp: float [B, T], log-probs reported by the sampler, after temperature.
       mask: bool [B, T].
       cap: largest weight; there is no smallest.
       level: 'token' or 'sequence' (the product of the token ratios).
-      segment: int32 [B, T], which rollout of its row a place belongs to; None: every row is one. For 'sequence'.
+      segment: int32 [B, T], the rollout of its row that a position belongs to, for level 'sequence'; None: every row
+        is one rollout.
 
     Returns:
-      float32 [B, T] without gradient, 0 where masked, to multiply a per-token loss with; statistics `importance`
-      (the weight) and `importance_capped` (share of tokens at the cap).
+      float32 [B, T] without gradient, 0 where masked: a factor for a per-token loss. Statistics `importance` (the
+      weight) and `importance_capped` (share of tokens at the cap).
 
     Raises:
-      ValueError: shapes that differ, an unknown level or a cap that is not positive.
+      ValueError: shapes differ, the level is unknown, or the cap is not positive.
     """
     if level not in LEVELS:
         raise ValueError(f'truncated_importance: level is {level!r}; choose one of {LEVELS}')
@@ -137,14 +163,19 @@ def truncated_importance(
     mask, trainer_logp, sampler_logp = masked(
         'truncated_importance', mask, trainer_logp, sampler_logp
     )
-    gap = jax.lax.stop_gradient(trainer_logp - sampler_logp)
+    # The weight is a constant of the gradient: it corrects the sampling distribution and is no objective.
+    log_weight = jax.lax.stop_gradient(trainer_logp - sampler_logp)
     if level == 'sequence':
-        segment = jnp.ones(mask.shape, jnp.int32) if segment is None else segment
+        if segment is None:
+            segment = jnp.ones(mask.shape, jnp.int32)
+        # Before truncation the product over a rollout is unbiased but of high variance; token ratios are the opposite.
         check_shapes('truncated_importance', mask, segment)
-        gap = spread(segment_sum(gap, segment), segment)
-    ratio = jnp.exp(log_ratio(gap, jnp.zeros_like(gap)))
-    weight = jnp.where(mask, jnp.minimum(ratio, cap), 0.0)
-    return weight, {
+        log_weight = spread(segment_sum(log_weight, segment), segment)
+    # The clip comes after the sum over a rollout; the difference is already taken, hence the zeros.
+    untruncated = jnp.exp(log_ratio(log_weight, jnp.zeros_like(log_weight)))
+    weight = jnp.where(mask, jnp.minimum(untruncated, cap), 0.0)
+    stats = {
         'importance': total(weight, mask),
-        'importance_capped': total(ratio > cap, mask),
+        'importance_capped': total(untruncated > cap, mask),
     }
+    return weight, stats

@@ -1,6 +1,6 @@
-"""Learning from a teacher that sees more: divergences over the student's top tokens and one tail, and the EMA.
+"""Self-distillation from a teacher with privileged context: top-K + tail divergences, and the teacher's EMA.
 
-Letters: N places of a chunk, V vocabulary, K top tokens.
+Letters: N positions of a chunk, V vocabulary, K top tokens.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from zeroplay_jax.objectives.types import AnyArray
 
 KINDS = ('reverse', 'forward', 'jsd')
 
@@ -16,65 +19,83 @@ Tree = TypeVar('Tree')
 
 
 def topk_tail_divergence(
-    student_logits: jax.Array,
-    teacher_logits: jax.Array,
+    student_logits: Float[AnyArray, 'positions vocabulary'],
+    teacher_logits: Float[AnyArray, 'positions vocabulary'],
     *,
     k: int,
     kind: str = 'reverse',
     tail: bool = True,
     mix: float = 0.5,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Divergence between student and teacher over the student's K likeliest tokens and the rest as one (π-Play eq. 11).
+) -> tuple[Float[Array, ' positions'], dict[str, Float[Array, ' positions']]]:
+    """Computes the divergence between student and teacher over the student's K likeliest tokens and one tail outcome.
 
-    Probabilities are those of the full softmax, the rest is collapsed into one outcome: K + 1 outcomes. Merging
-    outcomes never raises a divergence, so the value is at most the full one, and equals it where K ≥ V. With S the
-    student, T the teacher:
-      'reverse': KL(S ‖ T), what π-Play's eq. 9 is read as (its direction is not stated).
+    This is π-Play eq. 11. Probabilities are those of the full softmax; all tokens outside the top K are merged into one
+    outcome, which makes K + 1 outcomes. Merging outcomes never raises a divergence, so the value is at most the full
+    divergence, and equals it where K ≥ V. With S the student and T the teacher:
+      'reverse': KL(S ‖ T), our reading of π-Play eq. 9 (the paper does not state the direction).
       'forward': KL(T ‖ S).
-      'jsd': mix·KL(S ‖ M) + (1 − mix)·KL(T ‖ M) with M = mix·S + (1 − mix)·T (SDPO's code; at most log 2 at ½).
-    The gradient flows through the student's probabilities, that of the rest included; which tokens are the top
-    ones is constant, and so is the teacher. All in log space, the rest summed up over its own tokens: where the
-    top tokens hold everything, 1 − P has no digits left in float32, but its logarithm has.
+      'jsd': mix·KL(S ‖ M) + (1 − mix)·KL(T ‖ M) with M = mix·S + (1 − mix)·T (SDPO's code; at most log 2 at mix ½).
+    The gradient flows through the student's probabilities, including the tail's. The selection of the top tokens and
+    the teacher are constants.
 
     Args:
-      student_logits, teacher_logits: float [N, V], of the same places, temperature already in them, finite.
+      student_logits: float [N, V], finite, already divided by the temperature.
+      teacher_logits: float [N, V], of the same positions, likewise.
       k: K, at least 1.
       kind: one of KINDS.
-      tail: False drops the rest and renormalises the top tokens; that value can exceed the full divergence.
-      mix: of 'jsd', between 0 and 1.
+      tail: False drops the tail and renormalises the top tokens; that value can exceed the full divergence.
+      mix: weight of the student in 'jsd', between 0 and 1.
 
     Returns:
-      value: float32 [N], nats, not negative but for rounding.
+      divergence: float32 [N], nats, not negative up to rounding.
       {'tail_mass': float32 [N]}: the student's probability outside its top tokens, without gradient.
 
     Raises:
-      ValueError: shapes that differ or an option out of range.
+      ValueError: shapes differ or an option is out of range.
     """
-    _check(student_logits, teacher_logits, k, kind, mix)
-    student = jax.nn.log_softmax(student_logits.astype(jnp.float32))
-    teacher = jax.nn.log_softmax(jax.lax.stop_gradient(teacher_logits).astype(jnp.float32))
-    if k >= student.shape[1]:
-        return _divergence(student, teacher, kind, mix), {'tail_mass': jnp.zeros(student.shape[:1])}
-    _, index = jax.lax.top_k(jax.lax.stop_gradient(student_logits), k)
-    top = jnp.put_along_axis(jnp.zeros(student.shape, bool), index, True, axis=1, inplace=False)
+    _check_options(student_logits, teacher_logits, k, kind, mix)
+    # Logits arrive in the dtype of the activations. In bfloat16 the differences of log-probs would be noise.
+    student_logp = jax.nn.log_softmax(student_logits.astype(jnp.float32))
+    # The teacher is not trained through this loss; it follows by `ema`.
+    constant_teacher_logits = jax.lax.stop_gradient(teacher_logits)
+    teacher_logp = jax.nn.log_softmax(constant_teacher_logits.astype(jnp.float32))
+    num_positions, vocab_size = student_logp.shape
+    if k >= vocab_size:
+        divergence = _divergence(student_logp, teacher_logp, kind, mix)
+        return divergence, {'tail_mass': jnp.zeros(num_positions)}
 
-    def outcomes(logp):
-        head = jnp.take_along_axis(logp, index, axis=1)
-        rest = jax.nn.logsumexp(jnp.where(top, -jnp.inf, logp), axis=1, keepdims=True)
-        if not tail:
-            head = head - jax.nn.logsumexp(head, axis=1, keepdims=True)
-        return (jnp.concatenate([head, rest], axis=1) if tail else head), rest[:, 0]
+    # The student's top tokens, not the teacher's: with 'reverse' those carry nearly all of the divergence.
+    _, top_tokens = jax.lax.top_k(jax.lax.stop_gradient(student_logits), k)
+    # A mask of positions instead of a threshold on the K-th logit: with ties a threshold would select more than K.
+    nowhere = jnp.zeros(student_logp.shape, bool)
+    is_top = jnp.put_along_axis(nowhere, top_tokens, True, axis=1, inplace=False)
 
-    student, rest = outcomes(student)
-    value = _divergence(student, outcomes(teacher)[0], kind, mix)
-    return value, {'tail_mass': jnp.exp(jax.lax.stop_gradient(rest))}
+    def merge_outcomes(logp):
+        """[N, V] token log-probs to ([N, K + 1] outcome log-probs, [N] tail log-prob)."""
+        top_logp = jnp.take_along_axis(logp, top_tokens, axis=1)
+        # The tail is summed over its own tokens, in log space. 1 − P(top) would have no digits left in float32 where
+        # the top tokens hold nearly all probability.
+        tail_only_logp = jnp.where(is_top, -jnp.inf, logp)
+        tail_logp = jax.nn.logsumexp(tail_only_logp, axis=1, keepdims=True)
+        if tail:
+            outcomes = jnp.concatenate([top_logp, tail_logp], axis=1)
+        else:
+            outcomes = top_logp - jax.nn.logsumexp(top_logp, axis=1, keepdims=True)
+        return outcomes, tail_logp[:, 0]
+
+    student_outcomes, student_tail_logp = merge_outcomes(student_logp)
+    teacher_outcomes, _ = merge_outcomes(teacher_logp)
+    divergence = _divergence(student_outcomes, teacher_outcomes, kind, mix)
+    tail_mass = jnp.exp(jax.lax.stop_gradient(student_tail_logp))
+    return divergence, {'tail_mass': tail_mass}
 
 
-def _check(student_logits, teacher_logits, k, kind, mix):
-    shapes = jnp.shape(student_logits), jnp.shape(teacher_logits)
-    if len(shapes[0]) != 2 or shapes[0] != shapes[1]:
+def _check_options(student_logits, teacher_logits, k, kind, mix):
+    student_shape = jnp.shape(student_logits)
+    teacher_shape = jnp.shape(teacher_logits)
+    if len(student_shape) != 2 or student_shape != teacher_shape:
         raise ValueError(
-            f'topk_tail_divergence: both logits must be [N, V] of one shape, got {shapes}'
+            f'topk_tail_divergence: both logits must be [N, V] of one shape, got {student_shape, teacher_shape}'
         )
     if k < 1:
         raise ValueError(f'topk_tail_divergence: k is {k}; give 1 or more')
@@ -84,34 +105,45 @@ def _check(student_logits, teacher_logits, k, kind, mix):
         raise ValueError(f'topk_tail_divergence: mix {mix} must lie between 0 and 1')
 
 
-def _divergence(student, teacher, kind, mix):
+def _divergence(student_logp, teacher_logp, kind, mix):
     """[N] from log-probs [N, C] over the same C outcomes."""
     if kind == 'reverse':
-        return _kl(student, teacher)
+        return _kl(student_logp, teacher_logp)
     if kind == 'forward':
-        return _kl(teacher, student)
-    middle = jnp.logaddexp(student + jnp.log(mix), teacher + jnp.log1p(-mix))
-    return mix * _kl(student, middle) + (1 - mix) * _kl(teacher, middle)
+        return _kl(teacher_logp, student_logp)
+    # log M is computed from log-probs: the mixture of two tiny probabilities keeps its digits.
+    mixture_logp = jnp.logaddexp(student_logp + jnp.log(mix), teacher_logp + jnp.log1p(-mix))
+    student_term = mix * _kl(student_logp, mixture_logp)
+    teacher_term = (1 - mix) * _kl(teacher_logp, mixture_logp)
+    return student_term + teacher_term
 
 
-def _kl(p, q):
-    return jnp.sum(jnp.exp(p) * (p - q), axis=1)
+def _kl(p_logp, q_logp):
+    """KL(p ‖ q) [N] from log-probs [N, C]."""
+    return jnp.sum(jnp.exp(p_logp) * (p_logp - q_logp), axis=1)
 
 
 def ema(teacher: Tree, student: Tree, rate: float) -> Tree:
-    """The teacher's next weights: θ_T ← (1 − rate)·θ_T + rate·θ_S (π-Play eq. 10, rate 0.05).
+    """Returns the teacher's next weights θ_T ← (1 − rate)·θ_T + rate·θ_S (π-Play eq. 10, rate 0.05).
 
     Args:
-      teacher, student: trees of arrays, alike in structure and shapes.
-      rate: the student's share, 0 (frozen) to 1 (a copy).
+      teacher: tree of arrays.
+      student: tree of the same structure and shapes.
+      rate: weight of the student, 0 (frozen teacher) to 1 (a copy of the student).
 
     Returns:
-      The tree in float32, whatever came in: in bfloat16 small steps would be rounded away and the teacher stand still.
+      The tree in float32, for inputs of any dtype.
 
     Raises:
-      ValueError: a rate outside 0 … 1 or trees that differ.
+      ValueError: the rate is outside 0 … 1 or the trees differ.
     """
     if not 0 <= rate <= 1:
         raise ValueError(f'ema: rate {rate} must lie in 0 … 1')
-    step = lambda t, s: (1 - rate) * t.astype(jnp.float32) + rate * s.astype(jnp.float32)
-    return jax.tree.map(step, teacher, student)
+
+    def move(teacher_weight, student_weight):
+        # In bfloat16 a step of 5 % of a small difference would be rounded away, and the teacher would never move.
+        teacher_part = (1 - rate) * teacher_weight.astype(jnp.float32)
+        student_part = rate * student_weight.astype(jnp.float32)
+        return teacher_part + student_part
+
+    return jax.tree.map(move, teacher, student)

@@ -1,56 +1,104 @@
-"""What the losses share: shape checks, masks that stop NaN, sums over the rollouts of a packed row.
+"""Helpers of the losses: shape checks, masks that stop NaN, sums over the rollouts of a packed row.
 
-Letters: B packed rows, T places of a row. Several rollouts share a row, told apart by `segment`.
+Letters: B packed rows, T positions of a row. Several rollouts share a row; `segment` tells them apart.
 """
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
-Stats = dict[str, tuple[jax.Array, jax.Array]]
+from zeroplay_jax.objectives.types import AnyArray
 
-# exp(20) is 5e8: far beyond any useful ratio, and finite when multiplied by an advantage.
+# exp(20) is 5e8: far beyond any useful ratio, and still finite when multiplied by an advantage.
 _LOG_RATIO_LIMIT = 20.0
 
 
-def check_shapes(name: str, *arrays: jax.Array) -> None:
-    """Raises ValueError unless all arrays (the mask first) are [B, T] of one shape."""
+def check_shapes(name: str, *arrays: Shaped[AnyArray, '*_']) -> None:
+    """Checks that all arrays have one shape [B, T].
+
+    Args:
+      name: the calling function, for the error text.
+      *arrays: the mask first.
+
+    Raises:
+      ValueError: an array is not two-dimensional, or shapes differ.
+    """
     shapes = [jnp.shape(x) for x in arrays]
-    if len(shapes[0]) != 2 or len(set(shapes)) != 1:
+    two_dimensional = len(shapes[0]) == 2
+    all_equal = len(set(shapes)) == 1
+    if not (two_dimensional and all_equal):
         raise ValueError(
             f'{name}: every array must be [B, T] of one shape, got {shapes} (mask first)'
         )
 
 
-def masked(name: str, mask: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """The mask as bool and the arrays as float32, all [B, T], with 0 where masked.
+def masked(
+    name: str, mask: Shaped[AnyArray, '*_'], *arrays: Shaped[AnyArray, '*_']
+) -> tuple[Shaped[Array, '*_'], ...]:
+    """Returns the mask as bool and the arrays as float32, set to 0 where masked.
 
-    Zeroed before any arithmetic, not after: NaN times a zero cotangent is NaN again.
+    Args:
+      name: the calling function, for the error text.
+      mask: [B, T], True on tokens to learn from.
+      *arrays: [B, T], any dtype.
+
+    Returns:
+      (mask, *arrays), each [B, T].
+
+    Raises:
+      ValueError: shapes differ.
     """
     check_shapes(name, mask, *arrays)
     mask = jnp.asarray(mask).astype(bool)
-    return mask, *(jnp.where(mask, jnp.asarray(x).astype(jnp.float32), 0.0) for x in arrays)
+    # Inputs are set to 0 before any arithmetic. Masking the result alone would not do: in the backward pass the zero
+    # cotangent of a masked position is multiplied by the derivative there, and 0 · NaN is NaN.
+    zeroed = []
+    for array in arrays:
+        values = jnp.asarray(array).astype(jnp.float32)
+        zeroed.append(jnp.where(mask, values, 0.0))
+    return mask, *zeroed
 
 
-def log_ratio(logp: jax.Array, old_logp: jax.Array) -> jax.Array:
-    """logp − old_logp, held within ±20."""
+def log_ratio(
+    logp: Float[AnyArray, '*shape'], old_logp: Float[AnyArray, '*shape']
+) -> Float[Array, '*shape']:
+    """Returns logp − old_logp, clipped to ±20."""
     return jnp.clip(logp - old_logp, -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
 
 
-def total(values: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A statistic: (sum, count) over the unmasked places, float32 scalars without gradient."""
+def total(
+    values: Shaped[AnyArray, '*shape'], mask: Bool[AnyArray, '*shape']
+) -> tuple[Float[Array, ''], Float[Array, '']]:
+    """Returns a statistic: the (sum, count) of `values` over the unmasked positions, without gradient."""
     values = jax.lax.stop_gradient(values)
     return jnp.sum(jnp.where(mask, values, 0.0)), jnp.sum(mask, dtype=jnp.float32)
 
 
-def segment_sum(values: jax.Array, segment: jax.Array) -> jax.Array:
-    """Sums of values [B, T] by segment [B, T]: float32 [B, T + 1], the sum of segment s of a row at s."""
-    count = values.shape[1] + 1
-    add = lambda row, owner: jax.ops.segment_sum(row, owner, num_segments=count)
-    return jax.vmap(add)(values.astype(jnp.float32), segment)
+def segment_sum(
+    values: Shaped[AnyArray, 'batch length'], segment: Int[AnyArray, 'batch length']
+) -> Float[Array, 'batch segments']:
+    """Sums values within each segment of each row.
+
+    Args:
+      values: [B, T], float or bool.
+      segment: int [B, T], 0 to T.
+
+    Returns:
+      float32 [B, T + 1]; entry s of a row is the sum over its segment s.
+    """
+    # A row of T positions holds at most T rollouts, and 0 marks empty positions: T + 1 sums, a static shape.
+    num_segments = values.shape[1] + 1
+
+    def sum_row(row_values, row_segment):
+        return jax.ops.segment_sum(row_values, row_segment, num_segments=num_segments)
+
+    return jax.vmap(sum_row)(values.astype(jnp.float32), segment)
 
 
-def spread(sums: jax.Array, segment: jax.Array) -> jax.Array:
-    """Gives every place [B, T] the number of its segment, from [B, T + 1]."""
+def spread(
+    sums: Float[Array, 'batch segments'], segment: Int[AnyArray, 'batch length']
+) -> Float[Array, 'batch length']:
+    """Returns for every position the entry of its segment in `sums` [B, T + 1]; the inverse of `segment_sum`."""
     return jnp.take_along_axis(sums, segment, axis=1)

@@ -1,26 +1,26 @@
-"""Policy-gradient losses: arrays in, per-token arrays out, one weighted sum at the end.
+"""Policy-gradient losses: arrays in, per-token losses and statistics out.
 
-A loss never averages; aggregation.py does, by weights that the host computes for the whole batch:
+A loss never averages. The host computes token weights for the whole batch, and the device sums loss × weight:
 
-    weights = token_weights(mask, sequence, mode)      # host, whole batch, before it is split
-    per_token, stats = token_pg(logp, old_logp, advantage, mask, ...)
-    loss = aggregate(per_token, weights)               # device; plain sums of micro-batches and hosts
+    weights = aggregation.token_weights(mask, sequence, mode)      # host, whole batch, before it is split
+    per_token, stats = token_pg(logp, old_logp, advantage, mask, segment, clip_low=0.2, clip_high=0.28)
+    loss = aggregation.aggregate(per_token, weights)               # device; micro-batches and hosts add up
 
-Letters: B packed rows, T places of a row. All device functions take [B, T] arrays, check shapes before anything
-else, compute in float32, and work with and without jit. What stands at masked places, NaN included, reaches neither
-a value nor a gradient. Statistics are (sum, count), over the unmasked tokens unless said otherwise, and carry no
-gradient: add both up, divide when logging.
+All losses have one signature, described by `losses.LossFunction`; a loss ignores the arguments that it does not need.
+
+Letters: B packed rows, T positions of a row. All functions check shapes before anything else, compute in float32, and
+work with and without jit. Values at masked positions, NaN included, reach neither a value nor a gradient. Statistics
+are (sum, count) over the unmasked tokens unless stated otherwise, and carry no gradient.
 """
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
 
-from zeroplay_jax.objectives.aggregation import MODES, aggregate, denominator, token_weights
-from zeroplay_jax.objectives.corrections import agreement, kl
+from zeroplay_jax.objectives.corrections import agreement
 from zeroplay_jax.objectives.masking import (
-    Stats,
     check_shapes,
     log_ratio,
     masked,
@@ -28,146 +28,190 @@ from zeroplay_jax.objectives.masking import (
     spread,
     total,
 )
+from zeroplay_jax.objectives.types import AnyArray, DeviceStats
 
-__all__ = [
-    'MODES',
-    'aggregate',
-    'agreement',
-    'denominator',
-    'geometric_pg',
-    'kl',
-    'reinforce',
-    'sequence_pg',
-    'token_pg',
-    'token_weights',
-]
+# Bound of a rollout's log-ratio, as in verl: a ratio of exp(10) is the largest that enters a loss.
+_SEQUENCE_LOG_RATIO_LIMIT = 10.0
 
-# exp(10): the largest ratio of a whole rollout that enters a loss, as in verl.
-_SEQUENCE_LIMIT = 10.0
+
+def reinforce(
+    logp: Float[AnyArray, 'batch length'],
+    old_logp: Float[AnyArray, 'batch length'],
+    advantage: Float[AnyArray, 'batch length'],
+    mask: Bool[AnyArray, 'batch length'],
+    segment: Int[AnyArray, 'batch length'] | None = None,
+    *,
+    clip_low: float = 0.0,
+    clip_high: float = 0.0,
+    dual_clip: float | None = None,
+) -> tuple[Float[Array, 'batch length'], DeviceStats]:
+    """REINFORCE: L = −A·logp, no ratio and no clip (Dr. Zero eq. 2, SSP eq. 5).
+
+    Both formulas sum over tokens and average over rollouts: mode 'seq_mean_token_sum'. Dr. Zero's code takes the token
+    mean: mode 'token'.
+
+    Args:
+      logp: float [B, T], log-probs of the tokens under the weights being trained.
+      old_logp: float [B, T], log-probs under the weights that sampled them; for the statistics only.
+      advantage: float [B, T].
+      mask: bool [B, T], True on tokens to learn from.
+      segment, clip_low, clip_high, dual_clip: not used.
+
+    Returns:
+      float32 [B, T], to be minimised, 0 where masked; the statistics of `corrections.agreement` plus `logp` (its
+      negated mean estimates the entropy on policy).
+
+    Raises:
+      ValueError: shapes differ.
+    """
+    # Without a ratio, agreement still shows how far the sampler's weights are from the trained ones.
+    del segment, clip_low, clip_high, dual_clip
+    stats = agreement(logp, old_logp, mask)
+    mask, logp, advantage = masked('reinforce', mask, logp, advantage)
+    # −A·logp of zeroed inputs is −0.0 or 0.0; the selection makes it 0.0.
+    loss = jnp.where(mask, -advantage * logp, 0.0)
+    stats['logp'] = total(logp, mask)
+    return loss, stats
 
 
 def token_pg(
-    logp: jax.Array,
-    old_logp: jax.Array,
-    advantage: jax.Array,
-    mask: jax.Array,
+    logp: Float[AnyArray, 'batch length'],
+    old_logp: Float[AnyArray, 'batch length'],
+    advantage: Float[AnyArray, 'batch length'],
+    mask: Bool[AnyArray, 'batch length'],
+    segment: Int[AnyArray, 'batch length'] | None = None,
     *,
     clip_low: float,
     clip_high: float,
     dual_clip: float | None = None,
-) -> tuple[jax.Array, Stats]:
-    """Clipped policy gradient with one ratio per token (PPO; Dr. Zero eq. 5 as its code has it).
+) -> tuple[Float[Array, 'batch length'], DeviceStats]:
+    """Clipped policy gradient with one ratio per token (PPO; GRPO; Dr. Zero eq. 5 in the form of its code).
 
-    r = exp(clip(logp − old_logp, ±20));  L = max(−A·r, −A·clip(r, 1 − clip_low, 1 + clip_high)).
-    Where A < 0, dual clip bounds the loss: L = min(L, −A·dual_clip). At r = 1 it has `reinforce`'s gradient.
+    r = exp(clip(logp − old_logp, ±20)) and L = max(−A·r, −A·clip(r, 1 − clip_low, 1 + clip_high)). Where A < 0, dual
+    clip bounds the loss: L = min(L, −A·dual_clip). At r = 1 the gradient is that of `reinforce`.
 
     Args:
       logp: float [B, T], log-probs of the tokens under the weights being trained.
-      old_logp: float [B, T], log-probs under the weights that wrote them; no gradient flows here.
+      old_logp: float [B, T], log-probs under the weights that sampled them; no gradient flows into it.
       advantage: float [B, T].
       mask: bool [B, T], True on tokens to learn from.
-      clip_low, clip_high: how far the ratio may fall below and rise above 1 (DAPO's two-sided clip).
-      dual_clip: greater than 1; None or 0 turns it off.
+      segment: not used.
+      clip_low: distance that the ratio may fall below 1.
+      clip_high: distance that the ratio may rise above 1 (two distances: DAPO).
+      dual_clip: greater than 1; None or 0 switches it off.
 
     Returns:
-      float32 [B, T], to be minimised, 0 where masked; and the statistics of `agreement` plus `clip_share` and
+      float32 [B, T], to be minimised, 0 where masked; the statistics of `corrections.agreement` plus `clip_share` and
       `dual_clip_share`, the shares of tokens whose gradient a clip removed.
 
     Raises:
-      ValueError: shapes that differ or a clip out of range.
+      ValueError: shapes differ or a clip is out of range.
     """
+    del segment
     _check_clip('token_pg', clip_low, clip_high)
     if dual_clip and dual_clip <= 1:
-        raise ValueError(f'token_pg: dual_clip {dual_clip} must exceed 1; None turns it off')
+        raise ValueError(f'token_pg: dual_clip {dual_clip} must exceed 1; None switches it off')
     stats = agreement(logp, old_logp, mask)
     mask, logp, old_logp, advantage = masked('token_pg', mask, logp, old_logp, advantage)
+    # old_logp may be computed by the trainer; the ratio's gradient must flow through logp alone.
     ratio = jnp.exp(log_ratio(logp, jax.lax.stop_gradient(old_logp)))
-    plain = -advantage * ratio
-    loss = jnp.maximum(plain, -advantage * jnp.clip(ratio, 1 - clip_low, 1 + clip_high))
-    stats['clip_share'] = total(loss > plain, mask)
-    bounded = jnp.zeros(mask.shape, bool)
+    loss, is_clipped = _clipped_loss(ratio, advantage, clip_low, clip_high)
+    stats['clip_share'] = total(is_clipped, mask)
+
+    is_bounded = jnp.zeros(mask.shape, bool)
     if dual_clip:
-        ceiling = -advantage * dual_clip
-        bounded = (advantage < 0) & (loss > ceiling)
-        loss = jnp.where(bounded, ceiling, loss)
-    stats['dual_clip_share'] = total(bounded, mask)
+        # For A < 0 the ordinary clip leaves large ratios unbounded: one token could dominate the batch.
+        upper_bound = -advantage * dual_clip
+        is_bounded = (advantage < 0) & (loss > upper_bound)
+        loss = jnp.where(is_bounded, upper_bound, loss)
+    stats['dual_clip_share'] = total(is_bounded, mask)
     return jnp.where(mask, loss, 0.0), stats
 
 
 def sequence_pg(
-    logp: jax.Array,
-    old_logp: jax.Array,
-    advantage: jax.Array,
-    mask: jax.Array,
-    segment: jax.Array,
+    logp: Float[AnyArray, 'batch length'],
+    old_logp: Float[AnyArray, 'batch length'],
+    advantage: Float[AnyArray, 'batch length'],
+    mask: Bool[AnyArray, 'batch length'],
+    segment: Int[AnyArray, 'batch length'],
     *,
     clip_low: float,
     clip_high: float,
-) -> tuple[jax.Array, Stats]:
+    dual_clip: float | None = None,
+) -> tuple[Float[Array, 'batch length'], DeviceStats]:
     """Clipped policy gradient with one ratio per rollout (GSPO; DSPO eqs. 6 and 11).
 
-    log s = Σ m·(logp − old_logp)/|y|, |y| the rollout's trained tokens; every one of them carries
-    L = max(−A·s, −A·clip(s, 1 − clip_low, 1 + clip_high)). The sum is not held within bounds before it is divided,
-    log s is held below 10 after. The gradient reaches each token through its own logp (GSPO's token form), so under
-    'seq_mean_token_mean' value and gradient are those of the formula. Under other modes they are not: a rollout
+    log s = Σ m·(logp − old_logp)/|y| with |y| the rollout's trained tokens, and each of its tokens carries
+    L = max(−A·s, −A·clip(s, 1 − clip_low, 1 + clip_high)). The token log-ratios are not clipped before the mean; log s
+    is limited to 10 after it. The gradient reaches each token through its own logp (GSPO's token form), so under
+    'seq_mean_token_mean' value and gradient are those of the formula. Under other modes they are not, because a rollout
     then counts by its length.
 
     Args:
-      logp, old_logp, advantage, mask: as in `token_pg`; the advantage is that of the rollout.
-      segment: int32 [B, T], which rollout of its row a place belongs to: 1, 2, …, T at most; 0 where empty.
-      clip_low, clip_high: how far the ratio may fall below and rise above 1; some 1000 times closer than for
-        tokens, since a mean of log-ratios hardly moves (GSPO: 3e-4 and 4e-4).
+      logp, old_logp, mask: as in `token_pg`.
+      advantage: float [B, T], constant within a rollout.
+      segment: int32 [B, T], the rollout of its row that a position belongs to: 1, 2, …, at most T; 0 where empty.
+      clip_low, clip_high: as in `token_pg`, but about 1000 times smaller, since a mean of log-ratios varies little
+        (GSPO: 3e-4 and 4e-4).
+      dual_clip: not used.
 
     Returns:
-      float32 [B, T], to be minimised, 0 where masked; the statistics of `agreement` (per token) plus
+      float32 [B, T], to be minimised, 0 where masked; the statistics of `corrections.agreement` (per token) plus
       `sequence_ratio` (s) and `clip_share`, both per rollout that has trained tokens.
 
     Raises:
-      ValueError: shapes that differ or a clip out of range.
+      ValueError: shapes differ or a clip is out of range.
     """
+    del dual_clip
     _check_clip('sequence_pg', clip_low, clip_high)
     stats = agreement(logp, old_logp, mask)
     check_shapes('sequence_pg', mask, segment)
     mask, logp, old_logp, advantage = masked('sequence_pg', mask, logp, old_logp, advantage)
+    # Rollouts share rows, so the mean of a rollout is taken over its segment.
     lengths = segment_sum(mask, segment)
-    log_s = _mean(jax.lax.stop_gradient(logp - old_logp), lengths, segment)
-    ratio = jnp.exp(jnp.minimum(logp - jax.lax.stop_gradient(logp) + log_s, _SEQUENCE_LIMIT))
-    plain = -advantage * ratio
-    loss = jnp.maximum(plain, -advantage * jnp.clip(ratio, 1 - clip_low, 1 + clip_high))
-    stats['sequence_ratio'] = _per_rollout(ratio, lengths, mask, segment)
-    stats['clip_share'] = _per_rollout(loss > plain, lengths, mask, segment)
+    mean_log_ratio = _rollout_mean(jax.lax.stop_gradient(logp - old_logp), lengths, segment)
+    # logp − stop_gradient(logp) is 0 in value and gives each token a gradient through its own logp alone.
+    log_s = logp - jax.lax.stop_gradient(logp) + mean_log_ratio
+    ratio = jnp.exp(jnp.minimum(log_s, _SEQUENCE_LOG_RATIO_LIMIT))
+    loss, is_clipped = _clipped_loss(ratio, advantage, clip_low, clip_high)
+    stats['sequence_ratio'] = _rollout_total(ratio, lengths, mask, segment)
+    stats['clip_share'] = _rollout_total(is_clipped, lengths, mask, segment)
     return jnp.where(mask, loss, 0.0), stats
 
 
 def geometric_pg(
-    logp: jax.Array,
-    old_logp: jax.Array,
-    advantage: jax.Array,
-    mask: jax.Array,
-    segment: jax.Array,
+    logp: Float[AnyArray, 'batch length'],
+    old_logp: Float[AnyArray, 'batch length'],
+    advantage: Float[AnyArray, 'batch length'],
+    mask: Bool[AnyArray, 'batch length'],
+    segment: Int[AnyArray, 'batch length'],
     *,
     clip_low: float,
     clip_high: float,
-) -> tuple[jax.Array, Stats]:
-    """Policy gradient with the geometric mean of clipped token ratios (GMPO, Zhao et al. 2025, arXiv 2507.20673).
+    dual_clip: float | None = None,
+) -> tuple[Float[Array, 'batch length'], DeviceStats]:
+    """Policy gradient with the geometric mean of clipped token ratios (GMPO, Zhao et al. 2025, arXiv:2507.20673).
 
-    Each log-ratio l = logp − old_logp is bounded where the bound makes the loss larger: at clip_high for A > 0, at
-    −clip_low for A < 0. Every trained token of a rollout carries L = −A·exp(Σ m·l/|y|), the exponent held below 10;
-    the gradient reaches each through its own logp, where the bound let it. As in `sequence_pg`, value and gradient
-    are the paper's under 'seq_mean_token_mean'. The paper and verl divide by *all* rollouts; that mode's own
-    denominator leaves out those without a trained token. Give `token_weights` their number as `total` to count
-    them too.
+    Each log-ratio l = logp − old_logp is bounded on the side where the bound raises the loss: from above by clip_high
+    for A > 0, from below by −clip_low for A < 0. Every trained token of a rollout carries L = −A·exp(Σ m·l/|y|), the
+    exponent limited to 10. The gradient reaches each token through its own logp unless the bound removed it. As in
+    `sequence_pg`, value and gradient are the paper's under 'seq_mean_token_mean'. The paper and verl divide by all
+    rollouts; the denominator of that mode leaves out rollouts without a trained token. Pass the number of all rollouts
+    as `total` of `token_weights` to count them too.
 
     Args:
-      as in `sequence_pg`; clip_low and clip_high bound log-ratios (GMPO: 0.4).
+      logp, old_logp, advantage, mask, segment: as in `sequence_pg`.
+      clip_low, clip_high: bounds of log-ratios (GMPO: 0.4).
+      dual_clip: not used.
 
     Returns:
-      float32 [B, T], to be minimised, 0 where masked; the statistics of `agreement` plus `clip_share` (tokens
-      whose gradient the bound removed) and `sequence_ratio` (the geometric mean, per rollout).
+      float32 [B, T], to be minimised, 0 where masked; the statistics of `corrections.agreement` plus `clip_share`
+      (tokens whose gradient the bound removed) and `sequence_ratio` (the geometric mean, per rollout).
 
     Raises:
-      ValueError: shapes that differ or a negative clip.
+      ValueError: shapes differ or a clip is negative.
     """
+    del dual_clip
     if not (clip_low >= 0 and clip_high >= 0):
         raise ValueError(
             f'geometric_pg: needs clip_low ≥ 0 and clip_high ≥ 0, got {clip_low}, {clip_high}'
@@ -176,32 +220,61 @@ def geometric_pg(
     check_shapes('geometric_pg', mask, segment)
     mask, logp, old_logp, advantage = masked('geometric_pg', mask, logp, old_logp, advantage)
     lengths = segment_sum(mask, segment)
-    plain = logp - jax.lax.stop_gradient(old_logp)
-    bounded = jnp.where(advantage > 0, jnp.minimum(plain, clip_high), jnp.maximum(plain, -clip_low))
-    fixed = jax.lax.stop_gradient(bounded)
-    ratio = jnp.exp(jnp.minimum(bounded - fixed + _mean(fixed, lengths, segment), _SEQUENCE_LIMIT))
-    stats['sequence_ratio'] = _per_rollout(ratio, lengths, mask, segment)
-    stats['clip_share'] = total(bounded != plain, mask)
+    # Not clipped to ±20: the bounds below apply to the side that matters, and the mean is limited after it.
+    log_ratios = logp - jax.lax.stop_gradient(old_logp)
+    bounded_above = jnp.minimum(log_ratios, clip_high)
+    bounded_below = jnp.maximum(log_ratios, -clip_low)
+    bounded = jnp.where(advantage > 0, bounded_above, bounded_below)
+    constant = jax.lax.stop_gradient(bounded)
+    # As in `sequence_pg`: the first two terms cancel in value and carry each token's own gradient.
+    log_mean = bounded - constant + _rollout_mean(constant, lengths, segment)
+    ratio = jnp.exp(jnp.minimum(log_mean, _SEQUENCE_LOG_RATIO_LIMIT))
+    stats['sequence_ratio'] = _rollout_total(ratio, lengths, mask, segment)
+    stats['clip_share'] = total(bounded != log_ratios, mask)
     return jnp.where(mask, -advantage * ratio, 0.0), stats
 
 
-def reinforce(logp: jax.Array, advantage: jax.Array, mask: jax.Array) -> tuple[jax.Array, Stats]:
-    """REINFORCE: L = −A·logp, no ratio and no clip (Dr. Zero eq. 2, SSP eq. 5).
+def cispo(
+    logp: Float[AnyArray, 'batch length'],
+    old_logp: Float[AnyArray, 'batch length'],
+    advantage: Float[AnyArray, 'batch length'],
+    mask: Bool[AnyArray, 'batch length'],
+    segment: Int[AnyArray, 'batch length'] | None = None,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> tuple[Float[Array, 'batch length'], DeviceStats]:
+    """CISPO: REINFORCE with a clipped importance weight per token (MiniMax-M1, arXiv:2506.13585, eq. 4).
 
-    Both formulas sum over tokens and average over rollouts: mode 'seq_mean_token_sum'. Dr. Zero's code takes
-    the token mean: mode 'token'.
+    w = stop_gradient(clip(r, 1 − clip_low, 1 + clip_high)) with r = exp(clip(logp − old_logp, ±20)), and
+    L = −w·A·logp. The clip bounds the weight of a token and never removes its gradient, unlike the clip of `token_pg`.
+    The paper averages over the tokens of a group: mode 'token'.
 
     Args:
-      logp: float [B, T].   advantage: float [B, T].   mask: bool [B, T].
+      logp, old_logp, advantage, mask: as in `token_pg`.
+      segment: not used.
+      clip_low: distance that the weight may fall below 1; 1 leaves it unbounded from below, as in the paper.
+      clip_high: distance that the weight may rise above 1.
+      dual_clip: not used.
 
     Returns:
-      float32 [B, T], 0 where masked; statistic `logp` (its mean, negated, estimates the entropy on policy).
+      float32 [B, T], to be minimised, 0 where masked; the statistics of `corrections.agreement` plus `clip_share`, the
+      share of tokens whose weight was clipped.
 
     Raises:
-      ValueError: shapes that differ.
+      ValueError: shapes differ or a clip is out of range.
     """
-    mask, logp, advantage = masked('reinforce', mask, logp, advantage)
-    return jnp.where(mask, -advantage * logp, 0.0), {'logp': total(logp, mask)}
+    del segment, dual_clip
+    _check_clip('cispo', clip_low, clip_high)
+    stats = agreement(logp, old_logp, mask)
+    mask, logp, old_logp, advantage = masked('cispo', mask, logp, old_logp, advantage)
+    # The weight corrects for the sampling policy and is no part of the objective: its gradient is stopped, and the
+    # gradient of every token is weight · A · ∇logp.
+    ratio = jax.lax.stop_gradient(jnp.exp(log_ratio(logp, old_logp)))
+    weight = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
+    stats['clip_share'] = total(weight != ratio, mask)
+    return jnp.where(mask, -weight * advantage * logp, 0.0), stats
 
 
 def _check_clip(name, clip_low, clip_high):
@@ -211,13 +284,24 @@ def _check_clip(name, clip_low, clip_high):
         )
 
 
-def _mean(values, lengths, segment):
-    """Means [B, T] of masked values over the rollout of each place; `lengths` [B, T + 1] as segment_sum gives."""
+def _clipped_loss(ratio, advantage, clip_low, clip_high):
+    """PPO's pessimistic loss [B, T], and where the clip determines it, which removes the gradient."""
+    unclipped_loss = -advantage * ratio
+    clipped_ratio = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
+    # The larger loss is the pessimistic one. Where it is the clipped one, it is constant in the ratio.
+    loss = jnp.maximum(unclipped_loss, -advantage * clipped_ratio)
+    return loss, loss > unclipped_loss
+
+
+def _rollout_mean(values, lengths, segment):
+    """Mean [B, T] over the trained tokens of each position's rollout; `lengths` [B, T + 1] from `segment_sum`."""
+    # The maximum avoids 0/0 in segments without trained tokens, the empty segment 0 among them.
     return spread(segment_sum(values, segment) / jnp.maximum(lengths, 1), segment)
 
 
-def _per_rollout(values, lengths, mask, segment):
-    """Statistic of a value that all tokens of a rollout share, counted once per rollout with trained tokens."""
+def _rollout_total(values, lengths, mask, segment):
+    """Statistic of a value that all tokens of a rollout share: counted once per rollout with trained tokens."""
+    # All tokens of a rollout hold the same value: its mean over the tokens is that value, once per rollout.
     values = jax.lax.stop_gradient(jnp.where(mask, values, 0.0))
     means = segment_sum(values, segment) / jnp.maximum(lengths, 1)
     return jnp.sum(means), jnp.sum(lengths > 0, dtype=jnp.float32)

@@ -1,4 +1,4 @@
-"""What runs when, and how many of each: plans of batches as pure functions."""
+"""Batch plans as pure functions: exact ratios, values per iteration, windows of steps."""
 
 from __future__ import annotations
 
@@ -7,56 +7,74 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 
-def stratify(ratio: Sequence[float], n: int) -> list[int]:
-    """Splits n items in a given ratio exactly: largest remainder, ties to the smaller index.
+def stratify(ratio: Sequence[float | int], n: int) -> list[int]:
+    """Splits n items in a given ratio: largest remainder method, ties to the smaller index.
 
-    Dr. Zero asks for 1-, 2-, 3- and 4-hop questions as 4:3:2:1. Its code draws them independently, so small
-    batches miss hops; here every batch holds the same counts.
+    Dr. Zero asks for 1-, 2-, 3- and 4-hop questions as 4:3:2:1. Its code draws hop counts independently, so a small
+    batch may lack some; with this function every batch has the same counts.
 
     Args:
-      ratio: non-negative weights, not all zero; read as the decimal numbers they are written as.
-      n: how many items, at least 0.
+      ratio: non-negative weights, not all zero.
+      n: number of items, at least 0.
 
     Returns:
-      One count per weight; they sum to n.
+      One count per weight; the counts sum to n.
 
     Raises:
-      ValueError: a negative or non-finite weight, only zeros, or a negative n.
+      ValueError: a weight is negative or not finite, all weights are 0, or n is negative.
     """
-    if n < 0 or not ratio or not all(math.isfinite(w) and w >= 0 for w in ratio) or not any(ratio):
+    weights_are_valid = all(math.isfinite(weight) and weight >= 0 for weight in ratio)
+    if n < 0 or not weights_are_valid or not any(ratio):
         raise ValueError(
             f'stratify: cannot split {n} as {tuple(ratio)}; give n ≥ 0, weights ≥ 0, not all 0'
         )
-    weights = [Fraction(str(w)) for w in ratio]
-    shares = [n * w / sum(weights) for w in weights]
+    # Through str a weight is the decimal that the user wrote: 0.1 is 1/10, and remainders that should tie do tie.
+    weights = [Fraction(str(weight)) for weight in ratio]
+    total = sum(weights)
+    shares = [n * weight / total for weight in weights]
     counts = [math.floor(share) for share in shares]
-    order = sorted(range(len(counts)), key=lambda i: counts[i] - shares[i])
-    for i in order[: n - sum(counts)]:
-        counts[i] += 1
+
+    def negative_remainder(index):
+        return counts[index] - shares[index]
+
+    # sorted is stable: of equal remainders the smaller index comes first.
+    by_remainder = sorted(range(len(counts)), key=negative_remainder)
+    num_unassigned = n - sum(counts)
+    for index in by_remainder[:num_unassigned]:
+        counts[index] += 1
     return counts
 
 
-def alpha_at(schedule: Sequence[float], iteration: int) -> float:
-    """The value of an iteration counted from 0; the last one holds from there on (π-Play's weight of distillation).
+def alpha_at(schedule: Sequence[float | int], iteration: int) -> float:
+    """Returns the value of an iteration; the last value holds for all further ones (π-Play's distillation weight).
+
+    Args:
+      schedule: one value per iteration.
+      iteration: counted from 0.
 
     Raises:
-      ValueError: an empty schedule or a negative iteration.
+      ValueError: the schedule is empty or the iteration is negative.
     """
     if not schedule or iteration < 0:
         raise ValueError(
             f'alpha_at: no value for iteration {iteration} in {tuple(schedule)}; give one per iteration'
         )
-    return float(schedule[min(iteration, len(schedule) - 1)])
+    last = len(schedule) - 1
+    return float(schedule[min(iteration, last)])
 
 
 def closes_window(step: int, period: int) -> bool:
-    """Whether a window of `period` steps ends with this step, counted from 1; a period of 0 never ends.
+    """Returns whether a window of `period` steps ends with this step; a period of 0 never ends.
 
-    SSP's pool is emptied at the end of such a step, so that every window has its full length. (The released code
-    asks after the counter has moved on, which makes the first window one step short.)
+    SSP empties its pool at the end of such a step, so every window has its full length. (The released code tests the
+    counter after its increment, which makes the first window one step shorter.)
+
+    Args:
+      step: counted from 1.
+      period: steps per window.
 
     Raises:
-      ValueError: a step below 1 or a negative period.
+      ValueError: the step is below 1 or the period is negative.
     """
     if step < 1 or period < 0:
         raise ValueError(

@@ -1,28 +1,30 @@
-"""What a judge said, read strictly: a reply that is not plainly one thing is None, and what None means is the caller's.
+"""Strict parsing of a judge's reply: a reply that is not exactly one verdict gives None, and the caller handles None.
 
-Replies may quote foreign text, so a verdict is not searched for in them: it must stand by itself. Reasoning up to the
-last `</think>` is left out; a reply whose reasoning never closed says nothing. No JAX, no tokens, no state.
+A reply may quote text of others, so a verdict must form a sentence of its own; it is not searched for anywhere in the
+reply. Reasoning up to the last `</think>` is ignored, and a reply with unfinished reasoning has no verdict. No JAX.
 """
 
 from __future__ import annotations
 
 import re
 
-from zeroplay_jax.objectives.rewards import extract_last
+from zeroplay_jax.objectives.answers import extract_last
 
+# Words of a verdict and their meaning.
 _CORRECT = {'correct': True, 'incorrect': False, 'wrong': False}
 _YES = {'yes': True, 'no': False}
 _SCORE = {'1': True, '0': False}
 
-# What may stand in one sentence with a verdict without changing it: "The model's answer is correct".
-_FILLER = frozenset(
+# Words that may share a sentence with a verdict without changing it: "The model's answer is correct".
+_NEUTRAL_WORDS = frozenset(
     'the a this that it is its final overall answer answers model models response prediction verdict result '
     'judgement judgment therefore thus so hence'.split()
 )
 _DENIALS = frozenset(('no', 'not', 'false', 'never'))
+_DENIAL_ENDINGS = ("n't", 'n\u2019t')
 
 _SENTENCE_END = re.compile(r'[.!\n\u3002]')
-# A question mark counts as a word, so that a verdict that is only asked for is not taken as given.
+# A question mark counts as a word, and not a neutral one: "Correct?" is not a verdict.
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*|\?")
 _RUBRIC = re.compile(
     r'<rubric\s+priority\s*=\s*(["\']?)(critical|important|bonus)\1\s*>([^<>]*)</rubric>'
@@ -30,73 +32,99 @@ _RUBRIC = re.compile(
 
 
 def verdict(text: str) -> bool | None:
-    """Correct (True), Wrong or Incorrect (False); None for anything else, both at once included.
+    """Returns True for Correct, False for Wrong or Incorrect, None for anything else, including both at once.
 
-    A verdict is a whole word, so "Incorrect" is not correct, in a sentence that says nothing else: "**Correct**",
-    "Verdict: wrong", "The answer is correct." Qualified ("partially correct", "Correct, but vague"), asked
-    ("Correct?") and denied ones ("not wrong", "Correct. No, it is not.") are None.
+    A verdict is a whole word ("Incorrect" does not contain "correct") in a sentence without any other statement:
+    "**Correct**", "Verdict: wrong", "The answer is correct." Qualified ("partially correct", "Correct, but vague"),
+    questioned ("Correct?") and denied ones ("not wrong", "Correct. No, it is not.") give None.
     """
-    given = _vote(text, _CORRECT)
-    denied = any(
-        word in _DENIALS or word.endswith(("n't", 'n\u2019t')) for word in _words(_reply(text))
+    parsed = _parse_verdict(text, _CORRECT)
+    has_denial = any(
+        word in _DENIALS or word.endswith(_DENIAL_ENDINGS) for word in _words(_reply(text))
     )
-    return None if given and denied else given
+    # A denial in another sentence may take the verdict back.
+    if parsed and has_denial:
+        return None
+    return parsed
 
 
 def yes_no(text: str) -> bool | None:
-    """Yes (True) or No (False), in a sentence that says nothing else, as in `verdict`; None for anything else."""
-    return _vote(text, _YES)
+    """Returns True for Yes, False for No, in a sentence of its own as in `verdict`; None for anything else."""
+    return _parse_verdict(text, _YES)
 
 
 def grade(text: str) -> bool | None:
-    """A grader's `<score>1</score>` (True) or `<score>0</score>` (False); the last closed one counts.
+    """Returns True for a grader's `<score>1</score>`, False for `<score>0</score>`; the last closed tag counts.
 
-    None where there is none or it holds anything else: a half, a range, another tag.
+    None where there is no such tag or its content is anything else: a half, a range, another tag.
     """
-    return _SCORE.get(extract_last(_reply(text), 'score') or '')
+    # A grader may weigh several scores before it decides: the last one is its decision.
+    score = extract_last(_reply(text), 'score')
+    return _SCORE.get(score or '')
 
 
 def rubrics(
     text: str, minimum: int = 3, maximum: int = 5, words: int = 25
 ) -> list[dict[str, str]] | None:
-    """The items of the last closed `<rubrics>` block (SCOPE, figure 12): [{'text', 'priority'}], or None.
+    """Returns the items of the last closed `<rubrics>` block (SCOPE, figure 12): [{'text', 'priority'}], or None.
 
-    Between its tags nothing but `<rubric priority="critical|important|bonus">one sentence</rubric>` may stand, white
-    space aside; quotes may be missing. One fault makes the whole list None: an item that is empty, too long, said
-    twice, of another priority or with an angle bracket in its text, and too few or too many items.
+    The block may hold only items `<rubric priority="critical|important|bonus">one sentence</rubric>` and white space;
+    quotes may be missing. One fault rejects the whole list: an item that is empty, too long, repeated, of another
+    priority or with an angle bracket in its text, and too few or too many items.
 
     Args:
       text: the judge's reply.
-      minimum, maximum: how many items there may be.   words: longest item.
+      minimum: fewest items.
+      maximum: most items.
+      words: most words of an item.
     """
     block = extract_last(_reply(text), 'rubrics') or ''
-    items = [
-        {'text': ' '.join(said.split()), 'priority': kind}
-        for _, kind, said in _RUBRIC.findall(block)
-    ]
-    if _RUBRIC.sub('', block).strip() or not minimum <= len(items) <= maximum:
+    # What remains after all well-formed items are removed is a malformed item or other text.
+    remainder = _RUBRIC.sub('', block).strip()
+    if remainder:
         return None
-    if len({item['text'] for item in items}) < len(items):
+
+    items = []
+    for _, priority, content in _RUBRIC.findall(block):
+        item_words = content.split()
+        # A faulty list is rejected as a whole: dropping single items would change what a rubric measures.
+        if not 1 <= len(item_words) <= words:
+            return None
+        items.append({'text': ' '.join(item_words), 'priority': priority})
+
+    distinct_texts = {item['text'] for item in items}
+    if len(distinct_texts) < len(items):
         return None
-    return items if all(1 <= len(item['text'].split()) <= words for item in items) else None
+    if not minimum <= len(items) <= maximum:
+        return None
+    return items
 
 
 def _reply(text: str) -> str:
-    """What is said after the reasoning; nothing if that never closed."""
-    reply = text.rpartition('</think>')[2]
-    return '' if '<think>' in reply else reply
+    """The reply after the reasoning; empty if the reasoning never ended."""
+    _, _, reply = text.rpartition('</think>')
+    if '<think>' in reply:
+        return ''
+    return reply
 
 
 def _words(text: str) -> set[str]:
     return set(_WORD.findall(text.lower()))
 
 
-def _vote(text: str, meanings: dict[str, bool]) -> bool | None:
+def _without_possessive(word: str) -> str:
+    return word.removesuffix("'s").removesuffix('\u2019s')
+
+
+def _parse_verdict(text: str, meanings: dict[str, bool]) -> bool | None:
+    """The one meaning of all verdict sentences; None without any, if they differ, or if one holds other words."""
     votes = set()
     for sentence in _SENTENCE_END.split(_reply(text)):
-        words = {word.removesuffix("'s").removesuffix('\u2019s') for word in _words(sentence)}
-        said = words & meanings.keys()
-        if said and not words <= _FILLER | said:
+        sentence_words = {_without_possessive(word) for word in _words(sentence)}
+        verdict_words = sentence_words & meanings.keys()
+        if verdict_words and not sentence_words <= _NEUTRAL_WORDS | verdict_words:
             return None
-        votes |= {meanings[word] for word in said}
-    return votes.pop() if len(votes) == 1 else None
+        votes |= {meanings[word] for word in verdict_words}
+    if len(votes) != 1:
+        return None
+    return votes.pop()

@@ -1,0 +1,118 @@
+"""Losses by name: the built-in ones, and functions of modules outside this project."""
+
+import inspect
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from batches import CLIPS
+
+from zeroplay_jax.objectives.losses import POLICY_LOSSES, PolicyLoss, resolve_loss
+
+OPTIONS = dict(dual_clip=0.0, **CLIPS)
+
+OUTSIDE = """
+import jax.numpy as jnp
+from zeroplay_jax.objectives import masking
+from zeroplay_jax.objectives.losses import PolicyLoss
+
+
+def squared(logp, old_logp, advantage, mask, segment, *, clip_low, clip_high, dual_clip):
+    mask, logp, advantage = masking.masked('squared', mask, logp, advantage)
+    return advantage * logp**2, {'square': masking.total(logp**2, mask)}
+
+
+declared = PolicyLoss(squared, statistics=('square',), uses_ratio=False, per_token=True)
+misdeclared = PolicyLoss(squared, statistics=('cube',))
+
+
+def summed(logp, *arrays, **options):
+    return jnp.sum(logp), {}
+
+
+number = 3
+"""
+
+
+def arrays(batch):
+    return [batch[name] for name in ('logp', 'old_logp', 'advantage', 'mask', 'segment')]
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch):
+    (tmp_path / 'outside_losses.py').write_text(OUTSIDE)
+    (tmp_path / 'outside_broken.py').write_text('import no_such_dependency\n')
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.parametrize('name', POLICY_LOSSES)
+def test_built_in_losses_have_one_signature_and_return_the_declared_statistics(batch, name):
+    loss = resolve_loss(name)
+    assert loss is POLICY_LOSSES[name]
+    per_token, stats = loss(*arrays(batch), **OPTIONS)
+    assert per_token.shape == batch['mask'].shape and per_token.dtype == jnp.float32
+    assert set(stats) == set(loss.statistics)
+    parameters = list(inspect.signature(loss.function).parameters)
+    assert parameters == list(inspect.signature(PolicyLoss.__call__).parameters)[1:]
+
+
+def test_properties_of_the_built_in_losses():
+    without_ratio = {name for name, loss in POLICY_LOSSES.items() if not loss.uses_ratio}
+    per_sequence = {name for name, loss in POLICY_LOSSES.items() if not loss.per_token}
+    assert without_ratio == {'reinforce'}
+    assert per_sequence == {'sequence_pg', 'geometric_pg'}
+
+
+def test_a_function_outside_the_project_is_a_loss(batch, outside):
+    loss = resolve_loss('outside_losses:squared')
+    per_token, stats = loss(*arrays(batch), **OPTIONS)
+    mask = batch['mask']
+    np.testing.assert_allclose(
+        per_token, np.where(mask, batch['advantage'] * batch['logp'] ** 2, 0), rtol=1e-6
+    )
+    assert set(stats) == {'square'} and stats['square'][1] == mask.sum()
+    assert loss.uses_ratio and loss.per_token and loss.statistics is None
+
+
+def test_an_outside_loss_may_declare_its_properties(batch, outside):
+    loss = resolve_loss('outside_losses:declared')
+    assert not loss.uses_ratio and loss.statistics == ('square',)
+    loss(*arrays(batch), **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    'name, message',
+    [
+        ('misdeclared', r"loss squared: returned statistics \['square'\], declared \['cube'\]"),
+        ('summed', r'loss summed: returned shape \(\) .*; return one value per token'),
+    ],
+)
+def test_wrong_results_of_an_outside_loss_are_one_clear_line(batch, outside, name, message):
+    loss = resolve_loss(f'outside_losses:{name}')
+    with pytest.raises(ValueError, match=message) as error:
+        loss(*arrays(batch), **OPTIONS)
+    assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    'name, message',
+    [
+        (
+            'ppo',
+            "loss 'ppo' is not built in; choose one of reinforce, token_pg, .*, cispo, or give",
+        ),
+        ('outside_losses', "is not built in; .* give 'package.module:function'"),
+        ('outside_losses:', 'is not built in'),
+        (':squared', 'is not built in'),
+        ('.outside_losses:squared', 'is not built in'),
+        ('no_such_module:f', "cannot import module 'no_such_module' .*; check its name"),
+        ('outside_losses.deeper:f', "cannot import module 'outside_losses.deeper'"),
+        ('outside_broken:f', "No module named 'no_such_dependency'"),
+        ('outside_losses:absent', "module 'outside_losses' has no 'absent'; define it there"),
+        ('outside_losses:number', "'number' is a int; name a function"),
+    ],
+)
+def test_bad_names_are_one_clear_line(outside, name, message):
+    with pytest.raises(ValueError, match=message) as error:
+        resolve_loss(name)
+    assert '\n' not in str(error.value)

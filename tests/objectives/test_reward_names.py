@@ -1,0 +1,66 @@
+"""Difficulties and answer metrics by name: the built-in ones, and functions of modules outside this project."""
+
+import pytest
+
+from zeroplay_jax.objectives import rewards
+
+OUTSIDE = """
+def cubic(solved, n, target):
+    return (1 - solved / n) ** 3 + target
+
+
+def same_length(prediction, golds):
+    return any(len(prediction or '') == len(gold) for gold in golds)
+"""
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch):
+    (tmp_path / 'outside_rewards.py').write_text(OUTSIDE)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_built_in_answer_metrics():
+    assert rewards.resolve_answer_metric('em') is rewards.exact_match
+    assert rewards.resolve_answer_metric('subem') is rewards.sub_exact_match
+    assert rewards.resolve_answer_metric('f1') is rewards.f1
+
+
+@pytest.mark.parametrize('kind', rewards.DIFFICULTIES)
+def test_difficulty_is_the_function_of_that_name(kind):
+    function = rewards.resolve_difficulty(kind)
+    for solved in range(6):
+        assert rewards.difficulty(solved, 5, kind, 0.3) == function(solved, 5, 0.3)
+
+
+def test_a_function_outside_the_project_is_a_difficulty(outside):
+    assert rewards.difficulty(1, 2, 'outside_rewards:cubic', 0.5) == 0.625
+    # The range of `solved` is checked for any function.
+    with pytest.raises(ValueError, match='3 of 2 solved'):
+        rewards.difficulty(3, 2, 'outside_rewards:cubic')
+
+
+def test_a_function_outside_the_project_is_an_answer_metric(outside):
+    metric = rewards.resolve_answer_metric('outside_rewards:same_length')
+    assert metric('Rome', ['Bern']) and not metric(None, ['Bern'])
+
+
+@pytest.mark.parametrize(
+    'call, message',
+    [
+        (
+            lambda: rewards.difficulty(1, 5, 'cubic'),
+            "difficulty 'cubic' is not built in; .* linear,",
+        ),
+        (lambda: rewards.resolve_difficulty('no_such:f'), "cannot import module 'no_such'"),
+        (lambda: rewards.resolve_answer_metric('judge'), "metric 'judge' is not built in; .* em,"),
+        (
+            lambda: rewards.resolve_answer_metric('outside_rewards:absent'),
+            "module 'outside_rewards' has no 'absent'",
+        ),
+    ],
+)
+def test_bad_names_are_one_clear_line(outside, call, message):
+    with pytest.raises(ValueError, match=message) as error:
+        call()
+    assert '\n' not in str(error.value)

@@ -1,0 +1,153 @@
+"""The compiled programs of one role's update: accumulate gradients of micro-batches, apply them, score tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from zeroplay_jax.learner import packing  # noqa: F401 - registers Batch as a pytree
+from zeroplay_jax.learner.loss import LossConfig, loss
+from zeroplay_jax.policy import sharding, transformer
+from zeroplay_jax.policy.transformer import ModelConfig, Params
+from zeroplay_jax.types import Batch
+
+
+@dataclasses.dataclass(frozen=True)
+class RoleUpdate:
+    """The programs of a role's update, jitted.
+
+    Attributes:
+      config: static part of its loss.
+      optimizer: name of the optimiser state that it updates.
+      zero_gradients: () → (gradients, statistics), all zeros: the start of an accumulation.
+      accumulate: (params, gradients, statistics, batch, ref_logp, teacher, distill_coef) → (gradients, statistics) with
+        one micro-batch added. Donates the accumulators.
+      apply: (params, optimiser state, gradients) → (params, optimiser state, gradient norm). Donates the first two.
+      score: (params, batch) → log-probs float32 [B, L].
+    """
+
+    config: LossConfig
+    optimizer: str
+    zero_gradients: Any
+    accumulate: Any
+    apply: Any
+    score: Any
+
+
+def make_role_update(
+    model: ModelConfig,
+    mesh: jax.sharding.Mesh,
+    config: LossConfig,
+    optimizer: str,
+    transform: optax.GradientTransformation,
+    param_shapes: Params,
+    param_shardings: Any,
+    opt_shardings: Any,
+    blank_batch: Batch,
+) -> RoleUpdate:
+    """Builds the programs; each is compiled at its first call.
+
+    Args:
+      model: static shape of the decoder.
+      mesh: devices.
+      config: static part of the role's loss.
+      optimizer: name of the optimiser state that the role updates.
+      transform: that optimiser.
+      param_shapes: tree of jax.ShapeDtypeStruct.
+      param_shardings: of parameters, gradients and teacher.
+      opt_shardings: of the optimiser state.
+      blank_batch: a micro-batch, for its shapes.
+    """
+    row_sharding = sharding.rows(mesh)
+    replicated = sharding.replicated(mesh)
+    # None is an empty pytree: without a teacher the programs have no argument for it.
+    teacher_shapes = None
+    teacher_shardings = None
+    if config.distills:
+        teacher_shapes = param_shapes
+        teacher_shardings = param_shardings
+
+    # The names of the statistics depend on the loss: they are found by tracing it once.
+    _, stat_shapes = jax.eval_shape(
+        functools.partial(loss, model, config),
+        param_shapes,
+        blank_batch,
+        blank_batch.old_logp,
+        teacher_shapes,
+        jnp.float32(0),
+    )
+
+    # A program rather than host zeros: they are created on the devices, sharded like the parameters.
+    def make_zeros():
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (param_shapes, stat_shapes))
+
+    def score(params, batch):
+        logp, _ = transformer.score(
+            model, params, batch.tokens, batch.positions, batch.segment, config.temperature
+        )
+        return logp
+
+    # In the order of the arguments: params, gradients, stats, batch, ref_logp, teacher, distill_coef.
+    accumulate_shardings = (
+        param_shardings,
+        param_shardings,
+        replicated,
+        row_sharding,
+        row_sharding,
+        teacher_shardings,
+        replicated,
+    )
+    return RoleUpdate(
+        config=config,
+        optimizer=optimizer,
+        zero_gradients=jax.jit(make_zeros, out_shardings=(param_shardings, replicated)),
+        accumulate=jax.jit(
+            functools.partial(_accumulate, model, config),
+            # Accumulators are updated in place; parameters stay for the next micro-batch.
+            donate_argnums=(1, 2),
+            in_shardings=accumulate_shardings,
+            out_shardings=(param_shardings, replicated),
+        ),
+        apply=jax.jit(
+            functools.partial(_apply_gradients, transform),
+            donate_argnums=(0, 1),
+            out_shardings=(param_shardings, opt_shardings, replicated),
+        ),
+        score=jax.jit(
+            score, in_shardings=(param_shardings, row_sharding), out_shardings=row_sharding
+        ),
+    )
+
+
+def _accumulate(model, config, params, gradients, stats, batch, ref_logp, teacher, distill_coef):
+    """Adds the gradients and statistics of one micro-batch."""
+    # Losses are sums of weighted tokens with a global denominator, so gradients add up without rescaling.
+    gradient_function = jax.grad(loss, argnums=2, has_aux=True)
+    batch_gradients, batch_stats = gradient_function(
+        model, config, params, batch, ref_logp, teacher, distill_coef
+    )
+    gradients = jax.tree.map(jnp.add, gradients, batch_gradients)
+    stats = jax.tree.map(jnp.add, stats, batch_stats)
+    return gradients, stats
+
+
+def _apply_gradients(transform, params, opt_state, gradients):
+    """One optimiser step; returns (params, opt_state, gradient norm)."""
+    gradient_norm = optax.tree.norm(gradients)
+    # The norm is not finite if any entry is not: one scalar decides for all.
+    is_finite = jnp.isfinite(gradient_norm)
+    updates, new_opt_state = transform.update(gradients, opt_state, params)
+    new_params = optax.apply_updates(params, updates)
+
+    # A gradient that is not finite leaves weights and moments as they were. The selection is part of the program,
+    # because the old buffers are donated and the host could not restore them.
+    def select(new, old):
+        return jnp.where(is_finite, new, old)
+
+    params, opt_state = jax.tree.map(select, (new_params, new_opt_state), (params, opt_state))
+    return params, opt_state, gradient_norm

@@ -1,0 +1,172 @@
+"""The policy losses by name, and how to add one.
+
+A config names a loss: `config.solver.loss = 'token_pg'`, or 'package.module:function' for a function outside this
+project. A new loss is one pure function with the signature of `LossFunction`:
+
+    # my_project/losses.py, selected by config.solver.loss='my_project.losses:unclipped'
+    def unclipped(logp, old_logp, advantage, mask, segment, *, clip_low, clip_high, dual_clip):
+        mask, logp, old_logp, advantage = masking.masked('unclipped', mask, logp, old_logp, advantage)
+        ratio = jnp.exp(masking.log_ratio(logp, jax.lax.stop_gradient(old_logp)))
+        return -advantage * ratio, {'ratio': masking.total(ratio, mask)}
+
+The name may also refer to a `PolicyLoss`, which states properties of the loss that the config is checked against.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+from jaxtyping import Array, Bool, Float, Int
+
+from zeroplay_jax.objectives import policy_gradient
+from zeroplay_jax.objectives.registry import resolve
+from zeroplay_jax.objectives.types import AnyArray, DeviceStats
+
+
+@runtime_checkable
+class LossFunction(Protocol):
+    """The signature of a policy loss; see the module's docstring for an example."""
+
+    def __call__(
+        self,
+        logp: Float[AnyArray, 'batch length'],
+        old_logp: Float[AnyArray, 'batch length'],
+        advantage: Float[AnyArray, 'batch length'],
+        mask: Bool[AnyArray, 'batch length'],
+        segment: Int[AnyArray, 'batch length'],
+        *,
+        clip_low: float,
+        clip_high: float,
+        dual_clip: float | None,
+    ) -> tuple[Float[Array, 'batch length'], DeviceStats]:
+        """Computes the per-token loss of one micro-batch of packed rows; pure and traceable by jax.jit.
+
+        Args:
+          logp: float32 [B, T], log-probs of the tokens under the weights being trained; it carries the gradient.
+          old_logp: float32 [B, T], log-probs under the weights that sampled the tokens.
+          advantage: float32 [B, T].
+          mask: bool [B, T], True on tokens to learn from. Values elsewhere are arbitrary and may be NaN.
+          segment: int32 [B, T], the rollout of its row that a position belongs to: 1, 2, …; 0 where empty.
+          clip_low, clip_high, dual_clip: fields of `config.<role>`; a loss may ignore them.
+
+        Returns:
+          token losses: float32 [B, T], to be minimised, not averaged, finite and 0 where masked.
+          statistics: name to (sum, count), float32 scalars without gradient (`masking.total`).
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyLoss:
+    """A loss function with its properties; callable with the signature of `LossFunction`.
+
+    Attributes:
+      function: computes the per-token loss.
+      statistics: names of the statistics that it returns, checked when it is traced; None: any names.
+      uses_ratio: whether the loss corrects for the difference between `logp` and `old_logp`. Without it a batch serves
+        one update only (`config.<role>.minibatches` = 1).
+      per_token: whether the ratio is per token, not per sequence. A ratio per sequence needs whole rollouts.
+    """
+
+    function: LossFunction
+    statistics: tuple[str, ...] | None = None
+    uses_ratio: bool = True
+    per_token: bool = True
+
+    def __call__(
+        self,
+        logp: Float[AnyArray, 'batch length'],
+        old_logp: Float[AnyArray, 'batch length'],
+        advantage: Float[AnyArray, 'batch length'],
+        mask: Bool[AnyArray, 'batch length'],
+        segment: Int[AnyArray, 'batch length'],
+        *,
+        clip_low: float,
+        clip_high: float,
+        dual_clip: float | None,
+    ) -> tuple[Float[Array, 'batch length'], DeviceStats]:
+        """Calls the function and checks its results.
+
+        Raises:
+          ValueError: the loss is not [B, T], or the statistics are not the declared ones.
+        """
+        # Options are passed to all losses alike, so that a caller needs to know nothing but the name.
+        token_losses, stats = self.function(
+            logp,
+            old_logp,
+            advantage,
+            mask,
+            segment,
+            clip_low=clip_low,
+            clip_high=clip_high,
+            dual_clip=dual_clip,
+        )
+        # Shapes and names are static under jit: the checks run once, when the update is traced.
+        name = getattr(self.function, '__name__', repr(self.function))
+        if token_losses.shape != logp.shape:
+            raise ValueError(
+                f'loss {name}: returned shape {token_losses.shape} for tokens {logp.shape}; return one value per token'
+            )
+        if self.statistics is not None and set(stats) != set(self.statistics):
+            raise ValueError(
+                f'loss {name}: returned statistics {sorted(stats)}, declared {sorted(self.statistics)}; '
+                'make them equal'
+            )
+        return token_losses, stats
+
+
+# Statistics of `corrections.agreement`, which every built-in loss reports.
+_AGREEMENT = ('ratio', 'approx_kl', 'prob_gap')
+
+# Explicit entries instead of registration by decorator: the set of names does not depend on which modules
+# have been imported.
+POLICY_LOSSES: Mapping[str, PolicyLoss] = {
+    'reinforce': PolicyLoss(
+        policy_gradient.reinforce,
+        statistics=(*_AGREEMENT, 'logp'),
+        uses_ratio=False,
+        per_token=True,
+    ),
+    'token_pg': PolicyLoss(
+        policy_gradient.token_pg,
+        statistics=(*_AGREEMENT, 'clip_share', 'dual_clip_share'),
+        uses_ratio=True,
+        per_token=True,
+    ),
+    'sequence_pg': PolicyLoss(
+        policy_gradient.sequence_pg,
+        statistics=(*_AGREEMENT, 'clip_share', 'sequence_ratio'),
+        uses_ratio=True,
+        per_token=False,
+    ),
+    'geometric_pg': PolicyLoss(
+        policy_gradient.geometric_pg,
+        statistics=(*_AGREEMENT, 'clip_share', 'sequence_ratio'),
+        uses_ratio=True,
+        per_token=False,
+    ),
+    'cispo': PolicyLoss(
+        policy_gradient.cispo,
+        statistics=(*_AGREEMENT, 'clip_share'),
+        uses_ratio=True,
+        per_token=True,
+    ),
+}
+
+
+def resolve_loss(name: str) -> PolicyLoss:
+    """Returns the loss of a built-in name, or the one that 'package.module:function' refers to.
+
+    Args:
+      name: a key of POLICY_LOSSES, or the import path of a function or a `PolicyLoss`. A plain function counts as a
+        loss with a ratio per token and any statistics.
+
+    Raises:
+      ValueError: there is no such loss; the message is one line.
+    """
+    loss = resolve('loss', name, POLICY_LOSSES)
+    # A plain function has the properties of the most common case; PolicyLoss states others.
+    if isinstance(loss, PolicyLoss):
+        return loss
+    return PolicyLoss(loss)

@@ -1,0 +1,50 @@
+"""Looks up a function by its built-in name or by 'package.module:attribute'."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+
+def resolve(kind: str, name: str, built_in: Mapping[str, Any]) -> Any:
+    """Returns the built-in of that name, or imports 'package.module:attribute'.
+
+    Args:
+      kind: what is looked up, for error texts ('loss', 'difficulty').
+      name: a key of `built_in`, or 'package.module:attribute' of any module that Python can import.
+      built_in: the built-in objects by name.
+
+    Raises:
+      ValueError: the name is neither, the module or the attribute does not exist, or the object is not callable.
+        The message is one line.
+    """
+    if name in built_in:
+        return built_in[name]
+
+    module_name, _, attribute = name.partition(':')
+    # importlib reads a leading dot as relative to a package, and there is none here.
+    if not module_name or not attribute or module_name.startswith('.'):
+        choices = ', '.join(built_in)
+        raise ValueError(
+            f"{kind} {name!r} is not built in; choose one of {choices}, or give 'package.module:function'"
+        )
+
+    # Only ImportError is converted: any other exception is a bug in that module, and its traceback shows the line.
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ValueError(
+            f'{kind} {name!r}: cannot import module {module_name!r} ({error}); check its name and PYTHONPATH'
+        ) from error
+
+    if not hasattr(module, attribute):
+        raise ValueError(
+            f'{kind} {name!r}: module {module_name!r} has no {attribute!r}; define it there or correct the name'
+        )
+    function = getattr(module, attribute)
+    if not callable(function):
+        raise ValueError(
+            f'{kind} {name!r}: {attribute!r} is a {type(function).__name__}; name a function instead'
+        )
+    return function

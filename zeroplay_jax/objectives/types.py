@@ -1,0 +1,18 @@
+"""Types that the objectives share: arrays of either library, and statistics."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from jaxtyping import Array, Float
+
+# Losses are called with JAX arrays inside jit and with NumPy arrays by tests and notebooks.
+AnyArray: TypeAlias = Array | np.ndarray
+
+# A statistic is a pair (sum, count). Sums and counts of micro-batches, hosts and steps add up, which means do not;
+# the division happens once, when a metric is logged.
+Stats: TypeAlias = dict[str, tuple[float, float]]
+
+# The same on the device, before jax.device_get: float32 scalars without gradient.
+DeviceStats: TypeAlias = dict[str, tuple[Float[Array, ''], Float[Array, '']]]
