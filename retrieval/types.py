@@ -14,6 +14,10 @@ class RetrievalError(ValueError):
     """Something the user can mend; commands print its one line and no traceback."""
 
 
+class CannotOpen(RetrievalError):
+    """The search server has no endpoint for whole documents."""
+
+
 class SearchFailed(RuntimeError):
     """A search that could not be answered (no fault of the query); clients count it."""
 
