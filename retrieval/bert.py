@@ -1,10 +1,10 @@
-"""BERT as a function of its parameters: token ids in, one unit vector per text out.
+"""BERT as a pure function of its parameters: token ids to one unit vector per text.
 
-The architecture is that of Devlin et al. 2019 (arXiv:1810.04805). Covers the checkpoints that dense retrieval uses:
-E5 (Wang et al. 2022, arXiv:2212.03533), all-MiniLM, BGE and others of architecture BertModel with absolute positions
-and the exact GELU, read from the safetensors of their folder.
+The architecture is that of Devlin et al. 2019 (arXiv:1810.04805). It covers the checkpoints in use for dense
+retrieval: E5 (Wang et al. 2022, arXiv:2212.03533), all-MiniLM, BGE and others of architecture BertModel with absolute
+positions and the exact GELU, read from the safetensors in their folder.
 
-Letters: B texts, L tokens of the longest one, D hidden size, H heads.
+Letters: B texts, L tokens of the longest text, D hidden size, H heads.
 """
 
 from __future__ import annotations
@@ -17,16 +17,33 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float32, Int32
 from safetensors import safe_open
 
 from .types import RetrievalError
 
 Params = dict[str, Any]
 
+# A finite stand-in for −∞ as the logit of padding: the softmax of a row of −∞ would be NaN.
+_MASKED_LOGIT = -1e30
+
+# Keys of sentence-transformers' pooling settings that are supported.
+_POOLINGS = {'pooling_mode_mean_tokens': 'mean', 'pooling_mode_cls_token': 'cls'}
+
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig:
-    """Sizes of a checkpoint; `pooling` is 'mean' (over all tokens that are no padding) or 'cls' (the first one)."""
+    """Sizes of a checkpoint.
+
+    Attributes:
+      hidden_size: D.
+      layers: number of transformer layers.
+      heads: number of attention heads, H.
+      positions: longest sequence in tokens.
+      eps: epsilon of the layer norms.
+      pooling: 'mean' (over all tokens except padding) or 'cls' (the first token).
+    """
 
     hidden_size: int
     layers: int
@@ -37,38 +54,34 @@ class BertConfig:
 
 
 def read_config(folder: pathlib.Path) -> BertConfig:
-    """Sizes and pooling of a checkpoint folder.
+    """Returns sizes and pooling of a checkpoint folder.
 
     Raises:
-      RetrievalError: no readable `config.json`, or an architecture that is computed otherwise.
+      RetrievalError: no readable `config.json`, or an architecture that this module does not compute.
     """
-    raw = _json(folder / 'config.json')
-    expected = dict(model_type='bert', hidden_act='gelu', position_embedding_type='absolute')
-    wrong = [
-        f'{key} is {raw[key]!r}, not {value!r}'
-        for key, value in expected.items()
-        if raw.get(key, value) != value
-    ]
-    if wrong:
-        raise RetrievalError(f'{folder}/config.json: {"; ".join(wrong)}; give a BERT text encoder')
-    path, pooling = folder / '1_Pooling' / 'config.json', 'mean'
-    if path.exists():
-        modes = [
-            key
-            for key, value in _json(path).items()
-            if key.startswith('pooling_mode_') and value is True
-        ]
-        known = {'pooling_mode_mean_tokens': 'mean', 'pooling_mode_cls_token': 'cls'}
-        if len(modes) != 1 or modes[0] not in known:
-            raise RetrievalError(f'{path}: pooling {modes} is not supported; mean and cls are')
-        pooling = known[modes[0]]
+    settings = _read_json(folder / 'config.json')
+    expected = {
+        'model_type': 'bert',
+        'hidden_act': 'gelu',
+        'position_embedding_type': 'absolute',
+    }
+    differences = []
+    for key, value in expected.items():
+        # A key that is absent has Hugging Face's default, which is the expected value.
+        if settings.get(key, value) != value:
+            differences.append(f'{key} is {settings[key]!r}, not {value!r}')
+    if differences:
+        raise RetrievalError(
+            f'{folder}/config.json: {"; ".join(differences)}; give a BERT text encoder'
+        )
+    pooling = _read_pooling(folder / '1_Pooling' / 'config.json')
     try:
         return BertConfig(
-            hidden_size=raw['hidden_size'],
-            layers=raw['num_hidden_layers'],
-            heads=raw['num_attention_heads'],
-            positions=raw['max_position_embeddings'],
-            eps=raw['layer_norm_eps'],
+            hidden_size=settings['hidden_size'],
+            layers=settings['num_hidden_layers'],
+            heads=settings['num_attention_heads'],
+            positions=settings['max_position_embeddings'],
+            eps=settings['layer_norm_eps'],
             pooling=pooling,
         )
     except KeyError as error:
@@ -77,63 +90,102 @@ def read_config(folder: pathlib.Path) -> BertConfig:
         ) from error
 
 
+def _read_pooling(path: pathlib.Path) -> str:
+    """Returns the pooling of a sentence-transformers checkpoint; 'mean' if it does not have the file."""
+    if not path.exists():
+        return 'mean'
+    modes = []
+    for key, value in _read_json(path).items():
+        if key.startswith('pooling_mode_') and value is True:
+            modes.append(key)
+    if len(modes) != 1 or modes[0] not in _POOLINGS:
+        raise RetrievalError(f'{path}: pooling {modes} is not supported; mean and cls are')
+    return _POOLINGS[modes[0]]
+
+
+class _Tensors:
+    """Reads parameters from an open safetensors file and checks their shapes."""
+
+    def __init__(self, file: Any, path: pathlib.Path, dtype: str):
+        self._file = file
+        self._path = path
+        self._dtype = dtype
+        # Checkpoints with a task head keep the encoder under the prefix 'bert.'.
+        self._stored_names: dict[str, str] = {}
+        for stored_name in file.keys():  # noqa: SIM118 – not a mapping
+            self._stored_names[stored_name.removeprefix('bert.')] = stored_name
+
+    def tensor(self, name: str, *shape: int) -> Float[Array, ' ...']:
+        """Returns a tensor, of the given shape if one is given."""
+        if name not in self._stored_names:
+            raise RetrievalError(f'{self._path}: no tensor {name}; give a whole BERT checkpoint')
+        value = self._file.get_tensor(self._stored_names[name]).astype(self._dtype)
+        if shape and value.shape != shape:
+            raise RetrievalError(
+                f'{self._path}: {name} is {value.shape}, config.json says {shape}; '
+                'give files of one checkpoint'
+            )
+        return value
+
+    def norm(self, name: str, size: int) -> Params:
+        """Returns scale and bias of a layer norm."""
+        return {
+            'scale': self.tensor(f'{name}.weight', size),
+            'bias': self.tensor(f'{name}.bias', size),
+        }
+
+    def dense(self, *names: str) -> Params:
+        """Returns kernel and bias of dense layers with the same input, concatenated along their outputs."""
+        # PyTorch stores [output, input].
+        kernels = [self.tensor(f'{name}.weight').T for name in names]
+        biases = [self.tensor(f'{name}.bias') for name in names]
+        return {'kernel': jnp.concatenate(kernels, 1), 'bias': jnp.concatenate(biases)}
+
+    def layer(self, number: int, size: int) -> Params:
+        """Returns the parameters of one transformer layer."""
+        base = f'encoder.layer.{number}'
+        attention = f'{base}.attention.self'
+        # One matrix for queries, keys and values: one large product instead of three.
+        projections = [f'{attention}.query', f'{attention}.key', f'{attention}.value']
+        return {
+            'qkv': self.dense(*projections),
+            'out': self.dense(f'{base}.attention.output.dense'),
+            'attention_norm': self.norm(f'{base}.attention.output.LayerNorm', size),
+            'up': self.dense(f'{base}.intermediate.dense'),
+            'down': self.dense(f'{base}.output.dense'),
+            'norm': self.norm(f'{base}.output.LayerNorm', size),
+        }
+
+
 def load(folder: pathlib.Path, config: BertConfig, dtype: str = 'float32') -> Params:
-    """Parameters from `model.safetensors`; the three projections of attention are one matrix.
+    """Returns the parameters in `model.safetensors`.
 
     Raises:
-      RetrievalError: no such file, or a tensor that is missing or of another shape (names it).
+      RetrievalError: no such file, or a tensor that is missing or of another shape.
     """
-    path, d = folder / 'model.safetensors', config.hidden_size
+    path = folder / 'model.safetensors'
+    size = config.hidden_size
     try:
         with safe_open(path, framework='flax') as file:
-            names = {name.removeprefix('bert.'): name for name in file.keys()}  # noqa: SIM118 – not a mapping
-
-            def take(name, *shape):
-                if name not in names:
-                    raise RetrievalError(f'{path}: no tensor {name}; give a whole BERT checkpoint')
-                value = file.get_tensor(names[name]).astype(dtype)
-                if shape and value.shape != shape:
-                    raise RetrievalError(
-                        f'{path}: {name} is {value.shape}, config.json says {shape}'
-                    )
-                return value
-
-            def norm(name):
-                return dict(scale=take(f'{name}.weight', d), bias=take(f'{name}.bias', d))
-
-            def dense(*path):
-                kernels = [take(f'{p}.weight').T for p in path]
-                return dict(
-                    kernel=jnp.concatenate(kernels, 1),
-                    bias=jnp.concatenate([take(f'{p}.bias') for p in path]),
-                )
-
-            def layer(i):
-                base = f'encoder.layer.{i}'
-                return dict(
-                    qkv=dense(
-                        *(f'{base}.attention.self.{part}' for part in ('query', 'key', 'value'))
-                    ),
-                    out=dense(f'{base}.attention.output.dense'),
-                    attention_norm=norm(f'{base}.attention.output.LayerNorm'),
-                    up=dense(f'{base}.intermediate.dense'),
-                    down=dense(f'{base}.output.dense'),
-                    norm=norm(f'{base}.output.LayerNorm'),
-                )
-
-            return dict(
-                words=take('embeddings.word_embeddings.weight'),
-                # Every text is of the first kind, so its vector is added to the positions once.
-                positions=take('embeddings.position_embeddings.weight', config.positions, d)
-                + take('embeddings.token_type_embeddings.weight')[0],
-                norm=norm('embeddings.LayerNorm'),
-                layers=[layer(i) for i in range(config.layers)],
+            tensors = _Tensors(file, path, dtype)
+            positions = tensors.tensor(
+                'embeddings.position_embeddings.weight', config.positions, size
             )
+            token_types = tensors.tensor('embeddings.token_type_embeddings.weight')
+            layers = [tensors.layer(number, size) for number in range(config.layers)]
+            return {
+                'words': tensors.tensor('embeddings.word_embeddings.weight'),
+                # Every text has token type 0, so that embedding is added to the positions once and for all.
+                'positions': positions + token_types[0],
+                'norm': tensors.norm('embeddings.LayerNorm', size),
+                'layers': layers,
+            }
     except OSError as error:
         raise RetrievalError(
             f'{path}: cannot be read ({error}); give a folder with safetensors'
         ) from error
     except Exception as error:
+        # The class is private to the library's compiled module and cannot be imported reliably.
         if type(error).__name__ == 'SafetensorError':
             raise RetrievalError(
                 f'{path}: damaged or not safetensors ({error}); download it again'
@@ -142,48 +194,69 @@ def load(folder: pathlib.Path, config: BertConfig, dtype: str = 'float32') -> Pa
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def encode(config: BertConfig, params: Params, ids: jax.Array, length: jax.Array) -> jax.Array:
-    """Unit vectors of texts, float32 [B, D].
+def encode(
+    config: BertConfig,
+    params: Params,
+    ids: Int32[Array | np.ndarray, 'batch tokens'],
+    length: Int32[Array | np.ndarray, ' batch'],
+) -> Float32[Array, 'batch hidden']:
+    """Returns one unit vector per text, float32 [B, D].
 
     Args:
-      ids: int32 [B, L], padded at the end.   length: int32 [B], tokens that are no padding, at least 1.
+      config: sizes of the checkpoint.
+      params: from `load`.
+      ids: token ids [B, L], padded at the end.
+      length: tokens of each text without padding, at least 1.
     """
     batch, tokens = ids.shape
-    heads, size = config.heads, config.hidden_size // config.heads
-    seen = jnp.arange(tokens) < length[:, None]  # [B, L]
-    x = _norm(params['words'][ids] + params['positions'][:tokens], params['norm'], config.eps)
+    is_token = jnp.arange(tokens) < length[:, None]  # [B, L]
+    embeddings = params['words'][ids] + params['positions'][:tokens]
+    x = _norm(embeddings, params['norm'], config.eps)
     for layer in params['layers']:
-        # Plain matrix products per head: XLA's CPU backend takes six times as long for the transposed forms.
-        q, k, v = (
-            _dense(x, layer['qkv']).reshape(batch, tokens, 3, heads, size).transpose(2, 0, 3, 1, 4)
-        )
-        scores = (q @ k.swapaxes(2, 3)).astype(jnp.float32) * size**-0.5  # [B, H, L, L]
-        weights = jax.nn.softmax(jnp.where(seen[:, None, None, :], scores, -1e30), axis=-1).astype(
-            x.dtype
-        )
-        mixed = (weights @ v).swapaxes(1, 2).reshape(batch, tokens, config.hidden_size)
-        x = _norm(x + _dense(mixed, layer['out']), layer['attention_norm'], config.eps)
+        attended = _attention(config, x, layer, is_token)
+        x = _norm(x + attended, layer['attention_norm'], config.eps)
         hidden = jax.nn.gelu(_dense(x, layer['up']), approximate=False)
         x = _norm(x + _dense(hidden, layer['down']), layer['norm'], config.eps)
+    # Pooling and normalisation in float32 also when the layers are computed in bfloat16.
     x = x.astype(jnp.float32)
     if config.pooling == 'cls':
         pooled = x[:, 0]
     else:
-        pooled = jnp.sum(x * seen[:, :, None], axis=1) / length[:, None]
+        pooled = jnp.sum(x * is_token[:, :, None], axis=1) / length[:, None]
     return pooled / jnp.linalg.norm(pooled, axis=-1, keepdims=True)
 
 
-def _dense(x, p):
-    return x @ p['kernel'] + p['bias']
+def _attention(config: BertConfig, x: Array, layer: Params, is_token: Array) -> Array:
+    """Returns the output of multi-head self-attention, [B, L, D]."""
+    batch, tokens, _ = x.shape
+    heads = config.heads
+    head_size = config.hidden_size // heads
+    projected = _dense(x, layer['qkv']).reshape(batch, tokens, 3, heads, head_size)
+    # To [3, B, H, L, D/H]. Plain matrix products per head: XLA's CPU backend takes six times as long for products of
+    # transposed operands.
+    q, k, v = projected.transpose(2, 0, 3, 1, 4)
+    logits = (q @ k.swapaxes(2, 3)).astype(jnp.float32) * head_size**-0.5  # [B, H, L, L]
+    masked_logits = jnp.where(is_token[:, None, None, :], logits, _MASKED_LOGIT)
+    weights = jax.nn.softmax(masked_logits, axis=-1).astype(x.dtype)
+    mixed = (weights @ v).swapaxes(1, 2).reshape(batch, tokens, config.hidden_size)
+    return _dense(mixed, layer['out'])
 
 
-def _norm(x, p, eps):
+def _dense(x: Array, params: Params) -> Array:
+    """Returns a dense layer's output."""
+    return x @ params['kernel'] + params['bias']
+
+
+def _norm(x: Array, params: Params, eps: float) -> Array:
+    """Returns the layer norm over the last axis, computed in float32."""
     y = x.astype(jnp.float32)
-    y = (y - y.mean(-1, keepdims=True)) * jax.lax.rsqrt(y.var(-1, keepdims=True) + eps)
-    return y.astype(x.dtype) * p['scale'] + p['bias']
+    centred = y - y.mean(-1, keepdims=True)
+    normalised = centred * jax.lax.rsqrt(y.var(-1, keepdims=True) + eps)
+    return normalised.astype(x.dtype) * params['scale'] + params['bias']
 
 
-def _json(path: pathlib.Path) -> dict[str, Any]:
+def _read_json(path: pathlib.Path) -> dict[str, Any]:
+    """Returns a JSON file of a checkpoint."""
     try:
         return json.loads(path.read_text(encoding='utf-8'))
     except (OSError, ValueError) as error:

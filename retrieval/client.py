@@ -3,6 +3,7 @@
     client = Client(Http('http://127.0.0.1:8000'))      # or Client(InProcess(index))
     client.wait_until_ready()
     client.retrieve(['who wrote it'], k=3)              # per query its passages, None for one that failed
+    client.open(['Iliad'], pages=[1], words_per_page=500)  # per id or title a page of its document
 
 A search that fails is no exception: the policy is told, the failure is counted, and `check` stops a run in which too
 many failed before anything is learnt from them.
@@ -14,14 +15,15 @@ import collections
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import httpx2
 import numpy as np
 
-from .corpus import split
-from .types import Index, Passage, RetrievalError, SearchFailed
+from .documents import DocumentPage, document_page
+from .records import split
+from .types import CannotOpen, Index, Passage, RetrievalError, SearchFailed
 
 
 class Backend(Protocol):
@@ -34,6 +36,17 @@ class Backend(Protocol):
 
         Raises:
           RetrievalError: the fault is the queries'.   SearchFailed: it is not.
+        """
+        ...
+
+    def open(
+        self, references: Sequence[str], pages: Sequence[int], words_per_page: int
+    ) -> list[DocumentPage | None]:
+        """Per reference the page of its document, None where there is none (see `documents.document_page`).
+
+        Raises:
+          CannotOpen: the server has no whole documents.
+          RetrievalError: the fault is the references'.   SearchFailed: it is not.
         """
         ...
 
@@ -64,6 +77,19 @@ class InProcess:
             ]
             for row, values in zip(ids, scores)
         ]
+
+    def open(
+        self, references: Sequence[str], pages: Sequence[int], words_per_page: int
+    ) -> list[DocumentPage | None]:
+        opened = []
+        for reference, page in zip(references, pages, strict=True):
+            try:
+                opened.append(document_page(self.index.corpus, reference, page, words_per_page))
+            except RetrievalError:
+                raise
+            except Exception as error:
+                raise SearchFailed(f'{type(error).__name__}: {error}') from error
+        return opened
 
     def ready(self) -> bool:
         return True
@@ -120,10 +146,28 @@ class Http:
         self._http = httpx2.Client(timeout=timeout, limits=pool, trust_env=False)
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        found = []
-        for at in range(0, len(queries), self._batch):
-            found += self._request(list(queries[at : at + self._batch]), k)
-        return found
+        results = []
+        for start in range(0, len(queries), self._batch):
+            part = list(queries[start : start + self._batch])
+            # Always with scores: the reference server unpacks its results wrongly without.
+            body = {'queries': part, 'topk': k, 'return_scores': True}
+            results.extend(self._request('/retrieve', body, len(part), _read_passages))
+        return results
+
+    def open(
+        self, references: Sequence[str], pages: Sequence[int], words_per_page: int
+    ) -> list[DocumentPage | None]:
+        results = []
+        for start in range(0, len(references), self._batch):
+            end = start + self._batch
+            part = list(references[start:end])
+            body = {
+                'references': part,
+                'page': list(pages[start:end]),
+                'words_per_page': words_per_page,
+            }
+            results.extend(self._request('/open', body, len(part), _read_page))
+        return results
 
     def ready(self) -> bool:
         """GET /health; a server that has no such page (Search-R1's) is asked a query."""
@@ -141,36 +185,37 @@ class Http:
         except (httpx2.HTTPError, ValueError):
             return False
 
-    def _request(self, queries: list[str], k: int) -> list[list[Passage]]:
+    def _request(
+        self, path: str, body: dict[str, Any], count: int, read: Callable[[Any], Any]
+    ) -> list[Any]:
+        """Posts a request and returns its `count` results, each read by `read`; retries what may pass."""
         with self._lock:
             if time.monotonic() < self._closed_until:
                 raise SearchFailed(
                     f'{self._base} failed {self._failures} times in a row; nothing is sent for a while'
                 )
-        # Always with scores: the reference server unpacks its results wrongly without.
-        body = {'queries': queries, 'topk': k, 'return_scores': True}
         for attempt in range(self._retries + 1):
             wait = min(self._longest_pause, self._pause * 2**attempt) * random.uniform(0.5, 1.0)
             try:
-                reply = self._http.post(f'{self._base}/retrieve', json=body)
+                reply = self._http.post(f'{self._base}{path}', json=body)
             except httpx2.TransportError as error:
                 reason = f'{type(error).__name__}: {error}'
             except (httpx2.HTTPError, UnicodeEncodeError) as error:
                 raise RetrievalError(f'{self._base}: {type(error).__name__}: {error}') from error
             else:
                 if reply.status_code < 400:
-                    found = _parsed(reply, queries)
-                    if found is not None:
+                    results = _read_reply(reply, count, read)
+                    if results is not None:
                         self._note(failed=False)
-                        return found
+                        return results
                     reason = 'a reply that is not of the protocol'
                 elif reply.status_code == 429 or reply.status_code >= 500:
                     reason = f'status {reply.status_code}'
-                    asked = reply.headers.get('Retry-After', '')
-                    wait = (
-                        max(wait, min(float(asked), self._longest_pause))
-                        if asked.isdigit()
-                        else wait
+                    wait = max(wait, self._retry_after(reply))
+                elif path == '/open' and reply.status_code in (404, 405):
+                    raise CannotOpen(
+                        f'{self._base} has no endpoint /open for whole documents; serve the index with '
+                        'python -m retrieval.server'
                     )
                 else:
                     self._note(failed=False)
@@ -181,11 +226,21 @@ class Http:
         self._note(failed=True)
         raise SearchFailed(f'{self._base}: {reason}, {self._retries + 1} attempts')
 
+    def _retry_after(self, reply: httpx2.Response) -> float:
+        """Returns the seconds that a reply asks to wait, at most the longest pause; 0 if it does not say."""
+        seconds = reply.headers.get('Retry-After', '')
+        if not seconds.isdigit():
+            return 0.0
+        return min(float(seconds), self._longest_pause)
+
     def _note(self, failed: bool) -> None:
         with self._lock:
             self._failures = self._failures + 1 if failed else 0
             if self._failures >= self._breaker:
                 self._closed_until = time.monotonic() + self._breaker_seconds
+
+
+_FAILED: Any = object()  # the answer of a request that failed; None is a valid answer of `open`
 
 
 class Client:
@@ -198,9 +253,8 @@ class Client:
 
     def __init__(self, backend: Backend, cache: int = 100_000, most_failed: float = 0.1):
         self.backend, self._most, self._most_failed = backend, cache, most_failed
-        self._cache: collections.OrderedDict[tuple[str, str, int], list[Passage]] = (
-            collections.OrderedDict()
-        )
+        # Keys are (index, endpoint, query or reference, …).
+        self._cache: collections.OrderedDict[tuple, Any] = collections.OrderedDict()
         self._lock = threading.Lock()
         self._reset()
 
@@ -217,46 +271,112 @@ class Client:
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Passage] | None]:
         """Per query its passages {'id', 'title', 'text', 'score'}, best first; None for a query that failed."""
+
+        def search(requests: list[tuple]) -> list[Any]:
+            return self.backend.retrieve([query for query, _ in requests], k)
+
+        # A blank query finds nothing, as on the server.
+        blank = {(query, k): [] for query in queries if not query.strip()}
+        requests = [(query, k) for query in queries]
+        answers = self._answers('retrieve', requests, blank, search)
+        results: list[list[Passage] | None] = []
+        for answer in answers:
+            if answer is _FAILED:
+                results.append(None)
+            else:
+                # Copies: the caller may change the passages, the cache must not.
+                results.append([dict(passage) for passage in answer])
+        return results
+
+    def open(
+        self, references: Sequence[str], pages: Sequence[int], words_per_page: int
+    ) -> list[DocumentPage | None]:
+        """Returns one page of the document of each reference.
+
+        Args:
+          references: ids of passages as `retrieve` returns them, or exact titles.
+          pages: number of the page of each reference, from 1.
+          words_per_page: words of every page but a document's last one.
+
+        Returns:
+          Per reference the page; None where there is no such document or page, or where the call failed.
+
+        Raises:
+          RetrievalError: the search server has no endpoint for whole documents, or other numbers of references and
+            pages are given.
+        """
+        if len(references) != len(pages):
+            raise RetrievalError(
+                f'open: {len(references)} references but {len(pages)} pages; give one page number for each'
+            )
+
+        def open_pages(requests: list[tuple]) -> list[Any]:
+            texts = [reference for reference, _, _ in requests]
+            numbers = [page for _, page, _ in requests]
+            return self.backend.open(texts, numbers, words_per_page)
+
+        requests = [(text, int(page), words_per_page) for text, page in zip(references, pages)]
+        # A policy can name a page that no document has; that is no failure of the search.
+        absent = {}
+        for request in requests:
+            reference, page, _ = request
+            if page < 1 or not reference.strip():
+                absent[request] = None
+        answers = self._answers('open', requests, absent, open_pages)
+        return [None if answer is _FAILED else answer for answer in answers]
+
+    def _answers(
+        self,
+        endpoint: str,
+        requests: list[tuple],
+        known: dict[tuple, Any],
+        ask: Callable[[list[tuple]], list[Any]],
+    ) -> list[Any]:
+        """Returns the answer of each request, from `known`, the cache or the backend; `_FAILED` for a failure.
+
+        Every distinct request is asked once, and the counters are updated.
+        """
         name = self.backend.name
+        answers = dict(known)
         with self._lock:
-            known = {
-                q: self._cache[name, q, k] for q in set(queries) if (name, q, k) in self._cache
-            }
-            for query in known:
-                self._cache.move_to_end((name, query, k))
-        known |= {
-            q: [] for q in queries if not q.strip()
-        }  # nothing is found for nothing, as a server has it
-        new = [query for query in dict.fromkeys(queries) if query not in known]
+            for request in set(requests) - known.keys():
+                key = (name, endpoint, *request)
+                if key in self._cache:
+                    answers[request] = self._cache[key]
+                    self._cache.move_to_end(key)
+        new = [request for request in dict.fromkeys(requests) if request not in answers]
         started = time.perf_counter()
-        found = dict(zip(new, self._ask(new, k))) if new else {}
+        new_answers = dict(zip(new, self._ask(new, ask))) if new else {}
+        answers |= new_answers
         with self._lock:
             if new:
                 self._seconds.append(time.perf_counter() - started)
-            answers: list[list[Passage] | None] = [known.get(q, found.get(q)) for q in queries]
-            self._queries += len(queries)
-            self._cached += len(queries) - len(new)
-            self._failed += answers.count(None)
-            for query, passages in found.items():
-                if passages is not None and self._most:
-                    self._cache[name, query, k] = passages
+            results = [answers[request] for request in requests]
+            self._queries += len(requests)
+            self._cached += len(requests) - len(new)
+            self._failed += sum(result is _FAILED for result in results)
+            for request, answer in new_answers.items():
+                if answer is not _FAILED and self._most:
+                    self._cache[name, endpoint, *request] = answer
             while len(self._cache) > self._most:
                 self._cache.popitem(last=False)
-        return [
-            None if answer is None else [dict(passage) for passage in answer] for answer in answers
-        ]
+        return results
 
-    def _ask(self, queries: list[str], k: int) -> list[list[Passage] | None]:
-        """Answers; a query that is refused must not take its neighbours along, so they are asked in halves."""
+    def _ask(self, requests: list[tuple], ask: Callable[[list[tuple]], list[Any]]) -> list[Any]:
+        """Asks the backend; bisects a batch that is refused so that one bad request fails alone."""
         try:
-            return list(self.backend.retrieve(queries, k))
+            return list(ask(requests))
+        except CannotOpen:
+            raise
         except SearchFailed as error:
             self._reason = str(error)
-            return [None] * len(queries)
+            return [_FAILED] * len(requests)
         except RetrievalError as error:
             self._reason = str(error)
-            half = len(queries) // 2
-            return self._ask(queries[:half], k) + self._ask(queries[half:], k) if half else [None]
+            half = len(requests) // 2
+            if not half:
+                return [_FAILED]
+            return self._ask(requests[:half], ask) + self._ask(requests[half:], ask)
 
     def check(self) -> None:
         """Stops a run whose searches fail; to be called before a batch is learnt from.
@@ -293,23 +413,48 @@ class Client:
         self._retried, self._reason = getattr(self.backend, 'retried', 0), ''
 
 
-def _parsed(reply: httpx2.Response, queries: list[str]) -> list[list[Passage]] | None:
-    """Passages of a reply in either shape, or None where it is of another."""
+def _read_reply(reply: httpx2.Response, count: int, read: Callable[[Any], Any]) -> list[Any] | None:
+    """Returns the `count` results of a reply, each read by `read`; None where it is not of the protocol."""
     try:
-        result = reply.json()['result']
-        found = [[_item(item) for item in items] for items in result]
+        results = [read(result) for result in reply.json()['result']]
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    return found if len(found) == len(queries) else None
+    if len(results) != count:
+        return None
+    return results
 
 
-def _item(item: dict[str, Any]) -> Passage:
-    """{'document': {…}, 'score'} or the bare document."""
-    document = item.get('document', item)
-    if 'contents' in document:
-        return _passage(str(document['id']), document['contents'], item.get('score', 0.0))
-    return {'id': str(document['id']), 'title': document['title'], 'text': document['text'],
-            'score': float(item.get('score', 0.0))}  # fmt: skip
+def _read_passages(items: list[dict[str, Any]]) -> list[Passage]:
+    """Returns the passages of one query: [{'document': {…}, 'score'}, …] or the bare documents."""
+    passages = []
+    for item in items:
+        document = item.get('document', item)
+        score = item.get('score', 0.0)
+        if 'contents' in document:
+            passages.append(_passage(str(document['id']), document['contents'], score))
+        else:
+            passages.append(
+                {
+                    'id': str(document['id']),
+                    'title': document['title'],
+                    'text': document['text'],
+                    'score': float(score),
+                }
+            )
+    return passages
+
+
+def _read_page(result: dict[str, Any] | None) -> DocumentPage | None:
+    """Returns the page of one reference; ValueError where it is of other types."""
+    if result is None:
+        return None
+    page = DocumentPage(
+        result['title'], result['text'], result['page'], result['pages'], str(result['id'])
+    )
+    valid_texts = isinstance(page.title, str) and isinstance(page.text, str)
+    if not valid_texts or not isinstance(page.page, int) or not isinstance(page.pages, int):
+        raise ValueError('a page of other types')
+    return page
 
 
 def _passage(name: str, contents: str, score: float) -> Passage:

@@ -1,4 +1,4 @@
-"""What commands share: whatever their user can mend is one line."""
+"""Error handling shared by the commands: a user error is one line and status 2, without a traceback."""
 
 from __future__ import annotations
 
@@ -9,30 +9,36 @@ from typing import NoReturn
 
 from .types import RetrievalError
 
+_USER_ERROR = 2
+# The status of a process that SIGINT ended: 128 + 2.
+_INTERRUPTED = 130
+
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints are one line, raised as RetrievalError for the command to show."""
+    """An argument parser that raises RetrievalError instead of printing its usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise RetrievalError(f'{message}; {self.prog} --help shows how to call it')
 
 
 def one_line(run: Callable[[], None]) -> None:
-    """Runs a command; what its user can mend ends it with one line and status 2, Ctrl-C with status 130."""
+    """Runs a command; a user error ends it with one line and status 2, Ctrl-C with status 130."""
     try:
         run()
     except RetrievalError as error:
-        _end(2, str(error))
+        _end(_USER_ERROR, str(error))
     except OSError as error:
-        wrong = f'{error.filename or "writing"}: {error.strerror or error}'
+        # A full disk or a missing permission; an index folder is renamed into place only when it is complete.
+        reason = f'{error.filename or "writing"}: {error.strerror or error}'
         _end(
-            2,
-            f'{wrong}; nothing half-done counts as an index: mend this and give the same command again',
+            _USER_ERROR,
+            f'{reason}; no incomplete index was left behind: correct this and repeat the command',
         )
     except KeyboardInterrupt:
-        _end(130, 'stopped; the same command goes on from here')
+        _end(_INTERRUPTED, 'stopped; the same command resumes the work')
 
 
 def _end(status: int, line: str) -> NoReturn:
+    """Prints one error line and exits."""
     print(f'retrieval: {line}', file=sys.stderr)
     sys.exit(status)

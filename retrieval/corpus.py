@@ -1,85 +1,113 @@
-"""Passages: read from JSON lines or TSV as a stream, kept on disk, read back by number without being in memory.
+"""Corpora: passages written to disk as a stream, and read back by number without loading them into memory.
 
-Wire form of a passage ('contents', as Search-R1 and verl have it): its title in double quotes on the first line, the
-text after it. On disk a corpus is two files: `passages.bin`, the records one after another ('id', a line feed,
-'contents', UTF-8), and `offsets.npy`, uint64 [N + 1], where each starts. Both are memory-mapped: 21 million
-passages take 168 MB of offsets and whatever the operating system caches.
+On disk a corpus is a folder of memory-mapped files; 21 million passages take 168 MB of offsets, 0.4 GB of lookup
+tables and whatever the operating system caches:
+
+    passages.bin    the records one after another: id, line feed, contents (UTF-8)
+    offsets.npy     uint64 [N + 1], where each record starts
+    documents.npy   uint64 [D], first passage of each document
+    titles.npy      lookup table (see `lookup`) from titles to the first passages of documents
+    ids.npy         lookup table from ids to passages
+
+Consecutive passages that were cut from one text are a document (see `Corpus.document_rows`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import dataclasses
-import gzip
+import functools
 import hashlib
-import io
-import json
 import logging
 import pathlib
-import sys
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-import zstandard
+from jaxtyping import Shaped, UInt64
 
 from . import progress
+from .documents import row_number, title_run
+from .lookup import KeyTable, key_hash, write_table
+from .records import Record as Record
+from .records import contents as contents
+from .records import split as split
+from .sources import BadLines
+from .sources import files_of as files_of
+from .sources import read as read
 from .types import Passage, RetrievalError, short
 
-# A longer line is no passage but a file of another kind; it bounds the memory that a bad file can take.
-LONGEST_LINE = 1 << 24
-# Words of a passage that is cut from a longer text, as in Wikipedia-18.
-WORDS = 100
-
-
-@dataclasses.dataclass(frozen=True)
-class Record:
-    """One passage as a file states it."""
-
-    id: str
-    contents: str
-
-
-def contents(title: str, text: str) -> str:
-    """The wire form of a passage."""
-    return f'"{title}"\n{text}'
-
-
-def split(contents: str) -> tuple[str, str]:
-    """(title, text) of a passage in wire form; no title where the first line is not in quotes."""
-    head, _, text = contents.partition('\n')
-    if len(head) >= 2 and head[0] == head[-1] == '"':
-        return head[1:-1], text
-    return '', contents
+# Passages on each side that are compared in an index built before documents were recorded. No article of
+# Wikipedia-18 has more; it bounds the time of a lookup in a corpus with equal titles throughout.
+_WINDOW = 4_096
 
 
 class MemoryCorpus:
-    """Passages in memory; the place of each is its id."""
+    """Passages in memory; the id of each is its row number."""
 
     def __init__(self, titles: Sequence[str], texts: Sequence[str]):
+        """Takes one title and one text for each passage.
+
+        Raises:
+          RetrievalError: no passage, or another number of titles than of texts.
+        """
         if not len(titles) or len(titles) != len(texts):
             raise RetrievalError(
                 f'corpus: {len(titles)} titles and {len(texts)} texts; give at least one passage'
             )
-        self._titles, self._texts = list(titles), list(texts)
+        self._titles = list(titles)
+        self._texts = list(texts)
 
     def __len__(self) -> int:
         return len(self._titles)
 
     def record(self, number: int) -> Record:
-        """The passage in wire form."""
+        """Returns the passage in wire form."""
         return Record(str(number), contents(self._titles[number], self._texts[number]))
 
     def passage(self, number: int) -> Passage:
-        """{'id': number, 'title', 'text'}."""
+        """Returns {'id': number, 'title', 'text'}."""
         return {'id': number, 'title': self._titles[number], 'text': self._texts[number]}
+
+    def document_rows(self, row: int) -> range:
+        """Returns the rows of the document of a passage: its neighbours with the same non-empty title.
+
+        Raises:
+          RetrievalError: no such row.
+        """
+        row = _checked_row(row, len(self))
+        return title_run(self._titles.__getitem__, row, len(self), window=len(self))
+
+    def find_document(self, reference: str) -> range | None:
+        """Returns the rows of the document with a passage id or an exact title; None if there is none.
+
+        Of several documents with the title the first is returned. An id is preferred to a title.
+        """
+        row = row_number(reference)
+        if row is None or row >= len(self):
+            row = self._first_rows.get(reference)
+        if row is None:
+            return None
+        return self.document_rows(row)
+
+    @functools.cached_property
+    def _first_rows(self) -> dict[str, int]:
+        """First passage of each non-empty title."""
+        first_rows: dict[str, int] = {}
+        for row, title in enumerate(self._titles):
+            if title:
+                first_rows.setdefault(title, row)
+        return first_rows
 
 
 class Corpus:
-    """Passages on disk, opened from the folder that `write` made."""
+    """Passages on disk, opened from a folder that `write` filled."""
 
     def __init__(self, folder: pathlib.Path):
+        """Maps the files into memory.
+
+        Raises:
+          RetrievalError: a file that cannot be read or does not fit the others.
+        """
+        self._folder = folder
         try:
             self._offsets = np.load(folder / 'offsets.npy', mmap_mode='r')
             self._bytes = np.memmap(folder / 'passages.bin', np.uint8, 'r')
@@ -87,33 +115,105 @@ class Corpus:
             raise RetrievalError(
                 f'{folder}: no corpus can be read there ({error}); build the index again'
             ) from error
-        if (
-            self._offsets.ndim != 1
-            or len(self._offsets) < 2
-            or self._offsets[-1] != len(self._bytes)
-        ):
+        valid_shape = self._offsets.ndim == 1 and len(self._offsets) >= 2
+        if not valid_shape or self._offsets[-1] != len(self._bytes):
             raise RetrievalError(
                 f'{folder}: offsets.npy does not fit passages.bin; build the index again'
             )
+        # An index built before documents were recorded lacks these three files.
+        self._document_starts = _load_starts(folder / 'documents.npy', len(self))
+        self._title_table = _load_table(folder / 'titles.npy')
+        self._id_table = _load_table(folder / 'ids.npy')
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
     def record(self, number: int) -> Record:
-        """The passage in wire form, with the id its source gave it."""
-        start, end = int(self._offsets[number]), int(self._offsets[number + 1])
-        name, _, body = self._bytes[start:end].tobytes().decode('utf-8').partition('\n')
-        return Record(name, body)
+        """Returns the passage in wire form, with the id of its source."""
+        start = int(self._offsets[number])
+        end = int(self._offsets[number + 1])
+        line = self._bytes[start:end].tobytes().decode('utf-8')
+        record_id, _, body = line.partition('\n')
+        return Record(record_id, body)
 
     def passage(self, number: int) -> Passage:
-        """{'id': number, 'title', 'text'}."""
+        """Returns {'id': number, 'title', 'text'}."""
         title, text = split(self.record(number).contents)
         return {'id': number, 'title': title, 'text': text}
+
+    def document_rows(self, row: int) -> range:
+        """Returns the rows of the document which a passage belongs to.
+
+        A document is a file of a folder of texts; in other sources it is a run of consecutive passages with the same
+        non-empty title.
+
+        Raises:
+          RetrievalError: no such row.
+        """
+        row = _checked_row(row, len(self))
+        if self._document_starts is None:
+            return title_run(self._title, row, len(self), _WINDOW)
+        # The bisection needs a uint64 as well: a Python integer would convert the whole file to float64.
+        after = int(np.searchsorted(self._document_starts, np.uint64(row), side='right'))
+        first = int(self._document_starts[after - 1])
+        if after == len(self._document_starts):
+            return range(first, len(self))
+        return range(first, int(self._document_starts[after]))
+
+    def find_document(self, reference: str) -> range | None:
+        """Returns the rows of the document with a passage id or an exact title; None if there is none.
+
+        The source's own id comes first, because searches return it; then the row number as text; then the title, of
+        several documents with the same title the first.
+
+        Raises:
+          RetrievalError: the reference is no id, and the index was built before titles could be looked up.
+        """
+        row = self._row_of_id(reference)
+        if row is None:
+            row = self._row_of_title(reference)
+        if row is None:
+            return None
+        return self.document_rows(row)
+
+    def _row_of_id(self, reference: str) -> int | None:
+        """Returns the row of a passage by its id or its row number as text."""
+        number = row_number(reference)
+        candidates: list[int] = []
+        if self._id_table is not None:
+            candidates = self._id_table.candidates(reference)
+        elif number is not None:
+            # The JSON lines of Wikipedia-18 count their ids from 0, its TSV from 1.
+            candidates = [number, number - 1]
+        for row in candidates:
+            if 0 <= row < len(self) and self.record(row).id == reference:
+                return row
+        if number is not None and number < len(self):
+            return number
+        return None
+
+    def _row_of_title(self, title: str) -> int | None:
+        """Returns the first passage of the first document with a title."""
+        if not title:
+            return None
+        if self._title_table is None:
+            raise RetrievalError(
+                f'{self._folder}: the index cannot look up the title {short(title)}; build the index again '
+                'to open documents by title, or give the id of a passage'
+            )
+        for row in self._title_table.candidates(title):
+            if self._title(row) == title:
+                return row
+        return None
+
+    def _title(self, row: int) -> str:
+        title, _ = split(self.record(row).contents)
+        return title
 
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """What `write` did: passages kept, lines skipped, SHA-256 over all records in order."""
+    """Result of `write`: passages written, lines skipped, SHA-256 over all records in order."""
 
     passages: int
     skipped: int
@@ -121,39 +221,46 @@ class Written:
 
 
 def write(source: pathlib.Path, folder: pathlib.Path, strict: bool = True) -> Written:
-    """Validates a corpus file as a stream and writes it for random access; 21 million passages never are in memory.
+    """Validates a corpus file as a stream and writes it for random access.
+
+    Per passage only a few numbers are held in memory, so that 21 million passages fit.
 
     Args:
       source: `.jsonl` or `.tsv`, also `.gz` and `.zst`, or a folder of texts (see `read`).
-      folder: exists; gets the two files.
-      strict: stop at the first bad line (False: skip it, say so in the log, and count it).
+      folder: an existing folder that gets the files of a corpus.
+      strict: stop at the first bad line (False: skip, log and count bad lines).
 
     Raises:
-      RetrievalError: a bad line (strict), an id given twice, no passage at all, a file that cannot be read.
+      RetrievalError: a bad line (strict), a repeated id, no passage at all, a file that cannot be read.
     """
-    # 8 bytes of a hash per id find the ids given twice; two of 21 million differ by chance once in 80,000 corpora.
-    names, ends = _Column(np.uint64), _Column(np.uint64)
-    digest, skipped = hashlib.sha256(), _Skipped(source, strict)
-    with (folder / 'passages.bin').open('wb') as out, progress.bar(None, 'passages', 'read') as bar:
-        ends.append(0)
-        for _, record in read(source, skipped):
+    skipped = BadLines(source, strict)
+    digest = hashlib.sha256()
+    # 8 bytes of a hash per id find repeated ids; two of 21 million ids collide by chance in one of 80,000 corpora.
+    id_hashes = _Column(np.uint64)
+    ends = _Column(np.uint64)
+    ends.append(0)
+    documents = _DocumentColumns(by_number=source.is_dir())
+    with (
+        (folder / 'passages.bin').open('wb') as out,
+        progress.bar(None, 'passages', 'read') as bar,
+    ):
+        for row, (number, record) in enumerate(read(source, skipped)):
             line = f'{record.id}\n{record.contents}'.encode()
             digest.update(len(line).to_bytes(8, 'little') + line)
-            names.append(
-                int.from_bytes(
-                    hashlib.blake2b(record.id.encode(), digest_size=8).digest(), 'little'
-                )
-            )
+            id_hashes.append(key_hash(record.id))
+            documents.add(row, number, record)
             ends.append(out.tell() + len(line))
             out.write(line)
             bar.update()
-    offsets, hashes = ends.array(), names.array()
+    hashes = id_hashes.array()
     if not len(hashes):
         raise RetrievalError(
             f'{source}: no passage in it ({skipped.count} lines skipped); give a corpus with some'
         )
-    np.save(folder / 'offsets.npy', offsets)
-    _refuse_twins(source, Corpus(folder), hashes)
+    np.save(folder / 'offsets.npy', ends.array())
+    documents.save(folder)
+    write_table(folder / 'ids.npy', hashes, np.arange(len(hashes), dtype=np.uint64))
+    _refuse_repeated_ids(source, Corpus(folder), hashes)
     if skipped.count:
         logging.warning(
             '%s: skipped %d bad lines, kept %d passages', source, skipped.count, len(hashes)
@@ -161,192 +268,96 @@ def write(source: pathlib.Path, folder: pathlib.Path, strict: bool = True) -> Wr
     return Written(len(hashes), skipped.count, digest.hexdigest())
 
 
-def read(source: pathlib.Path, skipped: _Skipped | None = None) -> Iterator[tuple[int, Record]]:
-    """(line number from 1, passage) of a corpus file, in order.
+class _DocumentColumns:
+    """Collects the starts and titles of documents from passages that arrive one by one."""
 
-    JSON lines hold {"id": string or whole number, "contents": '"Title"\\ntext'}; other keys are ignored. A TSV is that
-    of Wikipedia-18 (Karpukhin et al. 2020, arXiv:2004.04906): columns id, text, title, with one line of headings.
-    A folder stands for its .txt and .md files by name: the first line of each is its title, the rest is cut into
-    passages of 100 words; instead of lines they are counted by file.
+    def __init__(self, by_number: bool):
+        """Takes what separates documents: the file number (`by_number`) or the title."""
+        self._by_number = by_number
+        self._previous: int | str | None = None
+        self._starts = _Column(np.uint64)
+        self._title_hashes = _Column(np.uint64)
+        self._title_rows = _Column(np.uint64)
 
-    Raises:
-      RetrievalError: a bad line, named with its number, where `skipped` is None or strict.
-    """
-    skipped = skipped or _Skipped(source, strict=True)
-    if source.is_dir():
-        yield from _texts(source, skipped)
-        return
-    kind = ''.join(suffix for suffix in source.suffixes if suffix not in ('.gz', '.zst'))
-    parse = _tsv if kind.endswith('.tsv') else _json if kind.endswith(('.jsonl', '.json')) else None
-    if parse is None:
-        raise RetrievalError(
-            f'{source}: of what form is it? name it .jsonl or .tsv, with .gz or .zst where compressed'
-        )
-    try:
-        with contextlib.closing(_lines(source)) as lines:
-            for number, line in enumerate(lines, 1):
-                if parse is _tsv and number == 1:
-                    if line.rstrip(b'\r\n') != b'id\ttext\ttitle':
-                        raise RetrievalError(
-                            f'{source}:1: the headings of a TSV are id, text, title in this order'
-                        )
-                    continue
-                record = _parsed(parse, line)
-                if isinstance(record, Record):
-                    yield number, record
-                else:
-                    skipped.add(number, record)
-    except (OSError, EOFError, zstandard.ZstdError) as error:
-        reason = getattr(error, 'strerror', None) or str(error)
-        raise RetrievalError(
-            f'{source}: cannot be read ({reason}); give a whole, readable file'
-        ) from error
+    def add(self, row: int, number: int, record: Record) -> None:
+        """Adds the next passage; `number` is that of its file in a folder of texts."""
+        title, _ = split(record.contents)
+        mark = number if self._by_number else title
+        # Passages without a title do not belong together.
+        continues = mark == self._previous and mark != ''
+        self._previous = mark
+        if continues:
+            return
+        self._starts.append(row)
+        if title:
+            self._title_hashes.append(key_hash(title))
+            self._title_rows.append(row)
 
-
-def files_of(source: pathlib.Path) -> list[pathlib.Path]:
-    """The files that are read of a source: itself, or the texts in a folder."""
-    if not source.is_dir():
-        return [source]
-    return sorted(
-        path
-        for path in source.rglob('*')
-        if path.suffix.lower() in ('.txt', '.md') and path.is_file()
-    )
-
-
-def _texts(source: pathlib.Path, skipped: _Skipped) -> Iterator[tuple[int, Record]]:
-    """(file number from 1, passage) of a folder of texts."""
-    files = files_of(source)
-    if not files:
-        raise RetrievalError(f'{source}: no .txt or .md file in it; give a folder of texts')
-    for number, path in enumerate(files, 1):
-        try:
-            title, _, text = path.read_text(encoding='utf-8-sig').strip().partition('\n')
-        except (OSError, UnicodeDecodeError) as error:
-            skipped.add(
-                number, f'{path} cannot be read as UTF-8 text ({getattr(error, "reason", error)})'
-            )
-            continue
-        words, name = text.split(), path.relative_to(source).as_posix()
-        for part, at in enumerate(range(0, max(len(words), 1), WORDS)):
-            passage = contents(title.lstrip('# ').strip(), ' '.join(words[at : at + WORDS]))
-            record = _checked(Record(f'{name}#{part}', passage))
-            if isinstance(record, Record):
-                yield number, record
-            else:
-                skipped.add(number, f'{path}: {record}')
-
-
-class _Skipped:
-    """Bad lines: the first one is an error where `strict`, else they are counted and the first ten are logged."""
-
-    def __init__(self, source: pathlib.Path, strict: bool):
-        self.source, self.strict, self.count = source, strict, 0
-
-    def add(self, number: int, reason: str) -> None:
-        self.count += 1
-        if self.strict:
-            raise RetrievalError(
-                f'{self.source}:{number}: {reason}; mend the line or pass --skip-bad-lines'
-            )
-        if self.count <= 10:
-            logging.warning('%s:%d: %s; skipped', self.source, number, reason)
-
-
-def _parsed(parse, line: bytes) -> Record | str:
-    """The passage of a line, or what is wrong with it."""
-    if len(line) > LONGEST_LINE:
-        return f'longer than {LONGEST_LINE >> 20} MiB'
-    try:
-        record = parse(line.decode('utf-8'))
-    except UnicodeDecodeError as error:
-        return f'not UTF-8 (byte {error.start})'
-    return record if isinstance(record, str) else _checked(record)
-
-
-def _checked(record: Record) -> Record | str:
-    """The passage, or what is wrong with it."""
-    if not record.id or '\n' in record.id:
-        return f'the id {short(record.id)} is empty or has a line feed'
-    try:
-        f'{record.id}{record.contents}'.encode()
-    except UnicodeEncodeError:
-        return 'a lone surrogate (half a character)'
-    title, text = split(record.contents)
-    return record if title.strip() or text.strip() else 'a passage with neither title nor text'
-
-
-def _json(line: str) -> Record | str:
-    try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return f'not JSON ({str(error)[:60]})'
-    if not isinstance(fields, dict) or 'id' not in fields or 'contents' not in fields:
-        return 'not an object with "id" and "contents"'
-    name, body = fields['id'], fields['contents']
-    if isinstance(name, bool) or not isinstance(name, (str, int)) or not isinstance(body, str):
-        return f'"id" is {type(name).__name__} and "contents" {type(body).__name__}; both must be strings'
-    return Record(str(name), body)
-
-
-def _tsv(line: str) -> Record | str:
-    try:
-        row = next(csv.reader([line.rstrip('\r\n')], delimiter='\t', strict=True))
-    except (csv.Error, StopIteration) as error:
-        return f'not a row of a TSV ({error})'
-    if len(row) != 3:
-        return f'{len(row)} columns where id, text and title belong'
-    return Record(row[0], contents(row[2], row[1]))
-
-
-def _lines(source: pathlib.Path) -> Generator[bytes, None, None]:
-    """Lines of a file, unpacked by its last suffix; a line that is too long comes cut (and is refused for it)."""
-    with contextlib.ExitStack() as stack:
-        stream: Any = stack.enter_context(source.open('rb'))
-        if source.suffix == '.gz':
-            stream = stack.enter_context(gzip.open(stream))
-        elif source.suffix == '.zst':
-            reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
-            stream = stack.enter_context(io.BufferedReader(reader, 1 << 20))
-        while line := stream.readline(LONGEST_LINE + 1):
-            yield line
-            while len(line) > LONGEST_LINE and not line.endswith(b'\n'):
-                line = stream.readline(LONGEST_LINE + 1)
+    def save(self, folder: pathlib.Path) -> None:
+        """Writes documents.npy and titles.npy."""
+        np.save(folder / 'documents.npy', self._starts.array())
+        write_table(folder / 'titles.npy', self._title_hashes.array(), self._title_rows.array())
 
 
 class _Column:
-    """Numbers that come one by one, kept in 8 bytes each."""
+    """A growing array of numbers of one dtype, without the memory of a list of Python integers."""
 
     def __init__(self, dtype):
-        self._done, self._last, self._dtype = [], [], dtype
+        self._blocks: list[np.ndarray] = []
+        self._tail: list[int] = []
+        self._dtype = dtype
 
     def append(self, value: int) -> None:
-        self._last.append(value)
-        if len(self._last) == 1 << 16:
-            self._done.append(np.array(self._last, self._dtype))
-            self._last = []
+        self._tail.append(value)
+        if len(self._tail) == 1 << 16:
+            self._blocks.append(np.array(self._tail, self._dtype))
+            self._tail = []
 
-    def array(self) -> np.ndarray:
-        """All of them, [n]."""
-        return np.concatenate([*self._done, np.array(self._last, self._dtype)])
+    def array(self) -> Shaped[np.ndarray, ' values']:
+        """Returns all numbers in the order they were appended."""
+        return np.concatenate([*self._blocks, np.array(self._tail, self._dtype)])
 
 
-def _refuse_twins(source: pathlib.Path, corpus: Corpus, hashes: np.ndarray) -> None:
+def _checked_row(row: int, total: int) -> int:
+    """Returns the row as a Python integer; RetrievalError if it is outside 0 … total − 1."""
+    if not 0 <= row < total:
+        raise RetrievalError(f'corpus: no row {row}; rows lie between 0 and {total - 1}')
+    return int(row)
+
+
+def _load_starts(path: pathlib.Path, total: int) -> UInt64[np.ndarray, ' documents'] | None:
+    """Returns the mapped file of document starts; None if there is no such file."""
+    if not path.exists():
+        return None
+    try:
+        starts = np.load(path, mmap_mode='r')
+    except (OSError, ValueError) as error:
+        raise RetrievalError(f'{path}: cannot be read ({error}); build the index again') from error
+    valid_type = starts.ndim == 1 and len(starts) >= 1 and starts.dtype == np.uint64
+    if not valid_type or starts[0] != 0 or starts[-1] >= total:
+        raise RetrievalError(f'{path}: does not fit offsets.npy; build the index again')
+    return starts
+
+
+def _load_table(path: pathlib.Path) -> KeyTable | None:
+    """Returns an opened lookup table; None if there is no such file."""
+    if not path.exists():
+        return None
+    return KeyTable(path)
+
+
+def _refuse_repeated_ids(
+    source: pathlib.Path, corpus: Corpus, hashes: UInt64[np.ndarray, ' passages']
+) -> None:
+    """Raises RetrievalError if two passages have the same id."""
     order = np.argsort(hashes, kind='stable')
-    twins = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
-    if twins.size:
-        first, second = order[twins[0]], order[twins[0] + 1]
-        name = corpus.record(int(first)).id
-        raise RetrievalError(
-            f'{source}: passages {first} and {second} (counted from 0) have the same id {short(name)}, and '
-            f'{twins.size - 1} more are given twice; give every passage an id of its own'
-        )
-
-
-def texts(corpus: Corpus | MemoryCorpus, rows: Iterable[int]) -> tuple[list[str], list[str]]:
-    """Titles and texts of some passages."""
-    found = [corpus.passage(row) for row in rows]
-    return [p['title'] for p in found], [p['text'] for p in found]
-
-
-csv.field_size_limit(sys.maxsize)  # a long passage is no error; LONGEST_LINE bounds it
+    repeated = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
+    if not repeated.size:
+        return
+    first = order[repeated[0]]
+    second = order[repeated[0] + 1]
+    repeated_id = corpus.record(int(first)).id
+    raise RetrievalError(
+        f'{source}: passages {first} and {second} (counted from 0) have the same id {short(repeated_id)}, and '
+        f'{repeated.size - 1} more ids repeat; give every passage its own id'
+    )

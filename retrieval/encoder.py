@@ -1,7 +1,7 @@
 """Text encoder of a BERT checkpoint: WordPiece in a tf.data pipeline, batches by length, one JAX program per length.
 
-A query is encoded by itself, in a program whose shape its own length decides, so that no other query can change its
-vector; passages, of which there are millions, share batches that are split over all devices.
+Each query is encoded by itself, in a program whose shape depends on its own length only, so that no other query can
+change its vector. Passages, of which there are millions, share batches that are split over all devices.
 
 Letters: N passages, Q queries, D dimension.
 """
@@ -11,34 +11,56 @@ from __future__ import annotations
 import hashlib
 import json
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Float32, Int32, Int64
 
 from . import bert
-from .corpus import contents
+from .records import contents
 from .types import RetrievalError
 from .wordpiece import WordPiece
 
 # Sequences are padded to the next of these: one compilation each, and at most a third of the work is padding.
 LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
+# Default of `max_tokens`: passages of 100 words have up to 180 tokens.
+_MOST_TOKENS = 256
+_FEWEST_TOKENS = 3
+# Default of `batch_tokens`. On a CPU larger batches exceed the cache; accelerators need them to be busy.
+_CPU_BATCH_TOKENS = 2_048
+_ACCELERATOR_BATCH_TOKENS = 1 << 17
+# Batches that are queued on the device; more would only take memory.
+_BATCHES_AHEAD = 8
+
+# Files that determine the vectors of a checkpoint.
+_MODEL_FILES = (
+    'config.json',
+    'model.safetensors',
+    'vocab.txt',
+    'tokenizer_config.json',
+    '1_Pooling/config.json',
+)
+# Names of the passage prefix in sentence-transformers checkpoints, in order of preference.
+_PASSAGE_PROMPTS = ('passage', 'document', 'corpus')
+
 
 class TextEncoder:
-    """A BERT text encoder and the prefixes it was trained with.
+    """A BERT text encoder with the prefixes it was trained with.
 
     Args:
       folder: Hugging Face or sentence-transformers checkpoint (config.json, model.safetensors, vocab.txt).
-      query_prefix, passage_prefix: what is put before every text: 'query: ' and 'passage: ' for E5, '' for MiniLM.
-        None: as the folder says under 'prompts'; one that says nothing is an error, so they cannot be forgotten.
-      max_tokens: longest sequence; None: as the folder says, at most 256 (passages of 100 to 180 words).
+      query_prefix: text before every query: 'query: ' for E5, '' for MiniLM. None: taken from 'prompts' in the folder;
+        it is an error if the folder has none, so that a prefix cannot be forgotten.
+      passage_prefix: text before every passage: 'passage: ' for E5, '' for MiniLM. None: as above.
+      max_tokens: longest sequence; None: taken from the folder, at most 256.
       dtype: of weights and activations; float32 or bfloat16.
       batch_tokens: tokens of one passage batch over all devices, padding included.
 
     Raises:
-      RetrievalError: a folder that is no such checkpoint; prefixes that nobody named; a setting outside its range.
+      RetrievalError: no usable checkpoint, unknown prefixes, or a setting outside its range.
     """
 
     def __init__(
@@ -50,151 +72,199 @@ class TextEncoder:
         dtype: str = 'float32',
         batch_tokens: int | None = None,
     ):
-        folder = pathlib.Path(folder)
-        self.folder = folder
-        self._config = bert.read_config(folder)
-        said = _optional(folder / 'config_sentence_transformers.json').get('prompts') or {}
-        passage = next(
-            (said[key] for key in ('passage', 'document', 'corpus') if said.get(key)), None
+        self.folder = pathlib.Path(folder)
+        self._config = bert.read_config(self.folder)
+        self.query_prefix, self.passage_prefix = _prefixes(
+            self.folder, query_prefix, passage_prefix
         )
-        query_prefix = said.get('query') or None if query_prefix is None else query_prefix
-        passage_prefix = passage if passage_prefix is None else passage_prefix
-        if query_prefix is None or passage_prefix is None:
-            raise RetrievalError(
-                f"{folder}: does not say its prefixes; name them ('query: ' and 'passage: ' for E5, '' and '' for none)"
-            )
-        self.query_prefix, self.passage_prefix = query_prefix, passage_prefix
-        stated = (
-            _optional(folder / 'sentence_bert_config.json').get('max_seq_length')
-            or self._config.positions
-        )
-        self.max_tokens = min(256, stated) if max_tokens is None else max_tokens
-        if not 3 <= self.max_tokens <= self._config.positions or dtype not in (
-            'float32',
-            'bfloat16',
-        ):
-            raise RetrievalError(
-                f'{folder}: max_tokens {self.max_tokens} must lie between 3 and {self._config.positions}, '
-                f'dtype {dtype!r} must be float32 or bfloat16'
-            )
+        self.max_tokens = self._checked_max_tokens(max_tokens, dtype)
         self.dimension = self._config.hidden_size
-        self.settings: dict[str, Any] = dict(
-            kind='bert',
-            sha256=_digest(folder),
-            dimension=self.dimension,
-            pooling=self._config.pooling,
-            query_prefix=self.query_prefix,
-            passage_prefix=self.passage_prefix,
-            max_tokens=self.max_tokens,
-            dtype=dtype,
-        )
-        self.tokenizer = WordPiece(folder, self.max_tokens)
-        params = bert.load(folder, self._config, dtype)
+        self.settings: dict[str, Any] = {
+            'kind': 'bert',
+            'sha256': _checkpoint_digest(self.folder),
+            'dimension': self.dimension,
+            'pooling': self._config.pooling,
+            'query_prefix': self.query_prefix,
+            'passage_prefix': self.passage_prefix,
+            'max_tokens': self.max_tokens,
+            'dtype': dtype,
+        }
+        self.tokenizer = WordPiece(self.folder, self.max_tokens)
+        params = bert.load(self.folder, self._config, dtype)
+        # JAX clamps ids outside the table, so a wrong vocabulary would go unnoticed.
         if len(params['words']) < self.tokenizer.vocab_size:
             raise RetrievalError(
-                f'{folder}: vocab.txt has {self.tokenizer.vocab_size} tokens, the weights {len(params["words"])}; '
-                'they are of different checkpoints'
+                f'{self.folder}: vocab.txt has {self.tokenizer.vocab_size} tokens, the weights '
+                f'{len(params["words"])}; they are of different checkpoints'
             )
         self._mesh = jax.sharding.Mesh(np.array(jax.local_devices()), ('data',))
-        self._rows = jax.NamedSharding(self._mesh, jax.P('data'))
-        self._replicated = jax.device_put(params, jax.NamedSharding(self._mesh, jax.P()))
-        self._single = jax.device_put(params, jax.local_devices()[0])
-        # On CPUs larger batches leave the cache; accelerators want them.
-        self.batch_tokens = batch_tokens or (2048 if jax.default_backend() == 'cpu' else 1 << 17)
+        self._batch_sharding = jax.NamedSharding(self._mesh, jax.P('data'))
+        # Passages use all devices. Queries use one, because a batch of one query cannot be split.
+        self._replicated_params = jax.device_put(params, jax.NamedSharding(self._mesh, jax.P()))
+        self._single_device_params = jax.device_put(params, jax.local_devices()[0])
+        self.batch_tokens = batch_tokens or _default_batch_tokens()
         self._lengths = [*(n for n in LENGTHS if n < self.max_tokens), self.max_tokens]
 
-    def encode_queries(self, queries: Sequence[str]) -> np.ndarray:
-        """Unit vectors, float32 [Q, D]; each a function of its own query alone, to the bit."""
+    def _checked_max_tokens(self, max_tokens: int | None, dtype: str) -> int:
+        """Returns the longest sequence; RetrievalError if it or the dtype is not supported."""
+        positions = self._config.positions
+        if max_tokens is None:
+            settings = _read_optional_json(self.folder / 'sentence_bert_config.json')
+            max_tokens = min(_MOST_TOKENS, settings.get('max_seq_length') or positions)
+        valid_length = _FEWEST_TOKENS <= max_tokens <= positions
+        if not valid_length or dtype not in ('float32', 'bfloat16'):
+            raise RetrievalError(
+                f'{self.folder}: max_tokens {max_tokens} must lie between 3 and {positions}, '
+                f'dtype {dtype!r} must be float32 or bfloat16'
+            )
+        return max_tokens
+
+    def encode_queries(self, queries: Sequence[str]) -> Float32[np.ndarray, 'queries dimension']:
+        """Returns unit vectors, float32 [Q, D]; each depends on its own query only, bit for bit."""
         pending = []
         for query in queries:
-            ids = self.tokenizer(self.query_prefix + query)
-            padded = np.full((1, self._bucket(len(ids))), self.tokenizer.pad_id, np.int32)
-            padded[0, : len(ids)] = ids
+            token_ids = self.tokenizer(self.query_prefix + query)
+            padded_ids = np.full((1, self._padded_length(len(token_ids))), self._pad_id, np.int32)
+            padded_ids[0, : len(token_ids)] = token_ids
+            length = np.array([len(token_ids)], np.int32)
+            # JAX dispatches asynchronously: the next query is tokenised while this one is encoded.
             pending.append(
-                bert.encode(self._config, self._single, padded, np.array([len(ids)], np.int32))
+                bert.encode(self._config, self._single_device_params, padded_ids, length)
             )
-        return np.concatenate(
-            [np.asarray(v) for v in pending] or [np.zeros((0, self.dimension), np.float32)]
-        )
+        if not pending:
+            return np.zeros((0, self.dimension), np.float32)
+        return np.concatenate([np.asarray(vector) for vector in pending])
 
-    def encode_passages(self, titles: Sequence[str], texts: Sequence[str]) -> np.ndarray:
-        """Unit vectors of passages in wire form, float32 [N, D]."""
+    def encode_passages(
+        self, titles: Sequence[str], texts: Sequence[str]
+    ) -> Float32[np.ndarray, 'passages dimension']:
+        """Returns unit vectors of passages in wire form, float32 [N, D]."""
         if len(titles) != len(texts):
             raise RetrievalError(
                 f'encode_passages: {len(titles)} titles but {len(texts)} texts; give one of each'
             )
         return self.encode(contents(title, text) for title, text in zip(titles, texts))
 
-    def encode(self, texts: Iterable[str]) -> np.ndarray:
-        """Unit vectors of texts as passages, float32 [N, D], in their order; bytes depend on all the texts."""
-        found: list[tuple[np.ndarray, jax.Array]] = []
-        for rows, ids, length in self._batches(texts):
-            ids, length = (jax.device_put(x, self._rows) for x in (ids, length))
-            found.append((rows, bert.encode(self._config, self._replicated, ids, length)))
-            if len(found) > 8:  # far enough ahead of the device
-                found[-8][1].block_until_ready()
-        vectors = np.zeros((sum(len(rows) for rows, _ in found), self.dimension), np.float32)
-        for rows, batch in found:
-            vectors[rows] = np.asarray(batch)[: len(rows)]
-        return vectors
+    def encode(self, texts: Iterable[str]) -> Float32[np.ndarray, 'passages dimension']:
+        """Returns unit vectors of texts as passages, float32 [N, D], in the order of the texts.
 
-    def _batches(self, texts: Iterable[str]):
-        """Batches of one length each: (rows int64 [b], ids int32 [B, L], length int32 [B]), filled up to B ≥ b rows."""
+        Passages share batches, so the last bits of a vector depend on the other texts of the call.
+        """
+        encoded: list[tuple[np.ndarray, jax.Array]] = []
+        for rows, ids, length in self._batches(texts):
+            device_ids = jax.device_put(ids, self._batch_sharding)
+            device_length = jax.device_put(length, self._batch_sharding)
+            vectors = bert.encode(self._config, self._replicated_params, device_ids, device_length)
+            encoded.append((rows, vectors))
+            if len(encoded) > _BATCHES_AHEAD:
+                encoded[-_BATCHES_AHEAD][1].block_until_ready()
+        total = sum(len(rows) for rows, _ in encoded)
+        result = np.zeros((total, self.dimension), np.float32)
+        for rows, vectors in encoded:
+            # Batches are filled up with empty rows at the end.
+            result[rows] = np.asarray(vectors)[: len(rows)]
+        return result
+
+    @property
+    def _pad_id(self) -> int:
+        return self.tokenizer.pad_id
+
+    def _batches(
+        self, texts: Iterable[str]
+    ) -> Iterator[
+        tuple[
+            Int64[np.ndarray, ' rows'],
+            Int32[np.ndarray, 'batch tokens'],
+            Int32[np.ndarray, ' batch'],
+        ]
+    ]:
+        """Yields (row numbers of the texts, token ids, lengths) of batches of one padded length each.
+
+        All batches of a length have the same number of rows, so that each length is compiled once; the last batch is
+        filled up, so it can have more rows than texts.
+        """
         import tensorflow as tf
 
         devices = self._mesh.size
-        sizes = [max(1, self.batch_tokens // (n * devices)) * devices for n in self._lengths]
+        batch_sizes = []
+        for padded_length in self._lengths:
+            rows_per_device = max(1, self.batch_tokens // (padded_length * devices))
+            batch_sizes.append(rows_per_device * devices)
 
-        def normalised():
+        def normalised_texts():
             for row, text in enumerate(texts):
                 yield row, self.tokenizer.normalise(self.passage_prefix + text)
 
-        data = tf.data.Dataset.from_generator(
-            normalised, output_signature=(tf.TensorSpec((), tf.int64), tf.TensorSpec((), tf.string))
-        )
-        data = data.map(
+        signature = (tf.TensorSpec((), tf.int64), tf.TensorSpec((), tf.string))
+        dataset = tf.data.Dataset.from_generator(normalised_texts, output_signature=signature)
+        dataset = dataset.map(
             lambda row, text: (row, self.tokenizer.tokenize(text)),
             num_parallel_calls=tf.data.AUTOTUNE,
         )
-        data = data.map(lambda row, ids: (row, ids, tf.size(ids)))
-        data = data.bucket_by_sequence_length(
+        dataset = dataset.map(lambda row, ids: (row, ids, tf.size(ids)))
+        # The boundaries are exclusive, hence n + 1; no text is longer than the last length, whose bucket stays empty.
+        dataset = dataset.bucket_by_sequence_length(
             lambda row, ids, size: size,
             bucket_boundaries=[n + 1 for n in self._lengths],
-            bucket_batch_sizes=[*sizes, 1],
-            padding_values=(np.int64(0), np.int32(self.tokenizer.pad_id), np.int32(0)),
+            bucket_batch_sizes=[*batch_sizes, 1],
+            padding_values=(np.int64(0), np.int32(self._pad_id), np.int32(0)),
             pad_to_bucket_boundary=True,
         )
-        for rows, ids, length in data.prefetch(4).as_numpy_iterator():
-            missing = sizes[self._lengths.index(ids.shape[1])] - len(rows)
-            ids = np.pad(ids, ((0, missing), (0, 0)), constant_values=self.tokenizer.pad_id)
-            yield rows, ids, np.pad(length, (0, missing), constant_values=1)
+        for rows, ids, length in dataset.prefetch(4).as_numpy_iterator():
+            missing = batch_sizes[self._lengths.index(ids.shape[1])] - len(rows)
+            padded_ids = np.pad(ids, ((0, missing), (0, 0)), constant_values=self._pad_id)
+            # Length 1 instead of 0 keeps the mean over tokens defined.
+            filled_lengths = np.pad(length, (0, missing), constant_values=1)
+            yield rows, padded_ids, filled_lengths
 
-    def _bucket(self, tokens: int) -> int:
-        return next(n for n in self._lengths if tokens <= n)
+    def _padded_length(self, tokens: int) -> int:
+        """Returns the smallest supported length of at least `tokens`."""
+        return next(length for length in self._lengths if tokens <= length)
 
 
-def _digest(folder: pathlib.Path) -> str:
-    """SHA-256 over what decides a vector: weights, vocabulary and the settings of model and tokenizer."""
+def _prefixes(
+    folder: pathlib.Path, query_prefix: str | None, passage_prefix: str | None
+) -> tuple[str, str]:
+    """Returns (query prefix, passage prefix); a prefix that is None is taken from the folder."""
+    prompts = _read_optional_json(folder / 'config_sentence_transformers.json').get('prompts') or {}
+    if query_prefix is None:
+        # An empty prompt in the folder counts as none: many checkpoints have empty entries by default.
+        query_prefix = prompts.get('query') or None
+    if passage_prefix is None:
+        stored_prefixes = [prompts[key] for key in _PASSAGE_PROMPTS if prompts.get(key)]
+        passage_prefix = next(iter(stored_prefixes), None)
+    if query_prefix is None or passage_prefix is None:
+        raise RetrievalError(
+            f"{folder}: does not say its prefixes; name them ('query: ' and 'passage: ' for E5, '' and '' for none)"
+        )
+    return query_prefix, passage_prefix
+
+
+def _default_batch_tokens() -> int:
+    """Returns the tokens of a passage batch for the devices of this process."""
+    if jax.default_backend() == 'cpu':
+        return _CPU_BATCH_TOKENS
+    return _ACCELERATOR_BATCH_TOKENS
+
+
+def _checkpoint_digest(folder: pathlib.Path) -> str:
+    """Returns the SHA-256 over the files that determine the vectors."""
     total = hashlib.sha256()
-    for name in (
-        'config.json',
-        'model.safetensors',
-        'vocab.txt',
-        'tokenizer_config.json',
-        '1_Pooling/config.json',
-    ):
+    for name in _MODEL_FILES:
         path = folder / name
-        if path.exists():
-            with path.open('rb') as file:
-                total.update(
-                    f'{name}\0{hashlib.file_digest(file, "sha256").hexdigest()}\n'.encode()
-                )
+        if not path.exists():
+            continue
+        with path.open('rb') as file:
+            digest = hashlib.file_digest(file, 'sha256').hexdigest()
+        total.update(f'{name}\0{digest}\n'.encode())
     return total.hexdigest()
 
 
-def _optional(path: pathlib.Path) -> dict[str, Any]:
-    """A JSON file that may be absent."""
+def _read_optional_json(path: pathlib.Path) -> dict[str, Any]:
+    """Returns a JSON file; empty if it is absent."""
+    if not path.exists():
+        return {}
     try:
-        return json.loads(path.read_text(encoding='utf-8')) if path.exists() else {}
+        return json.loads(path.read_text(encoding='utf-8'))
     except ValueError as error:
-        raise RetrievalError(f'{path}: not JSON ({error}); mend or remove the file') from error
+        raise RetrievalError(f'{path}: not JSON ({error}); correct or remove the file') from error

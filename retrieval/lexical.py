@@ -1,11 +1,10 @@
-"""Lexical hashing encoder: names and short texts to unit vectors, without training and without a corpus.
+"""Lexical hashing encoder: maps names and short texts to unit vectors, without training and without a corpus.
 
-A word is a bag of features: itself, and its character n-grams with marked boundaries, so that a misspelt
-name still lies near the right one. Every feature is hashed (BLAKE2b, the same in every process and on every
-machine) to a few signed places of the vector: feature hashing (Weinberger et al. 2009, arXiv:0902.2206) with
-several places per feature (Kane and Nelson 2014, arXiv:1012.1577), so that one collision decides no ranking.
-A text is the sum of its words, of length 1; a passage is its title and its body. A body's length is shared by all of
-its words, so a name counts for more in a title, but whoever searches for it also finds who mentions it.
+A word is a bag of features: the word itself and its character n-grams with marked boundaries, so that a misspelt
+name is still close to the correct one. Every feature is hashed (BLAKE2b, equal in every process and on every
+machine) to a few signed components of the vector: feature hashing (Weinberger et al. 2009, arXiv:0902.2206) with
+several components per feature (Kane and Nelson 2014, arXiv:1012.1577), so that a single collision does not decide a
+ranking. A text is the normalised sum of its words; a passage is the weighted sum of its title and its body.
 
 Letters: N passages, Q queries, D dimension.
 """
@@ -21,14 +20,20 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float32, Float64
 
-from .corpus import split
+from .records import split
 
-# Longer runs of letters are read in pieces: bounds the work and the cache whatever a policy writes.
+# Longer runs of letters are cut: this bounds the work and the cache for any text a policy writes.
 _WORD = re.compile(r'\w{1,32}')
 _SYMBOL = re.compile(r'\S')
 
-# Words that carry no name. They keep a little weight: a query of nothing else still has a direction.
+# Words whose vectors are cached.
+_CACHED_WORDS = 1 << 14
+# Bytes of a hash per component: one bit for the sign, the others for the position.
+_HASH_BYTES = 4
+
+# Words that are no part of a name. They keep a small weight: a query of only such words still has a direction.
 _COMMON = frozenset(
     'a about an and are as at be by did do does for from had has have he her his how i in into is it its '
     'me of on or she that the their them they this to was were what when where which who whom whose why '
@@ -41,11 +46,11 @@ class LexicalEncoder:
 
     Args:
       dimension: D, at least 64. Scores of unrelated texts scatter around 0 by about 1/√D.
-      ngrams: lengths of the character n-grams, counted with the boundary marks.
-      word_share: share of a word's squared length that the whole word holds; its n-grams share the rest.
-      title_weight: length of the title's vector where the body's is 1.
-      common_weight: weight of words such as 'the' and 'of' where any other word has 1.
-      places: signed places per feature.
+      ngrams: lengths of the character n-grams, boundary marks included.
+      word_share: share of a word's squared norm that belongs to the whole word; the n-grams share the remainder.
+      title_weight: norm of the title's vector, where the body's is 1.
+      common_weight: weight of words such as 'the' and 'of', where any other word has 1.
+      places: signed components per feature.
 
     Raises:
       ValueError: a setting outside its range.
@@ -76,30 +81,35 @@ class LexicalEncoder:
         self.title_weight = title_weight
         self.common_weight = common_weight
         self.places = places
-        self.settings: dict[str, Any] = dict(
-            kind='lexical',
-            dimension=dimension,
-            ngrams=list(ngrams),
-            word_share=word_share,
-            title_weight=title_weight,
-            common_weight=common_weight,
-            places=places,
-        )
-        self._word = functools.lru_cache(maxsize=1 << 14)(self._word_vector)
+        self.settings: dict[str, Any] = {
+            'kind': 'lexical',
+            'dimension': dimension,
+            'ngrams': list(ngrams),
+            'word_share': word_share,
+            'title_weight': title_weight,
+            'common_weight': common_weight,
+            'places': places,
+        }
+        # A cache per encoder: encoders of different settings have different vectors.
+        self._cached_word_vector = functools.lru_cache(maxsize=_CACHED_WORDS)(self._word_vector)
 
-    def encode_passages(self, titles: Sequence[str], texts: Sequence[str]) -> np.ndarray:
-        """Unit vectors of passages: float32 [N, D].
+    def encode_passages(
+        self, titles: Sequence[str], texts: Sequence[str]
+    ) -> Float32[np.ndarray, 'passages dimension']:
+        """Returns unit vectors of passages, float32 [N, D].
 
         Raises:
-          ValueError: titles and texts of unequal number, or a passage without any visible character.
+          ValueError: unequal numbers of titles and texts, or a passage without any visible character.
         """
         if len(titles) != len(texts):
             raise ValueError(
                 f'encode_passages: {len(titles)} titles but {len(texts)} texts; give one of each'
             )
         vectors = np.empty((len(titles), self.dimension), np.float32)
-        for row, (title, text) in enumerate(zip(titles, texts, strict=True)):
-            vector = _unit(self.title_weight * self._text(title) + self._text(text))
+        for row, (title, text) in enumerate(zip(titles, texts)):
+            # The norm of the body is shared by all of its words, so that a name counts for more in a title than in a
+            # body, but a search for it also finds the passages that mention it.
+            vector = _unit(self.title_weight * self._text_vector(title) + self._text_vector(text))
             if not vector.any():
                 raise ValueError(
                     f'encode_passages: passage {row} has neither title nor text; leave it out'
@@ -107,62 +117,82 @@ class LexicalEncoder:
             vectors[row] = vector
         return vectors
 
-    def encode(self, texts: Iterable[str]) -> np.ndarray:
-        """Unit vectors of passages in wire form, float32 [N, D]."""
-        pairs = [split(text) for text in texts]
-        return self.encode_passages([title for title, _ in pairs], [text for _, text in pairs])
+    def encode(self, texts: Iterable[str]) -> Float32[np.ndarray, 'passages dimension']:
+        """Returns unit vectors of passages in wire form, float32 [N, D]."""
+        titles = []
+        bodies = []
+        for text in texts:
+            title, body = split(text)
+            titles.append(title)
+            bodies.append(body)
+        return self.encode_passages(titles, bodies)
 
-    def encode_queries(self, queries: Sequence[str]) -> np.ndarray:
-        """Vectors of queries: float32 [Q, D], of length 1; 0 for a blank query, which indexes refuse."""
+    def encode_queries(self, queries: Sequence[str]) -> Float32[np.ndarray, 'queries dimension']:
+        """Returns unit vectors of queries, float32 [Q, D]; 0 for a blank query, which indexes refuse."""
         vectors = np.empty((len(queries), self.dimension), np.float32)
         for row, query in enumerate(queries):
-            vectors[row] = self._text(query)
+            vectors[row] = self._text_vector(query)
         return vectors
 
-    def _text(self, text: str) -> np.ndarray:
-        """Unit vector of a text, float64 [D]; zeros when nothing in it is visible."""
+    def _text_vector(self, text: str) -> Float64[np.ndarray, ' dimension']:
+        """Returns the unit vector of a text; zeros if no character of it is visible."""
         counts: dict[str, int] = {}
         for word in _words(text):
             counts[word] = counts.get(word, 0) + 1
         total = np.zeros(self.dimension)
         for word, count in counts.items():
-            weight = self.common_weight if word in _COMMON else 1.0 + math.log(count)
-            total += weight * self._word(word)
+            # Sublinear term frequency: a word that repeats ten times does not drown the others.
+            weight = 1.0 + math.log(count)
+            if word in _COMMON:
+                weight = self.common_weight
+            total += weight * self._cached_word_vector(word)
         return _unit(total)
 
-    def _word_vector(self, word: str) -> np.ndarray:
-        """Vector of one word, float64 [D], of length about 1."""
-        marked = f'<{word}>'
-        grams = [marked[at : at + n] for n in self.ngrams for at in range(len(marked) - n + 1)]
+    def _word_vector(self, word: str) -> Float64[np.ndarray, ' dimension']:
+        """Returns the vector of one word, of norm about 1."""
+        marked_word = f'<{word}>'
+        ngram_features = []
+        for length in self.ngrams:
+            for start in range(len(marked_word) - length + 1):
+                ngram_features.append(f'g{marked_word[start : start + length]}')
         vector = np.zeros(self.dimension)
-        self._add(vector, [f'w{word}'], math.sqrt(self.word_share))
-        self._add(
-            vector,
-            [f'g{gram}' for gram in grams],
-            math.sqrt((1 - self.word_share) / max(1, len(grams))),
-        )
+        self._add_features(vector, [f'w{word}'], math.sqrt(self.word_share))
+        # Features are nearly orthogonal, so squared norms add up: n of them at √(share / n) have the norm √share.
+        ngram_weight = math.sqrt((1 - self.word_share) / max(1, len(ngram_features)))
+        self._add_features(vector, ngram_features, ngram_weight)
+        # The cache returns the same array to every caller.
         vector.flags.writeable = False
         return vector
 
-    def _add(self, vector: np.ndarray, features: Iterable[str], weight: float) -> None:
-        """Adds each feature at its signed places."""
+    def _add_features(
+        self, vector: Float64[np.ndarray, ' dimension'], features: Iterable[str], weight: float
+    ) -> None:
+        """Adds each feature to `vector` at its hashed positions with its hashed signs."""
         size = weight / math.sqrt(self.places)
         for feature in features:
+            # A policy can write a lone surrogate, which plain UTF-8 refuses to encode.
             key = feature.encode('utf-8', 'surrogatepass')
-            digest = hashlib.blake2b(key, digest_size=4 * self.places).digest()
-            for at in range(0, len(digest), 4):
-                value = int.from_bytes(digest[at : at + 4], 'little')
-                vector[(value >> 1) % self.dimension] += size if value & 1 else -size
+            digest = hashlib.blake2b(key, digest_size=_HASH_BYTES * self.places).digest()
+            for start in range(0, len(digest), _HASH_BYTES):
+                value = int.from_bytes(digest[start : start + _HASH_BYTES], 'little')
+                position = (value >> 1) % self.dimension
+                if value & 1:
+                    vector[position] += size
+                else:
+                    vector[position] -= size
 
 
 def _words(text: str) -> list[str]:
-    """Words without case and accents; the single symbols of a text that has no word."""
-    plain = unicodedata.normalize('NFKD', text).casefold()
-    plain = ''.join(c for c in plain if not unicodedata.combining(c))
-    return _WORD.findall(plain) or _SYMBOL.findall(text)
+    """Returns the words of a text without case and accents; its single symbols if it has no word."""
+    decomposed = unicodedata.normalize('NFKD', text).casefold()
+    letters = ''.join(c for c in decomposed if not unicodedata.combining(c))
+    return _WORD.findall(letters) or _SYMBOL.findall(text)
 
 
-def _unit(vector: np.ndarray) -> np.ndarray:
-    """The vector at length 1, or zeros. NumPy's own sum, whose order is fixed, and not a BLAS product's."""
-    length = math.sqrt(np.sum(vector * vector))
-    return vector / length if length > 0 else vector
+def _unit(vector: Float64[np.ndarray, ' dimension']) -> Float64[np.ndarray, ' dimension']:
+    """Returns the vector scaled to norm 1; zeros stay zeros."""
+    # NumPy's own sum has a fixed order; a BLAS product may sum differently from machine to machine.
+    norm = math.sqrt(np.sum(vector * vector))
+    if norm > 0:
+        return vector / norm
+    return vector

@@ -1,4 +1,4 @@
-"""Progress on what takes longer than a few seconds: one style, on stderr, silent where nobody watches."""
+"""Progress bars of one style for work that takes longer than a few seconds; on stderr, and only on a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import tqdm
 
-_COMPILES = '/jax/core/compile/backend_compile_duration'
+_COMPILE_EVENT = '/jax/core/compile/backend_compile_duration'
 
 
 def bar(
@@ -23,29 +23,41 @@ def bar(
     initial: int = 0,
     shown: bool = True,
     leave: bool = False,
-):
-    """A bar of `total` units (None: not known) as a context manager: `update(n)` moves it, `leave` keeps its line.
+) -> _Bar:
+    """Returns a progress bar; use it as a context manager and call its `update(n)`.
 
-    Its clock goes on where nothing else moves, and while XLA compiles, which can take minutes, it says so.
+    Its clock is redrawn every second, and it shows when XLA compiles, which can take minutes.
+
+    Args:
+      total: number of units; None if it is unknown.
+      unit: noun of a unit in the plural.
+      what: name of the work.
+      initial: units that are done already.
+      shown: False draws nothing.
+      leave: whether the line remains when the work is done.
     """
-    # Batches end in bursts: the mean rate (smoothing 0) says more about the time left than the last one.
-    look: dict[str, Any] = dict(
-        disable=not _seen(shown), dynamic_ncols=True, leave=leave, smoothing=0.0
-    )
-    if total is not None:  # without the rate, whose room the numbers behind it need
-        look['bar_format'] = (
+    options: dict[str, Any] = {
+        'disable': not _is_drawn(shown),
+        'dynamic_ncols': True,
+        'leave': leave,
+        # Batches finish in bursts: the mean rate predicts the remaining time better than the latest one.
+        'smoothing': 0.0,
+    }
+    if total is not None:
+        # Without the rate, whose space the numbers after it need.
+        options['bar_format'] = (
             '{l_bar}{bar}| {n_fmt}/{total_fmt}{unit}, {elapsed}<{remaining}{postfix}'
         )
-    return _Bar(total=total, initial=initial, unit=f' {unit}', desc=what, **look)
+    return _Bar(total=total, initial=initial, unit=f' {unit}', desc=what, **options)
 
 
 @contextlib.contextmanager
 def clock(what: str, shown: bool = True) -> Iterator[None]:
-    """Names work that cannot say how far it is, and counts its seconds."""
-    if not _seen(shown):
+    """Shows the name and the elapsed seconds of work whose progress is unknown."""
+    if not _is_drawn(shown):
         yield
         return
-    # Its own door to the terminal: `quiet` may close the usual one meanwhile.
+    # A file descriptor of its own: `quiet` may redirect the usual one in the meantime.
     with (
         os.fdopen(os.dup(sys.stderr.fileno()), 'w') as file,
         _Bar(desc=what, bar_format='{desc}: {elapsed}{postfix}', leave=False, file=file),
@@ -53,56 +65,63 @@ def clock(what: str, shown: bool = True) -> Iterator[None]:
         yield
 
 
-def _seen(shown: bool) -> bool:
+def _is_drawn(shown: bool) -> bool:
+    """Returns whether a bar is drawn: only if wanted and on a terminal."""
     return shown and sys.stderr.isatty()
 
 
 class _Bar(tqdm.tqdm):
-    """A bar whose clock is drawn every second by a thread of its own."""
+    """A bar with a background thread that redraws it every second."""
 
     def __init__(self, **options):
         super().__init__(**options)
         self._closed = threading.Event()
-        if not self.disable:
-            if 'jax' in sys.modules:
-                _listen()
-            threading.Thread(target=self._tick, daemon=True).start()
+        if self.disable:
+            return
+        # JAX is not imported for the sake of a bar.
+        if 'jax' in sys.modules:
+            _listen_to_compilations()
+        threading.Thread(target=self._redraw, daemon=True).start()
 
-    def _tick(self) -> None:
+    def _redraw(self) -> None:
         while not self._closed.wait(1.0):
             self.refresh()
 
     def close(self):
         """Ends the line."""
+        # tqdm also calls `close` when its own constructor failed.
         if hasattr(self, '_closed'):
             self._closed.set()
         super().close()
 
     @property
     def format_dict(self):
-        """What a line is made of."""
+        """The values that tqdm fills into its line."""
         values = super().format_dict
-        if _compiling:
-            values['postfix'] = ', '.join(part for part in (values['postfix'], 'compiling') if part)
+        if _compilations:
+            parts = [part for part in (values['postfix'], 'compiling') if part]
+            values['postfix'] = ', '.join(parts)
         return values
 
 
-_compiling: list[str] = []  # one entry per program that XLA works on now
+# One entry per program that XLA compiles at the moment.
+_compilations: list[str] = []
 
 
-@functools.cache  # JAX keeps every listener for good
-def _listen() -> None:
+# Cached, because JAX keeps every listener for the lifetime of the process.
+@functools.cache
+def _listen_to_compilations() -> None:
+    """Registers listeners that maintain `_compilations`."""
     import jax.monitoring
 
-    def begins(event: str, _value: float, **_about) -> None:
-        if event == _COMPILES:
-            _compiling.append(event)
+    def on_begin(event: str, _value: float, **_details) -> None:
+        if event == _COMPILE_EVENT:
+            _compilations.append(event)
 
-    def ends(event: str, _seconds: float, **_about) -> None:
-        if event == _COMPILES and _compiling:
-            _compiling.pop()
+    def on_end(event: str, _seconds: float, **_details) -> None:
+        if event == _COMPILE_EVENT and _compilations:
+            _compilations.pop()
 
-    jax.monitoring.register_scalar_listener(
-        begins
-    )  # JAX tells the time at which such an event begins
-    jax.monitoring.register_event_duration_secs_listener(ends)
+    # JAX records the start time of a compilation as a scalar of the same name as the later duration.
+    jax.monitoring.register_scalar_listener(on_begin)
+    jax.monitoring.register_event_duration_secs_listener(on_end)

@@ -1,4 +1,4 @@
-"""Asks an index folder.
+"""Searches an index folder.
 
 python -m retrieval.query --index indexes/wiki "who wrote the first novel" "when"
 python -m retrieval.query --index indexes/wiki --verify
@@ -14,34 +14,34 @@ from . import folder, progress
 from .command import Parser, one_line
 from .types import RetrievalError
 
+# Characters of a passage that are printed.
+_PRINTED_CHARACTERS = 160
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
+    one_line(lambda: _run(_parser().parse_args(argv)))
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog='python -m retrieval.query',
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        'queries', nargs='*', metavar='QUERY', help='what to look for, each in quotes'
-    )
-    parser.add_argument(
-        '--index', type=pathlib.Path, required=True, help='folder that retrieval.build made'
-    )
-    parser.add_argument(
-        '--encoder', help='checkpoint folder, where it is no longer at its place of the build'
-    )
-    parser.add_argument('--k', type=int, default=3, help='passages per query')
-    parser.add_argument(
-        '--verify', action='store_true', help='read every byte and compare with the manifest first'
-    )
-    one_line(lambda: _run(parser.parse_args(argv)))
+    add = parser.add_argument
+    add('queries', nargs='*', metavar='QUERY', help='text to search for, each in quotes')
+    add('--index', type=pathlib.Path, required=True, help='folder that retrieval.build wrote')
+    add('--encoder', help='checkpoint folder, if it has moved since the build')
+    add('--k', type=int, default=3, help='passages per query')
+    add('--verify', action='store_true', help='first compare every byte with the manifest')
+    return parser
 
 
 def _run(args: argparse.Namespace) -> None:
     if not args.queries and not args.verify:
         raise RetrievalError(
-            'no query is given; write one in quotes behind the command, or --verify'
+            'no query is given; write one in quotes after the command, or --verify'
         )
     if args.verify:
         with progress.clock('verify'):
@@ -51,14 +51,13 @@ def _run(args: argparse.Namespace) -> None:
         return
     index = folder.open_index(args.index, encoder_folder=args.encoder)
     ids, scores = index.search(args.queries, args.k)
-    for query, row, score in zip(args.queries, ids, scores):
+    for query, query_ids, query_scores in zip(args.queries, ids, scores):
         print(query)
-        found = [(passage, s) for passage, s in zip(index.passages(row[row >= 0]), score)]
-        for number, (passage, value) in enumerate(found, 1):
-            print(
-                f'  {number}  {value:.4f}  [{passage["id"]}] {passage["title"]}: '
-                + ' '.join(passage['text'].split())[:160]
-            )
+        # BM25 pads its results with −1.
+        passages = index.passages(query_ids[query_ids >= 0])
+        for rank, (passage, score) in enumerate(zip(passages, query_scores), 1):
+            text = ' '.join(passage['text'].split())[:_PRINTED_CHARACTERS]
+            print(f'  {rank}  {score:.4f}  [{passage["id"]}] {passage["title"]}: {text}')
 
 
 if __name__ == '__main__':

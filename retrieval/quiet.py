@@ -1,4 +1,4 @@
-"""Keeps what C++ libraries write past every Python logger off the terminal."""
+"""Hides messages that C++ libraries write to the terminal directly, bypassing Python's logging."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+_STDERR = 2  # the file descriptor, which C++ writes to
+
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Holds back what this process writes to file descriptor 2; an exception brings it out."""
+    """Hides all output of this process to file descriptor 2; an exception prints it after all."""
+    # Text that Python has buffered was written before and must appear.
     sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as aside:
-        os.dup2(aside.fileno(), 2)
+    terminal = os.dup(_STDERR)
+    with tempfile.TemporaryFile() as hidden:
+        os.dup2(hidden.fileno(), _STDERR)
         try:
             yield
         except BaseException:
-            aside.seek(0)
-            os.write(kept, aside.read())
+            # The hidden output probably explains the exception.
+            hidden.seek(0)
+            os.write(terminal, hidden.read())
             raise
         finally:
             sys.stderr.flush()
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(terminal, _STDERR)
+            os.close(terminal)

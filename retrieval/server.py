@@ -5,6 +5,9 @@
 POST /retrieve {"queries": [text, …], "topk": 3, "return_scores": true}
   → {"result": [[{"document": {"id", "contents"}, "score"}, …], …]}, a list per query; without scores bare documents.
   A blank query finds nothing.
+POST /open {"references": [id or title, …], "page": [1, …], "words_per_page": 500}
+  → {"result": [{"id", "title", "text", "page", "pages"} or null, …]}: a page of the document with each passage id or
+  exact title, null where there is none; "page" (1 each) and "words_per_page" (500) may be left out.
 GET /health     200 once the index answers, 503 before; names the index.
 GET /metrics    Prometheus.
 
@@ -25,7 +28,7 @@ import pathlib
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import prometheus_client
 import uvicorn
@@ -34,8 +37,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from . import folder
+from . import documents, folder
 from .command import Parser, one_line
+from .documents import DocumentPage
 from .types import Index, RetrievalError
 
 
@@ -48,6 +52,7 @@ class Limits:
     query_characters: int = 4_096
     k: int = 100
     default_k: int = 3
+    page_words: int = 10_000
     waiting: int = 8_192
     batch: int = 256
 
@@ -58,6 +63,7 @@ MEANINGS = {
     'query_characters': 'characters of a query',
     'k': 'passages per query',
     'default_k': 'passages per query where a request does not say',
+    'page_words': 'words of a page of /open',
     'waiting': 'queries that may wait',
     'batch': 'queries of one index call',
 }
@@ -190,10 +196,12 @@ class App:
         self._load, self.limits, self.metrics = load, limits, Metrics()
         self._index: Index | None = None
         self._name = ''
+        self._opening = 0  # references of /open requests that are being answered
         self.failure: BaseException | None = None
         self.stop: Callable[[], None] = lambda: None
         routes = [
             Route('/retrieve', self.retrieve, methods=['POST']),
+            Route('/open', self.open, methods=['POST']),
             Route('/health', self.health),
             Route('/metrics', self.show_metrics),
         ]
@@ -228,22 +236,78 @@ class App:
         return Response(page, media_type=prometheus_client.CONTENT_TYPE_LATEST)
 
     async def retrieve(self, request: Request) -> Response:
-        """One search request."""
+        """Answers one search request."""
+        return await self._respond(request, self._retrieve)
+
+    async def open(self, request: Request) -> Response:
+        """Answers one request for pages of documents."""
+        return await self._respond(request, self._open)
+
+    async def _respond(
+        self, request: Request, answer: Callable[[bytes], Awaitable[list]]
+    ) -> Response:
+        """Returns {"result": answer(body)} or {"error": reason}, and counts the request."""
         started = time.perf_counter()
         try:
-            queries, k, scores = self._checked(await self._body(request))
-            # Policies do search for nothing, and the clients in use cannot take a refusal: nothing is found for it.
-            asked = [query for query in queries if query.strip()]
-            answers = iter(await self.batcher.search(asked, k) if asked else [])
-            found = [next(answers) if query.strip() else [] for query in queries]
-            result = found if scores else [[item['document'] for item in items] for items in found]
+            result = await answer(await self._body(request))
             response = JSONResponse({'result': result})
         except Refused as refused:
-            headers = {'Retry-After': str(refused.retry_after)} if refused.retry_after else None
+            headers = {}
+            if refused.retry_after:
+                headers['Retry-After'] = str(refused.retry_after)
             response = JSONResponse({'error': refused.reason}, refused.status, headers)
         self.metrics.requests.labels(status=response.status_code).inc()
         self.metrics.seconds.observe(time.perf_counter() - started)
         return response
+
+    async def _retrieve(self, body: bytes) -> list:
+        """Returns the documents of each query of a /retrieve body."""
+        queries, k, with_scores = self._checked(body)
+        # Policies do send blank queries, and the clients in use cannot handle a refusal: such a query finds nothing.
+        searched = [query for query in queries if query.strip()]
+        answers = iter([])
+        if searched:
+            answers = iter(await self.batcher.search(searched, k))
+        results = []
+        for query in queries:
+            items = next(answers) if query.strip() else []
+            if not with_scores:
+                items = [item['document'] for item in items]
+            results.append(items)
+        return results
+
+    async def _open(self, body: bytes) -> list:
+        """Returns the page of each reference of an /open body."""
+        references, pages, words_per_page = self._checked_open(body)
+        if self._opening + len(references) > self.limits.waiting:
+            raise Refused(
+                503, f'{self._opening} references wait already; try again later', retry_after=1
+            )
+        self._opening += len(references)
+        try:
+            # Reads from disk, so not in the thread that answers requests.
+            found = await asyncio.to_thread(self._pages, references, pages, words_per_page)
+        except RetrievalError as error:
+            raise Refused(400, str(error)) from error
+        except Exception as error:
+            logging.exception('open failed')
+            raise Refused(500, f'the index failed: {type(error).__name__}') from error
+        finally:
+            self._opening -= len(references)
+        results = []
+        for page in found:
+            results.append(None if page is None else dataclasses.asdict(page))
+        return results
+
+    def _pages(
+        self, references: list[str], pages: list[int], words_per_page: int
+    ) -> list[DocumentPage | None]:
+        assert self._index is not None  # `_body` refuses requests before the index is loaded
+        corpus = self._index.corpus
+        found = []
+        for reference, page in zip(references, pages):
+            found.append(documents.document_page(corpus, reference, page, words_per_page))
+        return found
 
     async def _body(self, request: Request) -> bytes:
         if self._index is None:
@@ -256,37 +320,83 @@ class App:
         return bytes(body)
 
     def _checked(self, body: bytes) -> tuple[list[str], int, bool]:
-        """(queries, k, whether scores are wanted) of a body."""
-        try:
-            request = json.loads(body.decode('utf-8'))
-        except UnicodeDecodeError as error:
-            raise Refused(400, f'the body is not UTF-8 (byte {error.start})') from error
-        except (ValueError, RecursionError) as error:
-            raise Refused(400, f'the body is not JSON: {str(error)[:80]}') from error
-        if not isinstance(request, dict):
-            raise Refused(400, 'the body is not a JSON object with "queries"')
-        queries, k = request.get('queries'), request.get('topk')
-        k = self.limits.default_k if k is None else k
-        scores, limits = request.get('return_scores', False), self.limits
-        if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
-            raise Refused(400, '"queries" is not a list of strings')
-        if len(queries) > limits.queries:
-            raise Refused(413, f'{len(queries)} queries; at most {limits.queries} at a time')
-        for row, query in enumerate(queries):
-            if len(query) > limits.query_characters:
-                raise Refused(
-                    400, f'query {row} is longer than {limits.query_characters} characters'
-                )
-            if not query.isascii() and any('\ud800' <= c <= '\udfff' for c in query):
-                raise Refused(400, f'query {row} has a lone surrogate (half a character)')
-        most = min(limits.k, len(self._index or ()))
-        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= most:
-            raise Refused(
-                400, f'"topk" is {str(k)[:20]}; it must be a whole number from 1 to {most}'
-            )
-        if not isinstance(scores, bool):
+        """Returns (queries, k, whether scores are wanted) of a /retrieve body."""
+        fields = _json_object(body, 'queries')
+        queries = self._checked_texts(fields, 'queries', 'query')
+        k = self._checked_number(fields, 'topk', self.limits.default_k, self._most_passages())
+        with_scores = fields.get('return_scores', False)
+        if not isinstance(with_scores, bool):
             raise Refused(400, '"return_scores" is neither true nor false')
-        return queries, k, scores
+        return queries, k, with_scores
+
+    def _checked_open(self, body: bytes) -> tuple[list[str], list[int], int]:
+        """Returns (references, pages, words per page) of an /open body."""
+        fields = _json_object(body, 'references')
+        references = self._checked_texts(fields, 'references', 'reference')
+        pages = fields.get('page')
+        if pages is None:
+            pages = [1] * len(references)
+        if not isinstance(pages, list) or not all(_is_whole(page) for page in pages):
+            raise Refused(400, '"page" is not a list of whole numbers')
+        if len(pages) != len(references):
+            raise Refused(400, f'"page" has {len(pages)} numbers for {len(references)} references')
+        for row, page in enumerate(pages):
+            if page < 1:
+                raise Refused(400, f'page {row} is {str(page)[:20]}; pages count from 1')
+        words_per_page = self._checked_number(
+            fields, 'words_per_page', documents.WORDS_PER_PAGE, self.limits.page_words
+        )
+        return references, pages, words_per_page
+
+    def _most_passages(self) -> int:
+        """Returns the largest `topk` that a request may ask for."""
+        return min(self.limits.k, len(self._index or ()))
+
+    def _checked_texts(self, fields: dict, key: str, noun: str) -> list[str]:
+        """Returns the list of texts under a key of a request."""
+        texts = fields.get(key)
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise Refused(400, f'"{key}" is not a list of strings')
+        limits = self.limits
+        if len(texts) > limits.queries:
+            raise Refused(413, f'{len(texts)} {key}; at most {limits.queries} at a time')
+        for row, text in enumerate(texts):
+            if len(text) > limits.query_characters:
+                raise Refused(
+                    400, f'{noun} {row} is longer than {limits.query_characters} characters'
+                )
+            if not text.isascii() and any('\ud800' <= c <= '\udfff' for c in text):
+                raise Refused(400, f'{noun} {row} has a lone surrogate (half a character)')
+        return texts
+
+    def _checked_number(self, fields: dict, key: str, default: int, most: int) -> int:
+        """Returns the whole number from 1 to `most` under a key of a request, the default where it is null."""
+        number = fields.get(key)
+        if number is None:
+            number = default
+        if not _is_whole(number) or not 1 <= number <= most:
+            raise Refused(
+                400, f'"{key}" is {str(number)[:20]}; it must be a whole number from 1 to {most}'
+            )
+        return number
+
+
+def _json_object(body: bytes, key: str) -> dict:
+    """Returns the JSON object of a request body; `key` is named to a client that sends something else."""
+    try:
+        fields = json.loads(body.decode('utf-8'))
+    except UnicodeDecodeError as error:
+        raise Refused(400, f'the body is not UTF-8 (byte {error.start})') from error
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, f'the body is not JSON: {str(error)[:80]}') from error
+    if not isinstance(fields, dict):
+        raise Refused(400, f'the body is not a JSON object with "{key}"')
+    return fields
+
+
+def _is_whole(value: object) -> bool:
+    """Returns whether a JSON value is a whole number; in Python `true` is an int."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def serve(load: Callable[[], tuple[Index, str]], host: str, port: int, limits: Limits) -> None:

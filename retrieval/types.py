@@ -1,4 +1,4 @@
-"""What the parts of retrieval agree on: passages, encoders, indexes, and the error a user can mend."""
+"""Types shared by all modules of retrieval: passages, encoders, indexes, and errors."""
 
 from __future__ import annotations
 
@@ -6,64 +6,83 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from jaxtyping import Float32, Int64
 
+# {'id', 'title', 'text'}; results of a search also have a 'score'.
 Passage = dict[str, Any]
+
+# An error line quotes at most this many characters of a user's text.
+_QUOTED_CHARACTERS = 60
 
 
 class RetrievalError(ValueError):
-    """Something the user can mend; commands print its one line and no traceback."""
+    """User error: commands show it as one line without a traceback."""
+
+
+class CannotOpen(RetrievalError):
+    """The search server has no endpoint for whole documents."""
 
 
 class SearchFailed(RuntimeError):
-    """A search that could not be answered (no fault of the query); clients count it."""
+    """A search failed for a reason other than the query; clients count it."""
 
 
 class Encoder(Protocol):
-    """Text to unit vectors. A query's vector must not depend on the queries beside it.
+    """Maps texts to unit vectors. The vector of a query must not depend on the other queries of the call.
 
     Attributes:
-      dimension: D.
-      settings: what decides the vectors, JSON-able, with a 'kind'; an index keeps it and compares it when it is opened.
+      dimension: D, the size of a vector.
+      settings: JSON-able values that determine the vectors, among them 'kind'. They are stored with an index and
+        compared when it is opened.
     """
 
     dimension: int
     settings: dict[str, Any]
 
-    def encode_passages(self, titles: Sequence[str], texts: Sequence[str]) -> np.ndarray:
-        """float32 [N, D]."""
+    def encode_passages(
+        self, titles: Sequence[str], texts: Sequence[str]
+    ) -> Float32[np.ndarray, 'passages dimension']:
+        """Returns the vectors of passages."""
         ...
 
-    def encode(self, texts: Iterable[str]) -> np.ndarray:
-        """float32 [N, D] of passages in wire form (see `corpus`)."""
+    def encode(self, texts: Iterable[str]) -> Float32[np.ndarray, 'passages dimension']:
+        """Returns the vectors of passages in wire form (see `records`)."""
         ...
 
-    def encode_queries(self, queries: Sequence[str]) -> np.ndarray:
-        """float32 [Q, D]."""
+    def encode_queries(self, queries: Sequence[str]) -> Float32[np.ndarray, 'queries dimension']:
+        """Returns the vectors of queries."""
         ...
 
 
 class Index(Protocol):
-    """What a search tool needs. Safe to call from several threads.
+    """Finds passages for queries. Safe to call from several threads.
 
     Attributes:
-      corpus: where passages are read from, `record(row)` being one as its source gave it.
+      corpus: the passages (`corpus.MemoryCorpus` or `corpus.Corpus`).
     """
 
     corpus: Any
 
     def __len__(self) -> int:
-        """Number of passages, N."""
+        """Returns the number of passages, N."""
         ...
 
-    def search(self, queries: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
-        """(ids int64 [Q, k], scores float32 [Q, k]), best first; id −1, score 0 where nothing more matches (BM25)."""
+    def search(
+        self, queries: Sequence[str], k: int
+    ) -> tuple[Int64[np.ndarray, 'queries k'], Float32[np.ndarray, 'queries k']]:
+        """Returns (row numbers, scores) of the best k passages of each query, best first.
+
+        Where fewer than k passages match (BM25), the remaining row numbers are −1 and the scores 0.
+        """
         ...
 
     def passages(self, ids: Sequence[int]) -> list[Passage]:
-        """{'id', 'title', 'text'} of each id."""
+        """Returns {'id', 'title', 'text'} of each row number."""
         ...
 
 
 def short(text: str) -> str:
-    """A text for an error line."""
-    return repr(text if len(text) <= 60 else text[:57] + '…')
+    """Returns a quoted text, cut to 60 characters, for an error line."""
+    if len(text) > _QUOTED_CHARACTERS:
+        text = text[: _QUOTED_CHARACTERS - 3] + '…'
+    return repr(text)

@@ -7,7 +7,7 @@ import logging
 import pytest
 import zstandard
 
-from zeroplay_jax.retrieval import corpus
+from zeroplay_jax.retrieval import corpus, sources
 from zeroplay_jax.retrieval.types import RetrievalError
 
 PASSAGES = [
@@ -98,7 +98,7 @@ def test_a_bad_line_is_named_or_skipped(tmp_path, caplog, line, reason):
 
 
 def test_a_line_without_end_does_not_fill_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus, 'LONGEST_LINE', 1 << 12)
+    monkeypatch.setattr(sources, 'LONGEST_LINE', 1 << 12)
     data = b'{"id": "0", "contents": "' + b'x' * 10_000 + b'"}\n{"id": "1", "contents": "y"}\n'
     about, found = written(tmp_path / 'c.jsonl', data, tmp_path, strict=False)
     assert (about.passages, about.skipped, found.record(0).id) == (1, 1, '1')
@@ -108,7 +108,7 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path, monkeypatch):
     ('name', 'data', 'reason'),
     [
         ('c.jsonl', b'', 'no passage in it'),
-        ('c.txt', b'x', 'of what form'),
+        ('c.txt', b'x', 'unknown format'),
         ('c.jsonl.gz', b'x', 'cannot be read'),
         ('c.jsonl.gz', gzip.compress(lines())[:-20], 'cannot be read'),
         ('c.jsonl.zst', b'x' * 20, 'cannot be read'),

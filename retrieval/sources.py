@@ -1,0 +1,227 @@
+"""Corpus files: JSON lines, the TSV of Wikipedia-18, and folders of texts, read as a stream and validated."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import gzip
+import io
+import json
+import logging
+import pathlib
+import sys
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+import zstandard
+
+from .records import Record, contents, split
+from .types import RetrievalError, short
+
+# No passage is longer; the limit bounds the memory that a file of another kind can take.
+LONGEST_LINE = 1 << 24
+# Words of a passage that is cut from a longer text, as in Wikipedia-18.
+WORDS = 100
+# Bad lines that are logged one by one; the total is logged at the end.
+_LOGGED_LINES = 10
+
+_TSV_HEADINGS = b'id\ttext\ttitle'
+
+csv.field_size_limit(sys.maxsize)  # LONGEST_LINE is the limit
+
+
+class BadLines:
+    """Bad lines of a source: an error if `strict`, otherwise counted and the first ten logged."""
+
+    def __init__(self, source: pathlib.Path, strict: bool):
+        self.source = source
+        self.strict = strict
+        self.count = 0
+
+    def add(self, number: int, reason: str) -> None:
+        """Counts a bad line.
+
+        Raises:
+          RetrievalError: `strict` is set.
+        """
+        self.count += 1
+        if self.strict:
+            raise RetrievalError(
+                f'{self.source}:{number}: {reason}; correct the line or pass --skip-bad-lines'
+            )
+        if self.count <= _LOGGED_LINES:
+            logging.warning('%s:%d: %s; skipped', self.source, number, reason)
+
+
+def read(source: pathlib.Path, skipped: BadLines | None = None) -> Iterator[tuple[int, Record]]:
+    """Yields (line number from 1, passage) of a corpus file, in order.
+
+    JSON lines hold {"id": string or whole number, "contents": '"Title"\\ntext'}; other keys are ignored. A TSV is that
+    of Wikipedia-18 (Karpukhin et al. 2020, arXiv:2004.04906): columns id, text, title, with one line of headings.
+    Of a folder all .txt and .md files are read in the order of their names: the first line of each is its title, the
+    remainder is cut into passages of 100 words. The number is then that of the file instead of the line.
+
+    Args:
+      source: a file (.jsonl, .json or .tsv, also .gz and .zst) or a folder.
+      skipped: counts bad lines; None makes the first one an error.
+
+    Raises:
+      RetrievalError: a bad line (if `skipped` is None or strict), or a file that cannot be read.
+    """
+    if skipped is None:
+        skipped = BadLines(source, strict=True)
+    if source.is_dir():
+        yield from _read_texts(source, skipped)
+        return
+    is_tsv, parse = _parser_of(source)
+    try:
+        with contextlib.closing(_lines(source)) as lines:
+            for number, line in enumerate(lines, 1):
+                if is_tsv and number == 1:
+                    _check_headings(source, line)
+                    continue
+                record = _parse_line(parse, line)
+                if isinstance(record, Record):
+                    yield number, record
+                else:
+                    skipped.add(number, record)
+    except (OSError, EOFError, zstandard.ZstdError) as error:
+        reason = getattr(error, 'strerror', None) or str(error)
+        raise RetrievalError(
+            f'{source}: cannot be read ({reason}); give a whole, readable file'
+        ) from error
+
+
+def files_of(source: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the files that `read` opens: the source itself, or the texts in a folder."""
+    if not source.is_dir():
+        return [source]
+    paths = []
+    for path in source.rglob('*'):
+        if path.suffix.lower() in ('.txt', '.md') and path.is_file():
+            paths.append(path)
+    return sorted(paths)
+
+
+def _read_texts(source: pathlib.Path, skipped: BadLines) -> Iterator[tuple[int, Record]]:
+    """Yields (file number from 1, passage) of a folder of texts."""
+    files = files_of(source)
+    if not files:
+        raise RetrievalError(f'{source}: no .txt or .md file in it; give a folder of texts')
+    for number, path in enumerate(files, 1):
+        try:
+            whole_text = path.read_text(encoding='utf-8-sig')
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, 'reason', error)
+            skipped.add(number, f'{path} cannot be read as UTF-8 text ({reason})')
+            continue
+        first_line, _, text = whole_text.strip().partition('\n')
+        title = first_line.lstrip('# ').strip()
+        words = text.split()
+        name = path.relative_to(source).as_posix()
+        # A text with a title only is one passage without words.
+        for part, start in enumerate(range(0, max(len(words), 1), WORDS)):
+            passage_text = ' '.join(words[start : start + WORDS])
+            record = _validated(Record(f'{name}#{part}', contents(title, passage_text)))
+            if isinstance(record, Record):
+                yield number, record
+            else:
+                skipped.add(number, f'{path}: {record}')
+
+
+def _parser_of(source: pathlib.Path) -> tuple[bool, Callable[[str], Record | str]]:
+    """Returns (whether the file is a TSV, the function that parses one of its lines)."""
+    suffixes = [suffix for suffix in source.suffixes if suffix not in ('.gz', '.zst')]
+    kind = ''.join(suffixes)
+    if kind.endswith('.tsv'):
+        return True, _parse_tsv
+    if kind.endswith(('.jsonl', '.json')):
+        return False, _parse_json
+    raise RetrievalError(
+        f'{source}: unknown format; name the file .jsonl or .tsv, followed by .gz or .zst if compressed'
+    )
+
+
+def _check_headings(source: pathlib.Path, line: bytes) -> None:
+    """Raises RetrievalError unless the first line of a TSV has the headings of Wikipedia-18."""
+    if line.rstrip(b'\r\n') != _TSV_HEADINGS:
+        raise RetrievalError(f'{source}:1: the headings of a TSV are id, text, title in this order')
+
+
+def _parse_line(parse: Callable[[str], Record | str], line: bytes) -> Record | str:
+    """Returns the passage of a line, or the reason why the line is bad."""
+    if len(line) > LONGEST_LINE:
+        return f'longer than {LONGEST_LINE >> 20} MiB'
+    try:
+        record = parse(line.decode('utf-8'))
+    except UnicodeDecodeError as error:
+        return f'not UTF-8 (byte {error.start})'
+    if isinstance(record, str):
+        return record
+    return _validated(record)
+
+
+def _validated(record: Record) -> Record | str:
+    """Returns the passage, or the reason why it is bad."""
+    if not record.id or '\n' in record.id:
+        return f'the id {short(record.id)} is empty or has a line feed'
+    try:
+        f'{record.id}{record.contents}'.encode()
+    except UnicodeEncodeError:
+        return 'a lone surrogate (half a character)'
+    title, text = split(record.contents)
+    if not title.strip() and not text.strip():
+        return 'a passage with neither title nor text'
+    return record
+
+
+def _parse_json(line: str) -> Record | str:
+    """Returns the passage of a JSON line, or the reason why the line is bad."""
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return f'not JSON ({str(error)[:60]})'
+    if not isinstance(fields, dict) or 'id' not in fields or 'contents' not in fields:
+        return 'not an object with "id" and "contents"'
+    record_id = fields['id']
+    body = fields['contents']
+    # In Python a bool is an int, but `true` is not an id.
+    valid_id = isinstance(record_id, str | int) and not isinstance(record_id, bool)
+    if not valid_id or not isinstance(body, str):
+        types = f'"id" is {type(record_id).__name__} and "contents" {type(body).__name__}'
+        return f'{types}; both must be strings'
+    return Record(str(record_id), body)
+
+
+def _parse_tsv(line: str) -> Record | str:
+    """Returns the passage of a TSV row, or the reason why the row is bad."""
+    try:
+        row = next(csv.reader([line.rstrip('\r\n')], delimiter='\t', strict=True))
+    except (csv.Error, StopIteration) as error:
+        return f'not a row of a TSV ({error})'
+    if len(row) != 3:
+        return f'{len(row)} columns instead of id, text and title'
+    record_id, text, title = row
+    return Record(record_id, contents(title, text))
+
+
+def _lines(source: pathlib.Path) -> Generator[bytes, None, None]:
+    """Yields the lines of a file, decompressed by its last suffix.
+
+    A line of more than `LONGEST_LINE` bytes is cut to one byte more than that, by which `_parse_line` recognises it.
+    """
+    with contextlib.ExitStack() as stack:
+        stream: Any = stack.enter_context(source.open('rb'))
+        if source.suffix == '.gz':
+            stream = stack.enter_context(gzip.open(stream))
+        elif source.suffix == '.zst':
+            # Parallel compressors write several frames.
+            reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
+            stream = stack.enter_context(io.BufferedReader(reader, 1 << 20))
+        line = stream.readline(LONGEST_LINE + 1)
+        while line:
+            yield line
+            # Skip what is left of a line that was cut.
+            while len(line) > LONGEST_LINE and not line.endswith(b'\n'):
+                line = stream.readline(LONGEST_LINE + 1)
+            line = stream.readline(LONGEST_LINE + 1)

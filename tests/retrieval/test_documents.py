@@ -1,0 +1,407 @@
+"""Whole documents: which passages make one, lookup by id and title, pages, the endpoint and the client."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from serving import call, serving, until_ready
+
+from zeroplay_jax.retrieval import corpus as corpus_lib
+from zeroplay_jax.retrieval import folder, server
+from zeroplay_jax.retrieval.bm25 import Bm25Index
+from zeroplay_jax.retrieval.client import Client, Http, InProcess
+from zeroplay_jax.retrieval.corpus import Corpus, MemoryCorpus, contents
+from zeroplay_jax.retrieval.documents import DocumentPage, document_page
+from zeroplay_jax.retrieval.types import RetrievalError
+
+# (title, text) in order: runs of equal titles, a title that returns, passages without a title.
+PASSAGES = [
+    ('Gumu', 'Gumu is a town.'),
+    ('Gumu', 'It lies by a river.'),
+    ('Ünï "x" 漢字 …', 'first\nline'),
+    ('', 'no title'),
+    ('', 'no title either'),
+    ('Gumu', 'Another Gumu.'),
+    ('7', 'a title that looks like a row'),
+    ('gumu', 'lower case'),
+]
+DOCUMENTS = [range(0, 2), range(2, 3), range(3, 4), range(4, 5), range(5, 6), range(6, 7)]
+DOCUMENTS += [range(7, 8)]
+
+
+def json_lines(passages):
+    lines = []
+    for row, passage in enumerate(passages):
+        lines.append(json.dumps({'id': f'p{row}', 'contents': contents(*passage)}))
+    return '\n'.join(lines)
+
+
+def tsv(passages):
+    rows = ['id\ttext\ttitle']
+    for row, (title, text) in enumerate(passages):
+        cells = [str(row + 1), text.replace('\n', ' '), title]
+        rows.append('\t'.join('"' + cell.replace('"', '""') + '"' for cell in cells))
+    return '\n'.join(rows)
+
+
+def written(tmp_path, name, text):
+    path, out = tmp_path / name, tmp_path / 'out'
+    path.write_text(text, encoding='utf-8')
+    out.mkdir(exist_ok=True)
+    corpus_lib.write(path, out)
+    return Corpus(out)
+
+
+def without_tables(corpus):
+    """The corpus as an index folder of before documents were recorded."""
+    for name in ('documents.npy', 'titles.npy', 'ids.npy'):
+        (corpus._folder / name).unlink()
+    return Corpus(corpus._folder)
+
+
+@pytest.mark.parametrize('form', ['jsonl', 'tsv', 'memory', 'old'])
+def test_consecutive_passages_of_one_title_are_a_document(tmp_path, form):
+    if form == 'memory':
+        corpus = MemoryCorpus(*zip(*PASSAGES))
+    elif form == 'tsv':
+        corpus = written(tmp_path, 'c.tsv', tsv(PASSAGES))
+    else:
+        corpus = written(tmp_path, 'c.jsonl', json_lines(PASSAGES))
+    if form == 'old':
+        corpus = without_tables(corpus)
+    for rows in DOCUMENTS:
+        for row in rows:
+            assert corpus.document_rows(row) == rows
+            assert corpus.document_rows(np.int64(row)) == rows
+    for row in (-1, len(PASSAGES)):
+        with pytest.raises(RetrievalError, match=f'no row {row}; rows lie between 0 and 7'):
+            corpus.document_rows(row)
+
+
+@pytest.mark.parametrize('form', ['jsonl', 'tsv', 'memory'])
+def test_documents_are_found_by_id_and_title(tmp_path, form):
+    if form == 'memory':
+        corpus = MemoryCorpus(*zip(*PASSAGES))
+        ids = [str(row) for row in range(len(PASSAGES))]
+    elif form == 'tsv':
+        corpus = written(tmp_path, 'c.tsv', tsv(PASSAGES))
+        ids = [str(row + 1) for row in range(len(PASSAGES))]
+    else:
+        corpus = written(tmp_path, 'c.jsonl', json_lines(PASSAGES))
+        ids = [f'p{row}' for row in range(len(PASSAGES))]
+        assert corpus.find_document('5') == range(5, 6)  # the row number, which is no id here
+    for row, reference in enumerate(ids):
+        assert corpus.record(row).id == reference
+        assert corpus.find_document(reference) == corpus.document_rows(row)
+    assert corpus.find_document('Gumu') == range(0, 2)  # the first of two documents
+    assert corpus.find_document('gumu') == range(7, 8)
+    assert corpus.find_document('Ünï "x" 漢字 …') == range(2, 3)
+    for reference in ('', ' ', 'Gumu ', 'GUMU', 'Gumu\0', '\ud800', '-1', '99', '٣', '1' * 10**6):
+        assert corpus.find_document(reference) is None, reference[:20]
+
+
+def test_a_folder_of_texts_has_one_document_per_file(tmp_path):
+    texts, out = tmp_path / 'texts', tmp_path / 'out'
+    (texts / 'deep').mkdir(parents=True)
+    out.mkdir()
+    words = ' '.join(f'w{number}' for number in range(250))
+    (texts / 'a.md').write_text(f'# Same title\n{words}', encoding='utf-8')
+    (texts / 'b.txt').write_text('Same title\nanother file', encoding='utf-8')
+    (texts / 'deep' / 'Ärger.txt').write_text('Only a title', encoding='utf-8')
+    corpus_lib.write(texts, out)
+    corpus = Corpus(out)
+    assert [corpus.document_rows(row) for row in range(5)] == [
+        *[range(0, 3)] * 3,
+        range(3, 4),
+        range(4, 5),
+    ]
+    assert corpus.find_document('a.md#2') == range(0, 3)
+    assert corpus.find_document('b.txt#0') == range(3, 4)
+    assert corpus.find_document('Same title') == range(0, 3)
+    assert corpus.find_document('a.md') is None
+    page = document_page(corpus, 'a.md#1', 3, words_per_page=100)
+    last_words = ' '.join(f'w{number}' for number in range(200, 250))
+    assert page == DocumentPage('Same title', last_words, 3, 3, 'a.md#0')
+    assert document_page(corpus, 'Only a title') == DocumentPage(
+        'Only a title', '', 1, 1, 'deep/Ärger.txt#0'
+    )
+
+
+def test_a_skipped_passage_does_not_shift_documents(tmp_path):
+    path, out = tmp_path / 'c.jsonl', tmp_path / 'out'
+    lines = json_lines(PASSAGES).split('\n')
+    path.write_text('\n'.join([lines[0], '{', lines[1], '[]', *lines[2:]]))
+    out.mkdir()
+    assert corpus_lib.write(path, out, strict=False).skipped == 2
+    assert Corpus(out).document_rows(1) == range(0, 2)
+    assert Corpus(out).find_document('gumu') == range(7, 8)
+
+
+def test_an_old_folder_finds_ids_and_names_the_remedy_for_titles(tmp_path, monkeypatch):
+    corpus = without_tables(written(tmp_path, 'c.jsonl', json_lines(PASSAGES)))
+    assert corpus.find_document('1') == range(0, 2)
+    with pytest.raises(RetrievalError, match=r"cannot look up the title 'Gumu'; build the index"):
+        corpus.find_document('Gumu')
+    # The TSV of Wikipedia-18 counts its ids from 1: the id decides, not the row number.
+    corpus = without_tables(written(tmp_path, 'c.tsv', tsv(PASSAGES)))
+    assert [corpus.find_document(str(row + 1)) for row in range(8)] == [
+        corpus.document_rows(row) for row in range(8)
+    ]
+    monkeypatch.setattr(corpus_lib, '_WINDOW', 10)
+    corpus = without_tables(written(tmp_path, 'd.jsonl', json_lines([('T', 'x')] * 50)))
+    assert corpus.document_rows(25) == range(15, 36)
+
+
+@pytest.mark.parametrize('name', ['documents.npy', 'titles.npy', 'ids.npy'])
+@pytest.mark.parametrize('harm', ['text', 'shape', 'dtype'])
+def test_a_damaged_file_is_named(tmp_path, name, harm):
+    corpus = written(tmp_path, 'c.jsonl', json_lines(PASSAGES))
+    path = corpus._folder / name
+    if harm == 'text':
+        path.write_bytes(b'x')
+    elif harm == 'shape':
+        np.save(path, np.zeros((3, 4), np.uint64))
+    else:
+        np.save(path, np.load(path).astype(float))
+    with pytest.raises(RetrievalError, match=f'{name}: .*build the index again'):
+        Corpus(corpus._folder)
+
+
+def test_hashes_that_collide_do_not_confuse_titles_or_ids(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus_lib, 'key_hash', lambda key: 7)
+    monkeypatch.setattr('zeroplay_jax.retrieval.lookup.key_hash', lambda key: 7)
+    monkeypatch.setattr(corpus_lib, '_refuse_repeated_ids', lambda *_: None)
+    corpus = written(tmp_path, 'c.jsonl', json_lines(PASSAGES))
+    assert corpus.find_document('p5') == range(5, 6)
+    assert corpus.find_document('Gumu') == range(0, 2)
+    assert corpus.find_document('gumu') == range(7, 8)
+    assert corpus.find_document('nothing') is None
+
+
+def long_passages():
+    """One document of 1,000 passages between two others; hostile texts in it."""
+    hostile = ['"quoted"\nline', '\u2028', 'a\x00b', '{"json": 1}', '<b>', '\t', '𝔘 ' * 100]
+    passages = [('Before', 'x')]
+    for part in range(1_000):
+        passages.append(('Long', f'part {part} ' + hostile[part % len(hostile)]))
+    return [*passages, ('After', 'y')]
+
+
+@pytest.mark.parametrize('form', ['disk', 'memory', 'old'])
+def test_the_pages_of_a_long_document_are_its_text(tmp_path, form):
+    passages = long_passages()
+    if form == 'memory':
+        corpus = MemoryCorpus(*zip(*passages))
+    else:
+        corpus = written(tmp_path, 'c.jsonl', json_lines(passages))
+    if form == 'old':
+        corpus = without_tables(corpus)
+    assert corpus.document_rows(500) == range(1, 1_001)
+    whole = ' '.join(text for title, text in passages if title == 'Long')
+    reference = corpus.record(77).id if form != 'old' else '77'
+    for words_per_page in (1, 499, 10**6):
+        first = document_page(corpus, reference, 1, words_per_page)
+        assert first.pages == -(-len(whole.split()) // words_per_page)
+        numbers = range(1, first.pages + 1) if words_per_page > 1 else (1, 2, first.pages)
+        pages = [document_page(corpus, reference, n, words_per_page) for n in numbers]
+        for number, page in zip(numbers, pages):
+            assert (page.title, page.page, page.pages) == ('Long', number, first.pages)
+            assert page.id == corpus.record(1).id and page.text in whole
+            assert (
+                page.text.split()
+                == whole.split()[(number - 1) * words_per_page : number * words_per_page]
+            )
+        assert document_page(corpus, reference, first.pages + 1, words_per_page) is None
+    assert document_page(corpus, '5000', 1, 10) is None if form != 'old' else True
+
+
+@pytest.mark.parametrize('numbers', [(0, 10), (-1, 10), (1, 0), (1, -5)])
+def test_wrong_numbers_are_named(numbers):
+    with pytest.raises(RetrievalError, match='both must be at least 1'):
+        document_page(MemoryCorpus(['a'], ['b']), '0', *numbers)
+
+
+def test_an_index_folder_opens_documents_and_an_old_one_still_opens(tmp_path):
+    path = tmp_path / 'c.jsonl'
+    path.write_text(json_lines(PASSAGES))
+    folder.build(path, tmp_path / 'index', 'bm25', None)
+    manifest = json.loads((tmp_path / 'index' / 'manifest.json').read_text())
+    assert {'corpus/documents.npy', 'corpus/titles.npy', 'corpus/ids.npy'} < manifest[
+        'files'
+    ].keys()
+    assert folder.open_index(tmp_path / 'index').corpus.find_document('Gumu') == range(0, 2)
+    for name in ('documents', 'titles', 'ids'):
+        del manifest['files'][f'corpus/{name}.npy']
+        (tmp_path / 'index' / 'corpus' / f'{name}.npy').unlink()
+    (tmp_path / 'index' / 'manifest.json').write_text(json.dumps(manifest))
+    assert folder.open_index(tmp_path / 'index').corpus.document_rows(1) == range(0, 2)
+
+
+@pytest.fixture(scope='module')
+def index():
+    titles, texts = zip(*PASSAGES)
+    return Bm25Index.build(titles, texts)
+
+
+@pytest.fixture(scope='module')
+def url(index):
+    limits = server.Limits(queries=100, page_words=1_000)
+    with serving(lambda: (index, 'fingerprint'), limits) as (url, _):
+        until_ready(url)
+        yield url
+
+
+def test_the_endpoint_returns_pages_and_nulls(url):
+    body = {'references': ['Gumu', '1', 'none', ''], 'page': [2, 1, 1, 1], 'words_per_page': 4}
+    status, reply, _ = call(f'{url}/open', body)
+    first = {'title': 'Gumu', 'text': 'Gumu is a town.', 'page': 1, 'pages': 3, 'id': '0'}
+    second = first | {'text': 'It lies by a', 'page': 2}
+    assert status == 200 and reply == {'result': [second, first, None, None]}
+    whole = first | {'text': 'Gumu is a town. It lies by a river.', 'pages': 1}
+    assert call(f'{url}/open', {'references': ['0']})[1] == {'result': [whole]}
+    assert call(f'{url}/open', {'references': ['0'], 'page': [2]})[1] == {'result': [None]}
+    assert call(f'{url}/open', {'references': []})[1] == {'result': []}
+    assert call(f'{url}/open')[0] == 405
+
+
+BAD = [
+    (b'{', 400, 'not JSON'),
+    (b'{"references": ["\xff"]}', 400, 'not UTF-8'),
+    ([1], 400, 'not a JSON object with "references"'),
+    ({}, 400, '"references" is not a list of strings'),
+    ({'references': 'Gumu'}, 400, 'not a list of strings'),
+    ({'references': [1]}, 400, 'not a list of strings'),
+    ({'references': ['\ud800']}, 400, 'reference 0 has a lone surrogate'),
+    ({'references': ['x' * 5_000]}, 400, 'reference 0 is longer'),
+    ({'references': ['x'] * 101}, 413, '101 references; at most 100'),
+    ({'references': ['x'], 'page': 1}, 400, '"page" is not a list of whole numbers'),
+    ({'references': ['x'], 'page': [True]}, 400, '"page" is not a list of whole numbers'),
+    ({'references': ['x'], 'page': [1.0]}, 400, '"page" is not a list of whole numbers'),
+    ({'references': ['x'], 'page': [1, 1]}, 400, '"page" has 2 numbers for 1 references'),
+    ({'references': ['x'], 'page': [0]}, 400, 'page 0 is 0; pages count from 1'),
+    ({'references': ['x'], 'page': [-(10**400)]}, 400, 'pages count from 1'),
+    ({'references': ['x'], 'words_per_page': 0}, 400, 'whole number from 1 to 1000'),
+    ({'references': ['x'], 'words_per_page': 1_001}, 400, 'whole number from 1 to 1000'),
+    ({'references': ['x'], 'words_per_page': '5'}, 400, 'whole number'),
+]
+
+
+@pytest.mark.parametrize(('body', 'status', 'reason'), BAD, ids=range(len(BAD)))
+def test_bad_requests_are_refused_with_a_reason(url, body, status, reason):
+    received, reply, _ = call(f'{url}/open', body)
+    assert received == status and re.search(reason, reply['error'])
+    assert call(f'{url}/open', {'references': ['0'], 'page': [10**300]})[1] == {'result': [None]}
+
+
+def test_in_process_and_http_open_the_same(index, url):
+    references = ['Gumu', '1', 'none', '', '7', 'Ünï "x" 漢字 …', 'Gumu', 'Gumu', 'Gumu']
+    pages = [2, 1, 1, 1, 1, 1, 0, -3, 99]
+    results = []
+    for backend in (InProcess(index), Http(url), Http(f'{url}/retrieve', batch=2)):
+        client = Client(backend)
+        results.append(client.open(references, pages, 4))
+        assert client.metrics()['search/failed'] == 0
+    assert results[0] == results[1] == results[2]
+    assert results[0][0] == DocumentPage('Gumu', 'It lies by a', 2, 3, '0')
+    assert results[0][4].title == 'gumu' and results[0][5].text == 'first\nline'
+    assert [page is None for page in results[0]] == [False, False, True, True, False, False] + [
+        True
+    ] * 3
+    with pytest.raises(RetrievalError, match='2 references but 1 pages'):
+        client.open(['a', 'b'], [1], 4)
+
+
+def test_what_a_search_returns_can_be_opened(tmp_path):
+    path = tmp_path / 'c.tsv'
+    path.write_text(tsv(PASSAGES), encoding='utf-8')
+    folder.build(path, tmp_path / 'index', 'bm25', None)
+    client = Client(InProcess(folder.open_index(tmp_path / 'index')))
+    (found,) = client.retrieve(['river'], 1)
+    (page,) = client.open([found[0]['id']], [1], 500)
+    assert page.title == 'Gumu' and page.text == 'Gumu is a town. It lies by a river.'
+
+
+class Counting:
+    """A backend that counts its calls and fails for some references."""
+
+    name = 'counting'
+
+    def __init__(self, index):
+        self.inner = InProcess(index)
+        self.calls = []
+
+    def open(self, references, pages, words_per_page):
+        self.calls.append(list(references))
+        if 'refused' in references:
+            raise RetrievalError('refused')
+        return self.inner.open(references, pages, words_per_page)
+
+
+def test_pages_are_cached_and_failures_counted(index):
+    backend = Counting(index)
+    client = Client(backend)
+    first = client.open(['Gumu', 'none', 'Gumu'], [1, 1, 1], 4)
+    assert backend.calls == [['Gumu', 'none']] and first[0] == first[2] and first[1] is None
+    assert client.open(['Gumu', 'none'], [1, 1], 4) == first[:2] and len(backend.calls) == 1
+    client.open(['Gumu', 'Gumu'], [2, 1], 4)
+    client.open(['Gumu'], [1], 5)
+    assert backend.calls[1:] == [['Gumu'], ['Gumu']]
+    # A query and a reference with the same text are different requests.
+    assert client.metrics()['search/failed'] == 0
+    results = client.open(['refused', '0'], [1, 1], 4)
+    assert results[0] is None and results[1].title == 'Gumu'
+    with pytest.raises(RetrievalError, match='1 of 2 searches failed.*refused'):
+        client.check()
+    client.open(['refused'], [1], 4)
+    assert backend.calls[-1] == ['refused']  # a failure is not cached
+
+
+def test_an_index_that_breaks_is_a_failed_search(index):
+    class Broken:
+        def find_document(self, reference):
+            raise OSError('disk')
+
+    class BrokenIndex:
+        corpus = Broken()
+
+        def __len__(self):
+            return 5
+
+        def search(self, queries, k):
+            raise AssertionError
+
+    client = Client(InProcess(BrokenIndex()))
+    assert client.open(['a'], [1], 5) == [None] and client.metrics()['search/failed'] == 1
+    with serving(lambda: (BrokenIndex(), 'x')) as (url, _):
+        until_ready(url)
+        status, reply, _ = call(f'{url}/open', {'references': ['a']})
+        assert status == 500 and reply['error'] == 'the index failed: OSError'
+        client = Client(Http(url, retries=0))
+        assert client.open(['a'], [1], 5) == [None] and client.metrics()['search/failed'] == 1
+
+
+def test_an_old_index_refuses_titles_over_http_too(tmp_path):
+    corpus = without_tables(written(tmp_path, 'c.jsonl', json_lines(PASSAGES)))
+    with serving(lambda: (Bm25Index(corpus), 'x')) as (url, _):
+        until_ready(url)
+        client = Client(Http(url, retries=0))
+        pages = client.open(['1', 'Gumu'], [1, 1], 500)
+        assert pages[0].title == 'Gumu' and pages[1] is None
+        with pytest.raises(RetrievalError, match='1 of 2 searches failed.*build the index again'):
+            client.check()
+
+
+def test_a_server_without_the_endpoint_is_one_clear_error(index):
+    from starlette.routing import Route
+
+    with serving(lambda: (index, 'x')) as (url, app):
+        until_ready(url)
+        routes = app.asgi.router.routes
+        routes[:] = [
+            route for route in routes if isinstance(route, Route) and route.path != '/open'
+        ]
+        client = Client(Http(url))
+        with pytest.raises(RetrievalError, match='no endpoint /open for whole documents; serve'):
+            client.open([str(row) for row in range(600)], [1] * 600, 500)
+        assert client.retrieve(['Gumu'], 1)[0]
