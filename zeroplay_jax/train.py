@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from zeroplay_jax import setup
-from zeroplay_jax.evaluation import report, statistics
+from zeroplay_jax.evaluation import report_builder, statistics
 from zeroplay_jax.evaluation.evaluate import evaluate
 from zeroplay_jax.learner.checkpoint import Checkpointer, claim
 from zeroplay_jax.policy import hf
@@ -111,7 +111,7 @@ def run(config, workdir) -> dict:
         if not hosts.first:
             return summary
         write_whole(workdir / 'summary.json', json.dumps(summary, indent=2) + '\n')
-        page = report.write_report(workdir)
+        page = report_builder.write_report(workdir)
     print(table)
     print(f'{summary["seconds"]:.0f} s; read the run in {page}')
     return summary

@@ -125,7 +125,7 @@ def before_after_table(
     """
     summary = summarise(before, after, headline)
     hops = list(summary['questions_by_hop'])
-    rows = [('hops', 'questions', 'before', 'after', 'change')]
+    rows: list[tuple[str, ...]] = [('hops', 'questions', 'before', 'after', 'change')]
     for hop in hops:
         cells = []
         for side in ('before', 'after'):
