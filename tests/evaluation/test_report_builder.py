@@ -167,3 +167,9 @@ def test_user_errors_are_one_line_and_exit_code_2(run, tmp_path, capsys, argumen
     assert command.main(arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith('zeroplay_jax.report: ') and message in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_without_a_run_is_a_user_error(tmp_path):
+    with pytest.raises(UserError, match='metrics.jsonl'):
+        report_builder.write_report(tmp_path)
