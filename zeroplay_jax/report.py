@@ -20,11 +20,13 @@ def main(argv: list[str] | None = None) -> int:
     """Writes the file and prints its path; a user error is one line on stderr and exit code 2."""
     parser = _parser()
     try:
+        # Parsing is inside: mistakes on the command line are user errors, too, not argparse's two lines.
         print(_write(parser.parse_args(argv)))
     except (UserError, RetrievalError) as error:
         print(f'zeroplay_jax.report: {error}', file=sys.stderr)
         return 2
     except OSError as error:
+        # No space, or no permission to write.
         print(f'zeroplay_jax.report: {error}; choose another file', file=sys.stderr)
         return 2
     return 0
@@ -54,6 +56,7 @@ def _parser() -> Parser:
 
 def _write(arguments: argparse.Namespace) -> pathlib.Path:
     """Writes the report or the plot; returns the path of the file."""
+    # The plot is a file of its own, for a README: it shows one run and needs no browser.
     if not arguments.picture:
         return report_builder.write_report(*arguments.workdirs, out=arguments.out)
     if len(arguments.workdirs) > 1 or arguments.out:

@@ -304,7 +304,7 @@ def test_unusual_calls_are_shown(tmp_path, browser):
     texts = browser.js(
         '[...document.querySelectorAll(".block.call .text")].map((x) => x.innerText)'
     )
-    assert texts == ['calculator()error: not parsed', 'open(ids: [1,2])']
+    assert texts == ['calculator()error: not_parsed', 'open(ids: [1,2])']
     assert [source for source, _ in browser.js(BLOCKS)] == ['policy', 'call', 'policy', 'call']
 
 

@@ -71,12 +71,15 @@ def _evaluations(summary: dict[str, Any]) -> Evaluations:
     flags_by_step = results.get('evaluations') or {}
     evaluations: Evaluations = {}
     for step in sorted(flags_by_step, key=int):
-        by_hop = {int(hop): np.asarray(flags, bool) for hop, flags in flags_by_step[step].items()}
+        by_hop = {}
+        for hop, flags in flags_by_step[step].items():
+            by_hop[int(hop)] = np.asarray(flags, bool)
         statistics.mean_interval(by_hop)  # raises ValueError for empty or nested lists
         evaluations[int(step)] = by_hop
-    for by_hop in evaluations.values():
-        if list(by_hop) != list(next(iter(evaluations.values()))):
-            raise ValueError('hop counts differ between evaluations')
+    # Each hop count is one line through all evaluations.
+    hop_counts = {tuple(by_hop) for by_hop in evaluations.values()}
+    if len(hop_counts) > 1:
+        raise ValueError('hop counts differ between evaluations')
     return evaluations
 
 

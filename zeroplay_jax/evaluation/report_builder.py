@@ -67,7 +67,7 @@ def write_report(
     Raises:
       UserError: a workdir does not exist, contains no run or is listed twice, or `out` cannot be written.
     """
-    workdirs = [Path(path) for path in (workdir, *others)]
+    workdirs = list(map(Path, (workdir, *others)))
     names = _unique_names(workdirs)
     target = workdirs[0] / 'report.html'
     if out is not None:
@@ -80,7 +80,7 @@ def write_report(
     runs = []
     for path, name in zip(workdirs, names, strict=True):
         run = read_run(path)
-        run['name'] = name
+        run['name'] = name  # read_run knows only the last part of the path, which may not be unique
         runs.append(run)
     write_whole(target, render(runs))
     return target
@@ -112,6 +112,7 @@ def read_run(workdir: Path) -> dict[str, Any]:
         raise UserError(
             f'{workdir}: contains none of {", ".join(RUN_FILES)}; pass the workdir of a run'
         )
+    # A run in progress has no summary yet, and a killed one never: missing files become notes, not errors.
     notes: list[str] = []
     summary = _read_object(workdir / 'summary.json', MISSING_SUMMARY, notes)
     config = _read_object(workdir / 'config.json', MISSING_CONFIG, notes)
@@ -119,6 +120,7 @@ def read_run(workdir: Path) -> dict[str, Any]:
     trajectories = _read_lines(workdir / 'trajectories.jsonl', notes)
     text_ids: dict[str, int] = {}
     for row in trajectories:
+        # All rollouts of a group share the prompt, and popular documents recur: the HTML file stores a text once.
         row['segments'] = [_intern_segment(segment, text_ids) for segment in row['segments']]
         row['turns'] = _tool_calls(row.get('turns'))
     return {
@@ -136,6 +138,7 @@ def render(runs: list[dict[str, Any]]) -> str:
     """Returns the HTML text of the report for runs of `read_run`; adds to their notes."""
     style = '\n'.join(_asset(name) for name in STYLES)
     script = '\n'.join(_asset(name) for name in SCRIPTS)
+    # The first run is the reference and has no difference from itself.
     differences: list[dict[str, list[float]] | None] = [None]
     for run in runs[1:]:
         differences.append(_differences(runs[0], run))
@@ -144,6 +147,7 @@ def render(runs: list[dict[str, Any]]) -> str:
     )
     # In JSON, '<' occurs only inside strings, where the escape is equivalent. No text can close the script element.
     data = data.replace('<', '\\u003c')
+    # A hash allows one exact text: scripts inserted later, by whatever means, do not run.
     policy = (
         f"default-src 'none'; style-src {_csp_hash(style)}; script-src {_csp_hash(script)}; "
         "base-uri 'none'; form-action 'none'"
@@ -164,6 +168,7 @@ def _differences(reference: dict[str, Any], run: dict[str, Any]) -> dict[str, li
     """
     reference_flags = _final_flags(reference['summary'])
     run_flags = _final_flags(run['summary'])
+    # Pairing different questions would give a wrong interval without any visible sign.
     reason = ''
     if not reference_flags or not run_flags:
         reason = 'one summary.json has no results per question'
@@ -185,10 +190,14 @@ def _differences(reference: dict[str, Any], run: dict[str, Any]) -> dict[str, li
 def _final_flags(summary: dict[str, Any]) -> dict[int, np.ndarray]:
     """Returns {hops: 0/1 per question} of the last evaluation, or {} if the summary has no valid results."""
     results = summary.get('results') or {}
+    flags_by_hop = {}
     try:
-        return {int(hop): np.asarray(flags) for hop, flags in results.get('after', {}).items()}
+        for hop, flags in results.get('after', {}).items():
+            flags_by_hop[int(hop)] = np.asarray(flags)
     except (AttributeError, ValueError):
+        # A list instead of an object, or a hop count that is no number: the file was edited by hand.
         return {}
+    return flags_by_hop
 
 
 def _question_hash(summary: dict[str, Any]) -> str | None:
@@ -214,10 +223,12 @@ def _final_em(summary: dict[str, Any]) -> dict[str, Any]:
 
 def _unique_names(workdirs: list[Path]) -> list[str]:
     """Returns the last part of each path, or as many parts as make the names distinct."""
+    # Resolved paths: 'runs/a' and 'runs/../runs/a' are the same run.
     paths = [path.resolve() for path in workdirs]
     for index, path in enumerate(paths):
         if path in paths[:index]:
             raise UserError(f'{workdirs[index]} is listed twice; pass each run once')
+    # Ends at the latest with whole paths, which are distinct.
     length = 1
     while len({path.parts[-length:] for path in paths}) < len(paths):
         length += 1
@@ -248,6 +259,7 @@ def _tool_calls(turns: Any) -> list[dict[str, Any] | None]:
     """
     if not isinstance(turns, list):
         return []
+    # The position in the list is the number of the turn: invalid entries become None instead of being dropped.
     calls: list[dict[str, Any] | None] = []
     for turn in turns:
         if not isinstance(turn, dict) or not isinstance(turn.get('tool'), str):
@@ -270,10 +282,12 @@ def _document_titles(results: Any) -> list[list[Any]]:
     if not isinstance(results, list):
         return titles
     for documents in results:
+        # One result list per query of the call.
         if not isinstance(documents, list):
             continue
         for document in documents:
             if isinstance(document, dict):
+                # Not all corpora have titles.
                 title = document.get('title') or document.get('id')
                 titles.append([str(title), document.get('score')])
     return titles
@@ -285,6 +299,7 @@ def _parse_object(text: str) -> dict[str, Any] | None:
     NaN and infinities become null, because the JSON parser of browsers rejects them.
     """
     try:
+        # parse_float as well: 1e999 is a valid JSON number that becomes infinite.
         value = json.loads(text, parse_constant=_null, parse_float=_finite)
     except ValueError:
         return None
@@ -321,8 +336,9 @@ def _is_valid(row: dict[str, Any], required: dict[str, type]) -> bool:
     for field, field_type in required.items():
         if not isinstance(row.get(field), field_type):
             return False
-    segments = row.get('segments', []) if 'segments' in required else []
-    return all(isinstance(segment, dict) for segment in segments)
+    if 'segments' not in required:
+        return True
+    return all(isinstance(segment, dict) for segment in row['segments'])
 
 
 def _read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
@@ -334,6 +350,7 @@ def _read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     rows = []
     damaged_lines = []
     line_count = 0
+    # errors='replace': a file cut off within a character is still readable up to there.
     with path.open(encoding='utf-8', errors='replace') as file:
         for line_count, line in enumerate(file, 1):
             if not line.strip():

@@ -39,8 +39,10 @@ def mean_interval(correct: Samples) -> Interval:
     Raises:
       ValueError: an array is empty, not one-dimensional or contains values other than 0 and 1.
     """
-    by_hop = _flags_by_hop(correct)
-    return _combine([_wilson(flags) for flags in by_hop.values()])
+    intervals = []
+    for flags in _flags_by_hop(correct).values():
+        intervals.append(_wilson(flags))
+    return _combine(intervals)
 
 
 def paired_difference(before: Samples, after: Samples) -> Interval:
@@ -58,7 +60,10 @@ def paired_difference(before: Samples, after: Samples) -> Interval:
       ValueError: as `mean_interval`, or the numbers of questions differ.
     """
     before_by_hop, after_by_hop = _paired_flags(before, after)
-    return _combine([_newcombe(before_by_hop[hop], after_by_hop[hop]) for hop in before_by_hop])
+    intervals = []
+    for hop, flags_before in before_by_hop.items():
+        intervals.append(_newcombe(flags_before, after_by_hop[hop]))
+    return _combine(intervals)
 
 
 def summarise(
@@ -81,34 +86,41 @@ def summarise(
       ValueError: as `paired_difference`.
     """
     before_by_hop, after_by_hop = _paired_flags(before, after)
-    em_by_hop: dict[str, dict[str, float]] = {}
-    ci95_by_hop: dict[str, dict[str, list[float]]] = {}
-    for side, by_hop in (('before', before_by_hop), ('after', after_by_hop)):
-        em_by_hop[side] = {}
-        ci95_by_hop[side] = {}
-        for hop, flags in by_hop.items():
-            mean, low, high = _wilson(flags)
-            em_by_hop[side][str(hop)] = mean
-            ci95_by_hop[side][str(hop)] = [low, high]
+    em_before_by_hop, ci95_before_by_hop = _summarise_hops(before_by_hop)
+    em_after_by_hop, ci95_after_by_hop = _summarise_hops(after_by_hop)
+    questions_by_hop = {}
+    difference_by_hop = {}
+    for hop, flags_before in before_by_hop.items():
+        questions_by_hop[str(hop)] = flags_before.size
+        difference_by_hop[str(hop)] = list(_newcombe(flags_before, after_by_hop[hop]))
 
     headline_before = _select_hops(before_by_hop, headline)
     headline_after = _select_hops(after_by_hop, headline)
-    em_before, low_before, high_before = mean_interval(headline_before)
-    em_after, low_after, high_after = mean_interval(headline_after)
-    difference_by_hop = {
-        str(hop): list(_newcombe(before_by_hop[hop], after_by_hop[hop])) for hop in before_by_hop
-    }
+    em_before, *ci95_before = mean_interval(headline_before)
+    em_after, *ci95_after = mean_interval(headline_after)
     return {
         'em_before': em_before,
         'em_after': em_after,
-        'em_by_hop': em_by_hop,
-        'ci95': {'before': [low_before, high_before], 'after': [low_after, high_after]},
+        'em_by_hop': {'before': em_before_by_hop, 'after': em_after_by_hop},
+        'ci95': {'before': ci95_before, 'after': ci95_after},
         'questions': sum(flags.size for flags in headline_before.values()),
-        'questions_by_hop': {str(hop): flags.size for hop, flags in before_by_hop.items()},
-        'ci95_by_hop': ci95_by_hop,
+        'questions_by_hop': questions_by_hop,
+        'ci95_by_hop': {'before': ci95_before_by_hop, 'after': ci95_after_by_hop},
         'difference': list(paired_difference(headline_before, headline_after)),
         'difference_by_hop': difference_by_hop,
     }
+
+
+def _summarise_hops(
+    by_hop: dict[int, CheckedFlags],
+) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """Returns exact match and its [low, high], each by hop count as a string."""
+    em_by_hop = {}
+    ci95_by_hop = {}
+    for hop, flags in by_hop.items():
+        # JSON objects have string keys: written and re-read summaries are equal.
+        em_by_hop[str(hop)], *ci95_by_hop[str(hop)] = _wilson(flags)
+    return em_by_hop, ci95_by_hop
 
 
 def headline(correct: Mapping[int, Flags]) -> dict[int, Flags]:
@@ -124,30 +136,41 @@ def before_after_table(
     Args and errors as `summarise`. The lines are joined by newlines, without a final one.
     """
     summary = summarise(before, after, headline)
-    hops = list(summary['questions_by_hop'])
+    em_by_hop = summary['em_by_hop']
+    ci95_by_hop = summary['ci95_by_hop']
+    headline_hops = []
     rows: list[tuple[str, ...]] = [('hops', 'questions', 'before', 'after', 'change')]
-    for hop in hops:
-        cells = []
-        for side in ('before', 'after'):
-            mean = summary['em_by_hop'][side][hop]
-            cells.append(_cell([mean, *summary['ci95_by_hop'][side][hop]]))
-        change = _cell(summary['difference_by_hop'][hop], sign='+')
-        rows.append((hop, str(summary['questions_by_hop'][hop]), *cells, change))
+    for hop, questions in summary['questions_by_hop'].items():
+        if int(hop) in headline:
+            headline_hops.append(hop)
+        row = (
+            hop,
+            str(questions),
+            _cell([em_by_hop['before'][hop], *ci95_by_hop['before'][hop]]),
+            _cell([em_by_hop['after'][hop], *ci95_by_hop['after'][hop]]),
+            _cell(summary['difference_by_hop'][hop], sign='+'),
+        )
+        rows.append(row)
 
-    headline_hops = [hop for hop in hops if int(hop) in headline]
+    # Without any hop count of the headline, the figures are the mean over all hop counts.
     label = 'mean'
     if headline_hops:
-        label = 'mean of ' + ', '.join(headline_hops)
-    cells = []
-    for side in ('before', 'after'):
-        cells.append(_cell([summary[f'em_{side}'], *summary['ci95'][side]]))
-    change = _cell(summary['difference'], sign='+')
-    rows.append((label, str(summary['questions']), *cells, change))
+        label += ' of ' + ', '.join(headline_hops)
+    headline_row = (
+        label,
+        str(summary['questions']),
+        _cell([summary['em_before'], *summary['ci95']['before']]),
+        _cell([summary['em_after'], *summary['ci95']['after']]),
+        _cell(summary['difference'], sign='+'),
+    )
+    rows.append(headline_row)
 
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = []
+    for column in zip(*rows, strict=True):
+        widths.append(max(map(len, column)))
     lines = []
-    for row in rows:
-        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+    for cells in rows:
+        padded = map(str.ljust, cells, widths)
         lines.append('  '.join(padded).rstrip())
     rule = '-' * max(map(len, lines))
     return '\n'.join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
@@ -171,9 +194,11 @@ def mean_score(scores: Scores) -> Interval:
     if values.ndim != 1 or not values.size:
         raise ValueError(f'scores have shape {values.shape}; pass a non-empty list')
     mean = float(values.mean())
-    half_width = 1.0
-    if values.size > 1:
-        half_width = float(Z95 * values.std(ddof=1) / np.sqrt(values.size))
+    if values.size == 1:
+        # One score has no standard deviation: the interval covers all possible values.
+        return mean, mean - 1.0, mean + 1.0
+    deviation = values.std(ddof=1)
+    half_width = float(Z95 * deviation / np.sqrt(values.size))
     return mean, mean - half_width, mean + half_width
 
 
@@ -220,19 +245,26 @@ def _cell(interval: Sequence[float], sign: str = '') -> str:
 
 def _select_hops(by_hop: Mapping[int, Flags], hops: tuple[int, ...]) -> dict[int, Flags]:
     """Returns the entries of the hop counts, or all entries if there is none of them."""
-    selected = {hop: flags for hop, flags in by_hop.items() if hop in hops}
+    selected = {}
+    for hop, flags in by_hop.items():
+        if hop in hops:
+            selected[hop] = flags
+    # An evaluation of other hop counts still needs a headline.
     return selected or dict(by_hop)
 
 
 def _flags_by_hop(samples: Samples) -> dict[int, CheckedFlags]:
     """Returns checked {hops: bool [N]} in ascending order; a single array gets hop count 0."""
-    by_hop = samples if isinstance(samples, Mapping) else {0: samples}
-    if not by_hop:
+    if not isinstance(samples, Mapping):
+        # One key for plain arrays, so that both kinds of samples share the code.
+        return _flags_by_hop({0: samples})
+    if not samples:
         raise ValueError('no hop count was evaluated: pass the results of at least one')
     checked = {}
-    for hop in sorted(by_hop):
-        flags = np.asarray(by_hop[hop])
-        if flags.ndim != 1 or not flags.size or not np.isin(flags, (0, 1)).all():
+    for hop in sorted(samples):
+        flags = np.asarray(samples[hop])
+        is_list = flags.ndim == 1 and flags.size > 0
+        if not is_list or not np.isin(flags, (0, 1)).all():
             raise ValueError(
                 f'hop count {hop}: got shape {flags.shape}, need a non-empty list of 0 and 1'
             )
@@ -246,6 +278,7 @@ def _paired_flags(
     """Returns both sides as `_flags_by_hop`; raises ValueError if their sizes differ."""
     before_by_hop = _flags_by_hop(before)
     after_by_hop = _flags_by_hop(after)
+    # Equal sizes are necessary for pairs; that entry i is the same question on both sides cannot be checked here.
     sizes_before = {hop: flags.size for hop, flags in before_by_hop.items()}
     sizes_after = {hop: flags.size for hop, flags in after_by_hop.items()}
     if sizes_before != sizes_after:
@@ -260,10 +293,12 @@ def _wilson(correct: CheckedFlags) -> Interval:
     """Returns the share of True in bool [N] and Wilson's score interval (1927)."""
     n = correct.size
     mean = float(correct.mean())
+    # The centre is pulled from the mean towards 1/2, the more so the fewer questions there are.
     shrinkage = 1 + Z95**2 / n
     centre = (mean + Z95**2 / (2 * n)) / shrinkage
-    deviation = float(np.sqrt(mean * (1 - mean) / n + Z95**2 / (4 * n * n)))
-    half_width = Z95 / shrinkage * deviation
+    # The second term keeps the width above 0 at a mean of 0 or 1.
+    variance = mean * (1 - mean) / n + Z95**2 / (4 * n * n)
+    half_width = Z95 / shrinkage * float(np.sqrt(variance))
     # Rounding could place the mean outside its own interval at 0 and 1.
     low = min(mean, max(0.0, centre - half_width))
     high = max(mean, min(1.0, centre + half_width))
@@ -280,16 +315,21 @@ def _newcombe(before: CheckedFlags, after: CheckedFlags) -> Interval:
     neither = int((~before & ~after).sum())
     gained = int((~before & after).sum())
     lost = int((before & ~after).sum())
-    margins = (both + gained) * (lost + neither) * (both + lost) * (gained + neither)
+    after_margins = (both + gained) * (lost + neither)
+    before_margins = (both + lost) * (gained + neither)
+    # Python integers: the product of four counts is exact, and cannot overflow.
+    margins = after_margins * before_margins
     numerator: float = both * neither - gained * lost
     if numerator > 0:
         # Newcombe's continuity correction: a smaller correlation gives a wider interval.
         numerator = max(numerator - before.size / 2, 0)
+    # If all answers of a side are equal, a margin is 0 and the correlation is undefined; 0 assumes independence.
     phi = 0.0
     if margins:
         phi = numerator / float(np.sqrt(float(margins)))
 
     difference = mean_after - mean_before
+    # The lower end of the difference comes from the lower end of `after` and the upper end of `before`.
     below = _correlated_width(mean_after - low_after, high_before - mean_before, phi)
     above = _correlated_width(high_after - mean_after, mean_before - low_before, phi)
     return difference, max(-1.0, difference - below), min(1.0, difference + above)
@@ -297,20 +337,21 @@ def _newcombe(before: CheckedFlags, after: CheckedFlags) -> Interval:
 
 def _correlated_width(width_after: float, width_before: float, phi: float) -> float:
     """Returns the half-width of a difference of two figures of correlation phi."""
-    variance = (
-        width_after * width_after
-        - 2 * phi * width_after * width_before
-        + width_before * width_before
-    )
-    return float(np.sqrt(variance))
+    # Order of the products as in the formula sqrt(a² - 2 phi a b + b²).
+    interaction = 2 * phi * width_after * width_before
+    squared = width_after * width_after - interaction + width_before * width_before
+    return float(np.sqrt(squared))
 
 
 def _combine(intervals: list[Interval]) -> Interval:
     """Returns the interval of the mean of independent figures: half-widths of a side add by squares."""
-    # A single interval is returned as it is, free of rounding.
-    mean, low, high = np.mean(intervals, axis=0)
+    # A single interval is returned unchanged: adding and subtracting its mean would round its ends.
     if len(intervals) == 1:
-        return float(mean), float(low), float(high)
-    distances = np.array([(centre - lower, upper - centre) for centre, lower, upper in intervals])
-    below, above = np.sqrt((distances**2).sum(0)) / len(intervals)
-    return float(mean), float(mean - below), float(mean + above)
+        return intervals[0]
+    bounds = np.array(intervals)  # [N, 3]: mean, low, high
+    mean = float(bounds.mean(0)[0])
+    below = bounds[:, 0] - bounds[:, 1]
+    above = bounds[:, 2] - bounds[:, 0]
+    squares = np.stack([below, above], axis=1) ** 2
+    below_mean, above_mean = np.sqrt(squares.sum(0)) / len(intervals)
+    return mean, float(mean - below_mean), float(mean + above_mean)

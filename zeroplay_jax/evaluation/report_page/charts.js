@@ -43,7 +43,9 @@ function tabulate(card) {
     else columns.push({ phase, iteration, steps: [step] });
   }
   for (const series of card.series)
-    series.values = columns.map((column) => columnValue(column.steps.map((step) => series.valueOfStep.get(step))));
+    series.values = columns.map((column) =>
+      columnValue(column.steps.map((step) => series.valueOfStep.get(step))),
+    );
   return { ...card, columns };
 }
 

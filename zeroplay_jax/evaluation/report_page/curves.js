@@ -35,7 +35,8 @@ function loggedFamilies() {
 // Shade i of n of a colour, from pale to dark.
 function shade(colour, i, n) {
   const place = n > 1 ? i / (n - 1) : 0.6;
-  if (place <= 0.6) return `color-mix(in oklab, ${colour} ${Math.round(42 + (58 * place) / 0.6)}%, var(--card))`;
+  if (place <= 0.6)
+    return `color-mix(in oklab, ${colour} ${Math.round(42 + (58 * place) / 0.6)}%, var(--card))`;
   return `color-mix(in oklab, ${colour} ${Math.round(100 - (50 * (place - 0.6)) / 0.4)}%, var(--ink))`;
 }
 

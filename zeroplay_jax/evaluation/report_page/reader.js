@@ -132,7 +132,9 @@ function drawRows() {
   const last = Math.min(filtered.length, first + visible + 2 * MARGIN_ROWS);
   const nodes = filtered.slice(first, last).map((index, i) => rowNode(index, first + i));
   if (!nodes.length) {
-    const sentence = trajectories.length ? 'No trajectory passes the filters.' : 'No trajectories have been logged yet.';
+    const sentence = trajectories.length
+      ? 'No trajectory passes the filters.'
+      : 'No trajectories have been logged yet.';
     nodes.push(el('p', { class: 'empty' }, sentence));
   }
   $('rows').replaceChildren(...nodes);
@@ -211,7 +213,11 @@ function addListeners() {
 addOptions('run', comparing ? runs.map(({ name }) => name) : []);
 filters.elements.run.parentElement.hidden = !comparing;
 list.classList.toggle('many', comparing);
-for (const name of ['phase', 'role']) addOptions(name, trajectories.map((row) => row[name]));
+for (const name of ['phase', 'role'])
+  addOptions(
+    name,
+    trajectories.map((row) => row[name]),
+  );
 addOptions('drop', trajectories.map(dropReason), [
   ['(none)', 'no'],
   ['(some)', 'yes, any reason'],

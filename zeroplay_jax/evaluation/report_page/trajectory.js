@@ -76,7 +76,7 @@ function callBlock({ tool, arguments: values, error, documents }) {
       { class: 'text' },
       el('b', {}, tool),
       el('span', { class: 'arguments' }, `(${argumentText})`),
-      error ? el('span', { class: 'error' }, `error: ${readable(asText(error))}`) : null,
+      error ? el('span', { class: 'error' }, `error: ${asText(error)}`) : null,
       titles.length ? el('div', { class: 'documents' }, `documents: ${titles.join(', ')}`) : null,
     ),
   );
