@@ -1,10 +1,10 @@
-"""Writes the page of a run again, or one page on which several runs are compared."""
+"""Writes the HTML report of a run, or one report that compares several runs."""
 
 import argparse
 import pathlib
 import sys
 
-from zeroplay_jax.evaluation import picture, report
+from zeroplay_jax.evaluation import curve_plot, report_builder
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.types import UserError
@@ -17,7 +17,22 @@ EXAMPLES = """examples:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Writes the page and prints where it is; a mistake of the user is one line and code 2."""
+    """Writes the file and prints its path; a user error is one line on stderr and exit code 2."""
+    parser = _parser()
+    try:
+        # Parsing is inside: mistakes on the command line are user errors, too, not argparse's two lines.
+        print(_write(parser.parse_args(argv)))
+    except (UserError, RetrievalError) as error:
+        print(f'zeroplay_jax.report: {error}', file=sys.stderr)
+        return 2
+    except OSError as error:
+        # No space, or no permission to write.
+        print(f'zeroplay_jax.report: {error}; choose another file', file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> Parser:
     parser = Parser(
         prog='python -m zeroplay_jax.report',
         description=__doc__,
@@ -28,31 +43,26 @@ def main(argv: list[str] | None = None) -> int:
         'workdirs',
         nargs='+',
         metavar='WORKDIR',
-        help='folder of a run; others are set against the first',
+        help='workdir of a run; further runs are compared with the first',
     )
     parser.add_argument(
-        '--out', metavar='FILE', help='the page (default: report.html in the first WORKDIR)'
+        '--out', metavar='FILE', help='HTML file (default: report.html in the first WORKDIR)'
     )
-    parser.add_argument('--picture', metavar='FILE', help='write only the curve of one run, as SVG')
-    try:
-        arguments = parser.parse_args(argv)
-        if arguments.picture:
-            if len(arguments.workdirs) > 1 or arguments.out:
-                raise UserError(
-                    '--picture draws one run into one file; give one WORKDIR and no --out'
-                )
-            print(
-                picture.write_picture(
-                    report.read_run(pathlib.Path(arguments.workdirs[0])), arguments.picture
-                )
-            )
-        else:
-            print(report.write_report(*arguments.workdirs, out=arguments.out))
-    except (UserError, RetrievalError, OSError) as error:
-        hint = '; choose another file' if isinstance(error, OSError) else ''
-        print(f'zeroplay_jax.report: {error}{hint}', file=sys.stderr)
-        return 2
-    return 0
+    parser.add_argument(
+        '--picture', metavar='FILE', help='write only the plot of exact match of one run, as SVG'
+    )
+    return parser
+
+
+def _write(arguments: argparse.Namespace) -> pathlib.Path:
+    """Writes the report or the plot; returns the path of the file."""
+    # The plot is a file of its own, for a README: it shows one run and needs no browser.
+    if not arguments.picture:
+        return report_builder.write_report(*arguments.workdirs, out=arguments.out)
+    if len(arguments.workdirs) > 1 or arguments.out:
+        raise UserError('--picture plots one run into one file; pass one WORKDIR and no --out')
+    run = report_builder.read_run(pathlib.Path(arguments.workdirs[0]))
+    return curve_plot.write_curve_plot(run, arguments.picture)
 
 
 if __name__ == '__main__':

@@ -11,10 +11,5 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def other(tmp_path_factory):
-    return sample_run.write_run(
-        tmp_path_factory.mktemp('runs') / 'two',
-        count=40,
-        after=sample_run.BETTER,
-        rate=2e-3,
-        bonus=0.05,
-    )
+    folder = tmp_path_factory.mktemp('runs') / 'two'
+    return sample_run.write_run(folder, count=40, after=sample_run.BETTER, rate=2e-3, bonus=0.05)

@@ -1,233 +1,233 @@
 """The page, read and driven in a headless Chromium."""
 
 import json
-import os
-import select
-import shutil
-import subprocess
 
 import pytest
 import sample_run
+from browser import CHROMIUM, Browser
 
-from zeroplay_jax.evaluation import report
+from zeroplay_jax.evaluation import report_builder
 
-CHROMIUM = shutil.which('chromium') or shutil.which('chromium-browser')
-FLAGS = (
-    '--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync '
-    '--disable-component-update --remote-debugging-pipe --window-size=1300,1000'
-).split()
-NUL = b'\0'
-
-
-class Browser:
-    """A page in headless Chromium, driven over its debugging pipe (JSON messages, each ends with a zero)."""
-
-    def __init__(self, out, into):
-        self.out, self.into, self.buffer, self.count, self.session = out, into, b'', 0, {}
-        target = self.call('Target.createTarget', url='about:blank')['targetId']
-        self.session = {
-            'sessionId': self.call('Target.attachToTarget', targetId=target, flatten=True)[
-                'sessionId'
-            ]
-        }
-
-    def call(self, method, **params):
-        self.count += 1
-        message = {'id': self.count, 'method': method, 'params': params} | self.session
-        os.write(self.out, json.dumps(message).encode() + NUL)
-        while (answer := self.receive()).get('id') != self.count:
-            continue  # events of the page
-        assert 'error' not in answer, answer
-        return answer['result']
-
-    def receive(self):
-        while NUL not in self.buffer:
-            ready, _, _ = select.select(
-                [self.into], [], [], 60
-            )  # only so that a stuck browser cannot hang the suite
-            data = os.read(self.into, 65536) if ready else b''
-            assert data, 'Chromium ended or gives no answer'
-            self.buffer += data
-        message, self.buffer = self.buffer.split(NUL, 1)
-        return json.loads(message)
-
-    def js(self, expression):
-        """The value of a JavaScript expression, promises awaited."""
-        answer = self.call(
-            'Runtime.evaluate', expression=expression, awaitPromise=True, returnByValue=True
-        )
-        assert 'exceptionDetails' not in answer, answer
-        return answer['result'].get('value')
-
-    def until(self, condition):
-        """Waits until the condition holds in the page (at most some 20 seconds)."""
-        wait = 'await new Promise((done) => setTimeout(done, 25));'
-        loop = f'for (let i = 0; i < 800; i++) {{ if ({condition}) return true; {wait} }}'
-        assert self.js(f'(async () => {{ {loop} return false; }})()'), condition
-
-    def open(self, url):
-        self.call('Page.navigate', url='about:blank')
-        self.call('Page.navigate', url=url)
-        self.until('location.protocol === "file:" && document.readyState === "complete"')
-
-    def key(self, key):
-        text = {'text': key} if len(key) == 1 else {}
-        self.call('Input.dispatchKeyEvent', type='keyDown', key=key, **text)
-        self.call('Input.dispatchKeyEvent', type='keyUp', key=key)
+COUNT = 'document.getElementById("count").textContent'
+DETAIL = 'document.getElementById("detail").innerText'
+TITLES = '[...document.querySelectorAll("{} .chart h3")].map((x) => x.textContent)'
+# The first row of a legend is the step axis, which is hidden.
+LEGENDS = """[...document.querySelectorAll("{} .u-legend")].map((legend) =>
+  [...legend.querySelectorAll("tr")].slice(1).map((row) => [...row.children].map((x) => x.textContent)))"""
+OPEN_GROUPS = 'document.querySelectorAll("details").forEach((x) => { x.open = true })'
 
 
 @pytest.fixture(scope='module')
 def browser(tmp_path_factory):
     if not CHROMIUM:
         pytest.skip('chromium is not installed')
-    profile = tmp_path_factory.mktemp('profile')
-    their_in, our_out = os.pipe()
-    our_in, their_out = os.pipe()
-    # Chromium reads commands from descriptor 3 and answers on 4.
-    command = f'exec "$@" 3<&{their_in} 4>&{their_out}'
-    process = subprocess.Popen(
-        ['bash', '-c', command, 'bash', CHROMIUM, *FLAGS, f'--user-data-dir={profile}'],
-        pass_fds=(their_in, their_out),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    os.close(their_in)
-    os.close(their_out)
-    yield Browser(our_out, our_in)
-    process.terminate()
-    process.wait(20)
-    os.close(our_out)
-    os.close(our_in)
+    browser = Browser(tmp_path_factory.mktemp('profile'))
+    yield browser
+    browser.close()
 
 
 @pytest.fixture
 def page(run, browser):
-    return report.write_report(run).as_uri()
+    return report_builder.write_report(run).as_uri()
 
 
 @pytest.fixture
 def both(run, other, browser, tmp_path):
-    return report.write_report(run, other, out=tmp_path / 'both.html').as_uri()
-
-
-COUNT = 'document.getElementById("count").textContent'
-DETAIL = 'document.getElementById("detail").innerText'
-TITLES = '[...document.querySelectorAll("{} .chart h3")].map((x) => x.textContent)'
-LEGENDS = '[...document.querySelectorAll("{} .legend")].map((x) => [...x.children].map((one) => one.textContent))'
+    return report_builder.write_report(run, other, out=tmp_path / 'both.html').as_uri()
 
 
 def test_nothing_is_loaded_and_nothing_fails(page, both, browser):
     for url in (page, both):
         browser.open(url)
         assert browser.js('performance.getEntriesByType("resource").length') == 0
-        assert browser.js(
-            'Boolean(document.querySelector("#config-body").children.length)'
-        )  # drawn last
+        # The config is drawn last.
+        assert browser.js('document.querySelector("#config-body").children.length') > 0
 
 
 def test_headline_and_table(page, browser):
     browser.open(page)
-    assert '0.25' in browser.js('document.querySelector(".headline").innerText')
-    assert '0.75' in browser.js('document.querySelector(".headline").innerText')
-    assert (
-        browser.js('document.querySelectorAll("#outcome tbody tr").length') == 5
-    )  # four hop counts and the mean
+    headline = browser.js('document.querySelector(".headline").innerText')
+    assert '0.25' in headline and '0.75' in headline
+    rows = browser.js('document.querySelectorAll("#outcome tbody tr").length')
+    assert rows == 5  # four hop counts and the mean
 
 
 @pytest.mark.parametrize('width', [1400, 1000, 420])
-def test_no_card_runs_over(page, both, browser, width):
-    browser.call(
-        'Emulation.setDeviceMetricsOverride',
-        width=width,
-        height=900,
-        deviceScaleFactor=1,
-        mobile=False,
-    )
+def test_nothing_overflows(page, both, browser, width):
+    browser.resize(width)
     for url in (page, both):
         browser.open(url)
         assert browser.js('document.documentElement.scrollWidth') <= width
-        cards = browser.js(
+        widths = browser.js(
             '[...document.querySelectorAll(".card")].map((x) => [x.scrollWidth, x.clientWidth])'
         )
-        assert len(cards) > 10
+        assert len(widths) > 10
         if width == 1400:  # narrower tables scroll inside their card
-            assert all(inside <= outside for inside, outside in cards)
+            assert all(content <= card for content, card in widths)
     browser.call('Emulation.clearDeviceMetricsOverride')
 
 
-def test_charts_are_few_and_the_others_folded(page, browser):
+def test_charts_follow_the_width_of_the_window(page, browser):
+    browser.resize(1400)
     browser.open(page)
-    titles = browser.js(TITLES.format('#charts'))
-    assert titles == [
+    browser.resize(420)
+    fits = 'plots.every((plot) => plot.width <= plot.root.parentElement.clientWidth)'
+    browser.until(f'plots[0].width < 400 && {fits}')
+    browser.call('Emulation.clearDeviceMetricsOverride')
+
+
+def test_main_charts_are_visible_and_others_folded(page, browser):
+    browser.open(page)
+    assert browser.js(TITLES.format('#charts')) == [
         'Held-out exact match',
         'Reward · proposer',
         'Reward · solver',
-        'Solves per question',
+        'Solve count per question',
         'Valid proposals',
     ]
     assert browser.js('document.querySelectorAll("#groups details:not([open])").length') == 3
     heads = browser.js(
         '[...document.querySelectorAll("#groups summary")].map((x) => x.firstChild.textContent)'
     )
-    assert heads == ['Proposals and the question pool', 'Learning', 'Other']
-    assert browser.js('document.querySelectorAll("#groups .chart svg").length') == 0
-    browser.js('document.querySelectorAll("#groups details").forEach((x) => { x.open = true })')
-    browser.until('document.querySelectorAll("#groups .chart svg").length === 5')
+    assert heads == ['Proposals and question pool', 'Policy updates', 'Other']
+    assert browser.js('document.querySelectorAll("#groups canvas").length') == 0
+    browser.js(OPEN_GROUPS)
+    browser.until('document.querySelectorAll("#groups canvas").length === 5')
     assert browser.js(TITLES.format('#groups')) == [
         'Rejected proposals',
-        'Questions in the pool',
+        'Question pool size',
         'Loss',
         'Entropy',
         'New thing',
     ]
 
 
-def test_what_never_changes_is_told_in_words(page, browser):
+def test_constant_metrics_are_text(page, browser):
     browser.open(page)
-    words = browser.js(
-        '[...document.querySelectorAll("#groups .flat li")].map((x) => x.textContent)'
-    )
-    assert words == ['Clipped tokens 0', 'Importance ratio 1', 'New thing: next 2']
-    assert 'ratio is clipped' in browser.js('document.querySelector("#groups .flat li").title')
+    items = '[...document.querySelectorAll("#groups .constants li")].map((x) => x.textContent)'
+    assert browser.js(items) == ['Clipped tokens 0', 'Importance ratio 1', 'New thing: next 2']
+    help_text = browser.js('document.querySelector("#groups .constants li").title')
+    assert 'ratio is clipped' in help_text
 
 
-def test_equal_lines_are_one_line_with_both_names(page, browser):
+def test_identical_lines_are_one_series_with_both_labels(page, browser):
     browser.open(page)
     legends = browser.js(LEGENDS.format('#charts'))
-    assert [text.rsplit(' ', 1)[0] for text in legends[1]] == ['mean reward', 'form']
-    assert [text.rsplit(' ', 1)[0] for text in legends[2]] == ['mean reward = exact match']
-    assert (
-        browser.js(
-            'document.querySelectorAll("#charts .chart")[2].querySelectorAll(".curve").length'
-        )
-        == 3
-    )
+    assert [label for label, _ in legends[1]] == ['mean reward', 'format']
+    assert [label for label, _ in legends[2]] == ['mean reward = exact match']
+    assert browser.js('plots[2].data.length') == 2  # steps and one series
+    assert browser.js('plots[2].data[0].length') == 20
 
 
-def test_counters_that_were_not_written_are_zero(page, browser):
+def test_counters_that_were_not_logged_are_zero(page, browser):
     browser.open(page)
-    # ten proposer steps, of which every second has no 'solved 5 times'
-    chart = 'document.querySelectorAll("#charts .chart")[3]'
-    assert browser.js(f'{chart}.querySelectorAll(".bar").length') == 15
-    assert browser.js(f'{chart}.querySelector(".legend").textContent') == 'solved 0× 0.5solved 5× 0'
+    # Ten proposer steps; every second one has no k_histogram/5. Parts of a stack lie on each other.
+    assert browser.js('plots[3].data.slice(1)') == [[0.5] * 10, [1, 0.5] * 5]
+    assert browser.js(LEGENDS.format('#charts'))[3] == [['0 correct', '0.5'], ['5 correct', '0']]
 
 
-def test_arrow_keys_walk_through_a_chart(page, browser):
-    browser.open(page)
-    browser.js('document.querySelector(".chart svg").focus()')
+def test_values_that_are_not_finite_are_gaps_and_absent_ones_are_not(tmp_path, browser):
+    rows = [{'step': i, 'iteration': 0, 'phase': 'solver', 'entropy': 1.0 + i} for i in range(6)]
+    rows[2]['entropy'] = float('nan')
+    del rows[4]['entropy']
+    rows[4]['ratio'] = 1.0
+    sample_run.write_lines(tmp_path / 'metrics.jsonl', rows)
+    browser.open(report_builder.write_report(tmp_path).as_uri())
+    browser.js(OPEN_GROUPS)
+    browser.until('plots.length > 0')
+    entropy = 'plots.find((plot) => plot.data[0].length === 5)'
+    assert browser.js(f'{entropy}.data') == [[0, 1, 2, 3, 5], [1, 2, None, 4, 6]]
+    # Of the missing value the legend shows the one before.
+    browser.js('document.querySelector(".plot").focus()')
     browser.key('Home')
-    assert browser.js('document.querySelector(".chart .at").textContent').startswith('step 0')
     browser.key('ArrowRight')
-    assert browser.js('document.querySelector(".chart .at").textContent').startswith('step 41')
+    browser.key('ArrowRight')
+    browser.until('document.querySelector(".chart .at").textContent.startsWith("step 2,")')
+    assert browser.js(LEGENDS.format('#groups'))[0] == [['solver', '2']]
 
 
-def test_questions_have_difficulty_searches_and_topics(page, browser):
+def test_arrow_keys_move_the_cursor(page, browser):
+    browser.open(page)
+    title = 'document.querySelector(".chart .at").textContent'
+    assert browser.js(title) == 'step 41, iteration 2'  # the last step, without a cursor
+    browser.js('document.querySelectorAll(".plot")[1].focus()')
+    title = title.replace('querySelector(".chart .at")', 'querySelectorAll(".chart .at")[1]')
+    browser.key('Home')
+    browser.until(f'{title} === "step 1, iteration 0"')
+    assert browser.js(LEGENDS.format('#charts'))[1] == [['mean reward', '0.02'], ['format', '0.01']]
+    browser.key('ArrowRight')
+    browser.until(f'{title} === "step 5, iteration 0"')
+    assert browser.js(LEGENDS.format('#charts'))[1] == [['mean reward', '0.1'], ['format', '0.05']]
+    browser.js('document.activeElement.blur()')
+    browser.until(f'{title} === "step 37, iteration 1"')
+
+
+def test_the_pointer_shows_values_and_the_legend_hides_series(page, browser):
+    browser.open(page)
+    place = browser.js(
+        '(() => { const { x, y } = document.querySelectorAll(".u-over")[1].getBoundingClientRect();'
+        ' return [x + 12, y + 20]; })()'
+    )
+    browser.call('Input.dispatchMouseEvent', type='mouseMoved', x=place[0], y=place[1])
+    title = 'document.querySelectorAll(".chart .at")[1].textContent'
+    browser.until(f'{title} === "step 1, iteration 0"')
+    browser.js('document.querySelectorAll("#charts .u-legend")[1].rows[1].cells[0].click()')
+    assert browser.js('plots[1].series.map((series) => series.show)') == [True, False, True]
+
+
+def test_charts_are_drawn_in_the_colours_of_the_theme_and_printed_light(page, browser):
+    browser.call(
+        'Emulation.setEmulatedMedia', features=[{'name': 'prefers-color-scheme', 'value': 'light'}]
+    )
+    browser.open(page)
+    picture = 'plots[1].ctx.canvas.toDataURL()'
+    light = browser.js(picture)
+    browser.js('document.getElementById("theme").click()')
+    browser.until(f'{picture}.length && !({picture} === {json.dumps(light)})')
+    dark = browser.js(picture)
+    browser.js('dispatchEvent(new Event("beforeprint"))')
+    browser.until(f'{picture} === {json.dumps(light)}')
+    browser.js('dispatchEvent(new Event("afterprint"))')
+    browser.until(f'{picture} === {json.dumps(dark)}')
+    axis = 'plots[1].axes[0].stroke(plots[1], 0)'
+    assert browser.js(axis) == browser.js('getComputedStyle(document.querySelector(".at")).color')
+    browser.call('Emulation.setEmulatedMedia', features=[])
+
+
+@pytest.mark.parametrize(
+    'names', [('search_seconds',), ('tool_seconds/search', 'tool_seconds/open')]
+)
+def test_tool_latency_of_old_and_new_logs(tmp_path, browser, names):
+    rows = []
+    for i in range(3):
+        row = {'step': i, 'iteration': 0, 'phase': 'solver', 'tool_calls': 2 + i}
+        row |= {'tool_calls/search': 2.0, 'tool_calls/open': float(i)}
+        for j, name in enumerate(names):
+            row |= {f'{name}/p50': 0.1 + j + i, f'{name}/p95': 0.2 + j + i}
+        rows.append(row)
+    sample_run.write_lines(tmp_path / 'metrics.jsonl', rows)
+    browser.open(report_builder.write_report(tmp_path).as_uri())
+    browser.js(OPEN_GROUPS)
+    browser.until('plots.length === 2')
+    assert browser.js(TITLES.format('#groups')) == ['Tool calls', 'Tool latency']
+    calls, latency = browser.js(LEGENDS.format('#groups'))
+    assert [label for label, _ in calls] == ['all tools', 'open']
+    tools = ['search'] if names == ('search_seconds',) else ['open', 'search']
+    percentiles = [f'{tool} {percentile}' for tool in tools for percentile in ('p50', 'p95')]
+    assert [label for label, _ in latency] == percentiles
+    help_texts = browser.js('document.querySelector("#groups").textContent')
+    assert 'tool_seconds/<tool>/p50' in help_texts and 'search_seconds/p50' in help_texts
+    constants = '[...document.querySelectorAll(".constants li")].map((x) => x.textContent)'
+    assert browser.js(constants) == ['Tool calls: search 2']
+
+
+def test_questions_have_difficulty_tool_calls_and_topics(page, browser):
     browser.open(page)
     titles = browser.js(TITLES.format('#question-charts'))
-    assert titles[0] == 'Solves by hops' and 'Searches by hops · solver' in titles
+    assert titles[0] == 'Solve count by hops' and 'Tool calls by hops · solver' in titles
     table = browser.js('document.querySelector(".topics").innerText')
-    for part in ('Different documents', 'river', '100 %'):
-        assert part in table
+    for text in ('Distinct documents', 'river', '100 %'):
+        assert text in table
     assert 'which' not in table.lower()
 
 
@@ -239,36 +239,36 @@ def test_filters_of_the_address(page, browser):
         ('phase=proposer&from=1&to=20&high=0.5', 32),
         ('drop=no_answer', 40),
         ('drop=(some)&role=solver', 1),
-        ('text=NUMBER%20123', 1),  # only in that question; case does not matter
-        ('text=page%20123:', 1),  # only in that passage
+        ('text=NUMBER%20123', 1),  # only in that question; case is ignored
+        ('text=page%20122:', 1),  # only in that document
         ('drop=(none)&low=2', 0),
     ):
         browser.js(f'location.hash = {address!r}')
         browser.until(f'{COUNT} === "{count} of 320 trajectories"')
-    assert 'Nothing passes' in browser.js('document.getElementById("rows").innerText')
+    assert 'No trajectory passes' in browser.js('document.getElementById("rows").innerText')
 
 
-def test_opened_trajectory_tells_who_wrote_what(page, browser):
+BLOCKS = """[...document.querySelectorAll(".block")]
+  .map((block) => [block.classList[1], block.querySelector(".label").textContent])"""
+
+
+def test_the_open_trajectory_shows_the_source_of_each_text(page, browser):
     browser.open(page + '#open=130')
     text = browser.js(DETAIL)
     for part in ('Which river crosses Gumu number 130?', 'Lomi 130', 'exact match 1', 'step 11'):
         assert part in text
-    blocks = browser.js(
-        '[...document.querySelectorAll(".block")]'
-        '.map((block) => [block.classList[1], block.querySelector(".label").textContent])'
-    )
-    assert blocks == [
+    assert browser.js(BLOCKS) == [
         ['prompt', 'prompt'],
-        ['policy', 'thought'],
+        ['policy', 'thinking'],
         ['policy', 'search'],
-        ['env', 'passages'],
+        ['call', 'call'],
+        ['env', 'tool result'],
         ['policy', ''],
         ['policy', 'answer'],
         ['policy', ''],
     ]
-    assert '<answer>trap</answer>' in browser.js(
-        'document.querySelector(".block.env .text").textContent'
-    )
+    result = browser.js('document.querySelector(".block.env .text").textContent')
+    assert '<answer>trap</answer>' in result
     colours = browser.js(
         '["prompt", "policy", "env"].map((source) => document.querySelector(`.block.${source} .text`))'
         '.map((node) => getComputedStyle(node).backgroundColor)'
@@ -276,16 +276,48 @@ def test_opened_trajectory_tells_who_wrote_what(page, browser):
     assert len(set(colours)) == 3
 
 
+def test_tool_calls_are_shown_with_arguments_and_errors(page, browser):
+    call = 'document.querySelector(".block.call")?.innerText'
+    browser.open(page + '#open=130')
+    text = browser.js(call)
+    assert 'search(query: "Gumu 130 <script>' in text and 'top_k: 3)' in text
+    assert 'documents: Gumu 130 <script>' in text and '(0.25)' in text
+    assert 'error' not in text.replace('onerror', '')
+    browser.open(page + '#open=137')
+    text = browser.js(call)
+    assert 'search(query: "Gumu 137 ' in text and 'error: timeout' in text
+    # A record of an old log has no turns.
+    browser.open(page + '#open=129')
+    assert browser.js(call) is None and 'Gumu number 129' in browser.js(DETAIL)
+    assert ['env', 'tool result'] in browser.js(BLOCKS)
+
+
+def test_unusual_calls_are_shown(tmp_path, browser):
+    calls = [
+        {'tool': 'calculator', 'arguments': None, 'error': 'not_parsed', 'text': 'failed'},
+        {'tool': 'open', 'arguments': {'ids': [1, 2]}, 'error': None, 'documents': []},
+    ]
+    segments = [{'source': 'policy', 'text': 'first'}, {'source': 'policy', 'text': 'second'}]
+    row = sample_run.trajectory(1) | {'turns': calls, 'segments': segments, 'info': None}
+    sample_run.write_lines(tmp_path / 'trajectories.jsonl', [row])
+    browser.open(report_builder.write_report(tmp_path).as_uri())
+    texts = browser.js(
+        '[...document.querySelectorAll(".block.call .text")].map((x) => x.innerText)'
+    )
+    assert texts == ['calculator()error: not_parsed', 'open(ids: [1,2])']
+    assert [source for source, _ in browser.js(BLOCKS)] == ['policy', 'call', 'policy', 'call']
+
+
 @pytest.mark.parametrize(
     ('index', 'caption'),
     [
-        (2, 'written by the policy, trained on'),
-        (1, 'written by the policy, not trained on in this step'),
-        (3, 'written by the policy, not trained on in this step'),
-        (10, 'written by the policy, not trained on: no finite reward'),
+        (2, 'sampled from the policy, trained on'),
+        (1, 'sampled from the policy, no update in this step'),
+        (3, 'sampled from the policy, no update in this step'),
+        (10, 'sampled from the policy, not trained on: no finite reward'),
     ],
 )
-def test_the_caption_says_what_is_learned_from(page, browser, index, caption):
+def test_the_caption_tells_whether_a_rollout_is_trained_on(page, browser, index, caption):
     browser.open(f'{page}#open={index}')
     assert browser.js('document.querySelector("#detail .legend .policy").textContent') == caption
 
@@ -296,19 +328,22 @@ def test_a_step_may_train_two_roles(tmp_path, browser):
     rollouts = [sample_run.trajectory(i) | where | {'step': 1} for i in (1, 2)]
     sample_run.write_lines(tmp_path / 'metrics.jsonl', losses)
     sample_run.write_lines(tmp_path / 'trajectories.jsonl', rollouts)
-    browser.open(report.write_report(tmp_path).as_uri())
+    browser.open(report_builder.write_report(tmp_path).as_uri())
     assert browser.js(TITLES.format('#groups')) == ['Loss']
-    assert [text.strip() for text in browser.js(LEGENDS.format('#groups'))[0]] == [
-        'proposer',
-        'solver',
-    ]
-    plays = '[...document.querySelectorAll(".row .phase")].map((x) => [x.textContent, getComputedStyle(x).color])'
-    (one, orange), (two, blue) = browser.js(plays)
-    assert [one, two] == ['proposer', 'solver'] and orange != blue
-    assert 'written by the policy, trained on' in browser.js(DETAIL)
+    browser.js(OPEN_GROUPS)
+    browser.until('plots.length > 0')
+    labels = [label for label, _ in browser.js(LEGENDS.format('#groups'))[0]]
+    assert labels == ['proposer', 'solver']
+    phases = browser.js(
+        '[...document.querySelectorAll(".row .phase")]'
+        '.map((x) => [x.textContent, getComputedStyle(x).color])'
+    )
+    (first, first_colour), (second, second_colour) = phases
+    assert [first, second] == ['proposer', 'solver'] and first_colour != second_colour
+    assert 'sampled from the policy, trained on' in browser.js(DETAIL)
 
 
-# Contrast (WCAG) of every text in the page with what lies under it: [ratio, class and text], the worst first.
+# Contrast ratios (WCAG) of all texts with their backgrounds: [ratio, class and text], the smallest first.
 CONTRAST = """(() => {
   const canvas = new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true });
   const painted = (colours) => {
@@ -320,62 +355,59 @@ CONTRAST = """(() => {
     const [red, green, blue] = [...canvas.getImageData(0, 0, 1, 1).data].map((x) => linear(x / 255));
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05;
   };
-  const found = [];
+  const ratios = [];
   for (const node of document.querySelectorAll('body *')) {
     const text = [...node.childNodes].filter((x) => x.nodeType === 3).map((x) => x.data.trim()).join('');
     if (!text || !node.checkVisibility() || node.closest('script, option')) continue;
     const layers = [];
     for (let under = node; under; under = under.parentElement)
       layers.unshift(getComputedStyle(under).backgroundColor);
-    const own = getComputedStyle(node);
-    const [below, above] = [painted(layers), painted([node.closest('svg') ? own.fill : own.color])];
+    const style = getComputedStyle(node);
+    const [below, above] = [painted(layers), painted([node.closest('svg') ? style.fill : style.color])];
     const ratio = (Math.max(below, above)) / Math.min(below, above);
-    found.push([ratio, `${node.getAttribute('class')}: ${text.slice(0, 40)}`]);
+    ratios.push([ratio, `${node.getAttribute('class')}: ${text.slice(0, 40)}`]);
   }
-  return found.sort(([a], [b]) => a - b);
+  return ratios.sort(([a], [b]) => a - b);
 })()"""
 SCHEME = 'getComputedStyle(document.querySelector(".card")).backgroundColor'
 
 
 @pytest.mark.parametrize('theme', ['light', 'dark'])
-def test_all_text_can_be_read_in_both_themes(page, both, browser, theme):
+def test_all_text_is_readable_in_both_themes(page, both, browser, theme):
     browser.call(
         'Emulation.setEmulatedMedia', features=[{'name': 'prefers-color-scheme', 'value': theme}]
     )
-    cards = {'light': 'rgb(255, 255, 255)', 'dark': 'rgb(26, 29, 34)'}
-    other = {'light': 'dark', 'dark': 'light'}[theme]
-    for url, curve in ((page, 'mean reward'), (both, 'two')):
+    card_colours = {'light': 'rgb(255, 255, 255)', 'dark': 'rgb(26, 29, 34)'}
+    other_theme = {'light': 'dark', 'dark': 'light'}[theme]
+    for url, label in ((page, 'mean reward'), (both, 'two')):
         browser.open(url)
-        browser.js('document.querySelectorAll("details").forEach((x) => { x.open = true })')
-        for shown in (theme, other):  # as the machine has it, and as the button says
-            assert browser.js(SCHEME) == cards[shown]
+        browser.js(OPEN_GROUPS)
+        for current in (theme, other_theme):  # the system's theme, then the button's
+            assert browser.js(SCHEME) == card_colours[current]
             for index, phase in enumerate(('proposer', 'generate', 'solver', 'evaluation')):
                 browser.js(f'location.hash = "open={index}"')
                 browser.until(
                     f'document.querySelector("[aria-selected=true] .phase")?.textContent === "{phase}"'
                 )
-                found = browser.js(CONTRAST)
-                texts = [text for _, text in found]
-                for part in (
-                    'phase: ' + phase,
-                    'axis: 0',
-                    'inner: look',
-                    f'null: {curve}',
-                    'muted: ',
-                ):
-                    assert any(text.startswith(part) for text in texts), part
-                assert found[0][0] >= 4.5, (shown, [text for ratio, text in found if ratio < 4.5])
+                ratios = browser.js(CONTRAST)
+                texts = [text for _, text in ratios]
+                for start in (f'phase: {phase}', 'inner: look', f'u-label: {label}', 'muted: '):
+                    assert any(text.startswith(start) for text in texts), start
+                unreadable = [text for ratio, text in ratios if ratio < 4.5]
+                assert not unreadable, current
+                # Record 2 has a tool call that failed.
+                assert (index == 2) == any(text.startswith('error: ') for text in texts)
             browser.js('document.getElementById("theme").click()')
     browser.call('Emulation.setEmulatedMedia', features=[])
 
 
-def test_text_of_pages_and_models_never_runs(run, page, browser):
+def test_text_of_documents_and_models_is_never_run(run, page, browser):
     browser.open(page + '#open=1')
     assert browser.js('document.title') == f'{run.name} – run report'
     assert browser.js('document.querySelectorAll("img").length') == 0
     assert browser.js('document.scripts.length') == 2
     assert sample_run.ATTACK in browser.js('document.querySelector(".block.env .text").textContent')
-    # Were a hole in the escaping ever opened, the policy of the page still refuses foreign scripts.
+    # Even if text were inserted as a script, the content security policy would refuse it.
     browser.js(
         '{ const script = document.createElement("script"); script.textContent = "document.title = 1";'
         ' document.body.append(script) }'
@@ -383,7 +415,7 @@ def test_text_of_pages_and_models_never_runs(run, page, browser):
     assert browser.js('document.title') != '1'
 
 
-def test_keyboard_alone_is_enough(page, browser):
+def test_the_keyboard_is_sufficient(page, browser):
     browser.open(page)
     assert browser.js('scrollY') == 0
     browser.key('t')
@@ -410,15 +442,18 @@ def test_two_runs_are_compared(both, browser):
         '[...document.querySelectorAll("#outcome tbody tr")].map((row) => row.innerText)'
     )
     assert len(rows) == 10  # the mean and four hop counts, each of two runs
-    assert '0.750' in rows[0] and 'first' in rows[0]
+    assert '0.750' in rows[0] and 'reference' in rows[0]
     assert '0.800' in rows[1] and '+0.050\n[' in rows[1]
     titles = browser.js(TITLES.format('#charts'))
-    assert 'Reward · mean reward · solver' in titles and 'Solves per question · two' in titles
-    legends = dict(zip(titles, browser.js(LEGENDS.format('#charts'))))
-    assert [text.split(' ')[0] for text in legends['Reward · mean reward · solver']] == [
-        'one',
-        'two',
-    ]
+    assert 'Solve count per question · two' in titles
+    chart = titles.index('Reward · mean reward · solver')
+    labels = [label for label, _ in browser.js(LEGENDS.format('#charts'))[chart]]
+    assert labels == ['one', 'two']
+    markers = browser.js(
+        f'[...document.querySelectorAll("#charts .chart")[{chart}].querySelectorAll(".u-marker")].slice(1)'
+        '.map((x) => getComputedStyle(x).backgroundColor)'
+    )
+    assert len(set(markers)) == 2
     config = browser.js('document.querySelector("#config-body > .config").innerText')
     assert 'solver.learning_rate' in config and '0.002' in config and 'clip_low' not in config
     assert browser.js('document.querySelectorAll(".topics").length') == 2
@@ -428,7 +463,7 @@ def test_two_runs_are_compared(both, browser):
     assert browser.js(DETAIL).startswith('two')
 
 
-# Milliseconds from a filter to the list laid out anew; the pause after the last key (90 ms) is not in it.
+# Milliseconds from a change of a filter to the new layout, without the delay after the last key.
 FILTER = """(() => {{
   filters.elements.{}.value = '{}';
   const start = performance.now();
@@ -440,18 +475,15 @@ FILTER = """(() => {{
 
 def test_twenty_thousand_trajectories(tmp_path, browser):
     sample_run.write_run(tmp_path / 'long', count=20_000)
-    browser.open(report.write_report(tmp_path / 'long').as_uri())
+    browser.open(report_builder.write_report(tmp_path / 'long').as_uri())
     assert browser.js(COUNT) == '20,000 of 20,000 trajectories'
-    assert (
-        browser.js('document.querySelectorAll("#rows .row").length') < 80
-    )  # only what is in view is drawn
+    # Only visible rows are in the document.
+    assert browser.js('document.querySelectorAll("#rows .row").length') < 80
     browser.js('document.getElementById("list").scrollTop = 1e9')
     browser.until('document.getElementById("row-19999") && !document.getElementById("row-0")')
-    # The first search is the slowest: it makes all texts lower case.
+    # The first search is the slowest: it converts all texts to lower case.
     for field, value, passed in (('text', 'page 19998:', '1'), ('role', 'solver', '10,000')):
-        assert (
-            browser.js(FILTER.format(field, value)) < 500
-        )  # measured on two busy cores: 37 and 14
+        assert browser.js(FILTER.format(field, value)) < 500
         assert browser.js(COUNT) == f'{passed} of 20,000 trajectories'
         browser.js('filters.reset()')
         browser.until(f'{COUNT} === "20,000 of 20,000 trajectories"')
@@ -461,11 +493,11 @@ def test_twenty_thousand_trajectories(tmp_path, browser):
     browser.until(f'{COUNT} === "1 of 20,000 trajectories"')
 
 
-def test_a_run_that_was_killed_still_has_a_page(tmp_path, browser):
+def test_a_killed_run_has_a_report(tmp_path, browser):
     sample_run.write_run(tmp_path, count=3)
     (tmp_path / 'summary.json').unlink()
     with (tmp_path / 'trajectories.jsonl').open('a') as file:
         file.write('{"step": 4, "phase": "sol')
-    browser.open(report.write_report(tmp_path).as_uri())
-    assert 'line 4) is torn' in browser.js('document.getElementById("notes").innerText')
+    browser.open(report_builder.write_report(tmp_path).as_uri())
+    assert 'line 4) is incomplete' in browser.js('document.getElementById("notes").innerText')
     assert browser.js(COUNT) == '3 of 3 trajectories'

@@ -1,190 +1,230 @@
-// One chart: small, in SVG, with a cursor for pointer and arrow keys.
-// A card has a title, a kind ('', 'share' or 'stack') and series of {run, name, phase, label, hue}.
-const COLUMNS = 360; // a longer run is averaged into so many columns per chart
+// Charts: preparation of the data and the options of uPlot. A card has a title, a kind ('', 'share' or 'stack') and
+// series of {run, name, phase, label, colour}.
+const MAX_COLUMNS = 360; // the steps of longer runs are averaged into at most so many columns
+const CHART_HEIGHT = 176;
+const STEP_INCREMENTS = [0, 1, 2, 3, 4, 5, 6].flatMap((power) => [1, 2, 5].map((m) => m * 10 ** power));
+const plots = []; // all drawn charts
 
-// Columns (a step, or consecutive ones of a phase and iteration) and, aligned with them, the values of every series.
+// A number, null for a logged value that is not finite, or undefined for a metric that was not logged.
+function loggedValue(row, { name, absentIsZero }) {
+  if (isNumber(row[name])) return row[name];
+  if (absentIsZero) return 0;
+  return name in row ? null : undefined;
+}
+
+function columnValue(values) {
+  const numbers = values.filter(isNumber);
+  if (numbers.length) return mean(numbers);
+  return values.includes(null) ? null : undefined;
+}
+
+// Adds columns to a card (a step, or consecutive steps of one phase and iteration) and to each series its value per
+// column. uPlot draws a gap at null and continues the line over undefined.
 function tabulate(card) {
-  const places = new Map(); // step → its row, of the first run that has it
+  const rowOfStep = new Map(); // of the first run that has the step
   for (const series of card.series) {
-    series.rows = new Map();
+    series.valueOfStep = new Map();
     for (const row of series.run.metrics) {
       if (row.phase !== series.phase) continue;
-      const value = isNumber(row[series.name]) ? row[series.name] : series.zero ? 0 : null;
-      if (value === null) continue;
-      series.rows.set(row.step, value);
-      if (!places.has(row.step)) places.set(row.step, row);
+      const value = loggedValue(row, series);
+      if (value === undefined) continue;
+      series.valueOfStep.set(row.step, value);
+      if (!rowOfStep.has(row.step)) rowOfStep.set(row.step, row);
     }
   }
-  const steps = [...places.keys()].sort((a, b) => a - b);
-  const width = Math.ceil(steps.length / (card.columns ?? COLUMNS));
+  const steps = [...rowOfStep.keys()].sort((a, b) => a - b);
+  const width = Math.ceil(steps.length / (card.columns ?? MAX_COLUMNS));
   const columns = [];
   for (const step of steps) {
-    const { phase, iteration } = places.get(step);
+    const { phase, iteration } = rowOfStep.get(step);
     const last = columns.at(-1);
     if (last && last.steps.length < width && last.phase === phase && last.iteration === iteration)
       last.steps.push(step);
     else columns.push({ phase, iteration, steps: [step] });
   }
-  for (const series of card.series) {
-    series.values = columns.map(({ steps: own }) =>
-      mean(own.map((step) => series.rows.get(step)).filter(isNumber)),
+  for (const series of card.series)
+    series.values = columns.map((column) =>
+      columnValue(column.steps.map((step) => series.valueOfStep.get(step))),
     );
-  }
   return { ...card, columns };
 }
 
-function scale({ kind, columns, series }) {
-  const tops =
-    kind === 'stack'
-      ? columns.map((_, c) => sum(series.map(({ values }) => values[c] ?? 0)))
-      : series.flatMap(({ values }) => values.filter(isNumber));
-  let [low, high] = [Math.min(...tops), Math.max(...tops)];
-  if (kind === 'share') [low, high] = [0, 1];
-  else if (kind === 'stack' || (low >= 0 && low < 0.6 * high)) low = 0;
-  if (high <= low) [low, high] = low === 0 ? [0, 1] : [low - Math.abs(low) / 2, low + Math.abs(low) / 2];
-  const rough = (high - low) / 3;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 5, 10].find((m) => m * power >= rough * 0.999);
-  [low, high] = [Math.floor(low / step + 1e-9) * step, Math.ceil(high / step - 1e-9) * step];
-  if (kind === 'share') high = Math.min(high, 1);
-  const ticks = Array.from({ length: Math.floor((high - low) / step + 1e-9) + 1 }, (_, i) => low + i * step);
-  return { low, high, ticks: ticks.map((tick) => Number(tick.toPrecision(12))) };
+// The data of uPlot: steps, then the values of each series; in a stack each series lies on the ones before it.
+function plotData({ kind, columns, series }) {
+  const steps = columns.map((column) => mean(column.steps));
+  if (kind !== 'stack') return [steps, ...series.map(({ values }) => values)];
+  const tops = columns.map(() => 0);
+  const stacked = series.map(({ values }) => columns.map((_, c) => (tops[c] += values[c] ?? 0)));
+  return [steps, ...stacked];
 }
 
-function drawChart(card, width) {
-  const { columns, series, kind } = card;
-  const { low, high, ticks } = scale(card);
-  const labels = ticks.map(format);
-  const left = 10 + 6.4 * Math.max(...labels.map((text) => text.length));
-  const box = { left, right: width - 6, top: 14, bottom: 150, slot: (width - 6 - left) / columns.length };
-  const x = (c) => box.left + (c + 0.5) * box.slot;
-  const y = (value) => box.bottom - ((box.bottom - box.top) * (value - low)) / (high - low);
-  const grid = ticks.flatMap((tick, i) => [
-    svg('line', { class: 'grid', x1: box.left, x2: box.right, y1: y(tick), y2: y(tick) }),
-    svg('text', { class: 'axis', x: box.left - 6, y: y(tick) + 4, 'text-anchor': 'end' }, labels[i]),
-  ]);
-  const ends = series.map(
-    ({ label, values }) =>
-      `${label} ${format(values.find(isNumber))} to ${format(values.findLast(isNumber))}`,
-  );
-  const picture = svg(
-    'svg',
-    {
-      viewBox: `0 0 ${width} 170`,
-      height: 170,
-      role: 'img',
-      tabindex: 0,
-      'aria-label': `${card.title}: ${ends.join(', ')}`,
-    },
-    bands(columns, box, x),
-    grid,
-    kind === 'stack' ? bars(card, x, y, box.slot) : series.map((one) => line(one, columns, x, y)).flat(),
-  );
-  card.node.querySelector('svg')?.remove();
-  card.node.querySelector('.legend').before(picture);
-  addCursor(card, picture, box, x, width);
+// A margin on both sides, so that points, and in a stack half a bar, are not cut off.
+function stepRange(kind, steps) {
+  if (steps.length < 2) return [steps[0] - 1, steps[0] + 1];
+  const distances = steps.slice(1).map((step, i) => step - steps[i]);
+  const halfColumn = Math.min(...distances) / 2;
+  const margin = kind === 'stack' ? halfColumn : Math.min(halfColumn, 0.03 * (steps.at(-1) - steps[0]));
+  return [steps[0] - margin, steps.at(-1) + margin];
 }
 
-// A band per phase and iteration, with the step it starts at; few columns each tell their own step.
-function bands(columns, box, x) {
-  const stamp = (at, { steps }, anchor) => {
-    const place = { x: at.toFixed(1), y: box.bottom + 15, 'text-anchor': anchor };
-    return svg('text', { class: 'axis', ...place }, format(steps[0]));
-  };
-  const nodes = columns.length <= 8 ? columns.map((column, c) => stamp(x(c), column, 'middle')) : [];
-  let from = 0;
+function valueRange(kind, low, high) {
+  // low and high are null while all series are switched off in the legend.
+  if (kind === 'share' || low === null) return [0, 1];
+  if (kind === 'stack') return [0, high > 0 ? high : 1];
+  if (low < 0 || low >= 0.6 * high) return uPlot.rangeNum(low, high, 0.1, true);
+  return [0, uPlot.rangeNum(0, high, 0.05, true)[1]];
+}
+
+// The canvas needs resolved colours: it knows neither var() nor light-dark().
+const colourProbe = document.body.appendChild(el('span', { hidden: '' }));
+function resolved(colour) {
+  colourProbe.style.color = colour;
+  return getComputedStyle(colourProbe).color;
+}
+
+// An isolated point between two gaps has no line; without this it would be invisible in a dense chart.
+function isolatedPoints(values) {
+  const logged = values.flatMap((value, c) => (value === undefined ? [] : [c]));
+  return logged.filter(
+    (c, i) => isNumber(values[c]) && !isNumber(values[logged[i - 1]]) && !isNumber(values[logged[i + 1]]),
+  );
+}
+
+function seriesOptions({ label, values, colour }, kind) {
+  const stroke = () => resolved(colour);
+  // The cursor's index is null while no column is chosen: then the legend shows the last value.
+  const value = (_, __, ___, index) => format(index === null ? values.findLast(isNumber) : values[index]);
+  if (kind === 'stack') {
+    const paths = uPlot.paths.bars({ size: [0.85, Infinity] });
+    return { label, value, fill: stroke, stroke, width: 0, paths, points: { show: false } };
+  }
+  const isolated = isolatedPoints(values);
+  const filter = (_, __, show) => (show ? null : isolated);
+  // An odd or fractional width would shift the line against its points by part of a pixel.
+  return { label, value, stroke, width: 2, points: { size: 5, fill: stroke, stroke, width: 0, filter } };
+}
+
+// Shades the steps of each phase and iteration, with a strip of the phase's colour on top.
+function drawIterations(plot, { columns }) {
+  const { ctx } = plot;
+  const { left, top, width, height } = plot.bbox;
+  const steps = plot.data[0];
+  const position = (step) => Math.min(left + width, Math.max(left, plot.valToPos(step, 'x', true)));
+  const strip = 3 * devicePixelRatio;
+  let first = 0;
+  ctx.save();
   columns.forEach(({ phase, iteration }, c) => {
     const next = columns[c + 1];
     if (next && next.phase === phase && next.iteration === iteration) return;
-    const [left, span] = [box.left + from * box.slot, (c + 1 - from) * box.slot];
-    const width = Math.max(1, span - (next ? 1.5 : 0)).toFixed(1);
-    const place = { x: left.toFixed(1), width, hue: many ? 'var(--muted)' : phaseHue(phase) };
-    nodes.push(
-      svg('rect', { class: 'shade', y: box.top, height: box.bottom - box.top, ...place }),
-      svg('rect', { class: 'band', y: box.top - 8, height: 4, ...place }),
-    );
-    if (columns.length > 8 && (span > 26 || from === 0)) nodes.push(stamp(left, columns[from], 'start'));
-    from = c + 1;
+    const from = first === 0 ? left : position((steps[first - 1] + steps[first]) / 2);
+    const to = next ? position((steps[c] + steps[c + 1]) / 2) - devicePixelRatio : left + width;
+    ctx.fillStyle = resolved(comparing ? 'var(--muted)' : phaseColour(phase));
+    ctx.globalAlpha = 0.06;
+    ctx.fillRect(from, top, to - from, height);
+    ctx.globalAlpha = 0.9;
+    ctx.fillRect(from, top - 2 * strip, to - from, strip);
+    first = c + 1;
   });
-  return nodes;
+  ctx.restore();
 }
 
-// Pointer or arrow keys choose a column; heading and legend tell its step and values, at rest the last ones.
-function addCursor({ columns, series, at: heading }, picture, box, x, width) {
-  const mark = svg('line', { class: 'cursor', y1: box.top, y2: box.bottom, visibility: 'hidden' });
-  picture.append(mark);
-  const end = columns.length - 1;
-  let at = end;
-  const show = (c, visible = true) => {
-    at = Math.max(0, Math.min(end, c));
-    const { steps, iteration } = columns[at];
-    const when = steps.length > 1 ? `steps ${steps[0]}–${steps.at(-1)}` : `step ${steps[0]}`;
-    heading.textContent = isNumber(iteration) ? `${when}, iteration ${iteration}` : when;
-    mark.setAttribute('visibility', visible ? 'visible' : 'hidden');
-    mark.setAttribute('x1', x(at));
-    mark.setAttribute('x2', x(at));
-    // the nearest earlier value: a series need not have one in every column
-    for (const { values, readout } of series)
-      readout.textContent = format(values.slice(0, at + 1).findLast(isNumber));
+function columnTitle({ steps, iteration }) {
+  const range = steps.length > 1 ? `steps ${steps[0]}–${steps.at(-1)}` : `step ${steps[0]}`;
+  return isNumber(iteration) ? `${range}, iteration ${iteration}` : range;
+}
+
+function plotOptions(card, width) {
+  const { kind, columns, series } = card;
+  const axis = {
+    font: '11px system-ui, sans-serif',
+    stroke: () => resolved('var(--muted)'),
+    grid: { stroke: () => resolved('var(--line)'), width: 1 },
+    ticks: { show: false },
   };
-  picture.addEventListener('pointermove', (event) => {
-    const place = picture.getBoundingClientRect();
-    show(Math.floor((((event.clientX - place.left) * width) / place.width - box.left) / box.slot));
-  });
-  picture.addEventListener('keydown', (event) => {
-    const target = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: end }[event.key];
-    if (target === undefined) return;
-    event.preventDefault();
-    show(target);
-  });
-  for (const name of ['pointerleave', 'blur']) picture.addEventListener(name, () => show(end, false));
-  show(end, false);
+  const colour = (_, i) => series[i - 1].colour;
+  return {
+    width,
+    height: CHART_HEIGHT,
+    padding: [12, 8, 0, 0],
+    scales: {
+      x: { time: false, range: (plot) => stepRange(kind, plot.data[0]) },
+      y: { range: (_, low, high) => valueRange(kind, low, high) },
+    },
+    axes: [
+      { ...axis, grid: { show: false }, incrs: STEP_INCREMENTS, size: 24, gap: 4 },
+      {
+        ...axis,
+        space: 36,
+        gap: 4,
+        size: (_, labels) => 10 + 6.4 * Math.max(1, ...(labels ?? []).map((label) => label.length)),
+        values: (_, ticks) => ticks.map((tick) => format(Number(tick.toPrecision(12)))),
+      },
+    ],
+    series: [{}, ...series.map((one) => seriesOptions(one, kind))],
+    bands: kind === 'stack' ? series.slice(1).map((_, i) => ({ series: [i + 2, i + 1] })) : [],
+    cursor: {
+      y: false,
+      drag: { x: false, y: false },
+      hover: { bias: -1, skip: [null] }, // a series need not have a value in each column: the nearest earlier one
+      points: { show: kind !== 'stack', size: 8, fill: colour, stroke: colour },
+    },
+    legend: {
+      mount: (_, table) => card.legend.replaceChildren(table),
+      markers: { width: 0, fill: colour },
+    },
+    hooks: {
+      drawClear: [(plot) => drawIterations(plot, card)],
+      setLegend: [({ legend }) => (card.heading.textContent = columnTitle(columns.at(legend.idx ?? -1)))],
+    },
+  };
 }
 
-// Strokes of one phase and iteration, joined over the pauses by a dotted bridge.
-function line({ values, hue }, columns, x, y) {
-  const strokes = [];
-  const bridges = [];
-  let previous = null;
-  values.forEach((value, c) => {
-    if (!isNumber(value)) return;
-    const point = [x(c).toFixed(1), y(value).toFixed(1)];
-    const joined =
-      previous !== null &&
-      (columns[c].phase === 'evaluation' || columns[c].iteration === columns[previous].iteration);
-    if (joined) strokes.at(-1).push(point);
-    else {
-      if (previous !== null) bridges.push([strokes.at(-1).at(-1), point]);
-      strokes.push([point]);
-    }
-    previous = c;
-  });
-  const path = (points, kind) => svg('polyline', { class: kind, points: points.join(' '), hue });
-  const dotted = columns.length <= 24 ? strokes.flat() : strokes.filter(({ length }) => length === 1).flat();
-  return [
-    bridges.map((points) => path(points, 'bridge')),
-    strokes.map((points) => path(points, 'curve')),
-    dotted.map(([cx, cy]) => svg('circle', { class: 'mark', cx, cy, r: 2.6, hue })),
-  ].flat();
+// Arrow keys choose a column, as the pointer does.
+function moveCursor(event, plot) {
+  const steps = plot.data[0];
+  const end = steps.length - 1;
+  const index = plot.cursor.idx ?? end;
+  const target = { ArrowLeft: index - 1, ArrowRight: index + 1, Home: 0, End: end }[event.key];
+  if (target === undefined) return;
+  event.preventDefault();
+  const step = steps[Math.max(0, Math.min(end, target))];
+  plot.setCursor({ left: plot.valToPos(step, 'x'), top: 0 });
 }
 
-function bars({ columns, series }, x, y, slot) {
-  const width = Math.max(0.6, slot - (slot > 5 ? 1.5 : 0));
-  return columns.flatMap((_, c) => {
-    let height = 0;
-    return series.flatMap(({ values, hue }) => {
-      const [base, top] = [y(height), y((height += values[c] ?? 0))];
-      if (base - top < 0.05) return [];
-      const place = { x: (x(c) - width / 2).toFixed(1), y: top.toFixed(1) };
-      return [
-        svg('rect', {
-          class: 'bar',
-          ...place,
-          width: width.toFixed(1),
-          height: (base - top).toFixed(1),
-          hue,
-        }),
-      ];
-    });
+// Draws a card at a width, or fits its chart to a new width.
+function drawChart(card, width) {
+  if (card.plot) {
+    card.plot.setSize({ width, height: CHART_HEIGHT });
+    return;
+  }
+  const summaries = card.series.map(({ label, values }) => {
+    const [first, last] = [values.find(isNumber), values.findLast(isNumber)];
+    return `${label} ${format(first)} to ${format(last)}`;
   });
+  card.frame.setAttribute('aria-label', `${card.title}: ${summaries.join(', ')}`);
+  card.plot = new uPlot(plotOptions(card, width), plotData(card), card.frame);
+  card.plot.setCursor({ left: -10, top: -10 });
+  const [, ...legendRows] = card.legend.querySelectorAll('tr');
+  legendRows.forEach((row, i) => (row.title = card.series[i].help ?? ''));
+  card.frame.addEventListener('keydown', (event) => moveCursor(event, card.plot));
+  card.frame.addEventListener('blur', () => card.plot.setCursor({ left: -10, top: -10 }));
+  plots.push(card.plot);
 }
+
+// A canvas keeps the colours it was drawn with.
+function redrawCharts() {
+  for (const plot of plots) plot.redraw();
+}
+$('theme').addEventListener('click', redrawCharts);
+darkScheme.addEventListener('change', redrawCharts);
+
+let schemeOnScreen = '';
+addEventListener('beforeprint', () => {
+  schemeOnScreen = document.documentElement.style.colorScheme;
+  document.documentElement.style.colorScheme = 'light';
+  redrawCharts();
+});
+addEventListener('afterprint', () => {
+  document.documentElement.style.colorScheme = schemeOnScreen;
+  redrawCharts();
+});

@@ -1,220 +1,235 @@
-// Which charts there are: one per family of metrics and phase; of several runs, one per metric and phase, overlaid.
-const COUNTED = /(\/|\bhop)\d/; // names that are numbered: shades of one hue
-const present = (run, name, phase) => run.phasesOf.get(name)?.has(phase);
+// Which charts there are: one per metric family and phase; with several runs one per metric and phase, runs overlaid.
+const NUMBERED = /(\/|\bhop)\d/; // metrics with a number in their name get shades of one colour
+const NOT_METRICS = ['step', 'iteration', 'phase'];
 
-function families() {
-  const found = new Map(FAMILIES.map((family) => [family.title, { ...family, members: [] }]));
-  const members = new Map(); // name → phases
-  for (const run of runs) {
-    run.phasesOf = new Map();
-    for (const row of run.metrics) {
-      for (const name of Object.keys(row)) {
-        if (['step', 'iteration', 'phase'].includes(name) || !isNumber(row[name])) continue;
-        if (!run.phasesOf.has(name)) run.phasesOf.set(name, new Set());
-        if (!members.has(name)) members.set(name, new Set());
-        run.phasesOf.get(name).add(row.phase);
-        members.get(name).add(row.phase);
-      }
+// Metric name → set of phases in which the run logged a number.
+function phasesOfMetrics(run) {
+  const phasesOf = new Map();
+  for (const row of run.metrics) {
+    for (const [name, value] of Object.entries(row)) {
+      if (NOT_METRICS.includes(name) || !isNumber(value)) continue;
+      if (!phasesOf.has(name)) phasesOf.set(name, new Set());
+      phasesOf.get(name).add(row.phase);
     }
   }
-  for (const [name, phases] of members) {
+  return phasesOf;
+}
+const isLogged = (run, name, phase) => run.phasesOf.get(name)?.has(phase);
+
+// Families with at least one logged metric, in the order of FAMILIES; a metric without a family is its own.
+function loggedFamilies() {
+  const families = new Map(FAMILIES.map((family) => [family.title, { ...family, metrics: [] }]));
+  for (const run of runs) run.phasesOf = phasesOfMetrics(run);
+  const names = new Set(runs.flatMap((run) => [...run.phasesOf.keys()]));
+  for (const name of names) {
     const family = familyOf(name);
-    if (!found.has(family.title)) found.set(family.title, { ...family, members: [] });
-    found.get(family.title).members.push({ name, phases });
+    if (!families.has(family.title)) families.set(family.title, { ...family, metrics: [] });
+    const phases = new Set(runs.flatMap((run) => [...(run.phasesOf.get(name) ?? [])]));
+    families.get(family.title).metrics.push({ name, phases });
   }
-  return [...found.values()].filter((family) => family.members.length);
+  const logged = [...families.values()].filter((family) => family.metrics.length);
+  for (const family of logged) family.metrics.sort((a, b) => naturalOrder(a.name, b.name));
+  return logged;
 }
 
-// The i-th of n shades of a hue, from pale over full to dark.
-function ramp(hue, i, n) {
+// Shade i of n of a colour, from pale to dark.
+function shade(colour, i, n) {
   const place = n > 1 ? i / (n - 1) : 0.6;
-  return place <= 0.6
-    ? `color-mix(in oklab, ${hue} ${Math.round(42 + (58 * place) / 0.6)}%, var(--card))`
-    : `color-mix(in oklab, ${hue} ${Math.round(100 - (50 * (place - 0.6)) / 0.4)}%, var(--ink))`;
+  if (place <= 0.6)
+    return `color-mix(in oklab, ${colour} ${Math.round(42 + (58 * place) / 0.6)}%, var(--card))`;
+  return `color-mix(in oklab, ${colour} ${Math.round(100 - (50 * (place - 0.6)) / 0.4)}%, var(--ink))`;
 }
 
-function seriesOf(run, name, phase, label, hue) {
-  const zero = ABSENT_IS_ZERO.test(baseOf(name)[0]);
-  return { run, name, phase, label, hue, zero, about: metricOf(name)?.[2] };
+function metricColour({ lead, metrics }, name, phase) {
+  const names = metrics.map((metric) => metric.name);
+  const numbered = names.filter((one) => NUMBERED.test(one));
+  const [, role] = splitRole(name);
+  if (numbered.includes(name)) return shade(phaseColour(phase), numbered.indexOf(name), numbered.length);
+  if (role && metricOf(name)) return phaseColour(role);
+  if (name === lead) return numbered.length ? 'var(--ink)' : phaseColour(phase);
+  return `var(--c${names.indexOf(name) % 8})`;
+}
+
+function seriesOf(run, name, phase, label, colour) {
+  const absentIsZero = ABSENT_IS_ZERO.test(splitRole(name)[0]);
+  return { run, name, phase, label, colour, absentIsZero, help: metricOf(name)?.[2] };
+}
+
+const joinTitle = (...parts) => parts.filter(Boolean).join(' · ');
+
+// Several runs: a card per metric and phase with a series per run.
+function cardsByMetric(family, phases) {
+  const cards = [];
+  for (const { name, phases: phasesOfMetric } of family.metrics) {
+    for (const phase of phases.filter((one) => phasesOfMetric.has(one))) {
+      const label = family.metrics.length > 1 ? labelOf(name) : '';
+      cards.push({
+        ...family,
+        title: joinTitle(family.title, label, phases.length > 1 ? phase : ''),
+        group: family.lead && family.lead !== name ? DETAIL : family.group,
+        series: runs
+          .filter((run) => isLogged(run, name, phase))
+          .map((run) => seriesOf(run, name, phase, run.name, run.colour)),
+      });
+    }
+  }
+  return cards;
+}
+
+// One run, or stacks, which cannot be overlaid: a card per phase and run with a series per metric.
+function cardsByPhase(family, phases) {
+  const cards = [];
+  for (const phase of phases) {
+    for (const run of runs) {
+      const logged = family.metrics.filter(({ name }) => isLogged(run, name, phase));
+      if (!logged.length) continue;
+      cards.push({
+        ...family,
+        title: joinTitle(family.title, phases.length > 1 ? phase : '', comparing ? run.name : ''),
+        separable: true,
+        series: logged.map(({ name }) =>
+          seriesOf(run, name, phase, labelOf(name), metricColour(family, name, phase)),
+        ),
+      });
+    }
+  }
+  return cards;
 }
 
 function cardsOf(family) {
-  const members = family.members.sort((a, b) => inOrder(a.name, b.name));
-  const phases = [...new Set(members.flatMap((member) => [...member.phases]))].sort(byPhase);
-  const titled = (...parts) => parts.filter(Boolean).join(' · ');
-  if (!many && members.length === 1 && family.kind !== 'stack') {
-    const [{ name }] = members;
-    return [
-      { ...family, series: phases.map((phase) => seriesOf(runs[0], name, phase, phase, phaseHue(phase))) },
-    ];
-  }
-  const ofPhase = (phase) => (phases.length > 1 ? phase : '');
-  if (many && family.kind !== 'stack') {
-    return members.flatMap(({ name, phases: own }) =>
-      [...own].sort(byPhase).map((phase) => ({
-        ...family,
-        title: titled(family.title, members.length > 1 ? labelOf(name) : '', ofPhase(phase)),
-        group: family.lead && family.lead !== name ? DETAIL : family.group,
-        series: runs
-          .filter((run) => present(run, name, phase))
-          .map((run) => seriesOf(run, name, phase, run.name, run.hue)),
-      })),
-    );
-  }
-  const counted = members.map(({ name }) => name).filter((name) => COUNTED.test(name));
-  const hue = (name, phase) => {
-    if (counted.includes(name)) return ramp(phaseHue(phase), counted.indexOf(name), counted.length);
-    if (metricOf(name) && baseOf(name)[1]) return phaseHue(baseOf(name)[1]);
-    if (name === family.lead) return counted.length ? 'var(--ink)' : phaseHue(phase);
-    return `var(--c${members.findIndex((member) => member.name === name) % 8})`;
-  };
-  const cards = phases.flatMap((phase) =>
-    runs.map((run) => ({
-      ...family,
-      title: titled(family.title, ofPhase(phase), many ? run.name : ''),
-      divisible: true,
-      series: members
-        .filter(({ name }) => present(run, name, phase))
-        .map(({ name }) => seriesOf(run, name, phase, labelOf(name), hue(name, phase))),
-    })),
-  );
-  return cards.filter(({ series }) => series.length);
+  const phases = [...new Set(family.metrics.flatMap((metric) => [...metric.phases]))].sort(phaseOrder);
+  if (comparing && family.kind !== 'stack') return cardsByMetric(family, phases);
+  if (comparing || family.metrics.length > 1 || family.kind === 'stack') return cardsByPhase(family, phases);
+  const [{ name }] = family.metrics;
+  const series = phases.map((phase) => seriesOf(runs[0], name, phase, phase, phaseColour(phase)));
+  return [{ ...family, series }];
 }
 
-// Equal lines hide one another: they become one with both names.
-function merge(card) {
+// Identical lines would hide one another: they become one series with all labels.
+function mergeIdentical(card) {
   if (card.kind === 'stack') return card;
-  const kept = [];
-  for (const one of card.series) {
-    const twin = kept.find(
-      ({ phase, values }) => phase === one.phase && values.every((value, c) => value === one.values[c]),
+  const distinct = [];
+  for (const series of card.series) {
+    const twin = distinct.find(
+      ({ phase, values }) => phase === series.phase && values.every((value, c) => value === series.values[c]),
     );
-    if (twin) twin.label += ` = ${one.label}`;
-    else kept.push(one);
+    if (twin) twin.label += ` = ${series.label}`;
+    else distinct.push(series);
   }
-  return { ...card, series: kept };
+  return { ...card, series: distinct };
 }
 
-function isFlat({ values, name }) {
+function isConstant({ values, name }) {
   const numbers = values.filter(isNumber);
   const [low, high] = [Math.min(...numbers), Math.max(...numbers)];
-  const floor = metricOf(name)?.[4] ?? 1e-9 * Math.max(Math.abs(low), Math.abs(high));
-  return numbers.length > 1 && high - low <= floor;
+  const tolerance = metricOf(name)?.[4] ?? 1e-9 * Math.max(Math.abs(low), Math.abs(high));
+  return numbers.length > 1 && high - low <= tolerance;
 }
 
-// Takes what never changes out of the folded charts: {card or null, flat: series to be told in words}.
-function sift(card) {
-  const flat = card.group === MAIN || card.group === QUESTIONS ? [] : card.series.filter(isFlat);
-  const whole = flat.length === card.series.length;
-  if (!flat.length || (!whole && (!card.divisible || card.kind === 'stack'))) return { card, flat: [] };
-  const series = card.series.filter((one) => !flat.includes(one));
-  return { card: whole ? null : { ...card, series }, flat: flat.map((one) => ({ card, ...one })) };
+// Separates constant series from the charts of folded groups: {card or null, constants: series listed as text}.
+function separateConstants(card) {
+  if (card.group === MAIN || card.group === QUESTIONS) return { card, constants: [] };
+  const constants = card.series.filter(isConstant);
+  const allConstant = constants.length === card.series.length;
+  const separable = card.separable && card.kind !== 'stack';
+  if (!constants.length || !(allConstant || separable)) return { card, constants: [] };
+  const series = card.series.filter((one) => !constants.includes(one));
+  return {
+    card: allConstant ? null : { ...card, series },
+    constants: constants.map((one) => ({ ...one, help: one.help ?? card.help })),
+  };
 }
 
 function addNode(card) {
-  card.at = el('span', { class: 'at' });
-  const legend = el('p', { class: 'legend' });
-  for (const one of card.series) {
-    one.readout = el('b');
-    legend.append(
-      el(
-        'span',
-        { hue: one.hue, title: one.about },
-        el('span', { class: 'swatch' }),
-        `${one.label} `,
-        one.readout,
-      ),
-    );
-  }
+  card.heading = el('span', { class: 'at' });
+  card.frame = el('div', { class: 'plot', role: 'img', tabindex: 0, 'aria-label': card.title });
+  card.legend = el('div', { class: `plot-legend ${card.kind === 'stack' ? 'fixed' : ''}` });
   card.node = el(
     'figure',
     { class: 'card chart' },
-    el('div', { class: 'heading' }, el('h3', {}, card.title), card.at),
-    card.about ? el('p', { class: 'about' }, card.about) : null,
-    legend,
+    el('div', { class: 'heading' }, el('h3', {}, card.title), card.heading),
+    card.help ? el('p', { class: 'help' }, card.help) : null,
+    card.frame,
+    card.legend,
   );
-  return card;
 }
 
-// A grid of charts that draws itself at the width it has, now and whenever the window changes.
-function showCards(box, cards) {
+// Adds a grid of charts; returns the function that draws them at the current width, which also runs on resize.
+function addCards(box, cards) {
   cards.forEach(addNode);
   box.append(...cards.map(({ node }) => node));
-  let drawn = 0;
+  let drawnWidth = 0;
   const draw = () => {
-    const width = Math.max(240, (cards[0]?.node.clientWidth ?? 0) - 32);
-    if (!box.clientWidth || width === drawn) return;
+    const width = cards[0]?.frame.clientWidth ?? 0; // 0 in a folded group
+    if (!width || width === drawnWidth) return;
     cards.forEach((card) => drawChart(card, width));
-    drawn = width;
+    drawnWidth = width;
   };
   addEventListener('resize', draw);
   return draw;
 }
 
-// Series that never changed, by metric: one value where all agree.
-function flatWords(flat) {
-  const told = new Map();
-  for (const { card, name, phase, values, run } of flat) {
+// A list of constant metrics: one value where all runs and phases agree.
+function constantsNode(constants) {
+  if (!constants.length) return null;
+  const metrics = new Map(); // title → {help, values: [[run and phase, value]]}
+  for (const { name, phase, values, run, help } of constants) {
     const family = familyOf(name).title;
-    const title = labelOf(name) === family || !name.includes('/') ? family : `${family}: ${labelOf(name)}`;
-    if (!told.has(title)) told.set(title, { about: card.about, seen: [] });
-    told.get(title).seen.push([many ? `${run.name} ${phase}` : phase, format(values.findLast(isNumber))]);
+    const label = labelOf(name);
+    const title = label === family || !name.includes('/') ? family : `${family}: ${label}`;
+    if (!metrics.has(title)) metrics.set(title, { help, values: [] });
+    const source = comparing ? `${run.name} ${phase}` : phase;
+    metrics.get(title).values.push([source, format(values.findLast(isNumber))]);
   }
-  if (!told.size) return null;
-  const words = [...told]
-    .sort(([a], [b]) => inOrder(a, b))
-    .map(([title, { about, seen }]) => {
-      const values = new Set(seen.map(([, value]) => value));
-      const text = values.size === 1 ? [...values][0] : seen.map((pair) => pair.join(' ')).join(', ');
-      return el('li', { title: about }, `${title} `, el('b', {}, text));
-    });
+  const items = [...metrics.keys()].sort(naturalOrder).map((title) => {
+    const { help, values } = metrics.get(title);
+    const distinct = new Set(values.map(([, value]) => value));
+    const text = distinct.size === 1 ? values[0][1] : values.map((pair) => pair.join(' ')).join(', ');
+    return el('li', { title: help }, `${title} `, el('b', {}, text));
+  });
   return el(
     'div',
-    { class: 'flat' },
-    el('p', { class: 'muted' }, 'The same at every step:'),
-    el('ul', {}, ...words),
+    { class: 'constants' },
+    el('p', { class: 'muted' }, 'Constant over all steps:'),
+    el('ul', {}, ...items),
   );
 }
 
-function foldedGroup(title, cards, flat) {
+function foldedGroup(title, cards, constants) {
   const box = el('div', { class: 'charts' });
-  const facts = [cards.length && count(cards.length, 'chart'), flat.length && 'some values never changed'];
+  const contents = [];
+  if (cards.length) contents.push(count(cards.length, 'chart'));
+  if (constants.length) contents.push('constant values');
   const node = el(
     'details',
     { class: 'group' },
-    el('summary', {}, title, el('small', {}, `  ${facts.filter(Boolean).join(', ')}`)),
+    el('summary', {}, title, el('small', {}, `  ${contents.join(', ')}`)),
     box,
-    flatWords(flat),
+    constantsNode(constants),
   );
-  const draw = showCards(box, cards);
-  node.addEventListener('toggle', draw);
+  node.addEventListener('toggle', addCards(box, cards));
   return node;
 }
 
 function drawCurves() {
-  const groups = new Map([MAIN, QUESTIONS, ...FOLDED].map((group) => [group, { cards: [], flat: [] }]));
-  for (const one of families().flatMap(cardsOf)) {
-    const { card, flat } = sift(merge(tabulate(one)));
-    const group = groups.get(one.group);
+  const groups = new Map();
+  for (const group of [MAIN, QUESTIONS, ...FOLDED]) groups.set(group, { cards: [], constants: [] });
+  for (const layout of loggedFamilies().flatMap(cardsOf)) {
+    const { card, constants } = separateConstants(mergeIdentical(tabulate(layout)));
+    const group = groups.get(layout.group);
     if (card) group.cards.push(card);
-    group.flat.push(...flat);
+    group.constants.push(...constants);
   }
-  for (const [group, id] of [
-    [MAIN, 'charts'],
-    [QUESTIONS, 'question-charts'],
-  ])
-    showCards($(id), groups.get(group).cards)();
+  addCards($('charts'), groups.get(MAIN).cards)();
+  addCards($('question-charts'), groups.get(QUESTIONS).cards)();
   for (const title of FOLDED) {
-    const { cards, flat } = groups.get(title);
-    if (cards.length || flat.length) $('groups').append(foldedGroup(title, cards, flat));
+    const { cards, constants } = groups.get(title);
+    if (cards.length || constants.length) $('groups').append(foldedGroup(title, cards, constants));
   }
-  const phases = new Set(runs.flatMap((run) => run.metrics.map((row) => row.phase)));
-  $('colours').append(
-    ...(many
-      ? runs.map((run) => swatch(run.hue, run.name))
-      : [...phases].sort(byPhase).map((phase) => swatch(phaseHue(phase), `${phase} phase`))),
-  );
-  if (!phases.size) $('charts').append(el('p', { class: 'muted' }, 'No metrics were written yet.'));
+  const phases = [...new Set(runs.flatMap((run) => run.metrics.map((row) => row.phase)))].sort(phaseOrder);
+  if (comparing) $('colours').append(...runs.map((run) => swatch(run.colour, run.name)));
+  else $('colours').append(...phases.map((phase) => swatch(phaseColour(phase), `${phase} phase`)));
+  if (!phases.length) $('charts').append(el('p', { class: 'muted' }, 'No metrics have been written yet.'));
 }
 
 drawCurves();

@@ -1,20 +1,18 @@
-// What the names in metrics.jsonl mean. A name that is not here gets a chart under "Other", in its own words.
-const MAIN = 'main'; // always in view
+// The meaning of the names in metrics.jsonl. A name that is not listed gets a chart of its own in the group "Other".
+const MAIN = 'main'; // always visible
 const QUESTIONS = 'questions'; // in the section of that name
-const [PROPOSALS, LEARNING, GROUPS, TEXT, SPEED, DETAIL, OTHER] = [
-  'Proposals and the question pool',
-  'Learning',
-  'Groups and advantages',
-  'Lengths and tools',
-  'Speed',
-  'Parts and hop counts',
-  'Other',
-];
-const FEW = 12; // columns of charts by hops: a step logs only a handful of rollouts per hop count
-const FOLDED = [DETAIL, PROPOSALS, LEARNING, GROUPS, TEXT, SPEED, OTHER];
+const PROPOSALS = 'Proposals and question pool';
+const UPDATES = 'Policy updates';
+const GROUPS = 'Groups and advantages';
+const ROLLOUTS = 'Rollout lengths and tool calls';
+const SPEED = 'Speed';
+const DETAIL = 'Reward components and hop counts';
+const OTHER = 'Other';
+const FOLDED = [DETAIL, PROPOSALS, UPDATES, GROUPS, ROLLOUTS, SPEED, OTHER];
+const FEW_COLUMNS = 12; // of charts by hop count: a step logs only a few rollouts of each
 
-// Metrics that share a chart per phase. kind: share (axis from 0 to 1), stack (parts of a whole); lead: the one
-// that stays in view when runs are compared; columns: so many at most, steps are averaged.
+// Metrics that share a chart per phase. kind: share (axis from 0 to 1) or stack (parts of a whole); lead: the metric
+// that stays in the main view when runs are compared; columns: steps are averaged into at most so many.
 const FAMILIES = [
   {
     title: 'Held-out exact match',
@@ -22,92 +20,99 @@ const FAMILIES = [
     names: /^em\//,
     kind: 'share',
     lead: 'em/mean',
-    about: 'Share of held-out questions answered exactly, decoded greedily, by hops.',
+    help: 'Share of held-out questions answered correctly with greedy decoding, by hop count.',
   },
   {
     title: 'Reward',
     group: MAIN,
     names: /^reward(_mean$|\/(?!format_))/,
     lead: 'reward_mean',
-    about: 'Mean over the rollouts of a step, and its parts.',
+    help: 'Mean over the rollouts of a step, and its components.',
   },
   {
-    title: 'Solves per question',
+    title: 'Solve count per question',
     group: MAIN,
     names: /^k_histogram\//,
     kind: 'stack',
-    about: 'How many solver tries got a proposed question right: never is too hard, always too easy.',
+    help: 'Number of correct solver attempts per proposed question: 0 is too hard, all attempts too easy.',
   },
   {
-    title: 'Form of proposals',
+    title: 'Proposal format scores',
     group: PROPOSALS,
     names: /^reward\/format_/,
     kind: 'share',
-    about: 'Scores of the proposer’s form: thoughts, searches, question with answer, and all of it.',
+    help: 'Format of proposer rollouts: thinking, tool calls, question with answer, and all of them.',
   },
   {
     title: 'Rejected proposals',
     group: PROPOSALS,
     names: /^rejected\//,
     kind: 'stack',
-    about: 'Share of proposals that cannot be asked, by reason.',
+    help: 'Share of proposals without a valid question, by reason.',
   },
   {
-    title: 'Left out of the pool',
+    title: 'Excluded from the question pool',
     group: PROPOSALS,
     names: /^drop\//,
     kind: 'stack',
-    about: 'Items that gave no question, counted since the pool was last emptied, by reason.',
+    help: 'Items that gave no question since the pool was last emptied, by reason.',
   },
   {
-    title: 'Rows left out',
+    title: 'Masked rollouts',
     group: GROUPS,
     names: /^row_drop\//,
     kind: 'stack',
-    about: 'Share of rollouts that were played but must not be trained on, by reason.',
+    help: 'Share of rollouts that were sampled but are not trained on, by reason.',
   },
   {
     title: 'Judge calls',
-    group: TEXT,
+    group: ROLLOUTS,
     names: /^judge\//,
-    about: 'Per step: asked, without a reply, with a reply that could not be read.',
+    help: 'Calls per step, calls without a reply, and replies that could not be parsed.',
   },
   {
     title: 'Share of groups by size',
     group: GROUPS,
     names: /^group_size\//,
     kind: 'stack',
-    about: 'How many rollouts are compared with one another.',
+    help: 'Number of rollouts whose rewards are compared with each other.',
   },
   {
     title: 'Seconds per step',
     group: SPEED,
     names: /^seconds\//,
     kind: 'stack',
-    about: 'Wall time of playing and of learning.',
+    help: 'Wall time of rollouts and of policy updates.',
   },
   {
-    title: 'Search time',
+    title: 'Tool latency',
     group: SPEED,
-    names: /^search_seconds\//,
-    about: 'Seconds that a search call takes: median and 95th percentile.',
+    names: /^(tool_seconds|search_seconds)\//,
+    help: 'Seconds per tool call: median (p50) and 95th percentile (p95) of each tool; tool_seconds/<tool>/p50 and p95, in older logs search_seconds/p50 and p95.',
   },
   {
-    title: 'Solves by hops',
+    title: 'Tool calls',
+    group: ROLLOUTS,
+    names: /^tool_calls(\/|$)/,
+    lead: 'tool_calls',
+    help: 'Well-formed calls per rollout, in total (tool_calls) and of each tool (tool_calls/<tool>).',
+  },
+  {
+    title: 'Solve count by hops',
     group: QUESTIONS,
     names: /^logged\/solves\//,
-    columns: FEW,
+    columns: FEW_COLUMNS,
     lead: 'logged/solves/all',
-    about: 'How many solver tries got a proposed question right; mean of the logged rollouts.',
+    help: 'Correct solver attempts per proposed question; mean over the logged rollouts.',
   },
   {
     title: 'Exact match by hops',
     group: QUESTIONS,
     names: /^logged\/exact_match\//,
-    columns: FEW,
+    columns: FEW_COLUMNS,
     kind: 'share',
     lead: 'logged/exact_match/all',
-    about: 'Share of questions answered as the proposer answered them; logged rollouts.',
+    help: 'Share of training questions answered with the proposer’s answer; logged rollouts.',
   },
   {
     title: 'Rubrics met',
@@ -115,153 +120,166 @@ const FAMILIES = [
     names: /^rubrics\//,
     kind: 'share',
     lead: 'rubrics/mean',
-    about: 'Share of the rubrics that answers to the held-out open tasks meet, and of answers without a verdict (0).',
+    help: 'Share of rubrics met by answers to the held-out open tasks; answers without a verdict count as 0.',
   },
   {
-    title: 'Searches by hops',
+    title: 'Tool calls by hops',
     group: QUESTIONS,
-    names: /^logged\/searches\//,
-    columns: FEW,
-    lead: 'logged/searches/all',
-    about: 'Search calls per rollout, mean of the logged ones.',
+    names: /^logged\/tool_calls\//,
+    columns: FEW_COLUMNS,
+    lead: 'logged/tool_calls/all',
+    help: 'Tool calls per rollout; mean over the logged rollouts.',
   },
 ];
 
-// name: [group, label, meaning, kind, floor]; changes below the floor are rounding.
+// name: [group, label, help, kind, tolerance]; changes within the tolerance are rounding errors.
 const METRICS = {
-  valid_rate: [MAIN, 'Valid proposals', 'Share of proposals with a score for form above 0.', 'share'],
+  valid_rate: [MAIN, 'Valid proposals', 'Share of proposals with a format score above 0.', 'share'],
   informative_share: [
     MAIN,
-    'Groups that teach',
-    'Share of groups whose rewards differ; the others have no gradient.',
+    'Groups with reward variance',
+    'Share of groups whose rewards differ; other groups have zero advantage.',
     'share',
   ],
   dropped_episodes: [
     PROPOSALS,
     'Dropped episodes',
-    'Share of items that gave neither rows to learn from nor a question.',
+    'Share of items without trainable rollouts and without a question.',
   ],
-  pool_size: [PROPOSALS, 'Questions in the pool', 'What the solver phase draws from.'],
-  loss: [LEARNING, 'Loss', 'The policy-gradient objective; its level says little, only its gradient counts.'],
-  entropy: [LEARNING, 'Entropy', 'Of the next-token distribution, in nats, mean over trained tokens.'],
-  gradient_norm: [LEARNING, 'Gradient norm', 'Global norm before clipping.'],
+  pool_size: [PROPOSALS, 'Question pool size', 'Questions that the solver phase samples from.'],
+  loss: [
+    UPDATES,
+    'Loss',
+    'Policy-gradient objective; not comparable between steps, only its gradient matters.',
+  ],
+  entropy: [UPDATES, 'Entropy', 'Of the next-token distribution, in nats; mean over trained tokens.'],
+  gradient_norm: [UPDATES, 'Gradient norm', 'Global norm before clipping.'],
   approx_kl: [
-    LEARNING,
-    'KL to the behaviour policy',
-    'Estimate over trained tokens; about 0 as long as batches are on-policy.',
+    UPDATES,
+    'KL from behaviour policy',
+    'Estimated on trained tokens; about 0 for on-policy batches.',
     '',
     1e-6,
   ],
-  kl: [LEARNING, 'KL to the reference', 'Penalty for leaving the initial weights.', '', 1e-9],
+  kl: [UPDATES, 'KL from reference policy', 'Penalised divergence from the initial weights.', '', 1e-9],
   ratio: [
-    LEARNING,
+    UPDATES,
     'Importance ratio',
-    'Probability of trained tokens now over then; 1 on-policy.',
+    'Token probability under the current policy over that under the behaviour policy; 1 on-policy.',
     '',
     1e-6,
   ],
   prob_gap: [
-    LEARNING,
-    'Sampler against learner',
-    'Difference of the two programs’ probabilities of the same tokens; rounding only.',
+    UPDATES,
+    'Sampler–learner probability gap',
+    'Difference of the probabilities that sampler and learner compute for the same tokens.',
     '',
     1e-5,
   ],
   sequence_ratio: [
-    LEARNING,
-    'Sequence ratio',
-    'Importance ratio of whole rollouts, length-normalised; 1 on-policy.',
+    UPDATES,
+    'Sequence importance ratio',
+    'Importance ratio of whole rollouts, normalised by length; 1 on-policy.',
     '',
     1e-6,
   ],
-  distill_divergence: [
-    LEARNING,
-    'Distance to the teacher',
-    'Divergence from the teacher over taught tokens.',
-  ],
-  clip_share: [LEARNING, 'Clipped tokens', 'Share of trained tokens whose ratio is clipped.'],
+  distill_divergence: [UPDATES, 'Divergence from teacher', 'Mean over distilled tokens.'],
+  clip_share: [UPDATES, 'Clipped tokens', 'Share of trained tokens whose importance ratio is clipped.'],
   dual_clip_share: [
-    LEARNING,
+    UPDATES,
     'Dual-clipped tokens',
-    'Share of trained tokens whose loss meets the bound for negative advantages.',
+    'Share of trained tokens at the loss bound for negative advantages (dual-clip PPO).',
   ],
-  skipped_updates: [LEARNING, 'Skipped updates', 'Updates left out because the gradient was not finite.'],
-  learning_rate: [LEARNING, 'Learning rate', 'Of the optimiser at this step.'],
+  skipped_updates: [UPDATES, 'Skipped updates', 'Updates skipped because the gradient was not finite.'],
+  learning_rate: [UPDATES, 'Learning rate', 'Of the optimiser at this step.'],
   informative_groups: [
     GROUPS,
-    'Informative groups',
-    'Share of groups with different rewards among valid rows.',
+    'Groups with reward variance, valid rollouts',
+    'Share of groups whose valid rollouts have different rewards.',
     'share',
   ],
-  group_size: [GROUPS, 'Group size', 'Rollouts per group, mean.'],
+  group_size: [GROUPS, 'Group size', 'Mean number of rollouts per group.'],
   singleton_groups: [
     GROUPS,
-    'Groups of one',
-    'Share of groups in which a row has nothing to be compared with.',
+    'Singleton groups',
+    'Share of groups with a single rollout, which get zero advantage.',
   ],
-  invalid_rows: [GROUPS, 'Invalid rows', 'Share of rows that must not be trained on.'],
-  'filter/kept': [GROUPS, 'Groups kept', 'Share of groups asked that had something to teach.', 'share'],
-  'filter/full': [GROUPS, 'Batch filled', 'Share of the batch that informative groups filled.', 'share'],
-  'filter/surplus': [GROUPS, 'Surplus groups', 'Informative groups beyond a full batch.'],
-  'filter/age': [GROUPS, 'Age of rollouts', 'Updates between sampling and learning, mean over trained rows.'],
-  turns: [TEXT, 'Turns', 'Assistant turns per rollout.'],
-  tool_calls: [TEXT, 'Search calls', 'Well-formed calls per rollout.'],
-  tool_error_rate: [TEXT, 'Failed calls', 'Share of calls that could not be read or failed.'],
-  truncated_rate: [TEXT, 'Cut off', 'Share of rollouts ended by a limit of turns, tokens or context.'],
-  policy_tokens: [TEXT, 'Tokens written', 'By the policy, per rollout.'],
-  answer_words: [TEXT, 'Words per answer', 'Of the solver.'],
+  invalid_rows: [GROUPS, 'Invalid rollouts', 'Share of rollouts that are not trained on.'],
+  'filter/kept': [GROUPS, 'Groups after filtering', 'Share of sampled groups with reward variance.', 'share'],
+  'filter/full': [
+    GROUPS,
+    'Batch fill',
+    'Share of the batch filled with groups with reward variance.',
+    'share',
+  ],
+  'filter/surplus': [GROUPS, 'Surplus groups', 'Groups with reward variance beyond a full batch.'],
+  'filter/age': [GROUPS, 'Rollout age', 'Updates between sampling and training; mean over trained rollouts.'],
+  turns: [ROLLOUTS, 'Turns', 'Assistant turns per rollout.'],
+  tool_calls: [ROLLOUTS, 'Tool calls', 'Well-formed calls of all tools per rollout.'],
+  tool_error_rate: [ROLLOUTS, 'Tool error rate', 'Share of calls that could not be parsed or failed.'],
+  truncated_rate: [
+    ROLLOUTS,
+    'Truncated rollouts',
+    'Share of rollouts that ended at a limit of turns, tokens or context.',
+  ],
+  policy_tokens: [ROLLOUTS, 'Sampled tokens', 'Tokens sampled from the policy per rollout.'],
+  answer_words: [ROLLOUTS, 'Words per answer', 'Of the solver.'],
   same_ids_when_rendered_again: [
-    TEXT,
-    'Survive tokenising again',
-    'Share of rollouts whose ids come out the same from their text; the rest would be changed by re-tokenising.',
+    ROLLOUTS,
+    'Stable under retokenisation',
+    'Share of rollouts whose token ids do not change if their text is tokenised again.',
   ],
-  rollouts: [SPEED, 'Rollouts', 'All that was sampled in a step: proposals, attempts, checks and verdicts.'],
-  tokens_per_second: [SPEED, 'Tokens per second', 'Sampled tokens over the time of playing.'],
+  rollouts: [SPEED, 'Rollouts', 'All rollouts of a step: proposals, solver attempts, checks and verdicts.'],
+  tokens_per_second: [SPEED, 'Tokens per second', 'Sampled tokens over the wall time of rollouts.'],
 };
 
 const LABELS = {
   'em/mean': 'mean',
   reward_mean: 'mean reward',
-  'reward/format': 'form',
-  'reward/format_think': 'thoughts',
-  'reward/format_tool': 'searches',
+  'reward/format': 'format',
+  'reward/format_think': 'thinking',
+  'reward/format_tool': 'tool calls',
   'reward/format_answer': 'question and answer',
-  'reward/format_raw': 'all of it',
-  'seconds/rollout': 'playing',
-  'seconds/update': 'learning',
-  'search_seconds/p50': 'median',
-  'search_seconds/p95': '95th percentile',
+  'reward/format_raw': 'all',
+  'seconds/rollout': 'rollouts',
+  'seconds/update': 'updates',
+  'search_seconds/p50': 'search p50',
+  'search_seconds/p95': 'search p95',
+  tool_calls: 'all tools',
 };
 const LABEL_RULES = [
   [/^(?:em|logged\/\w+)\/hop(\d+)$/, '$1-hop'],
   [/^logged\/\w+\/all$/, 'all'],
-  [/^k_histogram\/(\d+)$/, 'solved $1×'],
+  [/^k_histogram\/(\d+)$/, '$1 correct'],
   [/^group_size\/(\d+)_up$/, '$1 or more'],
   [/^group_size\/(\d+)_(\d+)$/, '$1 to $2'],
+  [/^tool_seconds\/(.+)\/(p\d+)$/, '$1 $2'],
 ];
-// Counters that are only written when something was counted.
-const ABSENT_IS_ZERO = /^(k_histogram|rejected|drop|row_drop|judge)\//;
+// Counters that are only logged if they are not zero.
+const ABSENT_IS_ZERO = /^(k_histogram|rejected|drop|row_drop|judge|tool_calls)\//;
 
-// A step that trains several roles writes their metrics as role/name: [name, role].
+// A step that trains several roles logs their metrics as role/name. Returns [name, role or ''].
 const ROLES = new Set(runs.flatMap((run) => run.trajectories.map((row) => row.role)));
-function baseOf(name) {
-  const [role, ...rest] = name.split('/');
-  return rest.length && ROLES.has(role) ? [rest.join('/'), role] : [name, ''];
+function splitRole(fullName) {
+  const [role, ...name] = fullName.split('/');
+  return name.length && ROLES.has(role) ? [name.join('/'), role] : [fullName, ''];
 }
-const metricOf = (name) => METRICS[baseOf(name)[0]];
+const metricOf = (fullName) => METRICS[splitRole(fullName)[0]];
 
-function familyOf(name) {
-  const [base, role] = baseOf(name);
-  const family = FAMILIES.find(({ names }) => names.test(base));
+function familyOf(fullName) {
+  const [name, role] = splitRole(fullName);
+  const family = FAMILIES.find(({ names }) => names.test(name));
   if (family) return role ? { ...family, title: `${family.title} · ${role}` } : family;
-  const [group, title, about, kind, floor] = METRICS[base] ?? [OTHER, human(base.split('/')[0])];
-  return { group, title: title[0].toUpperCase() + title.slice(1), about, kind, floor };
+  const unknown = [OTHER, readable(name.split('/')[0])];
+  const [group, title, help, kind, tolerance] = METRICS[name] ?? unknown;
+  return { group, title: capitalised(title), help, kind, tolerance };
 }
 
-function labelOf(name) {
-  const [base, role] = baseOf(name);
-  if (role && METRICS[base]) return role;
-  const rule = LABEL_RULES.find(([pattern]) => pattern.test(base));
-  if (rule) return base.replace(...rule);
-  return LABELS[base] ?? METRICS[base]?.[1] ?? human(base.slice(base.indexOf('/') + 1));
+function labelOf(fullName) {
+  const [name, role] = splitRole(fullName);
+  if (LABELS[name]) return LABELS[name];
+  if (role && METRICS[name]) return role;
+  const rule = LABEL_RULES.find(([pattern]) => pattern.test(name));
+  if (rule) return name.replace(...rule);
+  return METRICS[name]?.[1] ?? readable(name.slice(name.indexOf('/') + 1));
 }

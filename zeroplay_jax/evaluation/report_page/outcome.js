@@ -1,156 +1,166 @@
-// Exact match before and after; of several runs also each against the first on the same questions.
-function interval(range, show = share) {
-  return Array.isArray(range) ? el('small', {}, `[${show(range[0])}, ${show(range[1])}]`) : null;
+// Exact match before and after training; with several runs also each run against the first, on the same questions.
+function interval(range, formatValue = formatShare) {
+  if (!Array.isArray(range)) return null;
+  return el('small', {}, `[${formatValue(range[0])}, ${formatValue(range[1])}]`);
 }
 
-const figure = (value, range, show = share) => el('td', { class: 'num' }, show(value), interval(range, show));
+const numberCell = (value, range, formatValue = formatShare) =>
+  el('td', { class: 'num' }, formatValue(value), interval(range, formatValue));
 
-// Before and after on one rail from 0 to 1, each a dot with its interval.
-function rail(sides, hue) {
-  const picture = svg(
-    'svg',
-    { role: 'img', hue, 'aria-label': sides.map(([name, value]) => `${name} ${share(value)}`).join(', ') },
-    svg('line', { class: 'rail', x1: '0%', x2: '100%', y1: 10, y2: 10 }),
-  );
+// Before and after on an axis from 0 to 1, each as a dot with its interval.
+function intervalPlot(sides, colour) {
+  const label = sides.map(([name, value]) => `${name} ${formatShare(value)}`).join(', ');
+  const axis = svg('line', { class: 'axis', x1: '0%', x2: '100%', y1: 10, y2: 10 });
+  const node = svg('svg', { role: 'img', colour, 'aria-label': label }, axis);
+  const percent = (x) => `${100 * x}%`;
   for (const [name, value, range] of sides) {
     if (!isNumber(value)) continue;
     const group = svg('g', { class: name });
-    const at = (x) => `${100 * x}%`;
     const y = name === 'before' ? 7 : 13;
-    if (Array.isArray(range))
-      group.append(svg('line', { class: 'whisker', x1: at(range[0]), x2: at(range[1]), y1: y, y2: y }));
-    group.append(svg('circle', { class: 'dot', cx: at(value), cy: y, r: 4.5 }));
-    picture.append(group);
+    if (Array.isArray(range)) {
+      const ends = { x1: percent(range[0]), x2: percent(range[1]), y1: y, y2: y };
+      group.append(svg('line', { class: 'whisker', ...ends }));
+    }
+    group.append(svg('circle', { class: 'dot', cx: percent(value), cy: y, r: 4.5 }));
+    node.append(group);
   }
-  return picture;
+  return node;
 }
 
-// The figures of one run for a hop count, or for the headline mean where hop is 'mean'.
-function figures({ summary: s }, hop) {
-  const one = hop !== 'mean';
+// The figures of a run for a hop count, or for the headline if hop is 'mean'.
+function figuresOf({ summary }, hop) {
+  if (hop === 'mean') {
+    return {
+      questions: summary.questions,
+      sides: ['before', 'after'].map((side) => [side, summary[`em_${side}`], summary.ci95?.[side]]),
+      change: summary.difference ?? [],
+    };
+  }
   return {
-    questions: one ? s.questions_by_hop?.[hop] : s.questions,
-    sides: ['before', 'after'].map((side) =>
-      one
-        ? [side, s.em_by_hop?.[side]?.[hop], s.ci95_by_hop?.[side]?.[hop]]
-        : [side, s[`em_${side}`], s.ci95?.[side]],
-    ),
-    change: (one ? s.difference_by_hop?.[hop] : s.difference) ?? [],
+    questions: summary.questions_by_hop?.[hop],
+    sides: ['before', 'after'].map((side) => [
+      side,
+      summary.em_by_hop?.[side]?.[hop],
+      summary.ci95_by_hop?.[side]?.[hop],
+    ]),
+    change: summary.difference_by_hop?.[hop] ?? [],
   };
 }
 
-function outcomeRow(run, hop, first) {
-  const { questions, sides, change } = figures(run, hop);
-  const [difference, ...range] = against[runs.indexOf(run)]?.[hop] ?? [];
+function comparisonCell(run, hop) {
+  if (run === runs[0]) return el('td', { class: 'muted' }, 'reference');
+  const [difference, ...range] = differences[runs.indexOf(run)]?.[hop] ?? [];
+  return numberCell(difference, range.length ? range : null, formatSigned);
+}
+
+function outcomeRow(run, hop, isFirst) {
+  const { questions, sides, change } = figuresOf(run, hop);
+  const hopLabel = hop === 'mean' ? 'headline mean' : hop;
   return el(
     'tr',
     { class: hop === 'mean' ? 'mean' : '' },
-    el('td', {}, first ? (hop === 'mean' ? 'headline mean' : hop) : ''),
-    many ? el('td', {}, swatch(run.hue, run.name)) : null,
+    el('td', {}, isFirst ? hopLabel : ''),
+    comparing ? el('td', {}, swatch(run.colour, run.name)) : null,
     el('td', { class: 'num' }, format(questions)),
-    sides.map(([, value, ci]) => figure(value, ci)),
-    figure(change[0], change.length === 3 ? change.slice(1) : null, signed),
-    many
-      ? run === runs[0]
-        ? el('td', { class: 'muted' }, 'first')
-        : figure(difference, range.length ? range : null, signed)
-      : null,
-    el('td', { class: 'range' }, rail(sides, many ? run.hue : 'var(--evaluation)')),
+    sides.map(([, value, range]) => numberCell(value, range)),
+    numberCell(change[0], change.length === 3 ? change.slice(1) : null, formatSigned),
+    comparing ? comparisonCell(run, hop) : null,
+    el('td', { class: 'range' }, intervalPlot(sides, comparing ? run.colour : 'var(--evaluation)')),
   );
 }
 
-function outcomeTable(measured) {
-  const hops = [...new Set(measured.flatMap(({ summary: s }) => Object.keys(s.em_by_hop?.after ?? {})))];
-  const heads = [
-    'Hops',
-    many ? 'Run' : null,
-    'Questions',
-    'Before',
-    'After',
-    'Change',
-    many ? `After, against ${runs[0].name}` : null,
-    'From 0 to 1',
-  ];
-  const rows = (hop) => measured.map((run, i) => outcomeRow(run, hop, i === 0));
-  const order = many ? ['mean', ...hops.sort(inOrder)] : [...hops.sort(inOrder), 'mean'];
+function outcomeTable(evaluated) {
+  const hops = [...new Set(evaluated.flatMap(({ summary }) => Object.keys(summary.em_by_hop?.after ?? {})))];
+  hops.sort(naturalOrder);
+  const heads = ['Hops', 'Questions', 'Before', 'After', 'Change', '0 to 1'];
+  if (comparing) {
+    heads.splice(1, 0, 'Run');
+    heads.splice(-1, 0, `After, difference from ${runs[0].name}`);
+  }
+  const order = comparing ? ['mean', ...hops] : [...hops, 'mean'];
+  const bodies = order.map((hop) =>
+    el('tbody', {}, ...evaluated.map((run, i) => outcomeRow(run, hop, i === 0))),
+  );
   return el(
     'div',
     { class: 'card scroll', tabindex: 0, role: 'group', 'aria-label': 'Exact match by hop count' },
     el(
       'table',
       {},
-      el('thead', {}, el('tr', {}, ...heads.filter(Boolean).map((text) => el('th', { scope: 'col' }, text)))),
-      ...order.map((hop) => el('tbody', {}, ...rows(hop))),
+      el('thead', {}, el('tr', {}, ...heads.map((text) => el('th', { scope: 'col' }, text)))),
+      ...bodies,
     ),
   );
 }
 
-function headline(run) {
-  const { questions, sides } = figures(run, 'mean');
+function headlineCard(run) {
+  const { questions, sides } = figuresOf(run, 'mean');
+  const [before, after] = sides.map(([, value]) => value?.toFixed(2) ?? '–');
   return el(
     'div',
     { class: 'card headline' },
     el(
       'div',
       { class: 'figures num' },
-      el('span', { class: 'from' }, sides[0][1]?.toFixed(2) ?? '–'),
+      el('span', { class: 'from' }, before),
       el('span', { class: 'arrow', 'aria-label': 'to' }, '→'),
-      el('span', { class: 'to' }, sides[1][1]?.toFixed(2) ?? '–'),
+      el('span', { class: 'to' }, after),
     ),
     el('p', {}, `exact match on ${format(questions)} held-out questions`),
     ...sides.map(([name, , range]) =>
       range ? el('p', { class: 'muted num' }, `${name} `, interval(range)) : null,
     ),
-    el('p', { class: 'muted' }, 'Brackets are 95 % intervals.'),
+    el('p', { class: 'muted' }, 'Brackets: 95 % confidence intervals.'),
   );
 }
 
-function factsOf({ summary: s, metrics }) {
-  const facts = [
-    ['seed', s.seed],
-    ['steps', s.steps ?? metrics.at(-1)?.step],
-    ['outside questions', s.outside_questions],
-  ].flatMap(([name, value]) => (value === undefined ? [] : [`${name} ${format(value)}`]));
-  if (s.rubrics) {
-    const [before, after] = [s.rubrics.before[0], s.rubrics.after[0]].map((share) => share.toFixed(2));
-    facts.push(`rubrics met ${before} → ${after} on ${format(s.rubrics.items)} open tasks`);
+function factsOf({ summary, metrics }) {
+  const facts = [];
+  const add = (name, value) => value !== undefined && facts.push(`${name} ${format(value)}`);
+  add('seed', summary.seed);
+  add('steps', summary.steps ?? metrics.at(-1)?.step);
+  add('outside questions', summary.outside_questions);
+  if (summary.rubrics) {
+    const { before, after, items } = summary.rubrics;
+    facts.push(`rubrics met ${before[0].toFixed(2)} → ${after[0].toFixed(2)} on ${format(items)} open tasks`);
   }
-  if (isNumber(s.seconds)) {
-    const minutes = Math.floor(Math.round(s.seconds) / 60);
-    facts.push(`${minutes} min ${Math.round(s.seconds) % 60} s with evaluations`);
+  if (isNumber(summary.seconds)) {
+    const seconds = Math.round(summary.seconds);
+    facts.push(`${Math.floor(seconds / 60)} min ${seconds % 60} s including evaluations`);
   }
   return facts.join('  ·  ');
 }
 
-function drawOutcome() {
+function drawHeader() {
   const title = runs.map(({ name }) => name).join(', ');
   $('name').textContent = title;
-  $('kind').textContent = many ? `${runs.length} self-play runs` : 'Self-play run';
+  $('kind').textContent = comparing ? `${runs.length} self-play runs` : 'Self-play run';
   document.title = `${title} – run report`;
-  $('facts').append(
-    ...runs.map((run) =>
-      many ? el('p', {}, swatch(run.hue, `${run.name}  ·  ${factsOf(run)}`)) : el('p', {}, factsOf(run)),
-    ),
-  );
-  for (const { name, notes } of runs)
-    $('notes').append(...notes.map((note) => el('p', { class: 'note' }, many ? `${name}: ${note}` : note)));
-  const measured = runs.filter(({ summary: s }) => isNumber(s.em_before) || isNumber(s.em_after));
-  if (!measured.length) {
-    const sentence = 'The closing evaluation has not been written; see the curves.';
-    $('outcome-body').replaceWith(el('p', { class: 'muted' }, sentence));
-    return;
-  }
-  $('outcome-body').classList.toggle('wide', many);
-  $('outcome-body').append(...(many ? [] : [headline(runs[0])]), outcomeTable(measured));
-  if (many) {
-    $('outcome-body').append(
-      el(
-        'p',
-        { class: 'muted' },
-        'Brackets are 95 % intervals; those of changes and differences are paired, question by question.',
-      ),
-    );
+  for (const run of runs) {
+    const facts = factsOf(run);
+    $('facts').append(el('p', {}, comparing ? swatch(run.colour, `${run.name}  ·  ${facts}`) : facts));
+    for (const note of run.notes)
+      $('notes').append(el('p', { class: 'note' }, comparing ? `${run.name}: ${note}` : note));
   }
 }
 
+function drawOutcome() {
+  const body = $('outcome-body');
+  const evaluated = runs.filter(({ summary }) => isNumber(summary.em_before) || isNumber(summary.em_after));
+  if (!evaluated.length) {
+    const sentence = 'The final evaluation has not been written yet; see the curves.';
+    body.replaceWith(el('p', { class: 'muted' }, sentence));
+    return;
+  }
+  body.classList.toggle('wide', comparing);
+  if (!comparing) body.append(headlineCard(runs[0]));
+  body.append(outcomeTable(evaluated));
+  if (comparing) {
+    const sentence =
+      'Brackets: 95 % confidence intervals; those of changes and differences are paired by question.';
+    body.append(el('p', { class: 'muted' }, sentence));
+  }
+}
+
+drawHeader();
 drawOutcome();

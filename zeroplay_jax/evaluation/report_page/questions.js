@@ -1,5 +1,5 @@
-// What the logged trajectories say about questions: how hard, how many searches, about what.
-const FUNCTION_WORDS = new Set(
+// Statistics of the logged trajectories: difficulty and tool calls by hop count, and the topics of proposed questions.
+const STOP_WORDS = new Set(
   (
     'a about after also an and any are as at be been before by can did do does each for from had has have he her ' +
     'his how if in into is it its many most much no not of on one or other our over she so some than that the ' +
@@ -7,33 +7,38 @@ const FUNCTION_WORDS = new Set(
     'whose why will with would you your'
   ).split(' '),
 );
-const BINS = 8; // columns of the table of topics
-const TOPICS = 12; // words in it
+const TOPIC_COLUMNS = 8;
+const TOPIC_ROWS = 12;
 
-// Means per step and hop count enter the run's metrics, so that the same charts draw them.
+// Older logs have no turns; there each text of the environment is the result of a call.
+function toolCallsOf(row) {
+  if (row.turns.length) return row.turns.filter(Boolean).length;
+  return row.segments.filter(([source]) => source === 'env').length;
+}
+
+// Adds means per step and hop count to the metrics of a run, under logged/, so that they get charts.
 function deriveMetrics(run) {
-  const steps = new Map(); // step and phase → name → values
+  const valuesOf = new Map(); // 'step/phase' → metric name → values
   for (const row of run.trajectories) {
     const key = `${row.step}/${row.phase}`;
-    if (!steps.has(key)) steps.set(key, new Map());
-    const found = steps.get(key);
-    const scopes = [
-      ...(row.info?.hops === undefined ? [] : [`hop${row.info.hops}`]),
-      ...(many ? ['all'] : []),
-    ];
+    if (!valuesOf.has(key)) valuesOf.set(key, new Map());
+    const values = valuesOf.get(key);
+    const scopes = comparing ? ['all'] : [];
+    if (row.info?.hops !== undefined) scopes.push(`hop${row.info.hops}`);
     const add = (name, value) => {
       if (!isNumber(value)) return;
-      for (const full of scopes.map((scope) => `logged/${name}/${scope}`)) {
-        if (!found.has(full)) found.set(full, []);
-        found.get(full).push(value);
+      for (const scope of scopes) {
+        const metric = `logged/${name}/${scope}`;
+        if (!values.has(metric)) values.set(metric, []);
+        values.get(metric).push(value);
       }
     };
     add('solves', row.info?.solved);
     if (row.phase !== 'evaluation') add('exact_match', row.parts?.exact_match);
-    add('searches', row.segments.filter(([source]) => source === 'env').length);
+    add('tool_calls', toolCallsOf(row));
   }
   for (const row of run.metrics) {
-    for (const [name, values] of steps.get(`${row.step}/${row.phase}`) ?? []) row[name] = mean(values);
+    for (const [name, values] of valuesOf.get(`${row.step}/${row.phase}`) ?? []) row[name] = mean(values);
   }
 }
 
@@ -41,79 +46,84 @@ const wordsOf = (question) =>
   question
     .toLowerCase()
     .split(/[^\p{L}\p{N}]+/u)
-    .filter((word) => word.length > 2 && !FUNCTION_WORDS.has(word));
+    .filter((word) => word.length > 2 && !STOP_WORDS.has(word));
 
-// Consecutive steps of equal number, each with the questions proposed in them.
-function binsOf(rows) {
+// Ranges of consecutive steps: {steps, rows, words: word → share of the range's questions that contain it}.
+function stepRanges(rows) {
   const steps = [...new Set(rows.map(({ step }) => step))].sort((a, b) => a - b);
-  const width = Math.ceil(steps.length / BINS);
-  const bins = [];
-  for (let i = 0; i < steps.length; i += width) bins.push({ steps: steps.slice(i, i + width), rows: [] });
-  const place = new Map(steps.map((step, i) => [step, bins[Math.floor(i / width)]]));
-  for (const row of rows) place.get(row.step).rows.push(row);
-  for (const bin of bins) {
-    bin.words = new Map();
-    for (const { info } of bin.rows) {
+  const width = Math.ceil(steps.length / TOPIC_COLUMNS);
+  const ranges = [];
+  for (let i = 0; i < steps.length; i += width)
+    ranges.push({ steps: steps.slice(i, i + width), rows: [], words: new Map() });
+  const rangeOfStep = new Map(steps.map((step, i) => [step, ranges[Math.floor(i / width)]]));
+  for (const row of rows) rangeOfStep.get(row.step).rows.push(row);
+  for (const range of ranges) {
+    for (const { info } of range.rows) {
       for (const word of new Set(wordsOf(info.question)))
-        bin.words.set(word, (bin.words.get(word) ?? 0) + 1 / bin.rows.length);
+        range.words.set(word, (range.words.get(word) ?? 0) + 1 / range.rows.length);
     }
   }
-  return bins;
+  return ranges;
+}
+
+// The words with the largest share in any range.
+function topWords(ranges) {
+  const peak = new Map();
+  for (const { words } of ranges) {
+    for (const [word, part] of words) peak.set(word, Math.max(part, peak.get(word) ?? 0));
+  }
+  const words = [...peak.keys()].sort((a, b) => peak.get(b) - peak.get(a) || naturalOrder(a, b));
+  return words.slice(0, TOPIC_ROWS);
+}
+
+function wordCell(part) {
+  const cell = el('td', { class: 'num heat' }, part ? `${Math.round(100 * part)} %` : '·');
+  cell.style.setProperty('--part', `${Math.round(50 * part)}%`);
+  return cell;
 }
 
 function topicTable(run) {
   const rows = run.trajectories.filter((row) => row.role === 'proposer' && row.info?.question);
   if (!rows.length) return null;
-  const bins = binsOf(rows);
-  const peak = new Map();
-  for (const { words } of bins)
-    for (const [word, part] of words) peak.set(word, Math.max(part, peak.get(word) ?? 0));
-  const topics = [...peak.keys()].sort((a, b) => peak.get(b) - peak.get(a) || inOrder(a, b)).slice(0, TOPICS);
-  const line = (label, cells, title) =>
-    el('tr', {}, el('th', { scope: 'row', title }, label), ...bins.map((bin, i) => cells(bin, i)));
-  const plain = (of) => (bin) => el('td', { class: 'num' }, format(of(bin)));
-  const tinted = (word) => (bin) => {
-    const part = bin.words.get(word) ?? 0;
-    const cell = el('td', { class: 'num heat' }, part ? `${Math.round(100 * part)} %` : '·');
-    cell.style.setProperty('--part', `${Math.round(50 * part)}%`);
-    return cell;
-  };
-  const documents = (bin) => new Set(bin.rows.map(({ info }) => info.document).filter(Boolean)).size;
-  const span = ({ steps }) => (steps.length > 1 ? `${steps[0]}–${steps.at(-1)}` : String(steps[0]));
+  const ranges = stepRanges(rows);
+  const tableRow = (label, cells) => el('tr', {}, el('th', { scope: 'row' }, label), ...cells);
+  const numberRow = (label, valueOf) =>
+    tableRow(
+      label,
+      ranges.map((range) => el('td', { class: 'num' }, format(valueOf(range.rows.map(({ info }) => info))))),
+    );
+  const heads = ranges.map(({ steps }) => {
+    const text = steps.length > 1 ? `${steps[0]}–${steps.at(-1)}` : String(steps[0]);
+    return el('th', { scope: 'col', class: 'num' }, text);
+  });
+  const title = 'Topics over steps';
   return el(
     'div',
     { class: 'card scroll topics', tabindex: 0, role: 'group', 'aria-label': `Topics of ${run.name}` },
-    el('h3', {}, many ? swatch(run.hue, `Topics over time · ${run.name}`) : 'Topics over time'),
-    el(
-      'p',
-      { class: 'about' },
-      'Share of the logged questions that hold a word; columns are ranges of steps.',
-    ),
+    el('h3', {}, comparing ? swatch(run.colour, `${title} · ${run.name}`) : title),
+    el('p', { class: 'help' }, 'Share of the logged questions that contain a word, by range of steps.'),
     el(
       'table',
       {},
-      el(
-        'thead',
-        {},
-        line('Steps', (bin) => el('th', { scope: 'col', class: 'num' }, span(bin))),
-      ),
+      el('thead', {}, tableRow('Steps', heads)),
       el(
         'tbody',
         {},
-        line(
-          'Questions logged',
-          plain(({ rows: own }) => own.length),
+        numberRow('Logged questions', (infos) => infos.length),
+        numberRow(
+          'Distinct documents',
+          (infos) => new Set(infos.map(({ document }) => document).filter(Boolean)).size,
         ),
-        line('Different documents', plain(documents)),
-        line(
-          'Words per question',
-          plain((bin) => mean(bin.rows.map(({ info }) => info.question.split(/\s+/).length))),
+        numberRow('Words per question', (infos) =>
+          mean(infos.map(({ question }) => question.split(/\s+/).length)),
         ),
-        line(
-          'Hops asked for',
-          plain((bin) => mean(bin.rows.map(({ info }) => info.hops).filter(isNumber))),
+        numberRow('Requested hops', (infos) => mean(infos.map(({ hops }) => hops).filter(isNumber))),
+        ...topWords(ranges).map((word) =>
+          tableRow(
+            word,
+            ranges.map(({ words }) => wordCell(words.get(word) ?? 0)),
+          ),
         ),
-        ...topics.map((word) => line(word, tinted(word))),
       ),
     ),
   );
@@ -121,9 +131,8 @@ function topicTable(run) {
 
 function drawTopics() {
   const tables = runs.map(topicTable).filter(Boolean);
-  $('topics').append(
-    ...(tables.length ? tables : [el('p', { class: 'muted' }, 'No question was logged yet.')]),
-  );
+  const empty = el('p', { class: 'muted' }, 'No questions have been logged yet.');
+  $('topics').append(...(tables.length ? tables : [empty]));
 }
 
 runs.forEach(deriveMetrics);

@@ -1,100 +1,109 @@
-// Trajectories: filters kept in the address, and a list that only draws what is in view.
-const HEIGHT = 38; // pixels per row of the list, as in reader.css
+// The list of trajectories: filters are stored in the address, and only visible rows are in the document.
+const ROW_HEIGHT = 38; // pixels, as in reader.css
+const MARGIN_ROWS = 8; // rows drawn above and below the visible ones
+const FILTER_DELAY = 90; // milliseconds after the last key
 const filters = $('filters');
 const list = $('list');
-const all = runs.flatMap((run) => run.trajectories);
-let shown = []; // indices into `all` that pass the filters
-let opened = null; // index into `all`
-let groups = null; // key → indices; made when first asked for
+const trajectories = runs.flatMap((run) => run.trajectories);
+let filtered = []; // indices of the trajectories that pass the filters
+let opened = null; // index of the open trajectory
+let groups = null; // group key → indices; built on first use
+
+const groupKey = ({ run, step, role, group }) => `${runs.indexOf(run)}/${step}/${role}/${group}`;
 
 function groupOf(row) {
-  const keyOf = ({ run, step, role, group }) => `${runs.indexOf(run)}/${step}/${role}/${group}`;
   if (!groups) {
     groups = new Map();
-    all.forEach((one, i) => {
-      if (!groups.has(keyOf(one))) groups.set(keyOf(one), []);
-      groups.get(keyOf(one)).push(i);
+    trajectories.forEach((member, i) => {
+      const key = groupKey(member);
+      if (!groups.has(key)) groups.set(key, []);
+      groups.get(key).push(i);
     });
   }
-  return groups.get(keyOf(row));
+  return groups.get(groupKey(row));
 }
 
-// Which rows hold the words. Distinct texts are searched, of which there are far fewer than segments.
-function search(words) {
+// Returns the test whether a row contains a text. Distinct texts are searched, which are far fewer than segments.
+function containsText(text) {
   for (const run of runs) {
-    run.lower ??= run.texts.map((text) => text.toLowerCase());
-    run.hits = run.lower.map((text) => text.includes(words));
+    run.lowerTexts ??= run.texts.map((one) => one.toLowerCase());
+    run.matches = run.lowerTexts.map((one) => one.includes(text));
   }
   return (row) => {
-    row.lower ??= JSON.stringify(row.info ?? {}).toLowerCase();
-    return row.lower.includes(words) || row.segments.some(([, i]) => row.run.hits[i]);
+    row.lowerFields ??= JSON.stringify([row.info ?? {}, row.turns]).toLowerCase();
+    return row.lowerFields.includes(text) || row.segments.some(([, i]) => row.run.matches[i]);
   };
 }
 
-function choices(name, values, extra = []) {
-  const options = [...new Set(values)].filter((value) => value !== null && value !== undefined).sort(inOrder);
-  const named = options.map((option) => [option, human(String(option))]);
-  for (const [value, label] of [['', 'any'], ...extra, ...named])
+function addOptions(name, values, special = []) {
+  const distinct = [...new Set(values)].filter((value) => value !== null && value !== undefined);
+  const options = distinct.sort(naturalOrder).map((value) => [value, readable(String(value))]);
+  for (const [value, label] of [['', 'any'], ...special, ...options])
     filters.elements[name].append(el('option', { value }, label));
 }
 
-function state() {
+function currentState() {
   const fields = [...new FormData(filters)].filter(([, value]) => value !== '');
-  return new URLSearchParams(opened === null ? fields : [...fields, ['open', opened]]);
+  if (opened !== null) fields.push(['open', opened]);
+  return new URLSearchParams(fields);
 }
 
 function readAddress() {
-  const wanted = new URLSearchParams(location.hash.slice(1));
-  for (const field of filters.elements) if (field.name) field.value = wanted.get(field.name) ?? '';
-  const index = Number.parseInt(wanted.get('open') ?? '', 10);
+  const fields = new URLSearchParams(location.hash.slice(1));
+  for (const field of filters.elements) if (field.name) field.value = fields.get(field.name) ?? '';
+  const index = Number.parseInt(fields.get('open') ?? '', 10);
   filter(false);
-  open(all[index] ? index : (shown[0] ?? null), false);
+  open(trajectories[index] ? index : (filtered[0] ?? null), false);
 }
 
-function filter(write = true) {
+function writeAddress() {
+  history.replaceState(null, '', `#${currentState()}`);
+}
+
+function isWithin(value, least, most) {
+  if (least !== '' && !(isNumber(value) && value >= Number(least))) return false;
+  return most === '' || (isNumber(value) && value <= Number(most));
+}
+
+function matchesDrop(reason, choice) {
+  if (choice === '') return true;
+  if (choice === '(none)') return reason === null;
+  if (choice === '(some)') return reason !== null;
+  return reason === choice;
+}
+
+function filter(updateAddress = true) {
   const { run, from, to, phase, role, low, high, drop, text } = Object.fromEntries(new FormData(filters));
-  const within = (value, least, most) =>
-    (least === '' || (isNumber(value) && value >= Number(least))) &&
-    (most === '' || (isNumber(value) && value <= Number(most)));
-  const fits =
-    {
-      '': () => true,
-      '(none)': (reason) => reason === null,
-      '(some)': (reason) => reason !== null,
-    }[drop] ?? ((reason) => reason === drop);
   const words = text.trim().toLowerCase();
-  const holds = words ? search(words) : () => true;
-  shown = [];
-  all.forEach((row, i) => {
+  const contains = words ? containsText(words) : () => true;
+  filtered = [];
+  trajectories.forEach((row, i) => {
     const passes =
       (!run || row.run.name === run) &&
       (!phase || row.phase === phase) &&
       (!role || row.role === role) &&
-      within(row.step, from, to) &&
-      within(row.reward, low, high) &&
-      fits(reasonOf(row)) &&
-      holds(row);
-    if (passes) shown.push(i);
+      isWithin(row.step, from, to) &&
+      isWithin(row.reward, low, high) &&
+      matchesDrop(dropReason(row), drop) &&
+      contains(row);
+    if (passes) filtered.push(i);
   });
-  const [some, total] = [shown, all].map(({ length }) => length.toLocaleString('en'));
-  $('count').textContent = `${some} of ${total} trajectories`;
-  $('rows').style.height = `${shown.length * HEIGHT}px`;
+  const [part, total] = [filtered, trajectories].map(({ length }) => length.toLocaleString('en'));
+  $('count').textContent = `${part} of ${total} trajectories`;
+  $('rows').style.height = `${filtered.length * ROW_HEIGHT}px`;
   list.scrollTop = 0;
   drawRows();
-  if (write) remember();
+  if (updateAddress) writeAddress();
 }
 
-function remember() {
-  history.replaceState(null, '', `#${state()}`);
-}
+// The phase of a rollout, or its role if a phase has several.
+const phaseOrRole = (row) => (PHASES.includes(row.phase) ? row.phase : row.role);
+const colourOf = (row) => phaseColour(phaseOrRole(row));
 
-// What a rollout was for: its phase, or its role where a phase has several.
-const playOf = (row) => (PHASES.includes(row.phase) ? row.phase : row.role);
-const hueOf = (row) => phaseHue(playOf(row));
-
-function rowNode(index, place) {
-  const row = all[index];
-  const reason = reasonOf(row);
+function rowNode(index, position) {
+  const row = trajectories[index];
+  const reason = dropReason(row);
+  const phaseTitle = `${row.role} in the ${row.phase} phase`;
   const node = el(
     'div',
     {
@@ -102,107 +111,116 @@ function rowNode(index, place) {
       role: 'option',
       id: `row-${index}`,
       'aria-selected': String(index === opened),
-      'aria-setsize': shown.length,
-      'aria-posinset': place + 1,
+      'aria-setsize': filtered.length,
+      'aria-posinset': position + 1,
       onclick: () => open(index),
     },
-    many ? swatch(row.run.hue, '', row.run.name) : null,
+    comparing ? swatch(row.run.colour, '', row.run.name) : null,
     el('span', { class: 'num muted', title: 'step' }, format(row.step)),
-    el(
-      'span',
-      { class: 'phase', hue: hueOf(row), title: `${row.role} in the ${row.phase} phase` },
-      playOf(row),
-    ),
+    el('span', { class: 'phase', colour: colourOf(row), title: phaseTitle }, phaseOrRole(row)),
     el('span', { class: 'num', title: 'reward' }, format(row.reward)),
     el('span', {}, row.info?.question || '(no question)'),
-    reason ? el('span', { class: 'chip', title: 'why it was left out' }, human(reason)) : el('span'),
+    reason ? el('span', { class: 'chip', title: 'reason of exclusion' }, readable(reason)) : el('span'),
   );
-  node.style.top = `${place * HEIGHT}px`;
+  node.style.top = `${position * ROW_HEIGHT}px`;
   return node;
 }
 
 function drawRows() {
-  const first = Math.max(0, Math.floor(list.scrollTop / HEIGHT) - 8);
-  const last = Math.min(shown.length, first + Math.ceil(list.clientHeight / HEIGHT) + 16);
-  const nodes = shown.slice(first, last).map((index, i) => rowNode(index, first + i));
-  const sentence = all.length ? 'Nothing passes these filters.' : 'No trajectories were written yet.';
-  $('rows').replaceChildren(...(nodes.length ? nodes : [el('p', { class: 'empty' }, sentence)]));
+  const first = Math.max(0, Math.floor(list.scrollTop / ROW_HEIGHT) - MARGIN_ROWS);
+  const visible = Math.ceil(list.clientHeight / ROW_HEIGHT);
+  const last = Math.min(filtered.length, first + visible + 2 * MARGIN_ROWS);
+  const nodes = filtered.slice(first, last).map((index, i) => rowNode(index, first + i));
+  if (!nodes.length) {
+    const sentence = trajectories.length
+      ? 'No trajectory passes the filters.'
+      : 'No trajectories have been logged yet.';
+    nodes.push(el('p', { class: 'empty' }, sentence));
+  }
+  $('rows').replaceChildren(...nodes);
   list.setAttribute('aria-activedescendant', $(`row-${opened}`) ? `row-${opened}` : '');
 }
 
-function open(index, write = true) {
+function scrollToRow(position) {
+  const [top, bottom] = [position * ROW_HEIGHT, (position + 1) * ROW_HEIGHT];
+  if (top < list.scrollTop) list.scrollTop = top;
+  else if (bottom > list.scrollTop + list.clientHeight) list.scrollTop = bottom - list.clientHeight;
+}
+
+function open(index, updateAddress = true) {
   opened = index;
-  const place = shown.indexOf(index);
-  if (place >= 0) {
-    const [top, bottom] = [place * HEIGHT, (place + 1) * HEIGHT];
-    if (top < list.scrollTop) list.scrollTop = top;
-    else if (bottom > list.scrollTop + list.clientHeight) list.scrollTop = bottom - list.clientHeight;
-  }
+  const position = filtered.indexOf(index);
+  if (position >= 0) scrollToRow(position);
   drawRows();
-  $('detail').replaceChildren(
-    ...(index === null ? [el('p', { class: 'empty' }, 'Choose a trajectory to read it.')] : describe(index)),
-  );
+  const nodes = index === null ? [el('p', { class: 'empty' }, 'Select a trajectory.')] : describe(index);
+  $('detail').replaceChildren(...nodes);
   $('detail').scrollTop = 0;
-  if (write) remember();
+  if (updateAddress) writeAddress();
 }
 
 function move(by) {
-  if (!shown.length) return;
-  const place = shown.indexOf(opened);
-  open(shown[place < 0 ? 0 : Math.max(0, Math.min(shown.length - 1, place + by))]);
+  if (!filtered.length) return;
+  const position = filtered.indexOf(opened);
+  const target = position < 0 ? 0 : Math.max(0, Math.min(filtered.length - 1, position + by));
+  open(filtered[target]);
 }
 
-function listen() {
+function onListKey(event) {
+  const visible = Math.max(1, Math.floor(list.clientHeight / ROW_HEIGHT) - 1);
+  const moves = {
+    ArrowDown: 1,
+    ArrowUp: -1,
+    PageDown: visible,
+    PageUp: -visible,
+    Home: -trajectories.length,
+    End: trajectories.length,
+  };
+  if (event.key === 'Enter') $('detail').focus();
+  if (!(event.key in moves)) return;
+  event.preventDefault();
+  move(moves[event.key]);
+}
+
+function onShortcut(event) {
+  if (event.target.closest('input, select') || event.ctrlKey || event.metaKey || event.altKey) return;
+  const actions = {
+    j: () => move(1),
+    k: () => move(-1),
+    t: () => goTo('trajectories'),
+    '/': () => filters.elements.text.focus(),
+  };
+  const action = actions[event.key];
+  if (!action) return;
+  event.preventDefault();
+  action();
+}
+
+function addListeners() {
   let pending = 0;
   filters.addEventListener('submit', (event) => event.preventDefault());
   filters.addEventListener('input', () => {
     clearTimeout(pending);
-    pending = setTimeout(filter, 90);
+    pending = setTimeout(filter, FILTER_DELAY);
   });
-  filters.addEventListener('reset', () => setTimeout(filter));
+  filters.addEventListener('reset', () => setTimeout(filter)); // the fields are cleared after the event
   list.addEventListener('scroll', drawRows, { passive: true });
-  list.addEventListener('keydown', (event) => {
-    const page = Math.max(1, Math.floor(list.clientHeight / HEIGHT) - 1);
-    const keys = {
-      ArrowDown: 1,
-      ArrowUp: -1,
-      PageDown: page,
-      PageUp: -page,
-      Home: -all.length,
-      End: all.length,
-    };
-    if (event.key === 'Enter') $('detail').focus();
-    if (!(event.key in keys)) return;
-    event.preventDefault();
-    move(keys[event.key]);
-  });
-  document.addEventListener('keydown', (event) => {
-    if (event.target.closest('input, select') || event.ctrlKey || event.metaKey || event.altKey) return;
-    const act = {
-      j: () => move(1),
-      k: () => move(-1),
-      t: () => goTo('trajectories'),
-      '/': () => filters.elements.text.focus(),
-    }[event.key];
-    if (!act) return;
-    event.preventDefault();
-    act();
-  });
+  list.addEventListener('keydown', onListKey);
+  document.addEventListener('keydown', onShortcut);
   addEventListener('hashchange', readAddress);
   addEventListener('resize', drawRows);
 }
 
-choices('run', many ? runs.map(({ name }) => name) : []);
-filters.elements.run.parentElement.hidden = !many;
-$('list').classList.toggle('many', many);
+addOptions('run', comparing ? runs.map(({ name }) => name) : []);
+filters.elements.run.parentElement.hidden = !comparing;
+list.classList.toggle('many', comparing);
 for (const name of ['phase', 'role'])
-  choices(
+  addOptions(
     name,
-    all.map((row) => row[name]),
+    trajectories.map((row) => row[name]),
   );
-choices('drop', all.map(reasonOf), [
+addOptions('drop', trajectories.map(dropReason), [
   ['(none)', 'no'],
-  ['(some)', 'yes, for any reason'],
+  ['(some)', 'yes, any reason'],
 ]);
-listen();
+addListeners();
 readAddress();

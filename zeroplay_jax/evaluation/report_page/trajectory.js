@@ -1,184 +1,213 @@
-// One trajectory, opened: what was asked and earned, and the whole text by who wrote it.
-const BLOCKS = {
-  think: 'thought',
+// One trajectory: task, reward, and the whole text by source.
+const TAG_LABELS = {
+  think: 'thinking',
   search: 'search',
-  tool_call: 'search',
-  function_calls: 'search',
+  tool_call: 'tool call',
+  function_calls: 'tool call',
   answer: 'answer',
   question: 'question',
 };
-const OPENING = new RegExp(`<(${Object.keys(BLOCKS).join('|')})>`);
+const OPENING_TAG = new RegExp(`<(${Object.keys(TAG_LABELS).join('|')})>`);
+const LONG_PROMPT = 280; // characters; longer prompts are folded
 
-const textOf = (row) => row.segments.map(([source, i]) => ({ source, text: row.run.texts[i] }));
+const segmentsOf = (row) => row.segments.map(([source, i]) => ({ source, text: row.run.texts[i] }));
 const asText = (value) => (typeof value === 'string' ? value : JSON.stringify(value, null, 1));
-const reasonOf = (row) => row.drop ?? row.info?.rejected ?? null;
+const dropReason = (row) => row.drop ?? row.info?.rejected ?? null;
 
-// Splits text the policy wrote at its own tags; only policy text, so a page that imitates a tag stays a page.
-function* blocksOf(text) {
-  for (let rest = text; rest;) {
-    const start = rest.search(OPENING);
-    if (start) yield { label: '', text: start < 0 ? rest : rest.slice(0, start) };
+// Splits policy text at its tags into {label, openingTag, text, closingTag}. Text of the environment is never split,
+// so a document that imitates a tag stays a document.
+function* policyBlocks(text) {
+  let remainder = text;
+  while (remainder) {
+    const start = remainder.search(OPENING_TAG);
+    if (start) yield { label: '', text: start < 0 ? remainder : remainder.slice(0, start) };
     if (start < 0) return;
-    const [tag, name] = rest.slice(start).match(OPENING);
-    const close = rest.indexOf(`</${name}>`, start);
-    const end = close < 0 ? rest.length : close;
+    const [openingTag, name] = remainder.slice(start).match(OPENING_TAG);
+    const closingTag = `</${name}>`;
+    const close = remainder.indexOf(closingTag, start);
+    const isClosed = close >= 0;
+    const end = isClosed ? close : remainder.length;
     yield {
-      label: BLOCKS[name],
-      tag,
-      text: rest.slice(start + tag.length, end),
-      end: close < 0 ? '' : `</${name}>`,
+      label: TAG_LABELS[name],
+      openingTag,
+      text: remainder.slice(start + openingTag.length, end),
+      closingTag: isClosed ? closingTag : '',
     };
-    rest = rest.slice(close < 0 ? end : close + name.length + 3);
+    remainder = isClosed ? remainder.slice(close + closingTag.length) : '';
   }
 }
 
-function block(source, { label, tag = '', text, end = '' }) {
-  const inner = [
-    tag && el('span', { class: 'tag' }, tag),
+function textBlock(source, { label, openingTag = '', text, closingTag = '' }) {
+  const parts = [
+    openingTag && el('span', { class: 'tag' }, openingTag),
     el('span', { class: 'inner' }, text),
-    end && el('span', { class: 'tag' }, end),
+    closingTag && el('span', { class: 'tag' }, closingTag),
   ];
   const kind = { answer: ' answer', question: ' question-block' }[label] ?? '';
   return el(
     'div',
     { class: `block ${source}${kind}` },
     el('div', { class: 'label' }, label),
-    el('div', { class: 'text' }, ...inner.filter(Boolean)),
+    el('div', { class: 'text' }, ...parts.filter(Boolean)),
   );
 }
 
 function promptBlock(text) {
-  const box = block('prompt', { label: 'prompt', text: text.trim() });
-  if (text.length > 280) {
+  const block = textBlock('prompt', { label: 'prompt', text: text.trim() });
+  if (text.length > LONG_PROMPT) {
     const summary = el('summary', {}, `${count(text.length, 'character')} of instructions and task`);
-    const frame = box.querySelector('.text');
+    const frame = block.querySelector('.text');
     frame.append(el('details', {}, summary, ...frame.childNodes));
   }
-  return box;
+  return block;
 }
 
-function transcript(row) {
-  const blocks = textOf(row).flatMap(({ source, text }) => {
-    if (source === 'env') return [block(source, { label: 'passages', text: text.trim() })];
-    if (source !== 'policy') return [promptBlock(text)];
-    return [...blocksOf(text)].filter((one) => one.tag || one.text.trim()).map((one) => block(source, one));
-  });
-  return el('div', { class: 'transcript' }, ...blocks);
-}
-
-function pairs(entries) {
-  const told = entries.filter(([, value]) => value !== '' && value !== null && value !== undefined);
+// Name and arguments of a tool call, its error code, and the titles and scores of the returned documents.
+function callBlock({ tool, arguments: values, error, documents }) {
+  const named = values && typeof values === 'object' ? Object.entries(values) : [];
+  const argumentText = named.map(([name, value]) => `${name}: ${JSON.stringify(value)}`).join(', ');
+  const titles = documents.map(([title, score]) => (isNumber(score) ? `${title} (${format(score)})` : title));
   return el(
-    'dl',
-    { class: 'pairs' },
-    ...told.flatMap(([name, value]) => [el('dt', {}, name), el('dd', {}, value)]),
-  );
-}
-
-// What became of the policy's text: steps with a loss learn, and leave some rollouts out.
-const trained = ({ run, step, phase, role }) =>
-  ['loss', `${role}/loss`].some((name) => run.trains.has(`${step}/${phase}/${name}`));
-
-function useOf(row) {
-  if (!row.run.trains.size) return '';
-  if (!trained(row)) return ', not trained on in this step';
-  if (row.drop) return `, not trained on: ${human(row.drop)}`;
-  return row.advantage === 0 ? ', of advantage 0' : ', trained on';
-}
-
-function sourcesLegend(row) {
-  const sources = [
-    ['policy', `written by the policy${useOf(row)}`],
-    ['env', 'inserted by the search'],
-    ['prompt', 'prompt'],
-  ];
-  return el(
-    'p',
-    { class: 'legend', hue: hueOf(row), 'aria-label': 'Who wrote the text' },
-    ...sources.map(([source, label]) =>
-      el('span', { class: source }, el('span', { class: 'swatch' }), label),
+    'div',
+    { class: 'block call' },
+    el('div', { class: 'label' }, 'call'),
+    el(
+      'div',
+      { class: 'text' },
+      el('b', {}, tool),
+      el('span', { class: 'arguments' }, `(${argumentText})`),
+      error ? el('span', { class: 'error' }, `error: ${asText(error)}`) : null,
+      titles.length ? el('div', { class: 'documents' }, `documents: ${titles.join(', ')}`) : null,
     ),
   );
 }
 
-function siblings(row) {
+// Policy text of turn k is followed by the tool call of turn k, if there is one.
+function transcript(row) {
+  const blocks = [];
+  let turn = 0;
+  for (const { source, text } of segmentsOf(row)) {
+    if (source === 'env') blocks.push(textBlock('env', { label: 'tool result', text: text.trim() }));
+    else if (source !== 'policy') blocks.push(promptBlock(text));
+    else {
+      for (const block of policyBlocks(text))
+        if (block.openingTag || block.text.trim()) blocks.push(textBlock(source, block));
+      if (row.turns[turn]) blocks.push(callBlock(row.turns[turn]));
+      turn += 1;
+    }
+  }
+  return el('div', { class: 'transcript' }, ...blocks);
+}
+
+function definitionList(entries) {
+  const list = el('dl', { class: 'pairs' });
+  for (const [name, value] of entries) {
+    if (value === '' || value === null || value === undefined) continue;
+    list.append(el('dt', {}, name), el('dd', {}, value));
+  }
+  return list;
+}
+
+// Whether the step updated the policy of the rollout's role.
+const isTrainingStep = ({ run, step, phase, role }) =>
+  ['loss', `${role}/loss`].some((name) => run.updates.has(`${step}/${phase}/${name}`));
+
+function trainingUse(row) {
+  if (!row.run.updates.size) return '';
+  if (!isTrainingStep(row)) return ', no update in this step';
+  if (row.drop) return `, not trained on: ${readable(row.drop)}`;
+  return row.advantage === 0 ? ', zero advantage' : ', trained on';
+}
+
+function sourceLegend(row) {
+  const sources = [
+    ['policy', `sampled from the policy${trainingUse(row)}`],
+    ['env', 'inserted by the environment'],
+    ['prompt', 'prompt'],
+  ];
+  const items = sources.map(([source, label]) =>
+    el('span', { class: source }, el('span', { class: 'swatch' }), label),
+  );
+  return el('p', { class: 'legend', colour: colourOf(row), 'aria-label': 'Sources of the text' }, ...items);
+}
+
+function groupButtons(row) {
   const group = groupOf(row);
   if (group.length < 2) return null;
-  const buttons = group.slice(0, 40).map((other) =>
+  const buttons = group.slice(0, 40).map((member) =>
     el(
       'button',
       {
         type: 'button',
         title: 'reward; opens this rollout of the group',
-        'aria-current': all[other] === row ? 'true' : null,
-        onclick: () => open(other),
+        'aria-current': trajectories[member] === row ? 'true' : null,
+        onclick: () => open(member),
       },
-      format(all[other].reward),
+      format(trajectories[member].reward),
     ),
   );
   return el('span', { class: 'siblings' }, ...buttons);
 }
 
 function topBar(row, index) {
-  const place = shown.indexOf(index);
-  const step = (by, label) =>
-    el(
-      'button',
-      { type: 'button', disabled: shown[place + by] === undefined && 'disabled', onclick: () => move(by) },
-      label,
-    );
-  const where = [many ? row.run.name : '', `step ${row.step}`, `iteration ${format(row.iteration)}`];
+  const position = filtered.indexOf(index);
+  const stepButton = (by, label) => {
+    const disabled = filtered[position + by] === undefined && 'disabled';
+    return el('button', { type: 'button', disabled, onclick: () => move(by) }, label);
+  };
+  const location = [comparing ? row.run.name : '', `step ${row.step}`, `iteration ${format(row.iteration)}`];
   return el(
     'div',
     { class: 'bar-top' },
     el(
       'span',
       { class: 'muted num' },
-      `${where.filter(Boolean).join('  ·  ')}  ·  `,
-      el('span', { class: 'phase', hue: hueOf(row) }, `${row.phase} phase`),
+      `${location.filter(Boolean).join('  ·  ')}  ·  `,
+      el('span', { class: 'phase', colour: colourOf(row) }, `${row.phase} phase`),
       `  ·  ${row.role}`,
     ),
-    el('span', {}, step(-1, '← Previous'), ' ', step(1, 'Next →')),
+    el('span', {}, stepButton(-1, '← Previous'), ' ', stepButton(1, 'Next →')),
   );
 }
 
+function solvedText(row) {
+  const { solved } = row.info ?? {};
+  const attempts = row.run.config.reward?.solves;
+  if (!isNumber(solved)) return '';
+  return `${solved}${isNumber(attempts) ? ` of ${attempts}` : ''} attempts`;
+}
+
+const IN_LIST = ['question', 'answers', 'answer', 'answer_given', 'hops', 'solved', 'document', 'rejected'];
+
 function describe(index) {
-  const row = all[index];
+  const row = trajectories[index];
   const info = row.info ?? {};
-  const tries = row.run.config.reward?.solves;
-  const parts = Object.entries(row.parts ?? {})
-    .map(([name, value]) => `${human(name)} ${format(value)}`)
+  const components = Object.entries(row.parts ?? {})
+    .map(([name, value]) => `${readable(name)} ${format(value)}`)
     .join(',  ');
-  const told = ['question', 'answers', 'answer', 'answer_given', 'hops', 'solved', 'document', 'rejected'];
-  const rest = Object.entries(info).filter(([name]) => !told.includes(name));
-  return [
+  const further = Object.entries(info).filter(([name]) => !IN_LIST.includes(name));
+  const nodes = [
     topBar(row, index),
     el('p', { class: 'question' }, info.question || '(no question)'),
-    pairs([
-      ['Answer wanted', [info.answers ?? info.answer ?? []].flat().join('  |  ')],
-      ['Answer given', 'answer_given' in info ? (info.answer_given ?? 'none') : ''],
+    definitionList([
+      ['Reference answer', [info.answers ?? info.answer ?? []].flat().join('  |  ')],
+      ['Predicted answer', 'answer_given' in info ? (info.answer_given ?? 'none') : ''],
       ['Hops', isNumber(info.hops) ? format(info.hops) : ''],
       ['Document', info.document && asText(info.document)],
-      [
-        'Solved in',
-        isNumber(info.solved) ? `${info.solved}${isNumber(tries) ? ` of ${tries}` : ''} tries` : '',
-      ],
-      ['Reward', `${format(row.reward)}${parts ? `   (${parts})` : ''}`],
-      ['Advantage', trained(row) ? format(row.advantage) : ''],
-      ['Left out', row.drop ? human(row.drop) : ''],
-      ['Rejected', info.rejected ? human(info.rejected) : ''],
-      ['Ended by', row.finish ? human(row.finish) : ''],
-      ['Its group', siblings(row)],
+      ['Solved in', solvedText(row)],
+      ['Reward', `${format(row.reward)}${components ? `   (${components})` : ''}`],
+      ['Advantage', isTrainingStep(row) ? format(row.advantage) : ''],
+      ['Excluded', row.drop ? readable(row.drop) : ''],
+      ['Rejected', info.rejected ? readable(info.rejected) : ''],
+      ['Finish reason', row.finish ? readable(row.finish) : ''],
+      ['Group rewards', groupButtons(row)],
     ]),
-    sourcesLegend(row),
-    el('div', { hue: hueOf(row) }, transcript(row)),
-    rest.length
-      ? el(
-          'details',
-          {},
-          el('summary', {}, 'Details of the task'),
-          pairs(rest.map(([name, value]) => [human(name), asText(value)])),
-        )
-      : null,
-  ].filter(Boolean);
+    sourceLegend(row),
+    el('div', { colour: colourOf(row) }, transcript(row)),
+  ];
+  if (further.length) {
+    const list = definitionList(further.map(([name, value]) => [readable(name), asText(value)]));
+    nodes.push(el('details', {}, el('summary', {}, 'Further fields of the task'), list));
+  }
+  return nodes;
 }

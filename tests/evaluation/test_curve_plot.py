@@ -1,0 +1,138 @@
+"""The SVG plot of a run shows the evaluations in summary.json."""
+
+import json
+import pathlib
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+import sample_run
+
+from zeroplay_jax import report as command
+
+ROOT = pathlib.Path(__file__).parents[2]
+SVG = '{http://www.w3.org/2000/svg}'
+HOPS = (1, 2, 3, 4)
+QUESTIONS = 20
+
+
+def flags(*correct_by_hop):
+    """Returns {hops: 0/1 per question} with the given numbers of correct answers for 1, 2, ... hops."""
+    by_hop = {}
+    for hop, correct in zip(HOPS, correct_by_hop):
+        by_hop[str(hop)] = [1] * correct + [0] * (QUESTIONS - correct)
+    return by_hop
+
+
+@pytest.fixture
+def finished_run(tmp_path):
+    folder = sample_run.write_run(tmp_path / 'a & <b> $x', count=4)
+    summary = json.loads((folder / 'summary.json').read_text())
+    summary['results']['evaluations'] = {
+        '0': flags(5, 5, 5, 0),
+        '10': flags(20, 10, 15, 5),
+        '9': flags(10, 5, 0, 0),
+    }
+    (folder / 'summary.json').write_text(json.dumps(summary))
+    return folder
+
+
+def plot(folder, out):
+    assert command.main([str(folder), '--picture', str(out)]) == 0
+    return ET.parse(out).getroot()
+
+
+def points(root, gid):
+    """Returns the points of the path in the group with an id, in SVG coordinates."""
+    (group,) = [node for node in root.iter(f'{SVG}g') if node.get('id') == gid]
+    path = next(group.iter(f'{SVG}path')).get('d')
+    use = group.find(f'.//{SVG}use')  # a filled area is defined once and placed by an offset
+    offset = float(use.get('y')) if use is not None else 0.0
+    return [(float(x), float(y) + offset) for x, y in re.findall(r'[ML] (\S+) (\S+)', path)]
+
+
+def text_styles(root):
+    """Returns {text: style} of all text elements."""
+    return {node.text: node.get('style') for node in root.iter(f'{SVG}text')}
+
+
+def test_lines_are_the_evaluations_in_order_of_steps(finished_run, tmp_path, capsys):
+    out = tmp_path / 'curve.svg'
+    root = plot(finished_run, out)
+    assert capsys.readouterr().out == f'{out}\n'
+    # Hop count 4 is 0 at the first steps and 0.25 at the last, which gives the scale of the axis.
+    hop4 = [y for _, y in points(root, 'hop4')]
+    assert hop4[0] == hop4[1]
+    height = (hop4[0] - hop4[2]) / 0.25
+
+    mean = points(root, 'mean')
+    xs = [x for x, _ in mean]
+    assert (xs[1] - xs[0]) / (xs[2] - xs[0]) == pytest.approx(0.9)
+    values = [(hop4[0] - y) / height for _, y in mean]
+    assert values == pytest.approx([0.25, 0.25, 0.75], abs=1e-3)
+    assert all(points(root, f'hop{hop}') for hop in HOPS)
+    # The band contains the mean.
+    band_ys = [y for _, y in points(root, 'band')]
+    assert min(band_ys) < min(y for _, y in mean) and max(band_ys) > max(y for _, y in mean)
+
+
+def test_text_is_text_and_labels_do_not_overlap(finished_run, tmp_path):
+    root = plot(finished_run, tmp_path / 'curve.svg')
+    texts = set(text_styles(root))
+    assert {'0', '9', '10', 'mean 0.75', '1 hop 1.00', '2 hops 0.50', '4 hops 0.25'} <= texts
+    assert any(text.startswith('a & <b> $x: ') for text in texts)
+
+    finished = json.loads((finished_run / 'summary.json').read_text())
+    finished['results']['evaluations'] = {'0': flags(0, 0, 0, 0), '9': flags(0, 0, 0, 0)}
+    (finished_run / 'summary.json').write_text(json.dumps(finished))
+    root = plot(finished_run, tmp_path / 'curve.svg')
+    heights = []
+    for node in root.iter(f'{SVG}text'):
+        if re.fullmatch(r'(mean|\d hops?) 0.00', node.text):
+            heights.append(float(node.get('y')))
+    heights.sort()
+    distances = [lower - upper for upper, lower in zip(heights, heights[1:])]
+    assert len(heights) == 5 and min(distances) >= 12
+
+
+def test_equal_runs_give_equal_files(finished_run, tmp_path):
+    plot(finished_run, tmp_path / 'first.svg')
+    plot(finished_run, tmp_path / 'second.svg')
+    first = (tmp_path / 'first.svg').read_bytes()
+    assert first == (tmp_path / 'second.svg').read_bytes()
+    assert b'<dc:date>' not in first
+
+
+def test_text_is_readable_on_white_and_on_black(finished_run, tmp_path):
+    styles = text_styles(plot(finished_run, tmp_path / 'curve.svg')).values()
+    (colour,) = {re.search(r'fill: (#\w+)', style)[1] for style in styles}
+    channels = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    linear = [((x + 0.055) / 1.055) ** 2.4 for x in channels]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    # Contrast ratios as defined by WCAG.
+    assert 1.05 / (luminance + 0.05) >= 4.5
+    assert (luminance + 0.05) / 0.05 >= 4.5
+    readme_plot = (ROOT / 'benchmarks/results/quickstart.svg').read_text()
+    assert set(re.findall(r'<text [^>]*fill: (#\w+)', readme_plot)) == {colour}
+
+
+def test_unfinished_runs_and_missing_folders_are_user_errors(finished_run, tmp_path, capsys):
+    assert command.main([str(finished_run), '--picture', str(tmp_path / 'no' / 'curve.svg')]) == 2
+    assert 'create it first' in capsys.readouterr().err
+    arguments = [str(finished_run), '--picture', str(tmp_path / 'curve.svg')]
+    summary_path = finished_run / 'summary.json'
+    summary = json.loads(summary_path.read_text())
+    for damaged in (
+        [1],
+        {'evaluations': {'0': [1], '9': [1]}},
+        {'evaluations': {'0': {'1': []}, '9': {'1': []}}},
+        {'evaluations': {'0': {'1': [1]}, '9': {'2': [1]}}},
+    ):
+        summary_path.write_text(json.dumps(summary | {'results': damaged}))
+        assert command.main(arguments) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert '"results" of summary.json is damaged; repeat the command of the run' in line
+    summary_path.unlink()
+    assert command.main(arguments) == 2
+    assert 'wait until the run has finished' in capsys.readouterr().err
+    assert not (tmp_path / 'curve.svg').exists()

@@ -1,0 +1,175 @@
+"""Reading, comparing and writing runs, and the command `python -m zeroplay_jax.report`."""
+
+import json
+
+import numpy as np
+import pytest
+import sample_run
+
+from zeroplay_jax import report as command
+from zeroplay_jax.evaluation import report_builder, statistics
+from zeroplay_jax.types import UserError
+
+
+def page_data(path):
+    """Returns the JSON data inside an HTML report."""
+    start = '<script id="data" type="application/json">'
+    return json.loads(path.read_text().split(start)[1].split('</script>')[0])
+
+
+def has_note(run, text):
+    return any(text in note for note in run['notes'])
+
+
+def test_data_cannot_close_its_script_element(run):
+    html = report_builder.write_report(run).read_text()
+    assert html.count('</script>') == 2  # one of the data, one of the program
+    assert '<img' not in html and ':NaN' not in html
+    assert "default-src 'none'" in html and 'unsafe-inline' not in html
+    assert not list(run.glob('.report*'))
+
+
+def test_equal_texts_are_stored_once(tmp_path):
+    rows = [sample_run.trajectory(0), sample_run.trajectory(0) | {'step': 2}]
+    sample_run.write_lines(tmp_path / 'trajectories.jsonl', rows)
+    run = report_builder.read_run(tmp_path)
+    assert len(run['texts']) == 4
+    for row in run['trajectories']:
+        restored = [{'source': source, 'text': run['texts'][i]} for source, i in row['segments']]
+        assert restored == rows[0]['segments']
+
+
+def test_tool_calls_are_read_without_the_texts_of_documents(tmp_path):
+    new = sample_run.trajectory(1)
+    old = sample_run.trajectory(0)
+    damaged = sample_run.trajectory(3) | {'turns': [1, {'tool': 2}, {'tool': 'open'}]}
+    sample_run.write_lines(tmp_path / 'trajectories.jsonl', [new, old, damaged])
+    turns = [row['turns'] for row in report_builder.read_run(tmp_path)['trajectories']]
+    title = new['turns'][0]['documents'][0][0]['title']
+    call = {
+        'tool': 'search',
+        'arguments': new['turns'][0]['arguments'],
+        'error': None,
+        'documents': [[title, 0.25]],
+    }
+    assert turns[0] == [call, None]
+    assert turns[1] == []
+    assert turns[2][:2] == [None, None]
+    assert turns[2][2] == {'tool': 'open', 'arguments': None, 'error': None, 'documents': []}
+
+
+def test_damaged_and_missing_files_give_notes(tmp_path):
+    valid = json.dumps({'step': 1, 'phase': 'solver', 'entropy': 1.0})
+    (tmp_path / 'metrics.jsonl').write_text(f'{valid}\n{{"step": 2, "pha')
+    (tmp_path / 'config.json').write_text('{')
+    run = report_builder.read_run(tmp_path)
+    assert [row['step'] for row in run['metrics']] == [1]
+    assert run['summary'] == {} and run['config'] == {}
+    for text in (
+        'last line of metrics.jsonl (line 2) is incomplete',
+        'no summary.json',
+        'no trajectories.jsonl',
+        'config.json is damaged',
+    ):
+        assert has_note(run, text)
+    (tmp_path / 'metrics.jsonl').write_text(f'{valid}\nrubbish\n[1]\n{valid}\n')
+    run = report_builder.read_run(tmp_path)
+    assert has_note(run, '2 damaged lines of metrics.jsonl were ignored (line 2, 3)')
+
+
+def test_segments_have_to_be_objects(tmp_path):
+    rows = [sample_run.trajectory(0) | {'segments': segments} for segments in (['a'], [{}, 1], [])]
+    sample_run.write_lines(tmp_path / 'trajectories.jsonl', rows)
+    run = report_builder.read_run(tmp_path)
+    assert [row['segments'] for row in run['trajectories']] == [[]]
+    assert has_note(run, '2 damaged lines of trajectories.jsonl were ignored (line 1, 2)')
+
+
+def test_a_failed_write_keeps_the_old_report(run, monkeypatch):
+    before = report_builder.write_report(run).read_bytes()
+
+    def full_disk(*_):
+        raise OSError('no space left')
+
+    monkeypatch.setattr(report_builder.os, 'replace', full_disk)
+    with pytest.raises(OSError, match='no space'):
+        report_builder.write_report(run)
+    assert (run / 'report.html').read_bytes() == before
+    assert not list(run.glob('.report*'))
+
+
+def test_differences_between_runs_are_paired_by_question(run, other, tmp_path):
+    both = report_builder.write_report(run, other, out=tmp_path / 'both.html')
+    (_, differences) = page_data(both)['differences']
+    reference_flags = np.array(sample_run.AFTER)
+    flags = np.array(sample_run.BETTER)
+    assert differences['4'] == list(statistics.paired_difference(reference_flags, flags))
+    # The headline excludes four hops.
+    headline_difference = statistics.paired_difference(
+        {hop: reference_flags for hop in (1, 2, 3)}, {hop: flags for hop in (1, 2, 3)}
+    )
+    assert differences['mean'] == list(headline_difference)
+
+
+def test_runs_with_different_questions_get_no_interval(run, tmp_path):
+    different = sample_run.write_run(
+        tmp_path / 'different', count=1, after=sample_run.BETTER, questions='those'
+    )
+    out = tmp_path / 'both.html'
+    data = page_data(report_builder.write_report(run, different, out=out))
+    assert data['differences'][1]['mean'] == pytest.approx([0.05])
+    assert has_note(data['runs'][1], 'the held-out questions differ')
+    summary = json.loads((different / 'summary.json').read_text())
+    for results in (None, [1], {'after': {'one': [1]}}):
+        (different / 'summary.json').write_text(json.dumps(summary | {'results': results}))
+        data = page_data(report_builder.write_report(run, different, out=out))
+        assert data['differences'][1]['4'] == pytest.approx([0.05])
+        assert has_note(data['runs'][1], 'no results per question')
+
+
+def test_runs_with_equal_folder_names_get_distinct_names(run, tmp_path):
+    (tmp_path / 'later').mkdir()
+    namesake = sample_run.write_run(tmp_path / 'later' / 'one', count=1)
+    data = page_data(report_builder.write_report(run, namesake, out=tmp_path / 'both.html'))
+    assert [one['name'] for one in data['runs']] == [f'{run.parent.name}/one', 'later/one']
+
+
+# ----------------------------------------------------------------------------- command
+
+
+def test_the_command_prints_the_path_it_wrote(run, other, tmp_path, capsys):
+    assert command.main([str(run)]) == 0
+    assert capsys.readouterr().out.strip() == str(run / 'report.html')
+    out = tmp_path / 'both.html'
+    assert command.main([str(run), str(other), '--out', str(out)]) == 0
+    assert capsys.readouterr().out.strip() == str(out)
+    assert [one['name'] for one in page_data(out)['runs']] == ['one', 'two']
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (['{empty}'], 'contains none of summary.json, metrics.jsonl, trajectories.jsonl'),
+        (['{empty}/nowhere'], 'no such folder; pass the workdir of a run'),
+        (['{run}', '{run}/../one'], 'is listed twice'),
+        (['{run}', '--out', '{empty}'], 'is a folder; pass the path of a file'),
+        (['{run}', '--out', '{empty}/no/page.html'], 'create it first'),
+        ([], 'the following arguments are required: WORKDIR; python -m zeroplay_jax.report --help'),
+        (['{run}', '{run}', '--picture', '{empty}/curve.svg'], 'pass one WORKDIR and no --out'),
+        (
+            ['{run}', '--picture', '{empty}/curve.svg', '--out', '{empty}/page.html'],
+            'pass one WORKDIR and no --out',
+        ),
+    ],
+)
+def test_user_errors_are_one_line_and_exit_code_2(run, tmp_path, capsys, arguments, message):
+    arguments = [argument.format(run=run, empty=tmp_path) for argument in arguments]
+    assert command.main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith('zeroplay_jax.report: ') and message in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_without_a_run_is_a_user_error(tmp_path):
+    with pytest.raises(UserError, match='metrics.jsonl'):
+        report_builder.write_report(tmp_path)

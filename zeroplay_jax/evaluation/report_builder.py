@@ -1,0 +1,376 @@
+"""Builds a self-contained HTML report of one run, or of several runs side by side.
+
+The report shows the evaluation before and after training, the metric curves, the logged trajectories and the
+configs. Its only sources are the files of the workdirs (`metrics.jsonl`, `trajectories.jsonl`, `summary.json`,
+`config.json`), so it also works for a run that is still in progress or was killed.
+
+The HTML file loads nothing from the network. Its content security policy allows only the scripts and styles that
+are part of it, whatever text a document or a model contains.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zeroplay_jax.evaluation import statistics
+from zeroplay_jax.runtime.atomic import write_whole
+from zeroplay_jax.types import UserError
+
+ASSETS = Path(__file__).parent / 'report_page'
+STYLES = ('vendor/uPlot.min.css', 'style.css', 'reader.css')
+# core.js comes first because its 'use strict' has to be the first statement of the joined script.
+SCRIPTS = (
+    'core.js',
+    'vendor/uPlot.iife.min.js',
+    'metrics.js',
+    'outcome.js',
+    'charts.js',
+    'questions.js',
+    'curves.js',
+    'trajectory.js',
+    'reader.js',
+    'config.js',
+)
+REQUIRED_FIELDS = {
+    'metrics.jsonl': {'step': int, 'phase': str},
+    'trajectories.jsonl': {'step': int, 'phase': str, 'role': str, 'segments': list},
+}
+MISSING_SUMMARY = 'the run has not finished, or was killed'
+MISSING_CONFIG = 'the config of the run is unknown'
+RUN_FILES = ('summary.json', *REQUIRED_FIELDS)
+LINES_IN_NOTE = 5  # line numbers of damaged lines that a note lists
+
+
+def write_report(
+    workdir: str | os.PathLike[str],
+    *others: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+) -> Path:
+    """Writes the report of a run, or of several runs side by side; replaces an earlier file atomically.
+
+    Args:
+      workdir: workdir of a run; of several runs, the one that the others are compared with.
+      others: workdirs of more runs.
+      out: path of the HTML file (default: `report.html` in `workdir`).
+
+    Returns:
+      The path of the HTML file.
+
+    Raises:
+      UserError: a workdir does not exist, contains no run or is listed twice, or `out` cannot be written.
+    """
+    workdirs = list(map(Path, (workdir, *others)))
+    names = _unique_names(workdirs)
+    target = workdirs[0] / 'report.html'
+    if out is not None:
+        target = Path(out)
+        if not target.parent.is_dir():
+            raise UserError(f'{target}: folder {target.parent} does not exist; create it first')
+    if target.is_dir():
+        example = target / 'report.html'
+        raise UserError(f'{target} is a folder; pass the path of a file, for example {example}')
+    runs = []
+    for path, name in zip(workdirs, names, strict=True):
+        run = read_run(path)
+        run['name'] = name  # read_run knows only the last part of the path, which may not be unique
+        runs.append(run)
+    write_whole(target, render(runs))
+    return target
+
+
+def read_run(workdir: Path) -> dict[str, Any]:
+    """Reads the files of a workdir into JSON-serialisable data.
+
+    Args:
+      workdir: workdir of a run.
+
+    Returns:
+      A dict with the keys
+      'name': str;
+      'summary', 'config': the objects of `summary.json` and `config.json`, or {};
+      'metrics': list of objects;
+      'trajectories': list of objects, whose segments are [source, index into 'texts'];
+      'texts': list of distinct strings, because prompts and documents recur;
+      'notes': sentences about missing or damaged files.
+
+    Raises:
+      UserError: the folder does not exist or contains no file of a run.
+    """
+    if not workdir.is_dir():
+        raise UserError(
+            f'{workdir}: no such folder; pass the workdir of a run, for example runs/quickstart'
+        )
+    if not any((workdir / name).is_file() for name in RUN_FILES):
+        raise UserError(
+            f'{workdir}: contains none of {", ".join(RUN_FILES)}; pass the workdir of a run'
+        )
+    # A run in progress has no summary yet, and a killed one never: missing files become notes, not errors.
+    notes: list[str] = []
+    summary = _read_object(workdir / 'summary.json', MISSING_SUMMARY, notes)
+    config = _read_object(workdir / 'config.json', MISSING_CONFIG, notes)
+    metrics = _read_lines(workdir / 'metrics.jsonl', notes)
+    trajectories = _read_lines(workdir / 'trajectories.jsonl', notes)
+    text_ids: dict[str, int] = {}
+    for row in trajectories:
+        # All rollouts of a group share the prompt, and popular documents recur: the HTML file stores a text once.
+        row['segments'] = [_intern_segment(segment, text_ids) for segment in row['segments']]
+        row['turns'] = _tool_calls(row.get('turns'))
+    return {
+        'name': workdir.resolve().name,
+        'summary': summary,
+        'config': config,
+        'metrics': metrics,
+        'trajectories': trajectories,
+        'texts': list(text_ids),
+        'notes': notes,
+    }
+
+
+def render(runs: list[dict[str, Any]]) -> str:
+    """Returns the HTML text of the report for runs of `read_run`; adds to their notes."""
+    style = '\n'.join(_asset(name) for name in STYLES)
+    script = '\n'.join(_asset(name) for name in SCRIPTS)
+    # The first run is the reference and has no difference from itself.
+    differences: list[dict[str, list[float]] | None] = [None]
+    for run in runs[1:]:
+        differences.append(_differences(runs[0], run))
+    data = json.dumps(
+        {'runs': runs, 'differences': differences}, allow_nan=False, separators=(',', ':')
+    )
+    # In JSON, '<' occurs only inside strings, where the escape is equivalent. No text can close the script element.
+    data = data.replace('<', '\\u003c')
+    # A hash allows one exact text: scripts inserted later, by whatever means, do not run.
+    policy = (
+        f"default-src 'none'; style-src {_csp_hash(style)}; script-src {_csp_hash(script)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    parts = {'POLICY': policy, 'STYLE': style, 'SCRIPT': script, 'DATA': data}
+    # Split the template once instead of replacing marker by marker: a marker inside the data is not replaced.
+    pieces = _asset('page.html').split('%%')
+    for index in range(1, len(pieces), 2):
+        pieces[index] = parts[pieces[index]]
+    return ''.join(pieces)
+
+
+def _differences(reference: dict[str, Any], run: dict[str, Any]) -> dict[str, list[float]]:
+    """Returns a run's last evaluation minus the reference's: {hop count or 'mean': [difference, low, high]}.
+
+    The comparison is paired by question, so both summaries need the results of the same questions. Otherwise the
+    lists contain only the difference, and a note of the run gives the reason.
+    """
+    reference_flags = _final_flags(reference['summary'])
+    run_flags = _final_flags(run['summary'])
+    # Pairing different questions would give a wrong interval without any visible sign.
+    reason = ''
+    if not reference_flags or not run_flags:
+        reason = 'one summary.json has no results per question'
+    elif _question_hash(reference['summary']) != _question_hash(run['summary']):
+        reason = 'the held-out questions differ'
+    if reason:
+        run['notes'].append(f'No interval for the difference from {reference["name"]}: {reason}.')
+        return _plain_differences(reference['summary'], run['summary'])
+    differences = {}
+    for hop, flags in reference_flags.items():
+        differences[str(hop)] = list(statistics.paired_difference(flags, run_flags[hop]))
+    headline_difference = statistics.paired_difference(
+        statistics.headline(reference_flags), statistics.headline(run_flags)
+    )
+    differences['mean'] = list(headline_difference)
+    return differences
+
+
+def _final_flags(summary: dict[str, Any]) -> dict[int, np.ndarray]:
+    """Returns {hops: 0/1 per question} of the last evaluation, or {} if the summary has no valid results."""
+    results = summary.get('results') or {}
+    flags_by_hop = {}
+    try:
+        for hop, flags in results.get('after', {}).items():
+            flags_by_hop[int(hop)] = np.asarray(flags)
+    except (AttributeError, ValueError):
+        # A list instead of an object, or a hop count that is no number: the file was edited by hand.
+        return {}
+    return flags_by_hop
+
+
+def _question_hash(summary: dict[str, Any]) -> str | None:
+    return summary['results'].get('questions')
+
+
+def _plain_differences(reference: dict[str, Any], run: dict[str, Any]) -> dict[str, list[float]]:
+    """Returns {hop count or 'mean': [difference]} of two summaries where both have the figure."""
+    reference_em = _final_em(reference)
+    run_em = _final_em(run)
+    differences = {}
+    for hop, value in reference_em.items():
+        if value is not None and run_em.get(hop) is not None:
+            differences[hop] = [run_em[hop] - value]
+    return differences
+
+
+def _final_em(summary: dict[str, Any]) -> dict[str, Any]:
+    """Returns {hop count or 'mean': exact match of the last evaluation or None}."""
+    by_hop = summary.get('em_by_hop', {}).get('after', {})
+    return {**by_hop, 'mean': summary.get('em_after')}
+
+
+def _unique_names(workdirs: list[Path]) -> list[str]:
+    """Returns the last part of each path, or as many parts as make the names distinct."""
+    # Resolved paths: 'runs/a' and 'runs/../runs/a' are the same run.
+    paths = [path.resolve() for path in workdirs]
+    for index, path in enumerate(paths):
+        if path in paths[:index]:
+            raise UserError(f'{workdirs[index]} is listed twice; pass each run once')
+    # Ends at the latest with whole paths, which are distinct.
+    length = 1
+    while len({path.parts[-length:] for path in paths}) < len(paths):
+        length += 1
+    return ['/'.join(path.parts[-length:]) for path in paths]
+
+
+def _asset(name: str) -> str:
+    return (ASSETS / name).read_text(encoding='utf-8')
+
+
+def _csp_hash(text: str) -> str:
+    """Returns the source expression with which a content security policy allows an inline element."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def _intern_segment(segment: dict[str, Any], text_ids: dict[str, int]) -> list[Any]:
+    """Returns [source, id of the text]; new texts are added to `text_ids`."""
+    text = str(segment.get('text', ''))
+    text_id = text_ids.setdefault(text, len(text_ids))
+    return [str(segment.get('source', '')), text_id]
+
+
+def _tool_calls(turns: Any) -> list[dict[str, Any] | None]:
+    """Returns the tool call of each turn, or None for a turn without one; [] for a log without `turns`.
+
+    Texts of results and documents are left out: the segments contain them already.
+    """
+    if not isinstance(turns, list):
+        return []
+    # The position in the list is the number of the turn: invalid entries become None instead of being dropped.
+    calls: list[dict[str, Any] | None] = []
+    for turn in turns:
+        if not isinstance(turn, dict) or not isinstance(turn.get('tool'), str):
+            calls.append(None)
+            continue
+        calls.append(
+            {
+                'tool': turn['tool'],
+                'arguments': turn.get('arguments'),
+                'error': turn.get('error'),
+                'documents': _document_titles(turn.get('documents')),
+            }
+        )
+    return calls
+
+
+def _document_titles(results: Any) -> list[list[Any]]:
+    """Returns [title or id, score] of the documents of all result lists of a call, in order."""
+    titles: list[list[Any]] = []
+    if not isinstance(results, list):
+        return titles
+    for documents in results:
+        # One result list per query of the call.
+        if not isinstance(documents, list):
+            continue
+        for document in documents:
+            if isinstance(document, dict):
+                # Not all corpora have titles.
+                title = document.get('title') or document.get('id')
+                titles.append([str(title), document.get('score')])
+    return titles
+
+
+def _parse_object(text: str) -> dict[str, Any] | None:
+    """Returns the JSON object in a text, or None if there is none.
+
+    NaN and infinities become null, because the JSON parser of browsers rejects them.
+    """
+    try:
+        # parse_float as well: 1e999 is a valid JSON number that becomes infinite.
+        value = json.loads(text, parse_constant=_null, parse_float=_finite)
+    except ValueError:
+        return None
+    if not isinstance(value, dict):
+        return None
+    return value
+
+
+def _null(_: str) -> None:
+    return None
+
+
+def _finite(text: str) -> float | None:
+    value = float(text)
+    if not math.isfinite(value):
+        return None
+    return value
+
+
+def _read_object(path: Path, missing: str, notes: list[str]) -> dict[str, Any]:
+    """Returns the object of a JSON file, or {} with a note: `missing` if the file does not exist."""
+    if not path.is_file():
+        notes.append(f'There is no {path.name}: {missing}.')
+        return {}
+    value = _parse_object(path.read_text(encoding='utf-8', errors='replace'))
+    if value is None:
+        notes.append(f'{path.name} is damaged and was ignored.')
+        return {}
+    return value
+
+
+def _is_valid(row: dict[str, Any], required: dict[str, type]) -> bool:
+    """Returns whether a row has the required fields with their types."""
+    for field, field_type in required.items():
+        if not isinstance(row.get(field), field_type):
+            return False
+    if 'segments' not in required:
+        return True
+    return all(isinstance(segment, dict) for segment in row['segments'])
+
+
+def _read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
+    """Returns the valid objects of a JSON-lines file; notes list the invalid lines."""
+    if not path.is_file():
+        notes.append(f'There is no {path.name}: the run has not written it yet.')
+        return []
+    required = REQUIRED_FIELDS[path.name]
+    rows = []
+    damaged_lines = []
+    line_count = 0
+    # errors='replace': a file cut off within a character is still readable up to there.
+    with path.open(encoding='utf-8', errors='replace') as file:
+        for line_count, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            row = _parse_object(line)
+            if row is not None and _is_valid(row, required):
+                rows.append(row)
+            else:
+                damaged_lines.append(line_count)
+    if damaged_lines == [line_count]:
+        # A killed run leaves half a line at the end of the file: no reason to suspect the other lines.
+        notes.append(
+            f'The last line of {path.name} (line {line_count}) is incomplete and was ignored: '
+            'the run was interrupted there.'
+        )
+    elif damaged_lines:
+        numbers = ', '.join(map(str, damaged_lines[:LINES_IN_NOTE]))
+        if len(damaged_lines) > LINES_IN_NOTE:
+            numbers += ', …'
+        notes.append(
+            f'{len(damaged_lines)} damaged lines of {path.name} were ignored (line {numbers}).'
+        )
+    return rows
