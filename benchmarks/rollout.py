@@ -29,6 +29,8 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
+from zeroplay_jax.rollout.search import Limits, SearchEnv
+from zeroplay_jax.rollout.tools import SearchR1
 
 from benchmarks.peers import workload
 from benchmarks.peers.timing import median_seconds
@@ -47,9 +49,7 @@ from zeroplay_jax.learner.packing import pack
 from zeroplay_jax.policy import sharding, transformer
 from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
 from zeroplay_jax.rollout.scheduler import Lane, Request, Scheduler
-from zeroplay_jax.rollout.search import Limits, SearchEnv
 from zeroplay_jax.rollout.tokens import Codec
-from zeroplay_jax.rollout.tools import SearchR1
 from zeroplay_jax.types import POLICY, Row, Trajectory, UserError
 
 ROOT = pathlib.Path(__file__).parents[1]

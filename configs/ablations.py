@@ -38,17 +38,17 @@ ROWS = {
     'ssp/reinforce_reinforce': _of('solver', _REINFORCE | _SUM),
     'ssp/grpo_reinforce': _of('proposer', _GRPO) | _of('solver', _REINFORCE | _SUM),
     'ssp/grpo_grpo': _of('proposer', _GRPO),
-    'ssp/dummy_padding': {'fill.kind': 'pad'},
-    'ssp/dynamic_resampling': {'fill.kind': 'resample'},
-    'ssp/replay_full': {'fill.kind': 'replay_full'},
-    'ssp/no_check': {'check.on': False},
-    'ssp/noise_0': {'check.noise': 0},
-    'ssp/noise_1': {'check.noise': 1},
-    'ssp/noise_7': {'check.noise': 7},
-    'ssp/penalty': {'reward.invalid': -0.1, 'fill.kind': 'replay_full'},
+    'ssp/dummy_padding': {'ssp.fill': 'pad'},
+    'ssp/dynamic_resampling': {'ssp.fill': 'resample'},
+    'ssp/replay_full': {'ssp.fill': 'replay_full'},
+    'ssp/no_check': {'ssp.answerability_check': False},
+    'ssp/noise_0': {'ssp.noise': 0},
+    'ssp/noise_1': {'ssp.noise': 1},
+    'ssp/noise_7': {'ssp.noise': 7},
+    'ssp/penalty': {'ssp.invalid_reward': -0.1, 'ssp.fill': 'replay_full'},
     'ssp/code': {
-        'schedule.first': 'proposer',
-        'check.code': True,
+        'ssp.first_update': 'proposer',
+        'ssp.code_gate': True,
         'solver.scale': 'std',
         'solver.aggregation': 'token',
         **_of('proposer', {'loss': 'token_pg', 'aggregation': 'token', 'kl_coef': 0.01}),
@@ -60,7 +60,7 @@ ROWS = {
     # Dr. Zero: hop ratio, estimator, length, format reward, difficulty, initial document, iterations, released code.
     'drzero/hops_1111': {'schedule.hop_ratio': (1, 1, 1, 1)},
     'drzero/hops_2111': {'schedule.hop_ratio': (2, 1, 1, 1)},
-    'drzero/grpo': {'schedule.group': 'prompt', 'proposer.samples': 4, 'reward.solves': 4},
+    'drzero/grpo': {'drzero.group': 'prompt', 'proposer.samples': 4, 'reward.solves': 4},
     'drzero/steps_100': {'proposer.steps': 100, 'solver.steps': 100, 'schedule.iterations': 1},
     'drzero/no_format': {'reward.format_weight': 0.0},
     'drzero/parabolic': {'reward.difficulty': 'parabolic'},
@@ -98,8 +98,8 @@ ROWS = {
     'dspo/drop_surplus': {'solver.surplus': 'drop'},
     'dspo/exact_match': {'reward.answer': 'em'},
     # SCOPE: kinds of task, gates, length factor, frozen challenger, iterations, window, released code.
-    'scope/no_gates': {'check.on': False},
-    'scope/no_length_factor': {'reward.length_factor': False},
+    'scope/no_gates': {'scope.gates': False},
+    'scope/no_length_factor': {'scope.length_factor': False},
     'scope/frozen_challenger': {'proposer.train_iterations': 1},
     **{f'scope/iterations_{n}': {'schedule.iterations': n} for n in (4, 5, 6)},
     **{
@@ -113,7 +113,7 @@ ROWS = {
     'scope/large_rubric_writer': {'judge.kind': 'endpoint', 'judge.rubric_model': 'Qwen3-32B'},
     'scope/per_turn': {'rollout.drop_thinking': True},
     'scope/no_window': {'pool.window': (0.0, 1.0)},
-    'scope/code': {'reward.code_format': True, 'solver.clip_high': 0.28},
+    'scope/code': {'scope.code_format': True, 'solver.clip_high': 0.28},
 }
 
 

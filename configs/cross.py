@@ -12,7 +12,7 @@ from zeroplay_jax.configs import piplay
 def get_config(variant=''):
     config = piplay.get_config(variant)
     config.recipe = 'drzero'
-    config.schedule.group = 'hop'
+    config.drzero.group = 'hop'
     config.solver.update(
         loss='sequence_pg', aggregation='seq_mean_token_mean', filter_groups=True, surplus='carry'
     )

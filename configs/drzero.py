@@ -34,14 +34,10 @@ def get_config(variant=''):
         raise ValueError(
             f'no variant {variant!r}; there is configs/drzero.py and configs/drzero.py:mini'
         )
-    config = common.get_config()
-    config.recipe = 'drzero'
-    config.schedule.update(
-        iterations=3, hop_ratio=(4, 3, 2, 1), group='hop'
-    )  # appendix A, table 4; eq. 3
-    config.reward.update(
-        solves=5, difficulty='linear', format_weight=0.5, grounding=False
-    )  # table 5, eq. 4
+    config = common.get_config('drzero')
+    config.schedule.update(iterations=3, hop_ratio=(4, 3, 2, 1))  # appendix A, table 4; eq. 3
+    config.drzero.update(group='hop', grounding=False)  # eq. 3; grounding: ours
+    config.reward.update(solves=5, difficulty='linear', format_weight=0.5)  # table 5, eq. 4
 
     for role in (config.proposer, config.solver):
         role.update(

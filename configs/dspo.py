@@ -32,8 +32,7 @@ def get_config(variant=''):
         raise ValueError(
             f'no variant {variant!r}; there is configs/dspo.py and configs/dspo.py:mini'
         )
-    config = common.get_config()
-    config.recipe = 'dspo'
+    config = common.get_config('dspo')
     config.schedule.iterations = 1
     config.reward.answer = 'subem'  # section 4: the reward and the metric
     config.solver.update(loss='sequence_pg', aggregation='seq_mean_token_mean')  # eqs. 6 and 11

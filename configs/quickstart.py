@@ -11,8 +11,7 @@ from zeroplay_jax.configs import common
 
 
 def get_config():
-    config = common.get_config()
-    config.recipe = 'drzero'
+    config = common.get_config('drzero')
     config.schedule.iterations = 2
 
     config.proposer.learning_rate = 2e-4

@@ -35,15 +35,13 @@ def get_config(variant=''):
         raise ValueError(
             f'no variant {variant!r}; there is configs/scope.py and configs/scope.py:mini'
         )
-    config = common.get_config()
-    config.recipe = 'scope'
-    config.schedule.update(
-        iterations=3, hop_ratio=(4, 3, 2), group='prompt'
-    )  # table 9; searches: 1, 2, 3 turns
+    config = common.get_config('scope')
+    config.schedule.update(iterations=3, hop_ratio=(4, 3, 2))  # table 9; searches: 1, 2, 3 turns
     config.reward.update(solves=4, difficulty='triangle', target=0.5)  # eqs. 4 and 5: four answers
-    config.reward.update(format_weight=0.5, search_weight=0.1)  # table 9
-    config.reward.update(length_factor=True, soft_length=1024, hard_length=2048)  # eq. 7, table 9
-    config.check.on = True  # both gates, eq. 4
+    config.reward.format_weight = 0.5  # table 9
+    config.scope.search_weight = 0.1  # table 9
+    config.scope.update(length_factor=True, soft_length=1024, hard_length=2048)  # eq. 7, table 9
+    config.scope.gates = True  # both gates, eq. 4
     config.judge.update(kind='policy', temperature=0.6, tokens=8192, rubrics=(3, 5))  # table 9
     config.pool.update(
         batch=250, samples=4, window=(0.2, 0.8), measure=4
@@ -79,12 +77,11 @@ def get_config(variant=''):
 
 def _mini(config):
     """Shrinks the run to three steps of each role."""
-    config.schedule.update(
-        iterations=1, hop_ratio=(0, 1, 1), searches_below_hops=1
-    )  # the built-in form of prompts
+    config.schedule.update(iterations=1, hop_ratio=(0, 1, 1))  # the built-in form of prompts
     for role in (config.proposer, config.solver):
         role.update(steps=3, warmup_steps=0, batch=8, samples=3, learning_rate=1e-4)
-    config.reward.update(solves=2, soft_length=64, hard_length=128)
+    config.reward.solves = 2
+    config.scope.update(searches_below_hops=1, soft_length=64, hard_length=128)
     config.judge.update(kind='rule', rubrics=(2, 5), tokens=64)
     config.pool.update(batch=8, samples=2, window=(0.0, 1.0))
     config.world.train = (0, 4)

@@ -29,15 +29,15 @@ from zeroplay_jax.configs import common
 def get_config(variant=''):
     if variant not in ('', 'mini'):
         raise ValueError(f'no variant {variant!r}; there is configs/ssp.py and configs/ssp.py:mini')
-    config = common.get_config()
-    config.recipe = 'ssp'
+    config = common.get_config('ssp')
     config.weights = 'shared'  # one policy plays both roles (section 3.1)
-    config.schedule.update(
-        iterations=1, hop_ratio=(4, 3, 2), first='solver'
-    )  # ratio and order: inferred
-    config.check.update(on=True, noise=4, unit='trajectory')  # tables 3 and 4; unit: the code
-    config.fill.update(kind='replay_reset', period=10)  # tables 4 and 5; 10: appendix
-    config.reward.update(answer='judge', difficulty='one_minus', invalid=0.0)  # eq. 7
+    config.schedule.update(iterations=1, hop_ratio=(4, 3, 2))  # ratio and order: inferred
+    config.ssp.update(
+        answerability_check=True, noise=4, noise_unit='trajectory'
+    )  # tables 3 and 4; unit: the code
+    config.ssp.update(fill='replay_reset', fill_period=10)  # tables 4 and 5; 10: appendix
+    config.ssp.update(first_update='solver', invalid_reward=0.0)  # algorithm 1
+    config.reward.update(answer='judge', difficulty='one_minus')  # eq. 7
 
     for role in (config.proposer, config.solver):
         role.update(
@@ -85,8 +85,8 @@ def _mini(config):
     for role in (config.proposer, config.solver):
         role.update(steps=3, warmup_steps=0, batch=8, learning_rate=1e-4)
     config.solver.samples = 3
-    config.check.noise = 2
-    config.check.unit = 'document'
+    config.ssp.noise = 2
+    config.ssp.noise_unit = 'document'
     config.reward.answer = 'em'
     config.world.train = (0, 4)
     config.world.evaluation = (0, 2)

@@ -4,8 +4,8 @@ import asyncio
 
 import numpy as np
 import pytest
-
 from zeroplay_jax.evaluation.evaluate import evaluate
+
 from zeroplay_jax.selfplay.roles import TaskDropped
 from zeroplay_jax.types import POLICY, Trajectory, Turn, UserError
 

@@ -8,11 +8,11 @@ import jax
 import numpy as np
 import pytest
 import tiny
+from zeroplay_jax.rollout.search import Limits, SearchEnv
 
 from zeroplay_jax.policy import hf, sharding, transformer
 from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig, programs
 from zeroplay_jax.rollout.scheduler import Lane, PromptTooLong, Request, Scheduler
-from zeroplay_jax.rollout.search import Limits, SearchEnv
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import ENV, POLICY, PROMPT
 

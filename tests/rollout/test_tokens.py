@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tiny
 import transformers
+from zeroplay_jax.rollout.search import Limits, SearchEnv
 
 from zeroplay_jax.rollout import prompts, tools
-from zeroplay_jax.rollout.search import Limits, SearchEnv
 from zeroplay_jax.rollout.tokens import Codec, StopMatcher, Untrusted
 
 ATTACKS = [

@@ -5,10 +5,10 @@ import collections
 
 import numpy as np
 import pytest
+from zeroplay_jax.selfplay.corpus import Corpus, linked_documents
 
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.selfplay import proposals, solving
-from zeroplay_jax.selfplay.corpus import Corpus, linked_documents
 from zeroplay_jax.selfplay.engine import Draw, Phase, Step
 from zeroplay_jax.selfplay.recipes.drzero import Recipe
 from zeroplay_jax.selfplay.roles import TaskDropped

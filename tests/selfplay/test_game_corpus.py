@@ -71,8 +71,9 @@ def write_corpus(path, count=40):
 
 
 def test_an_index_folder_is_searched_and_asked_about(config, tmp_path):
-    from zeroplay_jax.retrieval import build
     from zeroplay_jax.selfplay.inputs import Documents
+
+    from zeroplay_jax.retrieval import build
 
     folder = tmp_path / 'index'
     build.main(

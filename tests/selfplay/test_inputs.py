@@ -8,13 +8,13 @@ import pathlib
 import re
 
 import pytest
+from zeroplay_jax.selfplay.corpus import Corpus, Document
 
 from zeroplay_jax import config as configuration
 from zeroplay_jax import inputs as command
 from zeroplay_jax.configs import common
 from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.selfplay import builders, files, inputs
-from zeroplay_jax.selfplay.corpus import Corpus, Document
 from zeroplay_jax.selfplay.engine import Draw, Phase, Step
 from zeroplay_jax.selfplay.task_pool import TaskPool
 from zeroplay_jax.types import UserError

@@ -4,12 +4,12 @@ import collections
 
 import pytest
 from speaker import Speaker
-
-from zeroplay_jax.rollout.scheduler import Lane, Scheduler
 from zeroplay_jax.rollout.search import Limits, SearchEnv
-from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.rollout.tools import family
 from zeroplay_jax.rules import BUILT_IN
+
+from zeroplay_jax.rollout.scheduler import Lane, Scheduler
+from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.selfplay import solving
 from zeroplay_jax.selfplay.judge import TextJudge, policy_writer
 from zeroplay_jax.selfplay.roles import Role, Table

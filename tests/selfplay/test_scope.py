@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 from scripted import Table, final, searching
+from zeroplay_jax.selfplay.corpus import Corpus, Document
 
 from zeroplay_jax.configs import scope
-from zeroplay_jax.selfplay.corpus import Corpus, Document
 from zeroplay_jax.selfplay.engine import Phase, Step
 from zeroplay_jax.selfplay.recipes.scope import Recipe
 from zeroplay_jax.types import Task

@@ -5,9 +5,9 @@ import collections
 
 import pytest
 from scripted import Table, final, searching
+from zeroplay_jax.selfplay.corpus import Corpus
 
 from zeroplay_jax.configs import ssp
-from zeroplay_jax.selfplay.corpus import Corpus
 from zeroplay_jax.selfplay.engine import Draw, Phase, Step
 from zeroplay_jax.selfplay.recipes.ssp import Recipe
 from zeroplay_jax.selfplay.task_pool import TaskPool

@@ -118,7 +118,9 @@ def check_command(
     if config is None:
         raise ConfigError(f'no config; give one of {available_configs()}, or a file of your own')
     if not workdir:
-        raise ConfigError('no folder for the run; give --workdir=FOLDER, such as --workdir=runs/first')
+        raise ConfigError(
+            'no folder for the run; give --workdir=FOLDER, such as --workdir=runs/first'
+        )
     folder = pathlib.Path(workdir)
     if any(path.is_file() for path in (folder, *folder.parents)):
         raise ConfigError(f'--workdir={workdir}: there is a file in this place; name a folder')

@@ -90,7 +90,9 @@ def _check_tools(config: ConfigDict, recipe: type[Recipe]) -> None:
     for name in names:
         check_tool_name(name)
         if name in _RESERVED_TAGS:
-            raise ConfigError(f'config.tools.names: {name!r} is a tag of the text format; rename it')
+            raise ConfigError(
+                f'config.tools.names: {name!r} is a tag of the text format; rename it'
+            )
     for specification in recipe.roles(config):
         for name in specification.tools or ():
             is_external = any(':' in entry or entry == 'mcp' for entry in names)
@@ -137,17 +139,19 @@ def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
         role = specification.name
         rows = settings.batch * settings.samples
         if rows % settings.minibatches:
-            problem = (
-                f'the {rows} rollouts of a step ({role}.batch · {role}.samples) are not divisible by it'
-            )
+            problem = f'the {rows} rollouts of a step ({role}.batch · {role}.samples) are not divisible by it'
             fix = f'give a divisor of {rows}'
             fail(f'{role}.minibatches', settings.minibatches, problem, fix)
         if settings.tis_cap and settings.old_logp == 'sampler':
-            problem = 'the correction compares trainer and sampler, and only the sampler is evaluated'
+            problem = (
+                'the correction compares trainer and sampler, and only the sampler is evaluated'
+            )
             fail(f'{role}.tis_cap', settings.tis_cap, problem, f'set {role}.old_logp to trainer')
         needs_ratio = settings.minibatches > 1
         if needs_ratio and not _loss(settings).uses_ratio:
-            problem = f'{settings.loss} has no ratio, and later updates see rollouts of older weights'
+            problem = (
+                f'{settings.loss} has no ratio, and later updates see rollouts of older weights'
+            )
             fix = f'give 1, or set {role}.loss to token_pg'
             fail(f'{role}.minibatches', settings.minibatches, problem, fix)
         splits_rollouts = config.rollout.drop_thinking
@@ -208,7 +212,9 @@ def _check_division(config: ConfigDict, recipe: type[Recipe]) -> None:
     mesh = config.mesh
     if list(mesh.values()).count(-1) > 1:
         sizes = ', '.join(f'{axis}={size}' for axis, size in mesh.items())
-        raise ConfigError(f'config.mesh: {sizes}: one axis at most can be -1; give the others a number')
+        raise ConfigError(
+            f'config.mesh: {sizes}: one axis at most can be -1; give the others a number'
+        )
     for name, axes in (('micro.rows', ('replica', 'fsdp')), ('sampler.slots', ('fsdp',))):
         section, field = name.split('.')
         value = config[section][field]
@@ -242,7 +248,9 @@ def _check_processes(config: ConfigDict, recipe: type[Recipe]) -> None:
     address = re.fullmatch(r'[^:\s]+:(\d+)', settings.coordinator)
     if not address or not 0 < int(address[1]) < 1 << 16:
         problem = 'not an address'
-        fail('distributed.coordinator', settings.coordinator, problem, 'give host:port of process 0')
+        fail(
+            'distributed.coordinator', settings.coordinator, problem, 'give host:port of process 0'
+        )
     if settings.process >= settings.processes:
         problem = f'there are {settings.processes}'
         fail('distributed.process', settings.process, problem, 'count from 0')
@@ -274,7 +282,12 @@ def _check_files(config: ConfigDict, recipe: type[Recipe]) -> None:
             continue
         if is_world:
             problem = 'the miniature world has its own questions'
-            fail(f'eval.{name}', path, problem, 'leave it empty, or set retrieval.kind to folder or http')
+            fail(
+                f'eval.{name}',
+                path,
+                problem,
+                'leave it empty, or set retrieval.kind to folder or http',
+            )
         if not pathlib.Path(path).is_file():
             fail(f'eval.{name}', path, 'no such file', f'name JSON lines of {lines} to evaluate on')
     for name in ('answers', 'questions', 'tasks', 'documents'):

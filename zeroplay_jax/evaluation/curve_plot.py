@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from zeroplay_jax.evaluation import statistics
-from zeroplay_jax.runtime.atomic import write_whole
+from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.types import UserError
 
 TEXT_COLOUR = '#6b7785'  # contrast of at least 4.5 : 1 on white and on black backgrounds
@@ -61,7 +61,7 @@ def write_curve_plot(run: dict[str, Any], out: str | os.PathLike[str]) -> Path:
         raise UserError(
             f'{run["name"]}: fewer than two evaluations in summary.json; wait until the run has finished'
         )
-    write_whole(target, _plot(run['name'], evaluations))
+    write_text(target, _plot(run['name'], evaluations))
     return target
 
 

@@ -235,9 +235,7 @@ def compare(one: Json, other: Json, draws: int = 10_000) -> dict[str, tuple[floa
     shared = [name for name in one['sets'] if name in other['sets']]
     intervals: dict[str, tuple[float, float, float]] = {}
     for name in shared:
-        pairs = zip(
-            one['sets'][name]['answered'], other['sets'][name]['answered'], strict=True
-        )
+        pairs = zip(one['sets'][name]['answered'], other['sets'][name]['answered'], strict=True)
         differences = np.array([right['score'] - left['score'] for left, right in pairs])
         rng = np.random.default_rng(0)
         resampled_means = []

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from zeroplay_jax.evaluation import statistics
-from zeroplay_jax.runtime.atomic import write_whole
+from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.types import UserError
 
 ASSETS = Path(__file__).parent / 'report_page'
@@ -82,7 +82,7 @@ def write_report(
         run = read_run(path)
         run['name'] = name  # read_run knows only the last part of the path, which may not be unique
         runs.append(run)
-    write_whole(target, render(runs))
+    write_text(target, render(runs))
     return target
 
 

@@ -275,7 +275,9 @@ def questions_of_sets(
                 ] += 1
                 continue
             seen.add(normal)
-            answers = list(dict.fromkeys(' '.join(a.split()) for a in files.accepted_answers(record)))
+            answers = list(
+                dict.fromkeys(' '.join(a.split()) for a in files.accepted_answers(record))
+            )
             item: dict[str, Any] = dict(question=text, answers=answers)
             if 'hops' in record:
                 item['hops'] = files.hops(source, line, record)

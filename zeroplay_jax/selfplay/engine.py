@@ -310,9 +310,7 @@ class Engine:
         """Micro-batches of one optimiser step."""
         settings = self.config[role]
         valid = rows_per_context([row for row in rows if row.drop is None])
-        lengths = np.array(
-            [np.sum(row.trajectory.source == POLICY) for row in valid], np.int64
-        )
+        lengths = np.array([np.sum(row.trajectory.source == POLICY) for row in valid], np.int64)
         # Rows of advantage 0 have no policy gradient, but they count in the mean, and KL, entropy
         # and distillation act on them.
         keeps_all = (

@@ -37,9 +37,7 @@ def read_lines(path: str, *required: str, answered: bool = True) -> list[Json]:
     return [record for _, record in numbered_lines(path, *required, answered=answered)]
 
 
-def numbered_lines(
-    path: str, *required: str, answered: bool = True
-) -> Iterator[tuple[int, Json]]:
+def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator[tuple[int, Json]]:
     """(line number from 1, object) of a JSON-lines file, as a stream; empty lines are skipped.
 
     Args:

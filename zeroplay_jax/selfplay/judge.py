@@ -81,9 +81,7 @@ class TextJudge(Judge):
       rubric_count: smallest and largest number of rubrics.
     """
 
-    def __init__(
-        self, write: Writer, rubric_count: tuple[int, int], max_failure_rate: float = 1.0
-    ):
+    def __init__(self, write: Writer, rubric_count: tuple[int, int], max_failure_rate: float = 1.0):
         super().__init__(max_failure_rate)
         self._write = write
         self._rubric_count = rubric_count

@@ -110,9 +110,7 @@ def _real_library(config) -> Library:
 
 def _worlds(config, split_name: str) -> list[World]:
     first, count = config.world['train' if split_name == 'train' else 'evaluation']
-    return [
-        World(first + index, split_name, config.world.near_misses) for index in range(count)
-    ]
+    return [World(first + index, split_name, config.world.near_misses) for index in range(count)]
 
 
 def held_out_world(config) -> tuple[SearchableCorpus, tuple[Question, ...]]:

@@ -116,19 +116,21 @@ def recipe_class(name: str) -> type[Recipe]:
         module = importlib.import_module(path)
     except ModuleNotFoundError as error:
         if error.name and not path.startswith(error.name):
-            raise ConfigError(f'config.recipe={name}: it imports {error.name}, which is not installed')
+            raise ConfigError(
+                f'config.recipe={name}: it imports {error.name}, which is not installed'
+            ) from None
         raise ConfigError(
             f'config.recipe={name}: no such recipe; give one of {", ".join(BUILT_IN)}, or the import '
             'path of a module such as their_package.rzero'
         ) from None
-    found_class = getattr(module, 'Recipe', None)
-    is_recipe = isinstance(found_class, type) and issubclass(found_class, Recipe)
-    if not is_recipe or found_class is Recipe:
+    recipe_type = getattr(module, 'Recipe', None)
+    is_recipe = isinstance(recipe_type, type) and issubclass(recipe_type, Recipe)
+    if not is_recipe or recipe_type is Recipe:
         raise ConfigError(
             f'config.recipe={name}: {path} has no class Recipe of its own; derive one from '
             'zeroplay_jax.selfplay.recipe.Recipe'
         )
-    return found_class
+    return recipe_type
 
 
 def trained_roles(config: Any) -> tuple[str, ...]:

@@ -37,9 +37,7 @@ def rollout_stats(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Stats:
         _add_row(accumulator, row)
     # Histograms are shares: of the proposals that were measured, or of all rows.
     measured = sum(
-        total
-        for name, total in accumulator.sums.items()
-        if name.startswith('k_histogram/')
+        total for name, total in accumulator.sums.items() if name.startswith('k_histogram/')
     )
     for name in accumulator.sums:
         if name.startswith('k_histogram/'):

@@ -21,9 +21,7 @@ def _call_from_json(saved: Json | None) -> ToolCall | None:
 
 def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
     """A trajectory with all its contexts as JSON."""
-    record: dict[str, Any] = {
-        name: getattr(trajectory, name).tolist() for name in _ARRAY_DTYPES
-    }
+    record: dict[str, Any] = {name: getattr(trajectory, name).tolist() for name in _ARRAY_DTYPES}
     record['turns'] = [dataclasses.asdict(turn) for turn in trajectory.turns]
     record['finish'] = trajectory.finish
     record['weights'] = trajectory.weights

@@ -38,9 +38,7 @@ from zeroplay_jax.types import UserError
 # Fields of config.policy that say how a model is computed, not what it is.
 _COMPUTATION_FIELDS = ('dtype', 'remat', 'remat_policy', 'attention', 'scan', 'logit_chunk')
 # The judge that config.judge.kind='policy' adds to the roles of any recipe.
-_JUDGE = RoleSpec(
-    'judge', 'judge_answer', terminal_tags=(), weights_from=INITIAL_WEIGHTS, tools=()
-)
+_JUDGE = RoleSpec('judge', 'judge_answer', terminal_tags=(), weights_from=INITIAL_WEIGHTS, tools=())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +93,9 @@ def build(config, extra_pool: str = '') -> RunContext:
     library = library_builder.build_library(config, recipe.has_open_tasks)
     shows_progress = config.progress and jax.process_index() == 0
     params = hf.load(folder, model, mesh, owned=True, progress=shows_progress)
-    rollouts, evaluation = _rollout_contexts(config, recipe, model, mesh, codec, library, extra_pool)
+    rollouts, evaluation = _rollout_contexts(
+        config, recipe, model, mesh, codec, library, extra_pool
+    )
     return RunContext(folder, model, mesh, params, library, rollouts, evaluation)
 
 
@@ -154,9 +154,7 @@ def _rollout_contexts(
     rollouts = RolloutContext(scheduler, roles, templates)
     judge = _judge(config, library, rollouts, templates)
     rollouts = dataclasses.replace(rollouts, judge=judge)
-    held_out_roles = {
-        name: role.with_tools(evaluation_tools) for name, role in roles.items()
-    }
+    held_out_roles = {name: role.with_tools(evaluation_tools) for name, role in roles.items()}
     return rollouts, dataclasses.replace(rollouts, roles=held_out_roles)
 
 

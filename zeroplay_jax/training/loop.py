@@ -62,9 +62,7 @@ def run(config, workdir) -> dict:
         # Learners and samplers have their own copies.
         context = dataclasses.replace(context, params={})
         phases = engine.recipe.phases()
-        steps = with_evaluations(
-            all_steps(phases), engine.recipe.evaluated_role, config.eval.every
-        )
+        steps = with_evaluations(all_steps(phases), engine.recipe.evaluated_role, config.eval.every)
         write_config()
 
         # ---- restore -------------------------------------------------------------------------------
@@ -247,9 +245,7 @@ def _build_on_all(hosts: Hosts, config) -> build.RunContext:
 
 
 @contextlib.contextmanager
-def _claimed_workdir(
-    hosts: Hosts, workdir: pathlib.Path, config
-) -> Iterator[Callable[[], None]]:
+def _claimed_workdir(hosts: Hosts, workdir: pathlib.Path, config) -> Iterator[Callable[[], None]]:
     """The workdir's lock and config check, by the first process for all of them."""
     free_fields = FREE_FIELDS
     if config.rollout.deterministic:

@@ -136,8 +136,7 @@ class Recipe(RecipeBase):
             pending.append(self._solve_count(context, identity, proposal, attempts))
         counts = await asyncio.gather(*pending)
         rows = [
-            self._proposal_row(task, proposal, count)
-            for proposal, count in zip(proposals, counts)
+            self._proposal_row(task, proposal, count) for proposal, count in zip(proposals, counts)
         ]
         return Outcome(rows)
 

@@ -339,9 +339,7 @@ class Recipe(RecipeBase):
             ]
         )
 
-    def _solver_row(
-        self, context, task: Task, trajectory: Trajectory, value: float | None
-    ) -> Row:
+    def _solver_row(self, context, task: Task, trajectory: Trajectory, value: float | None) -> Row:
         settings = self.config.scope
         answer = final_answer(trajectory)
         codec = context.roles['solver'].env.codec

@@ -14,7 +14,7 @@ import dataclasses
 from typing import Any, Literal
 
 from zeroplay_jax.objectives import rewards
-from zeroplay_jax.rollout.call_syntax import passages_text
+from zeroplay_jax.rollout.passages import passages_text
 from zeroplay_jax.rollout.prompts import SEARCH_RULES, Prompts
 from zeroplay_jax.selfplay.answers import final_answer, group_of, retrieved_passages, score
 from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
@@ -179,9 +179,7 @@ class Recipe(RecipeBase):
         """An answer hidden, checked and searched for; or an earlier question solved again."""
         try:
             if isinstance(task.payload, Question):
-                rows = await solving.solver_rows(
-                    context, self.config, 'solver', task, task.payload
-                )
+                rows = await solving.solver_rows(context, self.config, 'solver', task, task.payload)
                 return Outcome(rows)
             return await self._hide_and_seek(context, task)
         finally:
@@ -208,12 +206,8 @@ class Recipe(RecipeBase):
         rejections: list[str] = []
         for number, trajectory in enumerate(proposals):
             question = self._question(task, trajectory)
-            reason, attempts = await self._try_question(
-                context, task, number, trajectory, question
-            )
-            proposer_rows.append(
-                self._proposer_row(task, trajectory, question, reason, attempts)
-            )
+            reason, attempts = await self._try_question(context, task, number, trajectory, question)
+            proposer_rows.append(self._proposer_row(task, trajectory, question, reason, attempts))
             if reason is None:
                 questions.append(question)
                 solver_rows += attempts

@@ -47,9 +47,7 @@ class SeedDocument:
     def from_json(cls, record: Json) -> SeedDocument:
         """A line of `inputs.documents`."""
         origin = files.provenance(record)
-        return cls(
-            record['title'], record['text'], record['hops'], record.get('type', ''), origin
-        )
+        return cls(record['title'], record['text'], record['hops'], record.get('type', ''), origin)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,9 +118,7 @@ class DocumentSampler:
             seeds += [self._seed_document(index, hops) for index in indices]
         return [Task((step.number, number), seed) for number, seed in enumerate(seeds)]
 
-    def _draw(
-        self, rng: np.random.Generator, hops: int, count: int, used: set[int]
-    ) -> list[int]:
+    def _draw(self, rng: np.random.Generator, hops: int, count: int, used: set[int]) -> list[int]:
         usable = self._usable[hops - 1]
         if not count:
             return []

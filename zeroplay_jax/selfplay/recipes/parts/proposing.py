@@ -52,9 +52,7 @@ async def propose(
         document = prompts.document_text({'title': seed.title, 'text': seed.text})
     identity = (*task.identity, 0)
     trajectories = await context.ask(role, identity, samples, hops=seed.hops, document=document)
-    return [
-        read_proposal(trajectory, seed, require_grounding) for trajectory in trajectories
-    ]
+    return [read_proposal(trajectory, seed, require_grounding) for trajectory in trajectories]
 
 
 def read_proposal(
