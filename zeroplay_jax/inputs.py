@@ -227,9 +227,8 @@ def _set_lines(name: str, answered: bool = True) -> Iterator[builders.Line]:
     path = name
     if _is_public(name):
         files.check_set(name)
-        from zeroplay_jax.evaluation import qa  # here and not above: JAX, which files do without
 
-        path = qa.path_of(name)
+        path = question_sets.path_of(name)
     for number, record in _watched(
         files.numbered_lines(path, 'question', answered=answered), name, 'lines'
     ):

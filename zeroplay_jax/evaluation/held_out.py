@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,7 @@ def evaluate(
     Raises:
       UserError: a question is longer than `rollout.prompt_tokens`.
     """
-    episodes = {
+    episodes: dict[tuple[int, ...], Callable[[], Coroutine[Any, Any, Outcome]]] = {
         (number, index): functools.partial(_answer, context, role, (number, index), question)
         for index, question in enumerate(questions)
     }

@@ -266,7 +266,7 @@ def diagnose(
 def write_config_and_tokenizer(folder: pathlib.Path) -> None:
     """Writes a checkpoint folder without weights: config.json and the tokenizer's files."""
     folder.mkdir(parents=True, exist_ok=True)
-    prompt_texts = [*prompts.PROMPTS['mini'].values(), 'Describe the']
+    prompt_texts = [*prompts.BUILT_IN_FORMS.values(), 'Describe the']
     trained_tokenizer = tokenizer.train(prompt_texts)
     tokenizer.write(folder, trained_tokenizer)
     # A multiple of 64 divides over devices. Like large models, it has more rows than the tokenizer has tokens.

@@ -95,7 +95,7 @@ def render(codec: Codec, demo: Demo) -> Episode:
     ids = []
     sources = []
     if demo.role is not None:
-        chat = prompts.messages('mini', demo.role, **demo.fields)
+        chat = prompts.fill(prompts.BUILT_IN_FORMS[demo.role], **demo.fields)
         ids.append(codec.render(chat))
         sources.append(PROMPT)
     # Each part is tokenised on its own, as in a rollout: no token spans the policy's text and a search result.

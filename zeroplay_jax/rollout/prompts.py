@@ -16,6 +16,18 @@ from zeroplay_jax.types import Json
 # Name → one text for all sets, or set name → text.
 Prompts = Mapping[str, str | Mapping[str, str]]
 
+# The short forms of the set 'mini', on which the built-in checkpoints were trained. Their order is part
+# of the training of the built-in tokenizer.
+BUILT_IN_FORMS = {
+    'solver': 'Question: {question}',
+    'proposer': 'Write a question of {hops} hops.\nDocument: {document}',
+    'proposer_from_answer': 'Write a question of {hops} hops.\nAnswer: {answer}',
+    'answer_from_documents': 'Documents: {documents}\nQuestion: {question}',
+    'solver_with_path': 'Path: {path}\nQuestion: {question}',
+    'challenger': 'Write a task of {hops} hops.\nDocument: {document}',
+    'task_solver': 'Task: {task}',
+}
+
 SEARCH_RULES = """You can look things up. Before every step think inside <think> and </think>. {tools} Search as \
 often as you need."""
 
@@ -36,8 +48,8 @@ Task: {task}"""
 
 # Prompts of judges are the same in every set: a judge is not trained, so no form was learnt.
 SHARED: Prompts = {
-    'solver': {'mini': 'Question: {question}', 'paper': SOLVER},
-    'task_solver': {'mini': 'Task: {task}', 'paper': _TASK_SOLVER},
+    'solver': {'mini': BUILT_IN_FORMS['solver'], 'paper': SOLVER},
+    'task_solver': {'mini': BUILT_IN_FORMS['task_solver'], 'paper': _TASK_SOLVER},
     'judge_answer': """Decide whether a given answer to a question is right. It is right if it means the same as one \
 of the accepted answers: other spelling, order, units or detail do not matter, another person, place, number or date \
 does. An answer that lists several possibilities or refuses is wrong.

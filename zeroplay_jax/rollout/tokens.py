@@ -185,7 +185,7 @@ class Codec:
         Rendered as a difference, so that earlier tokens are never tokenised again.
         """
         turn = Untrusted(_TURN_MARK)
-        chat = [
+        chat: list[Message] = [
             {'role': 'user', 'content': 'x'},
             {'role': 'assistant', 'content': [turn]},
             message,
@@ -208,7 +208,7 @@ class StopMatcher:
         self._text = b''
         self._token_ends: list[int] = []
 
-    def push(self, ids: Sequence[int]) -> tuple[int, str] | None:
+    def push(self, ids: Iterable[int]) -> tuple[int, str] | None:
         """Adds ids; on a match returns (tokens of the turn to keep, text cut after the stop string)."""
         for token in ids:
             # A match must end in the new token, so it cannot start earlier than this.

@@ -124,13 +124,13 @@ def recipe_class(name: str) -> type[Recipe]:
             'path of a module such as their_package.rzero'
         ) from None
     recipe_type = getattr(module, 'Recipe', None)
-    is_recipe = isinstance(recipe_type, type) and issubclass(recipe_type, Recipe)
-    if not is_recipe or recipe_type is Recipe:
-        raise ConfigError(
-            f'config.recipe={name}: {path} has no class Recipe of its own; derive one from '
-            'zeroplay_jax.selfplay.recipe.Recipe'
-        )
-    return recipe_type
+    if isinstance(recipe_type, type) and issubclass(recipe_type, Recipe):
+        if recipe_type is not Recipe:
+            return recipe_type
+    raise ConfigError(
+        f'config.recipe={name}: {path} has no class Recipe of its own; derive one from '
+        'zeroplay_jax.selfplay.recipe.Recipe'
+    )
 
 
 def trained_roles(config: Any) -> tuple[str, ...]:

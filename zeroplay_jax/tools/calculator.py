@@ -63,8 +63,10 @@ def evaluate(expression: str) -> Number:
 
 
 def _value(node: ast.expr) -> Number:
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return _bounded(node.value)
+    # bool is a subclass of int, but True is no number.
+    if isinstance(node, ast.Constant) and not isinstance(node.value, bool):
+        if isinstance(node.value, int | float):
+            return _bounded(node.value)
     if isinstance(node, ast.Name) and node.id in _CONSTANTS:
         return _CONSTANTS[node.id]
     if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
@@ -84,8 +86,10 @@ def _value(node: ast.expr) -> Number:
 
 
 def _check_power(base: Number, exponent: Number) -> None:
-    is_integer = isinstance(base, int) and isinstance(exponent, int)
-    if is_integer and base.bit_length() * abs(exponent) > _MAX_BITS:
+    # Only integers grow without bound; floats overflow with an error of their own.
+    if not isinstance(base, int) or not isinstance(exponent, int):
+        return
+    if base.bit_length() * abs(exponent) > _MAX_BITS:
         raise ArithmeticSyntaxError('the numbers grow too large')
 
 

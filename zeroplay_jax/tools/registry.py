@@ -99,11 +99,12 @@ def build_tools(config, source: DocumentSource) -> dict[str, Tool]:
 
 def _tools_of(entry: str, config, source: DocumentSource) -> Sequence[Tool]:
     check_name(entry)
-    attribute = BUILT_IN[entry] if entry in BUILT_IN else _imported(entry)
-    built = attribute
-    if not isinstance(attribute, Tool):
-        is_tool_class = isinstance(attribute, type) and issubclass(attribute, Tool)
-        built = attribute() if is_tool_class else attribute(config, source)
+    attribute: Any = BUILT_IN[entry] if entry in BUILT_IN else _imported(entry)
+    built: Any = attribute
+    if isinstance(attribute, type) and issubclass(attribute, Tool):
+        built = attribute()
+    elif not isinstance(attribute, Tool):
+        built = attribute(config, source)
     tools = [built] if isinstance(built, Tool) else list(built)
     for tool in tools:
         if not isinstance(tool, Tool):

@@ -247,7 +247,7 @@ def _build_on_all(hosts: Hosts, config) -> build.RunContext:
 @contextlib.contextmanager
 def _claimed_workdir(hosts: Hosts, workdir: pathlib.Path, config) -> Iterator[Callable[[], None]]:
     """The workdir's lock and config check, by the first process for all of them."""
-    free_fields = FREE_FIELDS
+    free_fields: tuple[str, ...] = FREE_FIELDS
     if config.rollout.deterministic:
         # Without deadlines the limit has no effect.
         free_fields += ('rollout.tool_timeout',)

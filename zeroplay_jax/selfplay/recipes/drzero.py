@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from typing import Literal
+from typing import ClassVar, Literal
 
 from zeroplay_jax.objectives import rewards, schedules
-from zeroplay_jax.rollout.prompts import SEARCH_RULES, Prompts
+from zeroplay_jax.rollout.prompts import BUILT_IN_FORMS, SEARCH_RULES, Prompts
 from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
 from zeroplay_jax.selfplay.recipe import RoleSpec
 from zeroplay_jax.selfplay.recipes.parts import construction_path, proposing, solving
@@ -62,9 +62,9 @@ class Recipe(RecipeBase):
     """Proposer and solver with separate weights."""
 
     settings = {'drzero': Settings}
-    prompts: Prompts = {
+    prompts: ClassVar[Prompts] = {
         'proposer': {
-            'mini': 'Write a question of {hops} hops.\nDocument: {document}',
+            'mini': BUILT_IN_FORMS['proposer'],
             'paper': _PROPOSER_PROMPT,
         },
         **construction_path.PROMPTS,

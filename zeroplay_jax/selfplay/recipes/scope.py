@@ -12,10 +12,16 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from zeroplay_jax.objectives import rewards
-from zeroplay_jax.rollout.prompts import SEARCH_RULES, Prompts, document_text, documents_text
+from zeroplay_jax.rollout.prompts import (
+    BUILT_IN_FORMS,
+    SEARCH_RULES,
+    Prompts,
+    document_text,
+    documents_text,
+)
 from zeroplay_jax.selfplay import files
 from zeroplay_jax.selfplay.answers import (
     final_answer,
@@ -122,9 +128,9 @@ class Recipe(RecipeBase):
     """Challenger (role 'proposer') and solver, with the initial policy as judge."""
 
     settings = {'scope': Settings}
-    prompts: Prompts = {
+    prompts: ClassVar[Prompts] = {
         'challenger': {
-            'mini': 'Write a task of {hops} hops.\nDocument: {document}',
+            'mini': BUILT_IN_FORMS['challenger'],
             'paper': _CHALLENGER_PROMPT,
         }
     }

@@ -11,11 +11,11 @@ batch is filled as `config.ssp.fill` says.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.rollout.passages import passages_text
-from zeroplay_jax.rollout.prompts import SEARCH_RULES, Prompts
+from zeroplay_jax.rollout.prompts import BUILT_IN_FORMS, SEARCH_RULES, Prompts
 from zeroplay_jax.selfplay.answers import final_answer, group_of, retrieved_passages, score
 from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
 from zeroplay_jax.selfplay.recipe import RoleSpec
@@ -102,13 +102,13 @@ class Recipe(RecipeBase):
     """Proposer, solver and checker, by default with shared weights."""
 
     settings = {'ssp': Settings}
-    prompts: Prompts = {
+    prompts: ClassVar[Prompts] = {
         'proposer_from_answer': {
-            'mini': 'Write a question of {hops} hops.\nAnswer: {answer}',
+            'mini': BUILT_IN_FORMS['proposer_from_answer'],
             'paper': _PROPOSER_PROMPT,
         },
         'answer_from_documents': {
-            'mini': 'Documents: {documents}\nQuestion: {question}',
+            'mini': BUILT_IN_FORMS['answer_from_documents'],
             'paper': _CHECKER_PROMPT,
         },
     }
@@ -304,7 +304,7 @@ class Recipe(RecipeBase):
         attempts: list[Row],
     ) -> Row:
         settings = self.config.reward
-        scores = [row.info.score for row in attempts if row.drop is None]
+        scores = [row.info.score or 0.0 for row in attempts if row.drop is None]
         info = RowInfo(question=question, valid=reason is None, rejected=reason)
         reward = self.config.ssp.invalid_reward
         drop = None

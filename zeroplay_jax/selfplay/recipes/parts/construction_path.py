@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PROMPTS: prompts.Prompts = {
     'solver_with_path': {
-        'mini': 'Path: {path}\nQuestion: {question}',
+        'mini': prompts.BUILT_IN_FORMS['solver_with_path'],
         'paper': prompts.SOLVER
         + """
 
