@@ -17,11 +17,17 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 # Files outside docs/ → their names on the site.
 PAGES = {
+    'CHANGELOG.md': 'changelog.md',
+    'CONTRIBUTING.md': 'contributing.md',
+    'README.md': 'readme.md',
     'benchmarks/README.md': 'benchmarks.md',
     'benchmarks/peers/README.md': 'benchmarks-peers.md',
     'benchmarks/results/quickstart.svg': 'quickstart.svg',
     'launch/README.md': 'launch.md',
+    'notebooks/README.md': 'notebooks.md',
     'retrieval/README.md': 'retrieval.md',
+    'zeroplay_jax/objectives/README.md': 'objectives.md',
+    'zeroplay_jax/selfplay/recipes/README.md': 'recipe-differences.md',
 }
 
 # A fenced block, a link (or a picture, which begins with '!'), or code in a line. Code is matched so that its brackets

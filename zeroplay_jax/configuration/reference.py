@@ -1,0 +1,74 @@
+"""Writes docs/configuration.md: every config field with its type, default, and meaning.
+
+    python -m zeroplay_jax.configuration.reference > docs/configuration.md
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from zeroplay_jax.selfplay.recipe import BUILT_IN, recipe_class
+from zeroplay_jax.settings.bounds import Section
+from zeroplay_jax.settings.renamed import RENAMED_FIELDS
+from zeroplay_jax.settings.schema import Run, TrainedRole
+
+_INTRODUCTION = """# Configuration
+
+A run is a Python file with `get_config()`, which starts from the defaults below and changes a few of them
+(`configs/*.py`), and flags that override any field:
+
+```
+.venv/bin/python -m zeroplay_jax.main --config=configs/drzero.py:mini --workdir=runs/mini --config.seed=1
+```
+
+A field that does not exist, a value of another type or out of bounds, and combinations that cannot work are refused in
+one line before anything is loaded. This page is generated from the schema
+(`python -m zeroplay_jax.configuration.reference`).
+"""
+
+
+def reference() -> str:
+    """The page as Markdown."""
+    sections: list[str] = [_INTRODUCTION]
+    top_fields: list[str] = []
+    for name, field in Run.model_fields.items():
+        default = field.default
+        if isinstance(default, Section):
+            sections.append(_section(name, type(default)))
+        else:
+            top_fields.append(_row(name, default, field.description))
+    sections.insert(1, _table('Top level', '', top_fields))
+    sections.append(_section('<role>', TrainedRole))
+    for recipe in BUILT_IN:
+        for name, settings in vars(recipe_class(recipe)).get('settings', {}).items():
+            sections.append(_section(name, settings))
+    old_names = [f'| `{old}` | `{new}` |' for old, new in RENAMED_FIELDS.items()]
+    renamed = '\n'.join(['## Old names', '', '| old | new |', '|---|---|', *old_names, ''])
+    sections.append(renamed)
+    return '\n'.join(sections)
+
+
+def _section(name: str, section: type[Section]) -> str:
+    rows = []
+    for field_name, field in section.model_fields.items():
+        rows.append(_row(f'{name}.{field_name}', field.default, field.description))
+    return _table(f'`{name}`', section.__doc__ or '', rows)
+
+
+def _table(title: str, text: str, rows: list[str]) -> str:
+    lines = [f'## {title}', '']
+    summary = text.strip().split('\n\n')[0]
+    if summary:
+        lines += [summary, '']
+    lines += ['| field | default | meaning |', '|---|---|---|', *rows, '']
+    return '\n'.join(lines)
+
+
+def _row(name: str, default: Any, description: str | None) -> str:
+    meaning = ' '.join((description or '').split()).replace('|', '\\|')
+    return f'| `{name}` | `{default!r}` | {meaning} |'
+
+
+if __name__ == '__main__':
+    sys.stdout.write(reference())
