@@ -35,7 +35,7 @@ check: # an existing .venv has chosen its Python already
 	@touch $@
 
 quickstart: .venv/ready ## self-play on this machine, from installation to report
-	@echo '== self-play into $(WORKDIR), seed $(SEED); stop it whenever you like, the same command goes on from there'
+	@echo '== self-play into $(WORKDIR), seed $(SEED); stop it at any time, the same command resumes it'
 	@$(RUN) -m zeroplay_jax.main --config=configs/quickstart.py --workdir='$(WORKDIR)' --config.seed=$(SEED) $(ARGS)
 
 test: .venv/ready-test .venv/tpu-compiler ## all tests but the long ones, in up to four processes

@@ -3,7 +3,7 @@
 
     python -m zeroplay_jax.main --config=configs/cross.py:mini --workdir=runs/cross_mini
 
-No paper reports this mixture; it shows how any are made. Without `:mini` it has Dr. Zero's sizes and was never run.
+No paper reports this combination; it shows how to make one. Without `:mini` it has Dr. Zero's sizes and was never run.
 """
 
 from zeroplay_jax.configs import piplay

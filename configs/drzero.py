@@ -9,21 +9,21 @@
 
 Memory (the compile table): 64 slots, 8 rows; 13.8 GiB of a chip's 15.75 in rollouts, 15.6 in updates, offloaded.
 Time: at least 2.9 h = 150 · (31 s decode + 12 s prefill + 26 s update), for rollouts of 512 prompt, 384 written and
-1,024 read tokens. It is a bound from the chip's peaks; two to three times that is usual. None of it has been run.
+1,024 read tokens. It is a lower bound from peak rates; two to three times that is usual. It was never run.
 The paper: exact match 0.326 on average over seven sets (table 1), NQ 0.397. launch/README.md: MOUNT, derivations.
 
-The index of Wikipedia has to be built first (retrieval/README.md). The second command plays three steps per role with
-the built-in checkpoint, on two CPU cores: every stage runs, nothing is learnt.
+Build the index of Wikipedia first (retrieval/README.md). The second command runs three steps per role with the
+built-in checkpoint, on two CPU cores: every stage runs, next to nothing is learnt.
 
-Documents are drawn from the index anew in every step. With --config.inputs.documents=data/documents.jsonl they come
-from a file instead, none again before all with its hops were there; the three iterations ask for so many:
+Every step draws documents from the index. With --config.inputs.documents=data/documents.jsonl they come from a file
+instead; none repeats before all with its hop count were used. Three iterations need so many:
 
     python -m zeroplay_jax.inputs documents --corpus wiki-18.jsonl --count 78000 --out data/documents.jsonl
 
-Where paper and released code differ this page takes the paper, except for the loss: the clipped ratio of the code,
-averaged over tokens. With one update per batch the ratio is 1; for the proposer that is the paper's gradient up to
-a constant, for the solver it weighs long answers more than the paper's mean per answer. Ours is that every batch
-holds the hops in exactly 4:3:2:1 (the code draws them), hence singleton='zero'.
+Where paper and released code differ, this config follows the paper, except for the loss: the code's clipped ratio,
+averaged over tokens. With one update per batch the ratio is 1. For the proposer that is the paper's gradient up to a
+constant; for the solver it weights long answers more than the paper's mean per answer. Different from both: every batch
+has the hops in exactly 4:3:2:1 (the code draws them), hence singleton='zero'.
 """
 
 from zeroplay_jax.configs import common

@@ -1,4 +1,4 @@
-"""DSPO, for Qwen2.5-7B-Instruct on a v5p-32 (four hosts of four chips). Much of it is inferred, see below.
+"""DSPO, for Qwen2.5-7B-Instruct on a v5p-32 (four hosts of four chips). Many values are inferred, see below.
 
     python -m zeroplay_jax.inputs questions --sets nq_train.jsonl,hotpotqa_train.jsonl \\
         --out data/nq_hotpotqa_train.jsonl
@@ -9,18 +9,18 @@
     python -m zeroplay_jax.main --config=configs/dspo.py:mini --workdir=runs/dspo_mini
 
 Memory (the compile table): 256 slots, 8 rows, as set below; at most 51.3 GiB of a chip's 95 in rollouts and 59.8 in
-updates, nothing offloaded; counted there with a second role and a teacher, which DSPO has not.
+updates, nothing offloaded; counted there with a second role and a teacher, which DSPO does not have.
 Time: at least 4.4 h = 200 · (22 s decode + 9 s prefill + 48 s update), for rollouts of 512 prompt, 768 written and
-1,024 read tokens, half of the questions kept by the filter. It is a bound from the chip's peaks; two to three times
-that is usual. None of it has been run. launch/README.md: MOUNT, derivations.
+1,024 read tokens, half of the questions kept by the filter. It is a lower bound from peak rates; two to
+three times that is usual. It was never run. launch/README.md: MOUNT, derivations.
 The paper: answer contained (subEM) 0.531 on average over seven sets (table 1), NQ 0.580.
 
-The first command builds the file that the second wants (`inputs.questions`: the training questions of NQ and HotpotQA,
-as in the paper). The third trains three steps with the built-in checkpoint on questions of the training worlds, which
-are counted as outside questions.
+The first command builds the file for the second (`inputs.questions`: the training questions of NQ and HotpotQA,
+as in the paper). The third trains three steps with the built-in checkpoint on questions of the training worlds, which are
+counted as external.
 
 The paper gives neither clip range, group size, batch, rate nor stopping rule. They are inferred, and marked so below:
-the clip range is GSPO's, rate and batch those of the other four systems. With one update per batch the sequence ratio
+the clip range is GSPO's, rate and batch are those of the other four systems. With one update per batch the sequence ratio
 is 1 and never clipped, so there are four.
 """
 

@@ -1,10 +1,10 @@
-"""Dr. Zero self-play in a miniature world: one proposer, one solver, real search, no data from outside.
+"""Dr. Zero self-play in a miniature world: one proposer, one solver, real search, no external data.
 
     make quickstart WORKDIR=runs/quickstart SEED=0
 
 runs python -m zeroplay_jax.main --config=configs/quickstart.py --workdir=runs/quickstart --config.seed=0
 
-Made for two CPU cores without a GPU. What to look at afterwards: report.html and summary.json in the workdir.
+Made for two CPU cores without a GPU. Results: report.html and summary.json in the workdir.
 """
 
 from zeroplay_jax.configs import common

@@ -10,21 +10,21 @@
 Memory: the compile table's row, of 4,096 tokens, scaled to 16,384 and not compiled so: 64 slots for each of three
 players (the judge is one), 4 rows, 70 GiB of 95 in rollouts, 82 in updates, nothing offloaded.
 Time: at least 23 h = 3 · (6.06 h decode + 1.08 h prefill + 0.66 h update), for rollouts of 512 prompt, 3,072 written
-and 1,000 read tokens and replies of the judge of 256, no task turned away. It is a bound from the chip's peaks; two to
-three times that is usual. None of it has been run. launch/README.md: MOUNT, derivations.
+and 1,000 read tokens and replies of the judge of 256, no task turned away. It is a lower bound from peak rates; two to
+three times that is usual. It was never run. launch/README.md: MOUNT, derivations.
 The paper: 34.8 on average over eight open-ended sets, 24.4 before (table 2); 59.7 over seven QA sets (table 3).
 
-The second command plays three steps per role on two CPU cores; its judge is a rule (rubrics are the facts of the
-documents found), for the tiny model was never taught to judge.
+The second command runs three steps per role on two CPU cores. Its judge is a rule (rubrics are the facts of the
+documents found), because the tiny model was not trained to judge.
 
-Documents are drawn from the index anew in every step. With --config.inputs.documents=data/scope_documents.jsonl they
-come from a file instead, with the four kinds of task (appendix H) in equal parts:
+Every step draws documents from the index. With --config.inputs.documents=data/scope_documents.jsonl they come from a
+file instead, with the four task types (appendix H) in equal parts:
 
     python -m zeroplay_jax.inputs documents --corpus wiki-18.jsonl --count 20000 --hops 4:3:2 \\
         --types long_form_qa,summarisation,planning,writing --out data/scope_documents.jsonl
 
 --config.eval.tasks=FILE: lines with "task" and "rubrics" that the judge grades at every evaluation.
-Where paper and code differ this page takes the paper: one clip range, format paid although the gates fail (eq. 4).
+Where paper and code differ, this config follows the paper: one clip range, format rewarded although gates fail (eq. 4).
 """
 
 from zeroplay_jax.configs import common
