@@ -67,14 +67,14 @@ class MemoryCorpus:
         """Returns {'id': number, 'title', 'text'}."""
         return {'id': number, 'title': self._titles[number], 'text': self._texts[number]}
 
-    def document_rows(self, row: int) -> range:
+    def document_rows(self, row: int | np.integer) -> range:
         """Returns the rows of the document of a passage: its neighbours with the same non-empty title.
 
         Raises:
           RetrievalError: no such row.
         """
-        row = _checked_row(row, len(self))
-        return title_run(self._titles.__getitem__, row, len(self), window=len(self))
+        number = _checked_row(row, len(self))
+        return title_run(self._titles.__getitem__, number, len(self), window=len(self))
 
     def find_document(self, reference: str) -> range | None:
         """Returns the rows of the document with a passage id or an exact title; None if there is none.
@@ -141,7 +141,7 @@ class Corpus:
         title, text = split(self.record(number).contents)
         return {'id': number, 'title': title, 'text': text}
 
-    def document_rows(self, row: int) -> range:
+    def document_rows(self, row: int | np.integer) -> range:
         """Returns the rows of the document which a passage belongs to.
 
         A document is a file of a folder of texts; in other sources it is a run of consecutive passages with the same
@@ -150,11 +150,11 @@ class Corpus:
         Raises:
           RetrievalError: no such row.
         """
-        row = _checked_row(row, len(self))
+        number = _checked_row(row, len(self))
         if self._document_starts is None:
-            return title_run(self._title, row, len(self), _WINDOW)
+            return title_run(self._title, number, len(self), _WINDOW)
         # The bisection needs a uint64 as well: a Python integer would convert the whole file to float64.
-        after = int(np.searchsorted(self._document_starts, np.uint64(row), side='right'))
+        after = int(np.searchsorted(self._document_starts, np.uint64(number), side='right'))
         first = int(self._document_starts[after - 1])
         if after == len(self._document_starts):
             return range(first, len(self))
@@ -302,7 +302,7 @@ class _DocumentColumns:
 class _Column:
     """A growing array of numbers of one dtype, without the memory of a list of Python integers."""
 
-    def __init__(self, dtype):
+    def __init__(self, dtype: type[np.generic]):
         self._blocks: list[np.ndarray] = []
         self._tail: list[int] = []
         self._dtype = dtype
@@ -318,7 +318,7 @@ class _Column:
         return np.concatenate([*self._blocks, np.array(self._tail, self._dtype)])
 
 
-def _checked_row(row: int, total: int) -> int:
+def _checked_row(row: int | np.integer, total: int) -> int:
     """Returns the row as a Python integer; RetrievalError if it is outside 0 … total − 1."""
     if not 0 <= row < total:
         raise RetrievalError(f'corpus: no row {row}; rows lie between 0 and {total - 1}')

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 from .records import Record
 from .types import Passage, RetrievalError
@@ -19,6 +20,7 @@ WORDS_PER_PAGE = 500
 _WORD = re.compile(r'\S+')
 
 
+@runtime_checkable
 class DocumentCorpus(Protocol):
     """A corpus that knows which passages make up a document (`MemoryCorpus`, `Corpus`)."""
 
@@ -93,7 +95,7 @@ def document_page(
     return DocumentPage(title, page_text, page, pages, corpus.record(first_row).id)
 
 
-def title_run(title_of, row: int, total: int, window: int) -> range:
+def title_run(title_of: Callable[[int], str], row: int, total: int, window: int) -> range:
     """Returns the consecutive rows around `row` that have its title; only `row` itself if the title is empty.
 
     Args:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from zeroplay_jax.mini import world
-from zeroplay_jax.retrieval import build, folder, query, server, shards
+from zeroplay_jax.retrieval import build, folder, manifest, query, server, shards
 from zeroplay_jax.retrieval.corpus import contents
 from zeroplay_jax.retrieval.lexical import LexicalEncoder
 from zeroplay_jax.retrieval.types import RetrievalError
@@ -178,9 +178,12 @@ def test_a_flipped_byte_is_found(copy, name):
 def test_a_flipped_byte_between_the_samples_is_found_by_verify(copy):
     path = copy / 'vectors.npy'
     data = bytearray(path.read_bytes())
-    size, last = len(data), len(data) - folder._BLOCK
+    size, last = len(data), len(data) - manifest.BLOCK_BYTES
     sampled = [
-        range(last * n // (folder._BLOCKS - 1), last * n // (folder._BLOCKS - 1) + folder._BLOCK)
+        range(
+            last * n // (manifest.BLOCKS - 1),
+            last * n // (manifest.BLOCKS - 1) + manifest.BLOCK_BYTES,
+        )
         for n in range(16)
     ]
     at = next(i for i in range(size // 2, size) if not any(i in block for block in sampled))
@@ -196,7 +199,7 @@ def test_damage_is_named(copy):
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     with pytest.raises(
-        RetrievalError, match=f'{len(whole)} bytes belong there, found {len(whole) - 1}'
+        RetrievalError, match=f'{len(whole)} bytes expected, found {len(whole) - 1}'
     ):
         folder.open_index(copy)
     path.unlink()
@@ -268,7 +271,7 @@ def test_the_commands_refuse_in_one_line(corpus, built, tmp_path, monkeypatch):
     assert 'config.json' in command(
         build.main, '--corpus', corpus, '--out', out, '--encoder', tmp_path
     )
-    assert 'is there already' in command(
+    assert 'exists already' in command(
         build.main, '--corpus', corpus, '--out', built / 'bm25', '--kind', 'bm25'
     )
     (tmp_path / 'empty.jsonl').touch()
