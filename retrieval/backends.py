@@ -71,8 +71,10 @@ class InProcess:
         """See `Backend`."""
         try:
             ids, scores = self.index.search(queries, k)
+        # The query is at fault; the client isolates it.
         except RetrievalError:
             raise
+        # Anything else is a failure of the index: counted by the client, not raised in a run.
         except Exception as error:
             raise SearchFailed(f'{type(error).__name__}: {error}') from error
         results = []
@@ -135,7 +137,9 @@ class Http:
         breaker: int = 5,
         breaker_seconds: float = 10.0,
     ):
+        # Search-R1's configurations name the endpoint, ours the server.
         self._base = url.rstrip('/').removesuffix('/retrieve')
+        # Without a scheme httpx would fail at the first query only.
         valid_url = self._base.startswith(('http://', 'https://'))
         if not valid_url or timeout <= 0 or retries < 0 or batch < 1 or breaker < 1:
             raise RetrievalError(
@@ -162,6 +166,7 @@ class Http:
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """See `Backend`."""
         results = []
+        # A server refuses requests above its own limit.
         for start in range(0, len(queries), self._batch):
             part = list(queries[start : start + self._batch])
             # Always with scores: the reference server unpacks its results incorrectly without.
@@ -189,6 +194,7 @@ class Http:
         """Returns whether GET /health succeeds; a server without it (Search-R1's) gets a query instead."""
         try:
             reply = self._http.get(f'{self._base}/health')
+            # FastAPI answers 404 for an unknown path, and 405 for a known path with another method.
             if reply.status_code in (404, 405):
                 body = {'queries': ['ready'], 'topk': 1, 'return_scores': True}
                 return self._http.post(f'{self._base}/retrieve', json=body).status_code == 200
@@ -196,6 +202,7 @@ class Http:
                 return False
             status = reply.json()
             if isinstance(status, dict):
+                # The fingerprint of the index: after a restart with another index, the cache is not used.
                 self.name = status.get('index', self._base)
             else:
                 self.name = self._base
@@ -216,6 +223,7 @@ class Http:
             AttributeError for a malformed one.
         """
         with self._lock:
+            # Fails at once instead of waiting for a server that is down.
             if time.monotonic() < self._closed_until:
                 raise SearchFailed(
                     f'{self._base} failed {self._failures} times in a row; nothing is sent for a while'
@@ -234,10 +242,12 @@ class Http:
             else:
                 if reply.status_code < 400:
                     results = _read_reply(reply, count, read)
+                    # A proxy can answer 200 with a text of its own.
                     if results is not None:
                         self._note(failed=False)
                         return results
                     reason = 'a reply that is not of the protocol'
+                # Overload and server errors can pass; a retry is useful.
                 elif reply.status_code == 429 or reply.status_code >= 500:
                     reason = f'status {reply.status_code}'
                     pause = max(pause, self._retry_after(reply))
@@ -245,6 +255,7 @@ class Http:
                     # The server works; it refuses this request.
                     self._note(failed=False)
                     self._raise_refusal(path, reply)
+            # No pause after the last attempt.
             if attempt < self._retries:
                 self.retried += 1
                 time.sleep(pause)
@@ -285,6 +296,7 @@ def _read_reply(reply: httpx2.Response, count: int, read: Callable[[Any], Any]) 
         results = [read(result) for result in reply.json()['result']]
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
+    # Results are matched to queries by position.
     if len(results) != count:
         return None
     return results
@@ -294,6 +306,7 @@ def _read_passages(items: list[dict[str, Any]]) -> list[Passage]:
     """Returns the passages of one query: [{'document': {…}, 'score'}, …] or only the documents."""
     passages = []
     for item in items:
+        # Without scores a server returns the documents themselves.
         document = item.get('document', item)
         score = item.get('score', 0.0)
         if 'contents' in document:
@@ -313,6 +326,7 @@ def _read_page(result: dict[str, Any] | None) -> DocumentPage | None:
     """Returns the page of one reference; ValueError if a field has another type."""
     if result is None:
         return None
+    # Checked here, so that a policy never sees a value of another type.
     texts = (result['title'], result['text'], result['id'])
     numbers = (result['page'], result['pages'])
     valid_texts = all(isinstance(text, str) for text in texts)

@@ -22,6 +22,7 @@ _SECONDS_BUCKETS = [0.001 * 2**n for n in range(15)]
 class Limits:
     """Limits of one request, and of all waiting requests together (see `MEANINGS`)."""
 
+    # About 1,024 queries of 4,096 ASCII characters.
     body_bytes: int = 4 << 20
     queries: int = 1_024
     query_characters: int = 4_096
@@ -109,6 +110,7 @@ class Batcher:
         self._limits = limits
         self._metrics = metrics
         self._jobs: collections.deque[_Job] = collections.deque()
+        # Wakes `run`, which otherwise sleeps.
         self._job_added = asyncio.Event()
         self._waiting = 0
 
@@ -118,6 +120,7 @@ class Batcher:
         Raises:
           Refused: too many queries wait (503), or the index failed (500).
         """
+        # A bound keeps the waiting time, and the memory, finite.
         if self._waiting + len(queries) > self._limits.waiting:
             raise Refused(
                 503, f'{self._waiting} queries wait already; try again later', retry_after=1
@@ -132,12 +135,14 @@ class Batcher:
         """Answers jobs until cancelled."""
         while True:
             await self._job_added.wait()
+            # Cleared before the jobs are taken, so that none added afterwards is overlooked.
             self._job_added.clear()
             while self._jobs:
                 await self._answer(self._next_jobs())
 
     async def _answer(self, jobs: list[_Job]) -> None:
         """Searches for the queries of some jobs together and sets the results of their futures."""
+        # Jobs of one k only (see `_next_jobs`), because the index takes one k per call.
         queries: list[str] = []
         for job in jobs:
             queries.extend(job.queries)
@@ -159,6 +164,7 @@ class Batcher:
                 if not job.future.done():
                     job.future.set_result(results[start:end])
                 start = end
+        # Also after a failure, or the server would refuse requests forever.
         finally:
             self._change_waiting(-len(queries))
 
@@ -173,6 +179,7 @@ class Batcher:
         size = len(first.queries)
         while self._jobs and size < self._limits.batch:
             job = self._jobs.popleft()
+            # A later, smaller job may fill the batch; the postponed one is first in the next batch.
             fits = size + len(job.queries) <= self._limits.batch
             if job.k == first.k and fits:
                 batch.append(job)
@@ -196,6 +203,7 @@ class Batcher:
                     document = dataclasses.asdict(self._index.corpus.record(int(row)))
                     items.append({'document': document, 'score': float(score)})
             results.append(items)
+        # Observed after the search, so that failed calls do not count as answers.
         self._metrics.batch.observe(len(queries))
         self._metrics.search_seconds.observe(time.perf_counter() - started)
         self._metrics.queries.inc(len(queries))

@@ -38,6 +38,7 @@ class Bm25Index:
         # A stemmer is not safe to use from several threads.
         self._lock = threading.Lock()
         if saved:
+            # Memory-mapped, without bm25s's own copy of the texts.
             self._bm25 = bm25s.BM25.load(
                 str(saved), load_corpus=False, mmap=True, show_progress=False
             )
@@ -58,6 +59,7 @@ class Bm25Index:
 
     def _train(self) -> bm25s.BM25:
         """Returns the scores of all words in all passages."""
+        # The title counts as text: a query often names it.
         texts = [self.corpus.record(row).contents for row in range(len(self.corpus))]
         tokens = self._tokenize(texts, return_ids=True)
         # bm25s gives a corpus without words the single word ''.
@@ -107,11 +109,13 @@ class Bm25Index:
         Raises:
           RetrievalError: k outside 1 … N; a blank query.
         """
+        # The same rules as for dense indexes, although BM25 could answer a blank query.
         check_queries(queries, k, len(self))
         ids = np.full((len(queries), k), -1, np.int64)
         scores = np.zeros((len(queries), k), np.float32)
         with self._lock:
             stems_by_query = self._tokenize(list(queries), return_ids=False)
+        # One query at a time, so that its scores do not depend on the others.
         for row, stems in enumerate(stems_by_query):
             # Stems that no passage contains have no id.
             stem_ids = self._bm25.get_tokens_ids([stem for stem in stems if stem])

@@ -62,6 +62,7 @@ class Client:
         Raises:
           RetrievalError: it does not answer within `seconds`.
         """
+        # Not the clock time, which can be set back.
         deadline = time.monotonic() + seconds
         while not self.backend.ready():
             if time.monotonic() + pause > deadline:
@@ -85,6 +86,7 @@ class Client:
         def search(requests: list[tuple]) -> list[Any]:
             return self.backend.retrieve([query for query, _ in requests], k)
 
+        # Answers of another k are cached separately.
         requests = [(query, k) for query in queries]
         # A blank query finds nothing, as on the server.
         blank = {(query, k): [] for query in queries if not query.strip()}
@@ -119,6 +121,7 @@ class Client:
                 f'open: {len(references)} references but {len(pages)} pages; give one page number for each'
             )
         backend = self.backend
+        # A custom backend may only search.
         if not isinstance(backend, DocumentBackend):
             raise CannotOpen(f'{backend.name} has no whole documents; use Http or InProcess')
 
@@ -154,6 +157,7 @@ class Client:
           trivial_answers: answers that need neither cache nor backend.
           ask: function that asks the backend.
         """
+        # Read once: `ready` of another thread may change it.
         name = self.backend.name
         answers = dict(trivial_answers)
         with self._lock:
@@ -171,6 +175,7 @@ class Client:
             new_answers = dict(zip(new_requests, self._ask(new_requests, ask)))
         seconds = time.perf_counter() - started
         answers |= new_answers
+        # Repeated requests share one answer.
         results = [answers[request] for request in requests]
         with self._lock:
             if new_requests:
@@ -214,6 +219,7 @@ class Client:
           RetrievalError: more than the allowed share failed since `metrics` was last read.
         """
         with self._lock:
+            # Without any request nothing has failed.
             share = self._failed / max(1, self._queries)
             if share > self._most_failed:
                 raise RetrievalError(

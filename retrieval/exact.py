@@ -167,6 +167,7 @@ class ExactIndex:
           RetrievalError: k outside 1 … N; a query that is blank or whose vector is zero or not finite.
         """
         check_queries(queries, k, len(self))
+        # Encoders may return a view or another precision.
         vectors = np.ascontiguousarray(self.encoder.encode_queries(queries), np.float32)
         bad_rows = np.flatnonzero(~is_unit(vectors))
         if bad_rows.size:
@@ -183,6 +184,7 @@ class ExactIndex:
         """Returns the same as `search` for unit vectors of queries."""
         ids = np.empty((len(vectors), k), np.int64)
         scores = np.empty((len(vectors), k), np.float32)
+        # A superset of the answer; the exact scores decide.
         candidates = self._candidates(vectors, k)
         for start in range(0, len(vectors), _QUERIES_PER_RESCORING):
             part = slice(start, start + _QUERIES_PER_RESCORING)
@@ -233,6 +235,7 @@ class ExactIndex:
             rows = self._vectors[start : start + _SCANNED_ROWS].astype(np.float32, copy=False)
             parts.append(rows @ vector)
         rough_scores = np.concatenate(parts)
+        # Selecting takes linear time, sorting would not.
         kth_score = np.partition(rough_scores, -k)[-k]
         return np.flatnonzero(rough_scores >= kth_score - 2 * _MARGIN)
 
@@ -243,6 +246,7 @@ class ExactIndex:
         k: int,
     ) -> tuple[Int64[np.ndarray, 'queries k'], Float32[np.ndarray, 'queries k']]:
         """Scores the candidates of some queries exactly and returns (rows, scores) of the best k."""
+        # Queries have different numbers of candidates; the shorter rows are padded.
         most = max(len(rows) for rows in candidates)
         # N is no row: it marks padding and sorts behind all real rows.
         padding = len(self)
@@ -253,6 +257,7 @@ class ExactIndex:
         # NumPy's own sum over the last axis of [Q, C, D] has a fixed order; a BLAS product does not.
         scores = (passage_vectors * vectors[:, None, :]).sum(axis=2).astype(np.float32)
         scores[ids == padding] = -np.inf
+        # The last key is the primary one: by falling score, then by row.
         best = np.lexsort((ids, -scores), axis=1)[:, :k]
         return np.take_along_axis(ids, best, 1), np.take_along_axis(scores, best, 1)
 

@@ -87,6 +87,9 @@ def build(
     """
     needs_encoder = kind != 'bm25'
     valid_encoder = (encoder is not None) == needs_encoder
+    # The stage corpus alone is the same for every kind and can run without the encoder.
+    if stages == ('corpus',):
+        valid_encoder = needs_encoder or encoder is None
     if kind not in KINDS or not valid_encoder or dtype not in ('float32', 'float16'):
         raise RetrievalError(
             f'build: kind {kind!r} of {", ".join(KINDS)}; bm25 takes no encoder, the others one; '
@@ -98,8 +101,10 @@ def build(
         raise RetrievalError(
             f'{source}: no such file; name a corpus (.jsonl or .tsv, also .gz or .zst, or a folder)'
         )
+    # In the same folder as `out`, so that the rename stays within one file system.
     staging = out.with_name(f'{out.name}.partial')
     staging.mkdir(parents=True, exist_ok=True)
+    # Each stage checks that the previous one was done with the same settings.
     if 'corpus' in stages:
         _corpus_stage(source, staging, strict)
     if not (staging / 'corpus').is_dir():
@@ -108,6 +113,7 @@ def build(
         _encode_stage(staging, encoder, shard_rows, host, hosts)
     if 'index' in stages:
         _index_stage(staging, kind, encoder, parameters or {}, dtype)
+        # The only moment at which the index appears under its name.
         os.replace(staging, out)
         # The index is complete: only now the intermediate files can go.
         shutil.rmtree(out / 'shards', ignore_errors=True)
@@ -121,6 +127,7 @@ def _corpus_stage(source: pathlib.Path, staging: pathlib.Path, strict: bool) -> 
     for path in corpus_lib.files_of(source):
         status = path.stat()
         size += status.st_size
+        # The time of the last change represents the contents, which take minutes to hash.
         changed = max(changed, status.st_mtime_ns)
     plan = {'source': str(source.resolve()), 'bytes': size, 'changed': changed, 'strict': strict}
     plan_path = staging / 'plan.json'
@@ -134,6 +141,7 @@ def _corpus_stage(source: pathlib.Path, staging: pathlib.Path, strict: bool) -> 
         _need_space(staging, size * _COMPRESSION)
     else:
         _need_space(staging, size)
+    # As with the whole index: renamed when complete.
     unfinished = staging / '.corpus'
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
@@ -153,6 +161,7 @@ def _encode_stage(
 ) -> None:
     """Encodes the shards of this host."""
     corpus = corpus_lib.Corpus(staging / 'corpus')
+    # Its hash ties the shards to this corpus.
     summary = _corpus_summary(staging)
     # 4 bytes per component, once in the shards and once in the file assembled from them.
     _need_space(staging, 8 * len(corpus) * encoder.dimension)
@@ -190,6 +199,7 @@ def _index_stage(
     files.extend((staging / 'corpus').rglob('*'))
     files.extend(trained.rglob('*'))
     with progress.clock('checksums'):
+        # Relative names with slashes: the folder can be copied to another machine.
         descriptions = {}
         for path in sorted(files):
             if path.is_file():
@@ -201,6 +211,7 @@ def _index_stage(
         'encoder': None if encoder is None else encoder.settings,
         'encoder_folder': str(getattr(encoder, 'folder', '')),
         'corpus': _corpus_summary(staging),
+        # Files of ScaNN and bm25s are only readable by the same version.
         'versions': {name: importlib.metadata.version(name) for name in _LIBRARIES},
         'files': descriptions,
     }
@@ -222,6 +233,7 @@ def _dense_index(
     if not plan_path.exists():
         raise RetrievalError(f'{staging}: nothing is encoded yet; run the stage encode first')
     plan = json.loads(plan_path.read_text(encoding='utf-8'))
+    # The encoder of this command must be the one that made the shards.
     _check_encoder(plan['encoder'], encoder.settings, staging)
     with progress.clock('assemble vectors'):
         shards.assemble(shard_folder, staging / 'vectors.npy', dtype)
@@ -246,6 +258,7 @@ def open_index(
     Raises:
       RetrievalError: damage, another version of the library that reads the index, or an encoder of other settings.
     """
+    # Reading every byte would take minutes; the samples find truncated or mixed-up files.
     manifest = verify(folder, everything=False)
     kind = manifest['kind']
     _check_version(manifest, folder)
@@ -259,6 +272,7 @@ def open_index(
         return Bm25Index(corpus, saved=folder / 'bm25')
     if encoder is None:
         encoder = _open_encoder(manifest, encoder_folder)
+    # Vectors of different encoders cannot be compared.
     _check_encoder(manifest['encoder'], encoder.settings, folder)
     vectors = np.load(folder / 'vectors.npy', mmap_mode='r')
     if kind == 'exact':
@@ -273,6 +287,7 @@ def open_index(
 
 def _check_version(manifest: Mapping[str, Any], folder: pathlib.Path) -> None:
     """Raises RetrievalError if another version of a library trained the index."""
+    # An exact index is a plain NumPy file, which any version reads.
     library = _READERS.get(manifest['kind'])
     if library is None:
         return
@@ -288,6 +303,7 @@ def _check_version(manifest: Mapping[str, Any], folder: pathlib.Path) -> None:
 def _open_encoder(manifest: Mapping[str, Any], folder: str | None) -> Encoder:
     """Returns the encoder with the settings in a manifest."""
     settings = dict(manifest['encoder'])
+    # The remaining settings are arguments of the encoder.
     if settings.pop('kind') == 'lexical':
         return LexicalEncoder(**settings)
     # Imported here, because it imports TensorFlow, which other indexes do not need.
@@ -323,6 +339,7 @@ def _corpus_summary(folder: pathlib.Path) -> dict[str, Any]:
 
 def _need_space(folder: pathlib.Path, wanted: int) -> None:
     """Raises RetrievalError if the disk has fewer than `wanted` free bytes."""
+    # Checked in advance: encoding takes hours.
     free = shutil.disk_usage(folder).free
     if free < wanted:
         raise RetrievalError(

@@ -87,6 +87,7 @@ class ScannIndex(ExactIndex):
         reordered = reordered or 4 * overfetch
         valid_candidates = 1 <= overfetch <= reordered
         valid_leaves = 1 <= leaves_searched <= leaves <= distinct
+        # Checked also for a small corpus, so that settings fail early rather than when it grows.
         if not valid_candidates or not valid_leaves or reorder not in ('float32', 'bfloat16'):
             raise RetrievalError(
                 f'ScannIndex: overfetch {overfetch}, reordered {reordered}, leaves {leaves}, leaves_searched '
@@ -140,6 +141,7 @@ class ScannIndex(ExactIndex):
         """Returns per query at least k rows that ScaNN finds nearest; of equal vectors the k lowest rows."""
         if self._searcher is None:
             return super()._candidates(vectors, k)
+        # A margin beyond k, because ScaNN's own scores are approximate.
         wanted = max(self._overfetch, 2 * k)
         reordered = max(self._reordered, 2 * wanted)
         candidates = []
@@ -148,6 +150,7 @@ class ScannIndex(ExactIndex):
             groups, _ = self._searcher.search(vector, wanted, reordered, self._leaves_searched)
             starts = self._starts[groups]
             counts = np.minimum(self._starts[groups + 1] - starts, k)
+            # All passages of each group, at most k of them: more cannot be in the answer.
             positions = np.repeat(starts, counts) + _offsets_within(counts)
             rows = self._rows[positions]
             if rows.size < k:

@@ -57,10 +57,12 @@ def verify(folder: pathlib.Path, everything: bool = True) -> dict[str, Any]:
         size = None
         if path.is_file():
             size = path.stat().st_size
+        # The cheapest check first: an interrupted copy has another size.
         if size != expected['bytes']:
             raise RetrievalError(
                 f'{path}: {expected["bytes"]} bytes expected, found {size}; copy or build it again'
             )
+        # The samples find most damage without reading gigabytes.
         is_intact = _sample(path) == expected['sample']
         if is_intact and everything:
             is_intact = _sha256(path) == expected['sha256']
@@ -85,6 +87,7 @@ def _sha256(path: pathlib.Path) -> str:
 def _sample(path: pathlib.Path) -> str:
     """Returns the BLAKE2b hash of the sampled blocks; a file of up to a megabyte is read whole."""
     total = hashlib.blake2b(digest_size=16)
+    # The last block ends with the file, where an interrupted write shows.
     last_start = max(0, path.stat().st_size - BLOCK_BYTES)
     with path.open('rb') as file:
         for number in range(BLOCKS):

@@ -35,8 +35,10 @@ def parse_search(body: bytes, limits: Limits, passages: int) -> SearchRequest:
     """Returns the request of a /retrieve body for an index of N passages."""
     fields = _json_object(body, 'queries')
     queries = _texts(fields, 'queries', 'query', limits)
+    # An index cannot return more passages than it has.
     k = _number(fields, 'topk', limits.default_k, min(limits.k, passages))
     with_scores = fields.get('return_scores', False)
+    # The string 'false' would count as true.
     if not isinstance(with_scores, bool):
         raise Refused(400, '"return_scores" is neither true nor false')
     return SearchRequest(queries, k, with_scores)
@@ -46,6 +48,7 @@ def parse_open(body: bytes, limits: Limits) -> OpenRequest:
     """Returns the request of an /open body."""
     fields = _json_object(body, 'references')
     references = _texts(fields, 'references', 'reference', limits)
+    # Most requests open the first page.
     pages = fields.get('page')
     if pages is None:
         pages = [1] * len(references)
@@ -66,6 +69,7 @@ def _json_object(body: bytes, key: str) -> dict[str, Any]:
         fields = json.loads(body.decode('utf-8'))
     except UnicodeDecodeError as error:
         raise Refused(400, f'the body is not UTF-8 (byte {error.start})') from error
+    # Deep nesting raises RecursionError.
     except (ValueError, RecursionError) as error:
         raise Refused(400, f'the body is not JSON: {str(error)[:80]}') from error
     if not isinstance(fields, dict):
@@ -78,6 +82,7 @@ def _texts(fields: dict[str, Any], key: str, noun: str, limits: Limits) -> list[
     texts = fields.get(key)
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise Refused(400, f'"{key}" is not a list of strings')
+    # 413 tells a client to send smaller requests.
     if len(texts) > limits.queries:
         raise Refused(413, f'{len(texts)} {key}; at most {limits.queries} at a time')
     for row, text in enumerate(texts):
@@ -108,4 +113,5 @@ def _is_whole(value: Any) -> bool:
 
 def _quoted(value: Any) -> str:
     """Returns the beginning of a wrong value."""
+    # A number can have thousands of digits.
     return str(value)[:_QUOTED_CHARACTERS]

@@ -70,6 +70,7 @@ class App:
         self._opening = 0
         # The exception that ended the server, and the function that stops it.
         self.failure: BaseException | None = None
+        # Replaced by `serve`; tests run the application without it.
         self.stop: Callable[[], None] = lambda: None
         routes = [
             Route('/retrieve', self.retrieve, methods=['POST']),
@@ -81,6 +82,7 @@ class App:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        # Loading takes minutes; /health must answer in the meantime.
         task = asyncio.create_task(self._serve())
         yield
         task.cancel()
@@ -128,6 +130,7 @@ class App:
             result = await answer(self._index, await self._read_body(request))
             response = JSONResponse({'result': result})
         except Refused as refused:
+            # Only a temporary refusal has a Retry-After.
             headers = {}
             if refused.retry_after:
                 headers['Retry-After'] = str(refused.retry_after)
@@ -153,6 +156,7 @@ class App:
         answers: list[list[dict]] = []
         if queries:
             answers = await self.batcher.search(queries, search.k)
+        # The answers of the queries that were not blank, in order.
         remaining_answers = iter(answers)
         results: list[list[Any]] = []
         for query in search.queries:
@@ -169,6 +173,7 @@ class App:
     async def _open(self, index: Index, body: bytes) -> list:
         """Returns the page of each reference of an /open body."""
         request = parse_open(body, self.limits)
+        # The same bound as for waiting queries.
         if self._opening + len(request.references) > self.limits.waiting:
             raise Refused(
                 503, f'{self._opening} references wait already; try again later', retry_after=1
@@ -215,8 +220,10 @@ def serve(load: Callable[[], tuple[Index, str]], host: str, port: int, limits: L
       RetrievalError: the port is in use, or `load` raises it.
     """
     app = App(load, limits)
+    # Only IPv6 addresses contain colons.
     family = socket.AF_INET6 if ':' in host else socket.AF_INET
     listener = socket.socket(family)
+    # Without it a restart fails for a minute, while old connections time out.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
@@ -234,6 +241,7 @@ def serve(load: Callable[[], tuple[Index, str]], host: str, port: int, limits: L
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
     server = uvicorn.Server(config)
+    # A signal and a failure end the server in the same way.
     app.stop = lambda: setattr(server, 'should_exit', True)
     server.run(sockets=[listener])
     if app.failure:
@@ -257,6 +265,7 @@ def _parser() -> argparse.ArgumentParser:
     add('--encoder', help='checkpoint folder, if it has moved since the build')
     add('--host', default='127.0.0.1', help='address to listen on; 0.0.0.0 opens it to the network')
     add('--port', type=int, default=8000, help='0: any free one, named in the log')
+    # One option per limit.
     for field in dataclasses.fields(Limits):
         option = f'--max-{field.name.replace("_", "-")}'
         if field.name == 'default_k':

@@ -110,6 +110,7 @@ def encode(
     }
     check_plan(folder / 'plan.json', plan)
     ranges = shard_ranges(total, shard_rows)
+    # Equal shares up to one shard; every shard belongs to exactly one host.
     first_shard = len(ranges) * host // hosts
     end_shard = len(ranges) * (host + 1) // hosts
     host_shards = range(first_shard, end_shard)
@@ -120,6 +121,7 @@ def encode(
     with progress.bar(host_rows, 'passages', 'encode', initial=encoded_rows) as bar:
         for shard in missing:
             rows = ranges[shard]
+            # A generator: the texts of a shard are never in memory together.
             vectors = encoder.encode(_counted(texts(rows), bar))
             if vectors.shape != (len(rows), encoder.dimension):
                 raise RetrievalError(
@@ -148,6 +150,7 @@ def assemble(folder: pathlib.Path, out: pathlib.Path, dtype: str = 'float32') ->
             f'{folder}: shards {missing[:_NAMED_SHARDS]} of {len(ranges)} are missing ({len(missing)} in all); '
             'run the stage encode on every host'
         )
+    # The header of a .npy file, as np.save would write it for the whole array.
     header = {
         'descr': np.lib.format.dtype_to_descr(np.dtype(dtype)),
         'fortran_order': False,
@@ -170,6 +173,7 @@ def assemble(folder: pathlib.Path, out: pathlib.Path, dtype: str = 'float32') ->
 
 def is_unit(vectors: Float[np.ndarray, 'rows dimension']) -> Bool[np.ndarray, ' rows']:
     """Returns whether each vector is finite and of norm 1."""
+    # Accumulated in float64, because the vectors can be float16.
     norms = np.sqrt(np.einsum('nd,nd->n', vectors, vectors, dtype=np.float64))
     # The comparison is False for NaN and infinity too.
     return np.abs(norms - 1) < _NORM_TOLERANCE

@@ -85,6 +85,7 @@ class Index(Protocol):
 
 def short(text: str) -> str:
     """Returns a quoted text, cut to 60 characters, for an error line."""
+    # A hostile text of a megabyte must not fill the terminal.
     if len(text) > _QUOTED_CHARACTERS:
         text = text[: _QUOTED_CHARACTERS - 3] + '…'
     return repr(text)

@@ -253,6 +253,17 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_that_looks_whole(corpus, tmp
     assert status == 0 and json.loads(stdout)['kind'] == 'bm25' and out.exists()
 
 
+def test_the_stages_of_several_hosts_are_commands(corpus, built, tmp_path):
+    out = tmp_path / 'exact'
+    args = ['--corpus', str(corpus), '--kind', 'exact', '--encoder', 'lexical', '--out', str(out)]
+    build.main([*args, '--stage', 'corpus'])
+    for host in ('1', '0'):
+        more = ['--host', host, '--hosts', '2', '--shard-rows', '500']
+        build.main([*args, '--stage', 'encode', *more])
+    build.main([*args, '--stage', 'index'])
+    assert files(out).keys() == files(built / 'exact').keys()
+
+
 def command(main, *args):
     """The line with which a command ends."""
     said = io.StringIO()
