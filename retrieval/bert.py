@@ -65,6 +65,7 @@ def read_config(folder: pathlib.Path) -> BertConfig:
         'hidden_act': 'gelu',
         'position_embedding_type': 'absolute',
     }
+    # Other architectures would load but give meaningless vectors.
     differences = []
     for key, value in expected.items():
         # A key that is absent has Hugging Face's default, which is the expected value.
@@ -208,6 +209,7 @@ def encode(
       ids: token ids [B, L], padded at the end.
       length: tokens of each text without padding, at least 1.
     """
+    # Static under jit: one program per padded length.
     batch, tokens = ids.shape
     is_token = jnp.arange(tokens) < length[:, None]  # [B, L]
     embeddings = params['words'][ids] + params['positions'][:tokens]
@@ -222,6 +224,7 @@ def encode(
     if config.pooling == 'cls':
         pooled = x[:, 0]
     else:
+        # The mean over real tokens only.
         pooled = jnp.sum(x * is_token[:, :, None], axis=1) / length[:, None]
     return pooled / jnp.linalg.norm(pooled, axis=-1, keepdims=True)
 
@@ -249,6 +252,7 @@ def _dense(x: Array, params: Params) -> Array:
 
 def _norm(x: Array, params: Params, eps: float) -> Array:
     """Returns the layer norm over the last axis, computed in float32."""
+    # bfloat16 has too few bits for a mean and a variance.
     y = x.astype(jnp.float32)
     centred = y - y.mean(-1, keepdims=True)
     normalised = centred * jax.lax.rsqrt(y.var(-1, keepdims=True) + eps)

@@ -4,8 +4,8 @@
         --passage-prefix 'passage: ' --out indexes/wiki
     python -m retrieval.build --corpus wiki.jsonl.gz --kind bm25 --out indexes/wiki-bm25
 
-A build that was stopped goes on with the same command. On several hosts with one file system: --stage corpus once,
---stage encode --host h --hosts n on each, --stage index once.
+Repeating the command resumes an interrupted build. On several hosts with one file system: --stage corpus once, --stage
+encode --host h --hosts n on each, --stage index once.
 """
 
 from __future__ import annotations
@@ -23,9 +23,20 @@ from .command import Parser, one_line
 from .lexical import LexicalEncoder
 from .types import Encoder, RetrievalError
 
+# Arguments that are parameters of `ScannIndex`.
+_SCANN_PARAMETERS = (
+    'leaves',
+    'leaves_searched',
+    'overfetch',
+    'reordered',
+    'threshold',
+    'reorder',
+)
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
+    # Progress and warnings go to stderr: stdout has the parameters of the index only.
     logging.basicConfig(level=logging.INFO, format='%(message)s', stream=sys.stderr)
     one_line(lambda: _run(_parser().parse_args(argv)))
 
@@ -36,70 +47,72 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    _add_input_arguments(parser)
+    _add_encoder_arguments(parser)
+    _add_scann_arguments(parser)
+    _add_stage_arguments(parser)
+    return parser
+
+
+def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        '--corpus',
-        type=pathlib.Path,
-        required=True,
-        help='.jsonl or .tsv, also .gz and .zst, or a folder of texts',
-    )
+    corpus_help = '.jsonl or .tsv, also .gz and .zst, or a folder of texts'
+    add('--corpus', type=pathlib.Path, required=True, help=corpus_help)
     add('--out', type=pathlib.Path, required=True, help='folder of the index; must not exist')
-    add(
-        '--kind',
-        choices=folder.KINDS,
-        default='scann',
-        help='of index; bm25 takes no encoder (scann)',
-    )
+    kind_help = 'kind of index; bm25 takes no encoder (scann)'
+    add('--kind', choices=folder.KINDS, default='scann', help=kind_help)
+    bad_lines_help = 'leave bad lines of the corpus out instead of stopping'
+    add('--skip-bad-lines', action='store_true', help=bad_lines_help)
+    dtype_help = 'type of the vectors on disk'
+    add('--dtype', choices=('float32', 'float16'), default='float32', help=dtype_help)
+
+
+def _add_encoder_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add('--encoder', help="folder of a BERT checkpoint, or 'lexical'")
-    add(
-        '--query-prefix',
-        help="put before every query ('query: ' for E5); needed where the folder does not say it",
+    # No default: E5 gives poor results without its prefixes, and others give poor results with them.
+    query_help = (
+        "text before every query ('query: ' for E5); required if the folder does not have it"
     )
-    add('--passage-prefix', help="put before every passage ('passage: ' for E5)")
-    add('--max-tokens', type=int, help='longest sequence; default: as the folder says, at most 256')
-    add(
-        '--encoder-dtype',
-        choices=('float32', 'bfloat16'),
-        default='float32',
-        help='of weights and activations',
-    )
+    add('--query-prefix', help=query_help)
+    add('--passage-prefix', help="text before every passage ('passage: ' for E5)")
+    add('--max-tokens', type=int, help='longest sequence; default: from the folder, at most 256')
+    dtype_help = 'type of weights and activations'
+    add('--encoder-dtype', choices=('float32', 'bfloat16'), default='float32', help=dtype_help)
     add('--batch-tokens', type=int, help='tokens of one batch of passages')
-    add('--dtype', choices=('float32', 'float16'), default='float32', help='of the vectors on disk')
-    add(
-        '--skip-bad-lines',
-        action='store_true',
-        help='leave bad lines of the corpus out instead of stopping',
-    )
+
+
+def _add_scann_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add('--leaves', type=int, help='ScaNN: partitions')
     add('--leaves-searched', type=int, help='ScaNN: partitions read per query')
     add('--overfetch', type=int, default=32, help='ScaNN: candidates scored again exactly')
-    add(
-        '--reordered',
-        type=int,
-        help='ScaNN: candidates it looks at twice itself; default 4 × overfetch',
-    )
+    reordered_help = 'ScaNN: candidates that it scores twice itself; default 4 × overfetch'
+    add('--reordered', type=int, help=reordered_help)
     add('--threshold', type=float, default=0.2, help='ScaNN: of anisotropic quantisation')
-    add(
-        '--reorder',
-        choices=('float32', 'bfloat16'),
-        default='float32',
-        help='ScaNN: its own copy of the vectors',
-    )
+    reorder_help = 'ScaNN: type of its own copy of the vectors'
+    add('--reorder', choices=('float32', 'bfloat16'), default='float32', help=reorder_help)
+
+
+def _add_stage_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add('--stage', choices=folder.STAGES, help='only this part; default: all')
-    add('--host', type=int, default=0, help='which of --hosts this one is, from 0 (0)')
-    add('--hosts', type=int, default=1, help='how many hosts share the encoding (1)')
-    add('--shard-rows', type=int, default=shards.SHARD_ROWS, help='passages that a kill can cost')
-    return parser
+    add('--host', type=int, default=0, help='number of this host among --hosts, from 0 (0)')
+    add('--hosts', type=int, default=1, help='number of hosts that share the encoding (1)')
+    rows_help = 'passages per shard, the most that an interruption can cost'
+    add('--shard-rows', type=int, default=shards.SHARD_ROWS, help=rows_help)
 
 
 def _run(args: argparse.Namespace) -> None:
     started = time.monotonic()
     stages = (args.stage,) if args.stage else folder.STAGES
-    encoder = None if args.kind == 'bm25' or stages == ('corpus',) else _encoder(args)
+    encoder = None
+    # Reading the corpus needs no encoder, so a host without an accelerator can do it.
+    if args.kind != 'bm25' and stages != ('corpus',):
+        encoder = _encoder(args)
     parameters = {}
     if args.kind == 'scann':
-        names = ('leaves', 'leaves_searched', 'overfetch', 'reordered', 'threshold', 'reorder')
-        parameters = {name: getattr(args, name) for name in names}
+        parameters = {name: getattr(args, name) for name in _SCANN_PARAMETERS}
     folder.build(
         args.corpus,
         args.out,
@@ -114,23 +127,28 @@ def _run(args: argparse.Namespace) -> None:
         hosts=args.hosts,
     )
     if 'index' in stages:
-        manifest = folder.read_manifest(args.out)
-        size = sum(file['bytes'] for file in manifest['files'].values())
-        logging.info(
-            '%s: %d passages, %.1f MB, %.0f s', args.out, manifest['corpus']['passages'], size / 1e6,
-            time.monotonic() - started,
-        )  # fmt: skip
-        print(json.dumps(manifest['parameters']))
+        _report(args.out, time.monotonic() - started)
+
+
+def _report(out: pathlib.Path, seconds: float) -> None:
+    """Logs the size of an index and prints its parameters as JSON."""
+    manifest = folder.read_manifest(out)
+    size = sum(file['bytes'] for file in manifest['files'].values())
+    passages = manifest['corpus']['passages']
+    logging.info('%s: %d passages, %.1f MB, %.0f s', out, passages, size / 1e6, seconds)
+    print(json.dumps(manifest['parameters']))
 
 
 def _encoder(args: argparse.Namespace) -> Encoder:
+    """Returns the encoder that the arguments name."""
     if not args.encoder:
         raise RetrievalError(
             "--encoder is missing: name the folder of a BERT checkpoint, or 'lexical'"
         )
     if args.encoder == 'lexical':
         return LexicalEncoder()
-    from .encoder import TextEncoder  # here and not above: TensorFlow, which bm25 does without
+    # Imported here, because it imports TensorFlow, which BM25 does not need.
+    from .encoder import TextEncoder
 
     return TextEncoder(
         args.encoder,

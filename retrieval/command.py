@@ -18,6 +18,7 @@ class Parser(argparse.ArgumentParser):
     """An argument parser that raises RetrievalError instead of printing its usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
+        # argparse prints its usage over many lines, which hides the error.
         raise RetrievalError(f'{message}; {self.prog} --help shows how to call it')
 
 
@@ -40,5 +41,6 @@ def one_line(run: Callable[[], None]) -> None:
 
 def _end(status: int, line: str) -> NoReturn:
     """Prints one error line and exits."""
+    # stdout may be piped into another program.
     print(f'retrieval: {line}', file=sys.stderr)
     sys.exit(status)

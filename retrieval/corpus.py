@@ -49,10 +49,12 @@ class MemoryCorpus:
         Raises:
           RetrievalError: no passage, or another number of titles than of texts.
         """
+        # `len`, because an array of titles has no truth value.
         if not len(titles) or len(titles) != len(texts):
             raise RetrievalError(
                 f'corpus: {len(titles)} titles and {len(texts)} texts; give at least one passage'
             )
+        # Copies: the caller may change its lists.
         self._titles = list(titles)
         self._texts = list(texts)
 
@@ -67,20 +69,22 @@ class MemoryCorpus:
         """Returns {'id': number, 'title', 'text'}."""
         return {'id': number, 'title': self._titles[number], 'text': self._texts[number]}
 
-    def document_rows(self, row: int) -> range:
+    def document_rows(self, row: int | np.integer) -> range:
         """Returns the rows of the document of a passage: its neighbours with the same non-empty title.
 
         Raises:
           RetrievalError: no such row.
         """
-        row = _checked_row(row, len(self))
-        return title_run(self._titles.__getitem__, row, len(self), window=len(self))
+        number = _checked_row(row, len(self))
+        # Comparing strings in memory is fast, so the window has no limit here.
+        return title_run(self._titles.__getitem__, number, len(self), window=len(self))
 
     def find_document(self, reference: str) -> range | None:
         """Returns the rows of the document with a passage id or an exact title; None if there is none.
 
         Of several documents with the title the first is returned. An id is preferred to a title.
         """
+        # A number is the id of a passage here, because ids are row numbers.
         row = row_number(reference)
         if row is None or row >= len(self):
             row = self._first_rows.get(reference)
@@ -109,12 +113,14 @@ class Corpus:
         """
         self._folder = folder
         try:
+            # Memory-mapped: opening 21 million passages takes a millisecond.
             self._offsets = np.load(folder / 'offsets.npy', mmap_mode='r')
             self._bytes = np.memmap(folder / 'passages.bin', np.uint8, 'r')
         except (OSError, ValueError) as error:
             raise RetrievalError(
                 f'{folder}: no corpus can be read there ({error}); build the index again'
             ) from error
+        # One more offset than passages: the last one is the end of the file.
         valid_shape = self._offsets.ndim == 1 and len(self._offsets) >= 2
         if not valid_shape or self._offsets[-1] != len(self._bytes):
             raise RetrievalError(
@@ -132,6 +138,7 @@ class Corpus:
         """Returns the passage in wire form, with the id of its source."""
         start = int(self._offsets[number])
         end = int(self._offsets[number + 1])
+        # A copy of this passage only.
         line = self._bytes[start:end].tobytes().decode('utf-8')
         record_id, _, body = line.partition('\n')
         return Record(record_id, body)
@@ -141,7 +148,7 @@ class Corpus:
         title, text = split(self.record(number).contents)
         return {'id': number, 'title': title, 'text': text}
 
-    def document_rows(self, row: int) -> range:
+    def document_rows(self, row: int | np.integer) -> range:
         """Returns the rows of the document which a passage belongs to.
 
         A document is a file of a folder of texts; in other sources it is a run of consecutive passages with the same
@@ -150,12 +157,13 @@ class Corpus:
         Raises:
           RetrievalError: no such row.
         """
-        row = _checked_row(row, len(self))
+        number = _checked_row(row, len(self))
         if self._document_starts is None:
-            return title_run(self._title, row, len(self), _WINDOW)
+            return title_run(self._title, number, len(self), _WINDOW)
         # The bisection needs a uint64 as well: a Python integer would convert the whole file to float64.
-        after = int(np.searchsorted(self._document_starts, np.uint64(row), side='right'))
+        after = int(np.searchsorted(self._document_starts, np.uint64(number), side='right'))
         first = int(self._document_starts[after - 1])
+        # The last document ends with the corpus.
         if after == len(self._document_starts):
             return range(first, len(self))
         return range(first, int(self._document_starts[after]))
@@ -169,6 +177,7 @@ class Corpus:
         Raises:
           RetrievalError: the reference is no id, and the index was built before titles could be looked up.
         """
+        # An id is what a search returned, so it is more reliable than a title typed by a policy.
         row = self._row_of_id(reference)
         if row is None:
             row = self._row_of_title(reference)
@@ -185,9 +194,11 @@ class Corpus:
         elif number is not None:
             # The JSON lines of Wikipedia-18 count their ids from 0, its TSV from 1.
             candidates = [number, number - 1]
+        # The table compares hashes only.
         for row in candidates:
             if 0 <= row < len(self) and self.record(row).id == reference:
                 return row
+        # No source id: the reference can still be a row number.
         if number is not None and number < len(self):
             return number
         return None
@@ -201,6 +212,7 @@ class Corpus:
                 f'{self._folder}: the index cannot look up the title {short(title)}; build the index again '
                 'to open documents by title, or give the id of a passage'
             )
+        # Rows ascend, so the first document with the title is found first.
         for row in self._title_table.candidates(title):
             if self._title(row) == title:
                 return row
@@ -233,6 +245,7 @@ def write(source: pathlib.Path, folder: pathlib.Path, strict: bool = True) -> Wr
     Raises:
       RetrievalError: a bad line (strict), a repeated id, no passage at all, a file that cannot be read.
     """
+    # Shared with `read`, which adds to it.
     skipped = BadLines(source, strict)
     digest = hashlib.sha256()
     # 8 bytes of a hash per id find repeated ids; two of 21 million ids collide by chance in one of 80,000 corpora.
@@ -246,6 +259,7 @@ def write(source: pathlib.Path, folder: pathlib.Path, strict: bool = True) -> Wr
     ):
         for row, (number, record) in enumerate(read(source, skipped)):
             line = f'{record.id}\n{record.contents}'.encode()
+            # With its length, so that moving a character between two passages changes the digest.
             digest.update(len(line).to_bytes(8, 'little') + line)
             id_hashes.append(key_hash(record.id))
             documents.add(row, number, record)
@@ -253,6 +267,7 @@ def write(source: pathlib.Path, folder: pathlib.Path, strict: bool = True) -> Wr
             out.write(line)
             bar.update()
     hashes = id_hashes.array()
+    # An empty file, or one with bad lines only.
     if not len(hashes):
         raise RetrievalError(
             f'{source}: no passage in it ({skipped.count} lines skipped); give a corpus with some'
@@ -260,6 +275,7 @@ def write(source: pathlib.Path, folder: pathlib.Path, strict: bool = True) -> Wr
     np.save(folder / 'offsets.npy', ends.array())
     documents.save(folder)
     write_table(folder / 'ids.npy', hashes, np.arange(len(hashes), dtype=np.uint64))
+    # Needs the written corpus to name the id.
     _refuse_repeated_ids(source, Corpus(folder), hashes)
     if skipped.count:
         logging.warning(
@@ -274,6 +290,7 @@ class _DocumentColumns:
     def __init__(self, by_number: bool):
         """Takes what separates documents: the file number (`by_number`) or the title."""
         self._by_number = by_number
+        # The file number or title of the previous passage.
         self._previous: int | str | None = None
         self._starts = _Column(np.uint64)
         self._title_hashes = _Column(np.uint64)
@@ -282,6 +299,7 @@ class _DocumentColumns:
     def add(self, row: int, number: int, record: Record) -> None:
         """Adds the next passage; `number` is that of its file in a folder of texts."""
         title, _ = split(record.contents)
+        # Neighbouring files can have the same title, so files are separated by their number.
         mark = number if self._by_number else title
         # Passages without a title do not belong together.
         continues = mark == self._previous and mark != ''
@@ -302,13 +320,14 @@ class _DocumentColumns:
 class _Column:
     """A growing array of numbers of one dtype, without the memory of a list of Python integers."""
 
-    def __init__(self, dtype):
+    def __init__(self, dtype: type[np.generic]):
         self._blocks: list[np.ndarray] = []
         self._tail: list[int] = []
         self._dtype = dtype
 
     def append(self, value: int) -> None:
         self._tail.append(value)
+        # An array takes 8 bytes per number, a list of Python integers about 40.
         if len(self._tail) == 1 << 16:
             self._blocks.append(np.array(self._tail, self._dtype))
             self._tail = []
@@ -318,7 +337,7 @@ class _Column:
         return np.concatenate([*self._blocks, np.array(self._tail, self._dtype)])
 
 
-def _checked_row(row: int, total: int) -> int:
+def _checked_row(row: int | np.integer, total: int) -> int:
     """Returns the row as a Python integer; RetrievalError if it is outside 0 … total − 1."""
     if not 0 <= row < total:
         raise RetrievalError(f'corpus: no row {row}; rows lie between 0 and {total - 1}')
@@ -350,6 +369,7 @@ def _refuse_repeated_ids(
     source: pathlib.Path, corpus: Corpus, hashes: UInt64[np.ndarray, ' passages']
 ) -> None:
     """Raises RetrievalError if two passages have the same id."""
+    # Equal hashes become neighbours; the stable sort keeps their rows ascending.
     order = np.argsort(hashes, kind='stable')
     repeated = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
     if not repeated.size:

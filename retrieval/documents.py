@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 from .records import Record
 from .types import Passage, RetrievalError
@@ -19,6 +20,7 @@ WORDS_PER_PAGE = 500
 _WORD = re.compile(r'\S+')
 
 
+@runtime_checkable
 class DocumentCorpus(Protocol):
     """A corpus that knows which passages make up a document (`MemoryCorpus`, `Corpus`)."""
 
@@ -75,10 +77,12 @@ def document_page(
         raise RetrievalError(
             f'open: page {page} with {words_per_page} words per page; both must be at least 1'
         )
+    # Only the rows: the text is read below if the document exists.
     rows = corpus.find_document(reference)
     if rows is None:
         return None
     text = ' '.join(corpus.passage(row)['text'] for row in rows)
+    # Matches instead of `split`, to keep the white space between the words.
     words = list(_WORD.finditer(text))
     # A document without any words still has one (empty) page.
     pages = max(1, -(-len(words) // words_per_page))
@@ -88,12 +92,13 @@ def document_page(
     page_text = ''
     if page_words:
         page_text = text[page_words[0].start() : page_words[-1].end()]
+    # All pages have the id and title of the first passage, whichever passage was named.
     first_row = rows[0]
     title = corpus.passage(first_row)['title']
     return DocumentPage(title, page_text, page, pages, corpus.record(first_row).id)
 
 
-def title_run(title_of, row: int, total: int, window: int) -> range:
+def title_run(title_of: Callable[[int], str], row: int, total: int, window: int) -> range:
     """Returns the consecutive rows around `row` that have its title; only `row` itself if the title is empty.
 
     Args:
@@ -105,8 +110,10 @@ def title_run(title_of, row: int, total: int, window: int) -> range:
     title = title_of(row)
     first = row
     end = row + 1
+    # Passages without a title do not belong together.
     if not title:
         return range(first, end)
+    # Bounds the passages that are read if a corpus has one title throughout.
     lowest_row = max(0, row - window)
     while first > lowest_row and title_of(first - 1) == title:
         first -= 1

@@ -97,6 +97,7 @@ class TextEncoder:
                 f'{self.folder}: vocab.txt has {self.tokenizer.vocab_size} tokens, the weights '
                 f'{len(params["words"])}; they are of different checkpoints'
             )
+        # Local devices only: every host encodes its own shards.
         self._mesh = jax.sharding.Mesh(np.array(jax.local_devices()), ('data',))
         self._batch_sharding = jax.NamedSharding(self._mesh, jax.P('data'))
         # Passages use all devices. Queries use one, because a batch of one query cannot be split.
@@ -108,6 +109,7 @@ class TextEncoder:
     def _checked_max_tokens(self, max_tokens: int | None, dtype: str) -> int:
         """Returns the longest sequence; RetrievalError if it or the dtype is not supported."""
         positions = self._config.positions
+        # Longer sequences than the passages need would cost compilations, not quality.
         if max_tokens is None:
             settings = _read_optional_json(self.folder / 'sentence_bert_config.json')
             max_tokens = min(_MOST_TOKENS, settings.get('max_seq_length') or positions)
@@ -158,6 +160,7 @@ class TextEncoder:
             encoded.append((rows, vectors))
             if len(encoded) > _BATCHES_AHEAD:
                 encoded[-_BATCHES_AHEAD][1].block_until_ready()
+        # The number of texts is known at the end only: they can come from a generator.
         total = sum(len(rows) for rows, _ in encoded)
         result = np.zeros((total, self.dimension), np.float32)
         for rows, vectors in encoded:
@@ -197,6 +200,7 @@ class TextEncoder:
 
         signature = (tf.TensorSpec((), tf.int64), tf.TensorSpec((), tf.string))
         dataset = tf.data.Dataset.from_generator(normalised_texts, output_signature=signature)
+        # Tokenised in parallel by TensorFlow, outside of Python's lock.
         dataset = dataset.map(
             lambda row, text: (row, self.tokenizer.tokenize(text)),
             num_parallel_calls=tf.data.AUTOTUNE,
@@ -233,6 +237,7 @@ def _prefixes(
     if passage_prefix is None:
         stored_prefixes = [prompts[key] for key in _PASSAGE_PROMPTS if prompts.get(key)]
         passage_prefix = next(iter(stored_prefixes), None)
+    # A wrong prefix lowers recall without any error, so none is guessed.
     if query_prefix is None or passage_prefix is None:
         raise RetrievalError(
             f"{folder}: does not say its prefixes; name them ('query: ' and 'passage: ' for E5, '' and '' for none)"

@@ -43,6 +43,7 @@ class KeyTable:
           RetrievalError: the file cannot be read or has another shape or dtype.
         """
         try:
+            # Not read into memory: the table of 21 million ids takes 0.3 GB.
             table = np.load(path, mmap_mode='r')
         except (OSError, ValueError) as error:
             raise RetrievalError(

@@ -43,6 +43,7 @@ def _run(args: argparse.Namespace) -> None:
         raise RetrievalError(
             'no query is given; write one in quotes after the command, or --verify'
         )
+    # Before the index is opened: a damaged file is then reported by its name.
     if args.verify:
         with progress.clock('verify'):
             manifest = folder.verify(args.index)
@@ -56,6 +57,7 @@ def _run(args: argparse.Namespace) -> None:
         # BM25 pads its results with −1.
         passages = index.passages(query_ids[query_ids >= 0])
         for rank, (passage, score) in enumerate(zip(passages, query_scores), 1):
+            # One line per passage, whatever white space it has.
             text = ' '.join(passage['text'].split())[:_PRINTED_CHARACTERS]
             print(f'  {rank}  {score:.4f}  [{passage["id"]}] {passage["title"]}: {text}')
 

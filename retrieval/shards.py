@@ -1,7 +1,8 @@
-"""Encodes a corpus in shards: each is a file that is there whole or not at all, so a killed run goes on where it was.
+"""Encodes a corpus in shards; a shard file is complete or absent, so an interrupted run resumes where it stopped.
 
-A shard is encoded by itself, so its bytes do not depend on where a run began. Several hosts with one file system share
-the work without talking to each other: host h of n encodes the h-th range of shards, whoever finishes last assembles.
+Each shard is encoded by itself, so its bytes do not depend on where a run began. Several hosts with one file system
+share the work without communication: host h of n encodes the h-th range of shards, and any of them assembles the
+result at the end.
 """
 
 from __future__ import annotations
@@ -10,25 +11,33 @@ import functools
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Bool, Float
 
 from . import progress
 from .types import Encoder, RetrievalError
 
-# 65,536 rows × 768 × 4 bytes = 200 MB: some minutes on an accelerator, and what a kill can cost.
+# 65,536 rows × 768 × 4 bytes = 200 MB: some minutes on an accelerator, the most that an interruption can cost.
 SHARD_ROWS = 1 << 16
 
+# Largest deviation of a unit vector's norm from 1; rounding to float16 stays below it.
+_NORM_TOLERANCE = 1e-3
+# Missing shards that an error names.
+_NAMED_SHARDS = 5
 
-def replace(path: pathlib.Path, write: Callable[[Any], None]) -> None:
-    """Writes a file aside and renames it, so that `path` never is half a file."""
+
+def replace(path: pathlib.Path, write: Callable[[Any], Any]) -> None:
+    """Calls `write` with a temporary file and renames it to `path`, which is thus never half-written."""
+    # The process id keeps hosts with one file system apart.
     staged = path.with_name(f'.{path.name}.{os.getpid()}')
     try:
         with staged.open('wb') as file:
             write(file)
+            # The data must be on disk before the name is, or a power cut leaves an empty file.
             file.flush()
             os.fsync(file.fileno())
         os.replace(staged, path)
@@ -37,22 +46,25 @@ def replace(path: pathlib.Path, write: Callable[[Any], None]) -> None:
 
 
 def check_plan(path: pathlib.Path, plan: Mapping[str, Any]) -> None:
-    """Keeps what a folder is being made from; work found there must have been made from the same.
+    """Writes the settings that a folder is built from, or compares them with the settings that are there.
 
     Raises:
-      RetrievalError: it was not (names what differs).
+      RetrievalError: the folder holds unfinished work of other settings.
     """
-    if path.exists():
-        found = json.loads(path.read_text(encoding='utf-8'))
-        differing = sorted(key for key in {*found, *plan} if found.get(key) != plan.get(key))
-        if differing:
-            key = differing[0]
-            raise RetrievalError(
-                f'{path.parent}: unfinished work of another build lies there: {key} was {found.get(key)!r}, now is '
-                f'{plan.get(key)!r} ({len(differing)} differ); remove the folder or build with the same settings'
-            )
-    else:
+    if not path.exists():
         replace(path, lambda file: file.write(json.dumps(plan, indent=1).encode()))
+        return
+    old_plan = json.loads(path.read_text(encoding='utf-8'))
+    differing = []
+    for key in sorted({*old_plan, *plan}):
+        if old_plan.get(key) != plan.get(key):
+            differing.append(key)
+    if differing:
+        key = differing[0]
+        raise RetrievalError(
+            f'{path.parent}: unfinished work of another build lies there: {key} was {old_plan.get(key)!r}, now is '
+            f'{plan.get(key)!r} ({len(differing)} differ); remove the folder or build with the same settings'
+        )
 
 
 def encode(
@@ -65,92 +77,115 @@ def encode(
     host: int = 0,
     hosts: int = 1,
 ) -> None:
-    """Encodes this host's shards that are not there yet.
+    """Encodes those shards of this host that are not there yet.
 
     Args:
-      texts: rows → texts of these passages, in wire form.   total: N.
+      encoder: encodes the texts.
+      texts: function from rows to the texts of these passages, in wire form.
+      total: number of passages, N.
       folder: gets `plan.json` and one `vectors-<number>.npy` per shard, float32 [rows, D].
-      corpus_sha256: of the texts.   host, hosts: which part of the shards to encode.
+      corpus_sha256: hash of all texts.
+      shard_rows: passages per shard.
+      host: number of this host, from 0.
+      hosts: number of hosts that share the work.
 
     Raises:
-      RetrievalError: unfinished work of other settings lies in the folder (names which).
+      RetrievalError: the folder holds unfinished work of other settings, or a number is outside its range.
     """
     if not 0 <= host < hosts or total < 1 or shard_rows < 1:
         raise RetrievalError(
-            f'encode: host {host} of {hosts}, {total} passages, shards of {shard_rows} rows'
+            f'encode: host {host} of {hosts}, {total} passages, shards of {shard_rows} rows; '
+            'give a host below the number of hosts, and at least one passage and row'
         )
     folder.mkdir(parents=True, exist_ok=True)
-    plan = dict(
-        corpus_sha256=corpus_sha256,
-        encoder=encoder.settings,
-        passages=total,
-        shard_rows=shard_rows,
-        batch_tokens=getattr(encoder, 'batch_tokens', None),
-        devices=f'{jax.local_device_count()} {jax.default_backend()}',
-        jax=jax.__version__,
-    )
+    # Batches and devices are part of the plan: they change the last bits of the vectors.
+    plan = {
+        'corpus_sha256': corpus_sha256,
+        'encoder': encoder.settings,
+        'passages': total,
+        'shard_rows': shard_rows,
+        'batch_tokens': getattr(encoder, 'batch_tokens', None),
+        'devices': f'{jax.local_device_count()} {jax.default_backend()}',
+        'jax': jax.__version__,
+    }
     check_plan(folder / 'plan.json', plan)
     ranges = shard_ranges(total, shard_rows)
-    mine = range(len(ranges) * host // hosts, len(ranges) * (host + 1) // hosts)
-    missing = [shard for shard in mine if not _path(folder, shard).exists()]
-    rows = sum(len(ranges[shard]) for shard in mine)
-    done = rows - sum(len(ranges[shard]) for shard in missing)
-    with progress.bar(rows, 'passages', 'encode', initial=done) as bar:
+    # Equal shares up to one shard; every shard belongs to exactly one host.
+    first_shard = len(ranges) * host // hosts
+    end_shard = len(ranges) * (host + 1) // hosts
+    host_shards = range(first_shard, end_shard)
+    missing = [shard for shard in host_shards if not _shard_path(folder, shard).exists()]
+    host_rows = sum(len(ranges[shard]) for shard in host_shards)
+    missing_rows = sum(len(ranges[shard]) for shard in missing)
+    encoded_rows = host_rows - missing_rows
+    with progress.bar(host_rows, 'passages', 'encode', initial=encoded_rows) as bar:
         for shard in missing:
-            vectors = encoder.encode(_counted(texts(ranges[shard]), bar))
-            if vectors.shape != (len(ranges[shard]), encoder.dimension):
+            rows = ranges[shard]
+            # A generator: the texts of a shard are never in memory together.
+            vectors = encoder.encode(_counted(texts(rows), bar))
+            if vectors.shape != (len(rows), encoder.dimension):
                 raise RetrievalError(
-                    f'encode: shard {shard} is {vectors.shape}, not {len(ranges[shard])} rows'
+                    f'encode: shard {shard} is {vectors.shape}, not {len(rows)} rows of dimension '
+                    f'{encoder.dimension}; correct the encoder'
                 )
-            replace(_path(folder, shard), functools.partial(np.save, arr=vectors))
+            replace(_shard_path(folder, shard), functools.partial(np.save, arr=vectors))
 
 
 def shard_ranges(total: int, shard_rows: int) -> list[range]:
-    """Rows of every shard."""
+    """Returns the rows of every shard."""
     return [range(start, min(start + shard_rows, total)) for start in range(0, total, shard_rows)]
 
 
 def assemble(folder: pathlib.Path, out: pathlib.Path, dtype: str = 'float32') -> None:
-    """Writes one file of all shards, [N, D] of `dtype`; refuses where a shard is missing or holds what is no vector.
+    """Writes the vectors of all shards into one file, [N, D] of `dtype`.
 
     Raises:
-      RetrievalError: which shards are missing, or which row is not finite and of length 1.
+      RetrievalError: a shard is missing, or a vector is not finite and of norm 1.
     """
     plan = json.loads((folder / 'plan.json').read_text(encoding='utf-8'))
     ranges = shard_ranges(plan['passages'], plan['shard_rows'])
-    missing = [shard for shard in range(len(ranges)) if not _path(folder, shard).exists()]
+    missing = [shard for shard in range(len(ranges)) if not _shard_path(folder, shard).exists()]
     if missing:
         raise RetrievalError(
-            f'{folder}: shards {missing[:5]} of {len(ranges)} are missing ({len(missing)} in all)'
+            f'{folder}: shards {missing[:_NAMED_SHARDS]} of {len(ranges)} are missing ({len(missing)} in all); '
+            'run the stage encode on every host'
         )
-    header = dict(
-        descr=np.lib.format.dtype_to_descr(np.dtype(dtype)),
-        fortran_order=False,
-        shape=(plan['passages'], plan['encoder']['dimension']),
-    )
-    with out.open('wb') as file:  # and not through a memory map, which a full disk would kill
+    # The header of a .npy file, as np.save would write it for the whole array.
+    header = {
+        'descr': np.lib.format.dtype_to_descr(np.dtype(dtype)),
+        'fortran_order': False,
+        'shape': (plan['passages'], plan['encoder']['dimension']),
+    }
+    # Not through a memory map: a full disk would kill the process with SIGBUS instead of raising an error.
+    with out.open('wb') as file:
         np.lib.format.write_array_header_1_0(file, header)
         for shard, rows in enumerate(ranges):
-            part = np.load(_path(folder, shard))
-            bad = np.flatnonzero(~is_unit(part))
-            if bad.size:
+            path = _shard_path(folder, shard)
+            vectors = np.load(path)
+            bad_rows = np.flatnonzero(~is_unit(vectors))
+            if bad_rows.size:
                 raise RetrievalError(
-                    f'{_path(folder, shard)}: passage {rows[int(bad[0])]} has no unit vector'
+                    f'{path}: passage {rows[int(bad_rows[0])]} has no unit vector; correct the encoder '
+                    'and remove the file'
                 )
-            file.write(part.astype(dtype, copy=False).data)
+            file.write(vectors.astype(dtype, copy=False).data)
 
 
-def is_unit(vectors: np.ndarray) -> np.ndarray:
-    """Whether each vector [D] of [N, D] is finite and of length 1: bool [N]."""
-    lengths = np.sqrt(np.einsum('nd,nd->n', vectors, vectors, dtype=np.float64))
-    return np.abs(lengths - 1) < 1e-3  # False for NaN and infinity too
+def is_unit(vectors: Float[np.ndarray, 'rows dimension']) -> Bool[np.ndarray, ' rows']:
+    """Returns whether each vector is finite and of norm 1."""
+    # Accumulated in float64, because the vectors can be float16.
+    norms = np.sqrt(np.einsum('nd,nd->n', vectors, vectors, dtype=np.float64))
+    # The comparison is False for NaN and infinity too.
+    return np.abs(norms - 1) < _NORM_TOLERANCE
 
 
-def _path(folder: pathlib.Path, shard: int) -> pathlib.Path:
+def _shard_path(folder: pathlib.Path, shard: int) -> pathlib.Path:
+    """Returns the file of a shard."""
     return folder / f'vectors-{shard:05d}.npy'
 
 
-def _counted(texts: Iterable[str], bar) -> Iterable[str]:
+def _counted(texts: Iterable[str], bar: Any) -> Iterator[str]:
+    """Yields the texts and advances a progress bar."""
     for text in texts:
         yield text
         bar.update()

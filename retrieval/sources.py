@@ -70,11 +70,13 @@ def read(source: pathlib.Path, skipped: BadLines | None = None) -> Iterator[tupl
     """
     if skipped is None:
         skipped = BadLines(source, strict=True)
+    # A folder has no format of its own.
     if source.is_dir():
         yield from _read_texts(source, skipped)
         return
     is_tsv, parse = _parser_of(source)
     try:
+        # Closes the file also if the caller stops early.
         with contextlib.closing(_lines(source)) as lines:
             for number, line in enumerate(lines, 1):
                 if is_tsv and number == 1:
@@ -86,6 +88,7 @@ def read(source: pathlib.Path, skipped: BadLines | None = None) -> Iterator[tupl
                 else:
                     skipped.add(number, record)
     except (OSError, EOFError, zstandard.ZstdError) as error:
+        # Errors of the operating system have a short text; those of decompressors do not.
         reason = getattr(error, 'strerror', None) or str(error)
         raise RetrievalError(
             f'{source}: cannot be read ({reason}); give a whole, readable file'
@@ -96,6 +99,7 @@ def files_of(source: pathlib.Path) -> list[pathlib.Path]:
     """Returns the files that `read` opens: the source itself, or the texts in a folder."""
     if not source.is_dir():
         return [source]
+    # `rglob` has no fixed order, but row numbers must be reproducible: sorted below.
     paths = []
     for path in source.rglob('*'):
         if path.suffix.lower() in ('.txt', '.md') and path.is_file():
@@ -110,12 +114,14 @@ def _read_texts(source: pathlib.Path, skipped: BadLines) -> Iterator[tuple[int, 
         raise RetrievalError(f'{source}: no .txt or .md file in it; give a folder of texts')
     for number, path in enumerate(files, 1):
         try:
+            # 'utf-8-sig' drops the byte order mark that some editors write.
             whole_text = path.read_text(encoding='utf-8-sig')
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, 'reason', error)
             skipped.add(number, f'{path} cannot be read as UTF-8 text ({reason})')
             continue
         first_line, _, text = whole_text.strip().partition('\n')
+        # Markdown headings start with '#'.
         title = first_line.lstrip('# ').strip()
         words = text.split()
         name = path.relative_to(source).as_posix()
@@ -131,6 +137,7 @@ def _read_texts(source: pathlib.Path, skipped: BadLines) -> Iterator[tuple[int, 
 
 def _parser_of(source: pathlib.Path) -> tuple[bool, Callable[[str], Record | str]]:
     """Returns (whether the file is a TSV, the function that parses one of its lines)."""
+    # A name such as 'wiki.v2.jsonl.gz' has further suffixes in front.
     suffixes = [suffix for suffix in source.suffixes if suffix not in ('.gz', '.zst')]
     kind = ''.join(suffixes)
     if kind.endswith('.tsv'):
@@ -150,6 +157,7 @@ def _check_headings(source: pathlib.Path, line: bytes) -> None:
 
 def _parse_line(parse: Callable[[str], Record | str], line: bytes) -> Record | str:
     """Returns the passage of a line, or the reason why the line is bad."""
+    # Before decoding and parsing, which cost several times the memory.
     if len(line) > LONGEST_LINE:
         return f'longer than {LONGEST_LINE >> 20} MiB'
     try:
@@ -163,13 +171,16 @@ def _parse_line(parse: Callable[[str], Record | str], line: bytes) -> Record | s
 
 def _validated(record: Record) -> Record | str:
     """Returns the passage, or the reason why it is bad."""
+    # The line feed separates id and contents on disk.
     if not record.id or '\n' in record.id:
         return f'the id {short(record.id)} is empty or has a line feed'
     try:
+        # JSON escapes can write half of a surrogate pair, which UTF-8 cannot represent.
         f'{record.id}{record.contents}'.encode()
     except UnicodeEncodeError:
         return 'a lone surrogate (half a character)'
     title, text = split(record.contents)
+    # No encoder has a direction for an empty text.
     if not title.strip() and not text.strip():
         return 'a passage with neither title nor text'
     return record
@@ -178,6 +189,7 @@ def _validated(record: Record) -> Record | str:
 def _parse_json(line: str) -> Record | str:
     """Returns the passage of a JSON line, or the reason why the line is bad."""
     try:
+        # Deep nesting raises RecursionError.
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
         return f'not JSON ({str(error)[:60]})'
@@ -196,6 +208,7 @@ def _parse_json(line: str) -> Record | str:
 def _parse_tsv(line: str) -> Record | str:
     """Returns the passage of a TSV row, or the reason why the row is bad."""
     try:
+        # csv handles the doubled quotes inside of a cell.
         row = next(csv.reader([line.rstrip('\r\n')], delimiter='\t', strict=True))
     except (csv.Error, StopIteration) as error:
         return f'not a row of a TSV ({error})'
@@ -212,6 +225,7 @@ def _lines(source: pathlib.Path) -> Generator[bytes, None, None]:
     """
     with contextlib.ExitStack() as stack:
         stream: Any = stack.enter_context(source.open('rb'))
+        # By the last suffix only; `_parser_of` reads the ones before.
         if source.suffix == '.gz':
             stream = stack.enter_context(gzip.open(stream))
         elif source.suffix == '.zst':

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -27,6 +27,7 @@ class SearchFailed(RuntimeError):
     """A search failed for a reason other than the query; clients count it."""
 
 
+@runtime_checkable
 class Encoder(Protocol):
     """Maps texts to unit vectors. The vector of a query must not depend on the other queries of the call.
 
@@ -54,6 +55,7 @@ class Encoder(Protocol):
         ...
 
 
+@runtime_checkable
 class Index(Protocol):
     """Finds passages for queries. Safe to call from several threads.
 
@@ -83,6 +85,7 @@ class Index(Protocol):
 
 def short(text: str) -> str:
     """Returns a quoted text, cut to 60 characters, for an error line."""
+    # A hostile text of a megabyte must not fill the terminal.
     if len(text) > _QUOTED_CHARACTERS:
         text = text[: _QUOTED_CHARACTERS - 3] + '…'
     return repr(text)

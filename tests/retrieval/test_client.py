@@ -251,8 +251,13 @@ def test_an_index_that_breaks_is_a_failed_search(index):
     class Broken:
         corpus = index.corpus
 
+        def __len__(self):
+            return 5
+
         def search(self, queries, k):
             raise MemoryError
+
+        passages = search
 
     assert Client(InProcess(Broken())).retrieve(['a', 'b'], 1) == [None, None]
 

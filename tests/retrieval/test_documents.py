@@ -331,6 +331,12 @@ class Counting:
         self.inner = InProcess(index)
         self.calls = []
 
+    def retrieve(self, queries, k):
+        return self.inner.retrieve(queries, k)
+
+    def ready(self):
+        return True
+
     def open(self, references, pages, words_per_page):
         self.calls.append(list(references))
         if 'refused' in references:
@@ -358,18 +364,20 @@ def test_pages_are_cached_and_failures_counted(index):
 
 
 def test_an_index_that_breaks_is_a_failed_search(index):
-    class Broken:
+    class Broken(MemoryCorpus):
         def find_document(self, reference):
             raise OSError('disk')
 
     class BrokenIndex:
-        corpus = Broken()
+        corpus = Broken(['a'], ['b'])
 
         def __len__(self):
             return 5
 
         def search(self, queries, k):
             raise AssertionError
+
+        passages = search
 
     client = Client(InProcess(BrokenIndex()))
     assert client.open(['a'], [1], 5) == [None] and client.metrics()['search/failed'] == 1

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from zeroplay_jax.mini import world
-from zeroplay_jax.retrieval import build, folder, query, server, shards
+from zeroplay_jax.retrieval import build, folder, manifest, query, server, shards
 from zeroplay_jax.retrieval.corpus import contents
 from zeroplay_jax.retrieval.lexical import LexicalEncoder
 from zeroplay_jax.retrieval.types import RetrievalError
@@ -178,9 +178,12 @@ def test_a_flipped_byte_is_found(copy, name):
 def test_a_flipped_byte_between_the_samples_is_found_by_verify(copy):
     path = copy / 'vectors.npy'
     data = bytearray(path.read_bytes())
-    size, last = len(data), len(data) - folder._BLOCK
+    size, last = len(data), len(data) - manifest.BLOCK_BYTES
     sampled = [
-        range(last * n // (folder._BLOCKS - 1), last * n // (folder._BLOCKS - 1) + folder._BLOCK)
+        range(
+            last * n // (manifest.BLOCKS - 1),
+            last * n // (manifest.BLOCKS - 1) + manifest.BLOCK_BYTES,
+        )
         for n in range(16)
     ]
     at = next(i for i in range(size // 2, size) if not any(i in block for block in sampled))
@@ -196,7 +199,7 @@ def test_damage_is_named(copy):
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     with pytest.raises(
-        RetrievalError, match=f'{len(whole)} bytes belong there, found {len(whole) - 1}'
+        RetrievalError, match=f'{len(whole)} bytes expected, found {len(whole) - 1}'
     ):
         folder.open_index(copy)
     path.unlink()
@@ -250,6 +253,17 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_that_looks_whole(corpus, tmp
     assert status == 0 and json.loads(stdout)['kind'] == 'bm25' and out.exists()
 
 
+def test_the_stages_of_several_hosts_are_commands(corpus, built, tmp_path):
+    out = tmp_path / 'exact'
+    args = ['--corpus', str(corpus), '--kind', 'exact', '--encoder', 'lexical', '--out', str(out)]
+    build.main([*args, '--stage', 'corpus'])
+    for host in ('1', '0'):
+        more = ['--host', host, '--hosts', '2', '--shard-rows', '500']
+        build.main([*args, '--stage', 'encode', *more])
+    build.main([*args, '--stage', 'index'])
+    assert files(out).keys() == files(built / 'exact').keys()
+
+
 def command(main, *args):
     """The line with which a command ends."""
     said = io.StringIO()
@@ -268,7 +282,7 @@ def test_the_commands_refuse_in_one_line(corpus, built, tmp_path, monkeypatch):
     assert 'config.json' in command(
         build.main, '--corpus', corpus, '--out', out, '--encoder', tmp_path
     )
-    assert 'is there already' in command(
+    assert 'exists already' in command(
         build.main, '--corpus', corpus, '--out', built / 'bm25', '--kind', 'bm25'
     )
     (tmp_path / 'empty.jsonl').touch()

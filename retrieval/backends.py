@@ -1,0 +1,347 @@
+"""Backends of a search client: an index in this process, and a search server over HTTP."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol, runtime_checkable
+
+import httpx2
+
+from .documents import DocumentPage, document_page
+from .records import split
+from .types import CannotOpen, Index, Passage, RetrievalError, SearchFailed
+
+# Characters of a server's error text that are quoted.
+_QUOTED_CHARACTERS = 200
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Answers queries.
+
+    Attributes:
+      name: identity of the index; answers of different names are cached separately.
+    """
+
+    name: str
+
+    def retrieve(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Returns per query its passages {'id', 'title', 'text', 'score'}, best first.
+
+        Raises:
+          RetrievalError: a query is invalid.
+          SearchFailed: the search failed for another reason.
+        """
+        ...
+
+    def ready(self) -> bool:
+        """Returns whether queries can be answered."""
+        ...
+
+
+@runtime_checkable
+class DocumentBackend(Backend, Protocol):
+    """A backend that also returns whole documents."""
+
+    def open(
+        self, references: Sequence[str], pages: Sequence[int], words_per_page: int
+    ) -> list[DocumentPage | None]:
+        """Returns per reference a page of its document, None if there is none (see `documents.document_page`).
+
+        Raises:
+          CannotOpen: the search server has no whole documents.
+          RetrievalError: a reference is invalid.
+          SearchFailed: the call failed for another reason.
+        """
+        ...
+
+
+class InProcess:
+    """Searches an index of this process."""
+
+    def __init__(self, index: Index, name: str = 'index'):
+        """Takes an index and its name (see `folder.fingerprint`)."""
+        self.index = index
+        self.name = name
+
+    def retrieve(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """See `Backend`."""
+        try:
+            ids, scores = self.index.search(queries, k)
+        # The query is at fault; the client isolates it.
+        except RetrievalError:
+            raise
+        # Anything else is a failure of the index: counted by the client, not raised in a run.
+        except Exception as error:
+            raise SearchFailed(f'{type(error).__name__}: {error}') from error
+        results = []
+        for query_ids, query_scores in zip(ids, scores):
+            passages = []
+            for row, score in zip(query_ids, query_scores):
+                # BM25 pads its results with −1.
+                if row >= 0:
+                    record = self.index.corpus.record(int(row))
+                    passages.append(_passage(record.id, record.contents, score))
+            results.append(passages)
+        return results
+
+    def open(
+        self, references: Sequence[str], pages: Sequence[int], words_per_page: int
+    ) -> list[DocumentPage | None]:
+        """See `DocumentBackend`."""
+        opened = []
+        for reference, page in zip(references, pages, strict=True):
+            try:
+                opened.append(document_page(self.index.corpus, reference, page, words_per_page))
+            except RetrievalError:
+                raise
+            except Exception as error:
+                raise SearchFailed(f'{type(error).__name__}: {error}') from error
+        return opened
+
+    def ready(self) -> bool:
+        """See `Backend`."""
+        return True
+
+
+class Http:
+    """Searches a server with the protocol of `retrieval.server`, which includes Search-R1's.
+
+    Args:
+      url: address of the server, with or without '/retrieve'.
+      timeout: seconds of one attempt.
+      retries: further attempts after a failed connection, a timeout, 429 or 5xx.
+      pause: seconds before the first retry; doubled for each further one, with jitter. A longer Retry-After is obeyed.
+      longest_pause: upper bound of a pause in seconds.
+      batch: queries of one request.
+      connections: connections that are kept open.
+      breaker: failed requests in a row after which nothing is sent for `breaker_seconds`.
+      breaker_seconds: see `breaker`.
+
+    Raises:
+      RetrievalError: no URL, or a number outside its range.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        timeout: float = 30.0,
+        retries: int = 4,
+        pause: float = 0.2,
+        longest_pause: float = 10.0,
+        batch: int = 256,
+        connections: int = 16,
+        breaker: int = 5,
+        breaker_seconds: float = 10.0,
+    ):
+        # Search-R1's configurations name the endpoint, ours the server.
+        self._base = url.rstrip('/').removesuffix('/retrieve')
+        # Without a scheme httpx would fail at the first query only.
+        valid_url = self._base.startswith(('http://', 'https://'))
+        if not valid_url or timeout <= 0 or retries < 0 or batch < 1 or breaker < 1:
+            raise RetrievalError(
+                f'search server {url!r}, timeout {timeout}, retries {retries}, batch {batch}, breaker {breaker}: '
+                'give a URL (http://host:port), a timeout > 0, retries ≥ 0, a batch and a breaker ≥ 1'
+            )
+        self.name = self._base
+        # Retries so far; clients report the increase.
+        self.retried = 0
+        self._retries = retries
+        self._pause = pause
+        self._longest_pause = longest_pause
+        self._batch = batch
+        self._breaker = breaker
+        self._breaker_seconds = breaker_seconds
+        # Failed requests in a row, and the time until which nothing is sent.
+        self._failures = 0
+        self._closed_until = 0.0
+        self._lock = threading.Lock()
+        # trust_env=False: a search server is in the local network, behind any proxy of the environment.
+        pool = httpx2.Limits(max_connections=connections, max_keepalive_connections=connections)
+        self._http = httpx2.Client(timeout=timeout, limits=pool, trust_env=False)
+
+    def retrieve(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """See `Backend`."""
+        results = []
+        # A server refuses requests above its own limit.
+        for start in range(0, len(queries), self._batch):
+            part = list(queries[start : start + self._batch])
+            # Always with scores: the reference server unpacks its results incorrectly without.
+            body = {'queries': part, 'topk': k, 'return_scores': True}
+            results.extend(self._request('/retrieve', body, len(part), _read_passages))
+        return results
+
+    def open(
+        self, references: Sequence[str], pages: Sequence[int], words_per_page: int
+    ) -> list[DocumentPage | None]:
+        """See `DocumentBackend`."""
+        results = []
+        for start in range(0, len(references), self._batch):
+            end = start + self._batch
+            part = list(references[start:end])
+            body = {
+                'references': part,
+                'page': list(pages[start:end]),
+                'words_per_page': words_per_page,
+            }
+            results.extend(self._request('/open', body, len(part), _read_page))
+        return results
+
+    def ready(self) -> bool:
+        """Returns whether GET /health succeeds; a server without it (Search-R1's) gets a query instead."""
+        try:
+            reply = self._http.get(f'{self._base}/health')
+            # FastAPI answers 404 for an unknown path, and 405 for a known path with another method.
+            if reply.status_code in (404, 405):
+                body = {'queries': ['ready'], 'topk': 1, 'return_scores': True}
+                return self._http.post(f'{self._base}/retrieve', json=body).status_code == 200
+            if reply.status_code != 200:
+                return False
+            status = reply.json()
+            if isinstance(status, dict):
+                # The fingerprint of the index: after a restart with another index, the cache is not used.
+                self.name = status.get('index', self._base)
+            else:
+                self.name = self._base
+            return True
+        except (httpx2.HTTPError, ValueError):
+            return False
+
+    def _request(
+        self, path: str, body: dict[str, Any], count: int, read: Callable[[Any], Any]
+    ) -> list[Any]:
+        """Posts a request, with retries, and returns its results.
+
+        Args:
+          path: endpoint.
+          body: JSON object.
+          count: expected number of results.
+          read: function from a result to the value returned for it; raises ValueError, KeyError, TypeError or
+            AttributeError for a malformed one.
+        """
+        with self._lock:
+            # Fails at once instead of waiting for a server that is down.
+            if time.monotonic() < self._closed_until:
+                raise SearchFailed(
+                    f'{self._base} failed {self._failures} times in a row; nothing is sent for a while'
+                )
+        for attempt in range(self._retries + 1):
+            pause = min(self._longest_pause, self._pause * 2**attempt)
+            # Jitter spreads the retries of clients that failed at the same time.
+            pause *= random.uniform(0.5, 1.0)
+            try:
+                reply = self._http.post(f'{self._base}{path}', json=body)
+            except httpx2.TransportError as error:
+                reason = f'{type(error).__name__}: {error}'
+            except (httpx2.HTTPError, UnicodeEncodeError) as error:
+                # A lone surrogate cannot be sent; a retry would not help.
+                raise RetrievalError(f'{self._base}: {type(error).__name__}: {error}') from error
+            else:
+                if reply.status_code < 400:
+                    results = _read_reply(reply, count, read)
+                    # A proxy can answer 200 with a text of its own.
+                    if results is not None:
+                        self._note(failed=False)
+                        return results
+                    reason = 'a reply that is not of the protocol'
+                # Overload and server errors can pass; a retry is useful.
+                elif reply.status_code == 429 or reply.status_code >= 500:
+                    reason = f'status {reply.status_code}'
+                    pause = max(pause, self._retry_after(reply))
+                else:
+                    # The server works; it refuses this request.
+                    self._note(failed=False)
+                    self._raise_refusal(path, reply)
+            # No pause after the last attempt.
+            if attempt < self._retries:
+                self.retried += 1
+                time.sleep(pause)
+        self._note(failed=True)
+        raise SearchFailed(f'{self._base}: {reason}, {self._retries + 1} attempts')
+
+    def _raise_refusal(self, path: str, reply: httpx2.Response) -> NoReturn:
+        """Raises the error for a reply with status 4xx."""
+        if path == '/open' and reply.status_code in (404, 405):
+            raise CannotOpen(
+                f'{self._base} has no endpoint /open for whole documents; serve the index with '
+                'python -m retrieval.server'
+            )
+        raise RetrievalError(f'{self._base} refused: {reply.text[:_QUOTED_CHARACTERS]}')
+
+    def _retry_after(self, reply: httpx2.Response) -> float:
+        """Returns the seconds that a reply asks to wait, at most the longest pause; 0 if it does not ask."""
+        seconds = reply.headers.get('Retry-After', '')
+        # The header can also be a date, which no search server sends.
+        if not seconds.isdigit():
+            return 0.0
+        return min(float(seconds), self._longest_pause)
+
+    def _note(self, failed: bool) -> None:
+        """Counts failures in a row and opens the circuit breaker."""
+        with self._lock:
+            if not failed:
+                self._failures = 0
+                return
+            self._failures += 1
+            if self._failures >= self._breaker:
+                self._closed_until = time.monotonic() + self._breaker_seconds
+
+
+def _read_reply(reply: httpx2.Response, count: int, read: Callable[[Any], Any]) -> list[Any] | None:
+    """Returns the `count` results of a reply, each read by `read`; None if the reply is malformed."""
+    try:
+        results = [read(result) for result in reply.json()['result']]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    # Results are matched to queries by position.
+    if len(results) != count:
+        return None
+    return results
+
+
+def _read_passages(items: list[dict[str, Any]]) -> list[Passage]:
+    """Returns the passages of one query: [{'document': {…}, 'score'}, …] or only the documents."""
+    passages = []
+    for item in items:
+        # Without scores a server returns the documents themselves.
+        document = item.get('document', item)
+        score = item.get('score', 0.0)
+        if 'contents' in document:
+            passage = _passage(str(document['id']), document['contents'], score)
+        else:
+            passage = {
+                'id': str(document['id']),
+                'title': document['title'],
+                'text': document['text'],
+                'score': float(score),
+            }
+        passages.append(passage)
+    return passages
+
+
+def _read_page(result: dict[str, Any] | None) -> DocumentPage | None:
+    """Returns the page of one reference; ValueError if a field has another type."""
+    if result is None:
+        return None
+    # Checked here, so that a policy never sees a value of another type.
+    texts = (result['title'], result['text'], result['id'])
+    numbers = (result['page'], result['pages'])
+    valid_texts = all(isinstance(text, str) for text in texts)
+    if not valid_texts or not all(isinstance(number, int) for number in numbers):
+        raise ValueError('a field of the page has another type')
+    return DocumentPage(
+        title=result['title'],
+        text=result['text'],
+        page=result['page'],
+        pages=result['pages'],
+        id=result['id'],
+    )
+
+
+def _passage(record_id: str, contents: str, score: Any) -> Passage:
+    """Returns a search result from a passage in wire form."""
+    title, text = split(contents)
+    return {'id': record_id, 'title': title, 'text': text, 'score': float(score)}

@@ -1,0 +1,96 @@
+"""The manifest of an index folder: what it was built from, and size and hashes of every file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+from typing import Any
+
+from .types import RetrievalError
+
+# Version of the folder's layout.
+FORMAT = 1
+# Opening an index reads this many blocks of every file, evenly spread with the first and the last one.
+BLOCKS = 16
+BLOCK_BYTES = 1 << 16
+
+
+def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
+    """Returns the manifest.
+
+    Raises:
+      RetrievalError: the folder holds no complete index of this format.
+    """
+    path = folder / 'manifest.json'
+    try:
+        manifest = json.loads(path.read_text(encoding='utf-8'))
+    except (OSError, ValueError) as error:
+        raise RetrievalError(
+            f'{path}: cannot be read ({error}); build it with python -m retrieval.build'
+        ) from error
+    if not isinstance(manifest, dict) or manifest.get('format') != FORMAT:
+        raise RetrievalError(
+            f'{path}: not of format {FORMAT}; build the index again with this version'
+        )
+    return manifest
+
+
+def fingerprint(folder: pathlib.Path) -> str:
+    """Returns the identity of an index: the SHA-256 of its manifest, which holds the hashes of all other files."""
+    return hashlib.sha256((folder / 'manifest.json').read_bytes()).hexdigest()
+
+
+def verify(folder: pathlib.Path, everything: bool = True) -> dict[str, Any]:
+    """Compares the files with the manifest and returns the manifest.
+
+    Args:
+      folder: an index folder.
+      everything: read all bytes (False: sizes and sampled blocks only).
+
+    Raises:
+      RetrievalError: a file is missing, of another size or of other bytes.
+    """
+    manifest = read_manifest(folder)
+    for name, expected in manifest['files'].items():
+        path = folder / name
+        size = None
+        if path.is_file():
+            size = path.stat().st_size
+        # The cheapest check first: an interrupted copy has another size.
+        if size != expected['bytes']:
+            raise RetrievalError(
+                f'{path}: {expected["bytes"]} bytes expected, found {size}; copy or build it again'
+            )
+        # The samples find most damage without reading gigabytes.
+        is_intact = _sample(path) == expected['sample']
+        if is_intact and everything:
+            is_intact = _sha256(path) == expected['sha256']
+        if not is_intact:
+            raise RetrievalError(
+                f'{path}: its bytes are not those that were built; copy or build it again'
+            )
+    return manifest
+
+
+def describe(path: pathlib.Path) -> dict[str, Any]:
+    """Returns the entry of a file in a manifest: its size and hashes."""
+    return {'bytes': path.stat().st_size, 'sha256': _sha256(path), 'sample': _sample(path)}
+
+
+def _sha256(path: pathlib.Path) -> str:
+    """Returns the hash of a whole file."""
+    with path.open('rb') as file:
+        return hashlib.file_digest(file, 'sha256').hexdigest()
+
+
+def _sample(path: pathlib.Path) -> str:
+    """Returns the BLAKE2b hash of the sampled blocks; a file of up to a megabyte is read whole."""
+    total = hashlib.blake2b(digest_size=16)
+    # The last block ends with the file, where an interrupted write shows.
+    last_start = max(0, path.stat().st_size - BLOCK_BYTES)
+    with path.open('rb') as file:
+        for number in range(BLOCKS):
+            file.seek(last_start * number // (BLOCKS - 1))
+            total.update(file.read(BLOCK_BYTES))
+    return total.hexdigest()
