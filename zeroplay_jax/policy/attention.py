@@ -129,6 +129,7 @@ def _fold_groups(q, kv_heads: int):
     matrix product and is never repeated.
     """
     batch, queries, heads, head_dim = q.shape
+    # The heads of a group are neighbours: query head h uses key/value head h // groups.
     folded_queries = heads // kv_heads * queries
     q = q.transpose(0, 2, 1, 3)
     q = q.reshape(batch, kv_heads, folded_queries, head_dim)
@@ -170,6 +171,7 @@ def attend_packed(
     probs = jax.nn.softmax(scores, -1)
     probs = probs.astype(v.dtype)
     out = jnp.einsum('bkqs,bksd->bkqd', probs, v)
+    # Rows of padding hold the mean of all values, see MASKED_SCORE; no caller reads them.
     return _unfold_groups(out, length)
 
 

@@ -100,7 +100,8 @@ class RMSNorm(nn.Module):
         # In bfloat16 the mean of the squares would lose most of its digits.
         y = x.astype(jnp.float32)
         mean_square = jnp.mean(y * y, -1, keepdims=True)
-        y = y * jax.lax.rsqrt(mean_square + self.eps)
+        inverse_rms = jax.lax.rsqrt(mean_square + self.eps)
+        y = y * inverse_rms
         y = y * scale.astype(jnp.float32)
         return y.astype(x.dtype)
 
@@ -122,9 +123,11 @@ class Linear(nn.Module):
         # gradient of the kernel.
         flat = x.reshape(-1, in_features)
         y = flat @ kernel.astype(x.dtype)
-        y = y.reshape(*x.shape[:-1], self.features)
+        batch_shape = x.shape[:-1]
+        y = y.reshape(*batch_shape, self.features)
         if self.bias:
-            bias = self.param('bias', nn.initializers.zeros, (self.features,))
+            bias_shape = (self.features,)
+            bias = self.param('bias', nn.initializers.zeros, bias_shape)
             y = y + bias.astype(x.dtype)
         return y
 
@@ -167,6 +170,8 @@ class Block(nn.Module):
         k = Linear(kv_features, config.qkv_bias, name='k')(attention_input)
         v = Linear(kv_features, config.qkv_bias, name='v')(attention_input)
         v = v.reshape(kv_shape)
+        # Both norms have the same name: before the heads are separated it covers all of them (OLMo-3), after that each
+        # one (Qwen3).
         if config.qk_norm == 'projection':
             q = norm('q_norm', q)
             k = norm('k_norm', k)
@@ -221,7 +226,9 @@ class Decoder(nn.Module):
         """
         config = self.config
         embedding_shape = (config.vocab_size, config.hidden_size)
-        embedding = self.param('embedding', nn.initializers.normal(0.1), embedding_shape)
+        # At small widths a model learns far more slowly from the usual deviation of 0.02.
+        embedding_init = nn.initializers.normal(0.1)
+        embedding = self.param('embedding', embedding_init, embedding_shape)
         if not config.tied:
             # Declared here so that `init` makes it; `transformer.logits` uses it.
             head_shape = (config.hidden_size, config.vocab_size)
@@ -238,7 +245,8 @@ class Decoder(nn.Module):
         x = keep_rows(x)
         windows = config.windows or (0,) * config.layers
         angles = _rotary_angles(config, positions, windows)
-        # Not with a cache, whose entries the loop would copy. Initialisation must create the parameters under the name of each layer.
+        # Not with a cache, whose entries the loop would copy, and not in `init`, which must create the parameters under
+        # the names of the layers.
         scanned = config.scan and cache is None and not self.is_initializing()
         block = Block
         if config.remat and cache is None:
@@ -268,6 +276,7 @@ class Decoder(nn.Module):
         else:
             for i, window in enumerate(windows):
                 layer = block(config, window, name=f'layer_{i}')
+                # In training there is no cache, but the layer and `attend` still pass it through.
                 layer_cache = None if cache is None else cache[i]
                 layer_angles = angles[window > 0]
                 x, layer_cache = layer(x, layer_angles, attend, layer_cache)

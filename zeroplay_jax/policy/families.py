@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import pathlib
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from zeroplay_jax.policy import rope
@@ -84,7 +84,7 @@ class _Fields:
       prefix: its location in the file, such as 'rope_parameters.', for error messages.
     """
 
-    path: pathlib.Path
+    path: Path
     values: dict[str, Any]
     prefix: str = ''
 
@@ -121,7 +121,7 @@ class _Fields:
         return kind(value)
 
 
-def _read_fields(path: pathlib.Path) -> _Fields:
+def _read_fields(path: Path) -> _Fields:
     try:
         values = json.loads(path.read_text(encoding='utf-8'))
     except (OSError, ValueError) as error:
@@ -145,7 +145,7 @@ def read_config(folder, **overrides) -> ModelConfig:
     Raises:
       CheckpointError: the file is missing, the architecture is unknown, or the decoder does not implement a field.
     """
-    fields = _read_fields(pathlib.Path(folder) / 'config.json')
+    fields = _read_fields(Path(folder) / 'config.json')
     name = _family_name(fields)
     family = FAMILIES[name]
     _check_supported(fields)
@@ -158,6 +158,7 @@ def read_config(folder, **overrides) -> ModelConfig:
     layers = fields.positive_int('num_hidden_layers')
     hidden_size = fields.positive_int('hidden_size')
     head_dim = fields.positive_int('head_dim', family.head_dim or hidden_size // heads)
+    # The rotary embedding rotates pairs of channels.
     if head_dim % 2:
         raise fields.error(f'head_dim={head_dim} must be even')
     theta, scaling, scale_sliding = _rope(fields, family)
@@ -205,6 +206,7 @@ def _check_supported(fields: _Fields) -> None:
 def _windows(fields: _Fields, family: Family, layers: int) -> tuple[int, ...]:
     """Returns the sliding window of every layer (0: full attention), or () if no layer has one."""
     types = fields.get('layer_types')
+    # Older folders do not list the types; then rules of the family apply.
     if types is None:
         types = _default_layer_types(fields, family, layers)
     if len(types) != layers:
@@ -214,8 +216,10 @@ def _windows(fields: _Fields, family: Family, layers: int) -> tuple[int, ...]:
         raise fields.error(
             f'layer_types: {min(unknown_types)!r} is not supported (only {", ".join(_LAYER_TYPES)})'
         )
+    # () rather than zeros, so that equal models have equal configurations and share compiled functions.
     if 'sliding_attention' not in types:
         return ()
+    # The two fields contradict each other; a guess would change the computation silently.
     if not _has_sliding_layers(fields, family):
         raise fields.error(
             'layer_types names sliding_attention, but use_sliding_window is not true'
@@ -294,6 +298,7 @@ def _scaling(section: _Fields, max_positions: int | None) -> rope.Llama3 | rope.
     _check_rope_fields(section, kind)
     if kind == 'default':
         return None
+    # Older folders leave the original length to the general field.
     factor = section.positive_float('factor')
     original = section.positive_int('original_max_position_embeddings', max_positions)
     if kind == 'llama3':

@@ -6,15 +6,16 @@ import contextlib
 import json
 import math
 import os
-import pathlib
 import shutil
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -38,7 +39,7 @@ _COPIED_SUFFIXES = ('.json', '.jinja', '.txt', '.model')
 class _StoredTensor(NamedTuple):
     """A tensor as the header of a safetensors file describes it."""
 
-    file: pathlib.Path
+    file: Path
     shape: tuple[int, ...]
     dtype: str
 
@@ -48,7 +49,7 @@ _StoredTensors: TypeAlias = dict[str, _StoredTensor]
 
 
 @contextlib.contextmanager
-def _open_file(path: pathlib.Path) -> Iterator[Any]:
+def _open_file(path: Path) -> Iterator[Any]:
     """Opens a safetensors file and turns the library's errors into CheckpointError."""
     try:
         with safe_open(path, 'np') as file:
@@ -60,7 +61,7 @@ def _open_file(path: pathlib.Path) -> Iterator[Any]:
         ) from None
 
 
-def _weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
+def _weight_files(folder: Path) -> list[Path]:
     """Returns the safetensors files of a folder: a single one, or those of the index."""
     single = folder / 'model.safetensors'
     index = folder / 'model.safetensors.index.json'
@@ -86,7 +87,7 @@ def _weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
     return files
 
 
-def _read_headers(folder: pathlib.Path) -> _StoredTensors:
+def _read_headers(folder: Path) -> _StoredTensors:
     """Returns every tensor of a folder by name. Reads the headers only."""
     stored: _StoredTensors = {}
     for path in _weight_files(folder):
@@ -97,12 +98,14 @@ def _read_headers(folder: pathlib.Path) -> _StoredTensors:
                     raise CheckpointError(
                         f'{folder}: tensor {name} is in both {first_file} and {path.name}'
                     )
+                # Opens the tensor without reading its values.
                 header = file.get_slice(name)
-                stored[name] = _StoredTensor(path, tuple(header.get_shape()), header.get_dtype())
+                shape = tuple(header.get_shape())
+                stored[name] = _StoredTensor(path, shape, header.get_dtype())
     return stored
 
 
-def _check_tensors(folder: pathlib.Path, config: ModelConfig, stored: _StoredTensors) -> None:
+def _check_tensors(folder: Path, config: ModelConfig, stored: _StoredTensors) -> None:
     """Raises CheckpointError unless the tensors of a folder are those that its config.json requires."""
     expected = tensors(config).values()
     for tensor in expected:
@@ -118,7 +121,7 @@ def _check_tensors(folder: pathlib.Path, config: ModelConfig, stored: _StoredTen
             raise CheckpointError(f'{folder}: tensor {name} has no place in a {model}; {SUPPORTED}')
 
 
-def _check_tensor(folder: pathlib.Path, tensor: Tensor, stored: _StoredTensor) -> None:
+def _check_tensor(folder: Path, tensor: Tensor, stored: _StoredTensor) -> None:
     """Raises CheckpointError unless a stored tensor has the expected shape and a supported dtype."""
     shape = tensor.shape
     dims = tensor.dims
@@ -147,16 +150,21 @@ def _read_slice(
       index: the slice, in our axis order.
       dtype: of the result.
     """
-    spans = [range(size)[part] for part, size in zip(index, tensor.shape, strict=True)]
-    result = np.empty([len(span) for span in spans], dtype)
+    # As ranges, whose start, stop and length are numbers where those of a slice may be None.
+    spans = []
+    for axis_slice, size in zip(index, tensor.shape, strict=True):
+        spans.append(range(size)[axis_slice])
+    shape = [len(span) for span in spans]
+    result = np.empty(shape, dtype)
     # `target` is a view of the result in the axis order of the file.
     target = result
     if tensor.transposed:
         target = result.T
         spans.reverse()
     row_span, *column_spans = spans
-    columns = tuple(slice(span.start, span.stop) for span in column_spans)
-    row_bytes = np.dtype(np.float32).itemsize * math.prod(len(span) for span in column_spans)
+    columns = [slice(span.start, span.stop) for span in column_spans]
+    row_size = math.prod(target.shape[1:])
+    row_bytes = row_size * np.dtype(np.float32).itemsize
     step = max(1, _READ_BYTES // row_bytes)
     for first in range(0, len(row_span), step):
         piece = row_span[first : first + step]
@@ -164,20 +172,21 @@ def _read_slice(
         # The file is opened for every piece: it is memory-mapped, and only closing it returns the memory of the bytes
         # read so far. Otherwise the whole tensor would remain resident beside its copy.
         with _open_file(stored.file) as file:
-            target[first : first + step] = file.get_slice(tensor.name)[(rows, *columns)]
+            stored_tensor = file.get_slice(tensor.name)
+            target[first : first + step] = stored_tensor[(rows, *columns)]
     return result
 
 
-def _load_tensor(
-    stored: _StoredTensor, tensor: Tensor, target: jax.sharding.Sharding, dtype
-) -> jax.Array:
+def _load_tensor(stored: _StoredTensor, tensor: Tensor, target: Sharding, dtype) -> jax.Array:
     """Returns a tensor as an array with the sharding `target`. Reads each slice of this process once."""
     # Devices by slice: several devices may hold the same one. Slices cannot be hashed before Python 3.12.
     slices: dict[str, tuple[slice, ...]] = {}
     devices: dict[str, list] = {}
-    for device, index in target.addressable_devices_indices_map(tensor.shape).items():
-        slices[str(index)] = index
-        devices.setdefault(str(index), []).append(device)
+    indices = target.addressable_devices_indices_map(tensor.shape)
+    for device, index in indices.items():
+        key = str(index)
+        slices[key] = index
+        devices.setdefault(key, []).append(device)
     shards = []
     for key, index in slices.items():
         host_slice = _read_slice(stored, tensor, index, dtype)
@@ -191,7 +200,7 @@ def _load_tensor(
 def load(
     folder,
     config: ModelConfig | None = None,
-    mesh: jax.sharding.Mesh | None = None,
+    mesh: Mesh | None = None,
     dtype=np.float32,
     owned: bool = False,
     progress: bool = True,
@@ -213,7 +222,7 @@ def load(
       CheckpointError: a file is truncated, or a tensor is missing, duplicated, or of a wrong shape or dtype.
       UserError: the mesh does not divide the shapes.
     """
-    folder = pathlib.Path(folder)
+    folder = Path(folder)
     config = config or read_config(folder)
     expected = tensors(config)
     stored = _read_headers(folder)
@@ -230,12 +239,13 @@ def load(
 
 
 def _tensor_shardings(
-    config: ModelConfig, expected: dict[str, Tensor], mesh: jax.sharding.Mesh | None, owned: bool
-) -> dict[str, jax.sharding.Sharding]:
+    config: ModelConfig, expected: dict[str, Tensor], mesh: Mesh | None, owned: bool
+) -> dict[str, Sharding]:
     """Returns {parameter path: sharding of its array}."""
     if mesh is None:
-        single = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        return dict.fromkeys(expected, single)
+        # A local device: with several processes the first device of all belongs to one of them only.
+        first_device = jax.local_devices()[0]
+        return dict.fromkeys(expected, SingleDeviceSharding(first_device))
     sharding.check_heads(config.heads, config.kv_heads, mesh)
     shardings = {}
     for path, tensor in expected.items():
@@ -296,7 +306,7 @@ def _split_files(flat: dict[str, Any], expected: dict[str, Tensor]) -> list[dict
     return files
 
 
-def _write_weights(folder: pathlib.Path, config: ModelConfig, params: Params, writes: bool) -> None:
+def _write_weights(folder: Path, config: ModelConfig, params: Params, writes: bool) -> None:
     """Writes one safetensors file, or several and their index. One file's tensors are in host memory at a time.
 
     Args:
@@ -325,7 +335,7 @@ def _write_weights(folder: pathlib.Path, config: ModelConfig, params: Params, wr
         index_path.write_text(json.dumps(index, indent=2) + '\n')
 
 
-def _write_dtype(path: pathlib.Path, dtype: str) -> None:
+def _write_dtype(path: Path, dtype: str) -> None:
     """Sets the dtype in config.json to that of the tensors: some loaders convert to the dtype named there."""
     fields = json.loads(path.read_text(encoding='utf-8'))
     changed = False
@@ -352,19 +362,19 @@ def save(folder, config: ModelConfig, params: Params, like) -> None:
     Raises:
       FileExistsError: the folder exists already.
     """
-    folder = pathlib.Path(folder)
+    folder = Path(folder)
     if folder.exists():
         raise FileExistsError(f'{folder}: exists already; choose another place or remove it')
     if jax.process_index() != 0:
         _write_weights(folder, config, params, writes=False)
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Written beside its destination, on the same file system, where a rename is atomic.
+    # The folder is written beside its destination, on the same file system, where a rename is atomic.
     with tempfile.TemporaryDirectory(prefix=f'.{folder.name}.', dir=folder.parent) as staging:
-        staged = pathlib.Path(staging) / folder.name
+        staged = Path(staging) / folder.name
         staged.mkdir()
         _write_weights(staged, config, params, writes=True)
-        for file in pathlib.Path(like).iterdir():
+        for file in Path(like).iterdir():
             # The index of the other folder describes other files.
             if file.suffix in _COPIED_SUFFIXES and 'index' not in file.name:
                 shutil.copy(file, staged / file.name)

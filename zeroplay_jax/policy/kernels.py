@@ -86,6 +86,7 @@ def _make_kernel(length: int, heads: int, window: int, interpret: bool):
         mask = splash_mask.LocalMask((length, length), (window - 1, 0), 0)
     else:
         mask = splash_mask.CausalMask((length, length))
+    # A mask for every head, although they are equal: the kernel supports one per head.
     head_masks = splash_mask.MultiHeadMask([mask] * heads)
     block = _block_length(length)
     block_sizes = splash.BlockSizes(

@@ -56,7 +56,9 @@ def make_mesh(replica: int = 1, fsdp: int = 1, model: int = 1, devices=None) -> 
     if -1 in sizes:
         fixed_sizes = [size for size in sizes if size != -1]
         free_axis = sizes.index(-1)
-        sizes[free_axis] = max(len(devices) // int(np.prod(fixed_sizes)), 1)
+        free_size = len(devices) // int(np.prod(fixed_sizes))
+        # At least 1, so that too few devices are reported as such below.
+        sizes[free_axis] = max(free_size, 1)
     required = int(np.prod(sizes))
     processes = jax.process_count()
     if required > len(devices):
@@ -103,7 +105,8 @@ def local_mesh(mesh: Mesh) -> Mesh:
         )
     local_replicas = []
     for replica in mesh.devices:
-        if all(device.process_index == jax.process_index() for device in replica.flat):
+        processes_of_replica = {device.process_index for device in replica.flat}
+        if processes_of_replica == {jax.process_index()}:
             local_replicas.append(replica)
     return _mesh(np.array(local_replicas))
 
@@ -124,6 +127,7 @@ def local_view(tree, mesh: Mesh):
         return tree
 
     def view(array):
+        # The spec does not name 'replica', so each shard has the same slice in the global and in the local mesh.
         target = NamedSharding(mesh, array.sharding.spec)
         shards = [shard.data for shard in array.addressable_shards]
         return jax.make_array_from_single_device_arrays(array.shape, target, shards)
@@ -160,7 +164,11 @@ def put(tree, target: NamedSharding):
         return jax.device_put(tree, target)
 
     def place(array):
-        return jax.make_array_from_callback(array.shape, target, lambda index: array[index])
+        # Every process copies its own slices; `device_put` cannot address the devices of the others.
+        def read(index):
+            return array[index]
+
+        return jax.make_array_from_callback(array.shape, target, read)
 
     return jax.tree.map(place, tree)
 
@@ -220,9 +228,11 @@ def parameter_sharding(
 
 
 def _split_over_replicas(spec: P, shape: tuple[int, ...], mesh: Mesh) -> P:
+    """Returns the partition with 'replica' added to 'fsdp' where the size allows it."""
     shards = mesh.shape['replica'] * mesh.shape['fsdp']
     axes = []
     for axis, size in zip(spec, shape):
+        # A size that only 'fsdp' divides keeps that split and is replicated over 'replica'.
         if axis == 'fsdp' and size % shards == 0:
             axis = ROW_AXES
         axes.append(axis)
@@ -263,6 +273,7 @@ def state_shardings(state, params, mesh: Mesh):
 
     def sharding(path, leaf):
         parts = path_name(path).split('/')
+        # Optimisers wrap the tree of parameters in states of their own: the longest matching suffix is the path.
         for start in range(len(parts)):
             suffix = '/'.join(parts[start:])
             if shapes.get(suffix) == leaf.shape:

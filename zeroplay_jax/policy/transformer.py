@@ -61,7 +61,7 @@ def _packed_attend(config: ModelConfig, segment) -> Attend:
             return out, cache
 
         return attend_splash
-    # One mask per window, shared by its layers.
+    # One mask per window, shared by the layers that have it.
     masks = {}
     for window in {0, *config.windows}:
         masks[window] = attention.packed_mask(segment, window)
@@ -156,8 +156,8 @@ def fill_cache(
     chunk = tokens.shape[1]
     positions = start[:, None] + jnp.arange(chunk)[None]
     variables = {'params': params}
-    # The hidden states are not used and XLA removes the last layer's feed-forward network: the prompt's last token is
-    # fed again by the first decode step.
+    # The hidden states are unused, and XLA removes what only they need: the first decode step feeds the last prompt
+    # token and samples from its hidden state.
     _, cache = Decoder(config).apply(variables, tokens, positions, attend, cache)
     return cache
 
@@ -166,6 +166,7 @@ def logits(
     config: ModelConfig, params: Params, hidden_states: Float[Array, 'tokens hidden_size']
 ) -> Float[Array, 'tokens vocab']:
     """Applies the output head. The logits are float32."""
+    # `product` accumulates in float32 also for bfloat16 inputs: rounded logits would change the log-probabilities.
     if config.tied:
         embedding = params['embedding'].astype(hidden_states.dtype)
         return attention.product('nd,vd->nv', hidden_states, embedding)
@@ -249,6 +250,7 @@ def distil(
       `score`. The gradients of log-probabilities and divergence reach `params` only.
     """
     hidden_states = hidden(config, params, tokens, positions, segment)
+    # No gradient may reach the teacher, also where it shares arrays with the student.
     teacher_params, teacher_hidden = jax.lax.stop_gradient((teacher_params, teacher_hidden))
 
     def distil_chunk(heads, chunk_hidden, chunk_tokens, chunk_teacher_hidden):
@@ -307,6 +309,7 @@ def _map_chunks(config: ModelConfig, function: Callable, head, *inputs):
     """
 
     def map_rows(head, *inputs):
+        # Inside the function: on a mesh `batch` is the number of rows of this device.
         batch, length = inputs[0].shape[:2]
         count = batch * length
         chunk = min(config.logit_chunk, count)
