@@ -1,6 +1,6 @@
-"""Operations that a program must do, and the time they take at least on a chip.
+"""Roofline model: the operations that a program needs, and the least time they take on a chip.
 
-Letters: N weights that multiply, T tokens, L tokens of a row, H query heads, d head size.
+Notation: N matrix weights, T tokens, L tokens per row, H query heads, d head size.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import jax
 from benchmarks.tpu_shapes import Chip
 from zeroplay_jax.policy.transformer import ModelConfig
 
-# A remat layer runs forward twice and backward, at twice the forward's cost.
+# In units of a forward pass: a rematerialised layer runs forward twice, and a backward pass costs two of them.
 UPDATE_PASSES = 4
+# Bytes of an element, by the type names of HLO.
 _BYTES = {
     'pred': 1,
     's8': 1,
@@ -27,62 +28,103 @@ _BYTES = {
     's64': 8,
     'u64': 8,
 }
+# An HLO instruction: its result types, its kind, and '-start' if it is asynchronous.
 _COLLECTIVE = re.compile(
     r'= (.+?) (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(-start)?\('
 )
+# One array type, such as 'bf16[16,4096]'.
 _ARRAY = re.compile(r'(\w+)\[([\d,]*)\]')
+_CHANNEL = re.compile(r'channel_id=(\d+)')
 
 
 def weights(model: ModelConfig, shapes) -> tuple[int, int]:
-    """(N of the layers, N of the head) from the parameter shapes: matrices that tokens are multiplied with."""
+    """Returns the number of matrix weights in the layers and in the head.
+
+    Args:
+      model: the model.
+      shapes: the shapes of its parameters.
+    """
     head = model.vocab_size * model.hidden_size
     matrices = sum(x.size for x in jax.tree.leaves(shapes) if x.ndim > 1)
-    return matrices - head * (1 if model.tied else 2), head
+    # The embedding is a lookup. With tied weights it is the head's matrix, otherwise a second one of the same size.
+    vocabulary_matrices = 1 if model.tied else 2
+    return matrices - head * vocabulary_matrices, head
 
 
 def seen(model: ModelConfig, length: int) -> float:
-    """Places that the queries of a full row see in all layers together, on average: causal, and inside windows."""
+    """Returns the keys that a query of a full row attends to, averaged over the row and summed over the layers."""
     windows = model.windows or (0,) * model.layers
-    mean = {w: sum(min(i + 1, w or length) for i in range(length)) / length for w in set(windows)}
-    return sum(mean[w] for w in windows)
+    mean_keys = {}
+    for window in set(windows):
+        # Causal: query i sees i + 1 keys, at most the window's. Window 0 is full attention.
+        keys = sum(min(i + 1, window or length) for i in range(length))
+        mean_keys[window] = keys / length
+    return sum(mean_keys[window] for window in windows)
 
 
 def forward(model: ModelConfig, shapes, tokens: int, length: int, head: bool) -> float:
-    """Operations of a forward pass of `tokens` in rows of `length`: 2·N per token, and attention's two products."""
-    layers, last = weights(model, shapes)
+    """Returns the operations of a forward pass: 2·N per token and the two products of attention.
+
+    Args:
+      model: the model.
+      shapes: the shapes of its parameters.
+      tokens: number of tokens.
+      length: tokens per row.
+      head: whether the logits are computed.
+    """
+    layer_weights, head_weights = weights(model, shapes)
+    if not head:
+        head_weights = 0
+    # Queries times keys and scores times values: 2·d operations each per head and pair.
     attention = 4 * model.heads * model.head_dim * seen(model, length)
-    return tokens * (2.0 * (layers + (last if head else 0)) + attention)
+    return tokens * (2.0 * (layer_weights + head_weights) + attention)
 
 
 def collectives(text: str) -> dict[str, int]:
-    """Bytes of the results of a program's collectives on one chip, by kind; of a loop's body once."""
-    out: dict[str, int] = {}
-    known = set()
+    """Returns the result bytes of a program's collectives on one chip, by kind.
+
+    Args:
+      text: the compiled program in HLO. A collective in a loop's body counts once.
+    """
+    bytes_by_kind: dict[str, int] = {}
+    counted = set()
     for line in text.splitlines():
-        found = _COLLECTIVE.search(line)
-        if not found:
+        match = _COLLECTIVE.search(line)
+        if not match:
             continue
-        channel = re.search(r'channel_id=(\d+)', line)
-        name = (found[2], channel[1] if channel else line)
-        if name in known:  # one collective, written out once for every step that overlaps with it
+        result_types, kind, is_start = match.groups()
+        channel = _CHANNEL.search(line)
+        # A collective that overlaps with several steps is written once per step, with the same channel.
+        name = (kind, channel[1] if channel else line)
+        if name in counted:
             continue
-        known.add(name)
-        sizes = [
-            _BYTES.get(kind, 4) * math.prod(map(int, filter(None, dims.split(','))))
-            for kind, dims in _ARRAY.findall(found[1])
-        ]
-        out[found[2]] = out.get(found[2], 0) + (
-            max(sizes) if found[3] and found[2] != 'all-reduce' else sum(sizes)
-        )
-    return out
+        counted.add(name)
+        sizes = []
+        for dtype, dimensions in _ARRAY.findall(result_types):
+            # A scalar has no dimensions.
+            shape = [int(size) for size in dimensions.split(',') if size]
+            sizes.append(_BYTES.get(dtype, 4) * math.prod(shape))
+        # The tuple of an asynchronous start holds operand and result; that of an all-reduce holds results only.
+        size = sum(sizes)
+        if is_start and kind != 'all-reduce':
+            size = max(sizes)
+        bytes_by_kind[kind] = bytes_by_kind.get(kind, 0) + size
+    return bytes_by_kind
 
 
 def bound(chip: Chip, flops: float, accessed: float, moved: float) -> tuple[float, str]:
-    """(least seconds, by what) of so many operations, bytes of HBM and bytes over the links of one chip."""
+    """Returns the least time in seconds and the resource that limits it ('compute', 'memory' or 'links').
+
+    Args:
+      chip: peak figures of the chip.
+      flops: operations.
+      accessed: bytes of HBM that are read or written.
+      moved: bytes over the chip's links.
+    """
     times = {
         'compute': flops / chip.flops,
         'memory': accessed / chip.bandwidth,
         'links': moved / chip.links,
     }
-    name = max(times, key=lambda k: times[k])
-    return times[name], name
+    slowest = max(times, key=times.__getitem__)
+    return times[slowest], slowest

@@ -1,7 +1,7 @@
-"""The learner's and the sampler's programs for a TPU slice, from shapes alone, and what they hold on every chip.
+"""Builds and compiles the programs of learner and sampler for a TPU slice, and reads off their memory per chip.
 
-Nothing is materialised: parameters, optimiser state and slots are jax.ShapeDtypeStruct with the sharding that a run
-gives them. Letters: B rows of a micro-batch, L tokens of a row, S slots of a host.
+No array is materialised: parameters, optimiser state and slots are jax.ShapeDtypeStruct with the sharding of a run.
+Notation: B rows of a micro-batch, L tokens of a row, S slots of a host.
 """
 
 from __future__ import annotations
@@ -25,99 +25,128 @@ from zeroplay_jax.policy import attention, sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig
 from zeroplay_jax.rollout import sampler
 
-ROWS, TOKENS = 256, 4096  # of a batch
+# Rows of a batch and tokens of a row.
+ROWS, TOKENS = 256, 4096
+# Sampler settings, see SamplerConfig.
 CHUNK, FILL_ROWS, BURST = 256, 16, 16
-# Effort of the compiler: -1 schedules less well and compiles about five times faster than 0, its own choice.
+# Compiler effort: -1 compiles about five times faster than the default 0, with a worse schedule.
 EFFORT = -1.0
-# Without it the gathers of a layer hide in loops of partial products, whose bodies `cost_analysis` counts once.
+# Otherwise XLA turns a gather and its product into a loop of partial products, and `cost_analysis` counts the body of
+# a loop once.
 PLAIN_PRODUCTS = {'xla_jf_spmd_threshold_for_windowed_einsum_mib': 1 << 20}
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What the compiler says of one program, per chip; sizes in bytes."""
+    """The compiler's figures of one program, per chip.
+
+    Attributes:
+      arguments: bytes of the arguments.
+      temporaries: bytes of temporary buffers.
+      peak: bytes of arguments, temporaries and the outputs that do not reuse an argument's buffer.
+      flops: operations.
+      text: the program in HLO.
+    """
 
     arguments: int
     temporaries: int
-    peak: int  # arguments, temporaries and those outputs that take no argument's place
+    peak: int
     flops: float
     text: str = dataclasses.field(repr=False)
 
 
 class OutOfMemory(Exception):
-    """The compiler found no room for a program; the message is the first line it gave."""
+    """A program exceeds the memory of a chip; the message is the first line of the compiler's."""
 
 
 def compile_program(
     lowered: jax.stages.Lowered, effort: float = EFFORT, plain: bool = False
 ) -> Compiled:
-    """Compiles for the chips of its shardings.
+    """Compiles a program for the chips of its shardings.
+
+    Args:
+      lowered: the traced program.
+      effort: compiler effort, see EFFORT.
+      plain: whether to apply PLAIN_PRODUCTS.
 
     Raises:
-      OutOfMemory: RESOURCE_EXHAUSTED.
+      OutOfMemory: the program exceeds the memory of a chip.
     """
-    options = {'exec_time_optimization_effort': effort} | (PLAIN_PRODUCTS if plain else {})
+    options = {'exec_time_optimization_effort': effort}
+    if plain:
+        options |= PLAIN_PRODUCTS
     try:
         program = lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
         if 'RESOURCE_EXHAUSTED' not in str(error):
             raise
         raise OutOfMemory(str(error).strip().splitlines()[0][:300]) from None
-    m, cost = program.memory_analysis(), program.cost_analysis()
-    spilled = m.output_size_in_bytes - m.alias_size_in_bytes
+    memory = program.memory_analysis()
+    # Outputs that alias a donated argument take no memory of their own.
+    new_outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return Compiled(
-        m.argument_size_in_bytes,
-        m.temp_size_in_bytes,
-        m.argument_size_in_bytes + m.temp_size_in_bytes + spilled,
-        cost.get('flops', 0.0),
-        program.as_text(),
+        arguments=memory.argument_size_in_bytes,
+        temporaries=memory.temp_size_in_bytes,
+        peak=memory.argument_size_in_bytes + memory.temp_size_in_bytes + new_outputs,
+        flops=program.cost_analysis().get('flops', 0.0),
+        text=program.as_text(),
     )
 
 
 @functools.cache
 def mesh_of(name: str, topology: str) -> Mesh:
-    """Mesh for a model on a slice as a run lays it: a replica per host, and its chips' heads along 'model'.
+    """Returns the mesh of a run on a slice: one replica per host, whose chips are split into 'fsdp' and 'model'.
 
-    'model' is as large as key/value heads and vocabulary divide: the sampler's prefill splits by heads, while over
-    'fsdp' every chip would attend for all rows.
+    Args:
+      name: the model.
+      topology: the slice.
     """
     devices = topologies.get_topology_desc(platform='tpu', topology_name=topology).devices
-    hosts = len({d.process_index for d in devices})
-    devices = sorted(devices, key=lambda d: (d.process_index, d.id))
-    chips, model = len(devices) // hosts, sized(name)
-    split = max(
-        m
-        for m in range(1, chips + 1)
-        if not any(n % m for n in (chips, model.kv_heads, model.vocab_size))
-    )
-    return sharding.make_mesh(hosts, chips // split, split, devices=devices)
+    hosts = len({device.process_index for device in devices})
+    devices = sorted(devices, key=lambda device: (device.process_index, device.id))
+    chips_per_host = len(devices) // hosts
+    model = sized(name)
+    # 'model' is as large as possible: the sampler's prefill splits heads over it, whereas over 'fsdp' every chip
+    # computes attention for all rows. It must divide chips, key/value heads and vocabulary.
+    split = math.gcd(chips_per_host, model.kv_heads, model.vocab_size)
+    return sharding.make_mesh(hosts, chips_per_host // split, split, devices=devices)
 
 
 def host_mesh(name: str, topology: str) -> Mesh:
-    """The mesh of one host's chips, on which its sampler runs."""
+    """Returns the mesh of one host's chips, on which its sampler runs."""
     return mesh_of(name, tpu_shapes.TOPOLOGIES[topology].host)
 
 
 def bytes_per_chip(tree) -> int:
-    """Bytes that shapes with shardings take on one chip."""
-    return sum(
-        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
-    )
+    """Returns the bytes that sharded shapes take on one chip."""
+    total = 0
+    for leaf in jax.tree.leaves(tree):
+        shard_shape = leaf.sharding.shard_shape(leaf.shape)
+        total += math.prod(shard_shape) * leaf.dtype.itemsize
+    return total
 
 
-def _placed(shapes, places):
-    return jax.tree.map(
-        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), shapes, places
-    )
+def _with_shardings(shapes, shardings):
+    def with_sharding(x, leaf_sharding):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=leaf_sharding)
+
+    return jax.tree.map(with_sharding, shapes, shardings)
 
 
 def parameters(model: ModelConfig):
-    """Shapes of the float32 parameters."""
+    """Returns the shapes of the float32 parameters."""
     return jax.eval_shape(functools.partial(transformer.init, model), jax.random.key(0))
 
 
 def learner(name: str, mesh: Mesh, rows: int, **overrides) -> Learner:
-    """The learner of a role on `mesh`, from shapes; `rows` is B, overrides are fields of ModelConfig."""
+    """Returns the learner of a role, built from shapes.
+
+    Args:
+      name: the model.
+      mesh: where it trains.
+      rows: B.
+      **overrides: fields of ModelConfig.
+    """
     fields: dict[str, Any] = dict(
         dtype='bfloat16', remat=True, attention='splash', scan=True, mesh=mesh
     )
@@ -128,41 +157,47 @@ def learner(name: str, mesh: Mesh, rows: int, **overrides) -> Learner:
 
 
 def sized(name: str, layers: int = 0, **overrides) -> ModelConfig:
-    """ModelConfig of a model, cut to its first `layers` where that is not 0."""
+    """Returns the ModelConfig of a model, truncated to its first `layers` unless that is 0."""
     model = tpu_shapes.model_config(name)
     layers = layers or model.layers
     return dataclasses.replace(model, layers=layers, windows=model.windows[:layers], **overrides)
 
 
 def published(name: str, mesh: Mesh, layers: int = 0):
-    """Shapes of the weights that a sampler reads, on its host's mesh."""
+    """Returns the shapes of the weights that a sampler reads, sharded over its host's mesh."""
     model = sized(name, layers, dtype='bfloat16')
     shapes = jax.eval_shape(functools.partial(transformer.published, model), parameters(model))
-    return _placed(shapes, sharding.parameter_shardings(shapes, mesh))
+    return _with_shardings(shapes, sharding.parameter_shardings(shapes, mesh))
 
 
 def slots(name: str, mesh: Mesh, count: int, layers: int = 0):
-    """(programs, shapes of the slots) of a sampler with `count` slots on its host's mesh."""
+    """Returns (programs, shapes of the slots) of a sampler with `count` slots on its host's mesh."""
     model = sized(name, layers, dtype='bfloat16')
     config = sampler.SamplerConfig(
         count, TOKENS, CHUNK, FILL_ROWS, BURST, FILL_ROWS, CHUNK, eos=(0, 1)
     )
     programs = sampler.programs(model, config, mesh)
     state = jax.eval_shape(programs['empty'])
-    places = jax.tree.map(lambda _: sharding.slots(mesh), state)
-    places = dataclasses.replace(
-        places, cache=jax.tree.map(lambda _: sharding.cache(mesh), state.cache)
-    )
-    return programs, _placed(state, places)
+    # Slots are split over the data axes; the caches also by key/value heads over 'model'.
+    shardings = jax.tree.map(lambda _: sharding.slots(mesh), state)
+    cache_shardings = jax.tree.map(lambda _: sharding.cache(mesh), state.cache)
+    shardings = dataclasses.replace(shardings, cache=cache_shardings)
+    return programs, _with_shardings(state, shardings)
 
 
 def lower_sampler(
     name: str, mesh: Mesh, count: int, layers: int = 0
 ) -> dict[str, jax.stages.Lowered]:
-    """'extend' and 'decode' of a sampler, traced; cut to its first `layers`, without `extend`'s loop over rows."""
+    """Traces 'extend' and 'decode' of a sampler.
+
+    With `layers` other than 0 the model is truncated to its first layers and `extend` has no loop over rows, so that
+    `cost_analysis`, which counts the body of a loop once, counts all rows.
+    """
     programs, state = slots(name, mesh, count, layers)
     params = published(name, mesh, layers)
-    whole = mock.patch.object(attention, '_ROWS', FILL_ROWS) if layers else contextlib.nullcontext()
-    with whole:
+    unrolled: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if layers:
+        unrolled = mock.patch.object(attention, '_ROWS', FILL_ROWS)
+    with unrolled:
         extend = programs['extend'].lower(params, state, np.zeros(FILL_ROWS, np.int32))
     return dict(extend=extend, decode=programs['decode'].lower(params, state))

@@ -1,6 +1,7 @@
-"""What `benchmarks.tpu_aot` compiles: models as their config.json says, and TPU slices with their chips' figures.
+"""Models and TPU slices for `benchmarks.tpu_aot`.
 
-The figures of a chip are the vendor's published peaks (cloud.google.com/tpu/docs, pages of v5e, v5p and v6e).
+Models are given by their published config.json. The figures of a chip are the vendor's published peaks
+(cloud.google.com/tpu/docs, pages of v5e, v5p and v6e).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 from zeroplay_jax.policy import families
 from zeroplay_jax.policy.transformer import ModelConfig
 
+# Rotary position scaling of Llama 3.1, and YaRN (Peng et al. 2023) as in OLMo 3.
 _LLAMA3 = dict(
     rope_type='llama3',
     factor=8.0,
@@ -41,7 +43,7 @@ def _config(
     theta,
     eps,
     tied=False,
-    **more,
+    **further_fields,
 ):
     return dict(
         architectures=[architecture],
@@ -54,11 +56,11 @@ def _config(
         rope_theta=theta,
         rms_norm_eps=eps,
         tie_word_embeddings=tied,
-        **more,
+        **further_fields,
     )
 
 
-# The fields of each published config.json that shape the programs.
+# The fields of each published config.json that determine the programs.
 MODELS: dict[str, dict[str, Any]] = {
     'qwen2.5-3b': _config('Qwen2ForCausalLM', 2048, 11008, 36, 16, 2, 151936, 1e6, 1e-6, tied=True),
     'qwen2.5-7b': _config('Qwen2ForCausalLM', 3584, 18944, 28, 28, 4, 152064, 1e6, 1e-6),
@@ -85,7 +87,14 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 class Chip(NamedTuple):
-    """One chip: peak bf16 operations/s, bytes/s of HBM, bytes of HBM a program may use, bytes/s of its links."""
+    """Peak figures of one chip.
+
+    Attributes:
+      flops: bfloat16 operations per second.
+      bandwidth: bytes per second of HBM.
+      memory: bytes of HBM that a program may use.
+      links: bytes per second over its interconnect links.
+    """
 
     flops: float
     bandwidth: float
@@ -94,7 +103,12 @@ class Chip(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """A slice by its chips, and the topology of one of its hosts (four chips each)."""
+    """A TPU slice.
+
+    Attributes:
+      chip: figures of its chips.
+      host: topology of one host (four chips), on which a sampler runs.
+    """
 
     chip: Chip
     host: str
@@ -112,7 +126,13 @@ TOPOLOGIES = {
 
 
 def model_config(name: str, **overrides) -> ModelConfig:
-    """ModelConfig of a row of MODELS, read the way a checkpoint folder's is; overrides as in `read_config`."""
+    """Returns the ModelConfig of a row of MODELS.
+
+    Args:
+      name: key of MODELS.
+      **overrides: as in `families.read_config`.
+    """
+    # Written to a folder so that the config takes the same path as that of a real checkpoint.
     with tempfile.TemporaryDirectory() as folder:
         pathlib.Path(folder, 'config.json').write_text(json.dumps(MODELS[name]), encoding='utf-8')
         return families.read_config(folder, **overrides)
