@@ -1,7 +1,7 @@
 """A demonstration episode and its tokens.
 
-Episodes are rendered by the functions that rollouts use (`rollout.prompts`, `rollout.tokens`, `rollout.call_syntax`), so
-demonstrations and rollouts have the same token ids.
+Episodes are rendered by the functions that rollouts use (`rollout.prompts`, `tokens`, `call_syntax`), so demonstrations
+and rollouts have the same token ids.
 """
 
 from __future__ import annotations
