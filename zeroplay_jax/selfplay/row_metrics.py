@@ -35,14 +35,15 @@ def rollout_stats(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Stats:
     accumulator = _Accumulator()
     for row in rows:
         _add_row(accumulator, row)
-    # Histograms are shares: of the proposals that were measured, or of all rows.
+    # Histograms are shares: of the proposals that were measured, or of all rows. Calls of a tool are
+    # averaged over all rows, with or without such a call.
     measured = sum(
         total for name, total in accumulator.sums.items() if name.startswith('k_histogram/')
     )
     for name in accumulator.sums:
         if name.startswith('k_histogram/'):
             accumulator.counts[name] = measured
-        elif name.startswith(('rejected/', 'row_drop/')):
+        elif name.startswith(('rejected/', 'row_drop/', 'tool_calls/')):
             accumulator.counts[name] = len(rows)
     rewards_of_group = collections.defaultdict(set)
     for row in rows:
