@@ -83,7 +83,8 @@ def _add_tool_calls(accumulator: _Accumulator, row: Row) -> None:
     calls = [turn.call for turn in row.trajectory.turns if turn.call is not None]
     accumulator.add('tool_calls', row.trajectory.valid_calls)
     accumulator.add('tool_error_rate', row.trajectory.failed_calls, weight=len(calls))
-    for tool in {call.tool for call in calls if call.is_valid}:
+    # Sorted: the order of a set differs between processes, and the names come in this order.
+    for tool in sorted({call.tool for call in calls if call.is_valid}):
         accumulator.add(f'tool_calls/{tool}', len(row.trajectory.calls_of(tool)), weight=0)
 
 
