@@ -162,7 +162,11 @@ def lower_sampler(
     """'extend' and 'decode' of a sampler, traced; cut to its first `layers`, without `extend`'s loop over rows."""
     programs, state = slots(name, mesh, count, layers)
     params = published(name, mesh, layers)
-    whole = mock.patch.object(attention, '_ROWS', FILL_ROWS) if layers else contextlib.nullcontext()
+    whole = (
+        mock.patch.object(attention, '_PREFILL_ROWS', FILL_ROWS)
+        if layers
+        else contextlib.nullcontext()
+    )
     with whole:
         extend = programs['extend'].lower(params, state, np.zeros(FILL_ROWS, np.int32))
     return dict(extend=extend, decode=programs['decode'].lower(params, state))
