@@ -10,7 +10,6 @@ import typing
 import pytest
 from ml_collections import ConfigDict
 
-from zeroplay_jax.configuration import command_line, fields, rules
 from zeroplay_jax.configs import (
     ablations,
     common,
@@ -22,6 +21,7 @@ from zeroplay_jax.configs import (
     scope,
     ssp,
 )
+from zeroplay_jax.configuration import command_line, fields, rules
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.settings import renamed, schema
 from zeroplay_jax.settings.bounds import Section
@@ -126,7 +126,6 @@ def test_the_config_has_exactly_the_fields_of_the_schema_and_each_is_documented(
     names = [name for name, _ in all_leaf_fields()]
     roles = {name: f'proposer.{name[7:]}' for name in names if name.startswith('solver.')}
     assert {name for name, _ in fields.leaves(config)} == {*names, *roles.values()}
-    assert len(set(names)) == len(names)
     assert not [name for name, field in all_leaf_fields() if not field.description]
     for name, value in fields.leaves(config):
         assert not isinstance(value, float) or math.isfinite(value), name
@@ -172,7 +171,7 @@ WRONG = [  # field, value, what the line must contain beside the field
     ('proposer.beta2', 1.0, 'less than 1'),
     ('proposer.aggregation', 'tokens', 'seq_mean_token_mean'),
     ('solver.dual_clip', 0.5, 'more than 1'),
-    ('world.train', (0, 999), 'let first + count be 63 or less'),
+    ('world.train', (0, 999), 'choose first + count of 63 or less'),
     ('world.evaluation', (20, 5), 'suffice for 24 worlds'),
     ('solver.baseline', 'none', 'solver.scale=none too'),
     # combinations
@@ -296,7 +295,7 @@ def test_a_corpus_of_ones_own_needs_questions_unless_an_evaluation_brings_some(s
     assert message(sound).startswith('config.eval.file=nowhere.jsonl: no such file')
     sound.eval.update(file='README.md', tasks='nowhere.jsonl')
     assert message(sound).startswith(
-        'config.judge.kind=rule: the rule knows the miniature worlds only'
+        'config.judge.kind=rule: the rule works in miniature worlds only'
     )
     sound.judge.update(kind='policy', tokens=64)
     assert message(sound).startswith('config.eval.tasks=nowhere.jsonl: no such file')
@@ -511,8 +510,8 @@ def test_flags_reach_the_section_of_a_recipe_from_elsewhere(elsewhere, checkpoin
     arguments = [f'--config={elsewhere}/rzero_config.py', f'--config.policy.path={checkpoint}']
     for flag, contains in (
         ('--config.rzero.votes=6', 'config.rzero.votes=6: more than there are answers'),
-        ('--config.rzero.vots=4', 'rzero.vots'),
-        ('--config.rzero.votes=many', 'rzero.votes'),
+        ('--config.rzero.vots=4', 'did you mean config.rzero.votes?'),
+        ('--config.rzero.votes=many', 'config.rzero.votes=many'),
         ('--config.answerer.steps=-1', 'config.answerer.steps=-1: not possible; give 0 or more'),
     ):
         result = run(*arguments, f'--workdir={elsewhere}/run', flag, path=elsewhere)
@@ -521,6 +520,14 @@ def test_flags_reach_the_section_of_a_recipe_from_elsewhere(elsewhere, checkpoin
     # Everything is in order but the folder of the run: the flags themselves were accepted.
     result = run(*arguments, '--config.rzero.votes=5', path=elsewhere)
     assert 'give --workdir=FOLDER' in result.stderr
+
+
+def test_what_a_check_knows_of_losses_is_what_they_say():
+    from zeroplay_jax.objectives.losses import POLICY_LOSSES
+
+    for name, loss in POLICY_LOSSES.items():
+        assert loss.uses_ratio == (name not in rules.LOSSES_WITHOUT_RATIO)
+        assert loss.per_token == (name not in rules.LOSSES_PER_SEQUENCE)
 
 
 HEAVY = ('jax', 'jaxlib', 'tensorflow', 'transformers', 'tokenizers', 'openai', 'flax', 'scann')
@@ -575,7 +582,7 @@ PAGE = '--config=configs/quickstart.py'
         (['--confg=configs/quickstart.py'], 'Did you mean: config'),
         ([PAGE], 'give --workdir=FOLDER'),
         ([PAGE, '--workdir={tmp}/broken.py/run'], 'there is a file in this place'),
-        ([], 'which run?'),
+        ([], 'no config; give one of --config=configs/ablations.py'),
     ],
 )
 def test_a_wrong_command_ends_with_one_line_and_nothing_heavy_loaded(tmp_path, arguments, contains):
