@@ -21,6 +21,9 @@ from zeroplay_jax.tools.registry import check_name as check_tool_name
 
 # Reserved by the text format: a tool of this name could not be told from the tag.
 _RESERVED_TAGS = ('think', 'answer', 'question', 'task')
+# Properties of the built-in losses, as objectives/losses.py states them: a check imports no JAX.
+LOSSES_WITHOUT_RATIO = ('reinforce',)
+LOSSES_PER_SEQUENCE = ('sequence_pg', 'geometric_pg')
 
 
 def check(config: ConfigDict, has_evaluation: bool = True) -> None:
@@ -148,14 +151,14 @@ def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
             )
             fail(f'{role}.tis_cap', settings.tis_cap, problem, f'set {role}.old_logp to trainer')
         needs_ratio = settings.minibatches > 1
-        if needs_ratio and not _loss(settings).uses_ratio:
+        if needs_ratio and not _uses_ratio(settings.loss):
             problem = (
                 f'{settings.loss} has no ratio, and later updates see rollouts of older weights'
             )
             fix = f'give 1, or set {role}.loss to token_pg'
             fail(f'{role}.minibatches', settings.minibatches, problem, fix)
         splits_rollouts = config.rollout.drop_thinking
-        is_per_token = not splits_rollouts or _loss(settings).per_token
+        is_per_token = not splits_rollouts or _is_per_token(settings.loss)
         if splits_rollouts and not (is_per_token and settings.aggregation == 'token'):
             problem = (
                 f'{settings.loss} over {settings.aggregation} is defined on whole rollouts, and every '
@@ -173,12 +176,24 @@ def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
         fail('shared_optimizer', True, problem, 'set weights to shared')
 
 
-def _loss(settings: ConfigDict):
-    """The registered loss. Losses need JAX, which a config check loads only where it must."""
+def _uses_ratio(loss: str) -> bool:
+    if ':' in loss:
+        return _imported_loss(loss).uses_ratio
+    return loss not in LOSSES_WITHOUT_RATIO
+
+
+def _is_per_token(loss: str) -> bool:
+    if ':' in loss:
+        return _imported_loss(loss).per_token
+    return loss not in LOSSES_PER_SEQUENCE
+
+
+def _imported_loss(name: str):
+    """A loss of another package. Losses need JAX, which is loaded for these only."""
     from zeroplay_jax.objectives import losses
 
     try:
-        return losses.resolve_loss(settings.loss)
+        return losses.resolve_loss(name)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

@@ -1,4 +1,4 @@
-"""What a run is made of, and what it lets go of."""
+"""What a run is built of, and what it lets go of."""
 
 import dataclasses
 import gc
@@ -7,8 +7,8 @@ import weakref
 import jax
 import pytest
 
-from zeroplay_jax import setup
 from zeroplay_jax.configs import drzero
+from zeroplay_jax.training import build
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
@@ -16,10 +16,10 @@ def test_an_engine_does_not_keep_the_loaded_weights(dtype):
     config = drzero.get_config('mini')
     config.world.update(train=(0, 2), evaluation=(0, 1))
     config.policy.dtype = dtype
-    parts = setup.build(config)
-    engine = setup.engine(config, parts)
+    parts = build.build(config)
+    engine = build.build_engine(config, parts)
     leaves = [weakref.ref(x) for x in jax.tree.leaves(parts.params)]
     parts = dataclasses.replace(parts, params={})
     gc.collect()
     assert leaves and all(ref() is None for ref in leaves)
-    assert parts.corpus is not None and engine.learners
+    assert parts.library is not None and engine.learners
