@@ -1,36 +1,24 @@
 """The parts of a run as functions for notebooks and scripts: a policy, an index, rollouts, scores, a loss.
 
-    import zeroplay_jax as zp
-
-    policy = zp.load_policy()
-    index = zp.open_index()
-    rollouts = zp.sample_rollouts(policy, index, ['Who founded Arvenburg?'], samples=4)
-    scores = zp.score(rollouts, [['Mara Velling']])
-    loss, stats = zp.policy_loss(policy, rollouts, scores)
-
 Every function composes the parts that a training run uses, so equal settings and seeds give equal tokens and numbers.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import entry, fields, rules
-from zeroplay_jax.learner import loss as losses
 from zeroplay_jax.learner.learner import publisher
 from zeroplay_jax.objectives import rewards as reward_functions
-from zeroplay_jax.policy import hf, transformer
+from zeroplay_jax.policy import hf
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout import prompts
@@ -39,13 +27,13 @@ from zeroplay_jax.selfplay import library_builder
 from zeroplay_jax.selfplay.answers import final_answer
 from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.recipe import RoleSpec
-from zeroplay_jax.selfplay.update_batch import pack_rows, set_advantages
+from zeroplay_jax.selfplay.update_batch import rows_loss, set_advantages
 from zeroplay_jax.settings.paths import CONFIGS
 from zeroplay_jax.settings.schema import TrainedRole
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.tools.registry import build_tools
 from zeroplay_jax.training import build
-from zeroplay_jax.types import Batch, Json, Question, Row, Trajectory, UserError
+from zeroplay_jax.types import Json, Question, Row, Trajectory, UserError
 
 _SOLVER = 'solver'
 
@@ -294,7 +282,8 @@ def policy_loss(
       rewards: one per rollout.
       loss: a name of `objectives.losses`, or 'package.module:function'.
       params: weights to evaluate; None: the policy's. A KL term compares them with the policy's.
-      settings: fields of `config.<role>` (docs/configuration.md); distillation needs a run.
+      settings: fields of `config.<role>` (docs/configuration.md), such as the `temperature` that the rollouts were
+        sampled with, 1 by default. Distillation needs a run.
 
     Returns:
       The loss, float32 scalar; statistics as means, by the names that metrics.jsonl uses.
@@ -309,52 +298,20 @@ def policy_loss(
     for group, (trajectories, values) in enumerate(zip(rollouts, rewards, strict=True)):
         for trajectory, value in zip(trajectories, values, strict=True):
             rows.append(Row(_SOLVER, trajectory, float(value), group))
-    sums: dict[str, Any] = dict(set_advantages(rows, role))
     micro = policy.config.micro
-    loss_config = losses.LossConfig.of(role)
-    total_loss = jnp.float32(0)
-    for batch in pack_rows(rows, role, (micro.rows, micro.tokens)):
-        reference_logp: Any = batch.old_logp
-        if role.kl_coef:
-            reference_logp = _score(policy.model, policy.params, batch, role.temperature)
-        batch_loss, batch_sums = _loss(
-            policy.model,
-            loss_config,
-            policy.params if params is None else params,
-            batch,
-            reference_logp,
-            None,
-            jnp.float32(0),
-        )
-        total_loss = total_loss + batch_loss
-        for name, (value_sum, count) in batch_sums.items():
-            previous_sum, previous_count = sums.get(name, (0.0, 0.0))
-            sums[name] = (previous_sum + value_sum, previous_count + count)
-    # The loss is a sum of weighted tokens: its weights contain the denominator already.
-    stats = {name: total / count for name, (total, count) in sums.items() if name != 'loss'}
-    return total_loss, stats | {'loss': total_loss}
-
-
-def _copy(settings: ConfigDict | None) -> ConfigDict:
-    """A copy that may be changed; of the defaults where there are no settings."""
-    if settings is None:
-        return fields.default_config()
-    return settings.copy_and_resolve_references()
-
-
-# model and loss_config are static: they select the compiled program.
-_loss = jax.jit(losses.loss, static_argnums=(0, 1))
-
-
-@functools.partial(jax.jit, static_argnums=(0, 3))
-def _score(
-    model: ModelConfig, params: Params, batch: Batch, temperature: float
-) -> Float[Array, 'batch length']:
-    """Log-probs of the tokens of a micro-batch."""
-    logp, _ = transformer.score(
-        model, params, batch.tokens, batch.positions, batch.segment, temperature
+    group_stats = set_advantages(rows, role)
+    total_loss, loss_stats = rows_loss(
+        policy.model,
+        policy.params if params is None else params,
+        policy.params,
+        rows,
+        role,
+        (micro.rows, micro.tokens),
     )
-    return logp
+    # A statistic of groups has count 0 where there is no group, and is left out as in metrics.jsonl.
+    stats = {name: total / count for name, (total, count) in group_stats.items() if count}
+    stats |= {name: total / count for name, (total, count) in loss_stats.items()}
+    return total_loss, stats
 
 
 def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
@@ -376,3 +333,10 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
     from zeroplay_jax.training import loop
 
     return loop.run(settings, workdir)
+
+
+def _copy(settings: ConfigDict | None) -> ConfigDict:
+    """A copy that may be changed; of the defaults where there are no settings."""
+    if settings is None:
+        return fields.default_config()
+    return settings.copy_and_resolve_references()
