@@ -215,7 +215,7 @@ class Http:
                 elif path == '/open' and reply.status_code in (404, 405):
                     raise CannotOpen(
                         f'{self._base} has no endpoint /open for whole documents; serve the index with '
-                        'python -m retrieval.server'
+                        'python -m zeroplay_jax.retrieval.server'
                     )
                 else:
                     self._note(failed=False)
@@ -265,7 +265,7 @@ class Client:
             if time.monotonic() + pause > deadline:
                 raise RetrievalError(
                     f'the search at {self.backend.name} is not ready after {seconds:.0f} s; start it with '
-                    'python -m retrieval.server, or give its address'
+                    'python -m zeroplay_jax.retrieval.server, or give its address'
                 )
             time.sleep(pause)
 

@@ -87,6 +87,15 @@ def test_the_import_loads_nothing_heavy():
     assert result.returncode == 0, result.stderr
 
 
+def test_a_config_needs_no_accelerator_library():
+    code = (
+        'import sys, zeroplay_jax as zp; zp.config("drzero", "mini")\n'
+        'sys.exit(", ".join({"jax", "tensorflow", "transformers"} & set(sys.modules)) or None)'
+    )
+    result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
 def test_every_public_name_is_there():
     for name in zp.__all__:
         assert getattr(zp, name).__doc__

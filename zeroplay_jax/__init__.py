@@ -9,7 +9,7 @@
     scores = zp.score(rollouts, [question.answers for question in index.questions[:8]])
     loss, stats = zp.policy_loss(policy, rollouts, scores)
 
-These functions are in zeroplay_jax/api.py, which is loaded when the first of them is used.
+These functions are in zeroplay_jax/api.py; the module is loaded when the first of them is used.
 """
 
 import os
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from zeroplay_jax.api import (
         Index,
         Policy,
-        config,
         load_policy,
         open_index,
         policy_loss,
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
         show,
         train,
     )
+    from zeroplay_jax.configuration.packaged import config
 
 __version__ = '0.2.0'
 
@@ -50,6 +50,10 @@ os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
 
 def __getattr__(name: str) -> Any:
     # Loading the API imports JAX and transformers, which `--help` and config checks must not wait for (PEP 562).
+    if name == 'config':
+        from zeroplay_jax.configuration import packaged
+
+        return packaged.config
     if name in __all__:
         from zeroplay_jax import api
 

@@ -6,9 +6,8 @@ Every function composes the parts that a training run uses, so equal settings an
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,6 @@ from zeroplay_jax.selfplay.answers import final_answer
 from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.recipe import RoleSpec
 from zeroplay_jax.selfplay.update_batch import rows_loss, set_advantages
-from zeroplay_jax.settings.paths import CONFIGS
 from zeroplay_jax.settings.schema import TrainedRole
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.tools.registry import build_tools
@@ -94,33 +92,6 @@ class Index:
         return passages
 
 
-def config(
-    name: str = 'drzero', variant: str = '', changes: Mapping[str, Any] | None = None
-) -> ConfigDict:
-    """Returns the settings of a config file that comes with the project, or the defaults of a recipe.
-
-        config = zp.config('drzero', 'mini', {'solver.batch': 16, 'seed': 1})
-
-    Args:
-      name: a file of configs/ without '.py' ('drzero', 'quickstart'), or the import path of a recipe.
-      variant: what follows the colon in --config=configs/drzero.py:mini.
-      changes: dotted field name → value.
-
-    Raises:
-      ConfigError: there is no such config or recipe, or no such field.
-    """
-    if (CONFIGS / f'{name}.py').is_file():
-        module = importlib.import_module(f'zeroplay_jax.configs.{name}')
-        settings = module.get_config(variant) if variant else module.get_config()
-    else:
-        settings = fields.default_config(name)
-    changes = dict(changes or {})
-    for field in changes:
-        fields.check_name(field, settings)
-    settings.update_from_flattened_dict(changes)
-    return settings
-
-
 def load_policy(path: str | pathlib.Path = '', settings: ConfigDict | None = None) -> Policy:
     """Loads a checkpoint folder.
 
@@ -139,6 +110,7 @@ def load_policy(path: str | pathlib.Path = '', settings: ConfigDict | None = Non
     if path:
         settings.policy.path = str(path)
     opened = build.open_policy(settings)
+    # The learner's layout suits both uses: a sampler's copy is made from it, and losses read it as it is.
     params = hf.load(
         opened.folder, opened.model, opened.mesh, owned=True, progress=settings.progress
     )
@@ -207,7 +179,10 @@ def sample_rollouts(
     settings.seed = seed
     settings.tools.names = tuple(tool for tool in tools if isinstance(tool, str))
     tools_by_name = build_tools(settings, index.corpus)
-    tools_by_name |= {tool.name: tool for tool in tools if isinstance(tool, Tool)}
+    # Objects come last: one of a notebook's own replaces a built-in tool of the same name.
+    for tool in tools:
+        if isinstance(tool, Tool):
+            tools_by_name[tool.name] = tool
     context = build.rollout_context(
         settings,
         [RoleSpec(_SOLVER, _SOLVER)],
@@ -218,10 +193,11 @@ def sample_rollouts(
     )
     published = publisher(policy.model, policy.opened.mesh, policy.params)(policy.params)
     context.scheduler.publish(_SOLVER, published, 0)
-    episodes = [
-        context.ask(_SOLVER, (step, number), samples, temperature, question=question)
-        for number, question in enumerate(questions)
-    ]
+    episodes = []
+    for number, question in enumerate(questions):
+        # The identity that the engine and evaluations give the item of this number.
+        identity = (step, number)
+        episodes.append(context.ask(_SOLVER, identity, samples, temperature, question=question))
     return context.scheduler.run(episodes)
 
 
@@ -258,7 +234,8 @@ def score(
     metric_function = reward_functions.resolve_answer_metric(metric)
     scores = []
     for trajectories, accepted in zip(rollouts, answers, strict=True):
-        scores.append([float(metric_function(final_answer(t), accepted)) for t in trajectories])
+        predictions = [final_answer(trajectory) for trajectory in trajectories]
+        scores.append([float(metric_function(answer, accepted)) for answer in predictions])
     return np.array(scores, np.float64)
 
 
@@ -298,6 +275,7 @@ def policy_loss(
     for group, (trajectories, values) in enumerate(zip(rollouts, rewards, strict=True)):
         for trajectory, value in zip(trajectories, values, strict=True):
             rows.append(Row(_SOLVER, trajectory, float(value), group))
+    # Groups are compared as in a training step; `rows` get their advantages here.
     micro = policy.config.micro
     group_stats = set_advantages(rows, role)
     total_loss, loss_stats = rows_loss(
@@ -328,6 +306,7 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
     """
     rules.check(settings)
     entry.load_libraries()
+    # Other processes of the run have to be joined before JAX looks for devices.
     entry.connect(settings)
     # Imports TensorBoard's writer and the report, which only a run needs.
     from zeroplay_jax.training import loop
@@ -339,4 +318,5 @@ def _copy(settings: ConfigDict | None) -> ConfigDict:
     """A copy that may be changed; of the defaults where there are no settings."""
     if settings is None:
         return fields.default_config()
+    # The caller's config stays as it is, and later changes to it do not reach a loaded policy.
     return settings.copy_and_resolve_references()

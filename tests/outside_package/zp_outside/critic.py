@@ -70,7 +70,10 @@ class Recipe(RecipeBase):
         )
 
     def tasks(self, step, pool, cursor):
-        return self.documents.tasks(step, self.config.proposer.batch) if cursor.round == 0 else []
+        # One round of documents per step; dropped ones are not replaced.
+        if cursor.round > 0:
+            return []
+        return self.documents.tasks(step, self.config.proposer.batch)
 
     async def episode(self, context, step, task):
         samples = self.config.proposer.samples
@@ -86,15 +89,18 @@ class Recipe(RecipeBase):
     async def _game(self, context, task, number, proposal):
         """The rows of all roles for one proposal."""
         row = proposing.proposal_row('proposer', task, proposal)
+        # All roles share one number space: every group of the step needs a key of its own.
         row.group = group_of(task.identity) * _GROUPS_PER_DOCUMENT
         row.reward = self.config.reward.format_weight * proposal.format['raw']
         if proposal.rejected:
             return [row]
         question = proposing.question_record(task, proposal)
+        # The identity ending in 0 is the proposer's own request.
         attempt = Task((*task.identity, number + 1), question)
         try:
             drafts = await solving.solver_rows(context, self.config, 'solver', attempt, question)
         except TaskDropped as drop:
+            # The question is too long to be asked; the proposal still counts in its group.
             row.info.rejected = drop.reason
             return [row]
         solved = sum(draft.reward for draft in drafts)
@@ -124,6 +130,7 @@ class Recipe(RecipeBase):
                 draft=final_answer(draft.trajectory) or 'none',
             )
         except TaskDropped:
+            # A draft too long for the critic's prompt is not reviewed.
             return []
         rows = []
         for trajectory in trajectories:

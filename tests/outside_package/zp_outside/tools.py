@@ -42,6 +42,7 @@ class FreshSearch(Tool):
 
     def run(self, calls):
         """One search for the calls of many rollouts; each is filtered by its rollout's state."""
+        # One request for all rollouts: searches are cheaper in batches.
         passages_per_call = self._search([call.arguments['query'] for call in calls])
         return [self._result(call, passages) for call, passages in zip(calls, passages_per_call)]
 
@@ -55,6 +56,7 @@ class FreshSearch(Tool):
         new = tuple(passage for passage in passages if passage['id'] not in seen)
         if not new:
             return ToolResult(error='nothing_new')
+        # The state is the rollout's own, so the order of rollouts cannot change the result.
         call.state['searches'] = searches
         call.state['seen'] = (*seen, *(passage['id'] for passage in new))
         return ToolResult(documents=(new,))
