@@ -282,7 +282,7 @@ def _check_retrieval(config: ConfigDict, recipe: type[Recipe]) -> None:
     retrieval = config.retrieval
     has_index = (pathlib.Path(retrieval.path) / 'manifest.json').is_file()
     if retrieval.kind != 'world' and not has_index:
-        fix = 'build one with python -m retrieval.build'
+        fix = 'build one with python -m zeroplay_jax.retrieval.build'
         fail('retrieval.path', retrieval.path, 'no index folder', fix)
     if retrieval.kind == 'http' and not retrieval.url.startswith(('http://', 'https://')):
         fix = 'give one such as http://127.0.0.1:8000'
