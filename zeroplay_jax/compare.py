@@ -14,7 +14,7 @@ import json
 import pathlib
 import sys
 
-from zeroplay_jax.evaluation import qa
+from zeroplay_jax.evaluation import question_sets
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.types import UserError
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
         args = parser.parse_args(argv)
         baseline = _read_result(args.one)
         candidate = _read_result(args.other)
-        differences = qa.compare(baseline, candidate)
+        differences = question_sets.compare(baseline, candidate)
     except (UserError, RetrievalError) as error:
         print(f'zeroplay_jax.compare: {error}', file=sys.stderr)
         return 2
