@@ -114,7 +114,7 @@ def _parser() -> Parser:
     parser.add_argument(
         '--index',
         metavar='PATH',
-        help='folder of python -m retrieval.build, or http://… of python -m retrieval.server',
+        help='folder of python -m zeroplay_jax.retrieval.build, or http://… of python -m zeroplay_jax.retrieval.server',
     )
     parser.add_argument(
         '--tools',
@@ -244,7 +244,7 @@ def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
         if args.index is None:
             origin = f'{config.retrieval.path} (searched by its run)'
         raise UserError(
-            f'{origin}: no index folder; build one with python -m retrieval.build and name it with --index'
+            f'{origin}: no index folder; build one with python -m zeroplay_jax.retrieval.build and name it with --index'
         )
     return config
 

@@ -1,6 +1,6 @@
 """Writes docs/configuration.md: every config field with its type, default, and meaning.
 
-    python -m zeroplay_jax.configuration.reference > docs/configuration.md
+python -m zeroplay_jax.configuration.reference > docs/configuration.md
 """
 
 from __future__ import annotations
