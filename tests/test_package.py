@@ -67,7 +67,9 @@ def python(distributions, tmp_path_factory):
 
 
 def start(python, folder, *arguments):
-    environment = os.environ | {'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'}
+    # Less optimisation: compiling takes longer than these few steps.
+    flags = '--xla_backend_optimization_level=0'
+    environment = os.environ | {'XLA_FLAGS': flags, 'JAX_PLATFORMS': 'cpu'}
     environment.pop('PYTHONPATH', None)
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     return subprocess.Popen([python, *arguments], cwd=folder, env=environment, **pipes)
