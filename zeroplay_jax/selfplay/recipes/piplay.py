@@ -21,6 +21,7 @@ class Recipe(drzero.Recipe):
     """Dr. Zero with paths in all questions, also for ablations that do not distil."""
 
     def pool_question(self, task, proposal):
-        """The pool's record of a question."""
+        """The pool's record of a question, always with its construction path."""
         question = proposing.question_record(task, proposal)
-        return dataclasses.replace(question, path=proposing.construction_path(task, proposal))
+        path = proposing.construction_path(task, proposal)
+        return dataclasses.replace(question, path=path)
