@@ -50,8 +50,11 @@ class SearchableCorpus:
 
     def open(self, references: Sequence[str], pages: Sequence[int]) -> list[Json | None]:
         """Per reference {'id', 'title', 'text', 'page', 'pages'}; None for an unknown document or page."""
-        opened = self.client.open(references, pages, self._page_words)
-        return [None if page is None else dataclasses.asdict(page) for page in opened]
+        records: list[Json | None] = []
+        for page in self.client.open(references, pages, self._page_words):
+            record = None if page is None else dataclasses.asdict(page)
+            records.append(record)
+        return records
 
 
 class WorldMaterial:
@@ -62,13 +65,15 @@ class WorldMaterial:
 
     def questions(self, per_hop: int, hops: Sequence[int]) -> list[Question]:
         """Distinct questions, `per_hop` for each hop count."""
+        # Imported here: this module is loaded with every config, most of which use no world.
         from zeroplay_jax.mini.world import evaluation_questions
 
         records = evaluation_questions(self._worlds, per_hop, hops)
-        return [Question.from_json(record) for record in records]
+        return list(map(Question.from_json, records))
 
     def answers(self) -> list[str]:
         """All values of facts, each once, in a fixed order."""
+        # A dict keeps the order of insertion; a set of texts has another order in every process.
         values: dict[str, None] = {}
         for world in self._worlds:
             for facts in world.facts.values():

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from zeroplay_jax.selfplay.roles import RolloutContext
     from zeroplay_jax.selfplay.task_pool import TaskPool
 
+# Name of the slot pool with the frozen weights of the start.
 INITIAL_WEIGHTS = 'initial'
+# Their sections are in every config, so that one config file can switch between recipes.
 BUILT_IN = ('drzero', 'piplay', 'ssp', 'dspo', 'scope')
 
 
@@ -83,6 +85,7 @@ class Recipe:
         self.config = config
         self.library = library
 
+    # Class methods where a config is checked: neither library nor JAX is loaded then.
     @classmethod
     def roles(cls, config: Any) -> tuple[RoleSpec, ...]:
         """All roles, trained or frozen. Must not read the sections of the roles themselves."""
@@ -111,10 +114,13 @@ def recipe_class(name: str) -> type[Recipe]:
     Raises:
       ConfigError: one line; there is no such module, or no `Recipe` in it.
     """
-    path = name if '.' in name else f'zeroplay_jax.selfplay.recipes.{name}'
+    path = name
+    if '.' not in name:
+        path = f'zeroplay_jax.selfplay.recipes.{name}'
     try:
         module = importlib.import_module(path)
     except ModuleNotFoundError as error:
+        # The recipe exists, and one of its own imports does not: a different repair.
         if error.name and not path.startswith(error.name):
             raise ConfigError(
                 f'config.recipe={name}: it imports {error.name}, which is not installed'
@@ -124,9 +130,10 @@ def recipe_class(name: str) -> type[Recipe]:
             'path of a module such as their_package.rzero'
         ) from None
     recipe_type = getattr(module, 'Recipe', None)
-    if isinstance(recipe_type, type) and issubclass(recipe_type, Recipe):
-        if recipe_type is not Recipe:
-            return recipe_type
+    is_recipe = isinstance(recipe_type, type) and issubclass(recipe_type, Recipe)
+    # A module that only imports the base class has a name `Recipe`, too.
+    if is_recipe and recipe_type is not Recipe:
+        return recipe_type
     raise ConfigError(
         f'config.recipe={name}: {path} has no class Recipe of its own; derive one from '
         'zeroplay_jax.selfplay.recipe.Recipe'

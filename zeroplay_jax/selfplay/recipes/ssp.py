@@ -174,8 +174,7 @@ class Recipe(RecipeBase):
         answers = self._answers.take(cursor.external, count)
         tasks = []
         for number, answer in enumerate(answers, cursor.step):
-            # Fixed neighbours instead of random ones: which passages are noise is then known before
-            # any rollout, and every process finds them without asking the others.
+            # The next tasks, not a random draw: answers come in random order already.
             noise_from: list[tuple[int, int]] = []
             for offset in range(neighbours):
                 noise_from.append((step.number, (number + 1 + offset) % total))
@@ -289,8 +288,8 @@ class Recipe(RecipeBase):
             shuffled = [material[index] for index in order]
             documents = passages_text([shuffled], 'search_r1')
             fields = dict(documents=documents, question=question.text)
-            # Noise is dropped first where the prompt is too long. Without noise, `ask` drops the
-            # task for its length.
+            # Noise is dropped first where the prompt is too long. If it is too long even without
+            # noise, `ask` raises, and the question is rejected.
             if not noise or len(context.prompt_ids('checker', **fields)) <= limit:
                 break
             noise = noise[:-1]
@@ -334,7 +333,7 @@ class Recipe(RecipeBase):
         if reason is None:
             info.solve_count = sum(value >= 0.5 for value in scores)
             if scores:
-                # 1 − solve rate by default (SSP alg. 1): the game is zero-sum on the answers.
+                # 'one_minus' is SSP's 1 − solve rate (alg. 1): zero-sum against the solver.
                 reward = rewards.difficulty(
                     sum(scores), len(scores), settings.difficulty, settings.target
                 )
