@@ -52,8 +52,10 @@ class SearchableCorpus:
         """Per reference {'id', 'title', 'text', 'page', 'pages'}; None for an unknown document or page."""
         records: list[Json | None] = []
         for page in self.client.open(references, pages, self._page_words):
-            record = None if page is None else dataclasses.asdict(page)
-            records.append(record)
+            if page is None:
+                records.append(None)
+            else:
+                records.append(dataclasses.asdict(page))
         return records
 
 
