@@ -12,7 +12,6 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Int
 
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.rollout import prompts
@@ -112,7 +111,7 @@ def _chain_of_names(path: Json, steps: list[Json]) -> str:
 
 def teacher_prompt(
     context: RolloutContext, config, identity: tuple[int, ...], question: Question, role: str
-) -> tuple[Int[np.ndarray, ' tokens'] | None, float]:
+) -> tuple[np.ndarray | None, float]:
     """The teacher's prompt, int32 [P], and 1.0 if passages were left out of it, else 0.0.
 
     A path longer than `privileged.prompt_tokens` loses passages, longest first; queries and titles

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from jaxtyping import Int
 
 from zeroplay_jax.objectives.schedules import stratify
 from zeroplay_jax.selfplay import files
@@ -292,7 +291,7 @@ def _hops_with_share(ratio: Sequence[float]) -> list[int]:
     return [hops for hops, share in enumerate(ratio, 1) if share]
 
 
-def _stratified_hops(ratio: Sequence[float], size: int) -> Int[np.ndarray, ' items']:
+def _stratified_hops(ratio: Sequence[float], size: int) -> np.ndarray:
     """Hop counts of `size` items in the exact ratio, ascending."""
     hop_counts = np.arange(len(ratio)) + 1
     return np.repeat(hop_counts, stratify(ratio, size))
