@@ -79,14 +79,14 @@ async def _answer(
     value = await score(context, metric, identity, question, answer)
     reward = value or 0.0
     # Nothing is trained here: the reason is recorded so that ungraded answers can be counted.
-    drop = 'ungraded' if value is None else None
+    drop_reason = 'ungraded' if value is None else None
     row = Row(
         role=role,
         trajectory=trajectory,
         reward=reward,
         group=question.hops,
         parts={part: reward},
-        drop=drop,
+        drop=drop_reason,
         info=RowInfo(question=question, answer=answer),
     )
     return Outcome([row])

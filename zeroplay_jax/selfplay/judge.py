@@ -148,7 +148,7 @@ class RuleJudge(Judge):
         # Read at the first judgement: most recipes never ask for one.
         return frozenset(self._list_titles())
 
-    def _named_titles(self, task: str) -> set[str]:
+    def _named_titles(self, task: str) -> frozenset[str]:
         # Titles of the miniature worlds are single words; a possessive ends with an apostrophe.
         words = task.replace('.', ' ').replace("'", ' ').split()
         return self._titles.intersection(words)

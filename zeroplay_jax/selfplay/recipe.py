@@ -130,10 +130,10 @@ def recipe_class(name: str) -> type[Recipe]:
             'path of a module such as their_package.rzero'
         ) from None
     recipe_type = getattr(module, 'Recipe', None)
-    is_recipe = isinstance(recipe_type, type) and issubclass(recipe_type, Recipe)
-    # A module that only imports the base class has a name `Recipe`, too.
-    if is_recipe and recipe_type is not Recipe:
-        return recipe_type
+    if isinstance(recipe_type, type) and issubclass(recipe_type, Recipe):
+        # A module that only imports the base class has a name `Recipe`, too.
+        if recipe_type is not Recipe:
+            return recipe_type
     raise ConfigError(
         f'config.recipe={name}: {path} has no class Recipe of its own; derive one from '
         'zeroplay_jax.selfplay.recipe.Recipe'
