@@ -70,6 +70,7 @@ class GroupFilter:
         # In updates of the role: how off-policy the batch is.
         ages = [version - row.trajectory.version for row in trained]
         all_groups = {row.group for row in candidates}
+        # 'kept' near 0: too easy or too hard questions; 'full' below 1: `fill_rounds` was reached.
         stats: Stats = {
             'filter/kept': (len(groups), len(all_groups)),
             'filter/surplus': (len(surplus_groups), 1),

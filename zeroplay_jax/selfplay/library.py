@@ -44,6 +44,7 @@ class SearchableCorpus:
         self._top_k = top_k
         self._page_words = page_words
 
+    # Tools of all rollouts share the client: its cache answers repeated queries of a group.
     def search(self, queries: Sequence[str]) -> list:
         """Per query its `top_k` passages, best first; None for a query that failed."""
         return self.client.retrieve(queries, self._top_k)
@@ -113,7 +114,8 @@ class Library:
 
 def documents_for(documents: Sequence[Document], hops: int) -> Sequence[int]:
     """Indices of the documents that so many hops can start from."""
-    # Millions of documents are read lazily from disk and have no individual depth.
+    # Millions of documents are read lazily from disk and have no individual depth; a range of their
+    # indices takes no memory.
     if not isinstance(documents, tuple):
         return range(len(documents))
     return [index for index, document in enumerate(documents) if document.depth >= hops]

@@ -73,6 +73,7 @@ class Recipe:
       config: the run's.   library: documents, questions and answers to start from.
     """
 
+    # Declared, not computed: a config is checked against them before the recipe is constructed.
     settings: ClassVar[Mapping[str, type[Section]]] = {}
     prompts: ClassVar[Prompts] = {}
     input_files: ClassVar[tuple[str, ...]] = ()
@@ -103,6 +104,7 @@ class Recipe:
         """The next items of a step, a function of the arguments alone; an empty list ends the step."""
         raise TypeError(f'{type(self).__module__}: Recipe.tasks is not defined')
 
+    # A coroutine: thousands of episodes wait for their rollouts at the same time in one thread.
     async def episode(self, context: RolloutContext, step: Step, task: Task) -> Outcome:
         """Runs one item. A `TaskDropped` that it raises becomes an outcome with that reason."""
         raise TypeError(f'{type(self).__module__}: Recipe.episode is not defined')
@@ -142,5 +144,8 @@ def recipe_class(name: str) -> type[Recipe]:
 
 def trained_roles(config: Any) -> tuple[str, ...]:
     """Names of the trained roles of `config.recipe`, in the recipe's order."""
-    specifications = recipe_class(config.recipe).roles(config)
-    return tuple(spec.name for spec in specifications if spec.is_trained)
+    names: list[str] = []
+    for specification in recipe_class(config.recipe).roles(config):
+        if specification.is_trained:
+            names.append(specification.name)
+    return tuple(names)

@@ -75,6 +75,7 @@ def with_evaluations(steps: Sequence[Step], role: str, every: int) -> list[Step]
     Args:
       role: the evaluated role; every: its training steps between two evaluations, 0: none between.
     """
+    # Before any training: results are reported as a difference from the initial policy.
     scheduled = [evaluation_step(0)]
     trained_steps = 0
     for step in steps:
@@ -87,6 +88,7 @@ def with_evaluations(steps: Sequence[Step], role: str, every: int) -> list[Step]
         # After the last step there is an evaluation in any case.
         if is_due and step is not steps[-1]:
             scheduled.append(evaluation_step(step.phase.iteration))
+    # The last iteration, so that the final result is plotted where training ended.
     scheduled.append(evaluation_step(scheduled[-1].phase.iteration))
     # Numbers last: they seed the steps, and each kind of step must have its own.
     numbered: list[Step] = []

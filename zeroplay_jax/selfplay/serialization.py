@@ -67,6 +67,7 @@ def row_to_json(row: Row) -> dict[str, Any]:
     record = dict(vars(row))
     record['info'] = info
     record['trajectory'] = trajectory_to_json(row.trajectory)
+    # The only array of a row outside its trajectory.
     if row.teacher_prompt is not None:
         record['teacher_prompt'] = row.teacher_prompt.tolist()
     return record

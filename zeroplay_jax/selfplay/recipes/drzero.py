@@ -82,6 +82,7 @@ class Recipe(RecipeBase):
 
     @classmethod
     def roles(cls, config):
+        """Two trained roles; under HRPO one proposal per prompt can be compared."""
         by_hop = config.drzero.group == 'hop'
         return (
             RoleSpec('proposer', 'proposer', groups_span_prompts=by_hop),
@@ -90,6 +91,7 @@ class Recipe(RecipeBase):
 
     @classmethod
     def check(cls, config):
+        """Refuses hop counts with a single proposal, and a window without measured solve rates."""
         check_hop_groups(config)
         # A window needs measured solve rates; without them it would accept everything in silence.
         is_full_window = tuple(config.pool.window) == (0.0, 1.0)

@@ -43,10 +43,12 @@ class Recipe(RecipeBase):
 
     @classmethod
     def roles(cls, config):
+        """A single agent."""
         return (RoleSpec('solver', 'solver'),)
 
     @classmethod
     def check(cls, config):
+        """Refuses a corpus of the user without questions."""
         # A prepared corpus (NQ, HotpotQA, …) comes without questions to train on.
         if config.retrieval.kind != 'world' and not config.inputs.questions:
             problem = 'dspo needs questions, and only miniature worlds have their own'

@@ -23,5 +23,7 @@ class Recipe(drzero.Recipe):
     def pool_question(self, task, proposal):
         """The pool's record of a question, always with its construction path."""
         question = proposing.question_record(task, proposal)
+        # Dr. Zero records a path only where a teacher reads it. Here the pool's records must be the
+        # same with and without distillation, or the ablation would compare different runs.
         path = proposing.construction_path(task, proposal)
         return dataclasses.replace(question, path=path)

@@ -148,6 +148,8 @@ class Recipe(RecipeBase):
 
     @classmethod
     def roles(cls, config):
+        """Two trained roles. The judge is not among them: `config.judge` chooses it."""
+        # The challenger is called 'proposer', so that configs and metrics of all recipes agree.
         return (
             RoleSpec('proposer', 'challenger', terminal_tags=('task',)),
             RoleSpec('solver', 'task_solver'),
@@ -155,6 +157,7 @@ class Recipe(RecipeBase):
 
     @classmethod
     def check(cls, config):
+        """Refuses crossed length limits, and the rule judge outside miniature worlds."""
         settings = config.scope
         if settings.soft_length >= settings.hard_length:
             problem = f'not below scope.hard_length={settings.hard_length}'
@@ -346,7 +349,8 @@ class Recipe(RecipeBase):
             text=challenge.task or '',
             hops=seed.hops,
             rubrics=tuple(challenge.rubrics),
-            # One task per document and iteration.
+            # One task per document and iteration, as in SCOPE. The text is hashed, too, because
+            # several passages of an article share a title.
             unique_key=hashlib.sha256(document.encode()).hexdigest()[:16],
             origin=origin,
         )
@@ -377,6 +381,7 @@ class Recipe(RecipeBase):
         searches = trajectory.calls_of('search')
         # A call in the final turn was not followed by an answer.
         final_call = trajectory.turns[-1].call if trajectory.turns else None
+        # By identity: two equal calls may be in different turns.
         searches_before_final = [call for call in searches if call is not final_call]
         format_score = rewards.scope_solver_format(
             [turn.text for turn in trajectory.turns],

@@ -120,6 +120,7 @@ class Recipe(RecipeBase):
 
     @classmethod
     def roles(cls, config):
+        """Proposer and solver; the checker is the solver without tools, limited to one turn."""
         return (
             RoleSpec('proposer', 'proposer_from_answer', terminal_tags=('question',)),
             RoleSpec('solver', 'solver'),
@@ -128,6 +129,7 @@ class Recipe(RecipeBase):
 
     @classmethod
     def check(cls, config):
+        """Refuses the engine's filter, and a corpus of the user without answers."""
         if config.solver.filter_groups:
             fix = 'set it to false, or take another recipe'
             fail('solver.filter_groups', True, 'ssp fills its batches by config.ssp.fill', fix)

@@ -18,6 +18,8 @@ from zeroplay_jax.selfplay.task_pool import TaskPool
 from zeroplay_jax.types import Json, Question, Task, UserError, identity_rng
 
 T = TypeVar('T')
+# (hops, task type) of a document.
+Cell = tuple[int, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,17 +184,19 @@ class DocumentFile:
         self._phases = alternate(config)
         # Phases that read documents; the solver reads the pool.
         self._batch_of_phase = dict(proposer=config.proposer.batch, generate=config.pool.batch)
-        # A cell is one (hops, type). Cells are consumed independently of each other, because their
-        # shares in a batch are fixed while the file may hold any number of documents of each.
-        cells: dict[tuple[int, str], list[SeedDocument]] = collections.defaultdict(list)
+        # Cells are consumed independently of each other, because their shares in a batch are fixed
+        # while the file may hold any number of documents of each.
+        cells: dict[Cell, list[SeedDocument]] = {}
+        # The default ('',) selects all types.
         wanted_types = set(config.inputs.types) - {''}
         for record in files.documents(path):
             seed = SeedDocument.from_json(record)
+            cell = (seed.hops, seed.kind)
             if not wanted_types or seed.kind in wanted_types:
-                cells[seed.hops, seed.kind].append(seed)
+                cells.setdefault(cell, []).append(seed)
         self._types = sorted({kind for _, kind in cells})
         self._check(path, cells, wanted_types)
-        self._datasets: dict[tuple[int, str], EpochDataset[SeedDocument]] = {}
+        self._datasets: dict[Cell, EpochDataset[SeedDocument]] = {}
         for cell, seeds in cells.items():
             self._datasets[cell] = EpochDataset(seeds, config.seed)
 
@@ -220,9 +224,9 @@ class DocumentFile:
             seeds += self._datasets[cell].take(used_before[cell], count)
         return _numbered_tasks(step, seeds)
 
-    def _cell_counts(self, size: int) -> collections.Counter[tuple[int, str]]:
+    def _cell_counts(self, size: int) -> collections.Counter[Cell]:
         """How many documents of each (hops, type) a batch holds: types alternate over the batch."""
-        cells: collections.Counter[tuple[int, str]] = collections.Counter()
+        cells: collections.Counter[Cell] = collections.Counter()
         # The number of the document in the batch, not in its hop count: otherwise the first type
         # would get the odd document of every hop count.
         for number, hops in enumerate(_stratified_hops(self._ratio, size)):
@@ -230,16 +234,19 @@ class DocumentFile:
             cells[int(hops), kind] += 1
         return cells
 
-    def _used_before(self, step: Step) -> collections.Counter[tuple[int, str]]:
+    def _used_before(self, step: Step) -> collections.Counter[Cell]:
         """How many documents of each cell all earlier steps used."""
         # Computed from the schedule instead of counted, so there is no state to checkpoint.
         # Documents continue across phases: until a cell is exhausted, generation does not repeat
         # what the proposer trained on.
-        used: collections.Counter[tuple[int, str]] = collections.Counter()
-        current = (step.phase.iteration, step.phase.name)
+        used: collections.Counter[Cell] = collections.Counter()
         for phase in self._phases:
-            is_current = (phase.iteration, phase.name) == current
-            steps = step.index if is_current else phase.steps
+            # Iteration and name identify a phase: `alternate` has each name once per iteration.
+            same_iteration = phase.iteration == step.phase.iteration
+            is_current = same_iteration and phase.name == step.phase.name
+            steps = phase.steps
+            if is_current:
+                steps = step.index
             # 0 for solver phases, which use no documents.
             batch = self._batch_of_phase.get(phase.name, 0)
             for cell, count in self._cell_counts(batch).items():

@@ -32,9 +32,8 @@ def alternate(config) -> list[Phase]:
             Phase('solver', config.solver.steps, ('solver',)),
         )
         for phase in round_phases:
-            # Never true of 'generate', which trains no role.
-            is_frozen = any(not is_trained(config, role, iteration) for role in phase.trains)
-            if not is_frozen:
+            # All roles of the phase; 'generate' trains none and is always there.
+            if all(is_trained(config, role, iteration) for role in phase.trains):
                 phases.append(dataclasses.replace(phase, iteration=iteration))
     return phases
 

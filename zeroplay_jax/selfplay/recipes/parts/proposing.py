@@ -47,6 +47,7 @@ async def propose(
 ) -> list[Proposal]:
     """Rollouts of a proposer on a document and a hop count."""
     seed: SeedDocument = task.payload
+    # Without its document the proposer starts from nothing but the hop count (an ablation of Dr. Zero).
     document = ''
     if show_document:
         document = prompts.document_text({'title': seed.title, 'text': seed.text})
@@ -68,6 +69,7 @@ def read_proposal(
     answer = rewards.extract_last(final_text, 'answer')
     format_score = _format_score(trajectory, seed, question, answer)
     is_grounded = _is_grounded(trajectory, seed, question, answer)
+    # The first reason that applies; the order is part of the logged statistics.
     rejected: str | None = None
     if trajectory.finish != 'answer':
         rejected = 'unfinished'
@@ -156,6 +158,7 @@ def question_record(task: Task, proposal: Proposal) -> Question:
 
 def proposal_row(role: str, task: Task, proposal: Proposal) -> Row:
     """The proposal as a row of its prompt's group, without a reward yet."""
+    # Prefixed: these parts are logged, and only 'format' is added to the reward.
     parts = {f'format_{name}': value for name, value in proposal.format.items()}
     # `valid` is about the form alone; `rejected` also covers grounding.
     info = RowInfo(
