@@ -134,7 +134,6 @@ def test_the_installed_package_is_the_wheels_and_requires_what_the_project_does(
 
 
 # Commands that are being rewritten; remove the mark when they run.
-unfinished = pytest.mark.xfail(reason='imports modules that have moved', strict=False)
 
 
 @pytest.mark.parametrize(
@@ -144,10 +143,10 @@ unfinished = pytest.mark.xfail(reason='imports modules that have moved', strict=
         'retrieval.build',
         'retrieval.server',
         'report',
-        pytest.param('ask', marks=unfinished),
-        pytest.param('compare', marks=unfinished),
-        pytest.param('evaluate', marks=unfinished),
-        pytest.param('inputs', marks=unfinished),
+        'ask',
+        'compare',
+        'evaluate',
+        'inputs',
     ],
 )
 def test_commands_explain_themselves(python, tmp_path, module):

@@ -17,12 +17,18 @@ from ml_collections import ConfigDict
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.settings.errors import ConfigError, fail
 from zeroplay_jax.settings.paths import CONFIGS
+from zeroplay_jax.settings.renamed import RENAMED_FIELDS
 
 
 def available_configs() -> str:
     """The config files of the project, as flags."""
-    names = [path.name for path in CONFIGS.glob('[a-z]*.py') if path.stem != 'common']
-    return ', '.join(f'--config=configs/{name}' for name in sorted(names))
+    config_flags = []
+    # Sorted: the order of `glob` depends on the file system.
+    for path in sorted(CONFIGS.glob('[a-z]*.py')):
+        # The defaults that the others start from, no run of its own.
+        if path.stem != 'common':
+            config_flags.append(f'--config=configs/{path.name}')
+    return ', '.join(config_flags)
 
 
 def _with_packaged_configs(argv: Sequence[str]) -> list[str]:
@@ -30,6 +36,7 @@ def _with_packaged_configs(argv: Sequence[str]) -> list[str]:
     replaced = []
     for argument in argv:
         match = re.fullmatch(r'(--?config=)configs/(\w+\.py)(:.*)?', argument)
+        # A file in the current folder wins: in a checkout the user edits that one.
         if match and not (pathlib.Path('configs') / match[2]).is_file():
             packaged = CONFIGS / match[2]
             if packaged.is_file():
@@ -40,6 +47,7 @@ def _with_packaged_configs(argv: Sequence[str]) -> list[str]:
 
 def _check_arguments(argv: Sequence[str]) -> None:
     """Names of files and fields, for which the flag library would print a traceback or a page."""
+    # Built only where a field is set: it imports all recipes.
     schema = None
     for argument in argv[1:]:
         flag, _, value = argument.lstrip('-').partition('=')
@@ -79,8 +87,6 @@ def _check_recipe_fields(argv: Sequence[str]) -> None:
 
 
 def _is_renamed(name: str) -> bool:
-    from zeroplay_jax.settings.renamed import RENAMED_FIELDS
-
     return name in RENAMED_FIELDS
 
 
@@ -102,15 +108,19 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     try:
         return flags.FLAGS(argv)
     except flags.IllegalFlagValueError as error:
+        # absl gives only the text of its message, so field and value are read from that.
         field = re.match(r'flag --config\.([\w.]+)=(.*?): ', str(error), re.DOTALL)
         defaults = dict(fields.leaves(fields.default_config()))
         if field and field[1] in defaults:
             default = defaults[field[1]]
             problem = f'must be {fields.type_name(default)}'
             fail(field[1], field[2], problem, f'give one such as {default!r}')
-        config_file = re.match(r'flag (--config=.*?): ', str(error))
+        # Not a field, so the config file itself: its function raised this error.
         message = _last_line(error)
-        raise ConfigError(f'{config_file[1]}: {message}' if config_file else message) from error
+        config_file = re.match(r'flag (--config=.*?): ', str(error))
+        if config_file:
+            message = f'{config_file[1]}: {message}'
+        raise ConfigError(message) from error
     except flags.Error as error:
         raise ConfigError(f'{_last_line(error)}; --help shows how to call it') from error
     except ConfigError:
@@ -146,6 +156,7 @@ def check_command(
         raise ConfigError(
             'no folder for the run; give --workdir=FOLDER, such as --workdir=runs/first'
         )
+    # Parents, too: mkdir would fail only after the policy was loaded.
     folder = pathlib.Path(workdir)
     if any(path.is_file() for path in (folder, *folder.parents)):
         raise ConfigError(f'--workdir={workdir}: there is a file in this place; name a folder')
@@ -153,4 +164,5 @@ def check_command(
 
 
 def _last_line(error: Exception) -> str:
+    # Errors of config files quote their traceback first.
     return str(error).strip().splitlines()[-1].strip()

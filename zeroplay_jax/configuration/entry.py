@@ -21,6 +21,7 @@ def run_command(name: str, main: Callable[[list[str]], None]) -> None:
     """
     try:
         app.run(main, flags_parser=command_line.parse_flags)
+    # Every failing branch tells the other processes: they would wait in a collective for ever.
     except UserError as error:
         print(f'{name}: {error}', file=sys.stderr)
         _leave_other_processes(2)
@@ -54,6 +55,7 @@ def load_libraries() -> None:
     TensorFlow only logs and searches here, so it is kept off the accelerators. What its C++ parts
     and those of ScaNN print while loading is dropped, unless loading fails.
     """
+    # Before the import: TensorFlow reads it while loading.
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
     logging.set_verbosity(logging.WARNING)
     with quiet():

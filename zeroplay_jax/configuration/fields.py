@@ -27,6 +27,7 @@ def default_config(recipe: str = 'drzero') -> ConfigDict:
     """
     config = ConfigDict(Run().model_dump())
     config.recipe = recipe
+    # All built-in recipes, so that one config file and its flags work whichever recipe is chosen.
     for name in dict.fromkeys((*recipes.BUILT_IN, recipe)):
         _add_sections(config, recipes.recipe_class(name))
     return config
@@ -75,21 +76,25 @@ def check_name(path: str, schema: ConfigDict) -> None:
     if path in RENAMED_FIELDS:
         raise ConfigError(f'config.{path}: renamed; it is config.{RENAMED_FIELDS[path]} now')
     level: Any = schema
-    meant = ['config']
+    closest_path = ['config']
+    # A misspelt section is corrected on the way, so that the suggestion is a complete field.
     for name in path.split('.'):
-        section = '.'.join(meant)
+        section = '.'.join(closest_path)
         if not isinstance(level, ConfigDict):
             raise ConfigError(
                 f'config.{path}: {section} is a value and has no fields; set {section} itself'
             )
-        candidate = name if name in level else _similar(name, list(level))
+        candidate: str | None = name
+        if name not in level:
+            candidate = _similar(name, list(level))
         if candidate is None:
             fields = ', '.join(level)
             raise ConfigError(f'config.{path}: no such field; {section} has {fields}')
         level = level[candidate]
-        meant.append(candidate)
-    if meant[1:] != path.split('.'):
-        raise ConfigError(f'config.{path}: no such field; did you mean {".".join(meant)}?')
+        closest_path.append(candidate)
+    if closest_path[1:] != path.split('.'):
+        suggestion = '.'.join(closest_path)
+        raise ConfigError(f'config.{path}: no such field; did you mean {suggestion}?')
 
 
 def _similar(name: str, fields: Sequence[str]) -> str | None:
@@ -106,18 +111,20 @@ def _similar(name: str, fields: Sequence[str]) -> str | None:
 
 # ---- values ------------------------------------------------------------------------------------------
 
-_TYPE_NAMES = {
-    'bool_type': 'true or false',
-    'int_type': 'a whole number',
-    'float_type': 'a number',
-    'string_type': 'a text',
-    'tuple_type': 'a list',
-    'finite_number': 'a number',
-}
+# pydantic's error types for values of a wrong type, in contrast to values out of bounds.
+_TYPE_ERRORS = (
+    'bool_type',
+    'int_type',
+    'float_type',
+    'string_type',
+    'tuple_type',
+    'finite_number',
+)
 
 
 def type_name(value: Any) -> str:
     """What kind of value a field takes, for an error line."""
+    # Lists hold elements of one type, and no default is an empty list.
     if isinstance(value, tuple):
         return f'a list, each {type_name(value[0])}'
     names = {bool: 'true or false', int: 'a whole number', float: 'a number', str: 'a text'}
@@ -131,6 +138,7 @@ def check_values(config: ConfigDict) -> None:
       ConfigError: the first problem.
     """
     schema = default_config(config.recipe)
+    # Names first: a renamed field must not be reported as a missing one.
     for name, _ in leaves(config):
         check_name(name, schema)
     present = dict(leaves(config))
@@ -140,7 +148,9 @@ def check_values(config: ConfigDict) -> None:
             fix = 'start the config from zeroplay_jax.configs.common.get_config()'
             raise ConfigError(f'config.{name}: missing; {fix}')
     for name, section in _sections(config).items():
-        values = config if not name else config[name]
+        values = config
+        if name:
+            values = config[name]
         _check_section(section, values, name, defaults)
 
 
@@ -160,9 +170,10 @@ def _check_section(
     section: type[Section], values: ConfigDict, prefix: str, defaults: Mapping[str, Any]
 ) -> None:
     fields = values.to_dict()
-    known = {name: fields[name] for name in section.model_fields if name in fields}
+    # At the top the config also has sections of recipes and roles, which are no fields of `Run`.
+    schema_fields = {name: fields[name] for name in section.model_fields if name in fields}
     try:
-        section.model_validate(known)
+        section.model_validate(schema_fields)
     except pydantic.ValidationError as error:
         _raise_first(error, prefix, dict(leaves(values)), defaults)
 
@@ -174,12 +185,15 @@ def _raise_first(
     defaults: Mapping[str, Any],
 ) -> None:
     problem = error.errors()[0]
+    # Integers in the location are positions in a list; the field is the list as a whole.
     path = [str(part) for part in problem['loc'] if isinstance(part, str)]
     local_name = '.'.join(path)
-    name = f'{prefix}.{local_name}' if prefix else local_name
+    name = local_name
+    if prefix:
+        name = f'{prefix}.{local_name}'
     value = values[local_name]
     kind = problem['type']
-    if kind in _TYPE_NAMES:
+    if kind in _TYPE_ERRORS:
         default = defaults[name]
         fail(name, value, f'must be {type_name(default)}', f'give one such as {default!r}')
     fail(name, value, 'not possible', _fix(problem))
@@ -194,6 +208,7 @@ def _fix(problem: Any) -> str:
     if kind == 'greater_than':
         return f'give more than {context["gt"]}'
     if kind == 'literal_error':
+        # pydantic writes "'a', 'b' or 'c'".
         choices = context['expected'].replace("'", '').replace(' or ', ', ')
         return f'give one of {choices}'
     if kind == 'value_error':

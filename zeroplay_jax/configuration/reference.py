@@ -32,21 +32,33 @@ def reference() -> str:
     """The page as Markdown."""
     sections: list[str] = [_INTRODUCTION]
     top_fields: list[str] = []
+    # From the class and not from an instance: descriptions exist in the schema only.
     for name, field in Run.model_fields.items():
         default = field.default
         if isinstance(default, Section):
             sections.append(_section(name, type(default)))
         else:
             top_fields.append(_row(name, default, field.description))
+    # Known only after the loop, but first on the page.
     sections.insert(1, _table('Top level', '', top_fields))
+    # One section for all trained roles: they have the same fields.
     sections.append(_section('<role>', TrainedRole))
     for recipe in BUILT_IN:
-        for name, settings in vars(recipe_class(recipe)).get('settings', {}).items():
+        # `vars`, because π-Play inherits the section of Dr. Zero, which must not appear twice.
+        own_attributes = vars(recipe_class(recipe))
+        for name, settings in own_attributes.get('settings', {}).items():
             sections.append(_section(name, settings))
-    old_names = [f'| `{old}` | `{new}` |' for old, new in RENAMED_FIELDS.items()]
-    renamed = '\n'.join(['## Old names', '', '| old | new |', '|---|---|', *old_names, ''])
-    sections.append(renamed)
+    sections.append(_old_names())
     return '\n'.join(sections)
+
+
+def _old_names() -> str:
+    lines = ['## Old names', '', '| old | new |', '|---|---|']
+    for old_name, new_name in RENAMED_FIELDS.items():
+        lines.append(f'| `{old_name}` | `{new_name}` |')
+    # An empty line ends the table.
+    lines.append('')
+    return '\n'.join(lines)
 
 
 def _section(name: str, section: type[Section]) -> str:
@@ -58,6 +70,7 @@ def _section(name: str, section: type[Section]) -> str:
 
 def _table(title: str, text: str, rows: list[str]) -> str:
     lines = [f'## {title}', '']
+    # Of a docstring the first paragraph.
     summary = text.strip().split('\n\n')[0]
     if summary:
         lines += [summary, '']
@@ -66,7 +79,9 @@ def _table(title: str, text: str, rows: list[str]) -> str:
 
 
 def _row(name: str, default: Any, description: str | None) -> str:
-    meaning = ' '.join((description or '').split()).replace('|', '\\|')
+    # A field's text may be wrapped in the source; a row of a table is one line, and '|' ends a cell.
+    words = (description or '').split()
+    meaning = ' '.join(words).replace('|', '\\|')
     return f'| `{name}` | `{default!r}` | {meaning} |'
 
 

@@ -37,6 +37,7 @@ def check(config: ConfigDict, has_evaluation: bool = True) -> None:
       ConfigError: one line; the first problem.
     """
     fields.add_missing_sections(config)
+    # Types and bounds first: the rules below calculate with the values.
     fields.check_values(config)
     recipe = recipe_class(config.recipe)
     for rule in RULES:
@@ -69,9 +70,11 @@ def _check_lengths(config: ConfigDict, recipe: type[Recipe]) -> None:
             f'tokens = {needed}'
         )
         fail('sampler.context', context, problem, f'give {needed} or shrink config.rollout')
+    # A prefill writes a whole chunk into the cache of a slot.
     if config.sampler.chunk > context:
         fix = f'give at most {context} (sampler.context)'
         fail('sampler.chunk', config.sampler.chunk, 'longer than a slot', fix)
+    # Packing never splits a trajectory over two rows: attention would not reach across.
     if config.micro.tokens < context:
         problem = f'a trajectory of {context} tokens (sampler.context) does not fit in a row'
         fail('micro.tokens', config.micro.tokens, problem, f'give {context} or more')
@@ -98,6 +101,7 @@ def _check_tools(config: ConfigDict, recipe: type[Recipe]) -> None:
             )
     for specification in recipe.roles(config):
         for name in specification.tools or ():
+            # External tools and MCP servers bring names that are known only once they are loaded.
             is_external = any(':' in entry or entry == 'mcp' for entry in names)
             if name not in names and not is_external:
                 problem = f'role {specification.name} uses the tool {name!r}'
@@ -110,6 +114,7 @@ def _check_tools(config: ConfigDict, recipe: type[Recipe]) -> None:
 def _check_worlds(config: ConfigDict, recipe: type[Recipe]) -> None:
     for name in ('train', 'evaluation'):
         first, count = config.world[name]
+        # No name occurs in two worlds, which is what keeps held-out facts out of training.
         available = world.worlds_available(name)
         if first + count > available:
             problem = f'the names suffice for {available} worlds, numbered from 0'
@@ -123,11 +128,14 @@ def _check_worlds(config: ConfigDict, recipe: type[Recipe]) -> None:
 def _check_groups(config: ConfigDict, recipe: type[Recipe]) -> None:
     for specification, settings in _trained(config, recipe):
         role = specification.name
+        # A group of equal rewards has deviation 0: without a baseline its advantages are the reward
+        # divided by the epsilon.
         if settings.baseline == 'none' and settings.scale == 'std':
             problem = 'without a baseline, dividing by the deviation inflates equal rewards'
             fail(f'{role}.baseline', 'none', problem, f'set {role}.scale=none too')
         is_relative = settings.baseline != 'none' or settings.scale == 'std'
         is_alone = settings.samples < 2 and not specification.groups_span_prompts
+        # A role that is never trained may have one sample.
         if is_relative and is_alone and settings.train_iterations != 0:
             problem = 'a rollout is compared with the others of the same prompt'
             fix = f'give 2 or more, or {role}.baseline={role}.scale=none'
@@ -141,6 +149,7 @@ def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
     for specification, settings in _trained(config, recipe):
         role = specification.name
         rows = settings.batch * settings.samples
+        # Unequal minibatches would weigh their rollouts differently, as SSP's code does.
         if rows % settings.minibatches:
             problem = f'the {rows} rollouts of a step ({role}.batch · {role}.samples) are not divisible by it'
             fix = f'give a divisor of {rows}'
@@ -157,6 +166,8 @@ def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
             )
             fix = f'give 1, or set {role}.loss to token_pg'
             fail(f'{role}.minibatches', settings.minibatches, problem, fix)
+        # With drop_thinking every context of a rollout becomes a row of its own. Sums over tokens do
+        # not notice; means over sequences and sequence ratios would count contexts, not rollouts.
         splits_rollouts = config.rollout.drop_thinking
         is_per_token = not splits_rollouts or _is_per_token(settings.loss)
         if splits_rollouts and not (is_per_token and settings.aggregation == 'token'):
@@ -207,6 +218,7 @@ def _check_distillation(config: ConfigDict, recipe: type[Recipe]) -> None:
             problem = f'the prompts of {role} in recipe {config.recipe} have no construction path'
             fix = 'give 0, or take recipe drzero or piplay'
             fail(f'{role}.distill_top_k', settings.distill_top_k, problem, fix)
+        # The teacher would cost a forward pass per step and change nothing.
         if not any(settings.distill_coef):
             value = tuple(settings.distill_coef)
             fail(f'{role}.distill_coef', value, 'the teacher has no weight', 'give a weight')
@@ -225,6 +237,7 @@ def _check_distillation(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 def _check_division(config: ConfigDict, recipe: type[Recipe]) -> None:
     mesh = config.mesh
+    # −1 is "all devices that remain", which two axes cannot share.
     if list(mesh.values()).count(-1) > 1:
         sizes = ', '.join(f'{axis}={size}' for axis, size in mesh.items())
         raise ConfigError(
@@ -239,6 +252,7 @@ def _check_division(config: ConfigDict, recipe: type[Recipe]) -> None:
             axis_names = ' · '.join(f'mesh.{axis}' for axis in axes)
             fix = f'give a multiple of {shards}, such as {value + shards - value % shards}'
             fail(name, value, f'does not divide over {shards} devices ({axis_names})', fix)
+    # Block size of the TPU kernel.
     if config.policy.attention == 'splash':
         lengths = ['micro.tokens']
         if any(settings.distill_top_k for _, settings in _trained(config, recipe)):
@@ -256,6 +270,7 @@ def _check_division(config: ConfigDict, recipe: type[Recipe]) -> None:
 def _check_processes(config: ConfigDict, recipe: type[Recipe]) -> None:
     settings = config.distributed
     if settings.mode != 'coordinator':
+        # Each process would run alone and believe that it is the first one.
         if settings.processes > 1 and settings.mode == 'off':
             problem = 'the processes have no address to meet at'
             fail('distributed.processes', settings.processes, problem, 'set distributed.mode')
@@ -269,6 +284,7 @@ def _check_processes(config: ConfigDict, recipe: type[Recipe]) -> None:
     if settings.process >= settings.processes:
         problem = f'there are {settings.processes}'
         fail('distributed.process', settings.process, problem, 'count from 0')
+    # Every process rolls out with whole weights, so a replica must not span processes.
     if config.mesh.replica != -1 and config.mesh.replica % settings.processes:
         problem = f'{settings.processes} processes cannot hold whole replicas each'
         fix = 'choose a multiple of distributed.processes'
@@ -280,6 +296,8 @@ def _check_processes(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 def _check_retrieval(config: ConfigDict, recipe: type[Recipe]) -> None:
     retrieval = config.retrieval
+    # The manifest is written last: a folder without one is incomplete. A search server needs the
+    # folder as well, because proposers read their documents from it.
     has_index = (pathlib.Path(retrieval.path) / 'manifest.json').is_file()
     if retrieval.kind != 'world' and not has_index:
         fix = 'build one with python -m zeroplay_jax.retrieval.build'
@@ -315,6 +333,7 @@ def _check_files(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 def _check_judge(config: ConfigDict, recipe: type[Recipe]) -> None:
     judge = config.judge
+    # The rule compares sentences of the worlds' plain form; on other text it would reject everything.
     is_used = config.reward.answer == 'judge' or bool(config.eval.tasks)
     if is_used and judge.kind == 'rule' and config.retrieval.kind != 'world':
         problem = 'the rule works in miniature worlds only'
@@ -332,18 +351,19 @@ def _check_judge(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 def _check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
     folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
-    shown = config.policy.path or "'' (the built-in checkpoint)"
+    path_text = config.policy.path or "'' (the built-in checkpoint)"
     fix = 'name a Hugging Face checkpoint folder (config.json, tokenizer.json, *.safetensors)'
     if not config.policy.path:
         fix = 'train it with python -m zeroplay_jax.mini.base_model'
     if not folder.is_dir():
-        fail('policy.path', shown, 'no such folder', fix)
+        fail('policy.path', path_text, 'no such folder', fix)
     for pattern in ('config.json', 'tokenizer.json', '*.safetensors'):
         if not any(folder.glob(pattern)):
-            fail('policy.path', shown, f'the folder has no {pattern}', fix)
+            fail('policy.path', path_text, f'the folder has no {pattern}', fix)
 
 
 Rule = Callable[[ConfigDict, type[Recipe]], None]
+# In the order in which problems are reported. Values come first, files on the disk last.
 RULES: tuple[Rule, ...] = (
     _check_lengths,
     _check_tools,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool
 
 from zeroplay_jax.selfplay.answers import final_answer, prompt_fields, score
 from zeroplay_jax.selfplay.roles import RolloutContext
@@ -23,7 +24,7 @@ def evaluate(
     number: int,
     role: str = 'solver',
     on_answer: Callable[[], None] = _nothing,
-) -> tuple[dict[int, np.ndarray], list[Row]]:
+) -> tuple[dict[int, Bool[np.ndarray, ' questions']], list[Row]]:
     """Exact match of a greedy answer per question; a judge's grade per open task.
 
     Args:
@@ -39,42 +40,53 @@ def evaluate(
     Raises:
       UserError: a question is longer than `rollout.prompt_tokens`.
     """
-    episodes: dict[tuple[int, ...], Callable[[], Coroutine[Any, Any, Outcome]]] = {
-        (number, index): functools.partial(_answer, context, role, (number, index), question)
-        for index, question in enumerate(questions)
-    }
+    episodes: dict[tuple[int, ...], Callable[[], Coroutine[Any, Any, Outcome]]] = {}
+    for index, question in enumerate(questions):
+        identity = (number, index)
+        episodes[identity] = functools.partial(_answer, context, role, identity, question)
     outcomes = context.run_episodes(episodes, on_answer)
+    # One rollout per question, so one row per outcome, in the order of the questions on every process.
     rows = [outcome.rows[0] for outcome in outcomes]
     results_of_hops: dict[int, list[bool]] = {}
     for question, row in zip(questions, rows, strict=True):
+        # Open tasks have grades between 0 and 1, which must not enter the exact match.
         if not question.is_open_task:
             results_of_hops.setdefault(question.hops, []).append(row.reward > 0)
-    correct = {hops: np.array(results_of_hops[hops]) for hops in sorted(results_of_hops)}
+    # Sorted: metrics and tables list the hop counts in this order, whatever the order of a file.
+    correct: dict[int, np.ndarray] = {}
+    for hops in sorted(results_of_hops):
+        correct[hops] = np.array(results_of_hops[hops])
     return correct, rows
 
 
 async def _answer(
     context: RolloutContext, role: str, identity: tuple[int, int], question: Question
 ) -> Outcome:
+    # Exact match whatever `reward.answer` is: results of all recipes are compared by one metric.
     metric, part = ('em', 'exact_match')
     if question.is_open_task:
         metric, part = ('rubrics', 'rubrics')
+    fields = prompt_fields(question)
     try:
-        (trajectory,) = await context.ask(role, identity, 1, 0.0, **prompt_fields(question))
+        (trajectory,) = await context.ask(role, identity, samples=1, temperature=0.0, **fields)
     except TaskDropped as drop:
+        # An error and no drop: leaving a question out would change what the mean is taken over.
         raise UserError(
             f'in the evaluation, {question.text[:60]!r} cannot be asked: {drop.reason}; raise '
             'config.rollout.prompt_tokens'
         ) from drop
     answer = final_answer(trajectory)
     value = await score(context, metric, identity, question, answer)
+    reward = value or 0.0
+    # Nothing is trained here: the reason is recorded so that ungraded answers can be counted.
+    drop_reason = 'ungraded' if value is None else None
     row = Row(
         role=role,
         trajectory=trajectory,
-        reward=value or 0.0,
+        reward=reward,
         group=question.hops,
-        parts={part: value or 0.0},
-        drop='ungraded' if value is None else None,
+        parts={part: reward},
+        drop=drop_reason,
         info=RowInfo(question=question, answer=answer),
     )
     return Outcome([row])

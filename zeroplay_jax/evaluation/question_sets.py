@@ -68,7 +68,11 @@ def load(name: str, limit: int = 0, seed: int = 0, rubrics: bool = False) -> lis
     Raises:
       UserError: neither a file nor a public name; an unusable line; no connection.
     """
-    questions = files.open_tasks(name) if rubrics else files.questions(path_of(name))
+    # Public sets have answers only, so open tasks always come from a file.
+    if rubrics:
+        questions = files.open_tasks(name)
+    else:
+        questions = files.questions(path_of(name))
     return files.sample(questions, limit or len(questions), seed)
 
 
@@ -81,6 +85,7 @@ def path_of(name: str) -> str:
     if pathlib.Path(name).is_file():
         return name
     files.check_set(name)
+    # Slow to load, and needed for public names only.
     import huggingface_hub
 
     # Its warnings about retries would repeat the one error below.
@@ -128,16 +133,17 @@ def answer_all(
 
     async def answer(index: int, question: Question) -> Answered:
         identity = (number, index)
+        # Several greedy samples would all be the same.
         temperature = 0.0 if samples == 1 else None
         try:
             trajectories = await context.ask(
                 role, identity, samples, temperature, **prompt_fields(question)
             )
             if answerer:
-                trajectories = [
-                    await _answer_after(context, role, answerer, trajectory)
-                    for trajectory in trajectories
-                ]
+                searched = trajectories
+                trajectories = []
+                for trajectory in searched:
+                    trajectories.append(await _answer_after(context, role, answerer, trajectory))
         except TaskDropped as drop:
             raise UserError(
                 f'question {index} ({question.text[:60]!r}) cannot be asked: {drop.reason}; raise '
@@ -148,10 +154,17 @@ def answer_all(
         for sample, text in enumerate(answers):
             value = await score(context, metric, (*identity, sample), question, text)
             # No verdict is no approval.
-            scores.append(0.0 if value is None else value)
+            scores.append(value or 0.0)
+        # Of the first sample, so that the number does not grow with `samples`.
         queries = _queries(trajectories[0])
+        # The first of equals.
         best = int(np.argmax(scores))
-        return Answered(max(scores), len(queries), redundancy(queries), answers[best])
+        return Answered(
+            score=scores[best],
+            searches=len(queries),
+            redundancy=redundancy(queries),
+            given=answers[best],
+        )
 
     pending = [answer(index, question) for index, question in enumerate(questions)]
     return context.scheduler.run(pending, on_answer)
@@ -160,7 +173,9 @@ def answer_all(
 def _queries(trajectory: Trajectory) -> list[str]:
     queries: list[str] = []
     for call in trajectory.calls_of('search'):
-        queries += (call.arguments or {}).get('query_list', [])
+        # `calls_of` returns calls with arguments only; the schema requires the list.
+        if call.arguments is not None:
+            queries += call.arguments.get('query_list', [])
     return queries
 
 
@@ -169,9 +184,13 @@ async def _answer_after(
 ) -> Trajectory:
     """The last turn of a rollout, written by other weights that see everything before it."""
     env = context.roles[role].env
+    # A turn starts where the author changes to the policy. Token ids are reused as they are, so the
+    # answerer reads exactly what the searcher read.
     is_policy = (searched.source == POLICY).astype(np.int8)
     turn_starts = np.flatnonzero(np.diff(is_policy, prepend=0) == 1)
-    prompt = searched.tokens[: turn_starts[-1]] if len(turn_starts) else searched.tokens
+    prompt = searched.tokens
+    if len(turn_starts) > 0:
+        prompt = searched.tokens[: turn_starts[-1]]
     limits = dataclasses.replace(env.limits, max_turns=1)
     # Without tools: the answerer gets one turn, whose text must be final.
     final_env = dataclasses.replace(env, tools={}, limits=limits)
@@ -184,22 +203,33 @@ async def _answer_after(
 def redundancy(queries: Sequence[str]) -> float:
     """Repetition among queries: mean over all but the first of the largest Jaccard overlap of words with
     an earlier one; 0 for fewer than two. π-Play reports such a number without defining it."""
-    words = [set(normalize_answer(query).split()) for query in queries]
-    overlaps = []
-    for index in range(1, len(words)):
-        overlaps.append(max(_jaccard(words[index], earlier) for earlier in words[:index]))
-    return float(np.mean(overlaps)) if overlaps else 0.0
+    earlier_words: list[set[str]] = []
+    overlaps: list[float] = []
+    for query in queries:
+        words = set(normalize_answer(query).split())
+        # The first query has nothing to repeat and does not count in the mean.
+        if earlier_words:
+            overlaps.append(max(_jaccard(words, earlier) for earlier in earlier_words))
+        earlier_words.append(words)
+    if not overlaps:
+        return 0.0
+    return float(np.mean(overlaps))
 
 
 def _jaccard(left: set[str], right: set[str]) -> float:
+    """Shared words as a share of all words; 0 for two queries without words."""
     union = left | right
-    return len(left & right) / len(union) if union else 0.0
+    if not union:
+        return 0.0
+    return len(left & right) / len(union)
 
 
 def means(answered: Sequence[Answered]) -> dict[str, float]:
     """Means over questions of score, searches and redundancy."""
-    names = ('score', 'searches', 'redundancy')
-    return {name: float(np.mean([getattr(one, name) for one in answered])) for name in names}
+    values: dict[str, float] = {}
+    for name in ('score', 'searches', 'redundancy'):
+        values[name] = float(np.mean([getattr(result, name) for result in answered]))
+    return values
 
 
 def results(
@@ -211,16 +241,20 @@ def results(
         result_of_set[name] = {
             'questions': _fingerprint(questions),
             'mean': means(answered),
-            'answered': [dataclasses.asdict(one) for one in answered],
+            # Per question, so that two results can be compared pairwise.
+            'answered': list(map(dataclasses.asdict, answered)),
         }
     return {'settings': dict(settings), 'sets': result_of_set}
 
 
 def _fingerprint(questions: Sequence[Question]) -> str:
-    records = []
+    """A hash of the questions with everything that an answer is compared with."""
+    records: list[list[Any]] = []
     for question in questions:
-        gold = question.rubrics if question.is_open_task else question.answers
-        records.append([question.text, list(gold)])
+        if question.is_open_task:
+            records.append([question.text, list(question.rubrics)])
+        else:
+            records.append([question.text, list(question.answers)])
     text = json.dumps(records, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -236,7 +270,9 @@ def compare(one: Json, other: Json, draws: int = 10_000) -> dict[str, tuple[floa
     intervals: dict[str, tuple[float, float, float]] = {}
     for name in shared:
         pairs = zip(one['sets'][name]['answered'], other['sets'][name]['answered'], strict=True)
+        # Paired: questions differ in difficulty far more than policies do, and that part cancels.
         differences = np.array([right['score'] - left['score'] for left, right in pairs])
+        # A generator per set, so that an interval does not depend on which other sets there are.
         rng = np.random.default_rng(0)
         resampled_means = []
         for _ in range(draws):
@@ -248,16 +284,17 @@ def compare(one: Json, other: Json, draws: int = 10_000) -> dict[str, tuple[floa
 
 
 def _check_comparable(one: Json, other: Json) -> None:
-    different = [
-        name for name in SETTINGS if one['settings'].get(name) != other['settings'].get(name)
-    ]
-    if different:
-        values = [
-            f'{name}: {one["settings"].get(name)} and {other["settings"].get(name)}'
-            for name in different
-        ]
+    differences: list[str] = []
+    for name in SETTINGS:
+        # `get`: results of earlier versions lack the newer settings.
+        left = one['settings'].get(name)
+        right = other['settings'].get(name)
+        if left != right:
+            differences.append(f'{name}: {left} and {right}')
+    if differences:
         raise UserError(
-            f'these results cannot be compared, they differ in {"; ".join(values)}; evaluate both alike'
+            f'these results cannot be compared, they differ in {"; ".join(differences)}; '
+            'evaluate both alike'
         )
     shared = [name for name in one['sets'] if name in other['sets']]
     if not shared:

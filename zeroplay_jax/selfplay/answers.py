@@ -33,6 +33,7 @@ def final_answer(trajectory: Trajectory) -> str | None:
 
 def prompt_fields(question: Question) -> dict[str, str]:
     """Prompt name and field with which a question, or an open task, is put to a solver."""
+    # By question and not by role: an evaluation asks one solver both kinds.
     if question.is_open_task:
         return dict(prompt='task_solver', task=question.text)
     return dict(prompt='solver', question=question.text)
@@ -56,11 +57,14 @@ async def score(
     if metric != 'judge':
         answer_metric = rewards.resolve_answer_metric(metric)
         return float(answer_metric(answer, question.answers))
+    # No answer is wrong for certain, without the cost and the risk of a judgement.
     if not answer:
         return 0.0
     assert context.judge is not None
     verdict = await context.judge.correct(identity, question.text, question.answers, answer)
-    return None if verdict is None else float(verdict)
+    if verdict is None:
+        return None
+    return float(verdict)
 
 
 async def grade(
@@ -70,10 +74,12 @@ async def grade(
     if not answer:
         return 0.0
     assert context.judge is not None
-    pending = [
-        context.judge.grade((*identity, number), task.text, answer, rubric['text'])
-        for number, rubric in enumerate(task.rubrics)
-    ]
+    # One judgement per rubric (SCOPE): a list of verdicts in one reply is harder to parse, and one
+    # verdict would influence the next.
+    pending = []
+    for number, rubric in enumerate(task.rubrics):
+        judgement = (*identity, number)
+        pending.append(context.judge.grade(judgement, task.text, answer, rubric['text']))
     verdicts = await asyncio.gather(*pending)
     return rewards.rubric_score(verdicts)
 
@@ -94,6 +100,8 @@ def retrieved_passages(trajectory: Trajectory) -> list[Json]:
             if query_passages:
                 best_of_last_query = query_passages[0]
     if best_of_last_query is not None:
+        # Removed and inserted again, which moves a key of a dict to the end. The rule judge takes
+        # its rubrics from the last document.
         last_id = best_of_last_query['id']
         passages[last_id] = passages.pop(last_id)
     return list(passages.values())
@@ -101,4 +109,6 @@ def retrieved_passages(trajectory: Trajectory) -> list[Json]:
 
 def mean(values: Sequence[float]) -> float:
     """Mean, 0 for no values."""
-    return float(np.mean(values)) if values else 0.0
+    if not values:
+        return 0.0
+    return float(np.mean(values))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from zeroplay_jax.objectives import advantages
-from zeroplay_jax.selfplay.row_metrics import Stats
+from zeroplay_jax.selfplay.row_metrics import Stats, reward_columns
 from zeroplay_jax.selfplay.serialization import row_from_json, row_to_json
 from zeroplay_jax.selfplay.task_log import filtered_groups_log
 from zeroplay_jax.types import Json, Row
@@ -24,12 +22,15 @@ class GroupFilter:
     def missing_groups(self, role: str, rows: Sequence[Row]) -> int:
         """Groups that the role's batch lacks, given the rows of the step so far."""
         settings = self._config[role]
-        usable = [*self._carried_over.get(role, [])]
-        usable += [row for row in rows if row.role == role and row.drop is None]
+        usable = list(self._carried_over.get(role, []))
+        for row in rows:
+            if row.role == role and row.drop is None:
+                usable.append(row)
+        # Without the filter a group counts as soon as it has one valid row, whatever its rewards.
         if settings.filter_groups:
-            informative = _has_reward_variance(usable)
-            usable = [row for row, keep in zip(usable, informative) if keep]
-        groups = {row.group for row in usable}
+            groups = set(_informative_groups(usable))
+        else:
+            groups = {row.group for row in usable}
         return max(settings.batch - len(groups), 0)
 
     def select(
@@ -44,23 +45,32 @@ class GroupFilter:
           rows to train on; statistics; task-log records of the excluded groups.
         """
         settings = self._config[role]
+        # Carried-over groups come first: they are the oldest, and a group carried over again and
+        # again would drift away from the policy that it is meant to train.
         candidates = [*self._carried_over.pop(role, []), *rows]
-        informative = _has_reward_variance(candidates)
         # Order of issue, not of completion: otherwise short rollouts would be preferred.
-        groups = list(
-            dict.fromkeys(row.group for row, keep in zip(candidates, informative) if keep)
-        )
+        groups = _informative_groups(candidates)
         batch_groups = set(groups[: settings.batch])
         surplus_groups = set(groups[settings.batch :])
-        excluded_rows = [row for row in candidates if row.group not in batch_groups]
-        if settings.surplus == 'carry' and surplus_groups:
-            surplus = [row for row in candidates if row.group in surplus_groups]
+        carries_surplus = settings.surplus == 'carry'
+        trained: list[Row] = []
+        surplus: list[Row] = []
+        excluded_rows: list[Row] = []
+        # By group and not by row: a dropped row stays with its group, whose size the advantages check.
+        for row in candidates:
+            if row.group in batch_groups:
+                trained.append(row)
+            elif row.group in surplus_groups and carries_surplus:
+                surplus.append(row)
+            else:
+                excluded_rows.append(row)
+        if surplus:
             self._carried_over[role] = surplus
-            excluded_rows = [row for row in excluded_rows if row.group not in surplus_groups]
         excluded = filtered_groups_log(excluded_rows, surplus_groups)
-        trained = [row for row in candidates if row.group in batch_groups]
+        # In updates of the role: how off-policy the batch is.
         ages = [version - row.trajectory.version for row in trained]
         all_groups = {row.group for row in candidates}
+        # 'kept' near 0: too easy or too hard questions; 'full' below 1: `fill_rounds` was reached.
         stats: Stats = {
             'filter/kept': (len(groups), len(all_groups)),
             'filter/surplus': (len(surplus_groups), 1),
@@ -71,27 +81,34 @@ class GroupFilter:
 
     def discard_carried_over(self) -> list[Row]:
         """Forgets all surplus, at the start of a phase; returns it for the log."""
-        rows = [row for surplus in self._carried_over.values() for row in surplus]
+        # A phase trains another role or other questions: older rollouts would be far off-policy.
+        rows: list[Row] = []
+        for surplus in self._carried_over.values():
+            rows += surplus
         self._carried_over = {}
         return rows
 
     def state(self) -> Json:
-        """For a checkpoint."""
-        return {
-            role: [row_to_json(row) for row in rows] for role, rows in self._carried_over.items()
-        }
+        """Carried-over rows by role as JSON, for a checkpoint."""
+        records = {}
+        for role, rows in self._carried_over.items():
+            records[role] = [row_to_json(row) for row in rows]
+        return records
 
     def restore(self, state: Json) -> None:
         """Inverse of `state`."""
-        self._carried_over = {
-            role: [row_from_json(row) for row in rows] for role, rows in state.items()
-        }
+        self._carried_over = {}
+        for role, records in state.items():
+            self._carried_over[role] = [row_from_json(record) for record in records]
 
 
-def _has_reward_variance(rows: Sequence[Row]) -> np.ndarray:
-    """bool [B]: rows of groups whose rewards differ."""
-    return advantages.informative_groups(
-        np.array([row.reward for row in rows], np.float64),
-        np.array([row.group for row in rows], np.int64),
-        np.array([row.drop is None for row in rows], bool),
-    )
+def _informative_groups(rows: Sequence[Row]) -> list[int]:
+    """Keys of the groups whose valid rewards differ, each once, in the order of the rows."""
+    rewards, groups, valid = reward_columns(rows)
+    is_informative = advantages.informative_groups(rewards, groups, valid)
+    # A dict and not a set: its keys keep the order of the rows.
+    keys: dict[int, None] = {}
+    for row, informative in zip(rows, is_informative, strict=True):
+        if informative:
+            keys[row.group] = None
+    return list(keys)

@@ -33,7 +33,7 @@ from zeroplay_jax.selfplay.task_pool import TaskPool
 from zeroplay_jax.selfplay.update_batch import pack_rows, set_advantages
 from zeroplay_jax.types import Batch, Json, Outcome, Row, Task, TaskDropped
 
-# Metrics that mean nothing in a phase whose rollouts get no reward.
+# Generation phases assign no rewards: these two metrics would show zeros there.
 _REWARD_METRICS = ('reward_mean', 'informative_share')
 
 
@@ -71,6 +71,7 @@ class Engine:
         self.specs = specs
         self.check_failures = check_failures
         self.pool = TaskPool()
+        # How often the weights of each name were published, which is the age of a rollout.
         self.versions: collections.Counter[str] = collections.Counter()
         # Items with a question or answer that was supplied from outside the run.
         self.external_items = 0
@@ -100,6 +101,7 @@ class Engine:
     ) -> tuple[dict[str, float], list[Row]]:
         """Collects rollouts and updates the trained roles; returns metrics and rows of the step."""
         started = time.perf_counter()
+        # Scheduler and judge count over the whole process, so a step's share is a difference.
         scheduler_before = collections.Counter(self.scheduler.stats)
         judge_before = collections.Counter(self.context.judge_stats)
         self.scheduler.workers.seconds.clear()
@@ -107,9 +109,14 @@ class Engine:
         self.context.hosts.clear_published()
 
         tasks, outcomes = self._collect(step, on_episode_end)
+        # Both checks can stop the run. They come before the update, so that a checkpoint never holds
+        # weights that were trained on failed searches or missing verdicts.
         failure_metrics = dict(sums(self._on_all_hosts(self.check_failures)))
         judge_stats = self._judge_stats_since(judge_before)
-        rows = [row for outcome in outcomes for row in outcome.rows]
+        rows: list[Row] = []
+        for outcome in outcomes:
+            rows += outcome.rows
+        # Over everything that was sampled: the filter selects the trained rows only later.
         stats = rollout_stats(rows, outcomes)
         collected = time.perf_counter()
 
@@ -118,12 +125,13 @@ class Engine:
         self.task_log += filtered_groups_log(late_rows, surplus_groups)
         stats |= self._update_roles(step, rows)
         if not step.phase.trains:
-            stats = {name: value for name, value in stats.items() if name not in _REWARD_METRICS}
-        if any(outcome.questions or outcome.drop for outcome in outcomes):
-            stats |= {f'drop/{reason}': (count, 1) for reason, count in self.pool.drops.items()}
-        stats['pool_size'] = (len(self.pool.questions), 1)
-        stats |= {f'judge/{name}': (count, 1) for name, count in judge_stats.items()}
-        metrics = {name: total / count for name, (total, count) in stats.items() if count}
+            for name in _REWARD_METRICS:
+                stats.pop(name, None)
+        stats |= self._pool_stats(outcomes)
+        for name, count in judge_stats.items():
+            stats[f'judge/{name}'] = (count, 1)
+
+        metrics = _ratios(stats)
         metrics |= failure_metrics
         metrics |= self._rollout_metrics(scheduler_before, collected - started)
         metrics['seconds/rollout'] = collected - started
@@ -138,17 +146,21 @@ class Engine:
             self.drawn = 0
             self.drawn_external = 0
         period = step.phase.clears_pool
+        # `index` is the number of steps before this one. SSP's code tests a counter that is already
+        # incremented, which makes its first window one step short.
         if period and (step.index == 0 or schedules.closes_window(step.index, period)):
             self.pool.clear()
         return late_rows
 
     def _on_all_hosts(self, call: Callable[[], Any]) -> list[Any]:
+        # An error on one process is raised on all of them: none waits for a dead one.
         return self.context.hosts.run_on_all_and_gather(call)
 
     def _judge_stats_since(self, before: collections.Counter[str]) -> collections.Counter[str]:
         """Counts of the step over all processes; stops the run if too many judgements failed."""
         local = self.context.judge_stats - before
         total = sums(self.context.hosts.gather(local))
+        # On the total, so that all processes decide alike.
         if self.context.judge:
             self.context.judge.check(total)
         return total
@@ -159,17 +171,30 @@ class Engine:
         for outcome in outcomes:
             if outcome.drop:
                 self.pool.drop(outcome.drop)
-            refusals.append([self.pool.add(question) for question in outcome.questions])
+            refusals.append(list(map(self.pool.add, outcome.questions)))
         return refusals
+
+    def _pool_stats(self, outcomes: Sequence[Outcome]) -> Stats:
+        """Size of the pool; in steps that fill it also the drops since it was last cleared."""
+        stats: Stats = {}
+        fills_pool = any(outcome.questions or outcome.drop for outcome in outcomes)
+        if fills_pool:
+            for reason, count in self.pool.drops.items():
+                stats[f'drop/{reason}'] = (count, 1)
+        stats['pool_size'] = (len(self.pool.questions), 1)
+        return stats
 
     def _update_roles(self, step: Step, rows: Sequence[Row]) -> Stats:
         stats: Stats = {}
+        # The order matters with shared weights (SSP): the second role is updated from weights that
+        # the first one has just changed.
         for role in step.phase.trains:
             role_rows = [row for row in rows if row.role == role]
             role_stats = self._update_role(step, role, role_rows)
             # With one trained role its metrics need no prefix.
             prefix = f'{role}/' if len(step.phase.trains) > 1 else ''
-            stats |= {prefix + name: value for name, value in role_stats.items()}
+            for name, value in role_stats.items():
+                stats[prefix + name] = value
         return stats
 
     def _rollout_metrics(
@@ -177,13 +202,16 @@ class Engine:
     ) -> dict[str, float]:
         """Throughput over all processes, and the time of this process's tool calls."""
         counters = ('rollouts', 'generated_tokens')
-        local = {name: self.scheduler.stats[name] - before[name] for name in counters}
+        local: dict[str, int] = {}
+        for name in counters:
+            local[name] = self.scheduler.stats[name] - before[name]
         total = sums(self.context.hosts.gather(local))
         metrics = {
             # Proposals, attempts, checks and judgements alike: the cost of the step.
             'rollouts': float(total['rollouts']),
             'tokens_per_second': total['generated_tokens'] / max(seconds, 1e-9),
         }
+        # Not gathered: percentiles of several processes cannot be merged from the percentiles of each.
         for tool, tool_seconds in self.scheduler.workers.seconds.items():
             metrics[f'tool_seconds/{tool}/p50'] = float(np.percentile(tool_seconds, 50))
             metrics[f'tool_seconds/{tool}/p95'] = float(np.percentile(tool_seconds, 95))
@@ -200,12 +228,14 @@ class Engine:
         all_rows: list[Row] = []
         missing = self._missing_groups(step, all_rows)
         cursor = BatchCursor(self.drawn, missing=missing, external=self.drawn_external)
+        # The recipe decides between rounds and not while episodes run: which items follow then
+        # depends on completed outcomes only, never on the order in which rollouts finish.
         while tasks := self.recipe.tasks(step, self.pool, cursor):
             external = sum(task.external for task in tasks)
             self.external_items += external
-            episodes = {
-                task.identity: functools.partial(self._episode, step, task) for task in tasks
-            }
+            episodes = {}
+            for task in tasks:
+                episodes[task.identity] = functools.partial(self._episode, step, task)
             outcomes = self.context.run_episodes(episodes, on_episode_end)
             for outcome in outcomes:
                 for row in outcome.rows:
@@ -233,6 +263,7 @@ class Engine:
 
     def _missing_groups(self, step: Step, rows: Sequence[Row]) -> int:
         """Groups that the batch of some trained role still lacks."""
+        # The largest lack: one item can yield a group of several roles (SSP).
         missing = [self.filter.missing_groups(role, rows) for role in step.phase.trains]
         return max(missing, default=0)
 
@@ -252,11 +283,15 @@ class Engine:
         stats |= set_advantages(rows, settings, group_size)
         distill_coef = 0.0
         if settings.distill_top_k:
+            # One coefficient per iteration: π-Play lowers it as the student approaches its teacher.
             distill_coef = schedules.alpha_at(settings.distill_coef, step.phase.iteration)
+        # Advantages were set over the whole batch above: a group may be cut by a minibatch border.
         parts = []
+        batches = []
         for indices in np.array_split(range(len(rows)), settings.minibatches):
-            parts.append([rows[index] for index in indices])
-        batches = [self._pack(role, part, distill_coef) for part in parts]
+            part = [rows[index] for index in indices]
+            parts.append(part)
+            batches.append(self._pack(role, part, distill_coef))
         with self._offloaded_sampler(weights):
             if settings.old_logp == 'trainer':
                 # Before the first update, so that all minibatches share the same old policy.
@@ -264,15 +299,22 @@ class Engine:
             for part, batch in zip(parts, batches, strict=True):
                 update_stats = learner.update(role, batch, distill_coef)
                 stats = _added(stats, update_stats)
+                # The learner counts finite gradients only. An empty batch reports no norm at all.
                 _, finite_updates = update_stats.get('gradient_norm', (0.0, 1.0))
                 if not finite_updates:
-                    rollouts = [list(row.trajectory.identity) for row in part]
-                    record = {'role': role, 'drop': 'nonfinite_gradient', 'rollouts': rollouts}
-                    self.task_log.append(record)
+                    self._log_skipped_update(role, part)
+            # Once per step, not per minibatch (π-Play eq. 10): the rate 0.05 then means a half-life
+            # of about 13.5 steps whatever `minibatches` is.
             learner.update_ema_teacher()
         self.versions[weights] += 1
         self.publish(weights)
         return stats
+
+    def _log_skipped_update(self, role: str, rows: Sequence[Row]) -> None:
+        """Names the rollouts of a skipped update, so that its cause can be found."""
+        rollouts = [list(row.trajectory.identity) for row in rows]
+        record = {'role': role, 'drop': 'nonfinite_gradient', 'rollouts': rollouts}
+        self.task_log.append(record)
 
     @contextlib.contextmanager
     def _offloaded_sampler(self, weights: str) -> Iterator[None]:
@@ -281,8 +323,11 @@ class Engine:
         if self.config.offload:
             for name, pool in pools.items():
                 pool.sampler.free_cache()
-                # The weights in training are published anew afterwards.
-                pool.params = {} if name == weights else sharding.to_host(pool.params)
+                if name == weights:
+                    # Not worth a copy: they are published anew after the update.
+                    pool.params = {}
+                else:
+                    pool.params = sharding.to_host(pool.params)
         yield
         if self.config.offload:
             for pool in pools.values():
@@ -299,10 +344,15 @@ class Engine:
 
     def device_state(self) -> dict[str, Any]:
         """By weights: parameters, optimiser moments, step count and EMA teacher."""
-        return {name: learner.state for name, learner in self.learners.items()}
+        state = {}
+        for name, learner in self.learners.items():
+            state[name] = learner.state
+        return state
 
     def host_state(self) -> Json:
         """JSON: question pool, versions, dataset cursors and carried-over groups."""
+        # Random generators are absent on purpose: every draw derives from seed and identity, so a
+        # resumed run repeats it from these counters alone.
         return {
             'pool': self.pool.state(),
             'versions': dict(self.versions),
@@ -320,8 +370,19 @@ class Engine:
         self.external_items = host_state['external_items']
         self.drawn, self.drawn_external = host_state['drawn']
         self.filter.restore(host_state['carried_over'])
+        # The constructor published the initial weights; versions must be restored before this.
         for name in self.learners:
             self.publish(name)
+
+
+def _ratios(stats: Stats) -> dict[str, float]:
+    """Sums divided by their counts."""
+    ratios = {}
+    for name, (total, count) in stats.items():
+        # A count of 0 (no search, no valid proposal) gives no metric rather than a misleading 0.
+        if count:
+            ratios[name] = total / count
+    return ratios
 
 
 def _added(left: Stats, right: Stats) -> Stats:

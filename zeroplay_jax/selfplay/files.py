@@ -34,7 +34,8 @@ class _UnusableLine(Exception):
 
 def read_lines(path: str, *required: str, answered: bool = True) -> list[Json]:
     """All objects of a file, see `numbered_lines`."""
-    return [record for _, record in numbered_lines(path, *required, answered=answered)]
+    lines = numbered_lines(path, *required, answered=answered)
+    return [record for _, record in lines]
 
 
 def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator[tuple[int, Json]]:
@@ -48,6 +49,7 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
     Raises:
       UserError: no such file, no line in it, or an unusable line, named with its number.
     """
+    # Outside the loop: the error handlers name the line that was read last.
     number = 0
     has_lines = False
     try:
@@ -65,9 +67,10 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f'{path}: cannot be read ({error})') from None
     except _UnusableLine as error:
-        reason = f' ({error})' if str(error) else ''
-        requirement = _requirement(required, answered)
-        raise UserError(f'{path}, line {number}: {requirement}{reason}') from None
+        problem = _requirement(required, answered)
+        if str(error):
+            problem += f' ({error})'
+        raise UserError(f'{path}, line {number}: {problem}') from None
     if not has_lines:
         raise UserError(f'{path}: holds no line; {_requirement(required, answered)}')
 
@@ -79,9 +82,12 @@ def _parse_line(line: str, required: tuple[str, ...], answered: bool) -> Json:
         for name in required:
             if name not in record and isinstance(extra, dict) and name in extra:
                 record[name] = extra[name]
+        # For its error only; callers read the answers themselves.
         if answered:
             accepted_answers(record)
         are_texts = all(isinstance(record[name], str) for name in required)
+    # All that a line of any JSON can raise: a number or list instead of an object, missing fields,
+    # thousands of nested brackets.
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _UnusableLine(error) from None
     if not are_texts:
@@ -90,6 +96,7 @@ def _parse_line(line: str, required: tuple[str, ...], answered: bool) -> Json:
 
 
 def _requirement(required: tuple[str, ...], answered: bool) -> str:
+    """What a line must be, for error texts."""
     fields = [f'"{name}"' for name in required]
     if answered:
         fields.append('"answers" (a text or list of texts)')
@@ -102,10 +109,16 @@ def accepted_answers(record: Json) -> list[str]:
     Raises:
       ValueError: none, an empty one, or one that is no text.
     """
-    value = next((record[name] for name in ANSWER_FIELDS if name in record), None)
+    value: Any = None
+    for name in ANSWER_FIELDS:
+        if name in record:
+            value = record[name]
+            break
     while isinstance(value, dict):
         # verl: {'reward_model': {'ground_truth': {'target': […]}}}
         value = value.get('target', value.get('ground_truth'))
+    # Always a list from here on. A text in its place would be compared letter by letter, which is
+    # how SSP's loader rejects every question.
     answers = [value] if isinstance(value, str) else value
     if not isinstance(answers, list) or not answers or not all(map(_is_text, answers)):
         raise ValueError(f'no answers among the fields {", ".join(ANSWER_FIELDS)}')
@@ -118,7 +131,11 @@ def _is_text(value: Any) -> bool:
 
 def provenance(record: Json) -> dict[str, Any]:
     """Provenance fields of a line; {} in files that `zeroplay_jax.inputs` did not write."""
-    return {name: record[name] for name in PROVENANCE if name in record}
+    fields = {}
+    for name in PROVENANCE:
+        if name in record:
+            fields[name] = record[name]
+    return fields
 
 
 def questions(path: str) -> list[Question]:
@@ -153,8 +170,9 @@ def open_tasks(path: str) -> list[Question]:
             raise UserError(
                 f'{path}, line {number}: "rubrics" must be a list of texts, one per criterion to grade'
             )
-        rubrics = tuple({'text': text, 'priority': 'important'} for text in texts)
-        loaded.append(Question(record['task'], rubrics=rubrics))
+        # The middle priority for all: SCOPE's weights are 1 whatever the priority is.
+        rubrics = [{'text': text, 'priority': 'important'} for text in texts]
+        loaded.append(Question(record['task'], rubrics=tuple(rubrics)))
     return loaded
 
 
@@ -164,16 +182,23 @@ def check_set(name: str, allow_public: bool = True) -> None:
     Raises:
       UserError: one line.
     """
-    is_public = allow_public and name in PUBLIC
-    if not pathlib.Path(name).is_file() and not is_public:
-        public = f' nor one of {", ".join(PUBLIC)}' if allow_public else ''
-        raise UserError(f'{name} is not a file{public}; give a file of JSON lines')
+    # A file wins over a public set of the same name.
+    if pathlib.Path(name).is_file():
+        return
+    if not allow_public:
+        raise UserError(f'{name} is not a file; give a file of JSON lines')
+    if name not in PUBLIC:
+        public_names = ', '.join(PUBLIC)
+        raise UserError(
+            f'{name} is not a file nor one of {public_names}; give a file of JSON lines'
+        )
 
 
 def sample(items: Sequence[T], count: int, seed: int) -> list[T]:
     """`count` items drawn uniformly (a file may be sorted by topic), in their order; all if fewer."""
     if count >= len(items):
         return list(items)
+    # A prefix of one permutation: a larger sample of the same seed contains the smaller ones.
     permutation = np.random.default_rng(seed).permutation(len(items))
     return [items[index] for index in np.sort(permutation[:count])]
 
@@ -206,7 +231,10 @@ def hops(path: str, number: int, record: Json, default: int | None = None) -> in
       UserError: missing, or not a whole number from 1 on; names the line.
     """
     value = record.get('hops', default)
+    # Not isinstance: true is an int in Python.
     if type(value) is not int or value < 1:
-        shown = 'missing' if value is None else repr(value)
-        raise UserError(f'{path}, line {number}: "hops" is {shown}; give a whole number, 1 or more')
+        description = 'missing' if value is None else repr(value)
+        raise UserError(
+            f'{path}, line {number}: "hops" is {description}; give a whole number, 1 or more'
+        )
     return value

@@ -45,6 +45,8 @@ class Judge(abc.ABC):
         Raises:
           UserError: more than the allowed share of the judgements failed or could not be parsed.
         """
+        # A share and not a count: single failures are normal, and their rows are left out. At a high
+        # rate the remaining rows would be a biased sample.
         lost = stats['failed'] + stats['unread']
         if lost > self._max_failure_rate * stats['asked']:
             raise UserError(
@@ -94,11 +96,13 @@ class TextJudge(Judge):
         temperature: float | None = None,
         **fields: Any,
     ) -> Any:
+        """The parsed reply to a prompt; None, and counted, if there is none or it cannot be parsed."""
         self.stats['asked'] += 1
         reply = await self._write(identity, prompt, fields, temperature)
         if reply is None:
             self.stats['failed'] += 1
             return None
+        # Not repeated: another sample until one parses would favour the verdicts that are easy to write.
         verdict = parse(reply)
         self.stats['unread'] += verdict is None
         return verdict
@@ -144,9 +148,10 @@ class RuleJudge(Judge):
         # Read at the first judgement: most recipes never ask for one.
         return frozenset(self._list_titles())
 
-    def _named_titles(self, task: str) -> set[str]:
+    def _named_titles(self, task: str) -> frozenset[str]:
+        # Titles of the miniature worlds are single words; a possessive ends with an apostrophe.
         words = task.replace('.', ' ').replace("'", ' ').split()
-        return {word for word in words if word in self._titles}
+        return self._titles.intersection(words)
 
     async def correct(self, identity, question, answers, given):
         self.stats['asked'] += 1
@@ -161,15 +166,20 @@ class RuleJudge(Judge):
 
     async def rubrics(self, identity, task, document):
         self.stats['asked'] += 1
+        # Documents come one to a line, as '(Title: …) text', the best of the last search at the end.
         last_document = document.rpartition('\n')[2]
-        text = last_document.rpartition(') ')[2]  # without its title
+        text = last_document.rpartition(') ')[2]
         low, high = self._rubric_count
         rubrics = rubrics_of(text)[-high:]
-        return rubrics if len(rubrics) >= low else None
+        if len(rubrics) < low:
+            return None
+        return rubrics
 
     async def grade(self, identity, task, answer, rubric):
         self.stats['asked'] += 1
+        # The prefix that `rubrics_of` puts before every sentence.
         fact = rewards.normalize_answer(rubric.removeprefix('State that '))
+        # An empty fact is contained in every answer.
         return bool(fact) and fact in rewards.normalize_answer(answer)
 
 
@@ -184,9 +194,12 @@ def policy_writer(context: Any, temperature: float) -> Writer:
                 'judge', identity, 1, asked_temperature, prompt, **fields
             )
         except TaskDropped:
-            return None  # longer than the judge can read
+            # The prompt is longer than a slot of the judge.
+            return None
         # A reply that was cut off could have continued with "but".
-        return trajectory.turns[-1].text if trajectory.finish == 'eos' else None
+        if trajectory.finish != 'eos':
+            return None
+        return trajectory.turns[-1].text
 
     return write
 
@@ -197,6 +210,7 @@ def endpoint_writer(config, templates: Mapping[str, str]) -> Writer:
     The key is read from OPENAI_API_KEY, never from the config, which every run writes to its workdir.
     """
     clients: dict[asyncio.AbstractEventLoop, openai.AsyncOpenAI] = {}
+    # SCOPE's ablation varies the rubric writer and the grader separately.
     model_of_prompt = {'judge_rubrics': config.rubric_model, 'judge_grade': config.grade_model}
 
     def client() -> openai.AsyncOpenAI:
@@ -214,24 +228,34 @@ def endpoint_writer(config, templates: Mapping[str, str]) -> Writer:
 
     async def write(identity, prompt, fields, temperature=None) -> str | None:
         (message,) = prompts.fill(templates[prompt], **fields)
-        text = ''.join(_without_control_tokens(part) for part in message['content'])
+        text = ''.join(map(_without_control_tokens, message['content']))
         chat: list[Any] = [{'role': 'user', 'content': text}]
+        if temperature is None:
+            temperature = config.temperature
         try:
             reply = await client().chat.completions.create(
                 model=model_of_prompt.get(prompt) or config.model,
                 messages=chat,
-                temperature=config.temperature if temperature is None else temperature,
+                temperature=temperature,
                 max_tokens=config.tokens,
             )
         except openai.OpenAIError:
+            # After the client's own retries. The caller counts it as failed.
+            return None
+        # Some servers answer with an empty list when a content filter stops the reply.
+        if not reply.choices:
             return None
         # A reply that was cut off could have continued with "but".
-        is_whole = bool(reply.choices) and reply.choices[0].finish_reason != 'length'
-        return reply.choices[0].message.content if is_whole else None
+        if reply.choices[0].finish_reason == 'length':
+            return None
+        return reply.choices[0].message.content
 
     return write
 
 
 def _without_control_tokens(part: str) -> str:
-    """The server tokenises the prompt itself: a zero-width space keeps untrusted tags from becoming tokens."""
-    return part.replace('<', '<\u200b') if isinstance(part, Untrusted) else part
+    """A part of a prompt; in untrusted text a zero-width space follows every '<'."""
+    # The server tokenises the prompt itself, and would turn a tag in untrusted text into a token.
+    if isinstance(part, Untrusted):
+        return part.replace('<', '<\u200b')
+    return part

@@ -44,14 +44,20 @@ class SearchableCorpus:
         self._top_k = top_k
         self._page_words = page_words
 
+    # Tools of all rollouts share the client: its cache answers repeated queries of a group.
     def search(self, queries: Sequence[str]) -> list:
         """Per query its `top_k` passages, best first; None for a query that failed."""
         return self.client.retrieve(queries, self._top_k)
 
     def open(self, references: Sequence[str], pages: Sequence[int]) -> list[Json | None]:
         """Per reference {'id', 'title', 'text', 'page', 'pages'}; None for an unknown document or page."""
-        opened = self.client.open(references, pages, self._page_words)
-        return [None if page is None else dataclasses.asdict(page) for page in opened]
+        records: list[Json | None] = []
+        for page in self.client.open(references, pages, self._page_words):
+            if page is None:
+                records.append(None)
+            else:
+                records.append(dataclasses.asdict(page))
+        return records
 
 
 class WorldMaterial:
@@ -62,13 +68,15 @@ class WorldMaterial:
 
     def questions(self, per_hop: int, hops: Sequence[int]) -> list[Question]:
         """Distinct questions, `per_hop` for each hop count."""
+        # Imported here: this module is loaded with every config, most of which use no world.
         from zeroplay_jax.mini.world import evaluation_questions
 
         records = evaluation_questions(self._worlds, per_hop, hops)
-        return [Question.from_json(record) for record in records]
+        return list(map(Question.from_json, records))
 
     def answers(self) -> list[str]:
         """All values of facts, each once, in a fixed order."""
+        # A dict keeps the order of insertion; a set of texts has another order in every process.
         values: dict[str, None] = {}
         for world in self._worlds:
             for facts in world.facts.values():
@@ -106,7 +114,8 @@ class Library:
 
 def documents_for(documents: Sequence[Document], hops: int) -> Sequence[int]:
     """Indices of the documents that so many hops can start from."""
-    # Millions of documents are read lazily from disk and have no individual depth.
+    # Millions of documents are read lazily from disk and have no individual depth; a range of their
+    # indices takes no memory.
     if not isinstance(documents, tuple):
         return range(len(documents))
     return [index for index, document in enumerate(documents) if document.depth >= hops]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import re
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from zeroplay_jax.mini.world import World, evaluation_questions, evaluation_tasks
 from zeroplay_jax.retrieval import folder as index_folder
@@ -44,7 +45,8 @@ class IndexedDocuments(Sequence[Document]):
         return Document(title, text, UNLIMITED_DEPTH, record.id)
 
     def __iter__(self) -> Iterator[Document]:
-        return (self[number] for number in range(len(self)))
+        for number in range(len(self)):
+            yield self[number]
 
 
 def build_library(config, with_open_tasks: bool = False) -> Library:
@@ -61,6 +63,7 @@ def build_library(config, with_open_tasks: bool = False) -> Library:
             return _world_library(config, with_open_tasks)
         return _real_library(config)
     except RetrievalError as error:
+        # `retrieval/` is a package of its own and knows no `UserError`.
         raise UserError(str(error)) from None
 
 
@@ -93,6 +96,7 @@ def open_corpus(config) -> tuple[SearchableCorpus, str]:
     else:
         backend = Http(settings.url, timeout=settings.timeout, retries=settings.retries)
     client = Client(backend, cache=settings.cache, most_failed=settings.max_failure_rate)
+    # A search server loads its index for minutes; the run is often started at the same time.
     client.wait_until_ready(settings.ready_seconds)
     corpus = SearchableCorpus(client, config.tools.top_k, config.tools.page_words)
     return corpus, backend.name
@@ -107,41 +111,52 @@ def _real_library(config) -> Library:
     open_tasks: list[Question] = []
     if config.eval.tasks:
         open_tasks = files.open_tasks(config.eval.tasks)
+    # One corpus for both: with a real encyclopedia the questions are held out, not the passages.
     # A fixed seed: runs with different seeds are compared on the same questions.
+    sampled_questions = files.sample(questions, config.eval.questions, seed=0)
+    sampled_tasks = files.sample(open_tasks, config.eval.questions, seed=0)
     return Library(
         training=corpus,
         held_out=corpus,
         documents=IndexedDocuments(pathlib.Path(config.retrieval.path)),
-        questions=tuple(files.sample(questions, config.eval.questions, seed=0)),
-        open_tasks=tuple(files.sample(open_tasks, config.eval.questions, seed=0)),
+        questions=tuple(sampled_questions),
+        open_tasks=tuple(sampled_tasks),
         about=corpus_name,
     )
 
 
-def _worlds(config, split_name: str) -> list[World]:
-    first, count = config.world['train' if split_name == 'train' else 'evaluation']
-    return [World(first + index, split_name, config.world.near_misses) for index in range(count)]
+def _worlds(config, split_name: Literal['train', 'evaluation']) -> list[World]:
+    first_seed, count = config.world[split_name]
+    worlds = []
+    for seed in range(first_seed, first_seed + count):
+        worlds.append(World(seed, split_name, config.world.near_misses))
+    return worlds
 
 
 def held_out_world(config) -> tuple[SearchableCorpus, tuple[Question, ...]]:
     """What evaluations in the miniature world search, and their questions."""
     held_out = _worlds(config, 'evaluation')
+    # Training passages are in the index as distractors; the questions are about held-out worlds only.
     corpus = _world_corpus(config, _worlds(config, 'train') + held_out)
     records = evaluation_questions(held_out, config.eval.questions, tuple(config.eval.hops))
-    return corpus, tuple(Question.from_json(record) for record in records)
+    return corpus, tuple(map(Question.from_json, records))
 
 
 def _world_library(config, with_open_tasks: bool) -> Library:
     training_worlds = _worlds(config, 'train')
     held_out, questions = held_out_world(config)
-    passages = [(page.title, page.text) for world in training_worlds for page in world.passages]
+    passages: list[tuple[str, str]] = []
+    for world in training_worlds:
+        for passage in world.passages:
+            passages.append((passage.title, passage.text))
     open_tasks: list[Question] = []
     if with_open_tasks:
         count = min(config.eval.questions, _MAX_WORLD_TASKS)
         worlds = _worlds(config, 'evaluation')
         records = evaluation_tasks(worlds, count, tuple(config.eval.hops))
-        open_tasks = [Question.from_json(record) for record in records]
-    about = (
+        open_tasks = list(map(Question.from_json, records))
+    # Part of the fingerprint of results, so every setting that changes the corpus is in it.
+    description = (
         f'worlds {config.world.train} and {config.world.evaluation}, '
         f'near misses {config.world.near_misses}'
     )
@@ -151,7 +166,7 @@ def _world_library(config, with_open_tasks: bool) -> Library:
         documents=linked_documents(passages),
         questions=questions,
         open_tasks=tuple(open_tasks),
-        about=about,
+        about=description,
         worlds=WorldMaterial(training_worlds),
     )
 
@@ -163,9 +178,13 @@ def _world_corpus(config, worlds: Sequence[World]) -> SearchableCorpus:
 
 
 def _world_index(worlds: Sequence[World], overfetch: int) -> Index:
-    passages = [passage for world in worlds for passage in world.passages]
-    titles = [passage.title for passage in passages]
-    texts = [passage.text for passage in passages]
+    titles: list[str] = []
+    texts: list[str] = []
+    for world in worlds:
+        for passage in world.passages:
+            titles.append(passage.title)
+            texts.append(passage.text)
+    # A lexical encoder: the miniature world needs no model and no download.
     return ScannIndex.build(LexicalEncoder(), titles, texts, overfetch=overfetch)
 
 
@@ -183,14 +202,20 @@ def linked_documents(
         words = dict.fromkeys(re.findall(r'\w+', text))
         links[title] = [word for word in words if word in titles and word != title]
 
-    def depth(title: str, visited: frozenset[str]) -> int:
+    def longest_chain(title: str, visited: frozenset[str]) -> int:
+        """Documents on the longest chain that continues from `title`, the visited ones included."""
+        # Longer chains are never asked for; the search would visit exponentially many of them.
         if len(visited) == max_depth:
             return max_depth
-        depths = [
-            depth(target, visited | {target}) for target in links[title] if target not in visited
-        ]
-        return max(depths, default=len(visited))
+        longest = len(visited)
+        for target in links[title]:
+            # A chain must not return to a document: the answer would be in the question.
+            if target not in visited:
+                longest = max(longest, longest_chain(target, visited | {target}))
+        return longest
 
-    return tuple(
-        Document(title, text, depth(title, frozenset([title])), title) for title, text in passages
-    )
+    documents: list[Document] = []
+    for title, text in passages:
+        depth = longest_chain(title, frozenset([title]))
+        documents.append(Document(title, text, depth, id=title))
+    return tuple(documents)

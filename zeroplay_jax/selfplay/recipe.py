@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from zeroplay_jax.selfplay.roles import RolloutContext
     from zeroplay_jax.selfplay.task_pool import TaskPool
 
+# Name of the slot pool with the frozen weights of the start.
 INITIAL_WEIGHTS = 'initial'
+# Their sections are in every config, so that one config file can switch between recipes.
 BUILT_IN = ('drzero', 'piplay', 'ssp', 'dspo', 'scope')
 
 
@@ -71,6 +73,7 @@ class Recipe:
       config: the run's.   library: documents, questions and answers to start from.
     """
 
+    # Declared, not computed: a config is checked against them before the recipe is constructed.
     settings: ClassVar[Mapping[str, type[Section]]] = {}
     prompts: ClassVar[Prompts] = {}
     input_files: ClassVar[tuple[str, ...]] = ()
@@ -83,6 +86,7 @@ class Recipe:
         self.config = config
         self.library = library
 
+    # Class methods where a config is checked: neither library nor JAX is loaded then.
     @classmethod
     def roles(cls, config: Any) -> tuple[RoleSpec, ...]:
         """All roles, trained or frozen. Must not read the sections of the roles themselves."""
@@ -100,6 +104,7 @@ class Recipe:
         """The next items of a step, a function of the arguments alone; an empty list ends the step."""
         raise TypeError(f'{type(self).__module__}: Recipe.tasks is not defined')
 
+    # A coroutine: thousands of episodes wait for their rollouts at the same time in one thread.
     async def episode(self, context: RolloutContext, step: Step, task: Task) -> Outcome:
         """Runs one item. A `TaskDropped` that it raises becomes an outcome with that reason."""
         raise TypeError(f'{type(self).__module__}: Recipe.episode is not defined')
@@ -111,10 +116,13 @@ def recipe_class(name: str) -> type[Recipe]:
     Raises:
       ConfigError: one line; there is no such module, or no `Recipe` in it.
     """
-    path = name if '.' in name else f'zeroplay_jax.selfplay.recipes.{name}'
+    path = name
+    if '.' not in name:
+        path = f'zeroplay_jax.selfplay.recipes.{name}'
     try:
         module = importlib.import_module(path)
     except ModuleNotFoundError as error:
+        # The recipe exists, and one of its own imports does not: a different repair.
         if error.name and not path.startswith(error.name):
             raise ConfigError(
                 f'config.recipe={name}: it imports {error.name}, which is not installed'
@@ -125,6 +133,7 @@ def recipe_class(name: str) -> type[Recipe]:
         ) from None
     recipe_type = getattr(module, 'Recipe', None)
     if isinstance(recipe_type, type) and issubclass(recipe_type, Recipe):
+        # A module that only imports the base class has a name `Recipe`, too.
         if recipe_type is not Recipe:
             return recipe_type
     raise ConfigError(
@@ -135,5 +144,8 @@ def recipe_class(name: str) -> type[Recipe]:
 
 def trained_roles(config: Any) -> tuple[str, ...]:
     """Names of the trained roles of `config.recipe`, in the recipe's order."""
-    specifications = recipe_class(config.recipe).roles(config)
-    return tuple(spec.name for spec in specifications if spec.is_trained)
+    names: list[str] = []
+    for specification in recipe_class(config.recipe).roles(config):
+        if specification.is_trained:
+            names.append(specification.name)
+    return tuple(names)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.environment import Environment
@@ -45,8 +46,9 @@ class Role:
 
     def with_tools(self, tools: Mapping[str, Tool]) -> Role:
         """The same role with other tools of the same names, such as those over held-out documents."""
-        own_tools = {name: tools[name] for name in self.env.tools}
-        return dataclasses.replace(self, env=dataclasses.replace(self.env, tools=own_tools))
+        role_tools = {name: tools[name] for name in self.env.tools}
+        env = dataclasses.replace(self.env, tools=role_tools)
+        return dataclasses.replace(self, env=env)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,10 +83,12 @@ class RolloutContext:
 
         Each process runs its share; outcomes are all-gathered as JSON.
         """
-        local = [identity for identity in episodes if self.hosts.owns(identity)]
+        # Owned by identity and not by load, so that the division is the same on every process.
+        local_identities = [identity for identity in episodes if self.hosts.owns(identity)]
 
         def run_local() -> list[Outcome]:
-            coroutines = [episodes[identity]() for identity in local]
+            # Coroutines are created here: one that is created and never awaited warns.
+            coroutines = [episodes[identity]() for identity in local_identities]
             return self.scheduler.run(coroutines, on_episode_end)
 
         if self.hosts.count == 1:
@@ -92,22 +96,29 @@ class RolloutContext:
 
         def local_records() -> list[list[Any]]:
             outcomes = run_local()
-            return [
-                [identity, outcome_to_json(outcome)] for identity, outcome in zip(local, outcomes)
-            ]
+            records = []
+            for identity, outcome in zip(local_identities, outcomes, strict=True):
+                records.append([identity, outcome_to_json(outcome)])
+            return records
 
+        # Own outcomes, too, are read back from JSON: all processes then hold equal objects.
         outcome_of: dict[tuple[int, ...], Outcome] = {}
         for records in self.hosts.run_on_all_and_gather(local_records):
             for identity, record in records:
                 outcome_of[tuple(identity)] = outcome_from_json(record)
+        # In the order of issue, which processes share; the order of completion differs between them.
         return [outcome_of[identity] for identity in episodes]
 
-    def prompt_ids(self, role: str, prompt: str = '', **fields: object) -> np.ndarray:
+    def prompt_ids(
+        self, role: str, prompt: str = '', **fields: object
+    ) -> Int[np.ndarray, ' tokens']:
         """Ids, int32 [P], of a role's prompt (or another one) with these fields, all untrusted text."""
         asked_role = self.roles[role]
         template = self.prompts[prompt or asked_role.prompt]
+        # How to call the tools depends on the role: one without tools gets no explanation.
         explanation = asked_role.env.syntax.explain(asked_role.env.tools)
-        return asked_role.env.codec.render(prompts.fill(template, explanation, **fields))
+        messages = prompts.fill(template, explanation, **fields)
+        return asked_role.env.codec.render(messages)
 
     async def ask(
         self,
@@ -130,14 +141,17 @@ class RolloutContext:
         """
         asked_role = self.roles[role]
         ids = self.prompt_ids(role, prompt, **fields)
+        # Never truncated: cutting a prompt from the left, as Search-R1 does, removes the question.
         if len(ids) > asked_role.prompt_tokens:
             raise TaskDropped('prompt_too_long')
+        if temperature is None:
+            temperature = asked_role.temperature
         request = Request(
             weights=asked_role.weights,
             prompt=ids,
             identity=identity,
             env=asked_role.env,
             samples=samples,
-            temperature=asked_role.temperature if temperature is None else temperature,
+            temperature=temperature,
         )
         return await self.scheduler.rollout(request)

@@ -7,9 +7,12 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
 from zeroplay_jax.types import Outcome, Row
 
-# Sums and counts, so that processes and micro-batches can be added before the division.
+# Name → (sum, count): kept apart, so that processes and micro-batches can be added before the division.
 Stats = dict[str, tuple[float, float]]
 # Endings that the policy did not choose.
 TRUNCATED = ('context', 'turn_tokens', 'turns')
@@ -27,7 +30,10 @@ class _Accumulator:
         self.counts[name] += weight
 
     def stats(self) -> Stats:
-        return {name: (total, self.counts[name]) for name, total in self.sums.items()}
+        stats: Stats = {}
+        for name, total in self.sums.items():
+            stats[name] = (total, self.counts[name])
+        return stats
 
 
 def rollout_stats(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Stats:
@@ -37,17 +43,21 @@ def rollout_stats(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Stats:
         _add_row(accumulator, row)
     # Histograms are shares: of the proposals that were measured, or of all rows. Calls of a tool are
     # averaged over all rows, with or without such a call.
-    measured = sum(
-        total for name, total in accumulator.sums.items() if name.startswith('k_histogram/')
-    )
+    measured = 0.0
+    for name, total in accumulator.sums.items():
+        if name.startswith('k_histogram/'):
+            measured += total
     for name in accumulator.sums:
         if name.startswith('k_histogram/'):
             accumulator.counts[name] = measured
         elif name.startswith(('rejected/', 'row_drop/', 'tool_calls/')):
             accumulator.counts[name] = len(rows)
+    # Group keys are unique within a role only: HRPO's keys are hop counts.
     rewards_of_group = collections.defaultdict(set)
     for row in rows:
         rewards_of_group[row.role, row.group].add(row.reward)
+    # The share of groups with reward variance: at 0 there is no policy gradient, which the mean
+    # reward does not reveal.
     for rewards in rewards_of_group.values():
         accumulator.add('informative_share', len(rewards) > 1)
     dropped = sum(outcome.drop is not None for outcome in outcomes)
@@ -65,10 +75,13 @@ def _add_row(accumulator: _Accumulator, row: Row) -> None:
     accumulator.add('policy_tokens', trajectory.policy_tokens)
     _add_tool_calls(accumulator, row)
     info = row.info
+    # None for solvers: the rate is over proposals.
     if info.valid is not None:
         accumulator.add('valid_rate', info.valid)
+    # Longer answers contain a gold answer more easily (subEM): their length shows that drift.
     if info.answer:
         accumulator.add('answer_words', len(info.answer.split()))
+    # Weight 0 here and below: `rollout_stats` sets these counts, once all names are known.
     if info.rejected:
         accumulator.add(f'rejected/{info.rejected}', 1, weight=0)
     if row.drop:
@@ -80,12 +93,37 @@ def _add_row(accumulator: _Accumulator, row: Row) -> None:
 
 
 def _add_tool_calls(accumulator: _Accumulator, row: Row) -> None:
-    calls = [turn.call for turn in row.trajectory.turns if turn.call is not None]
-    accumulator.add('tool_calls', row.trajectory.valid_calls)
-    accumulator.add('tool_error_rate', row.trajectory.failed_calls, weight=len(calls))
+    trajectory = row.trajectory
+    attempted_calls = 0
+    tools: set[str] = set()
+    for turn in trajectory.turns:
+        if turn.call is None:
+            continue
+        attempted_calls += 1
+        if turn.call.is_valid:
+            tools.add(turn.call.tool)
+    accumulator.add('tool_calls', trajectory.valid_calls)
+    # A share of calls, not of rollouts: rollouts without a call must not dilute it.
+    accumulator.add('tool_error_rate', trajectory.failed_calls, weight=attempted_calls)
     # Sorted: the order of a set differs between processes, and the names come in this order.
-    for tool in sorted({call.tool for call in calls if call.is_valid}):
-        accumulator.add(f'tool_calls/{tool}', len(row.trajectory.calls_of(tool)), weight=0)
+    for tool in sorted(tools):
+        accumulator.add(f'tool_calls/{tool}', len(trajectory.calls_of(tool)), weight=0)
+
+
+def reward_columns(
+    rows: Sequence[Row],
+) -> tuple[Float[np.ndarray, ' rows'], Int[np.ndarray, ' rows'], Bool[np.ndarray, ' rows']]:
+    """Rewards, group keys, and which rows are valid, as `objectives.advantages` takes them."""
+    # float64: a length factor makes the rewards of a group differ by little, and the deviation of
+    # the group divides by that difference.
+    rewards = np.zeros(len(rows), np.float64)
+    groups = np.zeros(len(rows), np.int64)
+    valid = np.zeros(len(rows), bool)
+    for index, row in enumerate(rows):
+        rewards[index] = row.reward
+        groups[index] = row.group
+        valid[index] = row.drop is None
+    return rewards, groups, valid
 
 
 def invalid_reason(row: Row, truncated: str) -> str | None:
@@ -94,6 +132,7 @@ def invalid_reason(row: Row, truncated: str) -> str | None:
     Args:
       truncated: `config.rollout.truncated`; 'drop' excludes rollouts that ended at a limit.
     """
+    # One NaN would spread to the whole group through its mean.
     if not math.isfinite(row.reward):
         return 'nonfinite_reward'
     if truncated == 'drop' and row.trajectory.finish in TRUNCATED:
@@ -103,6 +142,8 @@ def invalid_reason(row: Row, truncated: str) -> str | None:
 
 def rows_per_context(rows: Sequence[Row]) -> list[Row]:
     """One row per context of each rollout (`Trajectory.earlier`), with the rollout's reward."""
+    # The advantage is copied to each context, as in SCOPE's code for Qwen3; each sampled token is
+    # POLICY in exactly one of them, so it is trained once.
     split_rows = []
     for row in rows:
         for context in row.trajectory.contexts:

@@ -58,13 +58,15 @@ def all_steps(phases: Sequence[Phase]) -> list[Step]:
     steps: list[Step] = []
     for phase in phases:
         for index in range(phase.steps):
-            steps.append(Step(phase, index, len(steps)))
+            number = len(steps)
+            steps.append(Step(phase, index, number))
     return steps
 
 
 def evaluation_step(iteration: int) -> Step:
-    """A step that evaluates the policy on held-out questions."""
-    return Step(Phase('evaluation', 1, iteration=iteration), 0, 0)
+    """A step that evaluates the policy on held-out questions; `with_evaluations` numbers it."""
+    phase = Phase('evaluation', 1, iteration=iteration)
+    return Step(phase, index=0, number=0)
 
 
 def with_evaluations(steps: Sequence[Step], role: str, every: int) -> list[Step]:
@@ -73,15 +75,23 @@ def with_evaluations(steps: Sequence[Step], role: str, every: int) -> list[Step]
     Args:
       role: the evaluated role; every: its training steps between two evaluations, 0: none between.
     """
+    # Before any training: results are reported as a difference from the initial policy.
     scheduled = [evaluation_step(0)]
     trained_steps = 0
     for step in steps:
         scheduled.append(step)
+        # Steps of other roles do not change the evaluated policy.
         if role not in step.phase.trains:
             continue
         trained_steps += 1
         is_due = every > 0 and trained_steps % every == 0
+        # After the last step there is an evaluation in any case.
         if is_due and step is not steps[-1]:
             scheduled.append(evaluation_step(step.phase.iteration))
+    # The last iteration, so that the final result is plotted where training ended.
     scheduled.append(evaluation_step(scheduled[-1].phase.iteration))
-    return [Step(step.phase, step.index, number) for number, step in enumerate(scheduled)]
+    # Numbers last: they seed the steps, and each kind of step must have its own.
+    numbered: list[Step] = []
+    for number, step in enumerate(scheduled):
+        numbered.append(Step(step.phase, step.index, number))
+    return numbered

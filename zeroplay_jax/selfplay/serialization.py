@@ -9,25 +9,32 @@ import numpy as np
 
 from zeroplay_jax.types import Json, Outcome, Question, Row, RowInfo, ToolCall, Trajectory, Turn
 
+# JSON has no dtypes: these restore what `Trajectory` documents. A float32 as a decimal is exact,
+# since Python writes the shortest text that reads back as the same float64.
 _ARRAY_DTYPES = {'tokens': np.int32, 'source': np.int8, 'logp': np.float32}
 
 
 def _call_from_json(saved: Json | None) -> ToolCall | None:
     if saved is None:
         return None
-    documents = tuple(tuple(passages) for passages in saved['documents'])
-    return ToolCall(**{**saved, 'documents': documents})
+    fields = dict(saved)
+    # JSON lists become tuples again: a restored call must equal the original.
+    fields['documents'] = tuple(map(tuple, saved['documents']))
+    return ToolCall(**fields)
 
 
 def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
     """A trajectory with all its contexts as JSON."""
-    record: dict[str, Any] = {name: getattr(trajectory, name).tolist() for name in _ARRAY_DTYPES}
+    record: dict[str, Any] = {}
+    for name in _ARRAY_DTYPES:
+        record[name] = getattr(trajectory, name).tolist()
     record['turns'] = [dataclasses.asdict(turn) for turn in trajectory.turns]
     record['finish'] = trajectory.finish
     record['weights'] = trajectory.weights
     record['version'] = trajectory.version
     record['identity'] = list(trajectory.identity)
-    record['earlier'] = [trajectory_to_json(context) for context in trajectory.earlier]
+    # Recursion ends after one level: an earlier context has no earlier ones of its own.
+    record['earlier'] = list(map(trajectory_to_json, trajectory.earlier))
     return record
 
 
@@ -36,7 +43,10 @@ def trajectory_from_json(saved: Json) -> Trajectory:
     turns = []
     for turn in saved['turns']:
         turns.append(Turn(turn['text'], _call_from_json(turn['call']), turn['closed']))
-    arrays = {name: np.asarray(saved[name], dtype) for name, dtype in _ARRAY_DTYPES.items()}
+    arrays = {}
+    for name, dtype in _ARRAY_DTYPES.items():
+        arrays[name] = np.asarray(saved[name], dtype)
+    earlier = map(trajectory_from_json, saved['earlier'])
     return Trajectory(
         **arrays,
         turns=tuple(turns),
@@ -44,17 +54,20 @@ def trajectory_from_json(saved: Json) -> Trajectory:
         weights=saved['weights'],
         version=saved['version'],
         identity=tuple(saved['identity']),
-        earlier=tuple(trajectory_from_json(context) for context in saved['earlier']),
+        earlier=tuple(earlier),
     )
 
 
 def row_to_json(row: Row) -> dict[str, Any]:
     """A row as JSON."""
+    # `vars` and not `dataclasses.asdict`: asdict would copy the nested records and their arrays.
     info = dict(vars(row.info))
-    info['question'] = None if row.info.question is None else row.info.question.to_json()
+    if row.info.question is not None:
+        info['question'] = row.info.question.to_json()
     record = dict(vars(row))
     record['info'] = info
     record['trajectory'] = trajectory_to_json(row.trajectory)
+    # The only array of a row outside its trajectory.
     if row.teacher_prompt is not None:
         record['teacher_prompt'] = row.teacher_prompt.tolist()
     return record
@@ -76,8 +89,8 @@ def row_from_json(saved: Json) -> Row:
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     """An outcome as JSON."""
     return {
-        'rows': [row_to_json(row) for row in outcome.rows],
-        'questions': [question.to_json() for question in outcome.questions],
+        'rows': list(map(row_to_json, outcome.rows)),
+        'questions': list(map(Question.to_json, outcome.questions)),
         'drop': outcome.drop,
     }
 
@@ -85,7 +98,7 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
 def outcome_from_json(saved: Json) -> Outcome:
     """Inverse of `outcome_to_json`."""
     return Outcome(
-        rows=[row_from_json(row) for row in saved['rows']],
-        questions=[Question.from_json(question) for question in saved['questions']],
+        rows=list(map(row_from_json, saved['rows'])),
+        questions=list(map(Question.from_json, saved['questions'])),
         drop=saved['drop'],
     )

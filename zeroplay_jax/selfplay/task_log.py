@@ -23,50 +23,63 @@ def task_log(
     """
     records: list[Json] = []
     for task, outcome, refusals in zip(tasks, outcomes, pool_refusals, strict=True):
-        about = _about(task)
-        dropped_rollouts = _dropped_rollouts(about, outcome.rows)
+        task_fields = _task_fields(task)
+        dropped_rollouts = _dropped_rollouts(task_fields, outcome.rows)
         records += dropped_rollouts
-        # Otherwise the rollouts' own records say why.
+        # Otherwise the records of the rollouts give the reason already.
         if outcome.drop and not dropped_rollouts:
-            records.append(about | {'drop': outcome.drop})
+            records.append(task_fields | {'drop': outcome.drop})
         # The first row of an outcome is that of the rollout that made its questions.
-        maker = outcome.rows[0].role if outcome.rows else None
-        version = outcome.rows[0].trajectory.version if outcome.rows else None
+        proposer_fields: dict[str, Any] = {'role': None, 'version': None}
+        if outcome.rows:
+            first = outcome.rows[0]
+            proposer_fields = {'role': first.role, 'version': first.trajectory.version}
         for question, refusal in zip(outcome.questions, refusals, strict=True):
-            made = about | {'role': maker, 'version': version}
-            records.append(made | question.to_json() | {'drop': refusal})
+            # The order decides where names coincide: the fields of the question win over the task's.
+            record = task_fields | proposer_fields | question.to_json()
+            records.append(record | {'drop': refusal})
     return records
 
 
-def _about(task: Task) -> dict[str, Any]:
+def _task_fields(task: Task) -> dict[str, Any]:
+    """Identity of a task and the logged fields of its payload."""
     payload = task.payload
-    fields = payload.to_json() if hasattr(payload, 'to_json') else payload
-    about: dict[str, Any] = {'task': list(task.identity)}
+    # Recipes of other packages may use plain dicts.
+    payload_fields = payload.to_json() if hasattr(payload, 'to_json') else payload
+    fields: dict[str, Any] = {'task': list(task.identity)}
     for name in _PAYLOAD_FIELDS:
-        if name in fields:
-            about[name] = fields[name]
-    return about
+        if name in payload_fields:
+            fields[name] = payload_fields[name]
+    return fields
 
 
-def _dropped_rollouts(about: Json, rows: Sequence[Row]) -> list[Json]:
+def _question_text(row: Row) -> str | None:
+    """The text of a row's question; None without one, and for a proposal without a text."""
+    question = row.info.question
+    if question is None:
+        return None
+    return question.text or None
+
+
+def _dropped_rollouts(task_fields: Json, rows: Sequence[Row]) -> list[Json]:
+    """Records of the rollouts that are not trained on or whose proposal is not asked."""
     records: list[Json] = []
     for row in rows:
         reason = row.drop or row.info.rejected
         if not reason:
             continue
         trajectory = row.trajectory
-        question = row.info.question
-        records.append(
-            {
-                **about,
-                'role': row.role,
-                'rollout': list(trajectory.identity),
-                'weights': trajectory.weights,
-                'version': trajectory.version,
-                'question': None if question is None else question.text or None,
-                'drop': reason,
-            }
-        )
+        record = dict(task_fields)
+        # Identity, weights and version suffice to sample the rollout again.
+        record |= {
+            'role': row.role,
+            'rollout': list(trajectory.identity),
+            'weights': trajectory.weights,
+            'version': trajectory.version,
+            'question': _question_text(row),
+            'drop': reason,
+        }
+        records.append(record)
     return records
 
 
@@ -84,15 +97,16 @@ def filtered_groups_log(rows: Sequence[Row], surplus: Set[int]) -> list[Json]:
     records: list[Json] = []
     for key, group in groups.items():
         first = group[0]
-        question = first.info.question
+        reason = 'surplus' if key in surplus else 'uninformative'
         records.append(
             {
+                # The first two integers name the task; the others a request within it.
                 'task': list(first.trajectory.identity[:2]),
                 'role': first.role,
                 'version': first.trajectory.version,
-                'question': None if question is None else question.text or None,
+                'question': _question_text(first),
                 'rewards': [row.reward for row in group],
-                'drop': 'surplus' if key in surplus else 'uninformative',
+                'drop': reason,
             }
         )
     return records

@@ -31,6 +31,8 @@ class TaskPool:
 
         'duplicate': its text is in the pool; 'document_taken': a question with its `unique_key` is.
         """
+        # Normalised: questions that differ in case, articles or punctuation only have the same text.
+        # SSP's code inserts replayed questions again, which makes a few of them dominate its pool.
         keys = [('duplicate', normalize_answer(question.text))]
         if question.unique_key:
             keys.append(('document_taken', question.unique_key))
@@ -51,14 +53,16 @@ class TaskPool:
         count = len(self.questions)
         if count == 0:
             return []
-        picked: list[Question] = []
+        # Position, not state: after a resume the same `begin` gives the same questions.
+        selected: list[Question] = []
         order = None
         for index in range(begin, begin + size):
             epoch, position = divmod(index, count)
+            # A batch may begin inside an epoch and reach into the next one.
             if order is None or position == 0:
                 order = identity_rng(seed, iteration, epoch).permutation(count)
-            picked.append(self.questions[order[position]])
-        return picked
+            selected.append(self.questions[order[position]])
+        return selected
 
     def state(self) -> Json:
         """JSON content, for the checkpoint."""
@@ -68,6 +72,7 @@ class TaskPool:
     def restore(self, state: Json) -> None:
         """Inverse of `state`."""
         self.clear()
+        # `add` rebuilds the keys that refuse duplicates; stored questions have none among themselves.
         for record in state['questions']:
             self.add(Question.from_json(record))
         self.drops.update(state['drops'])

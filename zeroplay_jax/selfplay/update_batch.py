@@ -16,7 +16,7 @@ from zeroplay_jax.learner.packing import pack
 from zeroplay_jax.objectives import advantages, aggregation
 from zeroplay_jax.policy import transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
-from zeroplay_jax.selfplay.row_metrics import Stats, rows_per_context
+from zeroplay_jax.selfplay.row_metrics import Stats, reward_columns, rows_per_context
 from zeroplay_jax.types import POLICY, Batch, Row
 
 
@@ -28,15 +28,18 @@ def set_advantages(rows: Sequence[Row], settings: Any, group_size: int | None = 
       group_size: required rows per group, which catches prompts that got the same key by mistake;
         None: any.
     """
+    # Dropped rows keep their place, so that values and rows stay aligned.
+    rewards, groups, valid = reward_columns(rows)
+    lengths = np.array([row.trajectory.policy_tokens for row in rows], np.int64)
     values, stats = advantages.group_advantages(
-        np.array([row.reward for row in rows], np.float64),
-        np.array([row.group for row in rows], np.int64),
+        rewards,
+        groups,
         baseline=settings.baseline,
         scale=settings.scale,
         ddof=settings.std_ddof,
         singleton=settings.singleton,
-        valid=np.array([row.drop is None for row in rows], bool),
-        lengths=np.array([row.trajectory.policy_tokens for row in rows], np.int64),
+        valid=valid,
+        lengths=lengths,
         group_size=group_size,
     )
     for row, value in zip(rows, values):
@@ -60,6 +63,7 @@ def pack_rows(
       teacher_tokens: length of a packed teacher row; 0 without a teacher.
     """
     valid = rows_per_context([row for row in rows if row.drop is None])
+    # Policy tokens only. Tool output has no loss and must not lengthen a sequence mean.
     lengths = np.array([np.sum(row.trajectory.source == POLICY) for row in valid], np.int64)
     # Rows of advantage 0 have no policy gradient, but they count in the mean, and KL, entropy
     # and distillation act on them.
@@ -67,10 +71,13 @@ def pack_rows(
         settings.kl_coef or settings.entropy_coef or distill_coef or not settings.skip_uninformative
     )
     trained = [row for row in valid if keeps_all or row.advantage]
+    # A row without a teacher prompt (its path was too long) is trained but not distilled.
     distilled_tokens = 0
     for length, row in zip(lengths, valid):
         if row.teacher_prompt is not None:
             distilled_tokens += length
+    # One denominator for the whole optimiser step, over all valid rows. A mean per micro-batch
+    # would weigh a token by the rows that happen to be packed with it.
     if settings.aggregation == 'constant':
         denominator = settings.constant_norm * len(valid)
     else:

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field
 class Section(pydantic.BaseModel):
     """A group of fields. The text below a field is its documentation."""
 
+    # Strict: 1 for a bool, or '3' for a number, is more likely a mistake than an intention.
     model_config = pydantic.ConfigDict(
         strict=True, extra='forbid', use_attribute_docstrings=True, frozen=True
     )
@@ -23,6 +24,7 @@ def requires(is_allowed: Callable[[Any], Any], fix: str) -> AfterValidator:
     """A bound with its own advice: '…: not possible; {fix}'."""
 
     def validate(value: Any) -> Any:
+        # Pydantic passes the text of a ValueError on; `configuration.fields` makes it the fix.
         if not is_allowed(value):
             raise ValueError(fix)
         return value
@@ -40,6 +42,7 @@ def one_of_or_function(*choices: str) -> AfterValidator:
     return requires(is_allowed, f'give one of {", ".join(choices)}, or package.module:function')
 
 
+# ge=0 and gt=0 accept infinity, so floats are checked for finiteness as well.
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0), requires(math.isfinite, 'give a finite number')]
@@ -58,6 +61,7 @@ WorldSeeds = Annotated[
         'give (first seed, how many), such as (0, 8)',
     ),
 ]
+# The papers ask for up to four hops, and the miniature worlds contain chains of that length.
 MAX_HOPS = 4
 HopRatio = Annotated[
     tuple[float, ...],

@@ -13,5 +13,8 @@ class ConfigError(UserError):
 
 def fail(field: str, value: Any, problem: str, fix: str) -> NoReturn:
     """Raises ConfigError for `config.{field}`."""
-    shown = value if isinstance(value, str) and value else repr(value)
-    raise ConfigError(f'config.{field}={shown}: {problem}; {fix}')
+    # Texts without quotes, as they are given on a command line; an empty one would be invisible.
+    value_text = repr(value)
+    if isinstance(value, str) and value:
+        value_text = value
+    raise ConfigError(f'config.{field}={value_text}: {problem}; {fix}')

@@ -11,6 +11,7 @@ RENAMED_FIELDS = {
     'reward.grounding': 'drzero.grounding',
     'schedule.first': 'ssp.first_update',
     'reward.invalid': 'ssp.invalid_reward',
+    # One field for two recipes; it was split.
     'check.on': 'ssp.answerability_check (SSP) or config.scope.gates (SCOPE)',
     'check.noise': 'ssp.noise',
     'check.unit': 'ssp.noise_unit',

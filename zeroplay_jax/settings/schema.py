@@ -84,6 +84,7 @@ class Distributed(Section):
 class Sampler(Section):
     """Static shapes of the rollout programs."""
 
+    # Static shapes: every other value compiles other programs.
     slots: PositiveInt = 96
     """Rollouts decoded concurrently, per set of weights and process."""
     context: PositiveInt = 512
@@ -209,6 +210,7 @@ class Inputs(Section):
 class Reward(Section):
     """Rewards shared by recipes."""
 
+    # n of Dr. Zero eq. 4, whose n − 1 must not be 0.
     solves: Annotated[
         int, requires(lambda x: x >= 2, 'give 2 or more: one attempt cannot be partly solved')
     ] = 5
@@ -277,6 +279,7 @@ class Judge(Section):
     """endpoint: seconds per attempt."""
     retries: NonNegativeInt = 3
     """endpoint: further attempts."""
+    # Higher than for searches: small judges often write replies that cannot be parsed.
     max_failure_rate: Fraction = 0.5
     """Share of judgements without a verdict in a step above which the run stops."""
     rubrics: RubricCount = (3, 5)
@@ -337,6 +340,7 @@ class TrainedRole(Section):
     """Episodes (documents or questions) per step."""
     samples: PositiveInt = 1
     """Rollouts per prompt that are trained on."""
+    # No top-p or top-k: the loss could not correct for the tokens that they exclude.
     temperature: PositiveFloat = 1.0
     """Of training rollouts; log-probs are those of the scaled softmax."""
     baseline: Literal['mean', 'loo', 'none'] = 'mean'
@@ -354,6 +358,7 @@ class TrainedRole(Section):
     ] = 'token_pg'
     """Policy loss: reinforce (no ratio), token_pg (PPO, GRPO), sequence_pg (GSPO, DSPO), geometric_pg
     (GMPO), cispo, or package.module:function."""
+    # DAPO clips higher above 1 (0.28); sequence ratios (GSPO) are clipped at 3e-4 and 4e-4.
     clip_low: Annotated[float, requires(lambda x: 0 < x <= 1, 'give more than 0, at most 1')] = 0.2
     """Ratio clip below 1."""
     clip_high: PositiveFloat = 0.2
@@ -393,6 +398,7 @@ class TrainedRole(Section):
     """Tokens on which the teacher's distribution is matched, plus one tail outcome; 0: no teacher."""
     distill_coef: DistillCoefficients = (0.0,)
     """Distillation coefficient per iteration; the last one stays."""
+    # π-Play's text leaves the direction open; reverse is that of the work it cites (SDPO).
     distill_kind: Literal['reverse', 'forward', 'jsd'] = 'reverse'
     """Divergence: reverse is KL(student ‖ teacher)."""
     distill_tail: bool = True

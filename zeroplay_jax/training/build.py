@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -28,7 +29,13 @@ from zeroplay_jax.selfplay.judge import (
     policy_writer,
 )
 from zeroplay_jax.selfplay.library import Library
-from zeroplay_jax.selfplay.recipe import INITIAL_WEIGHTS, Recipe, RoleSpec, recipe_class
+from zeroplay_jax.selfplay.recipe import (
+    INITIAL_WEIGHTS,
+    Recipe,
+    RoleSpec,
+    recipe_class,
+    trained_roles,
+)
 from zeroplay_jax.selfplay.roles import Role, RolloutContext
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.tools.base import Tool
@@ -106,6 +113,8 @@ def build(config, extra_pool: str = '') -> RunContext:
     Raises:
       UserError: files that cannot be used, or objects that do not fit together.
     """
+    # Everything that can be refused comes first, in order of its cost: reading the weights takes
+    # minutes for a large model.
     opened = open_policy(config)
     recipe = recipe_class(config.recipe)
     # Before the weights as well: an unusable line in a file of the user stops here.
@@ -135,20 +144,23 @@ def load_like(run: RunContext, folder: str) -> Params:
 
 def weights_of_roles(config) -> dict[str, str]:
     """Trained role → name of its weights: its own, or one set for all."""
-    roles = recipe_class(config.recipe).roles(config)
-    is_shared = config.weights == 'shared'
-    return {role.name: 'policy' if is_shared else role.name for role in roles if role.is_trained}
+    weights: dict[str, str] = {}
+    for role in trained_roles(config):
+        weights[role] = role if config.weights == 'separate' else 'policy'
+    return weights
 
 
 def _rollout_contexts(
     config, recipe: type[Recipe], opened: PolicyFolder, library: Library, extra_pool: str
 ) -> tuple[RolloutContext, RolloutContext]:
     """Roles for training and for evaluation; they share slots and weights, and differ in their tools."""
+    # A recipe may define a role 'judge' of its own; config.judge decides whether there is one.
     specifications = [role for role in recipe.roles(config) if role.name != _JUDGE.name]
     if config.judge.kind == 'policy':
         specifications.append(_JUDGE)
     training_tools = build_tools(config, library.training)
     evaluation_tools = training_tools
+    # Shared where the corpus is the same, and with it the cache of search results.
     if library.held_out is not library.training:
         evaluation_tools = build_tools(config, library.held_out)
     templates = prompts.select(config.prompts, recipe.prompts)
@@ -161,6 +173,7 @@ def _rollout_contexts(
         weights_of_roles(config),
         extra_pool,
     )
+    # In two steps: a judge that is a policy asks the context for its own rollouts.
     judge = _judge(config, library, rollouts, templates)
     rollouts = dataclasses.replace(rollouts, judge=judge)
     held_out_roles = {
@@ -192,6 +205,7 @@ def rollout_context(
     for specification in specifications:
         role = _role(config, specification, opened.codec, tools, weights)
         roles[role.name] = role
+        # Roles of the same weights share slots, so that no role leaves slots idle for another.
         if role.weights not in pools:
             sampler = Sampler(opened.model, sampler_config, sampler_mesh)
             pools[role.weights] = SlotPool(sampler, config.seed)
@@ -220,8 +234,9 @@ def _role(
         limits = Limits(settings.max_turns, settings.turn_tokens, settings.observation_tokens)
         prompt_tokens = settings.prompt_tokens
     else:
-        is_judge = specification.name == _JUDGE.name
-        reply_tokens = config.judge.tokens if is_judge else settings.turn_tokens
+        reply_tokens = settings.turn_tokens
+        if specification.name == _JUDGE.name:
+            reply_tokens = config.judge.tokens
         limits = Limits(1, reply_tokens, 0)
         # One turn only, so the prompt may take the whole rest of the slot.
         prompt_tokens = config.sampler.context - reply_tokens
@@ -232,16 +247,23 @@ def _role(
         tools=role_tools,
         terminal_tags=specification.terminal_tags,
         drop_thinking=settings.drop_thinking,
+        # Of all tools: a role without tools must not answer inside a call that it cannot make.
         call_openings=syntax.opening_tags(tools),
     )
-    is_initial = specification.weights_from == INITIAL_WEIGHTS
-    weights_role = specification.weights_from or specification.name
+    if specification.weights_from == INITIAL_WEIGHTS:
+        weights_name = INITIAL_WEIGHTS
+    else:
+        weights_name = weights[specification.weights_from or specification.name]
+    # Roles that are not trained only check and judge: greedy, unless a request says otherwise.
+    temperature = 0.0
+    if specification.is_trained:
+        temperature = config[specification.name].temperature
     return Role(
         name=specification.name,
-        weights=INITIAL_WEIGHTS if is_initial else weights[weights_role],
+        weights=weights_name,
         prompt=specification.prompt,
         env=env,
-        temperature=config[specification.name].temperature if specification.is_trained else 0.0,
+        temperature=temperature,
         prompt_tokens=prompt_tokens,
     )
 
@@ -261,7 +283,8 @@ def _tools_of_role(specification: RoleSpec, tools: Mapping[str, Tool]) -> dict[s
 def _judge(config, library: Library, rollouts: RolloutContext, templates) -> Judge:
     settings = config.judge
     if settings.kind == 'rule':
-        return RuleJudge(lambda: _titles(library), settings.rubrics)
+        # Lazy: listing the titles of an encyclopedia would read all of it from disk.
+        return RuleJudge(functools.partial(_titles, library), settings.rubrics)
     if settings.kind == 'policy':
         writer = policy_writer(rollouts, settings.temperature)
     else:
@@ -281,6 +304,7 @@ def build_learners(config, run: RunContext) -> dict[str, Learner]:
     micro_batch_shape = (config.micro.rows, config.micro.tokens)
     # On one device no layout constraints are needed, and the compiled program is simpler without.
     model = dataclasses.replace(run.model, mesh=run.mesh if run.mesh.size > 1 else None)
+    # Each learner copies `run.params`, because an update donates the buffers of its weights.
     learners: dict[str, Learner] = {}
     for weights, roles in roles_of_weights.items():
         learners[weights] = Learner(
@@ -310,12 +334,16 @@ def build_engine(config, run: RunContext) -> Engine:
         # Only what is a function of the run: times and cache hits depend on when it was resumed.
         return {'search/failed': library.training.client.metrics()['search/failed']}
 
+    trained_specifications = {}
+    for specification in recipe_type.roles(config):
+        if specification.is_trained:
+            trained_specifications[specification.name] = specification
     return Engine(
         config,
         recipe,
         run.rollouts,
         build_learners(config, run),
         weights_of_roles(config),
-        {role.name: role for role in recipe_type.roles(config) if role.is_trained},
+        trained_specifications,
         check_failures,
     )

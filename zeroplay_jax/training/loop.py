@@ -73,6 +73,8 @@ def run(config, workdir) -> dict:
                 device_state, saved_state = checkpoints.restore(engine.device_state())
             state |= saved_state
             engine.restore(device_state, state['engine'])
+            # The learners hold these arrays now; a second reference would keep them in memory after
+            # the first update.
             del device_state
             if hosts.is_first:
                 print(f'resumes at step {state["cursor"]} of {len(steps)}', file=sys.stderr)
@@ -113,7 +115,10 @@ def _train(
     hosts = context.rollouts.hosts
     first_step = state['cursor']
     seconds_before = state['seconds']
-    writer = MetricsWriter(workdir, first_step) if hosts.is_first else None
+    # From the restored step on: records of later steps, written before a crash, are removed.
+    writer: MetricsWriter | None = None
+    if hosts.is_first:
+        writer = MetricsWriter(workdir, first_step)
     shows_progress = config.progress and hosts.is_first
     with (
         checkpoints.saved_on_interrupt(),
@@ -125,8 +130,10 @@ def _train(
             if writer:
                 _log_step(config, context, engine, step, metrics, rows, writer)
             bar.end_step(metrics)
+            # The last step is always saved: the export and the summary can then be repeated.
             next_step = step.number + 1
             if next_step % config.checkpoint.every == 0 or next_step == len(steps):
+                # Logs are written before the checkpoint, so no saved step lacks its records.
                 state['engine'] = engine.host_state()
                 state['cursor'] = next_step
                 state['seconds'] = seconds_before + _process_age()
@@ -168,14 +175,19 @@ def _evaluate(
         engine.recipe.evaluated_role,
         on_episode_end,
     )
+    # Before any result enters the state: failed searches and judgements would be measured as errors
+    # of the policy.
     hosts.run_on_all_and_gather(context.check_failures)
     judge_stats = sums(hosts.gather(context.evaluation.judge_stats - judge_before))
     if context.evaluation.judge:
         context.evaluation.judge.check(judge_stats)
-    state['evaluations'][str(step.number)] = {
-        str(hops): results.astype(int).tolist() for hops, results in correct.items()
-    }
-    metrics = {f'em/hop{hops}': float(results.mean()) for hops, results in correct.items()}
+    # Texts as keys and numbers as values, because the state is stored as JSON.
+    results_by_hops: dict[str, list[int]] = {}
+    metrics: dict[str, float] = {}
+    for hops, is_correct in correct.items():
+        results_by_hops[str(hops)] = is_correct.astype(int).tolist()
+        metrics[f'em/hop{hops}'] = float(is_correct.mean())
+    state['evaluations'][str(step.number)] = results_by_hops
     headline = statistics.headline(correct)
     metrics['em/mean'] = statistics.mean_interval(headline)[0]
     graded_rows = [row for row in rows if 'rubrics' in row.parts]
@@ -183,9 +195,11 @@ def _evaluate(
         scores = [row.reward for row in graded_rows]
         ungraded = [row.drop is not None for row in graded_rows]
         state['rubrics'][str(step.number)] = scores
+        # An ungraded answer counts as 0 in the mean, so its share is shown beside it.
         metrics['rubrics/mean'] = float(np.mean(scores))
         metrics['rubrics/ungraded'] = float(np.mean(ungraded))
-        metrics |= {f'judge/{name}': float(count) for name, count in judge_stats.items()}
+        for name, count in judge_stats.items():
+            metrics[f'judge/{name}'] = float(count)
     return metrics, rows
 
 
@@ -204,15 +218,16 @@ def _log_step(
         config.recipe, context.rollouts, step, rows, config.log_trajectories
     )
     writer.write_trajectories(records)
+    # The engine's log is that of the last training step then.
     if phase.name == 'evaluation':
         return
-    about = {
+    step_fields = {
         'system': config.recipe,
         'step': step.number,
         'iteration': phase.iteration,
         'phase': phase.name,
     }
-    writer.write_tasks({**about, **record} for record in engine.task_log)
+    writer.write_tasks(step_fields | dict(record) for record in engine.task_log)
 
 
 def _export(
@@ -252,6 +267,7 @@ def _claimed_workdir(hosts: Hosts, workdir: pathlib.Path, config) -> Iterator[Ca
         # Without deadlines the limit has no effect.
         free_fields += ('rollout.tool_timeout',)
     stored_config: Json = config.to_dict()
+    # The lock is entered inside a call that runs on all processes, and released here at the end.
     with contextlib.ExitStack() as stack:
         writers: list[Callable[[], None]] = []
 
@@ -269,6 +285,8 @@ def _write_nothing() -> None:
 
 def _process_age() -> float:
     """Seconds since this process started, imports included."""
+    # After the last bracket: the program's name is in brackets and may contain any character.
+    # Field 22 of proc(5) is the start time in clock ticks since boot, here index 19 of the remaining fields.
     fields = pathlib.Path('/proc/self/stat').read_text().rpartition(')')[2].split()
     start_seconds = int(fields[19]) / os.sysconf('SC_CLK_TCK')
     return time.clock_gettime(time.CLOCK_BOOTTIME) - start_seconds

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.selfplay.schedule import Step
 
-# Episodes between two updates of their count.
+# Episodes between two updates of their count: a terminal is slow, and episodes end in bursts.
 _EPISODES_PER_UPDATE = 8
 _SHOWN_METRICS = {'em/mean': 'EM', 'reward_mean': 'reward'}
 
@@ -37,6 +37,7 @@ class ProgressBar:
     def end_step(self, metrics: Mapping[str, float]) -> None:
         """Advances the bar and shows the main metrics."""
         self._bar.update()
+        # An evaluation has no reward, a training step no exact match.
         values = {}
         for name, label in _SHOWN_METRICS.items():
             if name in metrics:
@@ -44,6 +45,7 @@ class ProgressBar:
         self._show(values)
 
     def _show(self, values: Mapping[str, str]) -> None:
+        # Values of earlier steps remain: an evaluation's result is shown until the next one.
         self._values |= values
         self._bar.set_postfix(self._values)
 

@@ -22,6 +22,7 @@ def summarise_run(
       library: the evaluation questions.   external_items: count of external questions or answers.
       state: the loop's state: 'evaluations', 'rubrics' and 'seconds'.   steps: evaluations included.
     """
+    # In the order of the steps; a run has at least two evaluations, at its start and its end.
     evaluations = list(state['evaluations'].values())
     before = _by_hops(evaluations[0])
     after = _by_hops(evaluations[-1])
@@ -53,10 +54,13 @@ def summarise_run(
 
 
 def _by_hops(results: Json) -> dict[int, np.ndarray]:
+    # JSON has texts as keys only.
     return {int(hops): np.array(correct, bool) for hops, correct in results.items()}
 
 
 def _fingerprint(questions: Sequence[Question]) -> str:
+    """A hash of the questions with all fields, by which paired comparisons recognise equal sets."""
     records = [question.to_json() for question in questions]
+    # Sorted: the order of the fields is no difference.
     text = json.dumps(records, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -26,8 +26,10 @@ def trajectory_records(
 
 
 def _selected(rows: Sequence[Row], limit: int) -> list[Row]:
+    """Rollouts of alternating kinds, whole groups at a time: their comparison is what one reads them for."""
     rollouts_of_question: dict[tuple, list[Row]] = {}
     for row in rows:
+        # Without its last integer, the index of the sample.
         key = (row.role, row.trajectory.identity[:-1])
         rollouts_of_question.setdefault(key, []).append(row)
     questions_of_kind: dict[tuple, list[list[Row]]] = {}
@@ -37,6 +39,7 @@ def _selected(rows: Sequence[Row], limit: int) -> list[Row]:
         # An evaluation asks questions and open tasks.
         kind = ('rubrics' in rollouts[0].parts, hops)
         questions_of_kind.setdefault(kind, []).append(rollouts)
+    # One question of each kind in turn, until there are enough rollouts.
     selected: list[Row] = []
     for round_of_kinds in itertools.zip_longest(*questions_of_kind.values()):
         for rollouts in round_of_kinds:
@@ -53,9 +56,14 @@ def trajectory_record(recipe: str, context: RolloutContext, step: Step, row: Row
     teacher_prompt = None
     if row.teacher_prompt is not None:
         teacher_prompt = codec.decode(row.teacher_prompt)
-    segments = [
-        {'source': span['source'], 'text': span['text']} for span in text_spans(codec, trajectory)
-    ]
+    # The task whose rollout made the question; None for questions from outside.
+    parent = None
+    if question is not None:
+        parent = question.origin.get('task')
+    # Text with its author, so that the report can show policy and environment apart.
+    segments = []
+    for span in text_spans(codec, trajectory):
+        segments.append({'source': span['source'], 'text': span['text']})
     return {
         'system': recipe,
         'step': step.number,
@@ -65,8 +73,7 @@ def trajectory_record(recipe: str, context: RolloutContext, step: Step, row: Row
         'weights': trajectory.weights,
         'version': trajectory.version,
         'rollout': list(trajectory.identity),
-        # The task whose rollout made the question.
-        'parent': None if question is None else question.origin.get('task'),
+        'parent': parent,
         'group': row.group,
         'reward': row.reward,
         'parts': row.parts,
@@ -94,6 +101,8 @@ def _call_record(call: ToolCall | None) -> dict[str, Any] | None:
 
 def rendering_check(codec: Codec, rows: Sequence[Row]) -> dict[str, float]:
     """Share of rollouts whose text tokenises to the sampled ids: what re-tokenising would change."""
+    # Training uses the sampled ids. The share shows what a system that re-tokenises text between
+    # turns would get wrong: the drift that users of such systems report in long runs.
     is_same = []
     for row in rows[:_RENDERING_SAMPLE]:
         ids = row.trajectory.tokens

@@ -48,6 +48,9 @@ Document: {document}"""
 )
 
 
+_LARGEST_SUGGESTED_BATCH = 10_000
+
+
 class Settings(Section):
     """Settings of Dr. Zero's game."""
 
@@ -79,6 +82,7 @@ class Recipe(RecipeBase):
 
     @classmethod
     def roles(cls, config):
+        """Two trained roles; under HRPO one proposal per prompt can be compared."""
         by_hop = config.drzero.group == 'hop'
         return (
             RoleSpec('proposer', 'proposer', groups_span_prompts=by_hop),
@@ -87,7 +91,9 @@ class Recipe(RecipeBase):
 
     @classmethod
     def check(cls, config):
+        """Refuses hop counts with a single proposal, and a window without measured solve rates."""
         check_hop_groups(config)
+        # A window needs measured solve rates; without them it would accept everything in silence.
         is_full_window = tuple(config.pool.window) == (0.0, 1.0)
         if not is_full_window and not config.pool.measure:
             problem = 'solve rates are not measured'
@@ -102,11 +108,13 @@ class Recipe(RecipeBase):
         """Documents with hop counts in the exact ratio, or questions of the pool."""
         if step.phase.name == 'solver':
             return pool_tasks(self.config, step, pool, cursor)
+        # Rejected proposals are not replaced: they stay in the batch with their low reward, which is
+        # what the proposer learns validity from.
         if cursor.round > 0:
             return []
-        is_generation = step.phase.name == 'generate'
-        size = self.config.pool.batch if is_generation else self.config.proposer.batch
-        return self.documents.tasks(step, size)
+        if step.phase.name == 'generate':
+            return self.documents.tasks(step, self.config.pool.batch)
+        return self.documents.tasks(step, self.config.proposer.batch)
 
     async def episode(self, context, step, task):
         """Runs one item of any phase."""
@@ -129,21 +137,23 @@ class Recipe(RecipeBase):
 
     async def _propose(self, context, task: Task) -> Outcome:
         proposals = await self._proposals(context, task, self.config.proposer.samples)
+        attempts = self.config.reward.solves
         pending = []
         for number, proposal in enumerate(proposals):
             identity = (*task.identity, number)
-            attempts = self.config.reward.solves
             pending.append(self._solve_count(context, identity, proposal, attempts))
-        counts = await asyncio.gather(*pending)
-        rows = [
-            self._proposal_row(task, proposal, count) for proposal, count in zip(proposals, counts)
-        ]
+        # Concurrently: the slots stay busy while single rollouts are still running.
+        solve_counts = await asyncio.gather(*pending)
+        rows = []
+        for proposal, solve_count in zip(proposals, solve_counts, strict=True):
+            rows.append(self._proposal_row(task, proposal, solve_count))
         return Outcome(rows)
 
     def _proposal_row(self, task: Task, proposal: Proposal, solve_count: int | None) -> Row:
         settings = self.config.reward
         row = proposing.proposal_row('proposer', task, proposal)
         is_asked = proposal.rejected is None
+        # An ungrounded proposal has a raw format score, but earns nothing for it.
         row.parts['format'] = settings.format_weight * proposal.format['raw'] * is_asked
         row.parts['difficulty'] = 0.0
         if is_asked and solve_count is None:
@@ -153,8 +163,10 @@ class Recipe(RecipeBase):
             row.parts['difficulty'] = rewards.difficulty(
                 solve_count, settings.solves, settings.difficulty, settings.target
             )
+        # Dr. Zero eq. 4: difficulty, 0 where all or none of the rollouts solve it, plus format.
         row.reward = row.parts['format'] + row.parts['difficulty']
         if self.config.drzero.group == 'hop':
+            # HRPO (eq. 3): harder hop counts earn less, so proposals are compared within their own.
             row.group = task.payload.hops
         return row
 
@@ -164,6 +176,7 @@ class Recipe(RecipeBase):
         """How many solver rollouts reach the proposer's answer; None if the question is not asked."""
         if proposal.rejected or not attempts:
             return None
+        # Proposals that are not rejected have both; `str` states it for the type checker.
         question = Question(str(proposal.question), (str(proposal.answer),))
         metric = self.config.reward.answer
         try:
@@ -178,17 +191,19 @@ class Recipe(RecipeBase):
         settings = self.config.pool
         proposals = await self._proposals(context, task, settings.samples)
         rows = [proposing.proposal_row('proposer', task, proposal) for proposal in proposals]
-        # The first of equals: the choice must not depend on anything but the samples.
-        best = max(proposals, key=lambda p: (p.rejected is None, p.format['raw']))
+        # By form, not by difficulty, as in Dr. Zero's code: difficulty would cost rollouts for every
+        # proposal. The first of equals: the choice must depend on the samples alone.
+        best = max(proposals, key=_quality)
         if best.rejected:
             return Outcome(rows, drop=best.rejected)
+        # Cut to a number of words, as in Dr. Zero's code.
         words = str(best.question).split()[: settings.question_words]
         question = dataclasses.replace(self.pool_question(task, best), text=' '.join(words))
-        count = await self._solve_count(context, task.identity, best, settings.measure)
-        if settings.measure and count is None:
+        solve_count = await self._solve_count(context, task.identity, best, settings.measure)
+        if settings.measure and solve_count is None:
             return Outcome(rows, drop='prompt_too_long')
-        if count is not None:
-            solve_rate = count / settings.measure
+        if solve_count is not None:
+            solve_rate = solve_count / settings.measure
             low, high = settings.window
             if not low <= solve_rate <= high:
                 return Outcome(rows, drop='outside_window')
@@ -198,27 +213,43 @@ class Recipe(RecipeBase):
     def pool_question(self, task: Task, proposal: Proposal) -> Question:
         """The pool's record of a question, with its construction path where a teacher reads it."""
         question = proposing.question_record(task, proposal)
+        # A path holds whole passages, which would enlarge every checkpoint and log without use.
         if not self.config.solver.distill_top_k:
             return question
         return dataclasses.replace(question, path=proposing.construction_path(task, proposal))
 
 
+def _quality(proposal: Proposal) -> tuple[bool, float]:
+    """Sort key of the proposals on a document: those that can be asked first, then by form."""
+    return proposal.rejected is None, proposal.format['raw']
+
+
 def check_hop_groups(config) -> None:
-    """HRPO compares the proposals of a hop count: every hop count of a batch needs two of them."""
+    """HRPO compares the proposals of a hop count: every hop count of a batch needs two of them.
+
+    Raises:
+      ConfigError: `proposer.batch` is too small for the rarest hop count of the ratio.
+    """
     proposer = config.proposer
     is_relative = proposer.baseline != 'none' or proposer.scale == 'std'
+    # With singleton='raw' (Dr. Zero's code) the reward itself is the advantage of a lone proposal:
+    # a large push without comparison, but what the user asked for.
     if config.drzero.group != 'hop' or not is_relative or proposer.singleton == 'raw':
         return
     ratio = tuple(config.schedule.hop_ratio)
-
-    def smallest_group(batch: int) -> int:
-        counts = schedules.stratify(ratio, batch)
-        return proposer.samples * min(count for count, share in zip(counts, ratio) if share)
-
-    if smallest_group(proposer.batch) >= 2:
+    if _smallest_hop_group(ratio, proposer.batch, proposer.samples) >= 2:
         return
-    candidates = range(proposer.batch, 10_000)
-    enough = next((batch for batch in candidates if smallest_group(batch) >= 2), None)
     problem = f'a hop count of schedule.hop_ratio={ratio} gets fewer than 2 rollouts to compare'
-    fix = f'give {enough} or more' if enough else 'choose less uneven shares'
+    fix = 'choose less uneven shares'
+    # Tried one by one: `stratify` rounds, so there is no simple formula.
+    for batch in range(proposer.batch, _LARGEST_SUGGESTED_BATCH):
+        if _smallest_hop_group(ratio, batch, proposer.samples) >= 2:
+            fix = f'give {batch} or more'
+            break
     fail('proposer.batch', proposer.batch, problem, f'{fix}, or leave the rare hop count out')
+
+
+def _smallest_hop_group(ratio: tuple[float, ...], batch: int, samples: int) -> int:
+    """Proposals of the rarest hop count in a batch of so many documents."""
+    documents = schedules.stratify(ratio, batch)
+    return samples * min(count for count, share in zip(documents, ratio) if share)

@@ -31,7 +31,10 @@ class Recipe(RecipeBase):
 
     def __init__(self, config, library):
         super().__init__(config, library)
-        self._dataset = EpochDataset(training_questions(config, library), config.seed)
+        questions = training_questions(config, library)
+        self._dataset = EpochDataset(questions, config.seed)
+        # A warning and no error: strictly on-policy DSPO is a valid baseline, only not what the
+        # clip settings suggest.
         if config.solver.loss == 'sequence_pg' and config.solver.minibatches == 1:
             logging.warning(
                 'config.solver.minibatches=1: with one update per batch the sequence ratio is 1 and '
@@ -40,10 +43,13 @@ class Recipe(RecipeBase):
 
     @classmethod
     def roles(cls, config):
+        """A single agent."""
         return (RoleSpec('solver', 'solver'),)
 
     @classmethod
     def check(cls, config):
+        """Refuses a corpus of the user without questions."""
+        # A prepared corpus (NQ, HotpotQA, …) comes without questions to train on.
         if config.retrieval.kind != 'world' and not config.inputs.questions:
             problem = 'dspo needs questions, and only miniature worlds have their own'
             fail('inputs.questions', '', problem, 'name a file')
@@ -51,8 +57,12 @@ class Recipe(RecipeBase):
     def phases(self):
         """Steps of one kind; iterations only number them."""
         steps = self.config.solver.steps
-        iterations = range(self.config.schedule.iterations)
-        return [Phase('solver', steps, ('solver',), iteration) for iteration in iterations]
+        phases: list[Phase] = []
+        # Several phases rather than one: surplus groups of the filter are discarded between them,
+        # which bounds the age of the rollouts that are trained on.
+        for iteration in range(self.config.schedule.iterations):
+            phases.append(Phase('solver', steps, ('solver',), iteration))
+        return phases
 
     def tasks(self, step, pool, cursor):
         """The next questions of the dataset."""

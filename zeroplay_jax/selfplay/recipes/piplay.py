@@ -21,6 +21,9 @@ class Recipe(drzero.Recipe):
     """Dr. Zero with paths in all questions, also for ablations that do not distil."""
 
     def pool_question(self, task, proposal):
-        """The pool's record of a question."""
+        """The pool's record of a question, always with its construction path."""
         question = proposing.question_record(task, proposal)
-        return dataclasses.replace(question, path=proposing.construction_path(task, proposal))
+        # Dr. Zero records a path only where a teacher reads it. Here the pool's records must be the
+        # same with and without distillation, or the ablation would compare different runs.
+        path = proposing.construction_path(task, proposal)
+        return dataclasses.replace(question, path=path)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 from zeroplay_jax.objectives import rewards
@@ -147,6 +148,8 @@ class Recipe(RecipeBase):
 
     @classmethod
     def roles(cls, config):
+        """Two trained roles. The judge is not among them: `config.judge` chooses it."""
+        # The challenger is called 'proposer', so that configs and metrics of all recipes agree.
         return (
             RoleSpec('proposer', 'challenger', terminal_tags=('task',)),
             RoleSpec('solver', 'task_solver'),
@@ -154,6 +157,7 @@ class Recipe(RecipeBase):
 
     @classmethod
     def check(cls, config):
+        """Refuses crossed length limits, and the rule judge outside miniature worlds."""
         settings = config.scope
         if settings.soft_length >= settings.hard_length:
             problem = f'not below scope.hard_length={settings.hard_length}'
@@ -164,6 +168,7 @@ class Recipe(RecipeBase):
 
     def phases(self):
         """iterations × (challenger, generate, solver); only a solver phase with given tasks."""
+        # With tasks from a file nothing is proposed: it is the data-trained baseline of the paper.
         if self._dataset:
             return [Phase('solver', self.config.solver.steps, ('solver',))]
         return alternate(self.config)
@@ -174,11 +179,12 @@ class Recipe(RecipeBase):
             return dataset_tasks(self.config, self._dataset, step, cursor)
         if step.phase.name == 'solver':
             return pool_tasks(self.config, step, pool, cursor)
+        # Rejected tasks are not replaced: the challenger learns from their low rewards.
         if cursor.round > 0:
             return []
-        is_generation = step.phase.name == 'generate'
-        size = self.config.pool.batch if is_generation else self.config.proposer.batch
-        return self.documents.tasks(step, size)
+        if step.phase.name == 'generate':
+            return self.documents.tasks(step, self.config.pool.batch)
+        return self.documents.tasks(step, self.config.proposer.batch)
 
     async def episode(self, context, step, task):
         """Runs one item of any phase."""
@@ -196,11 +202,13 @@ class Recipe(RecipeBase):
         challenges = await self._challenges(context, task, self.config.pool.samples)
         rows = [self._challenge_row(task, challenge) for challenge in challenges]
         low, high = self.config.pool.window
+        # The first, not the one closest to the target, as in SCOPE's code; borders are inclusive.
         for challenge in challenges:
             if challenge.rejected is None and low <= (challenge.score or 0.0) <= high:
                 question = self._question(task, challenge)
                 origin = {**question.origin, 'score': challenge.score}
-                return Outcome(rows, questions=[dataclasses.replace(question, origin=origin)])
+                question = dataclasses.replace(question, origin=origin)
+                return Outcome(rows, questions=[question])
         return Outcome(rows, drop=challenges[0].rejected or 'outside_window')
 
     async def _challenges(self, context, task: Task, samples: int) -> list[Challenge]:
@@ -221,18 +229,24 @@ class Recipe(RecipeBase):
         for number, challenge in enumerate(challenges):
             identity = (*task.identity, number)
             pending.append(self._judge_or_reject(context, identity, seed, challenge))
+        # Concurrently: each challenge needs several judgements, one after the other.
         await asyncio.gather(*pending)
         return challenges
 
     async def _judge_or_reject(self, context, identity, seed, challenge: Challenge) -> None:
+        # A prompt that is too long rejects this challenge alone, not its siblings.
         try:
             await self._judge(context, identity, seed, challenge)
         except TaskDropped as drop:
             challenge.rejected = drop.reason
 
     def _read(self, trajectory: Trajectory, seed: SeedDocument) -> Challenge:
-        final_text = trajectory.turns[-1].text if trajectory.finish == 'answer' else ''
+        """A challenger's rollout with its task and format score, not judged yet."""
+        final_text = ''
+        if trajectory.finish == 'answer':
+            final_text = trajectory.turns[-1].text
         task_text = rewards.extract_last(final_text, 'task')
+        # At least one: the format score divides by it.
         required_searches = max(seed.hops - self.config.scope.searches_below_hops, 1)
         format_score = rewards.scope_challenger_format(
             [turn.text for turn in trajectory.turns],
@@ -242,10 +256,12 @@ class Recipe(RecipeBase):
             task=task_text,
             code=self.config.scope.code_format,
         )
-        return Challenge(trajectory, task_text, format_score, None if task_text else 'no_task')
+        rejected = None if task_text else 'no_task'
+        return Challenge(trajectory, task_text, format_score, rejected)
 
     async def _judge(self, context, identity, seed: SeedDocument, challenge: Challenge) -> None:
         """Gates, rubrics and trial answers of one task, cheapest rejection first."""
+        # SCOPE's code writes rubrics before its gates and so pays for those of rejected tasks.
         if challenge.rejected:
             return
         assert context.judge is not None
@@ -255,9 +271,11 @@ class Recipe(RecipeBase):
         if self.config.scope.gates:
             for number, gate in enumerate(('entities', 'relevance')):
                 gate_identity = (*identity, 1, number)
+                # A missing verdict (None) does not pass, as in SCOPE's code.
                 if not await context.judge.gate(gate_identity, gate, task_text, evidence):
                     challenge.rejected = f'gate_{gate}'
                     return
+        # From the same evidence as the task: a rubric must be answerable from the corpus.
         rubrics = await context.judge.rubrics((*identity, 2), task_text, evidence)
         challenge.rubrics = rubrics or []
         if not challenge.rubrics:
@@ -266,23 +284,32 @@ class Recipe(RecipeBase):
         open_task = Question(task_text, rubrics=tuple(challenge.rubrics))
         attempts = self.config.reward.solves
         trajectories = await context.ask('solver', (*identity, 3), attempts, task=task_text)
-        pending = []
-        for number, trajectory in enumerate(trajectories):
-            answer = final_answer(trajectory)
-            pending.append(grade(context, (*identity, 4, number), open_task, answer))
-        grades = await asyncio.gather(*pending)
+        grades = await self._grades(context, identity, open_task, trajectories)
         # An ungraded answer is no evidence about the task; a missing answer is graded 0.
         challenge.scores = [value for value in grades if value is not None]
         challenge.rejected = None if challenge.scores else 'ungraded'
 
+    async def _grades(
+        self, context, identity, open_task: Question, trajectories: Sequence[Trajectory]
+    ) -> list[float | None]:
+        """Share of the rubrics that each rollout's answer meets; None where the judge gave no verdict."""
+        pending = []
+        for number, trajectory in enumerate(trajectories):
+            answer = final_answer(trajectory)
+            # 4 separates judgements from the rollouts of the same task (0 to 3).
+            pending.append(grade(context, (*identity, 4, number), open_task, answer))
+        return await asyncio.gather(*pending)
+
     def _challenge_row(self, task: Task, challenge: Challenge) -> Row:
         settings = self.config.reward
         parts = {f'format_{name}': value for name, value in challenge.format.items()}
-        # Form is rewarded although a gate fails (SCOPE eq. 4).
+        # Form is rewarded although a gate fails (SCOPE eq. 4). A task without rubrics earns it as
+        # well, which follows the paper; the released code gives such a task 0.
         parts['format'] = settings.format_weight * challenge.format['raw']
         parts['difficulty'] = 0.0
         passed = challenge.rejected is None and challenge.score is not None
         if passed:
+            # Of the graded answers only: `scores` has fewer entries where the judge failed.
             parts['difficulty'] = rewards.difficulty(
                 sum(challenge.scores),
                 len(challenge.scores),
@@ -322,7 +349,8 @@ class Recipe(RecipeBase):
             text=challenge.task or '',
             hops=seed.hops,
             rubrics=tuple(challenge.rubrics),
-            # One task per document and iteration.
+            # One task per document and iteration, as in SCOPE. The text is hashed, too, because
+            # several passages of an article share a title.
             unique_key=hashlib.sha256(document.encode()).hexdigest()[:16],
             origin=origin,
         )
@@ -333,22 +361,17 @@ class Recipe(RecipeBase):
         open_task: Question = task.payload
         samples = self.config.solver.samples
         trajectories = await context.ask('solver', task.identity, samples, task=open_task.text)
-        pending = []
-        for number, trajectory in enumerate(trajectories):
-            answer = final_answer(trajectory)
-            pending.append(grade(context, (*task.identity, 4, number), open_task, answer))
-        grades = await asyncio.gather(*pending)
-        return Outcome(
-            [
-                self._solver_row(context, task, trajectory, value)
-                for trajectory, value in zip(trajectories, grades)
-            ]
-        )
+        grades = await self._grades(context, task.identity, open_task, trajectories)
+        rows = []
+        for trajectory, value in zip(trajectories, grades, strict=True):
+            rows.append(self._solver_row(context, task, trajectory, value))
+        return Outcome(rows)
 
     def _solver_row(self, context, task: Task, trajectory: Trajectory, value: float | None) -> Row:
         settings = self.config.scope
         answer = final_answer(trajectory)
         codec = context.roles['solver'].env.codec
+        # Tokens of the answer alone (SCOPE eq. 7): thoughts and searches may be long.
         answer_tokens = len(codec.encode_plain(answer or ''))
         length_factor = 1.0
         if settings.length_factor:
@@ -358,6 +381,7 @@ class Recipe(RecipeBase):
         searches = trajectory.calls_of('search')
         # A call in the final turn was not followed by an answer.
         final_call = trajectory.turns[-1].call if trajectory.turns else None
+        # By identity: two equal calls may be in different turns.
         searches_before_final = [call for call in searches if call is not final_call]
         format_score = rewards.scope_solver_format(
             [turn.text for turn in trajectory.turns],
@@ -366,12 +390,15 @@ class Recipe(RecipeBase):
             code=settings.code_format,
         )
         parts = {f'format_{name}': part for name, part in format_score.items()}
+        # SCOPE eq. 6. The length factor multiplies the score only: a long answer keeps its format
+        # and search rewards. `format_*` and 'length_factor' are logged, not added.
         parts['rubrics'] = length_factor * (value or 0.0)
         parts['length_factor'] = length_factor
         parts['format'] = self.config.reward.format_weight * format_score['raw']
         parts['search'] = settings.search_weight * rewards.search_bonus(len(searches))
         if self.config.reward.overlong_buffer:
             parts['overlong'] = solving.overlong_penalty(self.config, trajectory)
+        # Added in this order: another one would change the last bits of the sum.
         reward = parts['rubrics'] + parts['format'] + parts['search'] + parts.get('overlong', 0.0)
         return Row(
             role='solver',

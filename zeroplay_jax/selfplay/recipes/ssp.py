@@ -120,6 +120,7 @@ class Recipe(RecipeBase):
 
     @classmethod
     def roles(cls, config):
+        """Proposer and solver; the checker is the solver without tools, limited to one turn."""
         return (
             RoleSpec('proposer', 'proposer_from_answer', terminal_tags=('question',)),
             RoleSpec('solver', 'solver'),
@@ -128,6 +129,7 @@ class Recipe(RecipeBase):
 
     @classmethod
     def check(cls, config):
+        """Refuses the engine's filter, and a corpus of the user without answers."""
         if config.solver.filter_groups:
             fix = 'set it to false, or take another recipe'
             fail('solver.filter_groups', True, 'ssp fills its batches by config.ssp.fill', fix)
@@ -138,6 +140,7 @@ class Recipe(RecipeBase):
     def phases(self):
         """Both roles are trained in every step."""
         settings = self.config.ssp
+        # Solver first as in the paper (alg. 1); the released code updates the proposer first.
         roles = ('solver', 'proposer')
         if settings.first_update == 'proposer':
             roles = ('proposer', 'solver')
@@ -152,26 +155,32 @@ class Recipe(RecipeBase):
         if not cursor.missing:
             return []
         if settings.fill == 'resample' and cursor.round <= settings.fill_rounds:
+            # Only as many as are missing. A batch that is still short afterwards stays short: SSP's
+            # code duplicates valid questions instead, which doubles their weight.
             return self._answer_tasks(step, cursor, cursor.missing)
         if settings.fill.startswith('replay') and cursor.round == 1:
+            # Shuffled anew in every step (its number takes the place of the iteration). This step's
+            # own questions enter the pool only after it.
             questions = pool.batch(self.config.seed, step.number, 0, cursor.missing)
-            return [
-                Task((step.number, cursor.step + number), question)
-                for number, question in enumerate(questions)
-            ]
+            tasks = []
+            for index, question in enumerate(questions, cursor.step):
+                tasks.append(Task((step.number, index), question))
+            return tasks
         return []
 
     def _answer_tasks(self, step, cursor, count: int) -> list[Task]:
         """`count` answers; noise comes from the next tasks of the step, cyclically."""
+        # Rounds before this one count as neighbours: a round of one task has noise as well.
         total = cursor.step + count
         neighbours = min(self.config.ssp.noise, total - 1)
         answers = self._answers.take(cursor.external, count)
         tasks = []
-        for number, answer in zip(range(cursor.step, total), answers, strict=True):
-            noise_from = tuple(
-                (step.number, (number + 1 + offset) % total) for offset in range(neighbours)
-            )
-            payload = dataclasses.replace(answer, noise_from=noise_from)
+        for number, answer in enumerate(answers, cursor.step):
+            # The next tasks, not a random draw: answers come in random order already.
+            noise_from: list[tuple[int, int]] = []
+            for offset in range(neighbours):
+                noise_from.append((step.number, (number + 1 + offset) % total))
+            payload = dataclasses.replace(answer, noise_from=tuple(noise_from))
             tasks.append(Task((step.number, number), payload, external=True))
         return tasks
 
@@ -187,6 +196,7 @@ class Recipe(RecipeBase):
             context.hosts.publish(task.identity, [])
 
     async def _hide_and_seek(self, context, task: Task) -> Outcome:
+        """Proposals that hide one answer, and the solver's rollouts on those that pass both checks."""
         hidden: HiddenAnswer = task.payload
         proposals = await context.ask(
             'proposer',
@@ -195,7 +205,8 @@ class Recipe(RecipeBase):
             hops=hidden.hops,
             answer=hidden.answer,
         )
-        # The passages that a proposer read are noise for the checks of the others.
+        # The passages that a proposer read are noise for the checks of the others. Published before
+        # any check: two episodes whose checks wait for each other would never end.
         passages = []
         for trajectory in proposals:
             passages += retrieved_passages(trajectory)
@@ -217,6 +228,7 @@ class Recipe(RecipeBase):
         return Outcome(proposer_rows + solver_rows, questions, drop)
 
     def _question(self, task: Task, trajectory: Trajectory) -> Question:
+        """The proposed question; its answer is the given one, so the proposer cannot change it."""
         hidden: HiddenAnswer = task.payload
         text = None
         if trajectory.finish == 'answer':
@@ -241,9 +253,10 @@ class Recipe(RecipeBase):
         except TaskDropped as drop:
             return drop.reason, []
         if number > 0:
-            # The questions of one answer are separate groups.
+            # The questions of one answer are separate groups. Negative keys cannot collide with the
+            # keys of first questions, which are those of their tasks.
+            samples = self.config.proposer.samples
             for row in attempts:
-                samples = self.config.proposer.samples
                 row.group = -(group_of(task.identity) * samples + number)
         return reason, attempts
 
@@ -251,6 +264,7 @@ class Recipe(RecipeBase):
         """Why a question is rejected by rule, or None."""
         if trajectory.finish != 'answer':
             return 'unfinished'
+        # Failed searches do not count as searching.
         queries: list[str] = []
         for call in trajectory.calls_of('search'):
             if call.error is None and call.arguments is not None:
@@ -264,24 +278,30 @@ class Recipe(RecipeBase):
     ) -> str | None:
         """'unanswerable' unless the question is answered from the passages read, mixed with noise."""
         hidden: HiddenAnswer = task.payload
-        read = retrieved_passages(trajectory)
-        noise = await self._noise(context, hidden, {passage['id'] for passage in read})
+        read_passages = retrieved_passages(trajectory)
+        read_ids = {passage['id'] for passage in read_passages}
+        noise = await self._noise(context, hidden, read_ids)
         rng = identity_rng(self.config.seed, *task.identity, 2)
         limit = context.roles['checker'].prompt_tokens
         while True:
-            material = read + noise
+            # Shuffled: the position of a passage must not show whether its proposer read it.
+            material = read_passages + noise
             order = rng.permutation(len(material))
             shuffled = [material[index] for index in order]
             documents = passages_text([shuffled], 'search_r1')
             fields = dict(documents=documents, question=question.text)
-            # Noise is dropped first where the prompt is too long.
+            # Noise is dropped first where the prompt is too long. If it is too long even without
+            # noise, `ask` raises, and the question is rejected.
             if not noise or len(context.prompt_ids('checker', **fields)) <= limit:
                 break
             noise = noise[:-1]
+        # Greedy: acceptance must not depend on a lucky sample.
         (reply,) = await context.ask('checker', (*task.identity, 2, number), 1, 0.0, **fields)
         metric = self.config.reward.answer
         identity = (*task.identity, 3, number)
         value = await score(context, metric, identity, question, final_answer(reply))
+        # A missing verdict rejects. SSP's code accepts a question when its check raises an error, so
+        # that a failing judge admits unchecked questions.
         is_answered = value is not None and value >= 0.5
         return None if is_answered else 'unanswerable'
 
@@ -292,7 +312,10 @@ class Recipe(RecipeBase):
             passages = await context.hosts.await_published(tuple(identity))
             if self.config.ssp.noise_unit == 'document':
                 passages = passages[:1]
-            noise += [passage for passage in passages if passage['id'] not in read_ids]
+            # A passage that both proposers read is evidence, not noise.
+            for passage in passages:
+                if passage['id'] not in read_ids:
+                    noise.append(passage)
         return noise
 
     def _proposer_row(
@@ -304,6 +327,7 @@ class Recipe(RecipeBase):
         attempts: list[Row],
     ) -> Row:
         settings = self.config.reward
+        # Ungraded attempts are left out of the solve rate, not counted as failures.
         scores = [row.info.score or 0.0 for row in attempts if row.drop is None]
         info = RowInfo(question=question, valid=reason is None, rejected=reason)
         reward = self.config.ssp.invalid_reward
@@ -311,6 +335,7 @@ class Recipe(RecipeBase):
         if reason is None:
             info.solve_count = sum(value >= 0.5 for value in scores)
             if scores:
+                # 'one_minus' is SSP's 1 − solve rate (alg. 1): zero-sum against the solver.
                 reward = rewards.difficulty(
                     sum(scores), len(scores), settings.difficulty, settings.target
                 )

@@ -42,10 +42,12 @@ def path_of(trajectory: Trajectory, seed: SeedDocument, question: str, answer: s
     steps: list[Json] = []
     for turn in trajectory.turns:
         call = turn.call
-        if call is None or call.tool != 'search' or not call.is_valid:
+        # Malformed calls taught the proposer nothing, so they are no part of the path.
+        if call is None or call.tool != 'search' or call.arguments is None:
             continue
-        queries = call.arguments['query_list'] if call.arguments else []
+        queries = call.arguments['query_list']
         thought = rewards.extract_last(turn.text, 'think') or ''
+        # A failed search has queries and no passages; its queries stay in the path.
         for query, passages in itertools.zip_longest(queries, call.documents, fillvalue=()):
             texts = [prompts.document_text(passage) for passage in passages]
             steps.append({'think': thought, 'query': query, 'found': texts})
@@ -69,17 +71,18 @@ def path_text(kind: str, path: Json, style: str, rng: np.random.Generator) -> st
       kind: 'answer', 'answer_hop', 'qcp' or 'qcp_partial' (a random half of the steps, rounded down).
       style: the prompt set; 'mini' is the chain of names that the built-in checkpoint was trained on.
     """
+    # The kinds are π-Play's ablation of privileged information, from least to most.
     if kind == 'answer':
         return path['answer']
     if kind == 'answer_hop':
         return f'{path["answer"]} ({path["hops"]})'
     steps = path['steps']
     if kind == 'qcp_partial':
-        kept = sorted(rng.permutation(len(steps))[: len(steps) // 2])
-        steps = [steps[index] for index in kept]
+        # Sorted: the remaining steps keep the order in which the proposer took them.
+        half = sorted(rng.permutation(len(steps))[: len(steps) // 2])
+        steps = [steps[index] for index in half]
     if style == 'mini':
-        names = [path['title'], *(step['query'] for step in steps), path['answer']]
-        return ' > '.join(dict.fromkeys(name for name in names if name))
+        return _chain_of_names(path, steps)
     lines: list[str] = []
     if path['document']:
         lines.append(f'Document: {path["document"]}')
@@ -87,10 +90,23 @@ def path_text(kind: str, path: Json, style: str, rng: np.random.Generator) -> st
         if step['think']:
             lines.append(f'Thought: {step["think"]}')
         lines.append(f'Search: {step["query"]}')
-        lines += [f'Found: {passage}' for passage in step['found']]
+        for passage in step['found']:
+            lines.append(f'Found: {passage}')
+    # The answer comes last, as in the proposer's own rollout.
     lines.append(f'Question: {path["question"]}')
     lines.append(f'Answer: {path["answer"]}')
     return '\n'.join(lines)
+
+
+def _chain_of_names(path: Json, steps: list[Json]) -> str:
+    """Names from the document to the answer, in the form of the built-in checkpoint's training data."""
+    names = [path['title']]
+    for step in steps:
+        names.append(step['query'])
+    names.append(path['answer'])
+    # Each name once: a query for the answer itself would end the chain with it twice.
+    distinct_names = dict.fromkeys(filter(None, names))
+    return ' > '.join(distinct_names)
 
 
 def teacher_prompt(
@@ -103,15 +119,18 @@ def teacher_prompt(
     """
     kind = config.privileged.kind
     if kind == 'none':
+        # The teacher is then only an average of earlier students, the baseline of the ablation.
         return context.prompt_ids(role, question=question.text), 0.0
     assert question.path is not None
+    # A copy: the question stays in the pool and is trained on again in later epochs.
     path = copy.deepcopy(dict(question.path))
     was_cut = 0.0
+    # The length in tokens is known only after rendering, so passages are cut one at a time.
     while True:
         # The same random half of the steps in every round.
         rng = identity_rng(config.seed, *identity, 1)
-        shown = path_text(kind, path, config.prompts, rng)
-        ids = context.prompt_ids(role, 'solver_with_path', path=shown, question=question.text)
+        reference = path_text(kind, path, config.prompts, rng)
+        ids = context.prompt_ids(role, 'solver_with_path', path=reference, question=question.text)
         if len(ids) <= config.privileged.prompt_tokens:
             return ids, was_cut
         if not _shorten_longest_passage(path):
@@ -121,6 +140,7 @@ def teacher_prompt(
 
 def _shorten_longest_passage(path: dict[str, Any]) -> bool:
     """Cuts the longest passage down to its title; False if all are short already."""
+    # (length, step, position): equal lengths are decided by the position, the same in every run.
     candidates: list[tuple[int, int, int]] = []
     for step_number, step in enumerate(path['steps']):
         for number, passage in enumerate(step['found']):
@@ -130,6 +150,9 @@ def _shorten_longest_passage(path: dict[str, Any]) -> bool:
         return False
     _, step_number, number = max(candidates)
     passages = path['steps'][step_number]['found']
-    title_end = max(passages[number].find(')') + 1, 1)
-    passages[number] = passages[number][:title_end][:_SHORT_PASSAGE]
+    passage = passages[number]
+    # '(Title: …) text' ends its title at the first bracket. Without one, a single character is left.
+    title_end = max(passage.find(')') + 1, 1)
+    # A title longer than that would be a candidate again, and the loop above would not end.
+    passages[number] = passage[:title_end][:_SHORT_PASSAGE]
     return True

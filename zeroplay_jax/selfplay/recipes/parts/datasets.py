@@ -18,6 +18,8 @@ from zeroplay_jax.selfplay.task_pool import TaskPool
 from zeroplay_jax.types import Json, Question, Task, UserError, identity_rng
 
 T = TypeVar('T')
+# (hops, task type) of a document.
+Cell = tuple[int, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +40,8 @@ class SeedDocument:
 
     def to_json(self) -> dict[str, Any]:
         """The record of the task log."""
-        record = {'title': self.title, 'text': self.text, 'hops': self.hops, **self.origin}
+        record: dict[str, Any] = {'title': self.title, 'text': self.text, 'hops': self.hops}
+        record |= self.origin
         if self.kind:
             record['type'] = self.kind
         return record
@@ -46,8 +49,13 @@ class SeedDocument:
     @classmethod
     def from_json(cls, record: Json) -> SeedDocument:
         """A line of `inputs.documents`."""
-        origin = files.provenance(record)
-        return cls(record['title'], record['text'], record['hops'], record.get('type', ''), origin)
+        return cls(
+            title=record['title'],
+            text=record['text'],
+            hops=record['hops'],
+            kind=record.get('type', ''),
+            origin=files.provenance(record),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +75,8 @@ class HiddenAnswer:
 
     def to_json(self) -> dict[str, Any]:
         """The record of the task log."""
-        return {'answer': self.answer, 'hops': self.hops, **self.origin}
+        record: dict[str, Any] = {'answer': self.answer, 'hops': self.hops}
+        return record | dict(self.origin)
 
 
 class EpochDataset(Generic[T]):
@@ -80,13 +89,16 @@ class EpochDataset(Generic[T]):
     def take(self, begin: int, count: int) -> list[T]:
         """Items `begin` to `begin + count` of the endless sequence."""
         size = len(self._items)
+        # Every epoch has a generator of its own: the order of an epoch does not depend on how many
+        # items were taken before, so a resumed run continues where it stopped.
         orders: dict[int, np.ndarray] = {}
         taken: list[T] = []
         for index in range(begin, begin + count):
             epoch, position = divmod(index, size)
             if epoch not in orders:
                 orders[epoch] = identity_rng(self._seed, epoch).permutation(size)
-            taken.append(self._items[orders[epoch][position]])
+            order = orders[epoch]
+            taken.append(self._items[order[position]])
         return taken
 
 
@@ -97,26 +109,34 @@ class DocumentSampler:
     """
 
     def __init__(self, config, library: Library):
-        self._from_file = DocumentFile(config) if config.inputs.documents else None
+        self._from_file: DocumentFile | None = None
+        if config.inputs.documents:
+            self._from_file = DocumentFile(config)
         self._seed = config.seed
         self._ratio = tuple(config.schedule.hop_ratio)
         self._documents = library.documents
-        self._usable = [
-            documents_for(library.documents, hops) for hops in range(1, len(self._ratio) + 1)
-        ]
+        # By hop count − 1: indices of the documents that a chain of so many hops can start from.
+        self._usable: list[Sequence[int]] = []
+        for hops in range(1, len(self._ratio) + 1):
+            self._usable.append(documents_for(library.documents, hops))
 
     def tasks(self, step: Step, size: int) -> list[Task]:
         """`size` documents, without repeats while there are enough; a function of the arguments."""
         if self._from_file:
             return self._from_file.tasks(step, size)
+        # The ratio is exact in every batch. Dr. Zero's code draws hop counts independently, which
+        # in a small batch leaves rare hop counts with a single proposal and nothing to compare it to.
+        hop_counts = stratify(self._ratio, size)
         rng = identity_rng(self._seed, step.number)
         seeds: list[SeedDocument] = []
         used: set[int] = set()
-        for hops, count in enumerate(stratify(self._ratio, size), 1):
+        # One generator for the whole batch: the order of the hop counts is part of the random stream.
+        for hops, count in enumerate(hop_counts, 1):
             indices = self._draw(rng, hops, count, used)
             used.update(indices)
-            seeds += [self._seed_document(index, hops) for index in indices]
-        return [Task((step.number, number), seed) for number, seed in enumerate(seeds)]
+            for index in indices:
+                seeds.append(self._seed_document(index, hops))
+        return _numbered_tasks(step, seeds)
 
     def _draw(self, rng: np.random.Generator, hops: int, count: int, used: set[int]) -> list[int]:
         usable = self._usable[hops - 1]
@@ -128,15 +148,23 @@ class DocumentSampler:
                 'there'
             )
         # More than needed, so that enough remain without those used for other hop counts.
-        drawn = rng.choice(len(usable), min(count + len(used), len(usable)), replace=False)
-        candidates = [int(usable[position]) for position in drawn]
-        indices = [index for index in candidates if index not in used][:count]
-        shortfall = rng.integers(0, len(usable), count - len(indices))
-        return indices + [int(usable[int(position)]) for position in shortfall]
+        draws = min(count + len(used), len(usable))
+        indices: list[int] = []
+        for position in rng.choice(len(usable), draws, replace=False):
+            index = int(usable[position])
+            if index not in used and len(indices) < count:
+                indices.append(index)
+        # A small corpus cannot fill the batch without repeats: the shortfall is drawn with them.
+        for position in rng.integers(0, len(usable), count - len(indices)):
+            indices.append(int(usable[int(position)]))
+        return indices
 
     def _seed_document(self, index: int, hops: int) -> SeedDocument:
         document = self._documents[index]
-        origin = {'document_id': document.id} if document.id else {}
+        # Passages of the miniature worlds are named by their title; an empty id is left out.
+        origin: dict[str, str] = {}
+        if document.id:
+            origin['document_id'] = document.id
         return SeedDocument(document.title, document.text, hops, origin=origin)
 
 
@@ -154,19 +182,23 @@ class DocumentFile:
         path = config.inputs.documents
         self._ratio = tuple(config.schedule.hop_ratio)
         self._phases = alternate(config)
+        # Phases that read documents; the solver reads the pool.
         self._batch_of_phase = dict(proposer=config.proposer.batch, generate=config.pool.batch)
-        # (hops, type) → documents
-        cells: dict[tuple[int, str], list[SeedDocument]] = collections.defaultdict(list)
+        # Cells are consumed independently of each other, because their shares in a batch are fixed
+        # while the file may hold any number of documents of each.
+        cells: dict[Cell, list[SeedDocument]] = {}
+        # The default ('',) selects all types.
         wanted_types = set(config.inputs.types) - {''}
         for record in files.documents(path):
             seed = SeedDocument.from_json(record)
+            cell = (seed.hops, seed.kind)
             if not wanted_types or seed.kind in wanted_types:
-                cells[seed.hops, seed.kind].append(seed)
+                cells.setdefault(cell, []).append(seed)
         self._types = sorted({kind for _, kind in cells})
         self._check(path, cells, wanted_types)
-        self._datasets = {
-            cell: EpochDataset(seeds, config.seed) for cell, seeds in sorted(cells.items())
-        }
+        self._datasets: dict[Cell, EpochDataset[SeedDocument]] = {}
+        for cell, seeds in cells.items():
+            self._datasets[cell] = EpochDataset(seeds, config.seed)
 
     def _check(self, path: str, cells, wanted_types: set[str]) -> None:
         absent_types = wanted_types - set(self._types)
@@ -174,8 +206,7 @@ class DocumentFile:
             raise UserError(
                 f'{path}: no document of type {min(absent_types)!r}; correct config.inputs.types'
             )
-        wanted_hops = [hops for hops, share in enumerate(self._ratio, 1) if share]
-        for hops in wanted_hops:
+        for hops in _hops_with_share(self._ratio):
             for kind in self._types:
                 if (hops, kind) in cells:
                     continue
@@ -191,24 +222,32 @@ class DocumentFile:
         seeds: list[SeedDocument] = []
         for cell, count in self._cell_counts(size).items():
             seeds += self._datasets[cell].take(used_before[cell], count)
-        return [Task((step.number, number), seed) for number, seed in enumerate(seeds)]
+        return _numbered_tasks(step, seeds)
 
-    def _cell_counts(self, size: int) -> collections.Counter[tuple[int, str]]:
+    def _cell_counts(self, size: int) -> collections.Counter[Cell]:
         """How many documents of each (hops, type) a batch holds: types alternate over the batch."""
-        hop_counts = stratify(self._ratio, size)
-        hops = np.repeat(np.arange(len(self._ratio)) + 1, hop_counts)
-        cells: collections.Counter[tuple[int, str]] = collections.Counter()
-        for number, hop in enumerate(hops):
-            cells[int(hop), self._types[number % len(self._types)]] += 1
+        cells: collections.Counter[Cell] = collections.Counter()
+        # The number of the document in the batch, not in its hop count: otherwise the first type
+        # would get the odd document of every hop count.
+        for number, hops in enumerate(_stratified_hops(self._ratio, size)):
+            kind = self._types[number % len(self._types)]
+            cells[int(hops), kind] += 1
         return cells
 
-    def _used_before(self, step: Step) -> collections.Counter[tuple[int, str]]:
+    def _used_before(self, step: Step) -> collections.Counter[Cell]:
         """How many documents of each cell all earlier steps used."""
-        used: collections.Counter[tuple[int, str]] = collections.Counter()
-        current = (step.phase.iteration, step.phase.name)
+        # Computed from the schedule instead of counted, so there is no state to checkpoint.
+        # Documents continue across phases: until a cell is exhausted, generation does not repeat
+        # what the proposer trained on.
+        used: collections.Counter[Cell] = collections.Counter()
         for phase in self._phases:
-            is_current = (phase.iteration, phase.name) == current
-            steps = step.index if is_current else phase.steps
+            # Iteration and name identify a phase: `alternate` has each name once per iteration.
+            same_iteration = phase.iteration == step.phase.iteration
+            is_current = same_iteration and phase.name == step.phase.name
+            steps = phase.steps
+            if is_current:
+                steps = step.index
+            # 0 for solver phases, which use no documents.
             batch = self._batch_of_phase.get(phase.name, 0)
             for cell, count in self._cell_counts(batch).items():
                 used[cell] += count * steps
@@ -221,10 +260,7 @@ def pool_tasks(config, step: Step, pool: TaskPool, cursor: BatchCursor) -> list[
     """A batch of the pool's questions; further ones while the filter leaves groups missing."""
     count = _round_size(config.solver, cursor)
     questions = pool.batch(config.seed, step.phase.iteration, cursor.phase, count)
-    return [
-        Task((step.number, cursor.step + number), question)
-        for number, question in enumerate(questions)
-    ]
+    return _numbered_tasks(step, questions, first=cursor.step)
 
 
 def dataset_tasks(
@@ -232,18 +268,40 @@ def dataset_tasks(
 ) -> list[Task]:
     """A batch of external questions; further ones while the filter leaves groups missing."""
     questions = dataset.take(cursor.phase, _round_size(config.solver, cursor))
-    return [
-        Task((step.number, cursor.step + number), question, external=True)
-        for number, question in enumerate(questions)
-    ]
+    return _numbered_tasks(step, questions, first=cursor.step, external=True)
+
+
+def _numbered_tasks(
+    step: Step, payloads: Sequence[Any], first: int = 0, external: bool = False
+) -> list[Task]:
+    """One task per payload, with the identity (step number, index within the step)."""
+    tasks: list[Task] = []
+    for index, payload in enumerate(payloads, first):
+        tasks.append(Task((step.number, index), payload, external))
+    return tasks
 
 
 def _round_size(role, cursor: BatchCursor) -> int:
     """Items of a round: the missing ones at first, then whole batches, which keep the slots busy."""
     if cursor.round == 0:
         return cursor.missing
-    can_continue = role.filter_groups and cursor.round < role.fill_rounds
-    return role.batch if can_continue and cursor.missing else 0
+    if not role.filter_groups or not cursor.missing:
+        return 0
+    # Not for ever: a policy that solves everything, or nothing, yields no informative group at all.
+    if cursor.round >= role.fill_rounds:
+        return 0
+    return role.batch
+
+
+def _hops_with_share(ratio: Sequence[float]) -> list[int]:
+    """Hop counts that `schedule.hop_ratio` gives a share above 0."""
+    return [hops for hops, share in enumerate(ratio, 1) if share]
+
+
+def _stratified_hops(ratio: Sequence[float], size: int) -> np.ndarray:
+    """Hop counts of `size` items in the exact ratio, ascending."""
+    hop_counts = np.arange(len(ratio)) + 1
+    return np.repeat(hop_counts, stratify(ratio, size))
 
 
 def training_questions(config, library: Library) -> list[Question]:
@@ -259,7 +317,7 @@ def training_questions(config, library: Library) -> list[Question]:
             f'recipe {config.recipe} needs questions, and there are none; name a file in '
             'config.inputs.questions'
         )
-    hops = [hop for hop, share in enumerate(config.schedule.hop_ratio, 1) if share]
+    hops = _hops_with_share(config.schedule.hop_ratio)
     return library.worlds.questions(config.inputs.world_questions, hops)
 
 
@@ -269,21 +327,24 @@ def hidden_answers(config, library: Library) -> list[HiddenAnswer]:
     Raises:
       UserError: neither is available.
     """
+    # (answer, provenance). SSP's gates compare with one text: of several accepted answers the first.
     answers: list[tuple[str, Json]] = []
     if config.inputs.answers:
         for record in files.read_lines(config.inputs.answers):
-            answers.append((files.accepted_answers(record)[0], files.provenance(record)))
+            answer = files.accepted_answers(record)[0]
+            answers.append((answer, files.provenance(record)))
     elif library.worlds is not None:
-        answers = [(answer, {}) for answer in library.worlds.answers()]
+        for answer in library.worlds.answers():
+            answers.append((answer, {}))
     else:
         raise UserError(
             f'recipe {config.recipe} needs answers, and there are none; name a file in '
             'config.inputs.answers'
         )
-    ratio = config.schedule.hop_ratio
-    hops = np.repeat(np.arange(len(ratio)) + 1, stratify(ratio, len(answers)))
-    hops = identity_rng(config.seed, 0).permutation(hops)
-    return [
-        HiddenAnswer(answer, int(hop), origin=origin)
-        for (answer, origin), hop in zip(answers, hops, strict=True)
-    ]
+    # Shuffled, because a file may be sorted: a topic must not always come with the same hop count.
+    hops = _stratified_hops(config.schedule.hop_ratio, len(answers))
+    shuffled_hops = identity_rng(config.seed, 0).permutation(hops)
+    hidden: list[HiddenAnswer] = []
+    for (answer, origin), answer_hops in zip(answers, shuffled_hops, strict=True):
+        hidden.append(HiddenAnswer(answer, int(answer_hops), origin=origin))
+    return hidden

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from zeroplay_jax.selfplay.schedule import Phase
 
@@ -19,15 +20,19 @@ def alternate(config) -> list[Phase]:
     A role that is no longer trained has no phase of its own; questions are generated all the same.
     """
     questions_needed = config.solver.steps * config.solver.batch
-    batches = config.pool.batches or -(-questions_needed // config.pool.batch)
+    # Rounded up: each question is then trained on once, if no document is dropped.
+    batches_needed = math.ceil(questions_needed / config.pool.batch)
+    batches = config.pool.batches or batches_needed
     phases: list[Phase] = []
     for iteration in range(config.schedule.iterations):
         round_phases = (
             Phase('proposer', config.proposer.steps, ('proposer',)),
+            # Cleared at its first step only: the solver trains on questions of the latest proposer.
             Phase('generate', batches, clears_pool=batches),
             Phase('solver', config.solver.steps, ('solver',)),
         )
         for phase in round_phases:
+            # All roles of the phase; 'generate' trains none and is always there.
             if all(is_trained(config, role, iteration) for role in phase.trains):
                 phases.append(dataclasses.replace(phase, iteration=iteration))
     return phases
@@ -37,6 +42,7 @@ def simultaneous(config, steps: int, roles: tuple[str, ...], clears_pool: int = 
     """One phase per iteration in which every step trains all of `roles`, in this order."""
     phases: list[Phase] = []
     for iteration in range(config.schedule.iterations):
+        # A frozen role still takes part (SSP's ablations with a fixed proposer or solver).
         trained = tuple(role for role in roles if is_trained(config, role, iteration))
         phases.append(Phase('selfplay', steps, trained, iteration, clears_pool=clears_pool))
     return phases

@@ -29,6 +29,7 @@ async def attempts(
     scored = []
     for number, trajectory in enumerate(trajectories):
         answer = final_answer(trajectory)
+        # The sample's number is part of the identity: a judge's sampled verdicts must differ.
         value = await score(context, metric, (*identity, number), question, answer)
         scored.append((trajectory, value))
     return scored
@@ -44,7 +45,12 @@ async def solve_count(
 ) -> int:
     """How many of `samples` rollouts answer the question (score of at least one half)."""
     scored = await attempts(context, role, metric, identity, question, samples)
-    return sum(value is not None and value >= 0.5 for _, value in scored)
+    # A threshold for graded metrics (F1); exact match is 0 or 1. An answer without a verdict counts
+    # as not solved, so a failing judge makes questions look harder, never easier.
+    solved = 0
+    for _, value in scored:
+        solved += value is not None and value >= 0.5
+    return solved
 
 
 async def solver_rows(
@@ -53,10 +59,11 @@ async def solver_rows(
     """Rollouts on a question as rows, with the teacher's prompt where the role distils."""
     settings = config[role]
     metric = config.reward.answer
-    prompt_of_teacher = None
+    ids_for_teacher = None
     privileged_cut = None
     if settings.distill_top_k and question.path is not None:
-        prompt_of_teacher, privileged_cut = teacher_prompt(
+        # One prompt for the whole group: it depends on the question, not on the rollout.
+        ids_for_teacher, privileged_cut = teacher_prompt(
             context, config, task.identity, question, role
         )
     scored = await attempts(context, role, metric, task.identity, question, settings.samples)
@@ -65,24 +72,25 @@ async def solver_rows(
         parts = {_PART_NAMES.get(metric, metric): value or 0.0}
         if config.reward.overlong_buffer:
             parts['overlong'] = overlong_penalty(config, trajectory)
+        # Without a verdict the rollout is neither right nor wrong: any reward would be noise.
+        drop = 'ungraded' if value is None else None
         info = RowInfo(
             question=question,
             answer=final_answer(trajectory),
             score=value,
             privileged_cut=privileged_cut,
         )
-        rows.append(
-            Row(
-                role=role,
-                trajectory=trajectory,
-                reward=sum(parts.values()),
-                group=group_of(task.identity),
-                parts=parts,
-                drop='ungraded' if value is None else None,
-                info=info,
-                teacher_prompt=prompt_of_teacher,
-            )
+        row = Row(
+            role=role,
+            trajectory=trajectory,
+            reward=sum(parts.values()),
+            group=group_of(task.identity),
+            parts=parts,
+            drop=drop,
+            info=info,
+            teacher_prompt=ids_for_teacher,
         )
+        rows.append(row)
     return rows
 
 
@@ -91,5 +99,6 @@ def overlong_penalty(config, trajectory: Trajectory) -> float:
     buffer = config.reward.overlong_buffer
     if not buffer:
         return 0.0
+    # All tokens, not the policy's alone: the slot fills up with observations as well.
     length = len(trajectory.tokens)
     return rewards.overlong_penalty(length, config.sampler.context, buffer)
