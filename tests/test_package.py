@@ -133,9 +133,6 @@ def test_the_installed_package_is_the_wheels_and_requires_what_the_project_does(
     assert any(requirement.startswith('mcp==') for requirement in requires)
 
 
-# Commands that are being rewritten; remove the mark when they run.
-
-
 @pytest.mark.parametrize(
     'module',
     [

@@ -14,7 +14,9 @@ from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.mini import world
-from zeroplay_jax.selfplay.recipe import Recipe, RoleSpec, recipe_class
+from zeroplay_jax.objectives import rewards
+from zeroplay_jax.rollout import prompts
+from zeroplay_jax.selfplay.recipe import INITIAL_WEIGHTS, Recipe, RoleSpec, recipe_class
 from zeroplay_jax.settings.errors import ConfigError, fail
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.tools.registry import check_name as check_tool_name
@@ -111,6 +113,41 @@ def _check_tools(config: ConfigDict, recipe: type[Recipe]) -> None:
         fail('tools.mcp_url', config.tools.mcp_url, 'not a web address', fix)
 
 
+def _check_roles(config: ConfigDict, recipe: type[Recipe]) -> None:
+    roles = recipe.roles(config)
+    trained = [role.name for role in roles if role.is_trained]
+    try:
+        templates = prompts.select(config.prompts, recipe.prompts)
+    except KeyError:
+        problem = f'recipe {config.recipe} has no prompts of this set'
+        fail('prompts', config.prompts, problem, 'take the other set')
+    for role in roles:
+        if role.weights_from and role.weights_from not in (*trained, INITIAL_WEIGHTS):
+            raise ConfigError(
+                f'config.recipe={config.recipe}: role {role.name} takes its weights from '
+                f'{role.weights_from!r}; name one of {", ".join((*trained, INITIAL_WEIGHTS))}'
+            )
+        if role.prompt not in templates:
+            raise ConfigError(
+                f'config.recipe={config.recipe}: role {role.name} has the prompt {role.prompt!r}, and '
+                'there is no such text; declare it in Recipe.prompts'
+            )
+    if recipe.evaluated_role not in [role.name for role in roles]:
+        raise ConfigError(
+            f'config.recipe={config.recipe}: it evaluates {recipe.evaluated_role!r}, which is no role '
+            'of it; set Recipe.evaluated_role'
+        )
+
+
+def _check_rewards(config: ConfigDict, recipe: type[Recipe]) -> None:
+    try:
+        rewards.resolve_difficulty(config.reward.difficulty)
+        if config.reward.answer != 'judge':
+            rewards.resolve_answer_metric(config.reward.answer)
+    except ValueError as error:
+        raise ConfigError(f'config.reward: {error}') from None
+
+
 def _check_worlds(config: ConfigDict, recipe: type[Recipe]) -> None:
     for name in ('train', 'evaluation'):
         first, count = config.world[name]
@@ -148,6 +185,9 @@ def _check_groups(config: ConfigDict, recipe: type[Recipe]) -> None:
 def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
     for specification, settings in _trained(config, recipe):
         role = specification.name
+        if ':' in settings.loss:
+            # A missing function is reported now, not after the weights were loaded.
+            _imported_loss(settings.loss)
         rows = settings.batch * settings.samples
         # Unequal minibatches would weigh their rollouts differently, as SSP's code does.
         if rows % settings.minibatches:
@@ -367,6 +407,8 @@ Rule = Callable[[ConfigDict, type[Recipe]], None]
 RULES: tuple[Rule, ...] = (
     _check_lengths,
     _check_tools,
+    _check_roles,
+    _check_rewards,
     _check_worlds,
     _check_groups,
     _check_division,

@@ -66,7 +66,7 @@ async def _answer(
     metric, part = ('em', 'exact_match')
     if question.is_open_task:
         metric, part = ('rubrics', 'rubrics')
-    fields = prompt_fields(question)
+    fields = prompt_fields(context, role, question)
     try:
         (trajectory,) = await context.ask(role, identity, samples=1, temperature=0.0, **fields)
     except TaskDropped as drop:

@@ -137,7 +137,7 @@ def answer_all(
         temperature = 0.0 if samples == 1 else None
         try:
             trajectories = await context.ask(
-                role, identity, samples, temperature, **prompt_fields(question)
+                role, identity, samples, temperature, **prompt_fields(context, role, question)
             )
             if answerer:
                 searched = trajectories

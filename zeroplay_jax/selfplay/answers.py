@@ -31,12 +31,18 @@ def final_answer(trajectory: Trajectory) -> str | None:
     return rewards.extract_last(trajectory.turns[-1].text, 'answer')
 
 
-def prompt_fields(question: Question) -> dict[str, str]:
-    """Prompt name and field with which a question, or an open task, is put to a solver."""
-    # By question and not by role: an evaluation asks one solver both kinds.
+def prompt_fields(context: RolloutContext, role: str, question: Question) -> dict[str, str]:
+    """Prompt name and field with which an evaluation puts a question, or an open task, to a role.
+
+    The role's own prompt if it has the field, else the shared one: SCOPE's solver is trained on open
+    tasks and evaluated on questions as well.
+    """
+    field, shared_prompt = ('question', 'solver')
     if question.is_open_task:
-        return dict(prompt='task_solver', task=question.text)
-    return dict(prompt='solver', question=question.text)
+        field, shared_prompt = ('task', 'task_solver')
+    own_prompt = context.roles[role].prompt
+    takes_field = f'{{{field}}}' in context.prompts[own_prompt]
+    return {'prompt': own_prompt if takes_field else shared_prompt, field: question.text}
 
 
 async def score(

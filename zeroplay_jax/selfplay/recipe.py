@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -117,8 +118,10 @@ def recipe_class(name: str) -> type[Recipe]:
       ConfigError: one line; there is no such module, or no `Recipe` in it.
     """
     path = name
-    if '.' not in name:
-        path = f'zeroplay_jax.selfplay.recipes.{name}'
+    built_in_path = f'zeroplay_jax.selfplay.recipes.{name}'
+    # A name without a dot may also be a single file of the user, my_recipe.py.
+    if '.' not in name and importlib.util.find_spec(built_in_path):
+        path = built_in_path
     try:
         module = importlib.import_module(path)
     except ModuleNotFoundError as error:
@@ -129,7 +132,7 @@ def recipe_class(name: str) -> type[Recipe]:
             ) from None
         raise ConfigError(
             f'config.recipe={name}: no such recipe; give one of {", ".join(BUILT_IN)}, or the import '
-            'path of a module such as their_package.rzero'
+            'path of a module such as their_package.rzero, in the current folder or installed'
         ) from None
     recipe_type = getattr(module, 'Recipe', None)
     if isinstance(recipe_type, type) and issubclass(recipe_type, Recipe):

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from zeroplay_jax.objectives.types import Stats
 from zeroplay_jax.types import Outcome, Row
 
-# Name → (sum, count): kept apart, so that processes and micro-batches can be added before the division.
-Stats = dict[str, tuple[float, float]]
 # Endings that the policy did not choose.
 TRUNCATED = ('context', 'turn_tokens', 'turns')
 

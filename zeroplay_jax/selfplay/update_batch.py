@@ -14,9 +14,10 @@ from jaxtyping import Array, Float
 from zeroplay_jax.learner import loss as losses
 from zeroplay_jax.learner.packing import pack
 from zeroplay_jax.objectives import advantages, aggregation
+from zeroplay_jax.objectives.types import Stats
 from zeroplay_jax.policy import transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
-from zeroplay_jax.selfplay.row_metrics import Stats, reward_columns, rows_per_context
+from zeroplay_jax.selfplay.row_metrics import reward_columns, rows_per_context
 from zeroplay_jax.types import POLICY, Batch, Row
 
 
