@@ -216,9 +216,11 @@ def settings(folder: pathlib.Path) -> ConfigDict:
     built_in_tokenizer = (BUILT_IN_CHECKPOINT / 'tokenizer.json').read_bytes()
     if (folder / 'tokenizer.json').read_bytes() == built_in_tokenizer:
         return common.get_config()
+    # A model of another family: instruction-tuned, with the long prompts of the paper.
     config = drzero.get_config()
     config.retrieval.update(kind='world', path='')
     model = json.loads((folder / 'config.json').read_text(encoding='utf-8'))
+    # Positions beyond those of its training would be extrapolated.
     max_positions = model.get('max_position_embeddings')
     if isinstance(max_positions, int):
         config.sampler.context = min(config.sampler.context, max_positions)
@@ -237,6 +239,7 @@ def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
         if args.index.startswith(('http://', 'https://')):
             config.retrieval.update(kind='http', url=args.index)
         else:
+            # '': the encoder that the index names, not that of the run's index.
             config.retrieval.update(kind='folder', path=args.index, encoder='')
     manifest = pathlib.Path(config.retrieval.path) / 'manifest.json'
     if config.retrieval.kind == 'folder' and not manifest.is_file():
@@ -348,6 +351,7 @@ def _run(argv: list[str] | None) -> int:
             stream.reconfigure(errors='replace')
     folder = _policy_folder(args.policy)
     config = _with_flags(settings(folder), args)
+    # From here on libraries load in C++ code, where a KeyboardInterrupt would be delayed.
     signal.signal(signal.SIGINT, _exit_at_once)
     with progress.clock('loading'):
         session = _load(args, folder, config)
@@ -356,6 +360,7 @@ def _run(argv: list[str] | None) -> int:
         return 0
     if sys.stdin.isatty() and sys.stdout.isatty():
         return _run_prompt(session, BUILT_IN_REMARK if args.policy is None else '')
+    # A prompt in a pipe would mix with the answers.
     return _run_pipe(session)
 
 

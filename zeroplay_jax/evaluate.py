@@ -63,6 +63,7 @@ def main(argv: list[str]) -> None:
         # Only the sets are asked, so files of the config need not exist.
         config.eval.file = ''
         config.eval.tasks = ''
+    # An evaluation has no workdir; '.' passes its check.
     command_line.check_command(argv, config, '.', has_evaluation=not _SETS.value)
     _check_flags(config)
     with progress.clock('loading', config.progress):
@@ -108,12 +109,14 @@ def _evaluate_held_out(config, run: RunContext) -> None:
     role = recipe_class(config.recipe).evaluated_role
     with progress.bar(len(items), 'questions') as bar:
         correct, rows = held_out.evaluate(run.evaluation, items, 0, role, bar.update)
+    # Before anything is printed: figures of an evaluation with failed searches would mislead.
     run.check_failures()
     judge = run.rollouts.judge
     if judge is not None:
         judge.check(judge.stats)
     intervals = {f'hop{hops}': statistics.mean_interval(flags) for hops, flags in correct.items()}
     intervals['mean'] = statistics.mean_interval(statistics.headline(correct))
+    # Open tasks, which `correct` leaves out.
     rubric_scores = [row.reward for row in rows if 'rubrics' in row.parts]
     if rubric_scores:
         intervals['rubrics'] = statistics.mean_score(rubric_scores)
@@ -143,6 +146,7 @@ def _evaluate_sets(config, run: RunContext) -> None:
     from zeroplay_jax.training import build
 
     sets = _load_sets(config.seed)
+    # After the sets were read: an unusable line should not cost the loading of weights.
     if _ANSWERER.value:
         run.publish([_ANSWERER_POOL], build.load_like(run, _ANSWERER.value))
     print(f'{"set":20} {"n":>6} {_METRIC.value:>7} {"searches":>9} {"repeated":>9}')
@@ -173,6 +177,7 @@ def _answer_set(
     """
     from zeroplay_jax.evaluation import question_sets
 
+    # The judge counts over all sets; its failures are judged per set.
     stats_before = collections.Counter(run.rollouts.judge_stats)
     with progress.bar(len(questions), 'questions', name) as bar:
         answered = question_sets.answer_all(

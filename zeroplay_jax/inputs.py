@@ -107,6 +107,7 @@ def _names(text: str) -> list[str]:
 def _ratio(text: str) -> tuple[int, ...]:
     """An argparse type."""
     shares = text.split(':')
+    # isdecimal: int() would also take signs, blanks and underscores.
     are_numbers = all(share.isdecimal() for share in shares)
     if len(shares) > 4 or not are_numbers or not any(map(int, shares)):
         raise argparse.ArgumentTypeError(
@@ -275,6 +276,7 @@ def _set_lines(name: str, answered: bool = True) -> Iterator[builders.Line]:
         from zeroplay_jax.evaluation import question_sets
 
         path = question_sets.path_of(name)
+    # Held-out sets need no answers: only their questions are compared.
     lines = files.numbered_lines(path, 'question', answered=answered)
     for number, record in _with_progress(lines, name, 'lines'):
         yield name, number, record
@@ -334,6 +336,7 @@ def _usage(args: argparse.Namespace) -> str:
         ratio = ','.join(map(str, args.hops))
         # A ratio of one hop count is a tuple with a comma at its end, as Python writes it.
         ratio = f'({ratio},)' if len(args.hops) == 1 else f'({ratio})'
+        # A run refuses a file without the hops that its own ratio asks for.
         flags.append(f'--config.schedule.hop_ratio={ratio}')
     elif any(map(_is_public, args.sets)):
         # Public sets are those that papers report on: nothing may be trained on them.
@@ -349,6 +352,7 @@ def _check_out(args: argparse.Namespace) -> None:
     if getattr(args, 'corpus', None):
         names.append(args.corpus)
     inputs = {pathlib.Path(name).resolve() for name in names}
+    # Inputs are streams: the file would be replaced while it is read.
     if args.out.resolve() in inputs:
         raise UserError(f'--out {args.out} is one of the inputs; choose another file')
 

@@ -45,7 +45,7 @@ from zeroplay_jax.types import ToolCall, Trajectory, UserError
 _WEIGHTS = 'policy'
 # Fields of a prompt that the user's question fills.
 _QUESTION_FIELDS = ('question', 'task')
-# Tokens between two events: more would arrive in visible jerks, fewer cost a device call each.
+# Tokens per device call. A reader sees them at once, so many would look jerky; few cost many calls.
 _DECODE_BURST = 4
 _MAX_REASON_CHARACTERS = 200
 
@@ -91,6 +91,7 @@ class AskedRole:
           UserError: the question is too long.
         """
         explanation = self.env.syntax.explain(self.env.tools)
+        # A template uses one of them; `fill` ignores the other.
         fields = dict.fromkeys(_QUESTION_FIELDS, question)
         ids = self.env.codec.render(prompts.fill(self.template, explanation, **fields))
         if len(ids) > self.max_prompt_tokens:
@@ -137,6 +138,7 @@ def build_role(config, codec: Codec, source: DocumentSource) -> AskedRole:
         tools=role_tools,
         terminal_tags=specification.terminal_tags,
         drop_thinking=settings.drop_thinking,
+        # Also without tools of its own: an answer inside a call does not count.
         call_openings=syntax.opening_tags(all_tools),
     )
     return AskedRole(template, env, max_prompt_tokens)
@@ -224,6 +226,7 @@ class Agent:
             put_tokens=settings.put_tokens,
             eos=role.env.codec.eos_ids,
         )
+        # The command shows a clock of its own while it loads.
         params = hf.load(folder, model, mesh, progress=False)
         self._pool = SlotPool(Sampler(model, sampler_config, mesh), config.seed)
         # A user should not wait for a slow tool without end.
@@ -255,6 +258,7 @@ class Agent:
         """
         prompt = self._role.prompt_ids(question)
         stream = TagStream(report, self._role.call_tags)
+        # A new one per question: the stream has the state of one rollout.
         env = ReportingEnvironment(**vars(self._role.env), report=report, stream=stream)
         request = Request(_WEIGHTS, prompt, (number,), env, 1, temperature)
 
@@ -281,6 +285,7 @@ def _text_feeder(codec: Codec, stream: TagStream):
     decoder = codecs.getincrementaldecoder('utf-8')('replace')
 
     def feed(identity: tuple[int, ...], ids: list[int]) -> None:
+        # The end-of-turn token is no text of the policy.
         pieces = [codec.token_bytes[token] for token in ids if token not in codec.eos_ids]
         stream.feed(decoder.decode(b''.join(pieces)))
 

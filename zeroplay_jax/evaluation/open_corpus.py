@@ -77,6 +77,7 @@ def _open_folder(config) -> OpenCorpus:
     path = pathlib.Path(config.retrieval.path)
     index = index_folder.open_index(path, encoder_folder=config.retrieval.encoder or None)
     client = Client(InProcess(index, index_folder.fingerprint(path)), most_failed=0.0)
+    # An index cannot return more passages than it has.
     top_k = min(config.tools.top_k, len(index))
     source = SearchableCorpus(client, top_k, config.tools.page_words)
     return OpenCorpus(source, f'{path}, {len(index)} passages')

@@ -59,6 +59,7 @@ class Session:
         self._codec = open_codec(folder)
         self._corpus = open_corpus(config, READY_SECONDS)
         self._role = build_role(config, self._codec, self._corpus.source)
+        # Loading the weights takes longest, so everything else is checked before.
         if first_question is not None:
             self._role.prompt_ids(first_question)
         self._agent = Agent(config, folder, self._role)
@@ -90,6 +91,7 @@ class Session:
             trajectory = self._agent.ask(
                 question, number, self._temperature, report, stoppable=stoppable
             )
+        # The user stopped it.
         if trajectory is None:
             self.printer.line('note', 'stopped', label='')
             return

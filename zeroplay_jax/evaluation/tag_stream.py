@@ -73,6 +73,7 @@ class TagStream:
 
     def _length_before_partial_tag(self) -> int:
         """Length of the pending text without the beginning of a tag at its end."""
+        # Only the last '<' can begin a tag that is still incomplete: no tag contains another '<'.
         position = self._pending.rfind('<')
         if position >= 0:
             end = self._pending[position:]

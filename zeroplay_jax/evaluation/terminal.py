@@ -95,6 +95,7 @@ class Printer:
             for query in arguments['query_list']:
                 self.line('call', query, label='search')
             return
+        # A single text reads better without JSON around it.
         values = list(arguments.values())
         is_single_text = len(values) == 1 and isinstance(values[0], str)
         text = values[0] if is_single_text else json.dumps(arguments, ensure_ascii=False)
@@ -115,6 +116,7 @@ class Printer:
 
     def _print_passages(self, call: ToolCall) -> None:
         for number, passages in enumerate(call.documents, 1):
+            # Numbered only where the call has several queries.
             if len(call.documents) > 1:
                 self.line('result', f'of search {number}', label='')
             for rank, passage in enumerate(passages, 1):

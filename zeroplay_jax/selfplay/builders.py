@@ -133,6 +133,7 @@ def answers_of_sets(
     answers_of_set: list[list[dict[str, Any]]] = []
     for lines in sets:
         answers_of_set.append(_usable_answers(lines, max_words, used_answers, dropped))
+    # 'pool' samples large sets more often, in proportion to their answers.
     groups = answers_of_set
     if mix == 'pool':
         groups = [[answer for answers in answers_of_set for answer in answers]]
@@ -217,10 +218,12 @@ def answers_of_corpus(
             if reason is not None:
                 dropped[reason] += 1
                 continue
+            # By normal form, so that spellings of one answer are one candidate.
             key = hash_key(seed, normalize_answer(answer))
             if not sample.admits(key):
                 continue
             earlier = sample.get(key)
+            # A title is a better source than a mention of the same text.
             is_upgrade = earlier is not None and kind == 'title' and earlier.kind != 'title'
             if earlier is None or is_upgrade:
                 sample.put(key, _Candidate(answer, kind, record.id, line, document))
@@ -274,6 +277,7 @@ def questions_of_sets(
       UserError: a set has fewer questions, or none remains.
     """
     dropped: collections.Counter[str] = collections.Counter()
+    # One dictionary for both reasons: a question that was taken is excluded from then on.
     excluded = {normalize_answer(text): 'held_out' for text in held_out}
     sample: list[dict[str, Any]] = []
     for number, lines in enumerate(sets):
@@ -310,6 +314,7 @@ def _usable_questions(
         excluded[normal_form] = 'duplicate'
         answers = [_one_line(answer) for answer in files.accepted_answers(record)]
         question: dict[str, Any] = {'question': text, 'answers': list(dict.fromkeys(answers))}
+        # Absent hops stay absent: a run then takes 1.
         if 'hops' in record:
             question['hops'] = files.hops(source, line, record)
         question['source'] = source
@@ -360,6 +365,7 @@ def documents_of_corpus(
             f'{source}: {len(documents)} passages can be used ({_dropped_text(dropped)}), not {count}; '
             'lower --count'
         )
+    # The sample is in the order of its hashes, so blocks of equal hops are random as well.
     hop_counts = np.repeat(np.arange(len(hops)) + 1, stratify(hops, count))
     for index, (document, hop_count) in enumerate(zip(documents, hop_counts, strict=True)):
         document['hops'] = int(hop_count)
