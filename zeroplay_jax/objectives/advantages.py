@@ -67,7 +67,6 @@ def group_advantages(
     rewards, groups, valid = _check_rows('group_advantages', rewards, groups, valid)
     _check_options(baseline, scale, ddof, singleton, lengths, rewards.shape)
     _check_group_sizes(groups, group_size)
-
     # A judge or a reward function may return NaN. One such row must not make the whole group NaN.
     finite = np.isfinite(rewards)
     used = valid & finite
