@@ -86,7 +86,6 @@ def group_advantages(
     if baseline == 'loo':
         # r − mean of the others = n/(n − 1) · (r − mean of all).
         advantages = advantages * (row_group_size / np.maximum(row_group_size - 1, 1))
-
     is_singleton = (row_group_size == 1) & (baseline != 'none')
     if singleton == 'raw':
         advantages = np.where(is_singleton, valid_rewards, advantages)
