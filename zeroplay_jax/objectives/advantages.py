@@ -67,7 +67,6 @@ def group_advantages(
     rewards, groups, valid = _check_rows('group_advantages', rewards, groups, valid)
     _check_options(baseline, scale, ddof, singleton, lengths, rewards.shape)
     _check_group_sizes(groups, group_size)
-
     # A judge or a reward function may return NaN. One such row must not make the whole group NaN.
     finite = np.isfinite(rewards)
     used = valid & finite
@@ -87,7 +86,6 @@ def group_advantages(
     if baseline == 'loo':
         # r − mean of the others = n/(n − 1) · (r − mean of all).
         advantages = advantages * (row_group_size / np.maximum(row_group_size - 1, 1))
-
     is_singleton = (row_group_size == 1) & (baseline != 'none')
     if singleton == 'raw':
         advantages = np.where(is_singleton, valid_rewards, advantages)
