@@ -16,12 +16,12 @@ three times that is usual. It was never run. launch/README.md: MOUNT, derivation
 The paper: answer contained (subEM) 0.531 on average over seven sets (table 1), NQ 0.580.
 
 The first command builds the file for the second (`inputs.questions`: the training questions of NQ and HotpotQA,
-as in the paper). The third trains three steps with the built-in checkpoint on questions of the training worlds, which are
-counted as external.
+as in the paper). The third trains three steps with the built-in checkpoint on questions of the training worlds, which
+are counted as external.
 
 The paper gives neither clip range, group size, batch, rate nor stopping rule. They are inferred, and marked so below:
-the clip range is GSPO's, rate and batch are those of the other four systems. With one update per batch the sequence ratio
-is 1 and never clipped, so there are four.
+the clip range is GSPO's, rate and batch are those of the other four systems. With one update per batch the sequence
+ratio is 1 and never clipped, so there are four.
 """
 
 from zeroplay_jax.configs import common

@@ -15,8 +15,8 @@ Time: at least 3.6 h = 200 · (22 s decode + 8 s prefill + 35 s update), for rol
 The paper: judged right 49.5 % on average over seven sets, 41.5 before (table 1). launch/README.md: MOUNT, derivations.
 
 The first command builds the file of answers (`inputs.answers`) for the second; with --corpus instead of --sets it takes
-them from a corpus. The third runs three steps on two CPU cores: every stage runs, next to nothing is learnt. Its answers
-are those of the training worlds: external, and counted as such.
+them from a corpus. The third runs three steps on two CPU cores: every stage runs, next to nothing is learnt. Its
+answers are those of the training worlds: external, and counted as such.
 
 Where paper and released code differ, this config follows the paper: the solver's advantages are not divided by the
 deviation and every answer weighs the same (eq. 4); the proposer's loss is a plain sum (eq. 5) without a KL term. The

@@ -67,6 +67,11 @@ def adapt_links(text: str, page_name: str) -> str:
         if target_path in PAGES:
             anchor = match['anchor'] or ''
             return f'{match["mark"]}[{match["label"]}]({PAGES[target_path]}{anchor})'
+        if target_path.startswith('docs/') and (ROOT / target_path).exists():
+            # All pages of the site are in one folder.
+            anchor = match['anchor'] or ''
+            site_path = target_path.removeprefix('docs/')
+            return f'{match["mark"]}[{match["label"]}]({site_path}{anchor})'
         is_source_file = (ROOT / target_path).exists() and not target_path.startswith('docs/')
         return match['label'] if is_source_file else match[0]
 

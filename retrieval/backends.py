@@ -267,7 +267,7 @@ class Http:
         if path == '/open' and reply.status_code in (404, 405):
             raise CannotOpen(
                 f'{self._base} has no endpoint /open for whole documents; serve the index with '
-                'python -m retrieval.server'
+                'python -m zeroplay_jax.retrieval.server'
             )
         raise RetrievalError(f'{self._base} refused: {reply.text[:_QUOTED_CHARACTERS]}')
 

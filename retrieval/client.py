@@ -68,7 +68,7 @@ class Client:
             if time.monotonic() + pause > deadline:
                 raise RetrievalError(
                     f'the search at {self.backend.name} is not ready after {seconds:.0f} s; start it with '
-                    'python -m retrieval.server, or give its address'
+                    'python -m zeroplay_jax.retrieval.server, or give its address'
                 )
             time.sleep(pause)
 

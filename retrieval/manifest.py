@@ -27,7 +27,7 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
         manifest = json.loads(path.read_text(encoding='utf-8'))
     except (OSError, ValueError) as error:
         raise RetrievalError(
-            f'{path}: cannot be read ({error}); build it with python -m retrieval.build'
+            f'{path}: cannot be read ({error}); build it with python -m zeroplay_jax.retrieval.build'
         ) from error
     if not isinstance(manifest, dict) or manifest.get('format') != FORMAT:
         raise RetrievalError(

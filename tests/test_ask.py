@@ -1,4 +1,4 @@
-"""`python -m zeroplay_jax.ask` as its users meet it: in a pipe, as JSON, at a terminal with Ctrl-C, and when it is
+"""`python -m zeroplay_jax.ask` from a user's view: in a pipe, as JSON, at a terminal with Ctrl-C, and when it is
 called wrongly."""
 
 import contextlib
@@ -16,18 +16,23 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 import tiny
 
 from zeroplay_jax import ask
 from zeroplay_jax.configs import quickstart
-from zeroplay_jax.evaluation import asking
+from zeroplay_jax.evaluation import agent, session, terminal
+from zeroplay_jax.evaluation.open_corpus import OpenCorpus
+from zeroplay_jax.evaluation.tag_stream import TagStream, UnreadCall
 from zeroplay_jax.mini.world import World, evaluation_questions
 from zeroplay_jax.retrieval import build
 from zeroplay_jax.retrieval.client import Client
 from zeroplay_jax.retrieval.types import SearchFailed
-from zeroplay_jax.rollout import tools
-from zeroplay_jax.types import UserError
+from zeroplay_jax.rollout.sampler import DecodeChunk
+from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.selfplay.library import SearchableCorpus
+from zeroplay_jax.types import ToolCall, UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
 CLEAN, BASE = ROOT / 'zeroplay_jax' / 'mini' / 'clean', ROOT / 'zeroplay_jax' / 'mini' / 'base'
@@ -44,6 +49,8 @@ NAME, START = (
 )  # what is searched first
 ATTACK = '\x1b[31m\x1b]0;owned\x07\x9b2J'
 LABELS = ('think', 'search', 'answer')
+# Tools only keep it; nothing is searched.
+NO_CORPUS = SearchableCorpus(None, 3, 200)
 
 
 def command(*arguments, **options):
@@ -117,7 +124,10 @@ def test_out_of_the_box_questions_from_a_pipe_become_json_lines():
         assert found['question'] in found['segments'][0]['text']
         assert [s['text'] for s in policy] == [turn['text'] for turn in found['turns']]
         for segment, turn in zip(env, found['turns']):
-            assert all(passage['title'] in segment['text'] for passage in turn['documents'][0])
+            call = turn['call']
+            assert call['tool'] == 'search' and call['error'] is None
+            assert call['text'] in segment['text']
+            assert all(passage['title'] in segment['text'] for passage in call['documents'][0])
         assert all(len(s['tokens']) and s['text'] for s in found['segments'])
 
 
@@ -241,7 +251,7 @@ def test_a_session_at_a_terminal(server):
 
 def test_ctrl_c_at_the_prompt_ends(monkeypatch, capsys):
     class Session:
-        def greet(self):
+        def greet(self, remark):
             print('hello')
 
     def interrupted(prompt):
@@ -250,7 +260,7 @@ def test_ctrl_c_at_the_prompt_ends(monkeypatch, capsys):
     monkeypatch.setattr('builtins.input', interrupted)
     before = signal.getsignal(signal.SIGINT)
     try:
-        assert ask._converse(Session()) == 130
+        assert ask._run_prompt(Session(), '') == 130
     finally:
         signal.signal(signal.SIGINT, before)
     assert capsys.readouterr() == ('hello\n\n', '')
@@ -273,7 +283,31 @@ def exported(tmp_path):
 def test_a_policy_in_its_run_is_asked_as_it_was_trained(exported):
     config = ask.settings(exported)
     assert (config.recipe, config.rollout.max_turns, config.world.train) == ('scope', 3, (1, 2))
-    assert asking.solver_prompt(config.recipe) == 'task_solver'
+    role = agent.build_role(config, Codec(exported), NO_CORPUS)
+    assert role.template == 'Task: {task}' and list(role.env.tools) == ['search']
+    assert (
+        role.env.codec.decode(role.prompt_ids('Describe Lomi.')).count('Task: Describe Lomi.') == 1
+    )
+
+
+def test_a_run_of_an_older_version_is_refused_with_the_new_name(exported):
+    run = exported.parents[1] / 'config.json'
+    stored = json.loads(run.read_text())
+    stored['tools']['family'] = stored['tools'].pop('syntax')
+    run.write_text(json.dumps(stored))
+    with pytest.raises(
+        UserError, match='tools.family: renamed; it is config.tools.syntax'
+    ) as error:
+        ask.settings(exported)
+    assert str(run) in str(error.value) and '\n' not in str(error.value)
+
+
+def test_a_prompt_that_needs_more_than_a_question_is_refused(exported, monkeypatch):
+    config = ask.settings(exported)
+    recipe = agent.recipe_class(config.recipe)
+    monkeypatch.setattr(recipe, 'evaluated_role', 'proposer')
+    with pytest.raises(UserError, match='its role proposer cannot be asked.*{hops}'):
+        agent.build_role(config, Codec(exported), NO_CORPUS)
 
 
 def test_a_run_of_another_version_is_refused(exported):
@@ -294,7 +328,7 @@ def test_without_index_it_searches_what_its_run_searched(exported, index, capsys
     assert (searched().kind, searched().path) == ('folder', str(index))
     served = searched('--index=http://127.0.0.1:9')
     assert (served.kind, served.url) == ('http', 'http://127.0.0.1:9')
-    monkeypatch.setattr(ask, '_Session', None)
+    monkeypatch.setattr(session, 'Session', None)
     stored['retrieval']['path'] = 'gone'
     run.write_text(json.dumps(stored))
     assert 'gone (searched by its run): no index folder' in refused(
@@ -313,9 +347,9 @@ def test_more_turns_and_passages_get_more_room(exported):
 def test_any_folder_of_a_family_is_heard_burst_by_burst(server, tmp_path, capsys, monkeypatch):
     address, go, _ = server
     go.set()
-    heard, feed = [], asking.Parts.feed
+    heard, feed = [], TagStream.feed
     monkeypatch.setattr(
-        asking.Parts, 'feed', lambda self, text: (heard.append(text), feed(self, text))
+        TagStream, 'feed', lambda self, text: (heard.append(text), feed(self, text))
     )
     folder = tiny.make_folder(tmp_path / 'random', max_position_embeddings=1100)
     assert ask.settings(folder).sampler.context == 1100
@@ -358,21 +392,25 @@ def test_searches_that_fail_are_told_once_with_their_reason():
         def retrieve(self, queries, k):
             raise SearchFailed('status 503')
 
-    searcher = asking.Searcher(Client(Down(), most_failed=0.0), 3, 'nothing')
-    assert searcher.warning() == ''
-    assert searcher.search(['q']) == [None]
-    assert 'status 503' in searcher.warning() and searcher.warning() == ''
+    corpus = OpenCorpus(SearchableCorpus(Client(Down(), most_failed=0.0), 3, 200), 'nothing')
+    assert corpus.warning() == ''
+    assert corpus.source.search(['q']) == [None]
+    assert 'status 503' in corpus.warning() and corpus.warning() == ''
 
 
 # What is shown
 
 
-def told(family, *pieces, close=()):
+SEARCH_TAG = {'search': 'search'}
+
+
+def events_of(call_tags, *pieces, close=()):
+    """Events of a text that arrives in pieces; pieces of one part are joined, and 'end' is left out."""
     events = []
-    parts = asking.Parts(lambda kind, content: events.append((kind, content)), tools.family(family))
+    stream = TagStream(lambda kind, content: events.append((kind, content)), call_tags)
     for piece in pieces:
-        parts.feed(piece)
-    parts.close(*close)
+        stream.feed(piece)
+    stream.close(*close)
     joined = []
     for kind, content in events:
         if kind != 'end' and joined and joined[-1][0] == kind:
@@ -382,43 +420,167 @@ def told(family, *pieces, close=()):
     return [event for event in joined if event[0] != 'end']
 
 
-def test_text_is_told_by_tags_however_it_is_cut():
+def test_text_is_split_at_its_tags_however_it_is_cut():
     text = 'so <think>a < b </thin> c</think><answer>x<search>y</answer>'
-    whole = told('search_r1', text)
-    assert whole == [('text', 'so '), ('think', 'a < b </thin> c'), ('answer', 'x'), ('call', 'y')]
+    whole = events_of(SEARCH_TAG, text)
+    assert whole == [
+        ('text', 'so '),
+        ('think', 'a < b </thin> c'),
+        ('answer', 'x'),
+        ('unread_call', UnreadCall('search', 'y')),
+    ]
     assert all(
-        told('search_r1', text[:i], text[i:j], text[j:]) == whole
+        events_of(SEARCH_TAG, text[:i], text[i:j], text[j:]) == whole
         for j in range(60)
         for i in range(j)
     )
 
 
-def test_a_call_that_was_read_is_not_told_twice():
+def test_a_call_that_was_read_is_not_reported_twice():
     text = '<think>a</think><tool_call>{"name": 1}</tool_call>'
-    assert told('qwen', text, close=[True]) == [('think', 'a')]
-    assert told('qwen', text) == [('think', 'a'), ('call', '{"name": 1}')]
+    tags = {'tool_call': ''}
+    assert events_of(tags, text, close=[True]) == [('think', 'a')]
+    unread = UnreadCall('', '{"name": 1}')
+    assert events_of(tags, text) == [('think', 'a'), ('unread_call', unread)]
 
 
-def test_text_comes_before_its_tag_is_closed():
+def test_an_unread_call_has_the_tool_of_its_tag():
+    tags = {'search': 'search', 'open': 'open'}
+    (event,) = events_of(tags, '<open>Lomi</search>')
+    assert event == ('unread_call', UnreadCall('open', 'Lomi'))
+
+
+def test_text_is_reported_before_its_tag_is_closed():
     events = []
-    asking.Parts(lambda *event: events.append(event), tools.family('qwen')).feed(
-        '<think>half a tho'
-    )
+    TagStream(lambda *event: events.append(event), {'tool_call': ''}).feed('<think>half a tho')
     assert ('think', 'half a tho') in events
 
 
 def test_control_characters_reach_no_terminal(capsys):
-    printer = ask.Printer(True, asking.clean)
-    printer.tell('passages', [[{'title': 'T' + ATTACK, 'text': 'a\u202eb\rc'}]])
-    printer.tell('think', ATTACK)
-    printer.tell('queries', (ATTACK,))
-    printer.tell('end', None)
+    printer = terminal.Printer(True)
+    passages = ({'title': 'T' + ATTACK, 'text': 'a\u202eb\rc'},)
+    call = ToolCall('search', {'query_list': [ATTACK]}, documents=(passages,))
+    printer.report('result', call)
+    printer.report('think', ATTACK)
+    printer.report('call', call)
+    printer.report('call', ToolCall('x' + ATTACK, {'a': ATTACK, 'b': 1}))
+    printer.report('result', ToolCall('open', {'document': ATTACK}, text=ATTACK))
+    printer.report('result', ToolCall('open', {'document': ATTACK}, text=ATTACK, error='failed'))
+    printer.report('unread_call', UnreadCall('', ATTACK))
+    printer.report('end', None)
     out = capsys.readouterr().out
-    assert set(re.findall(r'\x1b\[([\d;]*m|.)', out)) == {'0m', '34m', '2m', '1;36m'}
+    assert set(re.findall(r'\x1b\[([\d;]*m|.)', out)) == {'0m', '34m', '2m', '31m', '1;36m'}
     assert not re.search('[\x00-\x09\x0b-\x1a\x1c-\x1f\x7f-\x9f\u202e]', out)
-    page = asking.one_line_json({'text': ATTACK + '\u202e\nü'})
+    page = terminal.one_line_json({'text': ATTACK + '\u202e\nü'})
     assert not re.search('[\x00-\x1f\x7f-\x9f\u202e]', page) and 'ü' in page
     assert json.loads(page) == {'text': ATTACK + '\u202e\nü'}
+
+
+# All tools
+
+
+class ScriptedSampler:
+    """In the place of rollout/sampler.py's: writes the next of these turns whenever it decodes after a `put`."""
+
+    turns: list[str] = []
+
+    def __init__(self, model, config, mesh):
+        self.config, self.state, self.codec = config, None, Codec(CLEAN)
+        self.remaining = list(self.turns)
+        self.pending = []
+
+    def put(self, rows):
+        self.pending = self.codec.encode(self.remaining.pop(0)) if self.remaining else []
+
+    def extend(self, params, slots):
+        """Nothing is computed."""
+
+    def rewind(self, slots, lengths):
+        self.pending = []
+
+    def decode(self, params):
+        piece = self.pending[: self.config.burst]
+        self.pending = self.pending[self.config.burst :]
+        tokens = np.zeros((1, self.config.burst), np.int32)
+        tokens[0, : len(piece)] = piece
+        logp = np.full(tokens.shape, -0.5, np.float32)
+        return DecodeChunk(tokens, logp, np.array([len(piece)], np.int32))
+
+
+@pytest.fixture
+def ask_scripted(capsys, monkeypatch):
+    """Runs the command with a policy that writes these turns; returns its output."""
+    monkeypatch.setattr(agent, 'Sampler', ScriptedSampler)
+
+    def run(turns, *arguments, policy=CLEAN):
+        monkeypatch.setattr(ScriptedSampler, 'turns', turns)
+        handler = signal.getsignal(signal.SIGINT)
+        try:
+            assert ask.main([f'--policy={policy}', *map(str, arguments), 'q']) == 0
+        finally:
+            signal.signal(signal.SIGINT, handler)
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_every_tool_is_called_and_its_result_is_printed(ask_scripted, index):
+    turns = [
+        f'<think>look</think><search>{NAME}</search>',
+        f'<open>{NAME}</open>',
+        '<open>nowhere</open>',
+        '<calculator>(1998 - 1934) / 4</calculator>',
+        '<calculator>import os</calculator>',
+        '<answer>16</answer>',
+    ]
+    tools = '--tools=search, open,calculator'
+    lines = ask_scripted(turns, f'--index={index}', tools, '--turns=6', '--topk=1').splitlines()
+    assert lines[:2] == ['think     look', f'search    {NAME}']
+    assert lines[2].startswith(f'  [1]     {NAME}: ')
+    assert lines[3:5] == [f'open      {NAME}', f'          {NAME} (page 1 of 1)']
+    assert lines[5].startswith(f'          {NAME} ') and lines[6] == 'open      nowhere'
+    assert lines[7].startswith('error     There is no such document.')
+    assert lines[8:11] == [
+        'calculator (1998 - 1934) / 4',
+        '          16',
+        'calculator import os',
+    ]
+    assert lines[11].startswith('error     The arguments of calculator are not valid')
+    assert lines[12:] == ['answer    16']
+
+
+def test_calls_are_named_by_their_tool_in_json(ask_scripted, server, exported):
+    address, go, _ = server
+    run = exported.parents[1] / 'config.json'
+    stored = json.loads(run.read_text())
+    stored['recipe'] = 'drzero'
+    stored['rollout']['turn_tokens'] = 200  # the built-in tokenizer knows no JSON
+    run.write_text(json.dumps(stored))
+    go.set()
+    turns = [
+        '<tool_call>{"name": "calculator", "arguments": {"expression": "6 * 7"}}</tool_call>',
+        '<tool_call>{"name": "bing", "arguments": {}}</tool_call>',
+        '<answer>42</answer>',
+    ]
+    arguments = ['--syntax=qwen', '--tools=search,calculator', f'--index={address}', '--json']
+    record = json.loads(ask_scripted(turns, *arguments, policy=exported))
+    first, second, last = (turn['call'] for turn in record['turns'])
+    assert (first['tool'], first['arguments'], first['text']) == (
+        'calculator',
+        {'expression': '6 * 7'},
+        '42',
+    )
+    assert (second['tool'], second['arguments'], second['error']) == ('bing', None, 'unknown_tool')
+    assert last is None and record['answer'] == '42'
+
+
+def test_a_call_that_cannot_be_read_is_printed_as_it_was_written(ask_scripted, server):
+    turns = ['<search>a</search>', '<search>a<search>b</search>', '<answer>x</answer>']
+    server[1].set()
+    lines = ask_scripted(turns, f'--index={server[0]}').splitlines()
+    assert lines[0] == 'search    a' and lines[1].strip() == 'no passage found'
+    assert lines[2:4] == ['search    a', 'search    b']
+    assert lines[4].startswith('error     The call could not be read.')
 
 
 # Mistakes
@@ -458,11 +620,13 @@ def refused(capsys, *arguments):
         (['--topic=3', 'q'], ["'--topic=3'", '--help']),
         (['--topk=0', 'q'], ['--topk', "'0' is not possible", '1 or more']),
         (['--temperature=nan', 'q'], ['--temperature', "'nan'", '0 or more']),
-        (['--tools=bing', 'q'], ['--tools', 'search_r1', 'qwen']),
+        (['--syntax=bing', 'q'], ['--syntax', 'search_r1', 'qwen']),
+        (['--tools=qwen', 'q'], ['--tools', "'qwen' is a call syntax", '--syntax=qwen']),
+        (['--tools=search,bing', 'q'], ['--tools', "'bing' is no tool", 'calculator']),
     ],
 )
 def test_a_wrong_call_is_one_line_before_anything_loads(capsys, monkeypatch, arguments, words):
-    monkeypatch.setattr(ask, '_Session', None)  # calling it would be another error
+    monkeypatch.setattr(session, 'Session', None)  # calling it would be another error
     line = refused(capsys, *arguments)
     assert all(word in line for word in words)
 
@@ -475,10 +639,10 @@ def test_json_at_a_terminal_wants_a_question(capsys, monkeypatch):
 def test_what_cannot_be_used_is_said_before_the_weights_are_read(
     capsys, monkeypatch, broken, index
 ):
-    monkeypatch.setattr(asking, 'Agent', None)
+    monkeypatch.setattr(session, 'Agent', None)
     assert 'its tokenizer cannot be used' in refused(capsys, '--policy', broken, 'q')
     assert 'the question is too long' in refused(capsys, '--index', index, 'word ' * 100)
-    monkeypatch.setattr(ask, 'READY_SECONDS', 0.0)
+    monkeypatch.setattr(session, 'READY_SECONDS', 0.0)
     assert 'retrieval.server' in refused(capsys, '--index', 'http://127.0.0.1:9', 'q')
 
 
@@ -494,6 +658,7 @@ def test_help_names_every_flag_and_examples():
         '--policy',
         '--index',
         '--tools',
+        '--syntax',
         '--turns',
         '--topk',
         '--temperature',

@@ -74,7 +74,9 @@ def test_ctrl_c_is_one_line(tmp_path):
     running.send_signal(signal.SIGINT)
     _, err = running.communicate(timeout=120)
     assert running.returncode == 130
-    assert 'Traceback' not in err and 'goes on with the same command' in err.strip().split('\n')[-1]
+    assert (
+        'Traceback' not in err and 'the same command resumes the run' in err.strip().split('\n')[-1]
+    )
 
 
 def on_a_terminal(code):

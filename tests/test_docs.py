@@ -137,3 +137,43 @@ def test_a_broken_link_fails_the_strict_build(tmp_path):
     (tmp_path / 'mkdocs.yml').write_text('site_name: test\n')
     result = build(tmp_path / 'site', '--config-file', str(tmp_path / 'mkdocs.yml'))
     assert result.returncode != 0 and 'missing.md' in result.stderr
+
+
+def python_blocks(page):
+    return re.findall(r'^```python\n(.*?)^```', (ROOT / page).read_text(), re.M | re.S)
+
+
+def test_the_page_of_all_fields_is_that_of_the_schema():
+    from zeroplay_jax.configuration.reference import reference
+
+    assert (ROOT / 'docs/configuration.md').read_text() == reference()
+
+
+def test_the_tool_of_the_documentation_works():
+    from zeroplay_jax.tools.base import Invocation
+
+    (example,) = [text for text in python_blocks('docs/tools.md') if 'class CalendarTool' in text]
+    names = {}
+    exec(compile(example, 'calendar', 'exec'), names)
+    tool = names['CalendarTool']()
+    arguments = tool.validated({'year': '1445'})
+    assert tool.run([Invocation(arguments)])[0].text == '2024'
+    assert tool.run([Invocation({'year': 'x'})])[0].error == 'no_year'
+
+
+def test_the_derived_recipe_of_the_documentation_works(tmp_path, monkeypatch):
+    from zeroplay_jax.configuration.fields import default_config
+    from zeroplay_jax.selfplay.recipe import trained_roles
+
+    examples = python_blocks('docs/recipes.md')
+    recipe = next(text for text in examples if 'class Recipe(drzero.Recipe)' in text)
+    page = next(text for text in examples if 'their_package.critical' in text)
+    (tmp_path / 'their_package').mkdir()
+    (tmp_path / 'their_package' / 'critical.py').write_text(recipe)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = default_config('their_package.critical')
+    assert trained_roles(config) == ('proposer', 'solver', 'critic')
+    names = {}
+    exec(compile(page, 'config', 'exec'), names)
+    config = names['get_config']()
+    assert config.critical.critics == 3 and config.critic.learning_rate == 1e-6

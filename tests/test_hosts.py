@@ -169,7 +169,7 @@ def test_a_checkpoint_serves_either_number_of_processes(writers, one, two, tmp_p
         shutil.rmtree(path)
     shutil.rmtree(workdir / 'policy')
     out = finish(play(workdir, 3 - writers))
-    assert f'goes on at step {steps[1].name} of' in out[0]
+    assert f'resumes at step {steps[1].name} of' in out[0]
     assert read(workdir, 'trajectories.jsonl') == read(whole, 'trajectories.jsonl')
     assert (workdir / 'policy' / 'policy' / 'model.safetensors').exists()
 
@@ -260,7 +260,7 @@ def test_what_goes_wrong_in_one_process_ends_both_with_its_line(tmp_path):
 BREAKS = """
 import sys
 from zeroplay_jax.runtime import connect, hosts
-from zeroplay_jax import start
+from zeroplay_jax.configuration import entry
 connect.connect('coordinator', f'localhost:{sys.argv[1]}', 2, int(sys.argv[2]), 10)
 def main(_):
     h = hosts.Hosts()
@@ -268,8 +268,8 @@ def main(_):
     if not h.is_first:
         raise ValueError('nobody thought of this')
     h.gather(None)
-start.configuration.parse_flags = lambda argv: start.app.flags.FLAGS(argv[:1])
-start.command('breaks', main)
+entry.command_line.parse_flags = lambda argv: entry.app.flags.FLAGS(argv[:1])
+entry.run_command('breaks', main)
 """
 
 

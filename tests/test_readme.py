@@ -1,4 +1,4 @@
-"""Every command of the READMEs, as it stands there: run in a copy of the project, the long ones in a small setting."""
+"""Every command of the READMEs and the docs: run in a copy of the project, the long ones in a small setting."""
 
 import ast
 import importlib
@@ -15,8 +15,8 @@ import urllib.request
 
 import pytest
 
-from zeroplay_jax import config as configuration
-from zeroplay_jax import rules
+from zeroplay_jax.configuration import fields, rules
+from zeroplay_jax.selfplay.recipe import recipe_class
 
 ROOT = pathlib.Path(__file__).parents[1]
 SHELL = ('', 'bash', 'sh')  # how fences of commands begin
@@ -27,6 +27,12 @@ PAGES = (
     'benchmarks/peers/README.md',
     'notebooks/README.md',
     'launch/README.md',
+    'docs/configuration.md',
+    'docs/recipes.md',
+    'docs/results.md',
+    'docs/tools.md',
+    'docs/tpu-gpu.md',
+    'CONTRIBUTING.md',
 )
 
 FEW = (
@@ -42,6 +48,7 @@ SMALL = {
     'make quickstart': lambda c: f'{c} ARGS="{FEW} {WORLDS}"',
     'make test': lambda c: c.replace('make', 'make -n'),  # this very run
     'make lint': lambda c: c.replace('make', 'make -n'),  # .ci/run does it
+    'make docs': lambda c: c.replace('make', 'make -n'),  # tests/test_docs.py builds the site
     'make .venv/': lambda c: c.replace('make', 'make -n'),
     '.venv/bin/python -m zeroplay_jax.main --config=configs/quickstart.py': FEW,
     '.venv/bin/python -m zeroplay_jax.main --config=configs/dspo.py:mini': f'{MINI} --config.solver.batch=4',
@@ -129,13 +136,22 @@ def project(tmp_path_factory):
         ['git', 'ls-files', '-co', '--exclude-standard'], cwd=ROOT, capture_output=True, text=True
     )
     for name in listed.stdout.split('\n'):
-        if name and (ROOT / name).is_file():
+        if name and (ROOT / name).is_symlink():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            (copy / name).symlink_to(os.readlink(ROOT / name))
+        elif name and (ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, copy / name)
     (copy / '.venv').symlink_to(ROOT / '.venv')
-    recipe = next(text for text in blocks('README.md', 'python') if 'class Recipe' in text)
-    (copy / 'zeroplay_jax' / 'selfplay' / 'recipes' / 'easy.py').write_text(recipe)
+    (copy / 'easy_recipe').mkdir()
+    (copy / 'easy_recipe' / 'easy.py').write_text(easy_recipe())
     return copy
+
+
+def easy_recipe():
+    """The complete recipe of the page about recipes."""
+    texts = [text for text in blocks('docs/recipes.md', 'python') if 'def episode' in text]
+    return next(text for text in texts if 'Easy questions first' in text)
 
 
 def run(project, command, **options):
@@ -155,7 +171,10 @@ def run(project, command, **options):
 
 def test_every_page_is_covered():
     listed = subprocess.run(
-        ['git', 'ls-files', '*README.md'], cwd=ROOT, capture_output=True, text=True
+        ['git', 'ls-files', '*README.md', 'docs/*.md', '*.md'],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     ).stdout.split()
     without = [page for page in listed if page not in PAGES and commands(page)]
     assert not without, f'commands that no test runs: {without}'
@@ -186,15 +205,16 @@ def test_a_command_of_the_launch_page_is_accepted(project, command):
     config = importlib.import_module(page.removesuffix('.py').replace('/', '.')).get_config(variant)
     for name, value in flags.items():
         if name.startswith('config.'):
-            old = dict(configuration.fields(config))[name.removeprefix('config.')]
+            old = dict(fields.leaves(config))[name.removeprefix('config.')]
             new = value if isinstance(old, str) else ast.literal_eval(value)
             config.update_from_flattened_dict({name.removeprefix('config.'): new})
-    for rule in rules.CHECKS:
-        if rule not in (
-            rules._check_game,
-            rules._check_checkpoint,
-        ):  # what is on the disks of others
-            rule(config)
+    fields.check_values(config)
+    recipe = recipe_class(config.recipe)
+    # Files on the disks of a cluster are not here.
+    elsewhere = (rules._check_retrieval, rules._check_files, rules._check_checkpoint)
+    for rule in rules.RULES:
+        if rule not in elsewhere:
+            rule(config, recipe)
 
 
 @pytest.mark.parametrize('page', PAGES)
@@ -221,7 +241,14 @@ def test_the_launch_page_names_every_kind_of_machine():
 
 def played():
     """In the order of the pages: the later ones take what the earlier ones have made."""
-    pages = ('README.md', 'benchmarks/README.md', 'notebooks/README.md', 'launch/README.md')
+    pages = (
+        'README.md',
+        'docs/recipes.md',
+        'docs/configuration.md',
+        'benchmarks/README.md',
+        'notebooks/README.md',
+        'launch/README.md',
+    )
     return [command for page in pages for command in runnable(page) if command not in launches()]
 
 
@@ -247,9 +274,8 @@ def test_a_command_of_the_readme_does_what_it_says(project, command):
         assert 'Duvos' in done.stdout.strip().split('\n')[-1]  # the ceiling knows
 
 
-def test_the_recipe_of_the_readme_is_as_short_as_said_and_was_played(project):
-    recipe = next(text for text in blocks('README.md', 'python') if 'class Recipe' in text)
-    assert recipe.count('\n') < 40
+def test_the_recipe_of_the_documentation_is_short_and_was_run(project):
+    assert easy_recipe().count('\n') < 50
     records = [
         json.loads(line) for line in (project / 'runs/easy/metrics.jsonl').read_text().splitlines()
     ]
@@ -261,6 +287,18 @@ def test_the_recipe_of_the_readme_is_as_short_as_said_and_was_played(project):
     ]
     hops = {(r['iteration'], r['info']['hops']) for r in rows if r['phase'] == 'solver'}
     assert hops == {(0, 1), (1, 2), (2, 3)}
+
+
+def test_the_python_example_of_the_readme_runs(project):
+    (example,) = blocks('README.md', 'python')
+    lines = [line for line in example.splitlines() if line and not line.startswith('import')]
+    assert len(lines) <= 10
+    script = project / 'example.py'
+    script.write_text(example)
+    done = run(project, '.venv/bin/python example.py', stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, (done.stdout[-1500:], done.stderr[-2500:])
+    assert '<search>' in done.stdout or 'search' in done.stdout
+    assert (project / 'runs/from_python/summary.json').is_file()
 
 
 def test_the_commands_and_the_client_of_the_retrieval_page(project):

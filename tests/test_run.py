@@ -87,9 +87,9 @@ def test_a_run_leaves_what_the_readme_says(uninterrupted):
         'seconds',
         'seed',
         'steps',
-        'outside_questions',
+        'external_items',
     }
-    assert want <= summary.keys() and summary['outside_questions'] == 0
+    assert want <= summary.keys() and summary['external_items'] == 0
     assert (
         set(summary['em_by_hop']['after']) == {'1', '2', '3', '4'} and 'mean of 1, 2, 3' in printed
     )
@@ -123,7 +123,8 @@ def test_every_step_logs_what_one_needs_to_see_why(uninterrupted):
         'turns',
         'tool_calls',
     }
-    both |= {'tool_error_rate', 'truncated_rate', 'search_seconds/p50', 'search_seconds/p95'}
+    both |= {'tool_error_rate', 'truncated_rate', 'tool_seconds/search/p50'}
+    both |= {'tool_seconds/search/p95', 'tool_calls/search'}
     both |= {'same_ids_when_rendered_again', 'skipped_updates', 'tokens_per_second'}
     learnt = {
         'answer_words',

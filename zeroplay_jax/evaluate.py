@@ -1,30 +1,38 @@
-"""Evaluates a policy folder, greedily and with search: on the worlds' held-out questions, or on sets of questions.
+"""Evaluates a policy folder: on the worlds' held-out questions, or on sets of questions.
 
     python -m zeroplay_jax.evaluate --config=configs/quickstart.py
     python -m zeroplay_jax.evaluate --config=configs/quickstart.py --config.policy.path=zeroplay_jax/mini/clean
     python -m zeroplay_jax.evaluate --config=configs/dspo.py --sets=nq,my_questions.jsonl --metric=em --out=result.json
     python -m zeroplay_jax.evaluate --config=configs/scope.py --sets=my_tasks.jsonl --metric=rubrics
 
-Without --sets: exact match by hop count with 95 % intervals. With --sets (files of JSON lines, or public names that are
-fetched when online): mean score, searches and repeated queries per set; --out keeps every answer, and
-`python -m zeroplay_jax.compare` sets two such files against each other. Open-ended tasks (lines with "task" and
-"rubrics") are graded by the judge of the config, rubric by rubric. The last line is always one JSON object.
+Without --sets: exact match of greedy answers by hop count with 95 % intervals. With --sets (files of JSON lines, or
+public names that are downloaded): mean score, searches and repeated queries per set. --out keeps every answer, and
+`python -m zeroplay_jax.compare` compares two such files. Open-ended tasks (lines with "task" and "rubrics") are graded
+by the judge of the config, rubric by rubric. The last line is always one JSON object.
 """
+
+from __future__ import annotations
 
 import collections
 import dataclasses
 import json
 import pathlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 from ml_collections import config_flags
 
-from zeroplay_jax import config as configuration
-from zeroplay_jax import start
+from zeroplay_jax.configuration import command_line, entry
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.selfplay import files
-from zeroplay_jax.types import UserError
+from zeroplay_jax.selfplay.recipe import recipe_class
+from zeroplay_jax.types import Question, UserError
+
+if TYPE_CHECKING:
+    from zeroplay_jax.evaluation.question_sets import Answered
+    from zeroplay_jax.training.build import RunContext
 
 _CONFIG = config_flags.DEFINE_config_file(
     'config', None, 'What to evaluate: a Python file.', lock_config=True
@@ -34,133 +42,179 @@ _METRIC = flags.DEFINE_enum(
     'metric', 'em', ['em', 'subem', 'f1', 'judge', 'rubrics'], 'How answers are scored.'
 )
 _SAMPLES = flags.DEFINE_integer(
-    'samples', 1, '1: greedy; more: the best of so many (pass@k).', lower_bound=1
+    'samples', 1, '1: greedy; otherwise the best of so many samples (pass@k).', lower_bound=1
 )
 _LIMIT = flags.DEFINE_integer('limit', 0, 'Questions drawn from each set; 0: all.', lower_bound=0)
 _ANSWERER = flags.DEFINE_string(
-    'answerer', '', 'Policy folder that answers after the searches of the other.'
+    'answerer', '', 'Policy folder that writes the answers after the searches of the policy.'
 )
 _OUT = flags.DEFINE_string('out', '', 'File for every answer, as JSON.')
+
+# Slot pool of the weights of --answerer.
+_ANSWERER_POOL = 'answerer'
+# Characters of a set's name in the table.
+_NAME_WIDTH = 20
 
 
 def main(argv: list[str]) -> None:
     """Checks the command, then evaluates."""
-    if _SETS.value and _CONFIG.value is not None:
-        _CONFIG.value.eval.file = _CONFIG.value.eval.tasks = ''  # nothing but the sets is asked
-    configuration.check_command(argv, _CONFIG.value, '.', measured=not _SETS.value)
+    config = _CONFIG.value
+    if _SETS.value and config is not None:
+        # Only the sets are asked, so files of the config need not exist.
+        config.eval.file = ''
+        config.eval.tasks = ''
+    command_line.check_command(argv, config, '.', has_evaluation=not _SETS.value)
+    _check_flags(config)
+    with progress.clock('loading', config.progress):
+        entry.load_libraries()
+        # Loads JAX: only after the command was checked.
+        from zeroplay_jax.training import build
+
+    extra_pool = _ANSWERER_POOL if _ANSWERER.value else ''
+    run = build.build(config, extra_pool)
+    run.publish(run.rollouts.scheduler.pools)
+    # The slot pools have copies; the loaded weights would only take up memory.
+    run = dataclasses.replace(run, params={})
+    if _SETS.value:
+        _evaluate_sets(config, run)
+    else:
+        _evaluate_held_out(config, run)
+
+
+def _check_flags(config) -> None:
+    """Refuses files that are missing and settings that an evaluation does not support."""
     if _OUT.value and not pathlib.Path(_OUT.value).absolute().parent.is_dir():
         raise UserError(f'--out={_OUT.value}: its folder is not there; make it first')
-    _check_metric(_CONFIG.value)
-    for name in _SETS.value:
-        files.check_set(name, allow_public=_METRIC.value != 'rubrics')
-    with progress.clock('loading', _CONFIG.value.progress):
-        start.load_libraries()
-        from zeroplay_jax import setup  # loads JAX and TensorFlow: only once the config is sound
-
-    parts = setup.build(_CONFIG.value, extra_lane='answerer' if _ANSWERER.value else '')
-    parts.publish(parts.table.scheduler.lanes)
-    parts = dataclasses.replace(parts, params={})  # the players have their own
-    if _SETS.value:
-        _on_sets(setup, parts)
-    else:
-        _on_worlds(parts)
-
-
-def _check_metric(config) -> None:
-    """Refuses what an evaluation cannot honour."""
     if config.distributed.mode != 'off':
         raise UserError('config.distributed.mode: an evaluation runs in one process; set it to off')
-    if (
-        _METRIC.value in ('judge', 'rubrics')
-        and config.judge.kind == 'rule'
-        and config.retrieval.kind != 'world'
-    ):
+    needs_judge = _METRIC.value in ('judge', 'rubrics')
+    if needs_judge and config.judge.kind == 'rule' and config.retrieval.kind != 'world':
         raise UserError(
             f'--metric={_METRIC.value}: the rule (config.judge.kind) knows the miniature worlds only; '
             'set it to policy or endpoint'
         )
-
-
-def _on_worlds(parts) -> None:
-    from zeroplay_jax.evaluation import statistics
-    from zeroplay_jax.evaluation.evaluate import evaluate
-
-    items = parts.corpus.questions + parts.corpus.tasks
-    with progress.bar(len(items), 'questions') as bar:
-        correct, rows = evaluate(parts.exam, items, 0, done=bar.update)
-    parts.corpus.check()
-    parts.table.judge.check(parts.table.judge_stats)
-    figures = {f'hop{h}': statistics.mean_interval(c) for h, c in correct.items()}
-    figures['mean'] = statistics.mean_interval(statistics.headline(correct))
-    if graded := [row.reward for row in rows if 'rubrics' in row.parts]:
-        figures['rubrics'] = statistics.mean_score(graded)
-    for name, (mean, low, high) in figures.items():
-        print(f'{name:7} {mean:.3f} [{low:.3f}, {high:.3f}]')
-    print(json.dumps({name: [round(x, 4) for x in values] for name, values in figures.items()}))
-
-
-def _on_sets(setup, parts) -> None:
-    from zeroplay_jax.evaluation import qa
-
-    config = _CONFIG.value
-    names = [pathlib.Path(name).stem for name in _SETS.value]
-    if len(set(names)) < len(names):
+    names = {pathlib.Path(path).stem for path in _SETS.value}
+    if len(names) < len(_SETS.value):
         raise UserError(f'--sets={",".join(_SETS.value)}: two sets have one name; rename a file')
-    graded = _METRIC.value == 'rubrics'
-    sets = {
-        stem: qa.load(name, _LIMIT.value, config.seed, graded)
-        for stem, name in zip(names, _SETS.value)
-    }
+    for path in _SETS.value:
+        files.check_set(path, allow_public=_METRIC.value != 'rubrics')
+
+
+def _evaluate_held_out(config, run: RunContext) -> None:
+    """Asks the library's held-out questions and prints a line per hop count."""
+    from zeroplay_jax.evaluation import held_out, statistics
+
+    items = run.library.evaluation_items
+    role = recipe_class(config.recipe).evaluated_role
+    with progress.bar(len(items), 'questions') as bar:
+        correct, rows = held_out.evaluate(run.evaluation, items, 0, role, bar.update)
+    run.check_failures()
+    judge = run.rollouts.judge
+    if judge is not None:
+        judge.check(judge.stats)
+    intervals = {f'hop{hops}': statistics.mean_interval(flags) for hops, flags in correct.items()}
+    intervals['mean'] = statistics.mean_interval(statistics.headline(correct))
+    rubric_scores = [row.reward for row in rows if 'rubrics' in row.parts]
+    if rubric_scores:
+        intervals['rubrics'] = statistics.mean_score(rubric_scores)
+    rounded: dict[str, list[float]] = {}
+    for name, interval in intervals.items():
+        mean, low, high = interval
+        print(f'{name:7} {mean:.3f} [{low:.3f}, {high:.3f}]')
+        rounded[name] = [round(value, 4) for value in interval]
+    print(json.dumps(rounded))
+
+
+def _load_sets(seed: int) -> dict[str, list[Question]]:
+    """Questions of the sets of --sets, by name."""
+    from zeroplay_jax.evaluation import question_sets
+
+    sets: dict[str, list[Question]] = {}
+    for path in _SETS.value:
+        is_open_ended = _METRIC.value == 'rubrics'
+        questions = question_sets.load(path, _LIMIT.value, seed, is_open_ended)
+        sets[pathlib.Path(path).stem] = questions
+    return sets
+
+
+def _evaluate_sets(config, run: RunContext) -> None:
+    """Asks the questions of --sets, prints a line per set and writes --out."""
+    from zeroplay_jax.evaluation import question_sets
+    from zeroplay_jax.training import build
+
+    sets = _load_sets(config.seed)
     if _ANSWERER.value:
-        parts.publish(['answerer'], setup.load_like(parts, _ANSWERER.value))
-    options = dict(
-        metric=_METRIC.value, samples=_SAMPLES.value, answerer='answerer' if _ANSWERER.value else ''
-    )
-    answered = {}
+        run.publish([_ANSWERER_POOL], build.load_like(run, _ANSWERER.value))
     print(f'{"set":20} {"n":>6} {_METRIC.value:>7} {"searches":>9} {"repeated":>9}')
+    answered_of_set: dict[str, tuple[Sequence[Question], Sequence[Answered]]] = {}
+    rounded_means: dict[str, dict[str, float]] = {}
     for number, (name, questions) in enumerate(sets.items()):
-        judged = collections.Counter(parts.table.judge_stats)
-        with progress.bar(len(questions), 'questions', name) as bar:
-            answered[name] = qa.answer_all(
-                parts.exam, questions, number, **options, done=bar.update
-            )
-        parts.corpus.check()
-        if parts.table.judge:
-            parts.table.judge.check(parts.table.judge_stats - judged)
-        mean = qa.summary(answered[name])
-        row = f'{mean["score"]:7.3f} {mean["searches"]:9.2f} {mean["redundancy"]:9.2f}'
-        print(f'{name[-20:]:20} {len(questions):6} {row}', flush=True)
-    settings = dict(
-        policy=str(parts.folder),
-        answerer=_ANSWERER.value,
-        retrieval=parts.corpus.about,
-        top_k=config.tools.top_k,
-        prompts=config.prompts,
-        metric=_METRIC.value,
-        samples=_SAMPLES.value,
-        limit=_LIMIT.value,
-        judge=f'{config.judge.kind} {config.judge.model}'
-        if _METRIC.value in ('judge', 'rubrics')
-        else '',
-        tools=config.tools.family,
-        tokens=[
-            config.rollout.max_turns,
-            config.rollout.turn_tokens,
-            config.rollout.observation_tokens,
-        ],
-    )
-    found = qa.results(settings, {name: (sets[name], answered[name]) for name in sets})
+        answered = _answer_set(config, run, number, name, questions)
+        answered_of_set[name] = (questions, answered)
+        means = question_sets.means(answered)
+        figures = f'{means["score"]:7.3f} {means["searches"]:9.2f} {means["redundancy"]:9.2f}'
+        # The end of a name distinguishes it: names are often long and begin alike.
+        print(f'{name[-_NAME_WIDTH:]:20} {len(questions):6} {figures}', flush=True)
+        rounded_means[name] = {metric: round(mean, 4) for metric, mean in means.items()}
     if _OUT.value:
-        write_text(pathlib.Path(_OUT.value), json.dumps(found, ensure_ascii=False, indent=1) + '\n')
-    print(
-        json.dumps(
-            {
-                name: {k: round(v, 4) for k, v in s['mean'].items()}
-                for name, s in found['sets'].items()
-            }
+        result = question_sets.results(_result_settings(config, run), answered_of_set)
+        text = json.dumps(result, ensure_ascii=False, indent=1)
+        write_text(pathlib.Path(_OUT.value), text + '\n')
+    print(json.dumps(rounded_means))
+
+
+def _answer_set(
+    config, run: RunContext, number: int, name: str, questions: Sequence[Question]
+) -> list[Answered]:
+    """Asks the questions of one set.
+
+    Raises:
+      UserError: too many searches or judgements failed.
+    """
+    from zeroplay_jax.evaluation import question_sets
+
+    stats_before = collections.Counter(run.rollouts.judge_stats)
+    with progress.bar(len(questions), 'questions', name) as bar:
+        answered = question_sets.answer_all(
+            run.evaluation,
+            questions,
+            number,
+            metric=_METRIC.value,
+            samples=_SAMPLES.value,
+            role=recipe_class(config.recipe).evaluated_role,
+            answerer=_ANSWERER_POOL if _ANSWERER.value else '',
+            on_answer=bar.update,
         )
-    )
+    run.check_failures()
+    if run.rollouts.judge is not None:
+        run.rollouts.judge.check(run.rollouts.judge_stats - stats_before)
+    return answered
+
+
+def _result_settings(config, run: RunContext) -> Mapping[str, Any]:
+    """Settings of a result file; `zeroplay_jax.compare` requires most of them to be equal."""
+    judge = ''
+    if _METRIC.value in ('judge', 'rubrics'):
+        judge = f'{config.judge.kind} {config.judge.model}'
+    # With search alone the syntax suffices: files of versions without other tools stay comparable.
+    tools = config.tools.syntax
+    if tuple(config.tools.names) != ('search',):
+        tools = ' '.join([config.tools.syntax, *config.tools.names])
+    rollout = config.rollout
+    return {
+        'policy': str(run.folder),
+        'answerer': _ANSWERER.value,
+        'retrieval': run.library.about,
+        'top_k': config.tools.top_k,
+        'prompts': config.prompts,
+        'metric': _METRIC.value,
+        'samples': _SAMPLES.value,
+        'limit': _LIMIT.value,
+        'judge': judge,
+        'tools': tools,
+        'tokens': [rollout.max_turns, rollout.turn_tokens, rollout.observation_tokens],
+    }
 
 
 if __name__ == '__main__':
-    start.command('zeroplay_jax.evaluate', main)
+    entry.run_command('zeroplay_jax.evaluate', main)

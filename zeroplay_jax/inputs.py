@@ -1,7 +1,7 @@
 """Builds the files that runs take their inputs from: answers to hide, questions to solve, documents to ask about.
 
-Every line says where it comes from. The same command writes the same file, whole or not at all. Corpora are read as
-streams: .jsonl or .tsv, also .gz and .zst, as `python -m retrieval.build` takes them.
+Every line names its origin. The same command writes the same file, whole or not at all. Corpora are read as streams:
+.jsonl or .tsv, also .gz and .zst, as `python -m retrieval.build` takes them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import json
 import pathlib
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.retrieval.command import Parser
@@ -30,18 +30,17 @@ EXAMPLES = """examples:
   python -m zeroplay_jax.inputs questions --sets nq_train.jsonl,hotpotqa_train.jsonl --out questions.jsonl
   python -m zeroplay_jax.inputs documents --corpus wiki-18.jsonl.gz --count 100000 --out documents.jsonl
 
-`python -m zeroplay_jax.inputs answers --help` tells more, and so for the other two.
+`python -m zeroplay_jax.inputs answers --help` explains one kind; the other two in the same way.
 """
 ANSWERS = """Answers that SSP's proposer hides.
 
 --sets: a random sample of the first accepted answers of QA training questions, as in the paper (50,000 of NQ,
-HotpotQA and others). Ours: no answer comes twice in normal form, and yes, no and long ones are left out, for no
-question with one true answer can be made of them.
+HotpotQA and others). Ours: no answer occurs twice in normal form, and yes, no and long answers are left out, because
+no question can be written for which they are the only true answer.
 
---corpus: without questions of anybody. Candidates are the titles of the corpus, without what tells them apart in
-brackets and without lists, and what at least two documents mention: dates, years, and names of two or more words,
-which are found by their capitals (Latin script). No language model is asked. The sample is uniform over what is
-distinct.
+--corpus: needs no questions at all. Candidates are the titles of the corpus, without brackets at their end and without
+lists, and mentions that at least two documents share: dates, years, and names of two or more words, which are found by
+their capitals (Latin script). No language model is used. The sample is uniform over distinct candidates.
 
 Lines: {"answer", "source", "line"}; of a corpus also "kind" (title, entity, date) and "document_id".
 """
@@ -51,12 +50,13 @@ ANSWERS_EXAMPLES = """examples:
 """
 QUESTIONS = """Questions with answers, for DSPO: several sets in one form, shuffled, each question once.
 
-A set is a file, or one of nq, triviaqa, popqa, hotpotqa, 2wikimultihopqa, musique, bamboogle, which are fetched when
-online. Those are the held-out questions that papers report on: for config.eval.file and --not-in, not to train on.
+A set is a file, or one of nq, triviaqa, popqa, hotpotqa, 2wikimultihopqa, musique, bamboogle, which are downloaded.
+Those are the held-out questions that papers report on: for config.eval.file and --not-in, not for training.
 
-Answers may be called answers, golden_answers, answer or target, or stand in verl's reward_model; they become a list.
+The answers' field may be called answers, golden_answers, answer or target, or be inside verl's reward_model; answers
+become a list.
 
-Lines: {"question", "answers", "source", "line"}, and "hops" where the set says so.
+Lines: {"question", "answers", "source", "line"}, and "hops" if the set has them.
 """
 QUESTIONS_EXAMPLES = """examples:
   python -m zeroplay_jax.inputs questions --sets nq_train.jsonl,hotpotqa_train.jsonl --out questions.jsonl
@@ -66,9 +66,9 @@ QUESTIONS_EXAMPLES = """examples:
 """
 DOCUMENTS = """Documents that a proposer starts from, with the number of hops (Dr. Zero, π-Play) or searches (SCOPE).
 
-A uniform sample of the corpus. Hops are assigned exactly in the ratio, not drawn; a run takes them in the ratio of its
-config, which should be the same. --types also assigns kinds of task, equally often; those of SCOPE are
-long_form_qa, summarisation, planning and writing, and leaving one out is a row of its table 6.
+A uniform sample of the corpus. Hops are assigned exactly in the ratio, not drawn; a run uses the ratio of its config,
+which should be the same. --types also assigns types of task, equally often; those of SCOPE are long_form_qa,
+summarisation, planning and writing, and its table 6 leaves out one at a time.
 
 Lines: {"title", "text", "source", "document_id", "line", "hops"}, and "type" with --types.
 """
@@ -79,72 +79,138 @@ DOCUMENTS_EXAMPLES = """examples:
 """
 
 
-def _parser() -> argparse.ArgumentParser:
-    form: Any = dict(formatter_class=argparse.RawDescriptionHelpFormatter)
+# ---- command line -----------------------------------------------------------------------------------
+
+
+def _whole_number(minimum: int) -> Callable[[str], int]:
+    """An argparse type."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < minimum:
+            raise argparse.ArgumentTypeError(f'{text!r} is no whole number from {minimum} on')
+        return int(text)
+
+    return parse
+
+
+def _names(text: str) -> list[str]:
+    """An argparse type."""
+    names = [name.strip() for name in text.split(',')]
+    is_repeated = len(set(names)) < len(names)
+    if is_repeated or not all(names):
+        raise argparse.ArgumentTypeError(
+            f'{text!r} must be names with commas between them, each once'
+        )
+    return names
+
+
+def _ratio(text: str) -> tuple[int, ...]:
+    """An argparse type."""
+    shares = text.split(':')
+    are_numbers = all(share.isdecimal() for share in shares)
+    if len(shares) > 4 or not are_numbers or not any(map(int, shares)):
+        raise argparse.ArgumentTypeError(
+            f'{text!r} must be one to four whole numbers, not all 0, such as 4:3:2:1'
+        )
+    return tuple(map(int, shares))
+
+
+def _parser() -> Parser:
     parser = Parser(
-        prog='python -m zeroplay_jax.inputs', description=__doc__, epilog=EXAMPLES, **form
+        prog='python -m zeroplay_jax.inputs',
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    kinds = parser.add_subparsers(
+    commands = parser.add_subparsers(
         dest='kind', required=True, metavar='{answers,questions,documents}'
     )
+    _add_answers(commands)
+    _add_questions(commands)
+    _add_documents(commands)
+    return parser
 
-    def command(name: str, short: str, description: str, epilog: str) -> argparse.ArgumentParser:
-        added = kinds.add_parser(name, help=short, description=description, epilog=epilog, **form)
-        added.add_argument(
-            '--out',
-            type=pathlib.Path,
-            required=True,
-            metavar='FILE',
-            help='replaced if it is there; its folder is made',
-        )
-        added.add_argument(
-            '--seed', metavar='N', type=_whole(0), default=0, help='names the sample (0)'
-        )
-        return added
 
-    sets: Any = dict(type=_names, metavar='FILE,…', help='JSON lines of questions with answers')
-    corpus: Any = dict(
+def _add_command(commands, name: str, summary: str, description: str, examples: str) -> Parser:
+    """Adds a command with the flags that all commands have."""
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        '--out',
         type=pathlib.Path,
+        required=True,
+        metavar='FILE',
+        help='an existing file is replaced; a missing folder is created',
+    )
+    parser.add_argument(
+        '--seed', metavar='N', type=_whole_number(0), default=0, help='seed of the sample (0)'
+    )
+    return parser
+
+
+def _add_corpus(parser, required: bool = False) -> None:
+    parser.add_argument(
+        '--corpus',
+        type=pathlib.Path,
+        required=required,
         metavar='FILE',
         help='passages: .jsonl or .tsv, also .gz and .zst, or a folder of texts',
     )
 
-    answers = command('answers', 'answers to hide (SSP)', ANSWERS, ANSWERS_EXAMPLES)
-    either = answers.add_mutually_exclusive_group(required=True)
-    either.add_argument('--sets', **sets)
-    either.add_argument('--corpus', **corpus)
-    add = answers.add_argument
-    add(
+
+def _add_answers(commands) -> None:
+    parser = _add_command(commands, 'answers', 'answers to hide (SSP)', ANSWERS, ANSWERS_EXAMPLES)
+    sources = parser.add_mutually_exclusive_group(required=True)
+    sources.add_argument(
+        '--sets', type=_names, metavar='FILE,…', help='JSON lines of questions with answers'
+    )
+    _add_corpus(sources)
+    parser.add_argument(
         '--count',
         metavar='N',
-        type=_whole(1),
+        type=_whole_number(1),
         default=50_000,
-        help='how many (50000, as in the paper)',
+        help='number of answers (50000, as in the paper)',
     )
-    add(
+    parser.add_argument(
         '--mix',
         choices=('pool', 'equal'),
         default='pool',
-        help='--sets: all together (pool), or as many of each',
+        help='--sets: sample from all together (pool), or equally many of each',
     )
-    add(
+    parser.add_argument(
         '--most-words',
         metavar='N',
-        type=_whole(1),
+        type=_whole_number(1),
         default=10,
         help='longer answers are left out (10)',
     )
 
-    add = command(
-        'questions', 'questions with answers (DSPO)', QUESTIONS, QUESTIONS_EXAMPLES
-    ).add_argument
-    add(
-        '--sets',
-        required=True,
-        **sets | dict(metavar='SET,…', help='JSON lines of questions with answers, or nq, …'),
+
+def _add_questions(commands) -> None:
+    parser = _add_command(
+        commands, 'questions', 'questions with answers (DSPO)', QUESTIONS, QUESTIONS_EXAMPLES
     )
-    add('--count', metavar='N', type=_whole(0), default=0, help='how many of each set (0: all)')
-    add(
+    parser.add_argument(
+        '--sets',
+        type=_names,
+        required=True,
+        metavar='SET,…',
+        help='JSON lines of questions with answers, or nq, …',
+    )
+    parser.add_argument(
+        '--count',
+        metavar='N',
+        type=_whole_number(0),
+        default=0,
+        help='questions of each set (0: all)',
+    )
+    parser.add_argument(
         '--not-in',
         type=_names,
         default=[],
@@ -152,70 +218,48 @@ def _parser() -> argparse.ArgumentParser:
         help='held-out sets; their questions are left out',
     )
 
-    about = 'documents with hops (Dr. Zero, π-Play, SCOPE)'
-    add = command('documents', about, DOCUMENTS, DOCUMENTS_EXAMPLES).add_argument
-    add('--corpus', required=True, **corpus)
-    add('--count', metavar='N', type=_whole(1), required=True, help='how many')
-    add(
+
+def _add_documents(commands) -> None:
+    summary = 'documents with hops (Dr. Zero, π-Play, SCOPE)'
+    parser = _add_command(commands, 'documents', summary, DOCUMENTS, DOCUMENTS_EXAMPLES)
+    _add_corpus(parser, required=True)
+    parser.add_argument(
+        '--count', metavar='N', type=_whole_number(1), required=True, help='number of documents'
+    )
+    parser.add_argument(
         '--hops',
         type=_ratio,
         default=(4, 3, 2, 1),
         metavar='A:B:…',
         help='shares of 1, 2, … hops (4:3:2:1)',
     )
-    add('--types', type=_names, default=[], metavar='NAME,…', help='kinds of task, equally often')
-    add(
+    parser.add_argument(
+        '--types', type=_names, default=[], metavar='NAME,…', help='types of task, equally often'
+    )
+    parser.add_argument(
         '--least-words',
         metavar='N',
-        type=_whole(1),
+        type=_whole_number(1),
         default=20,
         help='shorter passages are left out (20)',
     )
-    return parser
 
 
-def _whole(least: int):
-    def number(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f'{text!r} is no whole number from {least} on')
-        return int(text)
-
-    return number
+# ---- reading -----------------------------------------------------------------------------------------
 
 
-def _names(text: str) -> list[str]:
-    found = [name.strip() for name in text.split(',')]
-    if not all(found) or len(set(found)) < len(found):
-        raise argparse.ArgumentTypeError(
-            f'{text!r} must be names with commas between them, each once'
-        )
-    return found
-
-
-def _ratio(text: str) -> tuple[int, ...]:
-    shares = text.split(':')
-    if (
-        not 1 <= len(shares) <= 4
-        or not all(s.isdecimal() for s in shares)
-        or not any(map(int, shares))
-    ):
-        raise argparse.ArgumentTypeError(
-            f'{text!r} must be one to four whole numbers, not all 0, such as 4:3:2:1'
-        )
-    return tuple(map(int, shares))
-
-
-def _watched(items: Iterable[T], name: str, unit: str) -> Iterator[T]:
-    """The same items, with a bar where somebody looks."""
+def _with_progress(items: Iterable[T], name: str, unit: str) -> Iterator[T]:
+    """The same items, with a progress bar on a terminal."""
     with progress.bar(None, unit, pathlib.Path(name).name) as bar:
         for item in items:
             yield item
             bar.update()
 
 
-def _lines(name: str) -> Iterator[builders.Line]:
-    for number, record in _watched(files.numbered_lines(name), name, 'lines'):
-        yield name, number, record
+def _answer_lines(path: str) -> Iterator[builders.Line]:
+    """Lines of a file with answers; questions are not required."""
+    for number, record in _with_progress(files.numbered_lines(path), path, 'lines'):
+        yield path, number, record
 
 
 def _is_public(name: str) -> bool:
@@ -223,85 +267,112 @@ def _is_public(name: str) -> bool:
 
 
 def _set_lines(name: str, answered: bool = True) -> Iterator[builders.Line]:
-    """Of a file, or of a public set, whose lines bear its name."""
+    """Lines of a file with questions, or of a public set, whose lines have its name as source."""
     path = name
     if _is_public(name):
         files.check_set(name)
+        # Loads JAX, which files do not need.
+        from zeroplay_jax.evaluation import question_sets
 
         path = question_sets.path_of(name)
-    for number, record in _watched(
-        files.numbered_lines(path, 'question', answered=answered), name, 'lines'
-    ):
+    lines = files.numbered_lines(path, 'question', answered=answered)
+    for number, record in _with_progress(lines, name, 'lines'):
         yield name, number, record
 
 
-def build(args: argparse.Namespace) -> builders.Built:
+def _held_out_questions(names: Sequence[str]) -> Iterator[str]:
+    for name in names:
+        for _, _, record in _set_lines(name, answered=False):
+            yield record['question']
+
+
+def build(args: argparse.Namespace) -> builders.BuiltFile:
     """The lines that the arguments ask for."""
     if args.kind == 'questions':
-        held_out = (
-            r['question'] for name in args.not_in for _, _, r in _set_lines(name, answered=False)
-        )
-        return builders.questions_of_sets(
-            list(map(_set_lines, args.sets)), held_out, args.count, args.seed
-        )
+        sets = [_set_lines(name) for name in args.sets]
+        held_out = _held_out_questions(args.not_in)
+        return builders.questions_of_sets(sets, held_out, args.count, args.seed)
     if args.kind == 'answers' and args.sets:
-        lines = [_lines(name) for name in args.sets]
-        return builders.answers_of_sets(lines, args.count, args.seed, args.most_words, args.mix)
+        sets = [_answer_lines(path) for path in args.sets]
+        return builders.answers_of_sets(sets, args.count, args.seed, args.most_words, args.mix)
     source = str(args.corpus)
-    passages = _watched(read(args.corpus), source, 'passages')
+    passages = _with_progress(read(args.corpus), source, 'passages')
     if args.kind == 'answers':
         return builders.answers_of_corpus(passages, source, args.count, args.seed, args.most_words)
-    words = args.least_words
     return builders.documents_of_corpus(
-        passages, source, args.count, args.seed, args.hops, args.types, words
+        passages, source, args.count, args.seed, args.hops, args.types, args.least_words
     )
 
 
-def _said(args: argparse.Namespace, built: builders.Built) -> str:
-    """What was written, what was left out, and the run that takes it."""
-    counts = collections.Counter(
-        str(line['hops']) for line in built.lines if args.kind == 'documents'
-    )
-    hops = (
-        f' ({", ".join(f"{n} of {h} hops" for h, n in sorted(counts.items()))})' if counts else ''
-    )
-    left = ', '.join(f'{n} {reason}' for reason, n in sorted(built.dropped.items()) if n)
-    recipe = {'answers': 'ssp', 'questions': 'dspo'}.get(
-        args.kind, 'scope' if getattr(args, 'types', 0) else 'drzero'
-    )
-    flags = [f'--config.inputs.{args.kind}={args.out}']
-    if args.kind == 'documents':
-        flags.append(f'--config.schedule.hop_ratio={args.hops}'.replace(' ', ''))
-    taken = f'taken by recipe {recipe} with {shlex.join(flags)}'
-    if args.kind == 'questions' and any(map(_is_public, args.sets)):
-        taken = f'to be measured by: {shlex.join([f"--config.eval.file={args.out}"])}'
+# ---- report ------------------------------------------------------------------------------------------
+
+
+def _report(args: argparse.Namespace, built: builders.BuiltFile) -> str:
+    """What was written, what was left out, and which run takes it."""
+    dropped = [f'{count} {reason}' for reason, count in sorted(built.dropped.items()) if count]
     return (
-        f'{args.out}: {len(built.lines)} {args.kind}{hops}; left out: {left or "nothing"}; {taken}'
+        f'{args.out}: {len(built.lines)} {args.kind}{_hop_counts(args, built)}; '
+        f'left out: {", ".join(dropped) or "nothing"}; {_usage(args)}'
     )
+
+
+def _hop_counts(args: argparse.Namespace, built: builders.BuiltFile) -> str:
+    if args.kind != 'documents':
+        return ''
+    counts = collections.Counter(line['hops'] for line in built.lines)
+    parts = [f'{count} of {hops} hops' for hops, count in sorted(counts.items())]
+    return f' ({", ".join(parts)})'
+
+
+def _usage(args: argparse.Namespace) -> str:
+    """The recipe and the flags with which a run takes the file."""
+    flags = [f'--config.inputs.{args.kind}={args.out}']
+    if args.kind == 'answers':
+        recipe = 'ssp'
+    elif args.kind == 'documents':
+        recipe = 'scope' if args.types else 'drzero'
+        ratio = ','.join(map(str, args.hops))
+        # A ratio of one hop count is a tuple with a comma at its end, as Python writes it.
+        ratio = f'({ratio},)' if len(args.hops) == 1 else f'({ratio})'
+        flags.append(f'--config.schedule.hop_ratio={ratio}')
+    elif any(map(_is_public, args.sets)):
+        # Public sets are those that papers report on: nothing may be trained on them.
+        return f'to be measured by: {shlex.join([f"--config.eval.file={args.out}"])}'
+    else:
+        recipe = 'dspo'
+    return f'taken by recipe {recipe} with {shlex.join(flags)}'
+
+
+def _check_out(args: argparse.Namespace) -> None:
+    """Refuses to overwrite an input."""
+    names = [*(getattr(args, 'sets', None) or []), *getattr(args, 'not_in', [])]
+    if getattr(args, 'corpus', None):
+        names.append(args.corpus)
+    inputs = {pathlib.Path(name).resolve() for name in names}
+    if args.out.resolve() in inputs:
+        raise UserError(f'--out {args.out} is one of the inputs; choose another file')
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Writes one file; what its user can mend is one line and code 2."""
+    """Writes one file; returns the exit status, 2 after a user error, which is one line."""
     try:
         args = _parser().parse_args(argv)
-        given = [
-            *(getattr(args, 'sets', None) or []),
-            *getattr(args, 'not_in', []),
-            getattr(args, 'corpus', None),
-        ]
-        if args.out.resolve() in {pathlib.Path(name).resolve() for name in given if name}:
-            raise UserError(f'--out {args.out} is one of the inputs; choose another file')
+        _check_out(args)
         built = build(args)
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        write_text(args.out, (json.dumps(line, ensure_ascii=False) + '\n' for line in built.lines))
-    except (UserError, RetrievalError, OSError) as error:
-        hint = '; choose another file with --out' if isinstance(error, OSError) else ''
-        print(f'zeroplay_jax.inputs: {error}{hint}', file=sys.stderr)
+        lines = (json.dumps(line, ensure_ascii=False) + '\n' for line in built.lines)
+        write_text(args.out, lines)
+    except (UserError, RetrievalError) as error:
+        print(f'zeroplay_jax.inputs: {error}', file=sys.stderr)
+        return 2
+    except OSError as error:
+        # No space, or no permission to write.
+        print(f'zeroplay_jax.inputs: {error}; choose another file with --out', file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print('zeroplay_jax.inputs: stopped; nothing was written', file=sys.stderr)
         return 130
-    print(_said(args, built))
+    print(_report(args, built))
     return 0
 
 

@@ -4,17 +4,23 @@ import asyncio
 
 import numpy as np
 import pytest
-from zeroplay_jax.evaluation.evaluate import evaluate
 
-from zeroplay_jax.selfplay.roles import TaskDropped
-from zeroplay_jax.types import POLICY, Trajectory, Turn, UserError
+from zeroplay_jax.evaluation.held_out import evaluate
+from zeroplay_jax.types import (
+    POLICY,
+    Question,
+    TaskDropped,
+    Trajectory,
+    Turn,
+    UserError,
+)
 
-RUBRICS = [{'text': text, 'priority': 'important'} for text in ('one', 'two')]
-ITEMS = (
-    {'question': 'Where is it?', 'answers': ['Rome'], 'hops': 2},
-    {'question': 'Who was it?', 'answers': ['Nobody'], 'hops': 1},
-    {'question': 'Describe one.', 'rubrics': RUBRICS, 'answers': [], 'hops': 2},
-    {'question': 'Describe what cannot be judged.', 'rubrics': RUBRICS, 'answers': [], 'hops': 1},
+RUBRICS = tuple({'text': text, 'priority': 'important'} for text in ('one', 'two'))
+QUESTIONS = (
+    Question('Where is it?', ('Rome',), hops=2),
+    Question('Who was it?', ('Nobody',), hops=1),
+    Question('Describe one.', rubrics=RUBRICS, hops=2),
+    Question('Describe what cannot be judged.', rubrics=RUBRICS, hops=1),
 )
 
 
@@ -23,8 +29,8 @@ class Judge:
         return None if 'cannot' in task else rubric == 'one'
 
 
-class Table:
-    """Answers Rome to everything."""
+class Context:
+    """A rollout context in which every question is answered with Rome."""
 
     judge = Judge()
 
@@ -50,16 +56,16 @@ class Table:
             )
         ]
 
-    def play(self, episodes, done):
-        async def all_of_them():
-            return [await play() for play in episodes.values()]
+    def run_episodes(self, episodes, on_episode_end):
+        async def run_all():
+            return [await episode() for episode in episodes.values()]
 
-        return asyncio.run(all_of_them())
+        return asyncio.run(run_all())
 
 
 def test_questions_are_matched_and_tasks_graded():
-    table = Table()
-    correct, rows = evaluate(table, ITEMS, 7)
+    context = Context()
+    correct, rows = evaluate(context, QUESTIONS, 7)
     assert {hops: flags.tolist() for hops, flags in correct.items()} == {1: [False], 2: [True]}
     assert [row.parts for row in rows] == [
         {'exact_match': 1},
@@ -68,14 +74,20 @@ def test_questions_are_matched_and_tasks_graded():
         {'rubrics': 0},
     ]
     assert [row.drop for row in rows] == [None, None, None, 'ungraded']
-    assert [row.group for row in rows] == [2, 1, 2, 1] and rows[2].info['answer_given'] == 'Rome'
-    assert table.asked[7, 0] == ('solver', 1, 0.0, 'solver', {'question': 'Where is it?'})
-    assert table.asked[7, 2] == ('solver', 1, 0.0, 'task_solver', {'task': 'Describe one.'})
+    assert [row.group for row in rows] == [2, 1, 2, 1] and rows[2].info.answer == 'Rome'
+    assert context.asked[7, 0] == ('solver', 1, 0.0, 'solver', {'question': 'Where is it?'})
+    assert context.asked[7, 2] == ('solver', 1, 0.0, 'task_solver', {'task': 'Describe one.'})
 
 
 def test_what_is_too_long_to_ask_is_one_line():
     with pytest.raises(
         UserError, match="'A task that is too long' cannot be asked: prompt_too_long; raise"
     ) as error:
-        evaluate(Table(), [dict(ITEMS[2], question='A task that is too long')], 0)
+        evaluate(Context(), [Question('A task that is too long', rubrics=RUBRICS)], 0)
     assert '\n' not in str(error.value)
+
+
+def test_another_role_than_the_solver_can_be_evaluated():
+    context = Context()
+    _, rows = evaluate(context, QUESTIONS[:1], 0, 'player')
+    assert context.asked[0, 0][0] == 'player' and rows[0].role == 'player'

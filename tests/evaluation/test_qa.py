@@ -10,10 +10,10 @@ import huggingface_hub
 import pytest
 
 from zeroplay_jax import compare, inputs
-from zeroplay_jax.evaluation import qa
+from zeroplay_jax.evaluation import question_sets
 from zeroplay_jax.mini.world import World, evaluation_questions
 from zeroplay_jax.selfplay import files
-from zeroplay_jax.types import UserError
+from zeroplay_jax.types import Question, UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
 DATA = ROOT.parent / 'shared' / 'data'
@@ -24,17 +24,17 @@ DATA = ROOT.parent / 'shared' / 'data'
     [((), 0), (('a b',), 0), (('x b', 'x b'), 1), (('x b', 'x c'), 1 / 3), (('x', 'y', 'X!'), 0.5)],
 )
 def test_repetition_of_queries(queries, repeated):
-    assert qa.redundancy(queries) == pytest.approx(repeated)
+    assert question_sets.redundancy(queries) == pytest.approx(repeated)
 
 
 def test_a_limit_draws_the_same_questions_every_time(tmp_path):
     path = tmp_path / 's.jsonl'
     path.write_text('\n'.join(json.dumps({'question': f'q{i}', 'answer': 'a'}) for i in range(50)))
-    first = qa.load(str(path), 10, seed=1)
-    assert len(first) == 10 and first == qa.load(str(path), 10, seed=1) != qa.load(
-        str(path), 10, seed=2
-    )
-    assert len(qa.load(str(path), 99)) == 50
+    first = question_sets.load(str(path), 10, seed=1)
+    assert len(first) == 10 and first == question_sets.load(
+        str(path), 10, seed=1
+    ) != question_sets.load(str(path), 10, seed=2)
+    assert len(question_sets.load(str(path), 99)) == 50
 
 
 def test_open_tasks_are_graded_rubric_by_rubric(tmp_path):
@@ -46,8 +46,8 @@ def test_open_tasks_are_graded_rubric_by_rubric(tmp_path):
         rubrics=[f'State that {question["answers"][0]}.', 'State that zzz.'],
     )
     path.write_text(json.dumps(line))
-    (task,) = qa.load(str(path), rubrics=True)
-    assert task['question'] == question['question'] and len(task['rubrics']) == 2
+    (task,) = question_sets.load(str(path), rubrics=True)
+    assert task.text == question['question'] and len(task.rubrics) == 2
     done = evaluate(
         *(
             '--config.world.train=(0,4)',
@@ -62,12 +62,12 @@ def test_open_tasks_are_graded_rubric_by_rubric(tmp_path):
     assert answered['score'] == (0.5 if answered['given'] == question['answers'][0] else 0)
     path.write_text(json.dumps({'task': 'x', 'rubrics': []}))
     with pytest.raises(UserError, match='"rubrics" must be a list of texts'):
-        qa.load(str(path), rubrics=True)
+        question_sets.load(str(path), rubrics=True)
 
 
 def test_neither_a_file_nor_a_name():
     with pytest.raises(UserError, match='is not a file nor one of nq, triviaqa'):
-        qa.load('nqq')
+        question_sets.load('nqq')
 
 
 @pytest.fixture
@@ -97,12 +97,13 @@ def test_a_public_set_becomes_a_file_to_measure_by(hub, tmp_path, capsys):
     asked = ['questions', '--sets', 'nq', '--out', str(out)]
     assert inputs.main(asked) == 0  # the folder is made, too
     assert f'to be measured by: --config.eval.file={out}' in capsys.readouterr().out
-    assert {q['question'] for q in qa.load(str(out))} == {q['question'] for q in qa.load('nq')}
-    assert {q['source'] for q in qa.load(str(out))} == {'nq'}
+    built, public = question_sets.load(str(out)), question_sets.load('nq')
+    assert {question.text for question in built} == {question.text for question in public}
+    assert {question.origin['source'] for question in built} == {'nq'}
     more = tmp_path / 'more.jsonl'
     more.write_text('{"question": "NQ 1?", "answer": "a"}\n{"question": "other", "answer": "a"}')
     assert inputs.main(['questions', '--sets', str(more), '--not-in', 'nq', '--out', str(out)]) == 0
-    assert [q['question'] for q in qa.load(str(out))] == ['other']
+    assert [question.text for question in question_sets.load(str(out))] == ['other']
     assert 'taken by recipe dspo with --config.inputs.questions=' in capsys.readouterr().out
 
 
@@ -122,32 +123,34 @@ def test_without_a_connection_one_line_says_so(hub, tmp_path, capsys):
 @pytest.mark.skipif(not DATA.is_dir(), reason=f'{DATA} is not there')
 @pytest.mark.parametrize('name', files.PUBLIC)
 def test_the_seven_sets_of_the_papers_are_read(name):
-    found = qa.load(str(DATA / f'{name}.jsonl'))
-    assert len(found) > 50 and all(q['question'] and q['answers'] for q in found)
+    found = question_sets.load(str(DATA / f'{name}.jsonl'))
+    assert len(found) > 50 and all(question.text and question.answers for question in found)
 
 
 def result(scores, **settings):
-    base = dict.fromkeys(qa.SETTINGS, 'same') | settings
-    questions = [dict(question=f'q{i}', answers=['a']) for i in range(len(scores))]
-    return qa.results(base, {'set': (questions, [qa.Answered(s, 1, 0.0, 'a') for s in scores])})
+    base = dict.fromkeys(question_sets.SETTINGS, 'same') | settings
+    questions = [Question(f'q{i}', ('a',)) for i in range(len(scores))]
+    return question_sets.results(
+        base, {'set': (questions, [question_sets.Answered(s, 1, 0.0, 'a') for s in scores])}
+    )
 
 
 def test_a_paired_interval_is_narrow_where_all_questions_move_alike():
-    gaps = qa.compare(result([0.0] * 40), result([1.0] * 40))
+    gaps = question_sets.compare(result([0.0] * 40), result([1.0] * 40))
     assert gaps['set'] == (1.0, 1.0, 1.0)
-    mean, low, high = qa.compare(result([0, 1] * 20), result([1, 0] * 20))['set']
+    mean, low, high = question_sets.compare(result([0, 1] * 20), result([1, 0] * 20))['set']
     assert mean == 0 and -0.4 < low < -0.2 < 0.2 < high < 0.4
 
 
-@pytest.mark.parametrize('setting', qa.SETTINGS)
+@pytest.mark.parametrize('setting', question_sets.SETTINGS)
 def test_results_under_other_conditions_are_not_compared(setting):
     with pytest.raises(UserError, match=f'they differ in {setting}: same and other'):
-        qa.compare(result([1.0]), result([1.0], **{setting: 'other'}))
+        question_sets.compare(result([1.0]), result([1.0], **{setting: 'other'}))
 
 
 def test_results_on_other_questions_are_not_compared():
     with pytest.raises(UserError, match='the questions of set differ'):
-        qa.compare(result([1.0]), result([1.0, 0.0]))
+        question_sets.compare(result([1.0]), result([1.0, 0.0]))
 
 
 def test_compare_says_what_is_no_result(tmp_path, capsys):

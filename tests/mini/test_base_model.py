@@ -152,7 +152,7 @@ def test_committed_folder_has_the_same_logits_in_transformers(name):
 @pytest.mark.parametrize('name', FOLDERS)
 def test_committed_prompt_ids_are_those_of_transformers(name):
     codec = Codec(base_model.HERE / name)
-    chat = prompts.messages('mini', 'solver', question='What is the job of Gumu?')
+    chat = prompts.fill(prompts.BUILT_IN_FORMS['solver'], question='What is the job of Gumu?')
     text = '<|im_start|>user\nQuestion: What is the job of Gumu?<|im_end|>\n<|im_start|>assistant\n'
     assert codec.render(chat).tolist() == codec.encode(text)
     assert codec.decode(codec.render(chat)) == text

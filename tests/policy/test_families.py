@@ -11,7 +11,7 @@ import tiny
 import torch
 
 from zeroplay_jax.policy import families, hf, rope, sharding, transformer
-from zeroplay_jax.rollout.sampler import FILL, Sampler, SamplerConfig
+from zeroplay_jax.rollout.sampler import FILL, PutRow, Sampler, SamplerConfig
 
 TOLERANCE = 2e-4
 LENGTHS = (96, 61, 40)
@@ -168,9 +168,9 @@ def test_the_sampler_decodes_what_generate_does_with_the_scores_of_a_full_forwar
         rng.integers(0, config.vocab_size, n).astype(np.int32) for n in (20, 25, 27)
     )
     key = np.array([1, 2], np.uint32)
-    sampler.put([(0, prompt, 0, 84, 0.0, key), (1, other, 0, 45, 1.0, key)])
+    sampler.put([PutRow(0, prompt, 0, 84, 0.0, key), PutRow(1, other, 0, 45, 1.0, key)])
     greedy, greedy_logp = fill_and_decode(sampler, params, np.array([84, 45]))
-    sampler.put([(1, observation, 45, 92, 1.0, key)])
+    sampler.put([PutRow(1, observation, 45, 92, 1.0, key)])
     more, more_logp = fill_and_decode(sampler, params, np.array([84, 92]))
 
     with torch.no_grad():

@@ -11,7 +11,7 @@ import pytest
 import tiny
 
 from zeroplay_jax.policy import attention, decoder, rope, sharding, transformer
-from zeroplay_jax.rollout.sampler import FILL, Sampler, SamplerConfig
+from zeroplay_jax.rollout.sampler import FILL, PutRow, Sampler, SamplerConfig
 
 # Every switch on at once; no published family has them all.
 CONFIG = transformer.ModelConfig(
@@ -309,7 +309,8 @@ def test_bfloat16_sampler_and_trainer_agree_within_the_stated_tolerance(params):
     sampler = Sampler(config, SamplerConfig(**shape), sharding.make_mesh())
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, config.vocab_size, (slots, prompt)).astype(np.int32)
-    sampler.put([(s, tokens[s], 0, length, 1.0, np.array([s, 7], np.uint32)) for s in range(slots)])
+    rows = [PutRow(s, tokens[s], 0, length, 1.0, np.array([s, 7], np.uint32)) for s in range(slots)]
+    sampler.put(rows)
     while (np.asarray(sampler.state.phase) == FILL).any():
         sampler.extend(params, list(range(slots)))
     logp = []

@@ -1,35 +1,39 @@
 """What games start from: hop counts in the exact ratio, endless decks, files in any of the usual forms."""
 
 import collections
-import importlib
 import json
 import os
 import pathlib
 import re
 
 import pytest
-from zeroplay_jax.selfplay.corpus import Corpus, Document
 
-from zeroplay_jax import config as configuration
 from zeroplay_jax import inputs as command
 from zeroplay_jax.configs import common
+from zeroplay_jax.configuration import rules
 from zeroplay_jax.runtime.atomic import write_text
-from zeroplay_jax.selfplay import builders, files, inputs
-from zeroplay_jax.selfplay.engine import Draw, Phase, Step
+from zeroplay_jax.selfplay import builders, files
+from zeroplay_jax.selfplay.library import Document, Library
+from zeroplay_jax.selfplay.mentions import mentions
+from zeroplay_jax.selfplay.recipe import recipe_class
+from zeroplay_jax.selfplay.recipes.parts import datasets
+from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step
 from zeroplay_jax.selfplay.task_pool import TaskPool
-from zeroplay_jax.types import UserError
+from zeroplay_jax.types import Question, UserError
 
 
-def test_a_deck_deals_every_item_once_a_round_and_is_a_function_of_the_place():
-    deck = inputs.Deck([{'n': i} for i in range(7)], seed=3)
-    dealt = [item['n'] for item in deck.deal(0, 21)]
+def library(documents=(), worlds=None):
+    """A library of documents that nobody searches."""
+    return Library(None, None, documents, (), worlds=worlds)
+
+
+def test_a_dataset_takes_every_item_once_an_epoch_and_is_a_function_of_the_place():
+    dealt = datasets.EpochDataset(range(7), seed=3).take(0, 21)
     assert (
         all(sorted(dealt[i : i + 7]) == list(range(7)) for i in (0, 7, 14))
         and dealt[:7] != dealt[7:14]
     )
-    assert [
-        item['n'] for item in inputs.Deck([{'n': i} for i in range(7)], seed=3).deal(5, 6)
-    ] == dealt[5:11]
+    assert datasets.EpochDataset(range(7), seed=3).take(5, 6) == dealt[5:11]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +47,9 @@ def test_a_deck_deals_every_item_once_a_round_and_is_a_function_of_the_place():
     ],
 )
 def test_gold_answers_become_a_list_of_texts(record):
-    assert files.gold(record)[0] == 'Lomi' and isinstance(files.gold(record), list)
+    assert files.accepted_answers(record)[0] == 'Lomi' and isinstance(
+        files.accepted_answers(record), list
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,7 +57,7 @@ def test_gold_answers_become_a_list_of_texts(record):
 )
 def test_a_line_without_an_answer_is_refused(record):
     with pytest.raises(ValueError, match='no answers'):
-        files.gold(record)
+        files.accepted_answers(record)
 
 
 def write(path, *lines):
@@ -68,9 +74,9 @@ def test_questions_of_a_file(tmp_path):
         {'question': 'Where?', 'answer': 'B', 'hops': 2},
     ]
     config.inputs.questions = write(tmp_path / 'q.jsonl', *lines, '')
-    assert inputs.questions(config, None) == [
-        {'question': 'Who?', 'answers': ['A'], 'hops': 1},
-        {'question': 'Where?', 'answers': ['B'], 'hops': 2},
+    assert datasets.training_questions(config, library()) == [
+        Question('Who?', ('A',), hops=1),
+        Question('Where?', ('B',), hops=2),
     ]
 
 
@@ -93,10 +99,15 @@ def test_an_empty_or_missing_file_is_named(tmp_path):
 def test_answers_get_hop_counts_in_the_exact_ratio():
     config = common.get_config()
     config.schedule.hop_ratio = (4, 3, 2)
-    corpus = Corpus(None, None, (), (), 3, answers=tuple(f'a{i}' for i in range(18)))
-    dealt = inputs.answers(config, corpus)
-    assert collections.Counter(item['hops'] for item in dealt) == {1: 8, 2: 6, 3: 4}
-    assert [item['answer'] for item in dealt] == list(corpus.answers)
+    texts = [f'a{i}' for i in range(18)]
+
+    class Worlds:
+        def answers(self):
+            return texts
+
+    hidden = datasets.hidden_answers(config, library(worlds=Worlds()))
+    assert collections.Counter(item.hops for item in hidden) == {1: 8, 2: 6, 3: 4}
+    assert [item.answer for item in hidden] == texts
 
 
 def test_given_tasks_have_rubrics(tmp_path):
@@ -106,8 +117,8 @@ def test_given_tasks_have_rubrics(tmp_path):
     )
     (item,) = files.open_tasks(path)
     assert (
-        item['question'] == 'Describe Lomi.'
-        and [r['text'] for r in item['rubrics']][1] == 'Name the mayor.'
+        item.text == 'Describe Lomi.'
+        and [rubric['text'] for rubric in item.rubrics][1] == 'Name the mayor.'
     )
     for bad in (
         {'task': 'x'},
@@ -122,11 +133,10 @@ def test_given_tasks_have_rubrics(tmp_path):
 def test_documents_come_in_the_exact_ratio_and_each_once():
     config = common.get_config()
     documents = tuple(Document(f'd{i}', 'text', 1 + i % 4) for i in range(80))
-    drawn = inputs.Documents(config, Corpus(None, None, documents, (), 3)).tasks(
-        Step(Phase('proposer', 1), 0, 5), 20
-    )
-    assert collections.Counter(t.payload['hops'] for t in drawn) == {1: 8, 2: 6, 3: 4, 4: 2}
-    assert len({t.payload['title'] for t in drawn}) == 20
+    sampler = datasets.DocumentSampler(config, library(documents))
+    drawn = sampler.tasks(Step(Phase('proposer', 1), 0, 5), 20)
+    assert collections.Counter(t.payload.hops for t in drawn) == {1: 8, 2: 6, 3: 4, 4: 2}
+    assert len({t.payload.title for t in drawn}) == 20
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -172,12 +182,10 @@ def play(recipe, change, phase='proposer', number=0, **draw):
     config.recipe = recipe
     config.proposer.batch = config.solver.batch = config.pool.batch = 20
     config.update(change)
-    made = importlib.import_module(f'zeroplay_jax.selfplay.recipes.{recipe}').Recipe(
-        config, Corpus(None, None, (), (), 3)
-    )
+    made = recipe_class(recipe)(config, library())
     phase = next(p for p in made.phases() if p.name == phase)
     return made.tasks(
-        Step(phase, number, number), TaskPool(), Draw(missing=config.solver.batch, **draw)
+        Step(phase, number, number), TaskPool(), BatchCursor(missing=config.solver.batch, **draw)
     )
 
 
@@ -219,10 +227,10 @@ def test_ssp_hides_the_answers_that_were_built(tmp_path, capsys):
     out = tmp_path / 'a.jsonl'
     built(capsys, out, 'answers', '--sets', write(tmp_path / 's.jsonl', *lines), '--count=25')
     tasks = play('ssp', {'inputs': {'answers': str(out)}}, 'selfplay')
-    assert len({task.payload['answer'] for task in tasks}) == 20 and all(
-        task.outside for task in tasks
+    assert len({task.payload.answer for task in tasks}) == 20 and all(
+        task.external for task in tasks
     )
-    assert all(task.payload['answer'] == f'Name {task.payload["line"] - 1}' for task in tasks)
+    assert all(task.payload.answer == f'Name {task.payload.origin["line"] - 1}' for task in tasks)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +248,7 @@ def test_ssp_hides_the_answers_that_were_built(tmp_path, capsys):
     ],
 )
 def test_what_a_passage_mentions(text, found):
-    assert [name for _, name in builders.mentions(text)] == found
+    assert [name for _, name in mentions(text)] == found
 
 
 def test_answers_of_a_corpus_are_titles_and_what_two_documents_mention(tmp_path, capsys):
@@ -266,8 +274,8 @@ def test_answers_of_a_corpus_are_titles_and_what_two_documents_mention(tmp_path,
 
 
 def test_a_bounded_sample_is_the_lowest_of_all_and_has_seen_everything_of_them():
-    keys = [builders.key(0, str(i % 700)) for i in range(2100)]
-    sample = builders.Lowest(40)
+    keys = [builders.hash_key(0, str(i % 700)) for i in range(2100)]
+    sample = builders.BottomK(40)
     for at in keys:
         if sample.admits(at):
             sample.put(at, (sample.get(at) or 0) + 1)
@@ -299,14 +307,11 @@ def test_questions_of_sets_come_in_one_form_without_those_held_out(tmp_path, cap
     first = [line['question'][:2] for line in lines]
     assert first != sorted(first) and first != sorted(first, reverse=True)
     tasks = play('dspo', {'inputs': {'questions': str(out)}}, 'solver')
-    assert len({task.payload['question'] for task in tasks}) == 20 and all(
-        task.outside for task in tasks
-    )
+    assert len({task.payload.text for task in tasks}) == 20 and all(task.external for task in tasks)
     assert all(
-        task.payload['hops'] == (2 if task.payload['question'].startswith('hp') else 1)
-        for task in tasks
+        task.payload.hops == (2 if task.payload.text.startswith('hp') else 1) for task in tasks
     )
-    assert all(task.payload['source'].endswith('.jsonl') for task in tasks)
+    assert all(task.payload.origin['source'].endswith('.jsonl') for task in tasks)
     few, _ = built(capsys, out, 'questions', '--sets', sets, '--count=5')
     assert collections.Counter(line['question'][:2] for line in few) == {'nq': 5, 'hp': 5}
     refused(capsys, tmp_path / 'x.jsonl', 'questions', '--sets', sets, '--count=13')
@@ -328,17 +333,16 @@ def test_documents_are_dealt_with_the_hops_that_they_were_given(recipe, tmp_path
         assert [task.payload for task in play(recipe, change, phase, number)] == [
             task.payload for task in tasks
         ]
-        assert collections.Counter(task.payload['hops'] for task in tasks) == {
+        assert collections.Counter(task.payload.hops for task in tasks) == {
             1: 8,
             2: 6,
             3: 4,
             4: 2,
         }
         assert all(
-            hops[task.payload['title']] == task.payload['hops'] and not task.outside
-            for task in tasks
+            hops[task.payload.title] == task.payload.hops and not task.external for task in tasks
         )
-        seen += [task.payload['document_id'] for task in tasks]
+        seen += [task.payload.origin['document_id'] for task in tasks]
     assert len(set(seen)) == 60  # no document twice before all were there, from phase to phase
 
 
@@ -356,14 +360,14 @@ def test_scope_gets_kinds_of_tasks_in_equal_parts(tmp_path, capsys):
         {'inputs': {'documents': str(out)}, 'schedule': {'hop_ratio': (4, 3, 2)}},
         'generate',
     )
-    assert collections.Counter(task.payload['type'] for task in tasks) == dict.fromkeys(kinds, 5)
-    assert collections.Counter(task.payload['hops'] for task in tasks) == {1: 9, 2: 7, 3: 4}
+    assert collections.Counter(task.payload.kind for task in tasks) == dict.fromkeys(kinds, 5)
+    assert collections.Counter(task.payload.hops for task in tasks) == {1: 9, 2: 7, 3: 4}
     # One kind left out, as in the paper's table.
     three = {
         'inputs': {'documents': str(out), 'types': tuple(kinds[:3])},
         'schedule': {'hop_ratio': (4, 3, 2)},
     }
-    assert {task.payload['type'] for task in play('scope', three, 'generate')} == set(kinds[:3])
+    assert {task.payload.kind for task in play('scope', three, 'generate')} == set(kinds[:3])
     three['inputs']['types'] = ('poem',)
     with pytest.raises(UserError, match="no document of type 'poem'"):
         play('scope', three, 'generate')
@@ -384,14 +388,14 @@ def test_a_file_of_documents_that_does_not_fit_is_named(tmp_path):
         'inputs': {'documents': write(tmp_path / 'd.jsonl', good)},
         'schedule': {'hop_ratio': (1, 1)},
     }
-    with pytest.raises(UserError, match=r'no document has 2 hops, as \(1, 1\) asks for'):
+    with pytest.raises(UserError, match=r'no document has 2 hops, as \(1, 1\) requires'):
         play('drzero', change)
     with pytest.raises(
-        UserError, match=r'config\.inputs\.documents=none\.jsonl: .*a file that is there'
+        UserError, match=r'config\.inputs\.documents=none\.jsonl: .*name an existing file'
     ):
         config = common.get_config()
         config.inputs.documents = 'none.jsonl'
-        configuration.check(config)
+        rules.check(config)
 
 
 @pytest.mark.parametrize(
@@ -400,7 +404,7 @@ def test_a_file_of_documents_that_does_not_fit_is_named(tmp_path):
         ((), 'arguments are required'),
         (('answers',), 'one of the arguments --sets --corpus is required'),
         (('answers', '--sets=none.jsonl'), 'none.jsonl: cannot be read'),
-        (('answers', '--corpus=none.txt'), 'name it .jsonl or .tsv'),
+        (('answers', '--corpus=none.txt'), 'name the file .jsonl or .tsv'),
         (('documents', '--corpus=none.jsonl', '--count=3'), 'none.jsonl: cannot be read'),
         (('documents', '--corpus=c.jsonl', '--count=x'), "'x' is no whole number from 1 on"),
         (
@@ -477,7 +481,7 @@ def test_real_files_become_inputs(tmp_path, capsys):
     built(capsys, out, 'documents', '--corpus', corpus, '--count=1000')
     for recipe in ('drzero', 'piplay', 'scope'):
         tasks = play(recipe, {'inputs': {'documents': str(out)}})
-        assert collections.Counter(task.payload['hops'] for task in tasks) == {
+        assert collections.Counter(task.payload.hops for task in tasks) == {
             1: 8,
             2: 6,
             3: 4,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+import runpy
 from collections.abc import Sequence
 
 from absl import flags
@@ -62,6 +63,29 @@ def _check_arguments(argv: Sequence[str]) -> None:
                 fields.check_name(name, schema)
 
 
+def _check_recipe_fields(argv: Sequence[str]) -> None:
+    """Names the field of a flag that the loaded config does not have, if that is what went wrong.
+
+    Before the config file is loaded, sections of a recipe from elsewhere are not known.
+    """
+    settings = [argument.lstrip('-').partition('=') for argument in argv[1:]]
+    config_files = [value for flag, _, value in settings if flag == 'config']
+    if len(config_files) != 1:
+        return
+    path, _, variant = config_files[0].partition(':')
+    try:
+        get_config = runpy.run_path(path)['get_config']
+        recipe = get_config(*filter(None, [variant])).recipe
+        schema = fields.default_config(recipe)
+    except Exception:
+        # The config file itself is wrong: the caller reports it.
+        return
+    for flag, _, _ in settings:
+        section, _, name = flag.partition('.')
+        if section in ('config', 'noconfig') and name:
+            fields.check_name(name, schema)
+
+
 def _is_renamed(name: str) -> bool:
     return name in RENAMED_FIELDS
 
@@ -102,6 +126,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     except ConfigError:
         raise
     except Exception as error:
+        _check_recipe_fields(argv)
         # A config is a Python file: any exception of it arrives here.
         reason = f'{type(error).__name__}: {_last_line(error)}'
         raise ConfigError(f'the config could not be loaded: {reason}') from error

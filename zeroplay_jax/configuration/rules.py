@@ -21,6 +21,9 @@ from zeroplay_jax.tools.registry import check_name as check_tool_name
 
 # Reserved by the text format: a tool of this name could not be told from the tag.
 _RESERVED_TAGS = ('think', 'answer', 'question', 'task')
+# Properties of the built-in losses, as objectives/losses.py states them: a check imports no JAX.
+LOSSES_WITHOUT_RATIO = ('reinforce',)
+LOSSES_PER_SEQUENCE = ('sequence_pg', 'geometric_pg')
 
 
 def check(config: ConfigDict, has_evaluation: bool = True) -> None:
@@ -157,7 +160,7 @@ def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
             )
             fail(f'{role}.tis_cap', settings.tis_cap, problem, f'set {role}.old_logp to trainer')
         needs_ratio = settings.minibatches > 1
-        if needs_ratio and not _loss(settings).uses_ratio:
+        if needs_ratio and not _uses_ratio(settings.loss):
             problem = (
                 f'{settings.loss} has no ratio, and later updates see rollouts of older weights'
             )
@@ -166,7 +169,7 @@ def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
         # With drop_thinking every context of a rollout becomes a row of its own. Sums over tokens do
         # not notice; means over sequences and sequence ratios would count contexts, not rollouts.
         splits_rollouts = config.rollout.drop_thinking
-        is_per_token = not splits_rollouts or _loss(settings).per_token
+        is_per_token = not splits_rollouts or _is_per_token(settings.loss)
         if splits_rollouts and not (is_per_token and settings.aggregation == 'token'):
             problem = (
                 f'{settings.loss} over {settings.aggregation} is defined on whole rollouts, and every '
@@ -184,12 +187,24 @@ def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
         fail('shared_optimizer', True, problem, 'set weights to shared')
 
 
-def _loss(settings: ConfigDict):
-    """The registered loss. Losses need JAX, which a config check loads only where it must."""
+def _uses_ratio(loss: str) -> bool:
+    if ':' in loss:
+        return _imported_loss(loss).uses_ratio
+    return loss not in LOSSES_WITHOUT_RATIO
+
+
+def _is_per_token(loss: str) -> bool:
+    if ':' in loss:
+        return _imported_loss(loss).per_token
+    return loss not in LOSSES_PER_SEQUENCE
+
+
+def _imported_loss(name: str):
+    """A loss of another package. Losses need JAX, which is loaded for these only."""
     from zeroplay_jax.objectives import losses
 
     try:
-        return losses.resolve_loss(settings.loss)
+        return losses.resolve_loss(name)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
@@ -285,7 +300,7 @@ def _check_retrieval(config: ConfigDict, recipe: type[Recipe]) -> None:
     # folder as well, because proposers read their documents from it.
     has_index = (pathlib.Path(retrieval.path) / 'manifest.json').is_file()
     if retrieval.kind != 'world' and not has_index:
-        fix = 'build one with python -m retrieval.build'
+        fix = 'build one with python -m zeroplay_jax.retrieval.build'
         fail('retrieval.path', retrieval.path, 'no index folder', fix)
     if retrieval.kind == 'http' and not retrieval.url.startswith(('http://', 'https://')):
         fix = 'give one such as http://127.0.0.1:8000'

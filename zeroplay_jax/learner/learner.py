@@ -139,10 +139,8 @@ class Learner:
                 loss_configs[name], optimizer_name, transforms[optimizer_name], param_shapes
             )
 
-        # The roles share one teacher, which follows at the largest of their rates.
-        ema_rates = [role.distill_ema_rate for role in roles.values() if role.distill_top_k]
         self._ema = jax.jit(
-            functools.partial(distillation.ema, rate=max(ema_rates, default=0.0)),
+            functools.partial(distillation.ema, rate=_ema_rate(roles)),
             donate_argnums=0,
             out_shardings=param_shardings,
         )
@@ -323,6 +321,12 @@ def _optimizer_names(roles: Mapping[str, Any], shared: bool) -> dict[str, str]:
         return {name: name for name in roles}
     first_role = next(iter(roles))
     return dict.fromkeys(roles, first_role)
+
+
+def _ema_rate(roles: Mapping[str, Any]) -> float:
+    # The roles share one teacher, which follows at the largest of their rates.
+    rates = [role.distill_ema_rate for role in roles.values() if role.distill_top_k]
+    return max(rates, default=0.0)
 
 
 def _loss_config(name: str, role: Any) -> LossConfig:

@@ -83,7 +83,6 @@ def loss(
     Returns:
       The loss, float32; and its statistics as (sum, count).
     """
-    mask = batch.mask
     stats: DeviceStats = {}
     distillation_loss = jnp.float32(0)
     # A divergence needs the student's logits, which exist for a chunk of tokens at a time only. With a teacher,
@@ -107,41 +106,8 @@ def loss(
             config.entropy_coef > 0,
         )
 
-    per_token, policy_stats = config.policy_loss(
-        logp,
-        batch.old_logp,
-        batch.advantage,
-        mask,
-        batch.segment,
-        clip_low=config.clip_low,
-        clip_high=config.clip_high,
-        dual_clip=config.dual_clip,
-    )
+    per_token, policy_stats = _policy_terms(config, batch, logp, entropy, ref_logp)
     stats |= policy_stats
-
-    # The importance weights correct the policy gradient alone: KL and entropy are of the current policy.
-    if config.tis_cap:
-        importance_weights, importance_stats = corrections.truncated_importance(
-            batch.old_logp,
-            batch.sampler_logp,
-            mask,
-            config.tis_cap,
-            config.tis_level,
-            batch.segment,
-        )
-        per_token = per_token * importance_weights
-        stats |= importance_stats
-
-    if config.kl_coef:
-        kl_penalty, kl_stats = corrections.kl(logp, ref_logp, mask, config.kl_kind)
-        per_token = per_token + config.kl_coef * kl_penalty
-        stats |= kl_stats
-
-    # The entropy is logged always; it is part of the loss, and has a gradient, only with a coefficient.
-    negative_entropy, entropy_stats = corrections.entropy_bonus(entropy, mask)
-    stats |= entropy_stats
-    if config.entropy_coef:
-        per_token = per_token + config.entropy_coef * negative_entropy
 
     # All policy terms share one weighted sum, hence one denominator. Distillation has its own: it averages over the
     # tokens that have a teacher.
@@ -151,6 +117,45 @@ def loss(
     # the update is complete.
     stats['loss'] = (jax.lax.stop_gradient(total_loss), jnp.float32(0))
     return total_loss, stats
+
+
+def _policy_terms(config, batch, logp, entropy, ref_logp):
+    """The per-token sum [B, L] of policy gradient, KL penalty and entropy bonus, and their statistics."""
+    per_token, stats = config.policy_loss(
+        logp,
+        batch.old_logp,
+        batch.advantage,
+        batch.mask,
+        batch.segment,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        dual_clip=config.dual_clip,
+    )
+
+    # The importance weights correct the policy gradient alone: KL and entropy are of the current policy.
+    if config.tis_cap:
+        importance_weights, importance_stats = corrections.truncated_importance(
+            batch.old_logp,
+            batch.sampler_logp,
+            batch.mask,
+            config.tis_cap,
+            config.tis_level,
+            batch.segment,
+        )
+        per_token = per_token * importance_weights
+        stats |= importance_stats
+
+    if config.kl_coef:
+        kl_penalty, kl_stats = corrections.kl(logp, ref_logp, batch.mask, config.kl_kind)
+        per_token = per_token + config.kl_coef * kl_penalty
+        stats |= kl_stats
+
+    # The entropy is logged always; it is part of the loss, and has a gradient, only with a coefficient.
+    negative_entropy, entropy_stats = corrections.entropy_bonus(entropy, batch.mask)
+    stats |= entropy_stats
+    if config.entropy_coef:
+        per_token = per_token + config.entropy_coef * negative_entropy
+    return per_token, stats
 
 
 def _score_and_divergences(model, config, params, teacher, batch):

@@ -72,15 +72,7 @@ def make_role_update(
         teacher_shapes = param_shapes
         teacher_shardings = param_shardings
 
-    # The names of the statistics depend on the loss: they are found by tracing it once.
-    _, stat_shapes = jax.eval_shape(
-        functools.partial(loss, model, config),
-        param_shapes,
-        blank_batch,
-        blank_batch.old_logp,
-        teacher_shapes,
-        jnp.float32(0),
-    )
+    stat_shapes = _statistic_shapes(model, config, param_shapes, teacher_shapes, blank_batch)
 
     # A program rather than host zeros: they are created on the devices, sharded like the parameters.
     def make_zeros():
@@ -122,6 +114,19 @@ def make_role_update(
             score, in_shardings=(param_shardings, row_sharding), out_shardings=row_sharding
         ),
     )
+
+
+def _statistic_shapes(model, config, param_shapes, teacher_shapes, batch):
+    # The names of the statistics depend on the loss: they are found by tracing it once.
+    _, stat_shapes = jax.eval_shape(
+        functools.partial(loss, model, config),
+        param_shapes,
+        batch,
+        batch.old_logp,
+        teacher_shapes,
+        jnp.float32(0),
+    )
+    return stat_shapes
 
 
 def _accumulate(model, config, params, gradients, stats, batch, ref_logp, teacher, distill_coef):

@@ -1,7 +1,7 @@
 """A demonstration episode and its tokens.
 
-Episodes are rendered by the functions that rollouts use (`rollout.prompts`, `rollout.tokens`, `rollout.tools`), so
-demonstrations and rollouts have the same token ids.
+Episodes are rendered by the functions that rollouts use (`rollout.prompts`, `tokens`, `call_syntax`), so demonstrations
+and rollouts have the same token ids.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import numpy as np
 from jaxtyping import Int
 
 from zeroplay_jax.mini.library import Document, Library
-from zeroplay_jax.rollout import prompts, tools
+from zeroplay_jax.rollout import prompts
+from zeroplay_jax.rollout.call_syntax import syntax_of
+from zeroplay_jax.rollout.passages import passages_text
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import ENV, POLICY, PROMPT
 
 Tokens = Int[np.ndarray, 'length']
-SEARCH = tools.family('search_r1')
+SYNTAX = syntax_of('search_r1')
 # Longest observation; three passages fit.
 OBSERVATION_TOKENS = 128
 
@@ -68,7 +70,8 @@ class Demo:
         """Adds a turn with a search, and its passages, which are also returned."""
         documents = library.search(query)
         # The space before the query keeps the tokens of its names the same as in running text.
-        call = SEARCH.call_text([f' {query}'])
+        # The blank belongs to the form that the built-in checkpoints were trained on.
+        call = f'<search> {query}</search>'
         self.add_policy_text(think(thought) + call)
         self.add_documents(documents)
         return documents
@@ -101,7 +104,8 @@ def render(codec: Codec, demo: Demo) -> Episode:
     # Each part is tokenised on its own, as in a rollout: no token spans the policy's text and a search result.
     for part in demo.parts:
         if part.source == ENV:
-            part_ids = SEARCH.observation(codec, [part.content], OBSERVATION_TOKENS)
+            results = passages_text([part.content], SYNTAX.passage_style)
+            part_ids = SYNTAX.wrap(codec, results, OBSERVATION_TOKENS)
         else:
             part_ids = np.asarray(codec.encode(part.content), np.int32)
         ids.append(part_ids)

@@ -16,7 +16,8 @@ from zeroplay_jax.mini.demo import Demo, think
 from zeroplay_jax.mini.draws import pick, shuffled
 from zeroplay_jax.mini.library import Library
 from zeroplay_jax.mini.world import RELATION_NAMES, Step, World, phrase, question
-from zeroplay_jax.rollout import prompts, tools
+from zeroplay_jax.rollout import prompts
+from zeroplay_jax.rollout.passages import passages_text
 
 # Relations that the imperfect solver confuses with another relation of the same entity: every second one, so that
 # self-play can improve some relations while others are already right.
@@ -173,7 +174,7 @@ def answer_from_documents(library: Library, rng: Generator, errors: ErrorRates) 
     for _ in range(int(rng.integers(0, 4))):
         documents.append(pick(rng, library.documents))
     # In the order of the chain the last document would always be the one to answer from.
-    documents_text = tools.passages_text([shuffled(rng, documents)], 'search_r1')
+    documents_text = passages_text([shuffled(rng, documents)], 'search_r1')
     fields = {
         'documents': documents_text,
         'question': question(chain),

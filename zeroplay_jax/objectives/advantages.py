@@ -39,7 +39,7 @@ def group_advantages(
     The key selects the method, the arithmetic is the same: grouped by question it is GRPO (Dr. Zero eq. 5), grouped by
     hop count HRPO (Dr. Zero eq. 3). `scale='none'` gives SSP eq. 4 and Dr. GRPO; `baseline='none'` with it is the
     plain reward of REINFORCE (SSP eq. 5); `baseline='loo'` is RLOO; `scale='batch'` is REINFORCE++-baseline.
-    Where the papers leave a choice open, the defaults are those of verl's GRPO: sample deviation, eps outside the root.
+    Where the papers leave a choice open, the defaults are those of verl's GRPO.
 
     Args:
       rewards: float [B].
@@ -48,9 +48,8 @@ def group_advantages(
       scale: 'std' of the group, which needs a baseline; 'none'; or 'batch': `whiten` over all trained tokens.
       ddof: 1 for the sample deviation (verl, torch), 0 for the population deviation.
       eps: added to the deviation, outside the root.
-      singleton: advantage of a row that is alone in its group. 'zero': it gets zero advantage. 'raw': mean 0 and
-        deviation 1, as in the code of verl and Dr. Zero, so the row is reinforced by its raw reward. Without a
-        baseline the option has no effect.
+      singleton: a row alone in its group gets zero advantage ('zero'), or its raw reward ('raw': mean 0 and deviation
+        1, as in the code of verl and Dr. Zero). Without a baseline the option has no effect.
       valid: bool [B]; False excludes a row from its group's mean and gives it advantage 0.
       lengths: int [B], trained tokens of each row; needed for scale='batch', where a row counts once per token.
       group_size: required number of rows per key, invalid ones included; None: any. Detects two prompts that got the
@@ -59,12 +58,11 @@ def group_advantages(
     Returns:
       advantages: float64 [B]. Exactly 0 for rows that are invalid or have a non-finite reward and, with a baseline,
         for every row of a group whose rewards are all equal (scale='batch' then shifts it with all other rows).
-      stats as (sum, count): `invalid_rows` and `nonfinite_rows` per row; `singleton_groups`, `informative_groups`
-        (rewards differ), `group_size` and the shares `group_size/1` to `group_size/17_up` per group.
+      stats: `invalid_rows` and `nonfinite_rows` per row; `singleton_groups`, `informative_groups` (rewards differ),
+        `group_size` and the shares `group_size/1` to `group_size/17_up` per group.
 
     Raises:
-      ValueError: shapes differ, keys are not integers, an option is unknown, 'batch' without lengths, or a group does
-        not have `group_size` rows.
+      ValueError: shapes differ, keys are not integers, an option is unknown, or a group has another size.
     """
     rewards, groups, valid = _check_rows('group_advantages', rewards, groups, valid)
     _check_options(baseline, scale, ddof, singleton, lengths, rewards.shape)
@@ -75,36 +73,31 @@ def group_advantages(
     used = valid & finite
     valid_rewards = rewards[used]
     group_index, group_sizes, informative = _group_rows(valid_rewards, groups[used])
-    num_groups = len(group_sizes)
-
     # bincount with weights sums within groups in one pass, for keys in any order.
-    group_means = np.bincount(group_index, valid_rewards, num_groups) / group_sizes
+    group_sums = np.bincount(group_index, valid_rewards, len(group_sizes))
+    group_means = group_sums / group_sizes
     deviations = valid_rewards - group_means[group_index]
-    # Groups of equal rewards are found by comparison: the mean of equal numbers may differ from them in the last bit,
-    # and dividing that difference by a deviation of about 0 would give advantages of order 1.
-    advantages = np.where(informative[group_index], deviations, 0.0)
     row_group_size = group_sizes[group_index]
+    if baseline == 'none':
+        advantages = valid_rewards
+    else:
+        # Groups of equal rewards are found by comparison: the mean of equal numbers may differ from them in the last
+        # bit, and dividing that difference by a deviation of about 0 would give advantages of order 1.
+        advantages = np.where(informative[group_index], deviations, 0.0)
     if baseline == 'loo':
         # r − mean of the others = n/(n − 1) · (r − mean of all).
         advantages = advantages * (row_group_size / np.maximum(row_group_size - 1, 1))
-    elif baseline == 'none':
-        advantages = valid_rewards
 
     is_singleton = (row_group_size == 1) & (baseline != 'none')
     if singleton == 'raw':
         advantages = np.where(is_singleton, valid_rewards, advantages)
-
-    # A group of one has no deviation: dividing by 1 keeps the raw reward of singleton='raw'.
     if scale == 'std':
-        squares = np.bincount(group_index, deviations**2, num_groups)
-        sample_std = np.sqrt(squares / np.maximum(group_sizes - ddof, 1))
-        group_std = np.where(group_sizes > 1, sample_std, 1.0)
+        group_std = _group_std(deviations, group_index, group_sizes, ddof)
         advantages = advantages / (group_std[group_index] + eps)
     elif scale == 'batch':
         # Count 0 keeps a singleton at zero advantage; whitening would shift it by the batch mean.
         excluded = is_singleton & (singleton == 'zero')
-        counts = np.where(excluded, 0, np.asarray(lengths)[used])
-        advantages = whiten(advantages, counts)
+        advantages = whiten(advantages, np.where(excluded, 0, np.asarray(lengths)[used]))
 
     # Excluded rows get 0, which adds nothing to the policy gradient.
     all_advantages = np.zeros(rewards.shape)
@@ -206,6 +199,13 @@ def _group_rows(rewards, groups):
     np.maximum.at(highest, group_index, rewards)
     sizes = np.bincount(group_index, minlength=num_groups)
     return group_index, sizes, highest > lowest
+
+
+def _group_std(deviations, group_index, group_sizes, ddof):
+    squares = np.bincount(group_index, deviations**2, len(group_sizes))
+    sample_std = np.sqrt(squares / np.maximum(group_sizes - ddof, 1))
+    # A group of one has no deviation: dividing by 1 keeps the raw reward of singleton='raw'.
+    return np.where(group_sizes > 1, sample_std, 1.0)
 
 
 def _check_options(baseline, scale, ddof, singleton, lengths, shape):

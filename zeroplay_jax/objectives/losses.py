@@ -113,7 +113,8 @@ class PolicyLoss:
                 f'loss {name}: returned statistics {sorted(stats)}, declared {sorted(self.statistics)}; '
                 'make them equal'
             )
-        return token_losses, stats
+        # A copy: the caller adds statistics of its own.
+        return token_losses, dict(stats)
 
 
 # Statistics of `corrections.agreement`, which every built-in loss reports.

@@ -1,7 +1,7 @@
-"""How files of inputs are made: answers to hide, questions to solve, documents to ask about. Pure functions.
+"""Builds the lines of input files: answers to hide, questions to solve, documents to ask about.
 
-Samples of a corpus are the items with the lowest hashes of (seed, item): uniform over what is distinct, the same
-whatever the order of the passages, and found in one pass with memory for the sample alone.
+A sample of a corpus consists of the items with the lowest hashes of (seed, item). It is uniform over distinct items,
+does not depend on the order of the passages, and takes one pass and memory for the sample alone (bottom-k sampling).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import hashlib
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -19,280 +18,304 @@ from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.objectives.schedules import stratify
 from zeroplay_jax.retrieval.corpus import Record, split
 from zeroplay_jax.selfplay import files
+from zeroplay_jax.selfplay.mentions import answer_of_title, mentions
 from zeroplay_jax.types import Json, UserError, identity_rng
 
 T = TypeVar('T')
-Line = tuple[str, int, Json]  # name of a file, line number, object
+# (name of a file, line number, object)
+Line = tuple[str, int, Json]
 
-# Candidates that are followed per answer asked for. Spans that stand in one document only outnumber the others.
-_FOLLOWED = 16
+# Candidates per requested answer. Most mentions occur in one document only and are discarded at the end.
+_CANDIDATES_PER_ANSWER = 16
+_MIN_CANDIDATES = 1 << 12
 
 
 @dataclasses.dataclass
-class Built:
-    """The lines of a file, and how much was left out, by reason."""
+class BuiltFile:
+    """The lines of a file, and how many items were left out, by reason."""
 
     lines: list[dict[str, Any]]
     dropped: collections.Counter[str]
 
 
-class Lowest(Generic[T]):
-    """The k items with the lowest keys of a stream, in memory for 2 k.
+class BottomK(Generic[T]):
+    """The k items of a stream with the lowest keys; holds at most 2 k items.
 
-    The bound only ever falls. So an item that is kept in the end was kept from the first time it came, and what is
-    counted about it is exact.
+    The bound only ever falls, so an item that is in the result was admitted whenever it occurred:
+    what is counted about it is exact.
     """
 
     def __init__(self, k: int):
-        self._k, self._items, self._bound = k, dict[int, T](), 1 << 64
+        self._k = k
+        self._items: dict[int, T] = {}
+        # Keys have 64 bits: at first every one is below it.
+        self._bound = 1 << 64
 
     def admits(self, key: int) -> bool:
         """Whether an item of this key can still be among the lowest."""
         return key < self._bound
 
     def get(self, key: int) -> T | None:
-        """The item kept under a key."""
+        """The item of a key."""
         return self._items.get(key)
 
     def put(self, key: int, item: T) -> None:
-        """Keeps an item of a key that `admits`."""
+        """Stores an item of a key that `admits`."""
         self._items[key] = item
+        # Pruning only at 2 k makes the cost of sorting logarithmic per item.
         if len(self._items) >= 2 * self._k:
-            kept = sorted(self._items)[: self._k]
-            self._items = {key: self._items[key] for key in kept}
-            self._bound = kept[-1] + 1
+            lowest_keys = self._lowest_keys()
+            self._items = {key: self._items[key] for key in lowest_keys}
+            self._bound = lowest_keys[-1] + 1
 
     def ordered(self) -> list[T]:
-        """The k lowest, by key."""
-        return [self._items[key] for key in sorted(self._items)[: self._k]]
+        """The items of the k lowest keys, by key."""
+        return [self._items[key] for key in self._lowest_keys()]
+
+    def _lowest_keys(self) -> list[int]:
+        return sorted(self._items)[: self._k]
 
 
-def key(seed: int, text: str) -> int:
-    """64 bits that a seed and a text determine."""
-    return int.from_bytes(
-        hashlib.blake2b(f'{seed},{text}'.encode(), digest_size=8).digest(), 'little'
-    )
+def hash_key(seed: int, text: str) -> int:
+    """64 bits that are a function of a seed and a text."""
+    digest = hashlib.blake2b(f'{seed},{text}'.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, 'little')
 
 
-# ------------------------------------------------------------------------------------------------------------
-# Answers
-# ------------------------------------------------------------------------------------------------------------
+def _one_line(text: str) -> str:
+    """The text with single blanks between its words."""
+    return ' '.join(text.split())
 
 
-def unfit(answer: str, most_words: int) -> str | None:
-    """Why nothing can be hidden behind an answer: 'empty' in normal form, 'yes_no', 'too_long'; or None."""
-    normal = normalize_answer(answer)
-    if not normal:
+def _shuffled(items: Sequence[T], seed: int, *identity: int) -> list[T]:
+    permutation = identity_rng(seed, *identity).permutation(len(items))
+    return [items[index] for index in permutation]
+
+
+def _dropped_text(dropped: collections.Counter[str]) -> str:
+    counts = [f'{count} {reason}' for reason, count in sorted(dropped.items()) if count]
+    return ', '.join(counts) or 'nothing left out'
+
+
+# ---- answers -----------------------------------------------------------------------------------------
+
+
+def unfit(answer: str, max_words: int) -> str | None:
+    """Why no question can be asked for an answer; None if one can.
+
+    Returns:
+      'empty' (in normal form), 'yes_no', 'too_long' or None.
+    """
+    normal_form = normalize_answer(answer)
+    if not normal_form:
         return 'empty'
-    if normal in ('yes', 'no'):
+    if normal_form in ('yes', 'no'):
         return 'yes_no'
-    return 'too_long' if len(answer.split()) > most_words else None
+    if len(answer.split()) > max_words:
+        return 'too_long'
+    return None
 
 
 def answers_of_sets(
-    sets: Sequence[Iterable[Line]], count: int, seed: int, most_words: int, mix: str
-) -> Built:
+    sets: Sequence[Iterable[Line]], count: int, seed: int, max_words: int, mix: str
+) -> BuiltFile:
     """SSP's answer set: a random sample of the first accepted answers of QA training questions.
 
     Args:
       sets: the lines of each file.
-      mix: 'pool' samples all answers together, as SSP does; 'equal' as many from every set.
+      mix: 'pool' samples from all answers together, as SSP does; 'equal' equally many from every set.
 
     Raises:
-      UserError: fewer answers than asked for.
+      UserError: there are fewer answers than requested.
     """
-    found: list[list[dict[str, Any]]] = []
     dropped: collections.Counter[str] = collections.Counter()
-    seen: set[str] = set()
+    used_answers: set[str] = set()
+    answers_of_set: list[list[dict[str, Any]]] = []
     for lines in sets:
-        found.append([])
-        for source, line, record in lines:
-            answer = ' '.join(files.accepted_answers(record)[0].split())
-            normal = normalize_answer(answer)
-            if reason := unfit(answer, most_words) or ('duplicate' if normal in seen else None):
-                dropped[reason] += 1
-                continue
-            seen.add(normal)
-            found[-1].append(dict(answer=answer, source=source, line=line))
-    groups = found if mix == 'equal' else [[item for items in found for item in items]]
-    picked = []
-    for number, (items, share) in enumerate(zip(groups, stratify([1] * len(groups), count))):
-        if len(items) < share:
-            of = f' of set {number + 1}' if mix == 'equal' else ''
+        answers_of_set.append(_usable_answers(lines, max_words, used_answers, dropped))
+    groups = answers_of_set
+    if mix == 'pool':
+        groups = [[answer for answers in answers_of_set for answer in answers]]
+    shares = stratify([1] * len(groups), count)
+    sample: list[dict[str, Any]] = []
+    for number, (answers, share) in enumerate(zip(groups, shares)):
+        if len(answers) < share:
+            of_set = f' of set {number + 1}' if mix == 'equal' else ''
             raise UserError(
-                f'{len(items)} answers{of} can be used ({_shown(dropped)}), not {share}; lower --count'
+                f'{len(answers)} answers{of_set} can be used ({_dropped_text(dropped)}), not {share}; '
+                'lower --count'
             )
-        order = identity_rng(seed, number).permutation(len(items))[:share]
-        picked += [items[i] for i in order]
-    return Built(
-        [picked[i] for i in identity_rng(seed, len(groups)).permutation(len(picked))], dropped
-    )
+        sample += _shuffled(answers, seed, number)[:share]
+    # The groups are in sequence so far: a run would take one set after the other.
+    return BuiltFile(_shuffled(sample, seed, len(groups)), dropped)
+
+
+def _usable_answers(
+    lines: Iterable[Line],
+    max_words: int,
+    used_answers: set[str],
+    dropped: collections.Counter[str],
+) -> list[dict[str, Any]]:
+    """Answers of one set that are fit and not in `used_answers`, which they are added to."""
+    answers: list[dict[str, Any]] = []
+    for source, line, record in lines:
+        answer = _one_line(files.accepted_answers(record)[0])
+        normal_form = normalize_answer(answer)
+        reason = unfit(answer, max_words)
+        if reason is None and normal_form in used_answers:
+            reason = 'duplicate'
+        if reason is not None:
+            dropped[reason] += 1
+            continue
+        used_answers.add(normal_form)
+        answers.append({'answer': answer, 'source': source, 'line': line})
+    return answers
 
 
 @dataclasses.dataclass
 class _Candidate:
-    """An answer that a corpus may give, and the document where it was met first; `twice`: another has it as well."""
+    """A possible answer from a corpus.
+
+    Attributes:
+      text: as it was written first.   kind: 'title', 'date' or 'entity'.
+      document_id, line: passage of its first occurrence.
+      document: document of this passage.
+      is_shared: another document has it as well.
+    """
 
     text: str
     kind: str
     document_id: str
     line: int
     document: str
-    twice: bool = False
-
-
-_UPPER = ''.join(letter for letter in map(chr, range(0x250)) if letter.isupper())
-_WORD = rf'(?:[{_UPPER}]\.|[{_UPPER}][\w’\'-]*\w)'
-_JOINER = r'(?:of the|of|de la|de|del|della|di|da|du|la|le|van der|van|von|der|bin|ibn|al)'
-_MONTH = '(?:January|February|March|April|May|June|July|August|September|October|November|December)'
-_MENTION = re.compile(
-    rf'(?P<date>\b(?:\d{{1,2}} {_MONTH} \d{{4}}|{_MONTH} \d{{1,2}}, \d{{4}}))\b'
-    rf'|(?P<year>(?<![\w,.$£€])(?:1\d|20)\d\d(?![\w%]|[,.]\d))'
-    rf'|(?P<entity>(?<!\w){_WORD}(?: (?:{_JOINER} )?{_WORD})+)'
-)
-# Words with a capital that begin a sentence and no name.
-_OPENERS = frozenset(
-    'A After Although An And As At Because Before Both But By During For From He Her His However If In It Its On Once '
-    'One Or Our She Since So Some That The Their Then There These They This Those Though Through To Two Under Until '
-    'Upon Was We What When Where Which While Who With Within'.split()
-)
-
-
-def mentions(text: str) -> list[tuple[str, str]]:
-    """(kind, text) of what a passage mentions, kind 'date' or 'entity', by rule:
-
-    - dates (12 March 1998; March 12, 1998), and years from 1000 to 2099 that stand alone;
-    - two or more words with a capital in a row, initials and joiners such as 'of the' or 'von' between them included.
-      Words that only begin a sentence (The, In, When, …) are taken off, and so is a possessive 's; a sentence that
-      ends in an initial ends the name.
-
-    The capitals are those of Latin script. Where a script has none, titles and dates are all there is.
-    """
-    found = []
-    for match in _MENTION.finditer(text):
-        if match.lastgroup != 'entity':
-            found.append(('date', match[0]))
-            continue
-        words = match[0].split()
-        while words and words[0] in _OPENERS:
-            del words[0]
-        ends = (
-            i
-            for i, word in enumerate(words)
-            if i and word in _OPENERS and words[i - 1].endswith('.')
-        )
-        name = re.sub(r"(?:['’]s|\.)$", '', ' '.join(words[: next(ends, None)]))
-        if ' ' in name and name[0] in _UPPER:
-            found.append(('entity', name))
-    return found
-
-
-def answer_of_title(title: str) -> str | None:
-    """A title without what tells it from others in brackets; None for lists and pages that only refer."""
-    if re.match(r'(?:Lists? of|Index of|Outline of) ', title) or '(disambiguation)' in title:
-        return None
-    return re.sub(r' *\([^()]*\)$', '', title).strip()
+    is_shared: bool = False
 
 
 def answers_of_corpus(
-    passages: Iterable[tuple[int, Record]], source: str, count: int, seed: int, most_words: int
-) -> Built:
-    """Answers that a corpus itself gives: its titles, and what at least two documents mention (see `mentions`).
+    passages: Iterable[tuple[int, Record]], source: str, count: int, seed: int, max_words: int
+) -> BuiltFile:
+    """Answers from a corpus: its titles, and mentions that at least two documents share.
 
-    Passages of one title are one document; a passage without a title is one of its own. `dropped` counts titles and
-    mentions that were passed over, and, of the candidates followed to the end, those of one document only.
+    Passages of one title are one document; a passage without a title is a document of its own.
+    `dropped` counts titles and mentions that are unfit and, of the candidates in the sample, those
+    of one document only.
 
     Args:
       passages: (line number, passage), as `retrieval.corpus.read` yields them.
 
     Raises:
-      UserError: fewer answers than asked for.
+      UserError: there are fewer answers than requested.
     """
-    sample: Lowest[_Candidate] = Lowest(max(_FOLLOWED * count, 1 << 12))
+    sample: BottomK[_Candidate] = BottomK(max(_CANDIDATES_PER_ANSWER * count, _MIN_CANDIDATES))
     dropped: collections.Counter[str] = collections.Counter()
     for line, record in passages:
         title, text = split(record.contents)
-        named = answer_of_title(title) if title else None
-        dropped['list'] += bool(title) and named is None
+        # A line feed occurs in no title, so the name of an untitled document is unique.
         document = title or f'\n{record.id}'
-        given = [('title', named)] if named else []
-        for kind, answer in dict.fromkeys(given + mentions(text)):
-            if reason := unfit(answer, most_words):
+        for kind, answer in _possible_answers(title, text, dropped):
+            reason = unfit(answer, max_words)
+            if reason is not None:
                 dropped[reason] += 1
                 continue
-            at = key(seed, normalize_answer(answer))
-            if not sample.admits(at):
+            key = hash_key(seed, normalize_answer(answer))
+            if not sample.admits(key):
                 continue
-            old = sample.get(at)
-            if old is None or (kind == 'title' and old.kind != 'title'):
-                sample.put(at, _Candidate(answer, kind, record.id, line, document))
-            elif old.document != document:
-                old.twice = True
-    followed = sample.ordered()
-    known = [c for c in followed if c.kind == 'title' or c.twice]
-    dropped['one_document'] += len(followed) - len(known)
-    if len(known) < count:
-        raise UserError(
-            f'{source}: {len(known)} answers can be used ({_shown(dropped)}), not {count}; lower --count'
-        )
-    fields = ('kind', 'document_id', 'line')
-    lines = [
-        dict(answer=c.text, source=source) | {f: getattr(c, f) for f in fields}
-        for c in known[:count]
+            earlier = sample.get(key)
+            is_upgrade = earlier is not None and kind == 'title' and earlier.kind != 'title'
+            if earlier is None or is_upgrade:
+                sample.put(key, _Candidate(answer, kind, record.id, line, document))
+            elif earlier.document != document:
+                earlier.is_shared = True
+    candidates = sample.ordered()
+    # A name that one document mentions may be an accident of its text; a title is a subject by itself.
+    usable = [
+        candidate for candidate in candidates if candidate.kind == 'title' or candidate.is_shared
     ]
-    return Built(lines, dropped)
+    dropped['one_document'] += len(candidates) - len(usable)
+    if len(usable) < count:
+        raise UserError(
+            f'{source}: {len(usable)} answers can be used ({_dropped_text(dropped)}), not {count}; '
+            'lower --count'
+        )
+    lines: list[dict[str, Any]] = []
+    for candidate in usable[:count]:
+        answer_line = {'answer': candidate.text, 'source': source, 'kind': candidate.kind}
+        lines.append(answer_line | {'document_id': candidate.document_id, 'line': candidate.line})
+    return BuiltFile(lines, dropped)
 
 
-# ------------------------------------------------------------------------------------------------------------
-# Questions and documents
-# ------------------------------------------------------------------------------------------------------------
+def _possible_answers(
+    title: str, text: str, dropped: collections.Counter[str]
+) -> list[tuple[str, str]]:
+    """(kind, text) of the title and the mentions of a passage, each once."""
+    possible: list[tuple[str, str]] = []
+    title_answer = answer_of_title(title) if title else None
+    if title_answer:
+        possible.append(('title', title_answer))
+    # '' is no list: the title consisted of brackets.
+    dropped['list'] += bool(title) and title_answer is None
+    return list(dict.fromkeys(possible + mentions(text)))
+
+
+# ---- questions and documents -------------------------------------------------------------------------
 
 
 def questions_of_sets(
     sets: Sequence[Iterable[Line]], held_out: Iterable[str], count: int, seed: int
-) -> Built:
+) -> BuiltFile:
     """DSPO's training set: the questions of QA training files in one form, shuffled, each once.
 
     Args:
-      held_out: questions that must not be trained on; compared, like all, in the normal form of answers.
-      count: so many of each set; 0: all.
+      held_out: questions that must not be trained on; questions are compared in the normal form of
+        answers.
+      count: questions from each set; 0: all.
 
     Raises:
-      UserError: a set has fewer, or no question is left.
+      UserError: a set has fewer questions, or none remains.
     """
     dropped: collections.Counter[str] = collections.Counter()
-    banned, seen = {normalize_answer(text) for text in held_out}, set[str]()
-    picked: list[dict[str, Any]] = []
+    excluded = {normalize_answer(text): 'held_out' for text in held_out}
+    sample: list[dict[str, Any]] = []
     for number, lines in enumerate(sets):
-        items: list[dict[str, Any]] = []
-        source = ''
-        for source, line, record in lines:
-            text = ' '.join(record['question'].split())
-            normal = normalize_answer(text)
-            if not normal or normal in banned or normal in seen:
-                dropped[
-                    'empty' if not normal else 'held_out' if normal in banned else 'duplicate'
-                ] += 1
-                continue
-            seen.add(normal)
-            answers = list(
-                dict.fromkeys(' '.join(a.split()) for a in files.accepted_answers(record))
-            )
-            item: dict[str, Any] = dict(question=text, answers=answers)
-            if 'hops' in record:
-                item['hops'] = files.hops(source, line, record)
-            items.append(item | dict(source=source, line=line))
-        if len(items) < count:
+        source, questions = _usable_questions(lines, excluded, dropped)
+        if len(questions) < count:
             raise UserError(
-                f'{source}: {len(items)} questions can be used ({_shown(dropped)}), not {count}; lower --count'
+                f'{source}: {len(questions)} questions can be used ({_dropped_text(dropped)}), not '
+                f'{count}; lower --count'
             )
-        order = identity_rng(seed, number).permutation(len(items))
-        picked += [items[i] for i in (order[:count] if count else order)]
-    if not picked:
-        raise UserError(f'no question is left ({_shown(dropped)}); give other sets')
-    return Built(
-        [picked[i] for i in identity_rng(seed, len(sets)).permutation(len(picked))], dropped
-    )
+        questions = _shuffled(questions, seed, number)
+        sample += questions[:count] if count else questions
+    if not sample:
+        raise UserError(f'no question is left ({_dropped_text(dropped)}); give other sets')
+    return BuiltFile(_shuffled(sample, seed, len(sets)), dropped)
+
+
+def _usable_questions(
+    lines: Iterable[Line], excluded: dict[str, str], dropped: collections.Counter[str]
+) -> tuple[str, list[dict[str, Any]]]:
+    """Name of a set, and its questions that are not in `excluded`.
+
+    Args:
+      excluded: normal form → why it is excluded; the questions are added as duplicates.
+    """
+    questions: list[dict[str, Any]] = []
+    source = ''
+    for source, line, record in lines:
+        text = _one_line(record['question'])
+        normal_form = normalize_answer(text)
+        reason = excluded.get(normal_form) if normal_form else 'empty'
+        if reason is not None:
+            dropped[reason] += 1
+            continue
+        excluded[normal_form] = 'duplicate'
+        answers = [_one_line(answer) for answer in files.accepted_answers(record)]
+        question: dict[str, Any] = {'question': text, 'answers': list(dict.fromkeys(answers))}
+        if 'hops' in record:
+            question['hops'] = files.hops(source, line, record)
+        question['source'] = source
+        question['line'] = line
+        questions.append(question)
+    return source, questions
 
 
 def documents_of_corpus(
@@ -302,46 +325,44 @@ def documents_of_corpus(
     seed: int,
     hops: Sequence[int],
     kinds: Sequence[str] = (),
-    least_words: int = 20,
-) -> Built:
-    """A uniform sample of passages, each with a number of hops, and a kind of task where `kinds` are given.
+    min_words: int = 20,
+) -> BuiltFile:
+    """A uniform sample of passages, each with a number of hops and, with `kinds`, a type of task.
 
     Args:
       passages: (line number, passage), as `retrieval.corpus.read` yields them.
-      hops: shares of 1, 2, … hops, met exactly (largest remainder). Kinds are dealt in turn over the documents in
-        the order of their hops: equally often in all, and within each number of hops, to one.
-      least_words: passages with fewer, or without a title, are left out: nobody could be asked about them.
+      hops: shares of 1, 2, … hops, met exactly (largest remainder).
+      kinds: types of task. They alternate over the documents in the order of their hops: equally
+        often in all, and within each number of hops, to one.
+      min_words: passages that are shorter, or have no title, are left out: there is nothing to ask
+        about them.
 
     Raises:
-      UserError: fewer passages than asked for.
+      UserError: there are fewer passages than requested.
     """
-    sample: Lowest[dict[str, Any]] = Lowest(count)
+    sample: BottomK[dict[str, Any]] = BottomK(count)
     dropped: collections.Counter[str] = collections.Counter()
     for line, record in passages:
         title, text = split(record.contents)
-        if not title.strip() or len(text.split()) < least_words:
-            dropped['too_short' if title.strip() else 'no_title'] += 1
+        if not title.strip():
+            dropped['no_title'] += 1
             continue
-        at = key(seed, record.id)
-        if sample.admits(at):
-            sample.put(
-                at, dict(title=title, text=text, source=source, document_id=record.id, line=line)
-            )
-    chosen = sample.ordered()
-    if len(chosen) < count:
+        if len(text.split()) < min_words:
+            dropped['too_short'] += 1
+            continue
+        key = hash_key(seed, record.id)
+        if sample.admits(key):
+            document: dict[str, Any] = {'title': title, 'text': text, 'source': source}
+            sample.put(key, document | {'document_id': record.id, 'line': line})
+    documents = sample.ordered()
+    if len(documents) < count:
         raise UserError(
-            f'{source}: {len(chosen)} passages can be used ({_shown(dropped)}), not {count}; lower --count'
+            f'{source}: {len(documents)} passages can be used ({_dropped_text(dropped)}), not {count}; '
+            'lower --count'
         )
-    assigned = np.repeat(np.arange(len(hops)) + 1, stratify(hops, count))
-    for i, (document, n) in enumerate(zip(chosen, assigned, strict=True)):
-        document['hops'] = int(n)
+    hop_counts = np.repeat(np.arange(len(hops)) + 1, stratify(hops, count))
+    for index, (document, hop_count) in enumerate(zip(documents, hop_counts, strict=True)):
+        document['hops'] = int(hop_count)
         if kinds:
-            document['type'] = kinds[i % len(kinds)]
-    return Built([chosen[i] for i in identity_rng(seed).permutation(count)], dropped)
-
-
-def _shown(dropped: collections.Counter[str]) -> str:
-    return (
-        ', '.join(f'{n} {reason}' for reason, n in sorted(dropped.items()) if n)
-        or 'nothing left out'
-    )
+            document['type'] = kinds[index % len(kinds)]
+    return BuiltFile(_shuffled(documents, seed), dropped)

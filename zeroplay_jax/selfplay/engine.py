@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from zeroplay_jax.learner.learner import Learner
-from zeroplay_jax.learner.packing import pack
-from zeroplay_jax.objectives import advantages, aggregation, schedules
+from zeroplay_jax.objectives import schedules
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.runtime.hosts import sums
@@ -26,14 +25,13 @@ from zeroplay_jax.selfplay.roles import RolloutContext
 from zeroplay_jax.selfplay.row_metrics import (
     Stats,
     invalid_reason,
-    reward_columns,
     rollout_stats,
-    rows_per_context,
 )
 from zeroplay_jax.selfplay.schedule import BatchCursor, Step
 from zeroplay_jax.selfplay.task_log import filtered_groups_log, task_log
 from zeroplay_jax.selfplay.task_pool import TaskPool
-from zeroplay_jax.types import POLICY, Batch, Json, Outcome, Row, Task, TaskDropped
+from zeroplay_jax.selfplay.update_batch import pack_rows, set_advantages
+from zeroplay_jax.types import Batch, Json, Outcome, Row, Task, TaskDropped
 
 # Generation phases assign no rewards: these two metrics would show zeros there.
 _REWARD_METRICS = ('reward_mean', 'informative_share')
@@ -280,7 +278,9 @@ class Engine:
         if settings.filter_groups:
             rows, stats, excluded = self.filter.select(role, rows, self.versions[weights])
             self.task_log += excluded
-        stats |= self._set_advantages(role, rows)
+        # Groups that span prompts have no fixed size.
+        group_size = None if self.specs[role].groups_span_prompts else settings.samples
+        stats |= set_advantages(rows, settings, group_size)
         distill_coef = 0.0
         if settings.distill_top_k:
             # One coefficient per iteration: π-Play lowers it as the student approaches its teacher.
@@ -316,28 +316,6 @@ class Engine:
         record = {'role': role, 'drop': 'nonfinite_gradient', 'rollouts': rollouts}
         self.task_log.append(record)
 
-    def _set_advantages(self, role: str, rows: Sequence[Row]) -> Stats:
-        settings = self.config[role]
-        # A known group size catches prompts that got the same key by mistake.
-        group_size = None if self.specs[role].groups_span_prompts else settings.samples
-        # Dropped rows keep their place, so that values and rows stay aligned.
-        rewards, groups, valid = reward_columns(rows)
-        lengths = np.array([row.trajectory.policy_tokens for row in rows], np.int64)
-        values, stats = advantages.group_advantages(
-            rewards,
-            groups,
-            baseline=settings.baseline,
-            scale=settings.scale,
-            ddof=settings.std_ddof,
-            singleton=settings.singleton,
-            valid=valid,
-            lengths=lengths,
-            group_size=group_size,
-        )
-        for row, value in zip(rows, values):
-            row.advantage = float(value)
-        return stats
-
     @contextlib.contextmanager
     def _offloaded_sampler(self, weights: str) -> Iterator[None]:
         """With `config.offload`: no sampler weights and KV caches on the devices during an update."""
@@ -358,39 +336,9 @@ class Engine:
     def _pack(self, role: str, rows: Sequence[Row], distill_coef: float) -> list[Batch]:
         """Micro-batches of one optimiser step."""
         settings = self.config[role]
-        valid = rows_per_context([row for row in rows if row.drop is None])
-        # Policy tokens only. Tool output has no loss and must not lengthen a sequence mean.
-        lengths = np.array([np.sum(row.trajectory.source == POLICY) for row in valid], np.int64)
-        # Rows of advantage 0 have no policy gradient, but they count in the mean, and KL, entropy
-        # and distillation act on them.
-        keeps_all = (
-            settings.kl_coef
-            or settings.entropy_coef
-            or distill_coef
-            or not settings.skip_uninformative
-        )
-        trained = [row for row in valid if keeps_all or row.advantage]
-        # A row without a teacher prompt (its path was too long) is trained but not distilled.
-        distilled_tokens = 0
-        for length, row in zip(lengths, valid):
-            if row.teacher_prompt is not None:
-                distilled_tokens += length
-        # One denominator for the whole optimiser step, over all valid rows. A mean per micro-batch
-        # would weigh a token by the rows that happen to be packed with it.
-        if settings.aggregation == 'constant':
-            denominator = settings.constant_norm * len(valid)
-        else:
-            denominator = aggregation.denominator(lengths, settings.aggregation)
+        micro_shape = (self.config.micro.rows, self.config.micro.tokens)
         teacher_tokens = self.config.privileged.tokens if settings.distill_top_k else 0
-        return pack(
-            trained,
-            micro_rows=self.config.micro.rows,
-            tokens=self.config.micro.tokens,
-            mode=settings.aggregation,
-            total=denominator,
-            teacher_tokens=teacher_tokens,
-            teacher_total=float(distilled_tokens),
-        )
+        return pack_rows(rows, settings, micro_shape, distill_coef, teacher_tokens)
 
     # ---- what a checkpoint holds -------------------------------------------------------------------
 

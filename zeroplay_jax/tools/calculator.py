@@ -57,9 +57,10 @@ def evaluate(expression: str) -> Number:
     readable = expression.replace('×', '*').replace('÷', '/').replace('^', '**')
     try:
         tree = ast.parse(readable.strip(), mode='eval')
-        return _value(tree.body)
-    except (SyntaxError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        # ValueError: characters that no source code can hold, such as half of a surrogate pair.
         raise ArithmeticSyntaxError('not an arithmetic expression') from None
+    return _value(tree.body)
 
 
 def _value(node: ast.expr) -> Number:
@@ -96,8 +97,12 @@ def _check_power(base: Number, exponent: Number) -> None:
 def _bounded(value: Number) -> Number:
     if isinstance(value, complex):
         raise ArithmeticSyntaxError('no real result')
-    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
-        raise ArithmeticSyntaxError('the numbers grow too large')
+    if isinstance(value, int):
+        if value.bit_length() > _MAX_BITS:
+            raise ArithmeticSyntaxError('the numbers grow too large')
+        return value
+    if not math.isfinite(value):
+        raise OverflowError('no finite value')
     return value
 
 

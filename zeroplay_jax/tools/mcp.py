@@ -1,8 +1,8 @@
 """`mcp`: every tool of an MCP server, over streamable HTTP (optional dependency: the `mcp` package).
 
-Every batch of calls opens its own connection, so a server that was restarted is used again without
-further ado, and a call that dies with the server fails alone. MCP sessions therefore keep nothing
-between two batches; a server that needs a state per rollout takes an identifier as an argument.
+Every call opens its own connection, so a server that was restarted is used again without further
+ado, and a call that breaks its connection fails alone. MCP sessions therefore keep nothing between
+two calls; a server that needs a state per rollout takes an identifier as an argument.
 """
 
 from __future__ import annotations
@@ -41,33 +41,31 @@ class McpTool(Tool):
         self._call_seconds = call_seconds
 
     def run(self, calls: Sequence[Invocation]) -> list[ToolResult]:
-        try:
-            return asyncio.run(self._call_all([dict(call.arguments) for call in calls]))
-        except Exception as error:
-            # No connection. Raising would repeat every call, and MCP calls may have side effects.
-            logging.warning('MCP server %s: %s', self._url, _reason(error))
-            return [ToolResult(error='failed') for _ in calls]
+        return asyncio.run(self._call_all([dict(call.arguments) for call in calls]))
 
     async def _call_all(self, arguments: Sequence[dict[str, Any]]) -> list[ToolResult]:
-        import mcp
+        pending = [self._call(call_arguments) for call_arguments in arguments]
+        return list(await asyncio.gather(*pending))
 
-        async with mcp.Client(self._url, read_timeout_seconds=self._call_seconds) as client:
-            pending = [self._call(client, call_arguments) for call_arguments in arguments]
-            return list(await asyncio.gather(*pending))
-
-    async def _call(self, client, arguments: dict[str, Any]) -> ToolResult:
+    async def _call(self, arguments: dict[str, Any]) -> ToolResult:
+        # Nothing is raised: `run` would be repeated, and MCP calls may have side effects.
         try:
-            reply = await asyncio.wait_for(
-                client.call_tool(self.name, arguments), self._call_seconds
-            )
+            reply = await asyncio.wait_for(self._reply(arguments), self._call_seconds)
         except TimeoutError:
             return ToolResult(error='timeout')
         except Exception as error:
-            logging.warning('MCP tool %s: %s', self.name, _reason(error))
+            logging.warning('MCP tool %s of %s: %s', self.name, self._url, _reason(error))
             return ToolResult(error='failed')
         text = _text_of(reply)
         # The server's own error message tells the policy how to correct the call.
         return ToolResult(text=text, error='tool_error' if reply.is_error else None)
+
+    async def _reply(self, arguments: dict[str, Any]) -> Any:
+        import mcp
+
+        # A connection per call: when one breaks, all calls on it are lost.
+        async with mcp.Client(self._url) as client:
+            return await client.call_tool(self.name, arguments)
 
 
 def list_tools(url: str, call_seconds: float) -> list[McpTool]:
@@ -102,14 +100,17 @@ def list_tools(url: str, call_seconds: float) -> list[McpTool]:
 
 
 async def _list(url: str, seconds: float) -> list[Any]:
+    return await asyncio.wait_for(_all_pages(url), seconds)
+
+
+async def _all_pages(url: str) -> list[Any]:
     import mcp
 
-    async with mcp.Client(url, read_timeout_seconds=seconds) as client:
-        tools: list[Any] = []
-        page = await asyncio.wait_for(client.list_tools(), seconds)
-        tools += page.tools
+    async with mcp.Client(url) as client:
+        page = await client.list_tools()
+        tools = list(page.tools)
         while page.next_cursor:
-            page = await asyncio.wait_for(client.list_tools(cursor=page.next_cursor), seconds)
+            page = await client.list_tools(cursor=page.next_cursor)
             tools += page.tools
         return tools
 

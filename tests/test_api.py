@@ -1,0 +1,229 @@
+"""The functions of `import zeroplay_jax as zp` give what a run gives: the same tokens, scores and losses."""
+
+import asyncio
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import zeroplay_jax as zp
+from zeroplay_jax.evaluation.held_out import evaluate
+from zeroplay_jax.selfplay.schedule import all_steps
+from zeroplay_jax.settings.errors import ConfigError
+from zeroplay_jax.tools.base import Tool, ToolResult, string_parameter
+from zeroplay_jax.training import build, loop
+from zeroplay_jax.types import UserError
+
+# The first of the loop's steps is an evaluation; any number will do as long as both sides use it.
+STEP = 5
+CHANGES = {
+    'world.train': (0, 1),
+    'world.evaluation': (0, 1),
+    'eval.questions': 2,
+    'eval.hops': (1, 2),
+    'inputs.world_questions': 6,
+    'schedule.hop_ratio': (1, 1),
+    'sampler.slots': 8,
+    'micro.rows': 2,
+    'seed': 3,
+    'solver.batch': 6,
+    'solver.samples': 3,
+    'solver.steps': 1,
+    'solver.minibatches': 1,
+    'solver.filter_groups': False,
+    'solver.kl_coef': 0.1,
+}
+
+
+@pytest.fixture(scope='module')
+def settings():
+    return zp.config('dspo', 'mini', CHANGES)
+
+
+@pytest.fixture(scope='module')
+def policy(settings):
+    return zp.load_policy(settings=settings)
+
+
+@pytest.fixture(scope='module')
+def index(settings):
+    return zp.open_index(settings=settings)
+
+
+@pytest.fixture(scope='module')
+def built_run(settings):
+    return build.build(settings)
+
+
+@pytest.fixture
+def run(built_run):
+    # A test that trains leaves other weights in the slots.
+    built_run.publish(['solver'])
+    return built_run
+
+
+@pytest.fixture(scope='module')
+def rollouts(policy, index):
+    texts = [question.text for question in index.questions]
+    return zp.sample_rollouts(policy, index, texts, samples=2, seed=3)
+
+
+def assert_same(trajectory, other):
+    for name in ('tokens', 'source', 'logp'):
+        np.testing.assert_array_equal(getattr(trajectory, name), getattr(other, name))
+    assert trajectory.turns == other.turns
+    assert trajectory.identity == other.identity
+
+
+def test_the_import_loads_nothing_heavy():
+    code = (
+        'import sys, zeroplay_jax as zp; assert "train" in dir(zp) and zp.__version__\n'
+        'heavy = {"jax", "tensorflow", "transformers", "flax", "pydantic", "numpy"}\n'
+        'sys.exit(", ".join(heavy & set(sys.modules)) or None)'
+    )
+    result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_config_needs_no_accelerator_library():
+    code = (
+        'import sys, zeroplay_jax as zp; zp.config("drzero", "mini")\n'
+        'sys.exit(", ".join({"jax", "tensorflow", "transformers"} & set(sys.modules)) or None)'
+    )
+    result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_every_public_name_is_there():
+    for name in zp.__all__:
+        assert getattr(zp, name).__doc__
+    with pytest.raises(AttributeError, match='no attribute'):
+        zp.no_such_function  # noqa: B018
+
+
+def test_rollouts_and_loss_are_those_of_a_training_step(settings, policy, run):
+    engine = build.build_engine(settings, run)
+    (step,) = all_steps(engine.recipe.phases())[:1]
+    metrics, rows = engine.run_step(step, lambda: None)
+
+    groups = {}
+    for row in rows:
+        groups.setdefault(row.group, []).append(row)
+    questions = [group[0].info.question for group in groups.values()]
+    training = zp.Index(run.library.training, 'the training worlds')
+    rollouts = zp.sample_rollouts(
+        policy, training, [q.text for q in questions], samples=3, seed=3, step=step.number
+    )
+    scores = zp.score(rollouts, [q.answers for q in questions], settings.reward.answer)
+    for group, trajectories, group_scores in zip(groups.values(), rollouts, scores, strict=True):
+        assert [row.reward for row in group] == list(group_scores)
+        for row, trajectory in zip(group, trajectories, strict=True):
+            assert_same(row.trajectory, trajectory)
+
+    names = ('aggregation', 'kl_coef', 'kl_kind', 'clip_low', 'clip_high', 'baseline', 'scale')
+    role = {name: settings.solver[name] for name in names}
+    loss, stats = zp.policy_loss(policy, rollouts, scores, loss=settings.solver.loss, **role)
+    assert metrics['gradient_norm'] > 0
+    assert {'loss', 'ratio', 'kl', 'entropy', 'informative_groups'} <= stats.keys()
+    for name, value in stats.items():
+        np.testing.assert_allclose(float(value), metrics[name], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(float(loss), metrics['loss'], rtol=1e-5, atol=1e-6)
+
+
+def test_scores_are_those_of_an_evaluation(policy, index, run):
+    _, rows = evaluate(run.evaluation, index.questions, STEP)
+    texts = [question.text for question in index.questions]
+    greedy = zp.sample_rollouts(policy, index, texts, temperature=0.0, step=STEP)
+    scores = zp.score(greedy, [question.answers for question in index.questions])
+    assert scores[:, 0].tolist() == [row.reward for row in rows]
+    for row, (trajectory,) in zip(rows, greedy, strict=True):
+        assert_same(row.trajectory, trajectory)
+
+
+def test_equal_seeds_give_equal_rollouts_also_in_a_notebook(policy, index, rollouts):
+    texts = [question.text for question in index.questions]
+
+    async def cell():
+        return zp.sample_rollouts(policy, index, texts, samples=2, seed=3)
+
+    # A notebook runs its cells below an event loop.
+    for again, first in zip(asyncio.run(cell()), rollouts, strict=True):
+        for trajectory, other in zip(again, first, strict=True):
+            assert_same(trajectory, other)
+    other_seed = zp.sample_rollouts(policy, index, texts, samples=2, seed=4)
+    pairs = zip(other_seed, rollouts, strict=True)
+    assert any(a[0].tokens.tolist() != b[0].tokens.tolist() for a, b in pairs)
+
+
+def test_the_loss_has_a_gradient_by_the_parameters(policy, rollouts):
+    rewards = np.arange(2.0 * len(rollouts)).reshape(-1, 2)
+    gradient = jax.grad(lambda params: zp.policy_loss(policy, rollouts, rewards, params=params)[0])
+    largest = [np.abs(leaf).max() for leaf in jax.tree.leaves(gradient(policy.params))]
+    assert np.all(np.isfinite(largest)) and max(largest) > 0
+
+
+def test_equal_rewards_have_no_loss(policy, rollouts):
+    loss, stats = zp.policy_loss(policy, rollouts, np.ones((len(rollouts), 2)))
+    assert loss == 0 and stats['informative_groups'] == 0
+
+
+def test_a_loss_that_cannot_be_computed_is_refused(policy, rollouts):
+    rewards = np.ones((len(rollouts), 2))
+    with pytest.raises(ValueError, match='clip_middle'):
+        zp.policy_loss(policy, rollouts, rewards, clip_middle=0.2)
+    with pytest.raises(UserError, match='teacher'):
+        zp.policy_loss(policy, rollouts, rewards, distill_top_k=5)
+    with pytest.raises(ValueError):
+        zp.policy_loss(policy, rollouts, rewards[:1])
+
+
+class FixedSearch(Tool):
+    name = 'search'
+    description = 'always the same'
+    parameters = string_parameter('query', 'anything')
+
+    def run(self, calls):
+        return [ToolResult(text='Nothing is known.') for _ in calls]
+
+
+def test_a_tool_of_the_notebook_takes_the_place_of_the_search(policy, index):
+    question = index.questions[0].text
+    ((rollout,),) = zp.sample_rollouts(
+        policy, index, [question], tools=[FixedSearch()], temperature=0.0
+    )
+    assert rollout.valid_calls
+    text = zp.show(rollout)
+    assert '[search: ok]' in text and 'Nothing is known.' in text and rollout.finish in text
+
+
+def test_the_index_answers_queries(index):
+    title = index.questions[0].text.rstrip('?').split()[-1]
+    passages = index.search(title)
+    assert {'id', 'title', 'text', 'score'} <= passages[0].keys()
+
+
+def test_an_index_that_is_none_is_refused(tmp_path):
+    with pytest.raises(UserError):
+        zp.open_index(tmp_path)
+
+
+def test_a_config_has_the_fields_of_its_file_and_the_changes():
+    config = zp.config('drzero', 'mini', {'solver.batch': 4})
+    assert config.recipe == 'drzero' and config.solver.batch == 4 and config.solver.steps == 3
+    assert zp.config('zeroplay_jax.selfplay.recipes.ssp').recipe.endswith('ssp')
+    with pytest.raises(ConfigError, match='did you mean config.solver.batch'):
+        zp.config(changes={'solver.bach': 4})
+    with pytest.raises(ConfigError, match='no such recipe'):
+        zp.config('no_such_recipe')
+
+
+def test_training_checks_the_config_and_runs_the_loop(monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setattr(loop, 'run', lambda *arguments: calls.append(arguments) or {'steps': 0})
+    config = zp.config('dspo', 'mini')
+    assert zp.train(config, tmp_path) == {'steps': 0}
+    assert calls == [(config, tmp_path)]
+    with pytest.raises(ConfigError, match='solver.batch'):
+        zp.train(zp.config('dspo', 'mini', {'solver.batch': 0}), tmp_path)

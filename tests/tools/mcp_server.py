@@ -1,0 +1,35 @@
+"""A real MCP server for tests: python mcp_server.py PORT."""
+
+import asyncio
+import sys
+
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+
+server = MCPServer('test', log_level='ERROR')
+
+
+@server.tool()
+def add(a: int, b: int) -> str:
+    """Adds two numbers.
+
+    And explains itself at length.
+    """
+    return str(a + b)
+
+
+@server.tool()
+def refuse(reason: str) -> str:
+    """Always an error."""
+    raise ToolError(f'refused: {reason}')
+
+
+@server.tool()
+async def wait(seconds: float) -> str:
+    """Answers late."""
+    await asyncio.sleep(seconds)
+    return f'waited {seconds}'
+
+
+if __name__ == '__main__':
+    server.run('streamable-http', port=int(sys.argv[1]))

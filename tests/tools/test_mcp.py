@@ -1,0 +1,168 @@
+"""Tools of a real MCP server in another process, which is slow, raises, dies and comes back."""
+
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from zeroplay_jax.configs import common
+from zeroplay_jax.tools import mcp as mcp_tools
+from zeroplay_jax.tools import registry
+from zeroplay_jax.tools.base import Invocation
+from zeroplay_jax.types import UserError
+
+pytest.importorskip('mcp')
+SERVER = pathlib.Path(__file__).with_name('mcp_server.py')
+SECONDS = 3.0  # time limit of a call
+
+
+class Server:
+    """The server on a port of its own, in a process that can be killed and started again."""
+
+    def __init__(self):
+        with socket.socket() as free:
+            free.bind(('127.0.0.1', 0))
+            self.port = free.getsockname()[1]
+        self.url = f'http://127.0.0.1:{self.port}/mcp'
+        self.start()
+
+    def start(self):
+        command = [sys.executable, str(SERVER), str(self.port)]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, 'the server ended'
+            try:
+                socket.create_connection(('127.0.0.1', self.port), timeout=1).close()
+                return
+            except OSError:
+                time.sleep(0.1)
+        raise AssertionError('the server did not come up')
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(scope='module')
+def server():
+    running = Server()
+    yield running
+    running.kill()
+
+
+@pytest.fixture(scope='module')
+def tools(server):
+    return {tool.name: tool for tool in mcp_tools.list_tools(server.url, SECONDS)}
+
+
+def call(tool, *arguments):
+    return tool.run([Invocation(each) for each in arguments])
+
+
+def test_the_servers_tools_are_listed_with_their_schemas(tools):
+    assert set(tools) == {'add', 'refuse', 'wait'}
+    assert tools['add'].description == 'Adds two numbers. And explains itself at length.'
+    assert tools['add'].validated({'a': 1, 'b': 2}) == {'a': 1, 'b': 2}
+    for bad in ({'a': 1}, {'a': 'x', 'b': 2}, 3):
+        with pytest.raises(ValueError) as caught:
+            tools['add'].validated(bad)
+        assert caught.value.code == 'invalid_arguments'
+    assert tools['refuse'].tag_parameter == 'reason' and tools['add'].tag_parameter is None
+
+
+def test_calls_of_a_batch_answer_in_order(tools):
+    results = call(tools['add'], {'a': 1, 'b': 2}, {'a': 3, 'b': 4}, {'a': -1, 'b': 1})
+    assert [(result.text, result.error) for result in results] == [
+        ('3', None),
+        ('7', None),
+        ('0', None),
+    ]
+
+
+def test_an_error_of_the_server_is_what_the_policy_reads(tools):
+    (result,) = call(tools['refuse'], {'reason': 'why not'})
+    assert result.error == 'tool_error' and 'refused: why not' in result.text
+
+
+def test_a_call_that_hits_the_limit_fails_alone(tools):
+    started = time.monotonic()
+    slow, quick = call(tools['wait'], {'seconds': 60.0}, {'seconds': 0.01})
+    assert time.monotonic() - started < 4 * SECONDS
+    assert (slow.text, slow.error) == (None, 'timeout')
+    assert (quick.text, quick.error) == ('waited 0.01', None)
+    assert call(tools['add'], {'a': 1, 'b': 1})[0].text == '2', 'later calls work'
+
+
+def test_a_server_that_dies_in_the_middle_of_a_call(server, tools):
+    """That call fails; one that was answered before keeps its answer; a restart is noticed by itself."""
+    results = []
+    batch = ({'seconds': 60.0}, {'seconds': 0.01})
+    patient = mcp_tools.McpTool(server.url, 'wait', '', tools['wait'].parameters, 60.0)
+    thread = threading.Thread(target=lambda: results.extend(call(patient, *batch)))
+    started = time.monotonic()
+    thread.start()
+    time.sleep(2)
+    server.kill()
+    thread.join(50)
+    assert not thread.is_alive() and time.monotonic() - started < 50
+    assert [result.error for result in results] == ['failed', None]
+    assert results[1].text == 'waited 0.01'
+    for _ in range(2):
+        gone = call(tools['add'], {'a': 1, 'b': 1}, {'a': 2, 'b': 2})
+        assert [result.error for result in gone] == ['failed', 'failed']
+    server.start()
+    again = call(tools['add'], {'a': 1, 'b': 1}, {'a': 2, 'b': 2})
+    assert [(result.text, result.error) for result in again] == [('2', None), ('4', None)]
+
+
+def test_a_server_that_hangs_costs_no_more_than_the_limit(server, tools):
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        results = call(tools['add'], {'a': 1, 'b': 1}, {'a': 2, 'b': 2})
+        assert time.monotonic() - started < 4 * SECONDS
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+    assert [(result.text, result.error) for result in results] == [(None, 'timeout')] * 2
+    assert call(tools['add'], {'a': 1, 'b': 1})[0].text == '2'
+
+
+def test_a_server_that_does_not_answer_is_one_line():
+    with socket.socket() as silent:
+        silent.bind(('127.0.0.1', 0))
+        url = f'http://127.0.0.1:{silent.getsockname()[1]}/mcp'
+        with pytest.raises(UserError) as caught:
+            mcp_tools.list_tools(url, 1.0)
+    text = str(caught.value)
+    assert text.startswith(f'config.tools.mcp_url={url}: the MCP server does not answer (')
+    assert '\n' not in text
+
+
+def test_a_server_that_never_answers_is_one_line_too():
+    with socket.socket() as silent:
+        silent.bind(('127.0.0.1', 0))
+        silent.listen()
+        started = time.monotonic()
+        with pytest.raises(UserError, match='does not answer'):
+            mcp_tools.list_tools(f'http://127.0.0.1:{silent.getsockname()[1]}/mcp', 1.0)
+        assert time.monotonic() - started < 30
+
+
+def test_a_missing_package_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'mcp', None)
+    with pytest.raises(UserError, match='pip install mcp'):
+        mcp_tools.list_tools('http://127.0.0.1:1/mcp', 1.0)
+
+
+def test_a_config_has_the_servers_tools_beside_others(server):
+    config = common.get_config()
+    config.tools.update(names=('calculator', 'mcp'), mcp_url=server.url, mcp_seconds=SECONDS)
+    assert list(registry.build_tools(config, None)) == ['calculator', 'add', 'refuse', 'wait']

@@ -1,0 +1,63 @@
+"""Reads the config.json that a run leaves in its folder."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from zeroplay_jax.configuration import fields
+from zeroplay_jax.settings.errors import ConfigError
+
+# Sections that distinguish a run's config.json from other files of that name.
+_REQUIRED = {'recipe', 'rollout', 'tools', 'retrieval'}
+
+
+def read_stored_config(path: pathlib.Path) -> ConfigDict | None:
+    """The config of a run; None if the file is absent or is not a run's.
+
+    Fields that are missing in the file get their defaults.
+
+    Raises:
+      ConfigError: one line; a field that this version does not have, with its new name if it was
+        renamed, or a value of another type.
+    """
+    try:
+        stored = json.loads(path.read_text(encoding='utf-8'))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(stored, dict) or not stored.keys() >= _REQUIRED:
+        return None
+    try:
+        config = fields.default_config(stored['recipe'])
+        for name, value in _leaves(stored):
+            fields.check_name(name, config)
+            _set(config, name, value)
+    except (ConfigError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f'{path}: not a config of this version: {error}; correct it, or copy the policy elsewhere'
+        ) from None
+    return config
+
+
+def _leaves(stored: Mapping[str, Any], prefix: str = '') -> list[tuple[str, Any]]:
+    """All values with their dotted names."""
+    leaves: list[tuple[str, Any]] = []
+    for name, value in stored.items():
+        if isinstance(value, dict):
+            leaves += _leaves(value, f'{prefix}{name}.')
+        else:
+            leaves.append((f'{prefix}{name}', value))
+    return leaves
+
+
+def _set(config: ConfigDict, name: str, value: Any) -> None:
+    *sections, field = name.split('.')
+    section = config
+    for section_name in sections:
+        section = section[section_name]
+    # JSON has no tuples.
+    section[field] = tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,90 @@
+"""Opens the corpus that a single policy reads while its user waits."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+from zeroplay_jax.retrieval import folder as index_folder
+from zeroplay_jax.retrieval.client import Client, Http, InProcess
+from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.selfplay.library import SearchableCorpus
+from zeroplay_jax.selfplay.library_builder import held_out_world
+from zeroplay_jax.types import UserError
+
+# One question of each of these hop counts is shown as an example.
+_EXAMPLE_HOPS = (1, 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenCorpus:
+    """A corpus that was opened.
+
+    Attributes:
+      source: searches and opens its documents.
+      description: names it in one line.
+      examples: questions that it has the answers to; none for a corpus of the user.
+    """
+
+    source: SearchableCorpus
+    description: str
+    examples: tuple[str, ...] = ()
+
+    def warning(self) -> str:
+        """Why searches failed since the last call; '' if none did."""
+        client = self.source.client
+        try:
+            client.check()
+        except RetrievalError as error:
+            return str(error)
+        finally:
+            # Reading the metrics resets the counters, so that a failure is reported once.
+            client.metrics()
+        return ''
+
+
+def open_corpus(config, ready_seconds: float) -> OpenCorpus:
+    """Opens the corpus of `config.retrieval`; in the miniature world all its worlds.
+
+    Args:
+      config: a run's; `config.eval` is changed.
+      ready_seconds: how long to wait for a search server.
+
+    Raises:
+      UserError: a folder that is no index, or a server that does not answer in time.
+    """
+    try:
+        if config.retrieval.kind == 'http':
+            return _open_server(config, ready_seconds)
+        if config.retrieval.kind == 'folder':
+            return _open_folder(config)
+    except RetrievalError as error:
+        raise UserError(str(error)) from None
+    return _open_world(config)
+
+
+def _open_server(config, ready_seconds: float) -> OpenCorpus:
+    # A rollout gives up on a call after `tool_timeout`: two attempts have to fit into it.
+    backend = Http(config.retrieval.url, timeout=config.rollout.tool_timeout / 2, retries=1)
+    # With an allowed share of 0, every failed search is reported to the user.
+    client = Client(backend, most_failed=0.0)
+    client.wait_until_ready(ready_seconds)
+    source = SearchableCorpus(client, config.tools.top_k, config.tools.page_words)
+    return OpenCorpus(source, config.retrieval.url)
+
+
+def _open_folder(config) -> OpenCorpus:
+    path = pathlib.Path(config.retrieval.path)
+    index = index_folder.open_index(path, encoder_folder=config.retrieval.encoder or None)
+    client = Client(InProcess(index, index_folder.fingerprint(path)), most_failed=0.0)
+    top_k = min(config.tools.top_k, len(index))
+    source = SearchableCorpus(client, top_k, config.tools.page_words)
+    return OpenCorpus(source, f'{path}, {len(index)} passages')
+
+
+def _open_world(config) -> OpenCorpus:
+    config.eval.update(questions=1, hops=_EXAMPLE_HOPS)
+    source, questions = held_out_world(config)
+    description = f'the miniature world: worlds {config.world.train} and {config.world.evaluation}'
+    examples = tuple(question.text for question in questions)
+    return OpenCorpus(source, description, examples)

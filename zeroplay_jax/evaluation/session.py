@@ -1,0 +1,125 @@
+"""A loaded policy that answers questions, and prints each rollout or writes it as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import sys
+from typing import Any
+
+from zeroplay_jax.evaluation.agent import Agent, build_role, open_codec, trajectory_record
+from zeroplay_jax.evaluation.open_corpus import open_corpus
+from zeroplay_jax.evaluation.terminal import Printer, clean, one_line_json
+from zeroplay_jax.retrieval import progress
+from zeroplay_jax.types import UserError
+
+# How long a search server may take to answer the first request.
+READY_SECONDS = 5.0
+# `Trajectory.finish` → why there is no answer.
+ENDINGS = {
+    'answer': 'its tags do not match',
+    'malformed': 'it is inside a tool call that was never closed',
+    'eos': 'the policy ended without one',
+    'turn_tokens': 'a turn was longer than the limit',
+    'turns': 'no turn is left (--turns)',
+    'context': 'its context is full',
+}
+
+
+class Session:
+    """An agent, its corpus and the printer of its answers.
+
+    Args:
+      config: how the policy is asked.
+      folder: Hugging Face folder of the policy.
+      printer: prints the rollouts.
+      temperature: 0 is greedy.
+      as_json: write one JSON object per question instead.
+      first_question: a question that is checked before the weights are loaded; None without one.
+
+    Raises:
+      UserError: a file or server that cannot be used, or a first question that is too long.
+    """
+
+    def __init__(
+        self,
+        config,
+        folder: pathlib.Path,
+        printer: Printer,
+        *,
+        temperature: float = 0.0,
+        as_json: bool = False,
+        first_question: str | None = None,
+    ):
+        self.printer = printer
+        self.as_json = as_json
+        self._folder = folder
+        self._temperature = temperature
+        self._seed = config.seed
+        self._codec = open_codec(folder)
+        self._corpus = open_corpus(config, READY_SECONDS)
+        self._role = build_role(config, self._codec, self._corpus.source)
+        if first_question is not None:
+            self._role.prompt_ids(first_question)
+        self._agent = Agent(config, folder, self._role)
+        self._question_count = 0
+
+    def answer(self, question: str, stoppable: bool = False) -> None:
+        """Asks and prints.
+
+        Args:
+          stoppable: Ctrl-C ends the answer only.
+
+        Raises:
+          UserError: the question is too long.
+        """
+        # Refused before it gets a number: the samples of later questions must not depend on it.
+        self._role.prompt_ids(question)
+        number = self._question_count
+        self._question_count += 1
+        with contextlib.ExitStack() as clock:
+            # The first answer waits for XLA to compile.
+            clock.enter_context(progress.clock('thinking'))
+
+            def report(kind: str, content: Any) -> None:
+                if not self.as_json:
+                    # The clock and the answer are on the same terminal.
+                    clock.close()
+                    self.printer.report(kind, content)
+
+            trajectory = self._agent.ask(
+                question, number, self._temperature, report, stoppable=stoppable
+            )
+        if trajectory is None:
+            self.printer.line('note', 'stopped', label='')
+            return
+        record = trajectory_record(self._codec, question, trajectory)
+        if self.as_json:
+            record['policy'] = str(self._folder)
+            record['search'] = self._corpus.description
+            record['temperature'] = self._temperature
+            record['seed'] = self._seed
+            print(one_line_json(record), flush=True)
+        elif record['answer'] is None:
+            reason = ENDINGS[trajectory.finish]
+            self.printer.line('note', f'no answer: {reason}', label='')
+        warning = self._corpus.warning()
+        if warning:
+            print(f'zeroplay_jax.ask: {clean(warning)}', file=sys.stderr)
+
+    def try_to_answer(self, question: str, stoppable: bool = False) -> bool:
+        """As `answer`, but prints a user error as one line; returns whether the question was asked."""
+        try:
+            self.answer(question, stoppable)
+        except UserError as error:
+            print(f'zeroplay_jax.ask: {error}', file=sys.stderr, flush=True)
+            return False
+        return True
+
+    def greet(self, remark: str = '') -> None:
+        """Prints the lines above a prompt; `remark` follows the name of the policy."""
+        self.printer.line('note', f'{self._folder}{remark}', label='policy')
+        self.printer.line('note', self._corpus.description, label='search')
+        for question in self._corpus.examples:
+            self.printer.line('note', question, label='try')
+        self.printer.line('note', 'Ctrl-C stops an answer, Ctrl-D ends', label='')

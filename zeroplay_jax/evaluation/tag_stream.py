@@ -1,0 +1,105 @@
+"""Splits the text of a policy at its tags while the text is still being generated."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+# Called with the kind and the content of an event.
+Report = Callable[[str, Any], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class UnreadCall:
+    """A tool call that could not be parsed.
+
+    Attributes:
+      tool: the tool that its tag names; '' where the tag is the same for several tools.
+      text: the text inside the tag.
+    """
+
+    tool: str
+    text: str
+
+
+class TagStream:
+    """Reports the text of a policy by its tags.
+
+    Events:
+      'think', 'answer', 'text': a piece of text inside these tags, or outside of all tags.
+      'end': None, after the last piece of a text.
+      'unread_call': an `UnreadCall`, as a whole.
+
+    Args:
+      report: receives the events.
+      call_tags: names of the tags around tool calls, each with the tool that it calls; '' where
+        the tag does not determine the tool.
+    """
+
+    def __init__(self, report: Report, call_tags: Mapping[str, str]):
+        self._report = report
+        self._call_tags = dict(call_tags)
+        names = ['think', 'answer', *call_tags]
+        alternatives = '|'.join(re.escape(name) for name in names)
+        self._tag_pattern = re.compile(f'<(/?)({alternatives})>')
+        self._tags = [f'<{name}>' for name in names] + [f'</{name}>' for name in names]
+        # The tag that is open; 'text' outside of all tags.
+        self._kind = 'text'
+        # Text that is not reported yet, because it may be the beginning of a tag.
+        self._pending = ''
+        self._call_tag = ''
+        self._call_text = ''
+
+    def feed(self, text: str) -> None:
+        """Adds generated text."""
+        self._pending += text
+        tag = self._tag_pattern.search(self._pending)
+        while tag is not None:
+            self._add(self._pending[: tag.start()])
+            is_closing = bool(tag[1])
+            name = tag[2]
+            # Whether a call can be read is known at the end of the turn, and a call that was read is
+            # reported by the environment. So its text is held back until `close`.
+            if not (is_closing and name in self._call_tags):
+                self._end_part()
+            self._kind = 'text' if is_closing else name
+            self._pending = self._pending[tag.end() :]
+            tag = self._tag_pattern.search(self._pending)
+        complete_length = self._length_before_partial_tag()
+        self._add(self._pending[:complete_length])
+        self._pending = self._pending[complete_length:]
+
+    def _length_before_partial_tag(self) -> int:
+        """Length of the pending text without the beginning of a tag at its end."""
+        position = self._pending.rfind('<')
+        if position >= 0:
+            end = self._pending[position:]
+            if any(tag.startswith(end) for tag in self._tags):
+                return position
+        return len(self._pending)
+
+    def close(self, call_was_read: bool = False) -> None:
+        """Ends the turn; the text of a call that was read is not reported."""
+        if call_was_read:
+            self._call_text = ''
+        self._add(self._pending)
+        self._end_part()
+        self._kind = 'text'
+        self._pending = ''
+
+    def _add(self, text: str) -> None:
+        if self._kind in self._call_tags:
+            self._call_tag = self._kind
+            self._call_text += text
+        elif text:
+            self._report(self._kind, text)
+
+    def _end_part(self) -> None:
+        if self._call_text:
+            self._report(
+                'unread_call', UnreadCall(self._call_tags[self._call_tag], self._call_text)
+            )
+        self._call_text = ''
+        self._report('end', None)
