@@ -197,6 +197,7 @@ def linked_documents(
     question of two hops. This reads passages only: it is no knowledge about answers.
     """
     titles = {title for title, _ in passages}
+    # Titles of the miniature worlds are single words.
     links: dict[str, list[str]] = {}
     for title, text in passages:
         words = dict.fromkeys(re.findall(r'\w+', text))
