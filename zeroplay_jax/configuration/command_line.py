@@ -59,7 +59,7 @@ def _check_arguments(argv: Sequence[str]) -> None:
             schema = schema or fields.default_config()
             name = flag.split('.', 1)[1]
             # Fields of a recipe from elsewhere are known only once its config file is loaded.
-            if name.split('.')[0] in schema or '.' not in name or _is_renamed(name):
+            if name.split('.')[0] in schema or '.' not in name or name in RENAMED_FIELDS:
                 fields.check_name(name, schema)
 
 
@@ -84,10 +84,6 @@ def _check_recipe_fields(argv: Sequence[str]) -> None:
         section, _, name = flag.partition('.')
         if section in ('config', 'noconfig') and name:
             fields.check_name(name, schema)
-
-
-def _is_renamed(name: str) -> bool:
-    return name in RENAMED_FIELDS
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:

@@ -31,6 +31,7 @@ def read_stored_config(path: pathlib.Path) -> ConfigDict | None:
         return None
     if not isinstance(stored, dict) or not stored.keys() >= _REQUIRED:
         return None
+    # From the defaults and not from the file: fields that were added since then are complete.
     try:
         config = fields.default_config(stored['recipe'])
         for name, value in _leaves(stored):
@@ -60,4 +61,6 @@ def _set(config: ConfigDict, name: str, value: Any) -> None:
     for section_name in sections:
         section = section[section_name]
     # JSON has no tuples.
-    section[field] = tuple(value) if isinstance(value, list) else value
+    if isinstance(value, list):
+        value = tuple(value)
+    section[field] = value

@@ -216,12 +216,12 @@ def redundancy(queries: Sequence[str]) -> float:
     return float(np.mean(overlaps))
 
 
-def _jaccard(left: set[str], right: set[str]) -> float:
+def _jaccard(first: set[str], second: set[str]) -> float:
     """Shared words as a share of all words; 0 for two queries without words."""
-    union = left | right
+    union = first | second
     if not union:
         return 0.0
-    return len(left & right) / len(union)
+    return len(first & second) / len(union)
 
 
 def means(answered: Sequence[Answered]) -> dict[str, float]:
@@ -271,7 +271,7 @@ def compare(one: Json, other: Json, draws: int = 10_000) -> dict[str, tuple[floa
     for name in shared:
         pairs = zip(one['sets'][name]['answered'], other['sets'][name]['answered'], strict=True)
         # Paired: questions differ in difficulty far more than policies do, and that part cancels.
-        differences = np.array([right['score'] - left['score'] for left, right in pairs])
+        differences = np.array([second['score'] - first['score'] for first, second in pairs])
         # A generator per set, so that an interval does not depend on which other sets there are.
         rng = np.random.default_rng(0)
         resampled_means = []
@@ -287,10 +287,10 @@ def _check_comparable(one: Json, other: Json) -> None:
     differences: list[str] = []
     for name in SETTINGS:
         # `get`: results of earlier versions lack the newer settings.
-        left = one['settings'].get(name)
-        right = other['settings'].get(name)
-        if left != right:
-            differences.append(f'{name}: {left} and {right}')
+        first_value = one['settings'].get(name)
+        second_value = other['settings'].get(name)
+        if first_value != second_value:
+            differences.append(f'{name}: {first_value} and {second_value}')
     if differences:
         raise UserError(
             f'these results cannot be compared, they differ in {"; ".join(differences)}; '

@@ -104,6 +104,7 @@ def open_corpus(config) -> tuple[SearchableCorpus, str]:
 
 def _real_library(config) -> Library:
     """A corpus and evaluation questions of the user."""
+    # One corpus for both: with a real encyclopedia the questions are held out, not the passages.
     corpus, corpus_name = open_corpus(config)
     questions: list[Question] = []
     if config.eval.file:
@@ -197,6 +198,7 @@ def linked_documents(
     question of two hops. This reads passages only: it is no knowledge about answers.
     """
     titles = {title for title, _ in passages}
+    # Titles of the miniature worlds are single words.
     links: dict[str, list[str]] = {}
     for title, text in passages:
         words = dict.fromkeys(re.findall(r'\w+', text))

@@ -46,6 +46,7 @@ class Role:
 
     def with_tools(self, tools: Mapping[str, Tool]) -> Role:
         """The same role with other tools of the same names, such as those over held-out documents."""
+        # The same names, so that prompts and the syntax of calls do not change with the corpus.
         role_tools = {name: tools[name] for name in self.env.tools}
         env = dataclasses.replace(self.env, tools=role_tools)
         return dataclasses.replace(self, env=env)

@@ -95,6 +95,8 @@ def open_policy(config) -> PolicyFolder:
     Raises:
       UserError: files that cannot be used, or a mesh that no sampler can use.
     """
+    # Everything that can be refused is read here, before the weights: those of a large model take
+    # minutes.
     folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
     computation = {name: config.policy[name] for name in _COMPUTATION_FIELDS}
     model = hf.read_config(folder, **computation)
@@ -133,6 +135,7 @@ def load_like(run: RunContext, folder: str) -> Params:
     Raises:
       UserError: a model of another shape.
     """
+    # Computed like the run's model: then only differences in shape can make the two unequal.
     computation = {name: getattr(run.model, name) for name in _COMPUTATION_FIELDS}
     other_model = hf.read_config(folder, **computation)
     if other_model != run.model:
@@ -176,9 +179,9 @@ def _rollout_contexts(
     # In two steps: a judge that is a policy asks the context for its own rollouts.
     judge = _judge(config, library, rollouts, templates)
     rollouts = dataclasses.replace(rollouts, judge=judge)
-    held_out_roles = {
-        name: role.with_tools(evaluation_tools) for name, role in rollouts.roles.items()
-    }
+    held_out_roles: dict[str, Role] = {}
+    for name, role in rollouts.roles.items():
+        held_out_roles[name] = role.with_tools(evaluation_tools)
     return rollouts, dataclasses.replace(rollouts, roles=held_out_roles)
 
 
