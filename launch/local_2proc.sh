@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs two processes of one run on this machine's CPU, connected by gloo: tests the code for several hosts on one machine.
+# Runs two processes of one run on this machine's CPU, connected by gloo: the code for several hosts, on one machine.
 # shellcheck source=launch/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 

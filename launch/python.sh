@@ -10,7 +10,7 @@ fail() {
 
 system=$(uname -s)
 [[ $system == Linux ]] ||
-  fail "needs Linux, this is $system: use WSL2 on Windows, a Linux container on a Mac (ScaNN has builds for Linux only)."
+  fail "needs Linux, this is $system: use WSL2 on Windows or a Linux container on a Mac (ScaNN needs Linux)."
 [[ $(uname -r) != *-Microsoft ]] || fail "needs WSL2, this is WSL1: run 'wsl --set-version DISTRIBUTION 2'."
 
 names=(python3.11 python3.12 python3.13 python3 python)
@@ -24,7 +24,7 @@ venv = all(importlib.util.find_spec(name) for name in ("venv", "ensurepip"))
 print("%d.%d.%d" % sys.version_info[:3], sys.executable, "venv" if venv else "bare")' 2>/dev/null) || continue
   case $version in
     3.11.* | 3.12.* | 3.13.*)
-      [[ $venv == venv ]] || fail "$name (Python $version) has no venv module: run apt-get install python${version%.*}-venv"
+      [[ $venv == venv ]] || fail "$name (Python $version) has no venv module: apt-get install python${version%.*}-venv"
       echo "zeroplay_jax: Linux and Python $version ($path)." >&2
       echo "$path"
       exit 0

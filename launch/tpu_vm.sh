@@ -118,7 +118,7 @@ fi
 failures=0
 failed() {
   failures=$((failures + 1))
-  ((failures <= option[retries])) || fail "$1, $failures times in a row: fix the cause and run the same command again." \
+  ((failures <= option[retries])) || fail "$1, $failures times in a row: fix the cause and repeat the command." \
     "The slice may still exist and cost money; delete it with: $(quote "${remove[@]}")"
   say "$1; retries in ${option[poll]} s"
 }
@@ -141,7 +141,7 @@ while :; do
             exit 0
           fi
           # Exit status 2: the run refused its flags or files. A retry would be refused again.
-          ((code != 2)) || fail 'the run was refused, its last line above gives the reason; the slice still exists and costs money'
+          ((code != 2)) || fail 'the run was refused, see its last line above; the slice still exists and costs money'
           sleep "${option[poll]}"
           if [[ $(state) == ACTIVE && $(node_state) == READY ]]; then
             failed "the run failed on a healthy slice (status $code, log: ~/zeroplay_jax.log on every worker)"
