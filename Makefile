@@ -1,6 +1,7 @@
-# Everything is installed in .venv, once, and again when a requirements file changes.
-#   PYTHON=/path/to/python3   another interpreter for .venv (3.11 to 3.13; found by itself otherwise)
-#   WORKDIR=folder SEED=n     of `make quickstart`, and ARGS='--config.FIELD=VALUE …' for any other field
+# All packages are installed in .venv, once, and again when a requirements file changes. Variables:
+#   PYTHON=/path/to/python3   interpreter for .venv (3.11 to 3.13); by default the first one that is found
+#   WORKDIR=folder SEED=n     workdir and seed of `make quickstart`
+#   ARGS='--config.FIELD=VALUE …'  further flags of `make quickstart`
 PYTHON ?=
 WORKDIR ?= runs/quickstart
 SEED ?= 0
@@ -8,16 +9,16 @@ ARGS ?=
 
 RUN := .venv/bin/python
 TEST := $(RUN) -m pytest -q
-# Test processes: one more than cores, for many wait for a command that loads its libraries.
+# Test processes: one more than cores, because many tests wait for a command that loads its libraries.
 JOBS = $$($(RUN) -c 'import os; print(min(4, os.cpu_count() + 1))')
 
 .DEFAULT_GOAL := help
 .PHONY: help check quickstart test test-long lint bench docs clean
 
-help: ## these lines
+help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s%s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-check: # an existing .venv has chosen its Python already
+check: # where .venv exists, its Python is checked
 	@launch/python.sh $(or $(wildcard $(RUN)),$(PYTHON)) > /dev/null
 
 .venv/ready: requirements.txt | check
@@ -25,7 +26,7 @@ check: # an existing .venv has chosen its Python already
 .venv/ready-docs: requirements-docs.txt | check
 .venv/ready .venv/ready-test .venv/ready-docs:
 	@test -x .venv/bin/pip || { echo '== new environment in .venv'; "$$(launch/python.sh $(PYTHON) 2> /dev/null)" -m venv .venv; }
-	@echo '== installing $< into .venv (once; a few minutes, mostly download)'
+	@echo '== installing $< into .venv (once; a few minutes, mostly downloads)'
 	@$(RUN) -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
@@ -35,10 +36,10 @@ check: # an existing .venv has chosen its Python already
 	@touch $@
 
 quickstart: .venv/ready ## self-play on this machine, from installation to report
-	@echo '== self-play into $(WORKDIR), seed $(SEED); stop it at any time, the same command resumes it'
+	@echo '== self-play into $(WORKDIR), seed $(SEED); it can be stopped at any time; the same command resumes it'
 	@$(RUN) -m zeroplay_jax.main --config=configs/quickstart.py --workdir='$(WORKDIR)' --config.seed=$(SEED) $(ARGS)
 
-test: .venv/ready-test .venv/tpu-compiler ## all tests but the long ones, in up to four processes
+test: .venv/ready-test .venv/tpu-compiler ## all tests except the long ones, in up to four processes
 	@echo '== tests'
 	@$(TEST) -m 'not long' -n $(JOBS) --dist loadfile
 
@@ -53,12 +54,12 @@ lint: .venv/ready-test ## ruff, mypy and shellcheck
 	@$(RUN) -m mypy
 	@if command -v shellcheck > /dev/null; then shellcheck .ci/run launch/*.sh; else echo 'shellcheck is not installed: scripts not checked'; fi
 
-bench: .venv/ready-test ## rollout and update speed, against other engines where they are installed
-	@echo '== benchmark of rollouts'
+bench: .venv/ready-test ## rollout and update speed, compared with other engines where they are installed
+	@echo '== rollout and update benchmark'
 	@$(RUN) -m benchmarks.rollout
 
-docs: .venv/ready-docs ## the documentation site, into site/
-	@echo '== documentation into site/'
+docs: .venv/ready-docs ## build the documentation site into site/
+	@echo '== building the documentation site into site/'
 	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
 
 clean: ## remove the caches of the tools (runs and .venv stay)

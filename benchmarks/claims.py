@@ -1,20 +1,23 @@
-"""The papers' headline comparisons on the miniature world: which of them show, by how much, and how sure that is.
+"""Tests the papers' main comparisons on the miniature encyclopedia, with effect sizes and intervals.
 
-    python -m benchmarks.claims                        # everything; runs that are already kept are not run again
+    python -m benchmarks.claims                        # everything; stored runs are not executed again
     python -m benchmarks.claims --only dspo --seeds 3
     python -m benchmarks.claims --list
 
-An arm is a config (a row of configs/ablations.py, or settings below) played with a seed; a claim sets two arms against
-each other, seeds and evaluation questions paired, where both have played equally many rollouts of any kind (between
-two evaluations in proportion); HRPO against GRPO is told at equal prompts and steps too. The setting is harder than the
-quickstart's and the same for all arms: evaluation with up to four hops, more near-miss documents, smaller rates,
-several updates per batch. What is measured is exact match on held-out questions; for SCOPE, which trains on open tasks,
-also the share of rubrics that answers to held-out tasks meet. Every finished run is kept under benchmarks/results/runs
-by its config: remove it where the code it ran computes something else now. The table goes to
-benchmarks/results/claims.json and, as one JSON object, to the last line.
+An arm is a config: a row of configs/ablations.py or the settings below. It is run once per seed. A claim compares two
+arms, paired by seed and evaluation question, at the point where both have sampled the same number of rollouts of any
+kind (interpolated between two evaluations). HRPO is also compared with GRPO at equal prompts and steps.
 
-A claim holds if its 95 % interval lies above 0, does not hold if below, and is undecided otherwise; see `judge`. An
-interval wider than ± .05 says how many seeds it would take.
+The setting is harder than the quickstart's and the same for all arms: evaluation with up to four hops, more near-miss
+documents, smaller learning rates, several updates per batch. The measure is exact match on held-out questions. For
+SCOPE, which trains on open tasks, a second measure is the share of rubrics that answers to held-out tasks meet.
+
+Every finished run is stored in benchmarks/results/runs, named by its config: delete the file when a change of the code
+changes its result. The table is written to benchmarks/results/claims.json and printed as one JSON object in the last
+line.
+
+A claim holds if its 95 % interval is above 0, does not hold if it is below 0, and is undecided otherwise; see `judge`.
+For intervals wider than ± .05 the table has the number of seeds that would be needed.
 """
 
 from __future__ import annotations
@@ -40,22 +43,35 @@ from zeroplay_jax.runtime.atomic import write_text
 
 RESULTS = pathlib.Path(__file__).parent / 'results'
 SEEDS = 3
-WIDE = 0.05
+# Half-width of an interval that counts as narrow.
+NARROW = 0.05
+# Upper limit of the search for the number of seeds.
+MOST_SEEDS = 1000
+# Columns of a curve: solver steps, rollouts, correct by question, and for SCOPE rubrics met by open task.
+CORRECT, RUBRICS = 2, 3
 
 
 class Claim(NamedTuple):
-    """`better` is said to beat `worse` in final EM, rubrics (met by answers to open tasks, at the end), stability
-    (worst fall from the peak) or steps (to a level)."""
+    """The claim that arm `better` beats arm `worse`.
+
+    Attributes:
+      system: the system of both arms.
+      text: the claim in words.
+      better, worse: names of arms.
+      by: what is compared: 'final' (exact match at the end), 'rubrics' (share of rubrics met by answers to open tasks
+        at the end), 'stability' (largest fall from the peak) or 'steps' (until a level is reached).
+      budget: whether both are measured at the same number of rollouts.
+    """
 
     system: str
     text: str
     better: str
     worse: str
     by: str = 'final'
-    budget: bool = True  # measured where both have played equally many rollouts
+    budget: bool = True
 
 
-# Arm → row of configs/ablations.py ('' is the system as it is) and further settings.
+# Arm → system, row of configs/ablations.py ('' for the system itself) and further settings.
 ARMS: dict[str, tuple[str, str, dict]] = {
     'drzero': ('drzero', '', {}),
     'drzero untrained': ('drzero', '', {'schedule.iterations': 1, 'solver.learning_rate': 1e-12}),
@@ -73,13 +89,30 @@ ARMS: dict[str, tuple[str, str, dict]] = {
     'piplay nothing': ('piplay', 'privileged_none', {}),
     'dspo': ('dspo', '', {}),
     'dspo no filter': ('dspo', 'gspo', {}),
-    'dspo token level': ('dspo', 'dapo', {'solver.kl_coef': 1e-3}),  # as the others have it
+    # The KL coefficient of the other DSPO arms.
+    'dspo token level': ('dspo', 'dapo', {'solver.kl_coef': 1e-3}),
     'dspo grpo': ('dspo', 'search_r1_grpo', {'reward.answer': 'subem'}),
     'scope': ('scope', '', {}),
     'scope frozen challenger': ('scope', 'frozen_challenger', {}),
     'scope no gates': ('scope', 'no_gates', {}),
     'scope no length factor': ('scope', 'no_length_factor', {}),
 }
+
+
+def _scope_claims() -> list[Claim]:
+    """Returns SCOPE's three claims, by each of its two measures."""
+    arms = {
+        'co-evolution beats a challenger frozen after the first iteration': 'scope frozen challenger',
+        'the gates help': 'scope no gates',
+        'the length factor helps': 'scope no length factor',
+    }
+    claims = []
+    for by, measure in (('rubrics', 'rubrics met'), ('final', 'exact match')):
+        for text, arm in arms.items():
+            claims.append(Claim('scope', f'{text}, by {measure}', 'scope', arm, by))
+    return claims
+
+
 CLAIMS = (
     Claim(
         'drzero',
@@ -112,26 +145,16 @@ CLAIMS = (
     Claim('dspo', 'the sequence ratio beats the token ratio (DAPO)', 'dspo', 'dspo token level'),
     Claim('dspo', 'beats GRPO', 'dspo', 'dspo grpo'),
     Claim('dspo', 'falls less from its peak than GRPO', 'dspo', 'dspo grpo', 'stability'),
-    *(
-        Claim('scope', f'{text}, by {measure}', 'scope', arm, by)
-        for by, measure in (('rubrics', 'rubrics met'), ('final', 'exact match'))
-        for text, arm in (
-            (
-                'co-evolution beats a challenger frozen after the first iteration',
-                'scope frozen challenger',
-            ),
-            ('the gates help', 'scope no gates'),
-            ('the length factor helps', 'scope no length factor'),
-        )
-    ),
+    *_scope_claims(),
 )
 
 
 def config_of(arm: str, seed: int):
-    """The config of an arm: its system's small variant, the common hard setting, the row, and its own settings."""
-    system, row, own = ARMS[arm]
+    """Returns the config of an arm: its system's small variant, the common setting, the row, the arm's settings."""
+    system, row, settings = ARMS[arm]
     config = importlib.import_module(f'zeroplay_jax.configs.{system}').get_config('mini')
     iterations = 3 if system in ('drzero', 'piplay', 'scope') else 1
+    # 24 solver steps in total for every system.
     steps = 8 if iterations == 3 else 24
     config.schedule.iterations = iterations
     config.world.update(train=(0, 20), evaluation=(0, 6), near_misses=0.5)
@@ -142,28 +165,36 @@ def config_of(arm: str, seed: int):
     config.solver.update(steps=steps, batch=16, samples=4)
     config.proposer.update(steps=4, batch=32 if system != 'ssp' else 16)
     if config.solver.loss == 'sequence_pg':
-        # The mean of some 26 log ratios, a rollout's, strays by 1/√26 of what one does: DAPO's range over that.
+        # A rollout has about 26 tokens. The mean of 26 log ratios has 1/√26 of the deviation of a single one, so the
+        # clip range is DAPO's range divided by √26.
         config.solver.update(clip_low=0.04, clip_high=0.055)
     config.pool.update(batch=64, batches=2, samples=1 if system != 'scope' else 2)
     config.ssp.noise = 4
-    # In tokens; most right answers to a task have up to 24.
+    # Most correct answers to a task have up to 24 tokens.
     config.scope.update(soft_length=24, hard_length=64)
     config.eval.update(every=4, questions=50, hops=(1, 2, 3, 4))
     config.sampler.slots = 64
     config.checkpoint.every = 1000
     config.update_from_flattened_dict(ablations.ROWS[f'{system}/{row}'] if row else {})
-    config.update_from_flattened_dict(own)
-    config.seed, config.progress, config.log_trajectories = seed, False, 16
+    config.update_from_flattened_dict(settings)
+    config.seed = seed
+    config.progress = False
+    config.log_trajectories = 16
     return config
 
 
-def play(arm: str, seed: int, kept: pathlib.Path) -> dict:
-    """The curve of one run: [steps of the solver so far, correct by question]; from its file if it was run before."""
+def run_arm(arm: str, seed: int, folder: pathlib.Path) -> dict:
+    """Returns the result of one run, from `folder` if the run was executed before.
+
+    Returns:
+      {'arm', 'seed', 'curve', 'seconds', …}; 'curve' has one entry per evaluation, see `_curve`.
+    """
     config = config_of(arm, seed)
-    # By what it changes: a field that configs/common.py gains later does not make old runs others.
+    # The name depends on the changed fields only, so a field that configs/common.py gains later keeps old results.
     defaults = dict(fields.leaves(common.get_config()))
-    text = json.dumps({k: v for k, v in fields.leaves(config) if v != defaults[k]}, sort_keys=True)
-    path = kept / f'{hashlib.sha256(text.encode()).hexdigest()[:16]}.json'
+    changes = {k: v for k, v in fields.leaves(config) if v != defaults[k]}
+    text = json.dumps(changes, sort_keys=True)
+    path = folder / f'{hashlib.sha256(text.encode()).hexdigest()[:16]}.json'
     if path.exists():
         return json.loads(path.read_text())
     from zeroplay_jax.training import loop
@@ -174,117 +205,213 @@ def play(arm: str, seed: int, kept: pathlib.Path) -> dict:
     try:
         loop.run(config, workdir / 'run')
         summary = json.loads((workdir / 'run' / 'summary.json').read_text())
-        curve = _curve(summary, (workdir / 'run' / 'metrics.jsonl').read_text().strip().split('\n'))
+        lines = (workdir / 'run' / 'metrics.jsonl').read_text().strip().split('\n')
+        curve = _curve(summary, lines)
     finally:
         shutil.rmtree(workdir, ignore_errors=True)
-    found = dict(arm=arm, seed=seed, curve=curve, seconds=round(time.perf_counter() - started, 1))
-    found['external_items'] = summary['external_items']
-    kept.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(found))
-    return found
+    seconds = round(time.perf_counter() - started, 1)
+    result = dict(arm=arm, seed=seed, curve=curve, seconds=seconds)
+    result['external_items'] = summary['external_items']
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(result))
+    return result
 
 
 def _curve(summary: dict, lines: list[str]) -> list:
-    """[solver steps, rollouts, correct by question (, rubrics met by open task)] before every evaluation."""
-    steps = rollouts = 0
+    """Returns [solver steps, rollouts, correct by question (, rubrics met by open task)] for every evaluation.
+
+    Args:
+      summary: of the run.
+      lines: of its metrics.jsonl. Steps and rollouts are counted up to the evaluation.
+    """
+    rubrics = summary['results'].get('rubrics')
+    steps = 0
+    rollouts = 0
     curve = []
-    for record in map(json.loads, lines):
+    for line in lines:
+        record = json.loads(line)
         if record['phase'] == 'evaluation':
-            by_hop = summary['results']['evaluations'][str(record['step'])]
-            graded = (
-                [grades[str(record['step'])]]
-                if (grades := summary['results'].get('rubrics'))
-                else []
-            )
-            curve.append(
-                [steps, rollouts, [flag for flags in by_hop.values() for flag in flags], *graded]
-            )
+            number = str(record['step'])
+            correct: list = []
+            for flags in summary['results']['evaluations'][number].values():
+                correct += flags
+            point = [steps, rollouts, correct]
+            if rubrics:
+                point.append(rubrics[number])
+            curve.append(point)
         steps += record['phase'] in ('solver', 'selfplay')
         rollouts += int(record.get('rollouts', 0))
     return curve
 
 
-def _until(run: dict, budget: float, column: int = 2) -> np.ndarray:
-    """A column of the curve, float64 [evaluations, N], while no more than `budget` rollouts had been played.
+def _until(run: dict, budget: float, column: int = CORRECT) -> np.ndarray:
+    """Returns a column of the curve up to a budget, float64 [evaluations, N].
 
-    The last row is the state at the budget itself, in proportion between the evaluations before and after it.
+    Args:
+      run: result of `run_arm`.
+      budget: rollouts. The last row of the result is interpolated to the budget from the evaluations before and after
+        it; a budget beyond the end of the run gives the last evaluation.
+      column: CORRECT or RUBRICS.
     """
-    spent = np.array([point[1] for point in run['curve']], float)
-    found = np.array([point[column] for point in run['curve']], float)
-    budget = min(budget, spent[-1])
-    before = spent < budget
-    end = np.array([np.interp(budget, spent, item) for item in found.T])
-    return np.vstack([found[before], end])
+    rollouts = np.array([point[1] for point in run['curve']], float)
+    values = np.array([point[column] for point in run['curve']], float)
+    budget = min(budget, rollouts[-1])
+    values_before = values[rollouts < budget]
+    values_at_budget = np.array([np.interp(budget, rollouts, item) for item in values.T])
+    return np.vstack([values_before, values_at_budget])
 
 
 def value(run: dict, other: dict, by: str, budget: bool) -> np.ndarray:
-    """What one run scores beside the other: per question [N] for 'final', per task for 'rubrics', else [1].
+    """Returns the score of a run: per question [N] for 'final', per task [N] for 'rubrics', otherwise [1].
 
-    `other` gives the budget and, of 'steps', the level that is to be reached.
+    Args:
+      run: the run.
+      other: the run that it is compared with. It limits the budget and, for 'steps', gives the level to reach.
+      by: see Claim.
+      budget: whether the score is taken at the smaller number of rollouts of the two.
     """
-    most = min(r['curve'][-1][1] for r in (run, other)) if budget else np.inf
-    if by in ('final', 'rubrics'):
-        return _until(run, most, 2 if by == 'final' else 3)[-1]
-    em = _until(run, most).mean(1)
+    most_rollouts = np.inf
+    if budget:
+        most_rollouts = min(run['curve'][-1][1], other['curve'][-1][1])
+    if by == 'final':
+        return _until(run, most_rollouts, CORRECT)[-1]
+    if by == 'rubrics':
+        return _until(run, most_rollouts, RUBRICS)[-1]
     if by == 'stability':
-        return np.array([-np.max(np.maximum.accumulate(em) - em)])
-    level = np.mean(other['curve'][-1][2])
-    reached = [steps for steps, _, flags, *_ in run['curve'] if np.mean(flags) >= level]
-    last = run['curve'][-1][0]
-    return np.array([-(reached[0] if reached else last + 1) / last])
+        exact_match = _until(run, most_rollouts).mean(1)
+        falls = np.maximum.accumulate(exact_match) - exact_match
+        return np.array([-np.max(falls)])
+    level = np.mean(other['curve'][-1][CORRECT])
+    last_step = run['curve'][-1][0]
+    # A run that never reaches the level counts as if it did so one step after its end.
+    reached_at = last_step + 1
+    for steps, _, correct, *_ in run['curve']:
+        if np.mean(correct) >= level:
+            reached_at = steps
+            break
+    return np.array([-reached_at / last_step])
+
+
+def _half_width(values: np.ndarray, count: int) -> float:
+    """Returns the half-width of Student's 95 % interval for the mean of `count` values that vary like `values`."""
+    if len(values) < 2:
+        return np.inf
+    quantile = stats.t.ppf(0.975, count - 1)
+    return float(quantile * np.std(values, ddof=1) / np.sqrt(count))
+
+
+def _seeds_needed(seed_means: np.ndarray) -> int:
+    """Returns the number of seeds whose interval is narrow, at the spread of these seeds."""
+    for count in range(len(seed_means), MOST_SEEDS):
+        if _half_width(seed_means, count) <= NARROW:
+            return count
+    return MOST_SEEDS
 
 
 def judge(better: list[dict], worse: list[dict], by: str = 'final', budget: bool = True) -> dict:
-    """Mean difference over paired seeds, its 95 % interval, the verdict, and how many seeds ± `WIDE` would take.
+    """Returns the mean difference over paired seeds, its 95 % interval and the verdict.
 
-    The interval is Student's over the seeds' differences, or that over the questions, whose sample all seeds share,
-    where this is the wider one.
+    There are two sources of chance: the seeds, and the sample of questions, which all seeds share. The interval is the
+    wider one of Student's intervals over the seeds' mean differences and over the questions' mean differences.
+
+    Args:
+      better, worse: runs of the two arms, one per seed.
+      by, budget: see Claim.
+
+    Returns:
+      'verdict', 'difference', 'by_seed', 'ci95', and the numbers of seeds and questions ('seeds_needed',
+      'questions_needed') that a half-width of NARROW needs.
     """
-    gaps = []
-    for a, b in zip(better, worse, strict=True):
-        # Of 'steps', both are measured by the level at which the other arm ends.
-        gaps.append(value(a, b, by, budget) - value(b, b if by == 'steps' else a, by, budget))
-    means, questions = np.array([g.mean() for g in gaps]), np.mean(gaps, 0)
-    error = lambda x, n: (
-        float(stats.t.ppf(0.975, n - 1) * np.std(x, ddof=1) / np.sqrt(n)) if len(x) > 1 else np.inf
-    )
-    shared = error(questions, len(questions)) if len(questions) > 1 else 0.0
-    half, mean = max(error(means, len(means)), shared), float(means.mean())
-    verdict = 'holds' if mean > half else 'does not hold' if mean < -half else 'undecided'
-    enough = next((n for n in range(len(means), 1000) if error(means, n) <= WIDE), 1000)
-    more = dict(ci95=[round(mean - half, 4), round(mean + half, 4)], seeds_needed=enough)
-    more['questions_needed'] = max(
-        len(questions), int(np.ceil(len(questions) * (shared / WIDE) ** 2))
-    )
-    return (
-        dict(
-            verdict=verdict, difference=round(mean, 4), by_seed=[round(float(m), 4) for m in means]
-        )
-        | more
+    differences = []
+    for better_run, worse_run in zip(better, worse, strict=True):
+        better_value = value(better_run, worse_run, by, budget)
+        # For 'steps', both runs have to reach the same level: the one at which the worse arm ends.
+        reference = worse_run if by == 'steps' else better_run
+        differences.append(better_value - value(worse_run, reference, by, budget))
+    seed_means = np.array([difference.mean() for difference in differences])
+    question_means = np.mean(differences, 0)
+    questions = len(question_means)
+    question_half_width = 0.0
+    if questions > 1:
+        question_half_width = _half_width(question_means, questions)
+    half_width = max(_half_width(seed_means, len(seed_means)), question_half_width)
+    mean = float(seed_means.mean())
+
+    verdict = 'undecided'
+    if mean > half_width:
+        verdict = 'holds'
+    elif mean < -half_width:
+        verdict = 'does not hold'
+    # An interval shrinks with the square root of the sample.
+    questions_needed = int(np.ceil(questions * (question_half_width / NARROW) ** 2))
+    return dict(
+        verdict=verdict,
+        difference=round(mean, 4),
+        by_seed=[round(float(seed_mean), 4) for seed_mean in seed_means],
+        ci95=[round(mean - half_width, 4), round(mean + half_width, 4)],
+        seeds_needed=_seeds_needed(seed_means),
+        questions_needed=max(questions, questions_needed),
     )
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Runs what is missing and prints the table."""
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    """Returns the parsed command line."""
     parser = argparse.ArgumentParser(
         prog='python -m benchmarks.claims',
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        '--only', choices=sorted({c.system for c in CLAIMS}), help='claims of one system'
-    )
-    parser.add_argument('--seeds', type=int, default=SEEDS, help=f'runs per row ({SEEDS})')
+    systems = sorted({claim.system for claim in CLAIMS})
+    parser.add_argument('--only', choices=systems, help='claims of one system')
+    parser.add_argument('--seeds', type=int, default=SEEDS, help=f'seeds per arm ({SEEDS})')
     parser.add_argument('--list', action='store_true', help='print the claims and run nothing')
     parser.add_argument('--out', type=pathlib.Path, default=RESULTS, help='folder of the results')
-    args = parser.parse_args(argv)
-    claims = [c for c in CLAIMS if args.only in (None, c.system)]
+    return parser.parse_args(argv)
+
+
+def run_all(claims: list[Claim], seeds: int, folder: pathlib.Path) -> dict[str, list[dict]]:
+    """Returns the runs of all arms of the claims, by arm and seed."""
+    runs: dict[str, list[dict]] = {}
+    for claim in claims:
+        runs.setdefault(claim.better, [])
+        runs.setdefault(claim.worse, [])
+    # Seeds are the outer loop, so that an interrupted benchmark has runs of every arm.
+    for seed in range(seeds):
+        for arm, results in runs.items():
+            result = run_arm(arm, seed, folder)
+            results.append(result)
+            print(f'{arm}, seed {seed}: {result["seconds"]:.0f} s', file=sys.stderr, flush=True)
+    return runs
+
+
+def judge_all(claims: list[Claim], runs: dict[str, list[dict]], seeds: int) -> list[dict]:
+    """Returns the rows of the table, and prints a line for each."""
+    table = []
+    for claim in claims:
+        better = runs[claim.better]
+        worse = runs[claim.worse]
+        result = judge(better, worse, claim.by, claim.budget)
+        at_equal_steps = judge(better, worse, claim.by, budget=False)
+        result['at_equal_steps'] = at_equal_steps['difference']
+        row = dict(system=claim.system, claim=claim.text, by=claim.by, seeds=seeds)
+        table.append(row | result)
+        low, high = result['ci95']
+        line = f'{claim.system:8} {result["verdict"]:14} {result["difference"]:+.3f}'
+        line += f' [{low:+.3f}, {high:+.3f}]  {claim.text}'
+        if result['seeds_needed'] > seeds:
+            line += f'; ± {NARROW} would need {result["seeds_needed"]} seeds'
+        print(line)
+    return table
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Executes the runs that are not stored, and prints the table."""
+    args = parse_arguments(argv)
+    claims = [claim for claim in CLAIMS if args.only in (None, claim.system)]
     if args.list:
-        print(
-            '\n'.join(
-                f'{c.system:8} {c.text}: {c.better} against {c.worse} ({c.by})' for c in claims
-            )
-        )
+        for claim in claims:
+            arms = f'{claim.better} against {claim.worse}'
+            print(f'{claim.system:8} {claim.text}: {arms} ({claim.by})')
         return
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')
     import jax
@@ -292,36 +419,13 @@ def main(argv: list[str] | None = None) -> None:
     from zeroplay_jax.configuration import entry
 
     entry.load_libraries()
-    cache = tempfile.mkdtemp(prefix='claims_programs.')  # arms share what is compiled
+    # All arms have programs in common, so compiled programs are cached for the length of the benchmark.
+    cache = tempfile.mkdtemp(prefix='claims_programs.')
     jax.config.update('jax_compilation_cache_dir', cache)
-    arms = list(dict.fromkeys(arm for c in claims for arm in (c.better, c.worse)))
-    runs: dict[str, list[dict]] = {arm: [] for arm in arms}
     started = time.perf_counter()
-    for seed in range(
-        args.seeds
-    ):  # seed by seed: an interrupted benchmark has something of every arm
-        for arm in arms:
-            runs[arm].append(play(arm, seed, args.out / 'runs'))
-            print(
-                f'{arm}, seed {seed}: {runs[arm][-1]["seconds"]:.0f} s', file=sys.stderr, flush=True
-            )
+    runs = run_all(claims, args.seeds, args.out / 'runs')
     shutil.rmtree(cache, ignore_errors=True)
-    table = []
-    for claim in claims:
-        sides = runs[claim.better], runs[claim.worse]
-        found = judge(*sides, claim.by, claim.budget)
-        found['at_equal_steps'] = judge(*sides, claim.by, budget=False)['difference']
-        table.append(
-            dict(system=claim.system, claim=claim.text, by=claim.by, seeds=args.seeds) | found
-        )
-        low, high = found['ci95']
-        needs = (
-            ''
-            if found['seeds_needed'] <= args.seeds
-            else f'; ± {WIDE} would need {found["seeds_needed"]} seeds'
-        )
-        figures = f'{found["difference"]:+.3f} [{low:+.3f}, {high:+.3f}]'
-        print(f'{claim.system:8} {found["verdict"]:14} {figures}  {claim.text}{needs}')
+    table = judge_all(claims, runs, args.seeds)
     print(f'{time.perf_counter() - started:.0f} s', file=sys.stderr)
     args.out.mkdir(parents=True, exist_ok=True)
     write_text(args.out / 'claims.json', json.dumps({'claims': table}, indent=1))

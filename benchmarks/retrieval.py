@@ -1,12 +1,13 @@
-"""Retrieval on real and synthetic vectors: ScaNN beside FAISS, the server beside the index, recall of titles.
+"""Measures retrieval on real and synthetic vectors: ScaNN against FAISS, the server against the index, title recall.
 
     taskset -c 0 python -m benchmarks.retrieval
     taskset -c 0 python -m benchmarks.retrieval --texts 100000 --synthetic 200000
 
-Every family of indexes is tuned over its grid on one half of the queries: the fastest setting whose recall@3 against
-the exact answers is at least 0.95 at batches of 32. The chosen settings are then timed on the other half, all in this
-process on one thread, in turns of one pass each. Wants requirements-test.txt and the shared corpus; the embeddings are
-computed once and kept in `.cache`.
+Every family of indexes is tuned over its grid on one half of the queries. The chosen setting is the fastest one whose
+recall@3 against the exact answers is at least 0.95, at batches of 32. The chosen settings are then timed on the other
+half of the queries: all in this process on one thread, in turns of one pass each.
+
+Needs requirements-test.txt and the shared corpus. The embeddings are computed once and stored in `.cache`.
 """
 
 import argparse
@@ -27,62 +28,67 @@ from zeroplay_jax.retrieval.bm25 import Bm25Index
 from zeroplay_jax.retrieval.corpus import MemoryCorpus, contents
 from zeroplay_jax.retrieval.index import ExactIndex, ScannIndex
 
+# Documents per query, and the recall that a tuned index must reach.
 K, RECALL = 3, 0.95
-MARGIN = 0.005  # on the half that is tuned on, so that the other half reaches RECALL as well
+# Added to RECALL when tuning, so that the other half of the queries reaches RECALL as well.
+MARGIN = 0.005
 BATCHES = (1, 32, 256)
 
 
 def exact(vectors: np.ndarray, queries: np.ndarray) -> np.ndarray:
-    """Ids of the K nearest, int64 [Q, K], lower id first among equals."""
-    best = []
-    for at in range(0, len(queries), 64):
-        scores = queries[at : at + 64] @ vectors.T
-        near = np.argpartition(-scores, 32, axis=1)[:, :32]
-        near.sort(axis=1)
-        order = np.argsort(-np.take_along_axis(scores, near, 1), axis=1, kind='stable')[:, :K]
-        best.append(np.take_along_axis(near, order, 1))
-    return np.concatenate(best)
+    """Returns the ids of the K nearest vectors, int64 [Q, K]; among equal scores the lower id comes first."""
+    nearest = []
+    for start in range(0, len(queries), 64):
+        scores = queries[start : start + 64] @ vectors.T
+        # Candidates in order of their ids, so that the stable sort below resolves ties by id.
+        candidates = np.argpartition(-scores, 32, axis=1)[:, :32]
+        candidates.sort(axis=1)
+        candidate_scores = np.take_along_axis(scores, candidates, 1)
+        order = np.argsort(-candidate_scores, axis=1, kind='stable')[:, :K]
+        nearest.append(np.take_along_axis(candidates, order, 1))
+    return np.concatenate(nearest)
 
 
-def recall(found: np.ndarray, truth: np.ndarray) -> float:
-    """Mean share of the true K among those found."""
-    return float(np.mean([np.isin(t, f).mean() for f, t in zip(found, truth)]))
+def recall(ids: np.ndarray, exact_ids: np.ndarray) -> float:
+    """Returns the mean share of the exact K ids that a search returned."""
+    shares = [np.isin(expected, returned).mean() for returned, expected in zip(ids, exact_ids)]
+    return float(np.mean(shares))
 
 
 def run(search, queries: np.ndarray, batch: int) -> tuple[np.ndarray, float]:
-    """(ids [Q, K], seconds) of one pass over the queries."""
-    start = time.perf_counter()
-    found = [search(queries[at : at + batch], K) for at in range(0, len(queries), batch)]
-    return np.concatenate(found), time.perf_counter() - start
+    """Searches all queries once in batches; returns (ids [Q, K], seconds)."""
+    started = time.perf_counter()
+    ids = [search(queries[first : first + batch], K) for first in range(0, len(queries), batch)]
+    return np.concatenate(ids), time.perf_counter() - started
 
 
 def tune(engine: Engine, queries: np.ndarray, truth: np.ndarray) -> tuple[tuple, float] | None:
-    """The fastest setting that reaches RECALL, and its recall; None where none does. Prints the grid."""
+    """Returns the fastest setting that reaches RECALL and its recall, or None. Prints the grid."""
     reached = []
     for setting in engine.settings:
         search = engine.search(*setting)
-        found, seconds = run(search, queries, 32)
-        seconds = min(seconds, run(search, queries, 32)[1])
-        share = recall(found, truth)
-        print(
-            f'    {engine.family} {engine.build} {setting}: recall {share:.3f}, {len(queries) / seconds:.0f}/s'
-        )
-        if share >= RECALL + MARGIN:
-            reached.append((seconds, setting, share))
+        ids, first_seconds = run(search, queries, 32)
+        _, second_seconds = run(search, queries, 32)
+        seconds = min(first_seconds, second_seconds)
+        reached_recall = recall(ids, truth)
+        rate = f'{len(queries) / seconds:.0f}/s'
+        print(f'    {engine.family} {engine.build} {setting}: recall {reached_recall:.3f}, {rate}')
+        if reached_recall >= RECALL + MARGIN:
+            reached.append((seconds, setting, reached_recall))
     if not reached:
         return None
-    _, setting, share = min(reached)
-    return setting, share
+    _, setting, reached_recall = min(reached)
+    return setting, reached_recall
 
 
 def compare(name: str, engines, queries: np.ndarray, truth: np.ndarray, rounds: int) -> list[dict]:
-    """Tunes every engine on the even queries and times them in turns on the odd ones."""
+    """Returns a row per engine: tunes it on the even queries, then times all in turns on the odd ones."""
     rows, searches = [], []
     for engine in engines:
         print(f'  built {engine.family} ({engine.build}) in {engine.seconds:.1f} s', flush=True)
         chosen = tune(engine, queries[::2], truth[::2])
         if chosen is None:
-            print(f'    never reaches {RECALL}')
+            print(f'    does not reach a recall of {RECALL}')
             continue
         setting, _ = chosen
         row = dict(
@@ -94,67 +100,73 @@ def compare(name: str, engines, queries: np.ndarray, truth: np.ndarray, rounds: 
     for _ in range(rounds):
         for batch in BATCHES:
             for i, search in enumerate(searches):
-                found, seconds = run(search, queries[1::2], batch)
+                ids, seconds = run(search, queries[1::2], batch)
                 fastest[i, batch] = min(fastest[i, batch], seconds)
-                rows[i]['recall'] = recall(found, truth[1::2])
+                rows[i]['recall'] = recall(ids, truth[1::2])
     for i, row in enumerate(rows):
         row |= {f'qps_{batch}': len(queries[1::2]) / fastest[i, batch] for batch in BATCHES}
     print(f'\n| {name} | recall@3 | q/s at batch 1 | 32 | 256 | build s | memory MB | index MB |')
     print('|---|---|---|---|---|---|---|---|')
     for row in rows:
-        speed = ' | '.join(f'{row[f"qps_{batch}"]:.0f}' for batch in BATCHES)
-        print(
-            f'| {row["family"]} ({row["build"]}; {", ".join(map(str, row["setting"]))}) | {row["recall"]:.3f} | '
-            f'{speed} | '
-            f'{row["build_s"]:.0f} | {row["memory_mb"]:.0f} | {row["size_mb"]:.0f} |'
-        )
+        setting_text = ', '.join(map(str, row['setting']))
+        cells = [f'{row["family"]} ({row["build"]}; {setting_text})', f'{row["recall"]:.3f}']
+        cells += [f'{row[f"qps_{batch}"]:.0f}' for batch in BATCHES]
+        cells += [f'{row[name]:.0f}' for name in ('build_s', 'memory_mb', 'size_mb')]
+        print('| ' + ' | '.join(cells) + ' |')
     print(flush=True)
     return rows
 
 
 def titles(
-    vectors: np.ndarray, asked: np.ndarray, passages, questions
+    vectors: np.ndarray, question_vectors: np.ndarray, passages, questions
 ) -> dict[str, dict[str, float]]:
-    """Title recall@3 in percent by benchmark, as the shared README defines it: BM25, exact and ScaNN over MiniLM."""
-    names, texts = [p[0] for p in passages], [p[1] for p in passages]
-    bm25 = Bm25Index.build(names, texts)
-    corpus, blind = MemoryCorpus(names, texts), data.encoder()
-    indexes = {
-        'exact': ExactIndex(blind, corpus, vectors),
-        'scann': ScannIndex(blind, corpus, vectors),
+    """Returns title recall@3 in percent, by benchmark and index: BM25, exact and ScaNN over MiniLM.
+
+    Title recall is the share of a question's supporting titles among the titles of the passages found.
+    """
+    names = [title for title, _ in passages]
+    texts = [text for _, text in passages]
+    corpus = MemoryCorpus(names, texts)
+    encoder = data.encoder()
+    ids_by_index = {
+        'exact': ExactIndex(encoder, corpus, vectors).search_vectors(question_vectors, K)[0],
+        'scann': ScannIndex(encoder, corpus, vectors).search_vectors(question_vectors, K)[0],
     }
-    found = {kind: index.search_vectors(asked, K)[0] for kind, index in indexes.items()}
-    found['bm25'] = bm25.search([q['question'] for q in questions], K)[0]
+    question_texts = [question['question'] for question in questions]
+    ids_by_index['bm25'] = Bm25Index.build(names, texts).search(question_texts, K)[0]
     result: dict[str, dict[str, float]] = {}
     for benchmark in data.BENCHMARKS:
-        rows = [
-            i
-            for i, q in enumerate(questions)
-            if q['benchmark'] == benchmark and q.get('supporting_titles')
-        ]
-        if rows:
-            result[benchmark] = {}
-            for kind, ids in found.items():
-                shown = [{names[at] for at in ids[i] if at >= 0} for i in rows]
-                gold = [questions[i]['supporting_titles'] for i in rows]
-                shares = [np.mean([title in s for title in g]) for s, g in zip(shown, gold)]
-                result[benchmark][kind] = 100 * float(np.mean(shares))
+        rows = []
+        for i, question in enumerate(questions):
+            if question['benchmark'] == benchmark and question.get('supporting_titles'):
+                rows.append(i)
+        if not rows:
+            continue
+        result[benchmark] = {}
+        for kind, ids in ids_by_index.items():
+            shares = []
+            for i in rows:
+                returned_titles = {names[row] for row in ids[i] if row >= 0}
+                supporting_titles = questions[i]['supporting_titles']
+                shares.append(np.mean([title in returned_titles for title in supporting_titles]))
+            result[benchmark][kind] = 100 * float(np.mean(shares))
     return result
 
 
+# Program of the client process: concurrent connections, each with one query at a time.
 LOAD = """
 import http.client, json, sys, threading, time
 host, port, clients, queries = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), json.load(sys.stdin)
 seconds = []
-def work(mine):
+def send_queries(own_queries):
     connection = http.client.HTTPConnection(host, port)
-    for query in mine:
+    for query in own_queries:
         start = time.perf_counter()
         connection.request('POST', '/retrieve', json.dumps({'queries': [query], 'topk': 3, 'return_scores': True}))
         reply = json.loads(connection.getresponse().read())
         assert len(reply['result'][0]) == 3
         seconds.append(time.perf_counter() - start)
-threads = [threading.Thread(target=work, args=(queries[i::clients],)) for i in range(clients)]
+threads = [threading.Thread(target=send_queries, args=(queries[i::clients],)) for i in range(clients)]
 start = time.perf_counter()
 [t.start() for t in threads]; [t.join() for t in threads]
 print(json.dumps({'total': time.perf_counter() - start, 'seconds': seconds}))
@@ -162,10 +174,10 @@ print(json.dumps({'total': time.perf_counter() - start, 'seconds': seconds}))
 
 
 def serve(vectors: np.ndarray, passages, questions, clients: int = 32) -> dict[str, float]:
-    """Queries/s of the server with concurrent clients, each with one query at a time, beside the index asked directly.
+    """Returns rates of the server with concurrent clients, and of direct calls of the index.
 
-    The clients are another process, but on one core they take their time from the server: so the processor time that
-    the server itself needs for the same queries is compared as well.
+    The clients run in another process, but on the same core, so they slow the server down. Therefore the CPU time of
+    the server process for the same queries is compared as well.
     """
     import uvicorn
 
@@ -174,7 +186,8 @@ def serve(vectors: np.ndarray, passages, questions, clients: int = 32) -> dict[s
     )
     queries = [q['question'] for q in questions][:960]
     backend = client.InProcess(index)
-    backend.retrieve(queries, K)  # compiles every length
+    # Compiles the encoder for every length.
+    backend.retrieve(queries, K)
     app = server.App(lambda: (index, 'benchmark'), server.Limits())
     runner = uvicorn.Server(uvicorn.Config(app.asgi, port=0, log_level='error'))
     thread = threading.Thread(target=runner.run, daemon=True)
@@ -211,83 +224,94 @@ def serve(vectors: np.ndarray, passages, questions, clients: int = 32) -> dict[s
 
 
 def words(passages, questions) -> dict[str, float]:
-    """Queries/s of BM25: ours, and bm25s's own call on the same index, in turns."""
+    """Returns queries/s of our BM25 index and of a direct call of bm25s on the same index, measured in turns."""
     import bm25s
 
     index = Bm25Index.build([p[0] for p in passages], [p[1] for p in passages])
     queries = [q['question'] for q in questions]
-    own, peer = [], []
+    our_seconds = []
+    peer_seconds = []
     for _ in range(3):
         start = time.perf_counter()
         index.search(queries, K)
-        own.append(time.perf_counter() - start)
+        our_seconds.append(time.perf_counter() - start)
         start = time.perf_counter()
         tokens = bm25s.tokenize(
             queries, stopwords='en', stemmer=index._stemmer, show_progress=False
         )
         index._bm25.retrieve(tokens, k=K, show_progress=False)
-        peer.append(time.perf_counter() - start)
-    return dict(bm25_qps=len(queries) / min(own), bm25s_qps=len(queries) / min(peer))
+        peer_seconds.append(time.perf_counter() - start)
+    return dict(
+        bm25_qps=len(queries) / min(our_seconds), bm25s_qps=len(queries) / min(peer_seconds)
+    )
 
 
 def all_engines(vectors: np.ndarray, variants: tuple[str, ...], hnsw: bool) -> Iterator[Engine]:
-    """Built one after another, as they are asked for."""
+    """Yields all engines. Each is built only when it is requested."""
     yield from scann_engines(vectors, variants)
     yield from faiss_engines(vectors, hnsw)
 
 
 def best(rows: list[dict], family: str) -> dict:
-    """The row of a family that answers fastest at batches of 32."""
-    return max(
-        (row for row in rows if row['family'].startswith(family)), key=lambda row: row['qps_32']
-    )
+    """Returns the fastest row of a family at batches of 32."""
+    family_rows = [row for row in rows if row['family'].startswith(family)]
+    return max(family_rows, key=lambda row: row['qps_32'])
 
 
 def main(argv=None) -> None:
-    """Prints tables, then one JSON line."""
+    """Prints the tables, then one JSON line."""
     parser = argparse.ArgumentParser(
         prog='python -m benchmarks.retrieval',
         description=__doc__.split('\n')[0],
         epilog='example:\n  python -m benchmarks.retrieval --texts 20000 --synthetic 0',
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument('--texts', type=int, default=data.TEXTS, help='real vectors')
+    parser.add_argument('--texts', type=int, default=data.TEXTS, help='number of real vectors')
     parser.add_argument(
-        '--synthetic', type=int, default=1_000_000, help='synthetic vectors; 0: none'
+        '--synthetic', type=int, default=1_000_000, help='number of synthetic vectors'
     )
     parser.add_argument(
         '--rounds', type=int, default=3, help='timings of every index in turn; the fastest counts'
     )
     args = parser.parse_args(argv)
     if not data.SHARED.is_dir():
-        sys.exit(f'the corpus is not there: {data.SHARED}')
+        sys.exit(f'benchmarks.retrieval: the shared corpus is missing: {data.SHARED}')
     start, passages, questions = time.perf_counter(), data.passages(), data.questions()
     figures: dict[str, float] = dict(
         texts=args.texts, synthetic=args.synthetic, cores=len(os.sched_getaffinity(0))
     )
-    vectors, asked = data.embeddings(args.texts), data.question_embeddings(questions)
+    vectors, question_vectors = data.embeddings(args.texts), data.question_embeddings(questions)
 
     row = {text: i for i, text in enumerate(data.texts()[: len(vectors)])}
     of_passages = vectors[[row[contents(*p)] for p in passages]]
-    shares = titles(of_passages, asked, passages, questions)
+    shares = titles(of_passages, question_vectors, passages, questions)
     print('| title recall@3, % | ' + ' | '.join(shares) + ' |\n|---|' + '---|' * len(shares))
     for kind in ('bm25', 'exact', 'scann'):
-        print(f'| {kind} | ' + ' | '.join(f'{found[kind]:.1f}' for found in shares.values()) + ' |')
-        figures[f'title_recall_{kind}'] = float(np.mean([found[kind] for found in shares.values()]))
+        recalls = [by_index[kind] for by_index in shares.values()]
+        print(f'| {kind} | ' + ' | '.join(f'{value:.1f}' for value in recalls) + ' |')
+        figures[f'title_recall_{kind}'] = float(np.mean(recalls))
     figures |= words(passages, questions) | serve(of_passages, passages, questions)
     print({name: round(value, 3) for name, value in figures.items()}, flush=True)
 
     engines = all_engines(vectors, tuple(VARIANTS), hnsw=True)
     rows = compare(
-        f'{len(vectors)} MiniLM vectors', engines, asked, exact(vectors, asked), args.rounds
+        f'{len(vectors)} MiniLM vectors',
+        engines,
+        question_vectors,
+        exact(vectors, question_vectors),
+        args.rounds,
     )
     figures |= summary(rows, '')
     if args.synthetic:
         del rows
-        vectors, asked = data.synthetic(args.synthetic)
+        vectors, question_vectors = data.synthetic(args.synthetic)
         engines = all_engines(vectors, ('float32', 'float32, SOAR'), hnsw=False)
         rows = compare(
-            f'{len(vectors)} synthetic vectors', engines, asked, exact(vectors, asked), args.rounds
+            f'{len(vectors)} synthetic vectors',
+            engines,
+            question_vectors,
+            exact(vectors, question_vectors),
+            args.rounds,
         )
         figures |= summary(rows, 'synthetic_')
     figures['minutes'] = (time.perf_counter() - start) / 60
@@ -295,13 +319,15 @@ def main(argv=None) -> None:
 
 
 def summary(rows: list[dict], prefix: str) -> dict[str, float]:
-    """What the JSON line says of one table."""
-    scann, own, peer = best(rows, 'ScaNN'), best(rows, 'retrieval'), best(rows, 'FAISS')
+    """Returns the entries of one table in the JSON line."""
+    scann = best(rows, 'ScaNN')
+    ours = best(rows, 'retrieval')
+    peer = best(rows, 'FAISS')
     return {
         f'{prefix}scann_recall_at_3': scann['recall'],
         f'{prefix}scann_vs_best_faiss': scann['qps_32'] / peer['qps_32'],
-        f'{prefix}ours_vs_best_faiss': own['qps_32'] / peer['qps_32'],
-        f'{prefix}ours_recall_at_3': own['recall'],
+        f'{prefix}ours_vs_best_faiss': ours['qps_32'] / peer['qps_32'],
+        f'{prefix}ours_recall_at_3': ours['recall'],
     }
 
 

@@ -1,6 +1,6 @@
-"""Approximate indexes of ScaNN and FAISS behind one call, each with a grid of settings to be tuned over.
+"""Approximate indexes of ScaNN and FAISS with one interface, each with a grid of search settings.
 
-An engine is built once per build setting; what can be set per search is swept without building again.
+An index is built once per build setting. Settings that apply to a search are varied without building again.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ import numpy as np
 from zeroplay_jax.retrieval import index as index_lib
 from zeroplay_jax.retrieval.corpus import MemoryCorpus
 
-# Name: what ScaNN reorders with, threshold of anisotropic quantisation, λ of SOAR (None: every vector in one leaf).
+# Name → dtype of reordering, threshold of anisotropic quantisation, λ of SOAR (None: every vector in one leaf).
 VARIANTS: dict[str, tuple[str, float, float | None]] = {
     'float32': ('FLOAT32', 0.2, None),
     'bfloat16': ('BFLOAT16', 0.2, None),
@@ -28,12 +28,22 @@ VARIANTS: dict[str, tuple[str, float, float | None]] = {
     'float32, SOAR': ('FLOAT32', 0.2, 1.5),
 }
 
-Search = Callable[[np.ndarray, int], np.ndarray]  # unit vectors [B, D], k → ids [B, k]
+# Unit vectors [B, D], k → ids [B, k].
+Search = Callable[[np.ndarray, int], np.ndarray]
 
 
 @dataclasses.dataclass
 class Engine:
-    """One built index: `settings` to sweep, and `search(setting)` that returns the search function of one."""
+    """A built index.
+
+    Attributes:
+      family, build: its kind and its build setting, for the tables.
+      seconds: time of building.
+      memory: bytes that building added to the process.
+      size: bytes of the serialised index.
+      settings: search settings to tune over.
+      search: returns the search function of a setting.
+    """
 
     family: str
     build: str
@@ -45,33 +55,35 @@ class Engine:
 
 
 def resident() -> int:
-    """Bytes of memory this process holds."""
+    """Returns the resident memory of this process in bytes."""
     pages = int(pathlib.Path('/proc/self/statm').read_text().split()[1])
     return pages * os.sysconf('SC_PAGE_SIZE')
 
 
 def _timed(make) -> tuple[Any, float, int]:
-    before, start = resident(), time.perf_counter()
-    made = make()
-    return made, time.perf_counter() - start, resident() - before
+    """Returns (result of `make`, seconds, bytes of memory that it added)."""
+    memory_before = resident()
+    started = time.perf_counter()
+    result = make()
+    return result, time.perf_counter() - started, resident() - memory_before
 
 
 def faiss_engines(vectors: np.ndarray, hnsw: bool) -> Iterator[Engine]:
-    """IVF-Flat, IVF-PQ fast-scan with refinement, and (where asked for) HNSW, on one thread."""
+    """Yields IVF-Flat, IVF-PQ fast-scan with refinement, and with `hnsw` HNSW, on one thread."""
     faiss.omp_set_num_threads(1)
     rows, dimension = vectors.shape
     lists = 1 << round(math.log2(4 * math.sqrt(rows)))
     probes = [p for p in (4, 8, 12, 16, 24, 32, 48, 64, 96, 128) if p <= lists]
 
-    def built(recipe):
-        found = faiss.index_factory(dimension, recipe, faiss.METRIC_INNER_PRODUCT)
-        faiss.extract_index_ivf(found).cp.max_points_per_centroid = 64
-        found.train(vectors[:: max(1, rows // 100_000)])
-        found.add(vectors)
-        return found
+    def build(factory):
+        index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
+        faiss.extract_index_ivf(index).cp.max_points_per_centroid = 64
+        index.train(vectors[:: max(1, rows // 100_000)])
+        index.add(vectors)
+        return index
 
-    recipe = f'IVF{lists},Flat'
-    flat, seconds, memory = _timed(lambda: built(recipe))
+    factory = f'IVF{lists},Flat'
+    flat, seconds, memory = _timed(lambda: build(factory))
 
     def flat_search(nprobe):
         def search(q, k):
@@ -82,10 +94,10 @@ def faiss_engines(vectors: np.ndarray, hnsw: bool) -> Iterator[Engine]:
 
     size = len(faiss.serialize_index(flat))
     yield Engine(
-        'FAISS IVF-Flat', recipe, seconds, memory, size, [(p,) for p in probes], flat_search
+        'FAISS IVF-Flat', factory, seconds, memory, size, [(p,) for p in probes], flat_search
     )
-    recipe = f'IVF{lists},PQ{dimension // 2}x4fs,RFlat'
-    refined, seconds, memory = _timed(lambda: built(recipe))
+    factory = f'IVF{lists},PQ{dimension // 2}x4fs,RFlat'
+    refined, seconds, memory = _timed(lambda: build(factory))
     inner = faiss.extract_index_ivf(refined)
 
     def refined_search(nprobe, factor):
@@ -97,7 +109,7 @@ def faiss_engines(vectors: np.ndarray, hnsw: bool) -> Iterator[Engine]:
 
     size = len(faiss.serialize_index(refined))
     grid = [(p, factor) for p in probes for factor in (4, 8, 16)]
-    yield Engine('FAISS IVF-PQ fast-scan', recipe, seconds, memory, size, grid, refined_search)
+    yield Engine('FAISS IVF-PQ fast-scan', factory, seconds, memory, size, grid, refined_search)
     if hnsw:
         graph = faiss.IndexHNSWFlat(dimension, 24, faiss.METRIC_INNER_PRODUCT)
         graph.hnsw.efConstruction = 100
@@ -118,7 +130,7 @@ def faiss_engines(vectors: np.ndarray, hnsw: bool) -> Iterator[Engine]:
 
 
 def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engine]:
-    """ScaNN's library call in the variants named (see `VARIANTS`), and our index over it."""
+    """Yields ScaNN in the named variants (keys of `VARIANTS`), and our index, which uses ScaNN."""
     scann = index_lib._scann()
     rows = len(vectors)
     leaves = max(16, 1 << round(math.log2(2 * math.sqrt(rows))))
@@ -153,13 +165,21 @@ def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engin
             return search
 
         yield Engine(
-            f'ScaNN {name}', f'{leaves} leaves', seconds, memory, _saved(searcher), grid, library
+            f'ScaNN {name}',
+            f'{leaves} leaves',
+            seconds,
+            memory,
+            _serialised_size(searcher),
+            grid,
+            library,
         )
-    blanks, blind = [''] * rows, typing.cast(Any, _Blind(vectors.shape[1]))
+    # Our index needs a corpus and an encoder, but these searches are by vector and use neither.
+    no_texts = [''] * rows
+    no_encoder = typing.cast(Any, _NoEncoder(vectors.shape[1]))
     ours, seconds, memory = _timed(
         lambda: index_lib.ScannIndex(
-            blind,
-            MemoryCorpus(blanks, blanks),
+            no_encoder,
+            MemoryCorpus(no_texts, no_texts),
             vectors,
             leaves=leaves,
             overfetch=8,
@@ -167,7 +187,7 @@ def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engin
         )
     )
 
-    def own(searched, reorder):
+    def search_ours(searched, reorder):
         def search(q, k):
             ours._leaves_searched, ours._reordered = searched, reorder
             return ours.search_vectors(q, k)[0]
@@ -179,20 +199,22 @@ def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engin
         f'{leaves} leaves',
         seconds,
         memory,
-        _saved(ours._searcher),
+        _serialised_size(ours._searcher),
         grid,
-        own,
+        search_ours,
     )
 
 
-class _Blind:
-    """An encoder for searches by vector."""
+class _NoEncoder:
+    """Replaces the encoder in an index that is searched by vector only."""
 
     def __init__(self, dimension: int):
-        self.dimension, self.settings = dimension, {}
+        self.dimension = dimension
+        self.settings: dict[str, Any] = {}
 
 
-def _saved(searcher) -> int:
+def _serialised_size(searcher) -> int:
+    """Returns the bytes of the serialised searcher."""
     with tempfile.TemporaryDirectory() as folder:
         searcher.serialize(folder)
         return sum(path.stat().st_size for path in pathlib.Path(folder).iterdir())

@@ -1,12 +1,14 @@
-"""The update step and the sampler's programs, compiled for TPU slices ahead of time, with libtpu and without a TPU.
+"""Compiles the update step and the sampler's programs for TPU slices ahead of time, with libtpu and without a TPU.
 
     python -m benchmarks.tpu_aot                                            # five models × four slices: an hour
     python -m benchmarks.tpu_aot --model qwen2.5-3b --topology v5e:4x4
 
-Per program: whether it fits into a chip's memory beside everything else that is there then, and with which rows, slots
-and offloading; its operations against those that the mathematics asks for; its collectives; and the least time that
-the chip's peaks allow. What was found is kept in benchmarks/results/tpu_aot.json and not compiled again, unless --again
-is given; the last line is one JSON object. How the columns come about: benchmarks/README.md.
+For every program: whether it fits into a chip's memory together with everything else that is there at the same time,
+and with which rows, slots and offloading; its operations relative to the least number; its collectives; and the least
+time at the chip's peak rates. benchmarks/README.md explains the columns.
+
+Results are stored in benchmarks/results/tpu_aot.json and compiled again only with --again. The last line is one JSON
+object.
 """
 
 from __future__ import annotations
@@ -23,124 +25,151 @@ from typing import Any
 
 import jax
 
-from benchmarks import roofline, tpu_programs, tpu_shapes
+from benchmarks import roofline, tpu_costs, tpu_programs, tpu_shapes
 from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.types import UserError
 
 RESULTS = pathlib.Path(__file__).parent / 'results' / 'tpu_aot.json'
 GIB = 2**30
-# Rows per data shard of a micro-batch, and slots of a host, in the order in which they are tried.
+# Rows per data shard of a micro-batch, in the order in which they are tried.
 ROWS = {'v5e': (1,), 'v6e': (2, 1), 'v5p': (2, 1)}
-ENOUGH, FEW = (256, 128, 64), (32, 16, 8, 4)
-OTHER = "other role's masters and moments"
-# What leaves the chip when memory is short, first to last; slots are empty during an update and are freed.
+# Slots of a host, likewise. The few are tried only where 64 never fit.
+ENOUGH_SLOTS = (256, 128, 64)
+FEW_SLOTS = (32, 16, 8, 4)
+OTHER_ROLE = "other role's masters and moments"
+OTHER_VIEW = "other role's view"
+OTHER_SLOTS = "other role's slots"
+# What leaves the chip when memory is short, in this order. Slots are empty during an update and are freed.
 OFFLOAD = {
-    'rollout': (OTHER, 'reference', 'teacher', 'moments', 'masters'),
-    'update': (OTHER, 'reference', 'teacher', 'slots', "other role's view", 'view', 'moments'),
+    'rollout': (OTHER_ROLE, 'reference', 'teacher', 'moments', 'masters'),
+    'update': (OTHER_ROLE, 'reference', 'teacher', 'slots', OTHER_VIEW, 'view', 'moments'),
 }
-HEADROOM = 1.25 * GIB  # for temporaries, when slots are chosen before anything is compiled
-
-
-# Columns of a row that `complete` makes.
+# Reserved for temporaries when slots are chosen before anything is compiled.
+HEADROOM = 1.25 * GIB
+# Columns of a row that `complete` computes. They are not taken from the stored results.
 DERIVED = (
-    'model topology mesh flops flops_ratio collectives roofline_seconds bound_by effort'.split()
+    'model',
+    'topology',
+    'mesh',
+    'flops',
+    'flops_ratio',
+    'collectives',
+    'roofline_seconds',
+    'bound_by',
+    'effort',
 )
-
-
-def say(*words) -> None:
-    """Progress, to stderr."""
-    print(time.strftime('%H:%M:%S'), *words, file=sys.stderr, flush=True)
+# Compiled programs of this process by model and shape: slices with the same host share their samplers' programs.
+_COMPILED: dict[tuple, tuple] = {}
 
 
 def settle(
     peak: int, beside: dict[str, int], order: tuple[str, ...], memory: float
 ) -> dict[str, Any]:
-    """What must leave the chip so that `peak` bytes of a program fit beside the rest: the shortest start of `order`."""
+    """Chooses what leaves the chip so that a program fits: the first entries of `order`, as few as possible.
+
+    Args:
+      peak: bytes of the program.
+      beside: bytes of everything else on the chip, by name.
+      order: names in the order in which they leave.
+      memory: bytes of the chip.
+
+    Returns:
+      {'fits', 'hbm_bytes': total on the chip, 'offloaded': names that left and had any bytes}.
+    """
     for count in range(len(order) + 1):
-        gone = [name for name in order[:count] if beside.get(name)]
-        total = peak + sum(size for name, size in beside.items() if name not in gone)
+        offloaded = [name for name in order[:count] if beside.get(name)]
+        total = peak + sum(beside.values()) - sum(beside[name] for name in offloaded)
         if total <= memory:
             break
-    return dict(fits=total <= memory, hbm_bytes=int(total), offloaded=gone)
-
-
-# What was compiled in this process: slices of one kind of host share their samplers' programs.
-_COMPILED: dict[tuple, tuple] = {}
+    return dict(fits=total <= memory, hbm_bytes=int(total), offloaded=offloaded)
 
 
 class Case:
     """One model on one slice."""
 
     def __init__(self, name: str, topology: str, effort: float):
-        self.name, self.topology, self.effort = name, topology, effort
+        self.name = name
+        self.topology = topology
+        self.effort = effort
         self.slice = tpu_shapes.TOPOLOGIES[topology]
         self.mesh = tpu_programs.mesh_of(name, topology)
         self.host = tpu_programs.host_mesh(name, topology)
         self.shards = self.mesh.shape['replica'] * self.mesh.shape['fsdp']
-        size = tpu_programs.bytes_per_chip
         state = tpu_programs.learner(name, self.mesh, self.shards).state
-        masters, moments = size(state['params']), size(state['opt'])
-        view = size(tpu_programs.published(name, self.host))
-        # Two players with weights of their own that are both trained, a reference and a teacher.
-        self.state = {OTHER: masters + moments, 'reference': masters, 'teacher': masters}
-        self.own = {'moments': moments, 'masters': masters}
-        self.views = {'view': view, "other role's view": view}
+        masters = tpu_programs.bytes_per_chip(state['params'])
+        moments = tpu_programs.bytes_per_chip(state['opt'])
+        view = tpu_programs.bytes_per_chip(tpu_programs.published(name, self.host))
+        # Two trained roles with weights of their own, a reference and a teacher.
+        self.state = {OTHER_ROLE: masters + moments, 'reference': masters, 'teacher': masters}
+        self.own_state = {'moments': moments, 'masters': masters}
+        self.views = {'view': view, OTHER_VIEW: view}
         self.slots = 0
 
     def slot_bytes(self, slots: int) -> int:
-        """Bytes per chip of one role's slots."""
-        return tpu_programs.bytes_per_chip(tpu_programs.slots(self.name, self.host, slots)[1])
+        """Returns the bytes per chip of one role's slots."""
+        _, shapes = tpu_programs.slots(self.name, self.host, slots)
+        return tpu_programs.bytes_per_chip(shapes)
 
-    def sizes(self) -> list[int]:
-        """Slots to try: as many as fit, with as little offloaded as leaves room for 64."""
-        memory, views = self.slice.chip.memory - HEADROOM, sum(self.views.values())
-        need = {n: 2 * self.slot_bytes(n) + views for n in (*ENOUGH, *FEW)}
+    def slot_counts(self) -> list[int]:
+        """Returns the slot counts to try: the largest that fit, with the least offloading that makes 64 fit."""
+        memory = self.slice.chip.memory - HEADROOM
+        views = sum(self.views.values())
+        need = {}
+        for slots in (*ENOUGH_SLOTS, *FEW_SLOTS):
+            need[slots] = 2 * self.slot_bytes(slots) + views
+        state = self.state | self.own_state
         for count in range(len(OFFLOAD['rollout']) + 1):
-            rest = sum(
-                v for k, v in (self.state | self.own).items() if k not in OFFLOAD['rollout'][:count]
-            )
-            fitting = [n for n in ENOUGH if need[n] + rest <= memory]
+            offloaded = OFFLOAD['rollout'][:count]
+            on_chip = sum(size for name, size in state.items() if name not in offloaded)
+            fitting = [slots for slots in ENOUGH_SLOTS if need[slots] + on_chip <= memory]
             if fitting:
-                break
-        return [*fitting, *FEW] if fitting else [n for n in FEW if need[n] <= memory] or [FEW[-1]]
+                return [*fitting, *FEW_SLOTS]
+        few_fitting = [slots for slots in FEW_SLOTS if need[slots] <= memory]
+        return few_fitting or [FEW_SLOTS[-1]]
 
     def compile(self, key: tuple, lowered) -> tuple[tpu_programs.Compiled | None, dict]:
-        """(program, what to note of it); no program where the compiler ran out of memory. One compile per `key`."""
+        """Compiles a program once per `key`.
+
+        Returns:
+          The program, None where the compiler ran out of memory, and the columns of its row.
+        """
         key = (self.name, *key)
-        if key not in _COMPILED:
-            began = time.perf_counter()
-            try:
-                program = tpu_programs.compile_program(lowered, self.effort)
-                noted: dict = dict(arguments=program.arguments, temporaries=program.temporaries)
-            except tpu_programs.OutOfMemory as error:
-                program, noted = None, dict(fits=False, hbm_bytes=0, offloaded=[], error=str(error))
-            program = program and dataclasses.replace(program, text='')
-            _COMPILED[key] = (
-                program,
-                noted | dict(compile_seconds=round(time.perf_counter() - began, 1)),
-            )
+        if key in _COMPILED:
+            return _COMPILED[key]
+        started = time.perf_counter()
+        program = None
+        columns: dict[str, Any]
+        try:
+            program = tpu_programs.compile_program(lowered, self.effort)
+        except tpu_programs.OutOfMemory as error:
+            columns = dict(fits=False, hbm_bytes=0, offloaded=[], error=str(error))
+        else:
+            columns = dict(arguments=program.arguments, temporaries=program.temporaries)
+            # The text of a program is large and not needed any more.
+            program = dataclasses.replace(program, text='')
+        columns['compile_seconds'] = round(time.perf_counter() - started, 1)
+        _COMPILED[key] = (program, columns)
         return _COMPILED[key]
 
     def rollout(self) -> list[dict]:
-        """Rows of 'extend' and 'decode', with the most slots that fit."""
+        """Returns the rows of 'extend' and 'decode', with the most slots that fit."""
+        memory = self.slice.chip.memory
         rows: list[dict] = []
-        for slots in self.sizes():
-            own = self.slot_bytes(slots)
-            beside = (
-                self.state
-                | self.own
-                | {"other role's view": self.views['view'], "other role's slots": own}
-            )
+        for slots in self.slot_counts():
+            slot_bytes = self.slot_bytes(slots)
+            # The program's own arguments, this role's view and slots, count in its peak.
+            beside = self.state | self.own_state
+            beside |= {OTHER_VIEW: self.views['view'], OTHER_SLOTS: slot_bytes}
             rows = []
             for program, lowered in tpu_programs.lower_sampler(self.name, self.host, slots).items():
-                compiled, noted = self.compile((self.slice.host, slots, program), lowered)
+                compiled, columns = self.compile((self.slice.host, slots, program), lowered)
                 if compiled:
-                    noted = noted | settle(
-                        compiled.peak, beside, OFFLOAD['rollout'], self.slice.chip.memory
-                    )
-                rows.append(dict(program=program, slots=slots, slot_bytes=own, **noted))
-                say(self.name, self.topology, program, f'{slots} slots', summary(rows[-1]))
-                if not rows[-1]['fits']:
+                    columns = columns | settle(compiled.peak, beside, OFFLOAD['rollout'], memory)
+                rows.append(dict(program=program, slots=slots, slot_bytes=slot_bytes, **columns))
+                tpu_programs.log(
+                    self.name, self.topology, program, f'{slots} slots', summary(columns)
+                )
+                if not columns['fits']:
                     break
             self.slots = slots
             if all(row['fits'] for row in rows):
@@ -148,214 +177,160 @@ class Case:
         return rows
 
     def update(self) -> dict:
-        """The row of 'update', with the most rows per micro-batch that fit."""
+        """Returns the row of 'update', with the most rows per micro-batch that fit."""
+        memory = self.slice.chip.memory
+        generation, _, _ = self.topology.partition(':')
         row: dict[str, Any] = {}
-        for per_shard in ROWS[self.topology.split(':')[0]]:
-            rows = per_shard * self.shards
+        for rows_per_shard in ROWS[generation]:
+            rows = rows_per_shard * self.shards
             lowered = tpu_programs.learner(self.name, self.mesh, rows).lower('solver')
-            row = dict(
-                program='update',
-                micro_rows=rows,
-                micro_batches=-(-tpu_programs.ROWS // rows),
-                parts={},
-            )
-            for part, others in self.beside_update().items():
-                compiled, noted = self.compile((self.topology, rows, part), lowered[part])
+            parts = {}
+            for part, beside in self.beside_update().items():
+                compiled, columns = self.compile((self.topology, rows, part), lowered[part])
                 if compiled:
-                    noted = noted | settle(
-                        compiled.peak, others, OFFLOAD['update'], self.slice.chip.memory
-                    )
-                row['parts'][part] = noted
-                say(self.name, self.topology, part, f'{rows} rows', summary(noted))
-                if not noted['fits']:
+                    columns = columns | settle(compiled.peak, beside, OFFLOAD['update'], memory)
+                parts[part] = columns
+                tpu_programs.log(self.name, self.topology, part, f'{rows} rows', summary(columns))
+                if not columns['fits']:
                     break
-            row |= self.step(row['parts'])
+            micro_batches = -(-tpu_programs.ROWS // rows)
+            row = dict(program='update', micro_rows=rows, micro_batches=micro_batches, parts=parts)
+            row |= self.step(parts)
             if row['fits']:
                 break
         return row
 
     def beside_update(self) -> dict[str, dict[str, int]]:
-        """Per program of an update: what there is besides its own arguments."""
+        """Returns, per program of an update, what is on the chip besides its arguments."""
         beside = self.state | self.views | {'slots': 2 * self.slot_bytes(self.slots)}
-        return dict(accumulate=beside | {'moments': self.own['moments']}, apply=beside)
+        # The moments are an argument of 'apply'.
+        return dict(accumulate=beside | {'moments': self.own_state['moments']}, apply=beside)
 
     def step(self, parts: dict[str, dict]) -> dict:
-        """An update of 'accumulate' and 'apply' as one program: what leaves the chip for one is gone for both."""
-        off = max((part['offloaded'] for part in parts.values()), key=len)
+        """Returns the columns of an update from those of its two programs.
+
+        What leaves the chip for one program is off the chip for both.
+        """
+        offloaded = max((part['offloaded'] for part in parts.values()), key=len)
         beside = self.beside_update()
-
-        def total(name: str) -> int:
-            gone = (other for other in off if other not in parts[name]['offloaded'])
-            return parts[name]['hbm_bytes'] - sum(beside[name].get(other, 0) for other in gone)
-
-        most = lambda name: max(part.get(name, 0) for part in parts.values())
+        totals = []
+        for name, part in parts.items():
+            total = part['hbm_bytes']
+            for other in offloaded:
+                if other not in part['offloaded']:
+                    total -= beside[name].get(other, 0)
+            totals.append(total)
         errors = [part['error'] for part in parts.values() if 'error' in part]
-        return (dict(error=errors[0]) if errors else {}) | dict(
-            fits=all(part['fits'] for part in parts.values()),
-            hbm_bytes=0 if errors else max(map(total, parts)),
-            offloaded=off,
-            arguments=most('arguments'),
-            temporaries=most('temporaries'),
-            compile_seconds=sum(part['compile_seconds'] for part in parts.values()),
-        )
+        columns: dict[str, Any] = dict(error=errors[0]) if errors else {}
+        columns['fits'] = all(part['fits'] for part in parts.values())
+        columns['hbm_bytes'] = 0 if errors else max(totals)
+        columns['offloaded'] = offloaded
+        columns['arguments'] = max(part.get('arguments', 0) for part in parts.values())
+        columns['temporaries'] = max(part.get('temporaries', 0) for part in parts.values())
+        columns['compile_seconds'] = sum(part['compile_seconds'] for part in parts.values())
+        return columns
 
 
 def summary(row: dict) -> str:
-    """A row in a few words."""
+    """Returns a row in a few words, for the progress messages."""
     if 'error' in row:
         return f'does not compile: {row["error"]}'
-    out = f'{row["hbm_bytes"] / GIB:.1f} GiB, {"fits" if row["fits"] else "does not fit"}'
-    return out + (f', off the chip: {", ".join(row["offloaded"])}' if row['offloaded'] else '')
-
-
-def costs(name: str) -> dict[str, dict]:
-    """Per program: compiled and least operations of one chip and bytes of its collectives, one call each.
-
-    From unrolled programs of few layers with dense attention and no inner loops, on a v5p slice, whose memory holds
-    their scores; extrapolated to all layers. A call is a micro-batch of one row per data shard, an `extend` of
-    FILL_ROWS × CHUNK tokens, a step of `decode`.
-    """
-    topology, t = 'v5p:2x2x4', tpu_programs
-    mesh, host = t.mesh_of(name, topology), t.host_mesh(name, topology)
-    shards, slots = mesh.shape['replica'] * mesh.shape['fsdp'], ENOUGH[-1]
-    found: dict[str, list] = {'update': [], 'extend': [], 'decode': []}
-    for layers in (1, 2, 3):
-        lowered = (
-            {} if layers == 1 else {'extend': t.lower_sampler(name, host, slots, layers)['extend']}
-        )
-        if layers < 3:
-            lowered['decode'] = t.lower_sampler(name, host, slots, layers)['decode']
-            # A chunk as long as a chip's rows: the head without a loop.
-            unrolled = dict(layers=layers, attention='dense', scan=False, logit_chunk=t.TOKENS)
-            lowered['update'] = t.learner(name, mesh, shards, **unrolled).lower('solver')[
-                'accumulate'
-            ]
-        for program, low in lowered.items():
-            compiled = t.compile_program(low, plain=True)
-            found[program].append(
-                dict(flops=compiled.flops, moved=roofline.collectives(compiled.text))
-            )
-            say(name, program, f'{layers} layers unrolled: {compiled.flops:.3e} operations')
-    model, shapes = t.sized(name), t.parameters(t.sized(name))
-    chips, split, length = host.size, mesh.shape['model'], t.TOKENS
-    least = dict(
-        update=roofline.UPDATE_PASSES
-        * roofline.forward(model, shapes, length, length, True)
-        / split,
-        extend=roofline.forward(model, shapes, t.FILL_ROWS * t.CHUNK, length, False) / chips,
-        decode=roofline.forward(model, shapes, slots, length, True) / chips,
-    )
-    first = dict(update=1, extend=2, decode=1)
-    return {
-        program: _extrapolated(few, more, model.layers - first[program])
-        | dict(least_flops=least[program])
-        for program, (few, more) in found.items()
-    }
-
-
-def _extrapolated(few: dict, more: dict, layers: int) -> dict:
-    """`few` and as many further layers as are said, each adding what `more`, of one layer more, has above it."""
-    grow = lambda a, b: a + (b - a) * layers
-    kinds = sorted({*few['moved'], *more['moved']})
-    return dict(
-        flops=grow(few['flops'], more['flops']),
-        collectives={k: int(grow(few['moved'].get(k, 0), more['moved'].get(k, 0))) for k in kinds},
-    )
+    fits = 'fits' if row['fits'] else 'does not fit'
+    text = f'{row["hbm_bytes"] / GIB:.1f} GiB, {fits}'
+    if row['offloaded']:
+        text += f', off the chip: {", ".join(row["offloaded"])}'
+    return text
 
 
 def complete(case: Case, row: dict, cost: dict) -> dict:
-    """A row with what follows from the model's costs: ratio, collectives and least time of a step."""
-    one = cost[row['program']]
-    gathers = calls = 1.0
-    accessed = float(case.views['view'])
-    # Of memory only what cannot be avoided.
+    """Returns a row with the columns that follow from the model's costs: ratio, collectives and least time.
+
+    Args:
+      case: model and slice.
+      row: from `Case.rollout` or `Case.update`.
+      cost: result of `tpu_costs.costs`.
+    """
+    program_cost = cost[row['program']]
+    view = case.views['view']
+    # `calls` multiplies the operations and collectives of a call, `gathers` its gathers of weights. Bytes of memory are
+    # only those that cannot be avoided.
+    gathers = 1.0
     if row['program'] == 'update':
-        calls, gathers = (
-            tpu_programs.ROWS / case.shards,
-            row['micro_batches'],
-        )  # rows of a data shard; gathers of weights
-        # Per micro-batch: gathered weights are written twice and read thrice, gradients read and written; once a step:
-        # masters and moments read and written.
-        weights = case.views['view'] * case.host.shape['fsdp']
-        accessed = gathers * (5 * weights + 2 * case.own['masters']) + 3 * case.own['moments']
+        # A call of the cost has one row per data shard; weights are gathered once per micro-batch.
+        calls = tpu_programs.ROWS / case.shards
+        gathers = row['micro_batches']
+        # Per micro-batch, gathered weights are written twice and read three times, gradients are read and written.
+        # Once per step, masters and moments are read and written.
+        weights = view * case.host.shape['fsdp']
+        per_micro_batch = 5 * weights + 2 * case.own_state['masters']
+        accessed = gathers * per_micro_batch + 3 * case.own_state['moments']
     elif row['program'] == 'extend':
-        accessed += row['slot_bytes'] * min(tpu_programs.FILL_ROWS / row['slots'], 1)
+        calls = 1.0
+        share_of_slots = min(tpu_programs.FILL_ROWS / row['slots'], 1)
+        accessed = float(view) + row['slot_bytes'] * share_of_slots
     else:
-        calls = row['slots'] / ENOUGH[-1]
-        accessed += row['slot_bytes']
-    moved = {
-        k: int(size * (gathers if k == 'all-gather' else calls))
-        for k, size in one['collectives'].items()
-    }
-    seconds, by = roofline.bound(
-        case.slice.chip, one['flops'] * calls, accessed, sum(moved.values())
-    )
+        calls = row['slots'] / tpu_costs.SLOTS
+        accessed = float(view) + row['slot_bytes']
+    flops = program_cost['flops'] * calls
+    moved = {}
+    for kind, size in program_cost['collectives'].items():
+        moved[kind] = int(size * (gathers if kind == 'all-gather' else calls))
+    seconds, resource = roofline.bound(case.slice.chip, flops, accessed, sum(moved.values()))
     return dict(
         model=case.name,
         topology=case.topology,
         mesh=dict(case.mesh.shape),
         **row,
-        flops=one['flops'] * calls,
-        flops_ratio=round(one['flops'] / one['least_flops'], 3),
+        flops=flops,
+        flops_ratio=round(program_cost['flops'] / program_cost['least_flops'], 3),
         collectives=moved,
         roofline_seconds=seconds,
-        bound_by=by,
+        bound_by=resource,
         effort=case.effort,
     )
 
 
 def table(rows: list[dict]) -> str:
-    """The rows as Markdown."""
+    """Returns the rows as a Markdown table."""
     head = 'model | slice | program | setting | fits | HBM, GiB | arguments | temporaries | off the chip'
-    lines = [
-        f'| {head} | operations ÷ least | collectives, GiB | least time, ms |',
-        '|' + '---|' * 12,
-    ]
+    lines = [f'| {head} | operations ÷ least | collectives, GiB | least time, ms |']
+    lines.append('|' + '---|' * 12)
     for row in rows:
-        setting = (
-            f'{row["slots"]} slots'
-            if 'slots' in row
-            else f'{row["micro_rows"]} rows × {row["micro_batches"]}'
-        )
-        sizes = [row.get(name) for name in ('hbm_bytes', 'arguments', 'temporaries')]
-        moved = (
-            ', '.join(f'{k} {v / GIB:.2f}' for k, v in row['collectives'].items() if v > GIB / 200)
-            or '–'
-        )
-        cells = [
-            row['model'],
-            row['topology'],
-            row['program'],
-            setting,
-            'yes' if row['fits'] else '**no**',
-        ]
-        cells += [f'{size / GIB:.1f}' if size else '–' for size in sizes] + [
-            '; '.join(row['offloaded']) or '–'
-        ]
-        cells += [
-            f'{row["flops_ratio"]:.2f}',
-            moved,
-            f'{row["roofline_seconds"] * 1e3:.3g} ({row["bound_by"]})',
-        ]
+        if 'slots' in row:
+            setting = f'{row["slots"]} slots'
+        else:
+            setting = f'{row["micro_rows"]} rows × {row["micro_batches"]}'
+        collectives = []
+        for kind, size in row['collectives'].items():
+            # Smaller ones would be printed as 0.00.
+            if size > GIB / 200:
+                collectives.append(f'{kind} {size / GIB:.2f}')
+        cells = [row['model'], row['topology'], row['program'], setting]
+        cells.append('yes' if row['fits'] else '**no**')
+        for column in ('hbm_bytes', 'arguments', 'temporaries'):
+            size = row.get(column)
+            cells.append(f'{size / GIB:.1f}' if size else '–')
+        cells.append('; '.join(row['offloaded']) or '–')
+        cells.append(f'{row["flops_ratio"]:.2f}')
+        cells.append(', '.join(collectives) or '–')
+        cells.append(f'{row["roofline_seconds"] * 1e3:.3g} ({row["bound_by"]})')
         lines.append('| ' + ' | '.join(cells) + ' |')
     return '\n'.join(lines)
 
 
 def compiler_folder() -> pathlib.Path | None:
-    """Where libtpu is, or None."""
-    apart = pathlib.Path(sys.prefix) / 'tpu-compiler'
-    found = importlib.util.find_spec('libtpu')
-    return (
-        apart
-        if (apart / 'libtpu').is_dir()
-        else pathlib.Path(str(found.origin)).parents[1]
-        if found
-        else None
-    )
+    """Returns the folder that contains libtpu, or None."""
+    separate_folder = pathlib.Path(sys.prefix) / 'tpu-compiler'
+    if (separate_folder / 'libtpu').is_dir():
+        return separate_folder
+    installed = importlib.util.find_spec('libtpu')
+    if installed is None:
+        return None
+    return pathlib.Path(str(installed.origin)).parents[1]
 
 
 def prepare() -> None:
-    """Lets libtpu compile without a TPU; to be called before anything of JAX runs.
+    """Sets up libtpu to compile without a TPU. Call it before JAX runs anything.
 
     Raises:
       UserError: libtpu is not installed.
@@ -371,68 +346,80 @@ def prepare() -> None:
 def measure(
     pairs: list[tuple[str, str]], path: pathlib.Path, effort: float, again: bool
 ) -> list[dict]:
-    """Rows of (model, slice) pairs, from `path` or compiled now and added to it."""
-    kept: dict[str, Any] = (
-        json.loads(path.read_text()) if path.exists() else dict(costs={}, rows=[])
-    )
+    """Returns the rows of (model, slice) pairs, from the stored results or compiled now.
+
+    Args:
+      pairs: models and slices.
+      path: file of the stored results, which is updated after every pair.
+      effort: compiler effort, see `tpu_programs.EFFORT`.
+      again: whether stored results are compiled again.
+    """
+    stored: dict[str, Any] = dict(costs={}, rows=[])
+    if path.exists():
+        stored = json.loads(path.read_text())
     path.parent.mkdir(parents=True, exist_ok=True)
     for name, topology in pairs:
-        mine = [row for row in kept['rows'] if (row['model'], row['topology']) == (name, topology)]
+        rows_of_pair = []
+        rows_of_others = []
+        for row in stored['rows']:
+            is_pair = (row['model'], row['topology']) == (name, topology)
+            (rows_of_pair if is_pair else rows_of_others).append(row)
         case = Case(name, topology, effort)
-        rows = [] if again else [{k: v for k, v in row.items() if k not in DERIVED} for row in mine]
-        if (
-            rows
-        ):  # what the compiler said is kept; what follows from it follows from today's formulas
+        if rows_of_pair and not again:
+            # The compiler's figures are stored; the columns that follow from them are computed again.
+            rows = [_compiler_columns(row) for row in rows_of_pair]
             case.slots = rows[0]['slots']
             rows[-1] |= case.step(rows[-1]['parts'])
         else:
             rows = [*case.rollout(), case.update()]
-        if name not in kept['costs']:
-            kept['costs'][name] = costs(name)
-        rest = [row for row in kept['rows'] if row not in mine]
-        kept |= dict(
-            jax=jax.__version__,
-            rows=rest + [complete(case, row, kept['costs'][name]) for row in rows],
-        )
-        write_text(path, json.dumps(kept, indent=1))
+        if name not in stored['costs']:
+            stored['costs'][name] = tpu_costs.costs(name)
+        rows = [complete(case, row, stored['costs'][name]) for row in rows]
+        stored['jax'] = jax.__version__
+        stored['rows'] = rows_of_others + rows
+        write_text(path, json.dumps(stored, indent=1))
     order = {pair: i for i, pair in enumerate(pairs)}
-    rows = [row for row in kept['rows'] if (row['model'], row['topology']) in order]
+    rows = [row for row in stored['rows'] if (row['model'], row['topology']) in order]
     return sorted(rows, key=lambda row: order[row['model'], row['topology']])
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Compiles what is missing and prints the table."""
+def _compiler_columns(row: dict) -> dict:
+    return {name: column for name, column in row.items() if name not in DERIVED}
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    """Returns the parsed command line."""
     parser = argparse.ArgumentParser(
         prog='python -m benchmarks.tpu_aot',
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        '--model', choices=tpu_shapes.MODELS, action='append', help='may be repeated; default: all'
-    )
-    parser.add_argument(
-        '--topology', choices=tpu_shapes.TOPOLOGIES, action='append', help='likewise'
-    )
-    parser.add_argument(
-        '--effort', type=float, default=tpu_programs.EFFORT, help="0: XLA's own, five times slower"
-    )
-    parser.add_argument('--again', action='store_true', help='compile what is kept, too')
+    several = 'may be given several times (default: all)'
+    parser.add_argument('--model', choices=tpu_shapes.MODELS, action='append', help=several)
+    parser.add_argument('--topology', choices=tpu_shapes.TOPOLOGIES, action='append', help=several)
+    effort_help = "compiler effort; 0 is XLA's default, five times slower"
+    parser.add_argument('--effort', type=float, default=tpu_programs.EFFORT, help=effort_help)
+    parser.add_argument('--again', action='store_true', help='compile stored results again')
     parser.add_argument('--out', type=pathlib.Path, default=RESULTS, help='file of the results')
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Compiles the programs that are not stored, and prints the table."""
+    args = parse_arguments(argv)
     try:
         prepare()
     except UserError as error:
         print(f'tpu_aot: {error}', file=sys.stderr)
         sys.exit(2)
-    pairs = [
-        (m, t)
-        for t in args.topology or tpu_shapes.TOPOLOGIES
-        for m in args.model or tpu_shapes.MODELS
-    ]
+    pairs = []
+    for topology in args.topology or tpu_shapes.TOPOLOGIES:
+        for model in args.model or tpu_shapes.MODELS:
+            pairs.append((model, topology))
     rows = measure(pairs, args.out, args.effort, args.again)
     print(table(rows))
-    short = ('model', 'topology', 'program', 'fits', 'hbm_bytes', 'flops_ratio')
-    print(json.dumps({'rows': [{name: row[name] for name in short} for row in rows]}))
+    columns = ('model', 'topology', 'program', 'fits', 'hbm_bytes', 'flops_ratio')
+    print(json.dumps({'rows': [{name: row[name] for name in columns} for row in rows]}))
 
 
 if __name__ == '__main__':

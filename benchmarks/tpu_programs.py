@@ -10,6 +10,8 @@ import contextlib
 import dataclasses
 import functools
 import math
+import sys
+import time
 from typing import Any
 from unittest import mock
 
@@ -91,6 +93,11 @@ def compile_program(
         flops=program.cost_analysis().get('flops', 0.0),
         text=program.as_text(),
     )
+
+
+def log(*words) -> None:
+    """Prints progress to stderr."""
+    print(time.strftime('%H:%M:%S'), *words, file=sys.stderr, flush=True)
 
 
 @functools.cache

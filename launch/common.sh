@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What the launch scripts share: sourced by them, of no use by itself. They all work from the project's folder.
-# A script fills `option` (name → default; `off` marks a switch) and `usage`, then calls `parse "$@"`.
+# Functions of the launch scripts, which source this file. All of them work from the project's folder.
+# A script defines `option` (name → default; `off` marks a switch) and the function `usage`, then calls `parse "$@"`.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -17,15 +17,15 @@ say() {
   echo "zeroplay_jax: $*" >&2
 }
 
-# Options into `option`, what stands behind -- into `program`.
+# Parses the command line: options into `option`, the words after -- into `program`.
 parse() {
   local name value
   option[dry-run]=off
   while (($#)) && [[ $1 != -- ]]; do
     [[ $1 != --help && $1 != -h ]] || { usage; exit 0; }
-    [[ $1 == --?* ]] || fail "$script: '$1' is no option; what is to be run stands behind --, see --help"
+    [[ $1 == --?* ]] || fail "$script: '$1' is no option; the command to run follows after --, see --help"
     name=${1#--} name=${name%%=*}
-    [[ $name != config* && $name != workdir ]] || fail "$script: $1 belongs behind --, with the run it is for"
+    [[ $name != config* && $name != workdir ]] || fail "$script: $1 is a flag of the run: put it after --"
     [[ $name =~ ^[a-z-]+$ && -v option[$name] ]] || fail "$script: no option --$name; see $script --help"
     if [[ $1 == *=* ]]; then
       value=${1#*=}
@@ -40,18 +40,18 @@ parse() {
     option[$name]=$value
     shift
   done
-  (($# > 1)) || fail "$script: nothing to run; give the run's flags behind --, see $script --help"
+  (($# > 1)) || fail "$script: nothing to run; put the run's flags after --, see $script --help"
   shift
   program=("$@")
 }
 
-# needs NAME PATTERN MEANING: an option that must be there and look right.
+# needs NAME PATTERN MEANING: fails unless option NAME has a value that matches PATTERN.
 needs() {
   [[ -n ${option[$1]} ]] || fail "$script: --$1 is missing: $3"
   [[ ${option[$1]} =~ ^($2)$ ]] || fail "$script: --$1=${option[$1]} must be $3"
 }
 
-# The value of flag $1 among the words that follow, as --flag=value or --flag value.
+# Prints the value of flag $1 in the remaining arguments, given as --flag=value or --flag value.
 flag() {
   local name=$1
   shift
@@ -64,28 +64,28 @@ flag() {
   done
 }
 
-# train PYTHON FLAGS…: puts our program before `program` and FLAGS behind it. Only words that begin with another
-# program than a flag stay as they are: some other command, with the same FLAGS behind.
+# train PYTHON FLAGS…: completes `program`. Where it begins with a flag, `PYTHON -m zeroplay_jax.main` is put before
+# it; otherwise it already names a program. FLAGS are appended in both cases.
 train() {
   local python=$1
   shift
   if [[ ${program[0]} == -* ]]; then
-    [[ -n $(flag --config "${program[@]}") ]] || fail "$script: --config=FILE is missing behind --"
-    [[ -n $(flag --workdir "${program[@]}") ]] || fail "$script: --workdir=FOLDER is missing behind --"
+    [[ -n $(flag --config "${program[@]}") ]] || fail "$script: --config=FILE is missing after --"
+    [[ -n $(flag --workdir "${program[@]}") ]] || fail "$script: --workdir=FOLDER is missing after --"
     program=("$python" -m zeroplay_jax.main "${program[@]}")
   fi
   program+=("$@")
 }
 
-# The run of several machines: its files must lie where every machine sees them.
+# Checks the workdir of a run on several machines: every machine must see it under the same path.
 shared_workdir() {
   local folder
   folder=$(flag --workdir "${program[@]}")
   [[ -z $folder || $folder == /* ]] ||
-    fail "$script: --workdir=$folder must begin with /: a folder that is mounted at the same place on every machine"
+    fail "$script: --workdir=$folder must begin with /: a folder that is mounted at the same path on every machine"
 }
 
-# Words as one line that a shell reads back as the same words.
+# Prints the arguments as one line that a shell parses into the same arguments.
 quote() {
   local word escape="'\\''" out=''
   for word; do
@@ -95,7 +95,7 @@ quote() {
   echo "${out# }"
 }
 
-# Runs a command, or with --dry-run prints it.
+# Runs a command; with --dry-run prints it instead.
 run() {
   if [[ ${option[dry-run]} == on ]]; then
     quote "$@"
@@ -104,7 +104,7 @@ run() {
   fi
 }
 
-# The project as one file, without what is made anew elsewhere.
+# Packs the project into file $1, without its runs, caches and hidden folders.
 archive() {
   run tar '--exclude=./.?*' --exclude=./runs --exclude=./shared --exclude=__pycache__ -czf "$1" .
 }

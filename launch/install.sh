@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv on a machine without looking at what it has: used by the other scripts, and by hand before a SLURM run.
+# Builds .venv, whatever Python the machine has: called by the other scripts, and by hand before a SLURM run.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -7,12 +7,12 @@ case ${1:-} in
   '' | tpu | cuda12 | cuda13) ;;
   --help | -h)
     cat << 'END'
-Installs the project's requirements into .venv, once; again after they have changed.
+Installs the project's requirements into .venv. Run it once, and again when they have changed.
 
   launch/install.sh [tpu | cuda12 | cuda13]
 
-The word is JAX's extra for the accelerator, at the version of JAX that requirements.txt names; without one it is
-for CPUs.
+The argument names the accelerator: JAX is installed with that extra, at the version in requirements.txt. Without an
+argument JAX runs on CPUs.
 
 Example: launch/install.sh cuda13
 END
@@ -26,15 +26,15 @@ esac
 
 python=.venv/bin/python
 if [[ ! -x $python ]]; then
-  if found=$(launch/python.sh); then
-    "$found" -m venv .venv
+  if interpreter=$(launch/python.sh); then
+    "$interpreter" -m venv .venv
   else
-    echo 'zeroplay_jax: so uv, a Python package, brings Python 3.12 along' >&2
-    # Images with a Python that belongs to the system let nothing be installed beside it without this.
+    echo 'zeroplay_jax: no suitable Python: installing Python 3.12 with the package uv' >&2
+    # Without this variable, pip refuses to install into a Python that the system manages (PEP 668).
     PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --quiet --user uv
     python3 -m uv venv --quiet --seed --python 3.12 .venv
   fi
 fi
-# In one call, so that the extra follows the version of JAX in the file.
+# One call, so that the extra uses the version of JAX in the file.
 "$python" -m pip install --quiet --disable-pip-version-check -r requirements.txt ${1:+"jax[$1]"}
 touch .venv/ready

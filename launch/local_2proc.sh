@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
-# Two processes of one run on this machine's CPU, with gloo between them: the path of several hosts, without hosts.
+# Runs two processes of one run on this machine's CPU, connected by gloo: the code for several hosts, on one machine.
 # shellcheck source=launch/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
   cat << 'END'
-Two processes of one run on this machine's CPU: the path of several hosts, without hosts.
+Runs two processes of one run on this machine's CPU: the code for several hosts, on one machine.
 
   launch/local_2proc.sh [OPTIONS] -- --config=FILE --workdir=FOLDER [--config.FIELD=VALUE …]
   launch/local_2proc.sh [OPTIONS] -- PROGRAM [ARGUMENTS …]
 
-  --devices N     devices that each process poses as (1); the mesh is replica=2, fsdp=N unless you say otherwise
-  --port N        where process 0 listens (a free one)
-  --logs FOLDER   where process-0.log and process-1.log go (WORKDIR/.logs, else runs/local_2proc)
+  --devices N     CPU devices of each process (default: 1); the mesh is replica=2, fsdp=N unless the flags set it
+  --port N        port of process 0 (default: a free one)
+  --logs FOLDER   folder of process-0.log and process-1.log (default: WORKDIR/.logs, without a workdir runs/local_2proc)
   --dry-run       print the two commands and do nothing
 
 Example: launch/local_2proc.sh -- --config=configs/drzero.py:mini --workdir=runs/two
 
-Both must end well. When one fails, the other is stopped and one line says which and where its log lies; the exit
-status is that of the one that failed.
+Both processes must succeed. When one fails, the other is stopped, and one line names the failed process and its log.
+The exit status is that of the failed process.
 END
 }
 
@@ -57,17 +57,17 @@ if [[ ${option[dry-run]} == on ]]; then
 fi
 
 [[ ${program[0]} != .venv/bin/python || -x .venv/bin/python ]] ||
-  fail "$script: there is no .venv yet; 'make .venv/ready' makes it"
-# The logs are there before their reader, who begins where an earlier run stopped.
+  fail "$script: .venv is missing: run 'make .venv/ready'"
+# Created before `tail` reads them. An earlier run may have written to process-0.log: `tail` starts at its end.
 { mkdir -p "$logs" && : >> "$logs/process-0.log" && : >> "$logs/process-1.log"; } 2> /dev/null ||
-  fail "$script: no logs can be written to $logs; choose another folder with --logs"
+  fail "$script: cannot write logs to $logs: choose another folder with --logs"
 old=$(stat --format %s "$logs/process-0.log")
 
 pids=()
 stop() {
   local pid
   kill "${pids[@]}" 2> /dev/null || true
-  # JAX may hold a polite signal back until a collective ends, and here none ever will.
+  # JAX may defer SIGTERM until a collective ends. With a dead process no collective ends, hence SIGKILL after 5 s.
   for _ in {1..25}; do
     kill -0 "${pids[@]}" 2> /dev/null || break
     sleep 0.2
@@ -83,12 +83,12 @@ for process in 0 1; do
   "${start[@]}" "--config.distributed.process=$process" >> "$logs/process-$process.log" 2>&1 &
   pids+=($!)
 done
-say "processes ${pids[*]} run; logs: $logs/process-0.log (shown here) and $logs/process-1.log"
+say "processes ${pids[*]} run; logs: $logs/process-0.log (printed here) and $logs/process-1.log"
 tail -c "+$((old + 1))" --follow --sleep-interval=0.3 --pid="${pids[0]}" "$logs/process-0.log" 2> /dev/null &
 reader=$!
 
-# Whoever ends first is looked at first: when one dies, JAX in the other gives up too, later. Meanwhile bash keeps its
-# own words about killed processes to itself.
+# The process that ends first is the cause of a failure: JAX stops the other one later. Standard error is closed
+# meanwhile, so that bash does not report the killed processes.
 exec 3>&2 2> /dev/null
 ended=([0]='' [1]='')
 while [[ -z ${ended[0]} || -z ${ended[1]} ]]; do
@@ -102,10 +102,10 @@ while [[ -z ${ended[0]} || -z ${ended[1]} ]]; do
     stop
     wait "$reader" || true
     exec 2>&3
-    # 2 is how a run says that its flags or files cannot work, in one line.
+    # Exit status 2: the run refused its flags or files, with one line of explanation.
     ((code != 2)) || fail "process $process of 2 refused the run: $(tail -n 1 "$logs/process-$process.log")"
     say "process $process of 2 ended with exit status $code and the other was stopped; its log is" \
-      "$logs/process-$process.log; the same command goes on from the last checkpoint"
+      "$logs/process-$process.log; the same command resumes from the last checkpoint"
     exit "$code"
   done
 done

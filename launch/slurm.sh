@@ -1,27 +1,28 @@
 #!/usr/bin/env bash
-# A run on GPU nodes under SLURM: one process per node, which drives all GPUs of its node.
+# Submits a run on GPU nodes to SLURM: one process per node, which uses all GPUs of its node.
 # shellcheck source=launch/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
   cat << 'END'
-A run on GPU nodes under SLURM, one process per node. Project, .venv and workdir lie on a file system that every node
-sees. A job whose node fails or that is preempted is queued again, and goes on from the last checkpoint.
+Submits a run on GPU nodes to SLURM, with one process per node. The project, .venv and the workdir must be on a file
+system that every node sees. SLURM queues the job again when it is preempted or a node fails, and the run resumes from
+the last checkpoint.
 
   launch/slurm.sh --nodes N --gpus N [OPTIONS] -- --config=FILE --workdir=FOLDER [--config.FIELD=VALUE …]
 
-  --nodes N          nodes
-  --gpus N           GPUs of each node
-  --cpus N           processor cores of each node that the process gets (16)
-  --name NAME        of the job (zeroplay_jax)
-  --partition NAME   (the cluster's own)
-  --account NAME     (yours)
-  --time LIMIT       such as 24:00:00 (the partition's own)
-  --setup COMMAND    run once on the first node before the run
-  --logs FOLDER      (runs/slurm)
-  --dry-run          print the commands in their order and do nothing
+  --nodes N          number of nodes
+  --gpus N           GPUs per node
+  --cpus N           CPU cores per node (default: 16)
+  --name NAME        name of the job (default: zeroplay_jax)
+  --partition NAME   partition (default: the cluster's)
+  --account NAME     account (default: yours)
+  --time LIMIT       time limit, for example 24:00:00 (default: the partition's)
+  --setup COMMAND    command that runs once on the first node before the run
+  --logs FOLDER      folder of the logs (default: runs/slurm)
+  --dry-run          print the commands in order and do nothing
 
-Example, after launch/install.sh cuda13 on a node like those:
+Example, after launch/install.sh cuda13 on one of the nodes:
   launch/slurm.sh --nodes 2 --gpus 8 --time 24:00:00 -- --config=configs/drzero.py \
     --config.policy.path=/share/Qwen2.5-3B-Instruct --workdir=/share/runs/zero \
     --config.mesh.replica=2 --config.mesh.fsdp=4 --config.mesh.model=2
@@ -41,7 +42,7 @@ shared_workdir
 if [[ ${option[dry-run]} == off ]]; then
   command -v sbatch > /dev/null || fail "$script: sbatch is not installed on this machine"
   [[ ${program[0]} != .venv/bin/python || -x .venv/bin/python ]] ||
-    fail "$script: there is no .venv yet; 'launch/install.sh cuda13' makes it"
+    fail "$script: .venv is missing: run 'launch/install.sh cuda13'"
 fi
 
 job=(sbatch --job-name "${option[name]}" --nodes "${option[nodes]}" --ntasks-per-node 1
@@ -50,7 +51,7 @@ job=(sbatch --job-name "${option[name]}" --nodes "${option[nodes]}" --ntasks-per
 for name in partition account time; do
   [[ -z ${option[$name]} ]] || job+=("--$name" "${option[$name]}")
 done
-# Left alone, JAX takes one GPU per process under SLURM. srun does not take over the job's cores by itself.
+# Under SLURM, JAX uses one GPU per process unless the device ids are set. srun does not inherit --cpus-per-task.
 ids=$(seq -s , 0 $((option[gpus] - 1)))
 step=(srun --kill-on-bad-exit=1 --cpus-per-task "${option[cpus]}" env "JAX_LOCAL_DEVICE_IDS=$ids" "${program[@]}")
 command=$(quote "${step[@]}")

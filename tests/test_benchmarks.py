@@ -226,7 +226,7 @@ def test_more_seeds_are_asked_for_where_seeds_differ():
     assert claims.judge(runs([0.9] * 3, 40), runs([0.4] * 3, 40))['questions_needed'] > 40
 
 
-def test_an_arm_is_played_once_and_kept(monkeypatch, tmp_path):
+def test_an_arm_runs_once_and_is_stored(monkeypatch, tmp_path):
     whole = claims.config_of
 
     def shrunk(arm, seed):
@@ -240,11 +240,11 @@ def test_an_arm_is_played_once_and_kept(monkeypatch, tmp_path):
         return config
 
     monkeypatch.setattr(claims, 'config_of', shrunk)
-    first = claims.play('drzero', 0, tmp_path)
+    first = claims.run_arm('drzero', 0, tmp_path)
     assert first['curve'][0][0] == 0 and len(first['curve'][0][2]) == 8
     assert first['curve'][-1][1] > 0, 'rollouts are counted'
     monkeypatch.setattr(loop, 'run', None)  # a second run would fail
-    assert claims.play('drzero', 0, tmp_path) == first
+    assert claims.run_arm('drzero', 0, tmp_path) == first
     assert json.loads(next(tmp_path.iterdir()).read_text()) == first
 
 

@@ -209,7 +209,7 @@ def test_a_dry_run_makes_nothing(tmp_path):
         ('local_2proc', ['--devices'], RUN, '--devices needs a value'),
         ('local_2proc', [], [], 'nothing to run'),
         ('local_2proc', [], ['--config=c.py'], '--workdir=FOLDER is missing'),
-        ('local_2proc', ['--workdir=w'], RUN, 'belongs behind --'),
+        ('local_2proc', ['--workdir=w'], RUN, 'put it after --'),
         ('tpu_vm', ['--name', 'A B'], RUN, '--name=A B must be'),
         ('tpu_vm', ['--zone=nowhere'], RUN, 'such as us-west4-a'),
         ('tpu_vm', ['--type=v9-8'], RUN, '--runtime is missing'),
@@ -303,7 +303,7 @@ def test_when_one_fails_the_other_is_stopped_and_one_line_says_so(two, ends, pro
     line = result.stderr.splitlines()[1:]
     assert line == [
         f'zeroplay_jax: process {process} of 2 ended with exit status {status} and the other was stopped; its log is '
-        f'{logs}/process-{process}.log; the same command goes on from the last checkpoint'
+        f'{logs}/process-{process}.log; the same command resumes from the last checkpoint'
     ]
 
 
@@ -408,7 +408,7 @@ def test_a_preempted_slice_is_asked_for_again_and_the_same_command_runs(cloud, l
     once = ['create', 'scp', 'zeroplay_jax.main', 'delete']
     assert steps == once * 3
     assert len({line for line in calls if '-m zeroplay_jax.main' in line}) == 1
-    assert 'the run has ended well' in result.stderr
+    assert 'the run has succeeded' in result.stderr
 
 
 def test_a_run_that_fails_on_a_healthy_slice_is_tried_a_few_times(cloud, tmp_path):
