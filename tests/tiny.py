@@ -11,7 +11,7 @@ import transformers
 from tokenizers import decoders, models, pre_tokenizers
 
 from zeroplay_jax.policy import hf, transformer
-from zeroplay_jax.rollout import tools
+from zeroplay_jax.rollout.call_syntax import TagSyntax
 
 # For programs that run once: compiled in half the time.
 jit = functools.partial(
@@ -184,10 +184,13 @@ def random_params(config, seed=0):
     return jax.tree_util.tree_map_with_path(change, shapes)
 
 
-class EchoTools(tools.SearchR1):
-    """Every `h` is a call, and whatever stands before it is the query."""
+class EchoSyntax(TagSyntax):
+    """Every `h` ends a call of search; the text before it is the query."""
 
-    call_stop = 'h'
+    stop = 'h'
 
-    def parse(self, text):
-        return (text[-8:],), None
+    def stop_strings(self, tools):
+        return (self.stop,) if tools else ()
+
+    def read_call(self, text, tools):
+        return 'search', {'query_list': [text[-8:]]}, None

@@ -2,18 +2,21 @@
 
 import dataclasses
 import signal
+import threading
 import time
 
 import jax
 import numpy as np
 import pytest
 import tiny
-from zeroplay_jax.rollout.search import Limits, SearchEnv
 
 from zeroplay_jax.policy import hf, sharding, transformer
-from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig, programs
-from zeroplay_jax.rollout.scheduler import Lane, PromptTooLong, Request, Scheduler
+from zeroplay_jax.rollout.environment import Environment, Limits
+from zeroplay_jax.rollout.sampler import PutRow, Sampler, SamplerConfig, programs
+from zeroplay_jax.rollout.scheduler import PromptTooLong, Scheduler
+from zeroplay_jax.rollout.slots import Request, SlotPool
 from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.tools.search import SearchTool
 from zeroplay_jax.types import ENV, POLICY, PROMPT
 
 CONFIG = SamplerConfig(slots=4, context=96, chunk=8, fill_rows=2, burst=4, put_rows=2, put_tokens=6)
@@ -33,7 +36,7 @@ def echo(queries):
 
 def make_env(codec, search=echo, **limits):
     bounds = Limits(**(dict(max_turns=4, turn_tokens=16, observation_tokens=14) | limits))
-    return SearchEnv(codec, tiny.EchoTools(), bounds, search, finals=('answer',))
+    return Environment(codec, tiny.EchoSyntax(), bounds, {'search': SearchTool(search)})
 
 
 def requests(env, count=7, samples=3, temperature=1.0):
@@ -43,17 +46,20 @@ def requests(env, count=7, samples=3, temperature=1.0):
 
 
 def run(policy, reqs, config=CONFIG, mesh=None, order=1, **options):
-    _, model, params = policy
-    lane = Lane(
-        Sampler(
-            model, dataclasses.replace(config, eos=policy[0].eos_ids), mesh or sharding.make_mesh()
-        ),
-        seed=5,
-    )
-    scheduler = Scheduler({'policy': lane}, **options)
-    scheduler.publish('policy', params, 1)
+    scheduler = Scheduler({'policy': make_pool(policy, config, mesh)}, **options)
+    scheduler.publish('policy', policy[2], 1)
     results = scheduler.run([scheduler.rollout(r) for r in reqs[::order]])[::order]
     return [t for group in results for t in group]
+
+
+def make_pool(policy, config=CONFIG, mesh=None):
+    codec, model, _ = policy
+    config = dataclasses.replace(config, eos=codec.eos_ids)
+    return SlotPool(Sampler(model, config, mesh or sharding.make_mesh()), seed=5)
+
+
+def searches(rollouts):
+    return [call for t in rollouts for call in t.calls_of('search')]
 
 
 def same(a, b, tolerance=0.0):
@@ -70,12 +76,16 @@ def baseline(policy):
 
 
 def test_rollouts_have_turns_searches_and_labels(baseline):
-    assert sum(t.calls for t in baseline) >= 10 and {len(t.turns) for t in baseline} >= {1, 2, 3}
+    assert sum(t.valid_calls for t in baseline) >= 10 and {len(t.turns) for t in baseline} >= {
+        1,
+        2,
+        3,
+    }
     for t in baseline:
         switches = np.flatnonzero(np.diff(t.source))
         assert t.source[0] == PROMPT and t.source[switches[0] + 1] == POLICY
         assert (t.logp[t.source != POLICY] == 0).all() and (t.logp[t.source == POLICY] < 0).all()
-        shown = sum(bool(turn.documents) for turn in t.turns)
+        shown = sum(bool(call.documents) for call in t.calls_of('search'))
         assert shown == sum(t.source[i + 1] == ENV for i in switches)
 
 
@@ -116,19 +126,12 @@ def test_group_shares_one_prefill_and_equals_separate_ones(policy, baseline):
     separate = []
     for request in requests(make_env(policy[0])):
         for sample in range(request.samples):
-            lane = Lane(
-                Sampler(
-                    policy[1],
-                    dataclasses.replace(CONFIG, eos=policy[0].eos_ids),
-                    sharding.make_mesh(),
-                ),
-                seed=5,
-            )
-            scheduler = Scheduler({'policy': lane})
+            pool = make_pool(policy)
+            scheduler = Scheduler({'policy': pool})
             scheduler.publish('policy', policy[2], 1)
 
-            async def only(request=request, sample=sample, scheduler=scheduler, lane=lane):
-                enter = lane._enter
+            async def only(request=request, sample=sample, scheduler=scheduler, pool=pool):
+                enter = pool._enter
 
                 def skip(group, slot):
                     group.waiting = type(group.waiting)([sample])
@@ -136,7 +139,7 @@ def test_group_shares_one_prefill_and_equals_separate_ones(policy, baseline):
                     group.results[sample] = None
                     return enter(group, slot)
 
-                lane._enter = skip
+                pool._enter = skip
                 return await scheduler.rollout(request)
 
             separate.append(scheduler.run([only()])[0][sample])
@@ -164,11 +167,11 @@ def test_sampler_log_probs_are_the_trainers(policy, baseline):
         assert np.abs(ours - t.logp[t.source == POLICY]).max() < 1e-4
 
 
-class Forgetful(SearchEnv):
+class Forgetful(Environment):
     """Three tokens of every turn are its thoughts."""
 
-    def remembered(self, ids):
-        return [int(i) for i in ids[3:]]
+    def retained_tokens(self, turn_ids):
+        return [int(i) for i in turn_ids[3:]]
 
 
 @pytest.fixture(scope='module')
@@ -182,7 +185,7 @@ def test_thoughts_leave_the_context_when_their_turn_is_over(policy, forgetful):
     rollouts = run(policy, forgetful)
     assert sum(len(t.earlier) for t in rollouts) >= 10
     for t in rollouts:
-        for before, after in zip(t.segments, t.segments[1:]):
+        for before, after in zip(t.contexts, t.contexts[1:]):
             # The turn that ended `before` begins behind its last token that was not the policy's.
             start = np.flatnonzero(before.source != POLICY)[-1] + 1
             kept = before.tokens[start + 3 :]
@@ -193,14 +196,14 @@ def test_thoughts_leave_the_context_when_their_turn_is_over(policy, forgetful):
             )
             assert before.finish == 'continued' and not before.turns
         # What the policy wrote is labelled so once.
-        text = policy[0].decode(np.concatenate([s.tokens[s.source == POLICY] for s in t.segments]))
+        text = policy[0].decode(np.concatenate([s.tokens[s.source == POLICY] for s in t.contexts]))
         assert text.startswith(''.join(turn.text for turn in t.turns[:1]))
-        assert t.policy_tokens == sum((s.source == POLICY).sum() for s in t.segments)
-    test_sampler_log_probs_are_the_trainers(policy, [s for t in rollouts for s in t.segments])
+        assert t.policy_tokens == sum((s.source == POLICY).sum() for s in t.contexts)
+    test_sampler_log_probs_are_the_trainers(policy, [s for t in rollouts for s in t.contexts])
 
 
 def test_cut_contexts_depend_on_their_request_alone(policy, forgetful):
-    flat = lambda rollouts: [s for t in rollouts for s in t.segments]
+    flat = lambda rollouts: [s for t in rollouts for s in t.contexts]
     baseline = flat(run(policy, forgetful))
     same(flat(run(policy, forgetful, order=-1)), baseline)
     more = dataclasses.replace(CONFIG, slots=7)
@@ -227,7 +230,7 @@ def test_rewind_and_put_equal_a_fresh_prefill(policy):
         return jax.device_get(sampler.decode(params))
 
     def fill(sampler, tokens, start):
-        sampler.put([(2, tokens, start, 60, 1.0, key)])
+        sampler.put([PutRow(2, tokens, start, limit=60, temperature=1.0, key=key)])
         for _ in range(3):
             sampler.extend(params, [2])
 
@@ -247,15 +250,15 @@ def test_rewind_and_put_equal_a_fresh_prefill(policy):
 
 
 def test_stop_string_inside_a_token_keeps_the_token(policy):
-    class CutTools(tiny.EchoTools):
-        call_stop = 'ca'  # the token 'cab' goes on after it
+    class CutSyntax(tiny.EchoSyntax):
+        stop = 'ca'  # the token 'cab' goes on after it
 
     codec = policy[0]
-    env = dataclasses.replace(make_env(codec), tools=CutTools())
+    env = dataclasses.replace(make_env(codec), syntax=CutSyntax())
     found = 0
     for t in run(policy, requests(env, count=16)):
         for turn in t.turns:
-            assert turn.text.count('ca') <= 1 and (not turn.queries or turn.text.endswith('ca'))
+            assert turn.text.count('ca') <= 1 and (not turn.call or turn.text.endswith('ca'))
         ends = [i for i in np.flatnonzero(np.diff(t.source)) if t.source[i] == POLICY]
         found += sum(codec.token_bytes[t.tokens[i]] == b'cab' for i in ends)
     assert found
@@ -266,7 +269,7 @@ def test_observation_that_would_overflow_ends_the_episode(policy):
     out = run(policy, requests(make_env(policy[0], observation_tokens=24)), config)
     cut = [t for t in out if t.finish == 'context']
     assert cut and all(len(t.tokens) <= 40 for t in out)
-    assert any(t.turns[-1].queries and t.source[-1] == POLICY for t in cut)
+    assert any(t.turns[-1].call and t.source[-1] == POLICY for t in cut)
 
 
 def test_failing_tool_is_an_observation_and_is_counted(policy):
@@ -274,9 +277,11 @@ def test_failing_tool_is_an_observation_and_is_counted(policy):
         raise OSError('no index')
 
     out = run(policy, requests(make_env(policy[0], broken, observation_tokens=40)))
-    turns = [turn for t in out for turn in t.turns if turn.queries]
-    assert turns and all(turn.error == 'failed' and not turn.documents for turn in turns)
-    assert sum(t.errors for t in out) == len(turns)
+    calls = searches(out)
+    assert calls and all(call.error == 'failed' and not call.documents for call in calls)
+    assert sum(t.failed_calls for t in out) == len(calls)
+    text = 'The search failed. Try again or answer from what is known.'
+    assert {call.text for call in calls} == {text}
 
 
 def test_a_query_that_fails_does_not_fail_its_neighbours(policy):
@@ -287,15 +292,16 @@ def test_a_query_that_fails_does_not_fail_its_neighbours(policy):
 
     env = make_env(policy[0], picky, observation_tokens=40)
     together = run(policy, requests(env), dataclasses.replace(CONFIG, slots=24))
-    turns = [turn for t in together for turn in t.turns if turn.queries]
-    assert {turn.error for turn in turns} == {None, 'failed'}
-    assert all((turn.error == 'failed') == ('a' in turn.queries[0]) for turn in turns)
+    calls = searches(together)
+    assert {call.error for call in calls} == {None, 'failed'}
+    queries = [call.arguments['query_list'][0] for call in calls]
+    assert all((call.error == 'failed') == ('a' in query) for call, query in zip(calls, queries))
     same(together[6:9], run(policy, requests(env)[2:3], dataclasses.replace(CONFIG, slots=24)))
 
 
 def test_a_search_that_brings_too_little_is_a_failure(policy):
     out = run(policy, requests(make_env(policy[0], lambda queries: [], observation_tokens=40)))
-    assert {turn.error for t in out for turn in t.turns if turn.queries} == {'failed'}
+    assert {call.error for call in searches(out)} == {'failed'}
 
 
 def test_waiting_for_a_search_does_not_spin(policy):
@@ -303,17 +309,10 @@ def test_waiting_for_a_search_does_not_spin(policy):
         time.sleep(0.2)
         return echo(queries)
 
-    codec, model, params = policy
-    lane = Lane(
-        Sampler(
-            model, dataclasses.replace(CONFIG, slots=1, eos=codec.eos_ids), sharding.make_mesh()
-        ),
-        seed=5,
-    )
-    scheduler = Scheduler({'policy': lane})
-    scheduler.publish('policy', params, 1)
-    scheduler.run([scheduler.rollout(r) for r in requests(make_env(codec, slow), samples=1)])
-    assert scheduler.stats['rounds'] < 6 * scheduler.stats['bursts']
+    scheduler = Scheduler({'policy': make_pool(policy, dataclasses.replace(CONFIG, slots=1))})
+    scheduler.publish('policy', policy[2], 1)
+    scheduler.run([scheduler.rollout(r) for r in requests(make_env(policy[0], slow), samples=1)])
+    assert scheduler.stats['rounds'] < 6 * scheduler.stats['chunks']
 
 
 def test_results_are_never_formatted():
@@ -345,7 +344,29 @@ def test_overdue_tool_becomes_an_error_only_when_not_deterministic(policy):
 
     env = make_env(policy[0], slow, observation_tokens=40, max_turns=2)
     out = run(policy, requests(env, count=6), deterministic=False, tool_timeout=0.05)
-    assert any(turn.error == 'timeout' for t in out for turn in t.turns)
+    late = [call for call in searches(out) if call.error == 'timeout']
+    text = 'The search took too long. Try again or answer from what is known.'
+    assert late and all(call.text == text and not call.documents for call in late)
+    waited = run(policy, requests(env, count=6), tool_timeout=0.05)
+    assert searches(waited) and not any(call.error for call in searches(waited))
+
+
+def test_a_limit_of_the_tool_itself_comes_before_that_of_the_run(policy):
+    released = threading.Event()
+
+    def stuck(queries):
+        released.wait(20)
+        return echo(queries)
+
+    env = make_env(policy[0], stuck, observation_tokens=40, max_turns=2)
+    env.tools['search'].timeout = 0.05
+    try:
+        started = time.monotonic()
+        out = run(policy, requests(env, count=2), deterministic=False, tool_timeout=1000.0)
+        assert time.monotonic() - started < 15
+    finally:
+        released.set()
+    assert {call.error for call in searches(out)} == {'timeout'}
 
 
 def test_more_samples_than_slots(policy, baseline):
@@ -368,7 +389,7 @@ def test_turn_limits(policy):
         policy_runs = np.split(t.source, np.flatnonzero(np.diff(t.source)) + 1)
         assert max(len(r) for r in policy_runs if r[0] == POLICY) <= 5
         if t.finish == 'turns':
-            assert not t.turns[-1].queries
+            assert not t.turns[-1].call
 
 
 def test_prompt_without_room_is_refused(policy):
@@ -378,13 +399,10 @@ def test_prompt_without_room_is_refused(policy):
 
 
 def test_an_episode_that_raises_stops_the_run_and_frees_the_slots(policy):
-    codec, model, params = policy
-    lane = Lane(
-        Sampler(model, dataclasses.replace(CONFIG, eos=codec.eos_ids), sharding.make_mesh()), seed=5
-    )
-    scheduler = Scheduler({'policy': lane})
-    scheduler.publish('policy', params, 1)
-    reqs = requests(make_env(codec))
+    pool = make_pool(policy)
+    scheduler = Scheduler({'policy': pool})
+    scheduler.publish('policy', policy[2], 1)
+    reqs = requests(make_env(policy[0]))
 
     async def bad():
         await scheduler.rollout(reqs[0])
@@ -392,6 +410,6 @@ def test_an_episode_that_raises_stops_the_run_and_frees_the_slots(policy):
 
     with pytest.raises(KeyError, match='lost'):
         scheduler.run([bad(), *(scheduler.rollout(r) for r in reqs[1:])])
-    assert lane.active == 0
+    assert pool.active == 0
     again = scheduler.run([scheduler.rollout(r) for r in reqs])
     same([t for g in again for t in g], run(policy, reqs))

@@ -298,8 +298,11 @@ class OlmoSyntax(MessageSyntax):
         if call is None or arguments is None:
             return '', None, 'malformed'
         alias, parameter = self._ALIASES.get(call[1], ('', ''))
-        if parameter and alias in arguments and parameter not in arguments:
-            arguments[parameter] = [arguments.pop(alias)]
+        if parameter and call[1] in tools:
+            # Checkpoints were trained with errors for search(query="…", k=3) and the like.
+            if set(arguments) != {alias}:
+                return '', None, 'malformed'
+            arguments = {parameter: [arguments[alias]]}
         return _known_tool(call[1], arguments, tools)
 
 
@@ -315,9 +318,9 @@ def _keyword_arguments(text: str) -> dict[str, Any] | None:
     decoder = json.JSONDecoder(strict=False)
     arguments: dict[str, Any] = {}
     position = 0
-    while position < len(text.rstrip()):
+    while text.strip():
         keyword = re.compile(r'\s*(\w+)\s*=\s*').match(text, position)
-        if keyword is None:
+        if keyword is None or keyword[1] in arguments:
             return None
         try:
             value, position = decoder.raw_decode(text, keyword.end())
@@ -327,6 +330,8 @@ def _keyword_arguments(text: str) -> dict[str, Any] | None:
         separator = re.compile(r'\s*(,|$)').match(text, position)
         if separator is None:
             return None
+        if not separator[1]:
+            break
         position = separator.end()
     return arguments
 
