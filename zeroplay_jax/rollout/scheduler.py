@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import concurrent.futures
 import dataclasses
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -25,6 +26,18 @@ from zeroplay_jax.types import Trajectory
 # Event-loop turns per round in which episodes take results and issue new requests.
 _LOOP_TURNS = 4
 _DEADLINE_CHECK_SECONDS = 0.05
+
+
+def _run_to_end(coroutine: Coroutine) -> None:
+    """asyncio.run, also below an event loop that runs already, such as a notebook's."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(coroutine)
+        return
+    # Event loops do not nest within a thread, so this one gets a thread of its own.
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        executor.submit(asyncio.run, coroutine).result()
 
 
 class PromptTooLong(ValueError):
@@ -97,7 +110,7 @@ class Scheduler:
         # `_run` returns nothing: asyncio.run calls signal.getsignal, which formats a task's result,
         # and these results hold all trajectories of a step.
         results: list[Any] = []
-        asyncio.run(self._run(episodes, on_episode_end, results))
+        _run_to_end(self._run(episodes, on_episode_end, results))
         return results
 
     async def _run(self, episodes, on_episode_end, results) -> None:

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from zeroplay_jax.learner.learner import Learner
-from zeroplay_jax.learner.packing import pack
-from zeroplay_jax.objectives import advantages, aggregation, schedules
+from zeroplay_jax.objectives import schedules
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.runtime.hosts import sums
@@ -27,12 +26,12 @@ from zeroplay_jax.selfplay.row_metrics import (
     Stats,
     invalid_reason,
     rollout_stats,
-    rows_per_context,
 )
 from zeroplay_jax.selfplay.schedule import BatchCursor, Step
 from zeroplay_jax.selfplay.task_log import filtered_groups_log, task_log
 from zeroplay_jax.selfplay.task_pool import TaskPool
-from zeroplay_jax.types import POLICY, Batch, Json, Outcome, Row, Task, TaskDropped
+from zeroplay_jax.selfplay.update_batch import pack_rows, set_advantages
+from zeroplay_jax.types import Batch, Json, Outcome, Row, Task, TaskDropped
 
 # Metrics that mean nothing in a phase whose rollouts get no reward.
 _REWARD_METRICS = ('reward_mean', 'informative_share')
@@ -248,7 +247,9 @@ class Engine:
         if settings.filter_groups:
             rows, stats, excluded = self.filter.select(role, rows, self.versions[weights])
             self.task_log += excluded
-        stats |= self._set_advantages(role, rows)
+        # Groups that span prompts have no fixed size.
+        group_size = None if self.specs[role].groups_span_prompts else settings.samples
+        stats |= set_advantages(rows, settings, group_size)
         distill_coef = 0.0
         if settings.distill_top_k:
             distill_coef = schedules.alpha_at(settings.distill_coef, step.phase.iteration)
@@ -273,25 +274,6 @@ class Engine:
         self.publish(weights)
         return stats
 
-    def _set_advantages(self, role: str, rows: Sequence[Row]) -> Stats:
-        settings = self.config[role]
-        # A known group size catches prompts that got the same key by mistake.
-        group_size = None if self.specs[role].groups_span_prompts else settings.samples
-        values, stats = advantages.group_advantages(
-            np.array([row.reward for row in rows], np.float64),
-            np.array([row.group for row in rows], np.int64),
-            baseline=settings.baseline,
-            scale=settings.scale,
-            ddof=settings.std_ddof,
-            singleton=settings.singleton,
-            valid=np.array([row.drop is None for row in rows], bool),
-            lengths=np.array([row.trajectory.policy_tokens for row in rows], np.int64),
-            group_size=group_size,
-        )
-        for row, value in zip(rows, values):
-            row.advantage = float(value)
-        return stats
-
     @contextlib.contextmanager
     def _offloaded_sampler(self, weights: str) -> Iterator[None]:
         """With `config.offload`: no sampler weights and KV caches on the devices during an update."""
@@ -309,34 +291,9 @@ class Engine:
     def _pack(self, role: str, rows: Sequence[Row], distill_coef: float) -> list[Batch]:
         """Micro-batches of one optimiser step."""
         settings = self.config[role]
-        valid = rows_per_context([row for row in rows if row.drop is None])
-        lengths = np.array([np.sum(row.trajectory.source == POLICY) for row in valid], np.int64)
-        # Rows of advantage 0 have no policy gradient, but they count in the mean, and KL, entropy
-        # and distillation act on them.
-        keeps_all = (
-            settings.kl_coef
-            or settings.entropy_coef
-            or distill_coef
-            or not settings.skip_uninformative
-        )
-        trained = [row for row in valid if keeps_all or row.advantage]
-        distilled_tokens = 0
-        for length, row in zip(lengths, valid):
-            if row.teacher_prompt is not None:
-                distilled_tokens += length
-        if settings.aggregation == 'constant':
-            denominator = settings.constant_norm * len(valid)
-        else:
-            denominator = aggregation.denominator(lengths, settings.aggregation)
-        return pack(
-            trained,
-            micro_rows=self.config.micro.rows,
-            tokens=self.config.micro.tokens,
-            mode=settings.aggregation,
-            total=denominator,
-            teacher_tokens=self.config.privileged.tokens if settings.distill_top_k else 0,
-            teacher_total=float(distilled_tokens),
-        )
+        micro_shape = (self.config.micro.rows, self.config.micro.tokens)
+        teacher_tokens = self.config.privileged.tokens if settings.distill_top_k else 0
+        return pack_rows(rows, settings, micro_shape, distill_coef, teacher_tokens)
 
     # ---- what a checkpoint holds -------------------------------------------------------------------
 

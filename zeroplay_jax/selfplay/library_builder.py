@@ -77,12 +77,16 @@ def check_failures(library: Library) -> None:
             raise UserError(str(error)) from None
 
 
-def _real_library(config) -> Library:
-    """A corpus and evaluation questions of the user."""
+def open_corpus(config) -> tuple[SearchableCorpus, str]:
+    """The index folder or search server of `config.retrieval`, and its name.
+
+    Raises:
+      RetrievalError: a folder that is no index, or a server that does not come up.
+    """
     settings = config.retrieval
-    folder = pathlib.Path(settings.path)
     backend: InProcess | Http
     if settings.kind == 'folder':
+        folder = pathlib.Path(settings.path)
         with progress.clock('open index', config.progress):
             index = index_folder.open_index(folder, encoder_folder=settings.encoder or None)
         backend = InProcess(index, index_folder.fingerprint(folder))
@@ -90,21 +94,27 @@ def _real_library(config) -> Library:
         backend = Http(settings.url, timeout=settings.timeout, retries=settings.retries)
     client = Client(backend, cache=settings.cache, most_failed=settings.max_failure_rate)
     client.wait_until_ready(settings.ready_seconds)
+    corpus = SearchableCorpus(client, config.tools.top_k, config.tools.page_words)
+    return corpus, backend.name
+
+
+def _real_library(config) -> Library:
+    """A corpus and evaluation questions of the user."""
+    corpus, corpus_name = open_corpus(config)
     questions: list[Question] = []
     if config.eval.file:
         questions = files.questions(config.eval.file)
     open_tasks: list[Question] = []
     if config.eval.tasks:
         open_tasks = files.open_tasks(config.eval.tasks)
-    corpus = SearchableCorpus(client, config.tools.top_k, config.tools.page_words)
     # A fixed seed: runs with different seeds are compared on the same questions.
     return Library(
         training=corpus,
         held_out=corpus,
-        documents=IndexedDocuments(folder),
+        documents=IndexedDocuments(pathlib.Path(config.retrieval.path)),
         questions=tuple(files.sample(questions, config.eval.questions, seed=0)),
         open_tasks=tuple(files.sample(open_tasks, config.eval.questions, seed=0)),
-        about=backend.name,
+        about=corpus_name,
     )
 
 

@@ -72,6 +72,31 @@ class RunContext:
         library_builder.check_failures(self.library)
 
 
+@dataclasses.dataclass(frozen=True)
+class PolicyFolder:
+    """A checkpoint folder before its weights are loaded: architecture, devices and tokenizer."""
+
+    folder: pathlib.Path
+    model: ModelConfig
+    mesh: jax.sharding.Mesh
+    codec: Codec
+
+
+def open_policy(config) -> PolicyFolder:
+    """Reads everything of `config.policy` but the weights, and makes `config.mesh`.
+
+    Raises:
+      UserError: files that cannot be used, or a mesh that no sampler can use.
+    """
+    folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
+    computation = {name: config.policy[name] for name in _COMPUTATION_FIELDS}
+    model = hf.read_config(folder, **computation)
+    mesh = sharding.make_mesh(**config.mesh)
+    # A mesh that no sampler can use is refused before the weights are read.
+    sharding.local_mesh(mesh)
+    return PolicyFolder(folder, model, mesh, Codec(folder))
+
+
 def build(config, extra_pool: str = '') -> RunContext:
     """Loads the policy, opens or indexes the corpus and sets up the roles of `config.recipe`.
 
@@ -81,22 +106,16 @@ def build(config, extra_pool: str = '') -> RunContext:
     Raises:
       UserError: files that cannot be used, or objects that do not fit together.
     """
-    folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
-    computation = {name: config.policy[name] for name in _COMPUTATION_FIELDS}
-    model = hf.read_config(folder, **computation)
-    mesh = sharding.make_mesh(**config.mesh)
-    # A mesh that no sampler can use is refused before the weights are read.
-    sharding.local_mesh(mesh)
-    codec = Codec(folder)
+    opened = open_policy(config)
     recipe = recipe_class(config.recipe)
     # Before the weights as well: an unusable line in a file of the user stops here.
     library = library_builder.build_library(config, recipe.has_open_tasks)
     shows_progress = config.progress and jax.process_index() == 0
-    params = hf.load(folder, model, mesh, owned=True, progress=shows_progress)
-    rollouts, evaluation = _rollout_contexts(
-        config, recipe, model, mesh, codec, library, extra_pool
+    params = hf.load(opened.folder, opened.model, opened.mesh, owned=True, progress=shows_progress)
+    rollouts, evaluation = _rollout_contexts(config, recipe, opened, library, extra_pool)
+    return RunContext(
+        opened.folder, opened.model, opened.mesh, params, library, rollouts, evaluation
     )
-    return RunContext(folder, model, mesh, params, library, rollouts, evaluation)
 
 
 def load_like(run: RunContext, folder: str) -> Params:
@@ -122,7 +141,7 @@ def weights_of_roles(config) -> dict[str, str]:
 
 
 def _rollout_contexts(
-    config, recipe: type[Recipe], model, mesh, codec: Codec, library: Library, extra_pool: str
+    config, recipe: type[Recipe], opened: PolicyFolder, library: Library, extra_pool: str
 ) -> tuple[RolloutContext, RolloutContext]:
     """Roles for training and for evaluation; they share slots and weights, and differ in their tools."""
     specifications = [role for role in recipe.roles(config) if role.name != _JUDGE.name]
@@ -132,30 +151,59 @@ def _rollout_contexts(
     evaluation_tools = training_tools
     if library.held_out is not library.training:
         evaluation_tools = build_tools(config, library.held_out)
-    sampler_config = SamplerConfig(**config.sampler, eos=codec.eos_ids)
-    sampler_mesh = sharding.local_mesh(mesh)
-    weights = weights_of_roles(config)
+    templates = prompts.select(config.prompts, recipe.prompts)
+    rollouts = rollout_context(
+        config,
+        specifications,
+        opened,
+        training_tools,
+        templates,
+        weights_of_roles(config),
+        extra_pool,
+    )
+    judge = _judge(config, library, rollouts, templates)
+    rollouts = dataclasses.replace(rollouts, judge=judge)
+    held_out_roles = {
+        name: role.with_tools(evaluation_tools) for name, role in rollouts.roles.items()
+    }
+    return rollouts, dataclasses.replace(rollouts, roles=held_out_roles)
+
+
+def rollout_context(
+    config,
+    specifications: Iterable[RoleSpec],
+    opened: PolicyFolder,
+    tools: Mapping[str, Tool],
+    templates: Mapping[str, str],
+    weights: Mapping[str, str],
+    extra_pool: str = '',
+) -> RolloutContext:
+    """Roles over slots of their weights. The slots have no weights before `Scheduler.publish`.
+
+    Args:
+      tools: of the run, by name.   templates: prompts by name.
+      weights: trained role → name of its weights.
+      extra_pool: name of slots for further weights; '' for none.
+    """
+    sampler_config = SamplerConfig(**config.sampler, eos=opened.codec.eos_ids)
+    sampler_mesh = sharding.local_mesh(opened.mesh)
     roles: dict[str, Role] = {}
     pools: dict[str, SlotPool] = {}
     for specification in specifications:
-        role = _role(config, specification, codec, training_tools, weights)
+        role = _role(config, specification, opened.codec, tools, weights)
         roles[role.name] = role
         if role.weights not in pools:
-            sampler = Sampler(model, sampler_config, sampler_mesh)
+            sampler = Sampler(opened.model, sampler_config, sampler_mesh)
             pools[role.weights] = SlotPool(sampler, config.seed)
     if extra_pool:
-        pools[extra_pool] = SlotPool(Sampler(model, sampler_config, sampler_mesh), config.seed)
+        sampler = Sampler(opened.model, sampler_config, sampler_mesh)
+        pools[extra_pool] = SlotPool(sampler, config.seed)
     scheduler = Scheduler(
         pools,
         deterministic=config.rollout.deterministic,
         tool_timeout=config.rollout.tool_timeout,
     )
-    templates = prompts.select(config.prompts, recipe.prompts)
-    rollouts = RolloutContext(scheduler, roles, templates)
-    judge = _judge(config, library, rollouts, templates)
-    rollouts = dataclasses.replace(rollouts, judge=judge)
-    held_out_roles = {name: role.with_tools(evaluation_tools) for name, role in roles.items()}
-    return rollouts, dataclasses.replace(rollouts, roles=held_out_roles)
+    return RolloutContext(scheduler, roles, templates)
 
 
 def _role(

@@ -1,0 +1,1 @@
+"""A self-play game with a critic, for zeroplay-jax."""

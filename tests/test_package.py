@@ -1,0 +1,228 @@
+"""The project as other people install it: complete distributions, and a package of theirs that trains with it."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import time
+import zipfile
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+OUTSIDE = ROOT / 'tests' / 'outside_package'
+SOURCES = ('pyproject.toml', 'MANIFEST.in', 'README.md', 'LICENSE', 'requirements.txt')
+FOLDERS = ('zeroplay_jax', 'retrieval', 'configs')
+CLOCKS = ('seconds', 'tokens_per_second')
+
+
+def pip(*arguments, python=sys.executable):
+    command = [sys.executable, '-m', 'pip', '--python', str(python), *map(str, arguments)]
+    subprocess.run([*command, '--quiet', '--disable-pip-version-check'], check=True, timeout=300)
+
+
+@pytest.fixture(scope='module')
+def distributions(tmp_path_factory):
+    """(sdist, wheel), the wheel built from the sdist. Built from a copy: setuptools leaves files behind."""
+    source = tmp_path_factory.mktemp('source')
+    for name in SOURCES:
+        shutil.copy(ROOT / name, source)
+    for name in FOLDERS:
+        ignored = shutil.ignore_patterns('__pycache__')
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
+    out = tmp_path_factory.mktemp('distributions')
+    build = f'from setuptools import build_meta; build_meta.build_sdist({str(out)!r})'
+    subprocess.run(
+        [sys.executable, '-c', build], cwd=source, check=True, capture_output=True, timeout=300
+    )
+    (sdist,) = out.glob('*.tar.gz')
+    pip('wheel', sdist, '--no-deps', '--no-build-isolation', '--wheel-dir', out)
+    (wheel,) = out.glob('*.whl')
+    return sdist, wheel
+
+
+@pytest.fixture(scope='module')
+def python(distributions, tmp_path_factory):
+    """The interpreter of a new environment with the wheel and the outside package.
+
+    Their dependencies are those of this environment, by a path file. It comes after the environment's own packages.
+    """
+    folder = tmp_path_factory.mktemp('environment')
+    subprocess.run([sys.executable, '-m', 'venv', '--without-pip', folder], check=True)
+    interpreter = folder / 'bin' / 'python'
+    pip('install', '--no-deps', distributions[1], python=interpreter)
+    (site_packages,) = folder.glob('lib/python*/site-packages')
+    dependencies = {sysconfig.get_path('purelib'), sysconfig.get_path('platlib')}
+    (site_packages / 'dependencies.pth').write_text('\n'.join(dependencies) + '\n')
+    outside = shutil.copytree(OUTSIDE, folder / 'outside')
+    pip('install', '--no-deps', '--no-build-isolation', outside, python=interpreter)
+    # A leftover of the build must not stand in for what was installed.
+    shutil.rmtree(outside)
+    return interpreter
+
+
+def start(python, folder, *arguments):
+    environment = os.environ | {'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'}
+    environment.pop('PYTHONPATH', None)
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([python, *arguments], cwd=folder, env=environment, **pipes)
+
+
+def finish(process, status=0):
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == status, err[-2000:]
+    return out, err
+
+
+def installed_names():
+    """Names in the wheel that the project's folders must appear under."""
+    names = set()
+    for folder in FOLDERS:
+        for path in (ROOT / folder).rglob('*'):
+            name = path.relative_to(ROOT).as_posix()
+            # rglob does not follow links before Python 3.13.
+            is_linked = name.startswith(('zeroplay_jax/retrieval', 'zeroplay_jax/configs'))
+            if path.is_dir() or is_linked or path.suffix in ('.md', '.pyc'):
+                continue
+            names.add(name if folder == 'zeroplay_jax' else f'zeroplay_jax/{name}')
+    return names
+
+
+def test_the_wheel_holds_every_file_once_and_below_one_name(distributions):
+    names = zipfile.ZipFile(distributions[1]).namelist()
+    assert len(names) == len(set(names))
+    files = {name for name in names if '.dist-info/' not in name}
+    assert {name.split('/')[0] for name in files} == {'zeroplay_jax'}
+    without_notes = {name for name in files if not name.endswith('.md')}
+    assert without_notes == installed_names()
+
+
+def test_the_sdist_holds_every_file_once(distributions):
+    with tarfile.open(distributions[0]) as archive:
+        members = archive.getmembers()
+    assert not any(member.issym() or member.islnk() for member in members)
+    names = [member.name.partition('/')[2] for member in members if member.isfile()]
+    assert len(names) == len(set(names))
+    assert installed_names() <= set(names)
+    assert not any(name.startswith(('tests/', 'retrieval/', 'configs/')) for name in names)
+
+
+def test_the_installed_package_is_the_wheels_and_requires_what_the_project_does(python, tmp_path):
+    code = (
+        'import importlib.metadata as m, importlib.util as u, json, zeroplay_jax\n'
+        'top = [u.find_spec(name) is None for name in ("retrieval", "configs")]\n'
+        'd = m.metadata("zeroplay-jax")\n'
+        'print(json.dumps([zeroplay_jax.__file__, zeroplay_jax.__version__, d["Version"], top,'
+        ' m.requires("zeroplay-jax")]))'
+    )
+    out, _ = finish(start(python, tmp_path, '-c', code))
+    file, version, distribution_version, top, requires = json.loads(out)
+    assert pathlib.Path(file).is_relative_to(python.parents[1])
+    assert version == distribution_version
+    assert top == [True, True]
+    lines = (ROOT / 'requirements.txt').read_text().splitlines()
+    pins = {line for line in lines if line and not line.startswith('#')}
+    assert pins < set(requires)
+    assert any(requirement.startswith('mcp==') for requirement in requires)
+
+
+@pytest.mark.parametrize(
+    'module', ['main', 'retrieval.build', 'retrieval.server', 'report', 'compare']
+)
+def test_commands_explain_themselves(python, tmp_path, module):
+    out, err = finish(start(python, tmp_path, '-m', f'zeroplay_jax.{module}', '--help'))
+    assert 'usage' in (out + err).lower() or '--config' in out + err
+
+
+def test_the_configs_of_the_project_are_found_without_a_checkout(python, tmp_path):
+    command = ('-m', 'zeroplay_jax.main', '--config=configs/quickstart.py')
+    _, err = finish(start(python, tmp_path, *command), status=2)
+    assert 'no folder for the run' in err
+
+
+def test_settings_of_the_outside_package_have_bounds_and_rules(python, tmp_path):
+    config = outside_config(python)
+    command = ('-m', 'zeroplay_jax.main', f'--config={config}', '--workdir=run')
+    bounds = start(python, tmp_path, *command, '--config.critic_game.drafts=9')
+    rule = start(python, tmp_path, *command, '--config.critic_game.drafts=3')
+    assert 'config.critic_game.drafts=9' in finish(bounds, status=2)[1]
+    assert 'solver.samples' in finish(rule, status=2)[1]
+
+
+def outside_config(python):
+    (config,) = python.parents[1].glob('lib/python*/site-packages/zp_outside/config.py')
+    return config
+
+
+def start_training(python, folder, workdir):
+    config = f'--config={outside_config(python)}'
+    return start(python, folder, '-m', 'zeroplay_jax.main', config, f'--workdir={workdir}')
+
+
+def records(workdir, name):
+    return [json.loads(line) for line in (workdir / name).read_text().splitlines()]
+
+
+def without_clocks(metrics):
+    return [
+        {name: value for name, value in record.items() if not any(c in name for c in CLOCKS)}
+        for record in metrics
+    ]
+
+
+@pytest.fixture(scope='module')
+def whole_run(python, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('elsewhere')
+    finish(start_training(python, folder, 'whole'))
+    return folder / 'whole'
+
+
+@pytest.mark.long
+def test_an_outside_package_trains_three_roles_with_its_tool_loss_and_rewards(whole_run):
+    steps = [r for r in records(whole_run, 'metrics.jsonl') if r['phase'] == 'selfplay']
+    assert len(steps) == 3
+    for role in ('proposer', 'solver', 'critic'):
+        assert any(step[f'{role}/gradient_norm'] > 0 for step in steps)
+        assert (whole_run / 'policy' / role / 'model.safetensors').is_file()
+    # The critic makes two updates per batch, so its ratio moves and the loss penalises it.
+    assert any(step['critic/ratio_penalty'] > 0 for step in steps)
+    assert all('reward/zp_outside.rewards:last_word' in step for step in steps)
+    trajectories = records(whole_run, 'trajectories.jsonl')
+    assert {record['role'] for record in trajectories} == {'proposer', 'solver', 'critic'}
+    calls = [call for record in trajectories for call in record['turns'] if call]
+    # Only the outside tool has this argument and this error, which depends on the rollout's earlier calls.
+    assert any('query' in (call['arguments'] or {}) for call in calls)
+    assert any(call['error'] == 'nothing_new' for call in calls)
+    drafts = [record for record in trajectories if record['role'] == 'critic']
+    assert all('Draft:' in record['segments'][0]['text'] for record in drafts)
+
+
+@pytest.mark.long
+def test_an_outside_run_that_is_killed_ends_like_one_that_was_not(whole_run, python):
+    folder = whole_run.parent
+    killed = folder / 'killed'
+    process = start_training(python, folder, 'killed')
+    deadline = time.monotonic() + 300
+    # A checkpoint has its final name once it is complete; step 2 of 5 is in the middle.
+    while not (killed / 'checkpoints' / '2').is_dir() and time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()[1][-2000:]
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert not (killed / 'summary.json').exists()
+    _, err = finish(start_training(python, folder, 'killed'))
+    assert 'resumes at step' in err
+
+    for role in ('proposer', 'solver', 'critic'):
+        weights = pathlib.Path('policy') / role / 'model.safetensors'
+        assert (whole_run / weights).read_bytes() == (killed / weights).read_bytes()
+    metrics = [without_clocks(records(run, 'metrics.jsonl')) for run in (whole_run, killed)]
+    assert metrics[0] == metrics[1]
+    for name in ('trajectories.jsonl', 'tasks.jsonl'):
+        assert records(whole_run, name) == records(killed, name)

@@ -1,0 +1,342 @@
+"""The parts of a run as functions for notebooks and scripts: a policy, an index, rollouts, scores, a loss.
+
+Every function composes the parts that a training run uses, so equal settings and seeds give equal tokens and numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Array, Float
+from ml_collections import ConfigDict
+
+from zeroplay_jax.configuration import entry, fields, rules
+from zeroplay_jax.learner.learner import publisher
+from zeroplay_jax.objectives import rewards as reward_functions
+from zeroplay_jax.policy import hf
+from zeroplay_jax.policy.transformer import ModelConfig, Params
+from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.rollout import prompts
+from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.selfplay import library_builder
+from zeroplay_jax.selfplay.answers import final_answer
+from zeroplay_jax.selfplay.library import SearchableCorpus
+from zeroplay_jax.selfplay.recipe import RoleSpec
+from zeroplay_jax.selfplay.update_batch import rows_loss, set_advantages
+from zeroplay_jax.settings.paths import CONFIGS
+from zeroplay_jax.settings.schema import TrainedRole
+from zeroplay_jax.tools.base import Tool
+from zeroplay_jax.tools.registry import build_tools
+from zeroplay_jax.training import build
+from zeroplay_jax.types import Json, Question, Row, Trajectory, UserError
+
+_SOLVER = 'solver'
+
+# Rollouts of several questions: one list of samples per question.
+Rollouts = Sequence[Sequence[Trajectory]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """A model with its weights and tokenizer, and the settings with which it is sampled.
+
+    Attributes:
+      config: settings of rollouts, sampler, tools and prompts (see docs/configuration.md).
+      opened: checkpoint folder, architecture, devices and tokenizer.
+      params: weights, float32, in the learner's layout.
+    """
+
+    config: ConfigDict
+    opened: build.PolicyFolder
+    params: Params
+
+    @property
+    def model(self) -> ModelConfig:
+        """The architecture."""
+        return self.opened.model
+
+    @property
+    def codec(self) -> Codec:
+        """The tokenizer."""
+        return self.opened.codec
+
+
+@dataclasses.dataclass(frozen=True)
+class Index:
+    """Passages that a policy can search.
+
+    Attributes:
+      corpus: searches and opens documents.
+      about: its name.
+      questions: questions with answers, of the miniature world; none for other corpora.
+    """
+
+    corpus: SearchableCorpus
+    about: str
+    questions: tuple[Question, ...] = ()
+
+    def search(self, query: str) -> list[Json]:
+        """Passages {'id', 'title', 'text', 'score'} for one query, best first.
+
+            index.search('Arvenburg')[0]['text']
+
+        Raises:
+          UserError: the search failed.
+        """
+        (passages,) = self.corpus.search([query])
+        if passages is None:
+            raise UserError(f'{self.about}: the search for {query!r} failed; try it again')
+        return passages
+
+
+def config(
+    name: str = 'drzero', variant: str = '', changes: Mapping[str, Any] | None = None
+) -> ConfigDict:
+    """Returns the settings of a config file that comes with the project, or the defaults of a recipe.
+
+        config = zp.config('drzero', 'mini', {'solver.batch': 16, 'seed': 1})
+
+    Args:
+      name: a file of configs/ without '.py' ('drzero', 'quickstart'), or the import path of a recipe.
+      variant: what follows the colon in --config=configs/drzero.py:mini.
+      changes: dotted field name → value.
+
+    Raises:
+      ConfigError: there is no such config or recipe, or no such field.
+    """
+    if (CONFIGS / f'{name}.py').is_file():
+        module = importlib.import_module(f'zeroplay_jax.configs.{name}')
+        settings = module.get_config(variant) if variant else module.get_config()
+    else:
+        settings = fields.default_config(name)
+    changes = dict(changes or {})
+    for field in changes:
+        fields.check_name(field, settings)
+    settings.update_from_flattened_dict(changes)
+    return settings
+
+
+def load_policy(path: str | pathlib.Path = '', settings: ConfigDict | None = None) -> Policy:
+    """Loads a checkpoint folder.
+
+        policy = zp.load_policy()
+        policy = zp.load_policy('checkpoints/Qwen2.5-3B-Instruct', zp.config('drzero', changes={'sampler.slots': 16}))
+
+    Args:
+      path: Hugging Face folder; '' is `settings.policy.path`, and where that is empty, the built-in tiny checkpoint.
+      settings: how the policy is prompted and sampled; None: the defaults, which suit the built-in checkpoint. Take a
+        paper's config for an instruction-tuned model.
+
+    Raises:
+      UserError: files that cannot be used.
+    """
+    settings = _copy(settings)
+    if path:
+        settings.policy.path = str(path)
+    opened = build.open_policy(settings)
+    params = hf.load(
+        opened.folder, opened.model, opened.mesh, owned=True, progress=settings.progress
+    )
+    return Policy(settings, opened, params)
+
+
+def open_index(source: str | pathlib.Path = '', settings: ConfigDict | None = None) -> Index:
+    """Opens what a policy searches.
+
+        index = zp.open_index()                                # the miniature world
+        index = zp.open_index('indexes/wiki18_e5')             # a folder that retrieval.build wrote
+        index = zp.open_index('http://127.0.0.1:8000')         # a search server
+
+    Args:
+      source: folder or address; '' is the miniature world with its held-out questions.
+      settings: worlds, passages per query, time limits; None: the defaults.
+
+    Raises:
+      UserError: a folder that is no index, or a server that does not answer.
+    """
+    settings = _copy(settings)
+    # TensorFlow and ScaNN write to the terminal while they load; this hides it.
+    entry.load_libraries()
+    if not source:
+        corpus, questions = library_builder.held_out_world(settings)
+        return Index(corpus, 'the miniature world', questions)
+    if str(source).startswith(('http://', 'https://')):
+        settings.retrieval.update(kind='http', url=str(source))
+    else:
+        settings.retrieval.update(kind='folder', path=str(source))
+    try:
+        corpus, about = library_builder.open_corpus(settings)
+    except RetrievalError as error:
+        raise UserError(str(error)) from None
+    return Index(corpus, about)
+
+
+def sample_rollouts(
+    policy: Policy,
+    index: Index,
+    questions: Sequence[str],
+    *,
+    samples: int = 1,
+    tools: Sequence[str | Tool] = ('search',),
+    temperature: float = 1.0,
+    seed: int = 0,
+    step: int = 0,
+) -> list[list[Trajectory]]:
+    """Lets the policy answer questions with tools; returns per question its `samples` rollouts.
+
+        rollouts = zp.sample_rollouts(policy, index, ['Who founded Arvenburg?'], samples=4)
+        answer = rollouts[0][0].turns[-1].text
+
+    Args:
+      questions: asked with the solver's prompt of `policy.config.prompts`.
+      tools: built-in names, 'package.module:attribute', or Tool objects.
+      temperature: 0 is greedy.
+      seed, step: with the index of the question and of the sample they determine all randomness: the rollouts are
+        those of step `step` of a run with this seed.
+
+    Raises:
+      TaskDropped: a question is longer than `rollout.prompt_tokens`.
+      UserError: an unknown tool.
+    """
+    settings = _copy(policy.config)
+    settings.seed = seed
+    settings.tools.names = tuple(tool for tool in tools if isinstance(tool, str))
+    tools_by_name = build_tools(settings, index.corpus)
+    tools_by_name |= {tool.name: tool for tool in tools if isinstance(tool, Tool)}
+    context = build.rollout_context(
+        settings,
+        [RoleSpec(_SOLVER, _SOLVER)],
+        policy.opened,
+        tools_by_name,
+        prompts.select(settings.prompts),
+        {_SOLVER: _SOLVER},
+    )
+    published = publisher(policy.model, policy.opened.mesh, policy.params)(policy.params)
+    context.scheduler.publish(_SOLVER, published, 0)
+    episodes = [
+        context.ask(_SOLVER, (step, number), samples, temperature, question=question)
+        for number, question in enumerate(questions)
+    ]
+    return context.scheduler.run(episodes)
+
+
+def show(trajectory: Trajectory) -> str:
+    """Returns a rollout as text: what the policy wrote, its calls, and what came back.
+
+    print(zp.show(rollouts[0][0]))
+    """
+    lines = []
+    for turn in trajectory.turns:
+        lines.append(turn.text.strip())
+        if turn.call is not None:
+            outcome = turn.call.error or 'ok'
+            lines.append(f'  [{turn.call.tool or "call"}: {outcome}] {turn.call.text.strip()}')
+    tokens = f'{trajectory.policy_tokens} of {len(trajectory.tokens)} tokens written by the policy'
+    lines.append(f'({trajectory.finish}; {tokens})')
+    return '\n'.join(lines)
+
+
+def score(
+    rollouts: Rollouts, answers: Sequence[Sequence[str] | str], metric: str = 'em'
+) -> Float[np.ndarray, 'questions samples']:
+    """Scores the final answers of rollouts, each in [0, 1]; float64 [questions, samples].
+
+        scores = zp.score(rollouts, [['Mara Velling', 'M. Velling']])
+
+    Args:
+      answers: accepted answers per question.
+      metric: 'em', 'subem', 'f1', or 'package.module:function'.
+
+    Raises:
+      ValueError: there is no such metric, or not one entry of `answers` per question.
+    """
+    metric_function = reward_functions.resolve_answer_metric(metric)
+    scores = []
+    for trajectories, accepted in zip(rollouts, answers, strict=True):
+        scores.append([float(metric_function(final_answer(t), accepted)) for t in trajectories])
+    return np.array(scores, np.float64)
+
+
+def policy_loss(
+    policy: Policy,
+    rollouts: Rollouts,
+    rewards: Float[np.ndarray, 'questions samples'] | Sequence[Sequence[float]],
+    *,
+    loss: str = 'token_pg',
+    params: Params | None = None,
+    **settings: Any,
+) -> tuple[Float[Array, ''], dict[str, Any]]:
+    """Computes the loss that a training step on these rollouts minimises, and its statistics.
+
+    Advantages are relative to the samples of the same question. With `params` it can be differentiated:
+
+        loss, stats = zp.policy_loss(policy, rollouts, scores, loss='token_pg', baseline='loo', scale='none')
+        gradient = jax.grad(lambda p: zp.policy_loss(policy, rollouts, scores, params=p)[0])(policy.params)
+
+    Args:
+      rewards: one per rollout.
+      loss: a name of `objectives.losses`, or 'package.module:function'.
+      params: weights to evaluate; None: the policy's. A KL term compares them with the policy's.
+      settings: fields of `config.<role>` (docs/configuration.md), such as the `temperature` that the rollouts were
+        sampled with, 1 by default. Distillation needs a run.
+
+    Returns:
+      The loss, float32 scalar; statistics as means, by the names that metrics.jsonl uses.
+
+    Raises:
+      ValueError: there is no such loss or setting, or a rollout is longer than `micro.tokens`.
+    """
+    role = ConfigDict(TrainedRole(loss=loss, **settings).model_dump())
+    if role.distill_top_k:
+        raise UserError('policy_loss: rollouts have no teacher prompt; set distill_top_k to 0')
+    rows = []
+    for group, (trajectories, values) in enumerate(zip(rollouts, rewards, strict=True)):
+        for trajectory, value in zip(trajectories, values, strict=True):
+            rows.append(Row(_SOLVER, trajectory, float(value), group))
+    micro = policy.config.micro
+    group_stats = set_advantages(rows, role)
+    total_loss, loss_stats = rows_loss(
+        policy.model,
+        policy.params if params is None else params,
+        policy.params,
+        rows,
+        role,
+        (micro.rows, micro.tokens),
+    )
+    # A statistic of groups has count 0 where there is no group, and is left out as in metrics.jsonl.
+    stats = {name: total / count for name, (total, count) in group_stats.items() if count}
+    stats |= {name: total / count for name, (total, count) in loss_stats.items()}
+    return total_loss, stats
+
+
+def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
+    """Runs a config to its end, or resumes it, like python -m zeroplay_jax.main; returns the summary.
+
+        summary = zp.train(zp.config('drzero', 'mini'), 'runs/mini')
+
+    Args:
+      settings: all settings of the run.
+      workdir: folder of the run: checkpoints, metrics, report.
+
+    Raises:
+      UserError: a config that cannot run, or a workdir of another config.
+    """
+    rules.check(settings)
+    entry.load_libraries()
+    entry.connect(settings)
+    # Imports TensorBoard's writer and the report, which only a run needs.
+    from zeroplay_jax.training import loop
+
+    return loop.run(settings, workdir)
+
+
+def _copy(settings: ConfigDict | None) -> ConfigDict:
+    """A copy that may be changed; of the defaults where there are no settings."""
+    if settings is None:
+        return fields.default_config()
+    return settings.copy_and_resolve_references()

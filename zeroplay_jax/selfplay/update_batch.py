@@ -1,0 +1,140 @@
+"""From scored rollouts to the packed batch of one optimiser step, and its loss, by the settings of a role."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from zeroplay_jax.learner import loss as losses
+from zeroplay_jax.learner.packing import pack
+from zeroplay_jax.objectives import advantages, aggregation
+from zeroplay_jax.policy import transformer
+from zeroplay_jax.policy.transformer import ModelConfig, Params
+from zeroplay_jax.selfplay.row_metrics import Stats, rows_per_context
+from zeroplay_jax.types import POLICY, Batch, Row
+
+
+def set_advantages(rows: Sequence[Row], settings: Any, group_size: int | None = None) -> Stats:
+    """Fills in `Row.advantage` from the rewards of each group; returns statistics as (sum, count).
+
+    Args:
+      settings: `config.<role>`.
+      group_size: required rows per group, which catches prompts that got the same key by mistake;
+        None: any.
+    """
+    values, stats = advantages.group_advantages(
+        np.array([row.reward for row in rows], np.float64),
+        np.array([row.group for row in rows], np.int64),
+        baseline=settings.baseline,
+        scale=settings.scale,
+        ddof=settings.std_ddof,
+        singleton=settings.singleton,
+        valid=np.array([row.drop is None for row in rows], bool),
+        lengths=np.array([row.trajectory.policy_tokens for row in rows], np.int64),
+        group_size=group_size,
+    )
+    for row, value in zip(rows, values):
+        row.advantage = float(value)
+    return stats
+
+
+def pack_rows(
+    rows: Sequence[Row],
+    settings: Any,
+    micro_shape: tuple[int, int],
+    distill_coef: float = 0.0,
+    teacher_tokens: int = 0,
+) -> list[Batch]:
+    """Micro-batches of one optimiser step, from rows with advantages.
+
+    Args:
+      settings: `config.<role>`.
+      micro_shape: (B, L) of a micro-batch.
+      distill_coef: weight of the distillation term.
+      teacher_tokens: length of a packed teacher row; 0 without a teacher.
+    """
+    valid = rows_per_context([row for row in rows if row.drop is None])
+    lengths = np.array([np.sum(row.trajectory.source == POLICY) for row in valid], np.int64)
+    # Rows of advantage 0 have no policy gradient, but they count in the mean, and KL, entropy
+    # and distillation act on them.
+    keeps_all = (
+        settings.kl_coef or settings.entropy_coef or distill_coef or not settings.skip_uninformative
+    )
+    trained = [row for row in valid if keeps_all or row.advantage]
+    distilled_tokens = 0
+    for length, row in zip(lengths, valid):
+        if row.teacher_prompt is not None:
+            distilled_tokens += length
+    if settings.aggregation == 'constant':
+        denominator = settings.constant_norm * len(valid)
+    else:
+        denominator = aggregation.denominator(lengths, settings.aggregation)
+    micro_rows, tokens = micro_shape
+    return pack(
+        trained,
+        micro_rows=micro_rows,
+        tokens=tokens,
+        mode=settings.aggregation,
+        total=denominator,
+        teacher_tokens=teacher_tokens,
+        teacher_total=float(distilled_tokens),
+    )
+
+
+def rows_loss(
+    model: ModelConfig,
+    params: Params,
+    reference: Params,
+    rows: Sequence[Row],
+    settings: Any,
+    micro_shape: tuple[int, int],
+) -> tuple[Float[Array, ''], dict[str, Any]]:
+    """The loss that one optimiser step on these rows minimises, without distillation.
+
+    Args:
+      params: weights to evaluate; the loss can be differentiated by them.
+      reference: weights that a KL term compares them with.
+      rows: rollouts with advantages.
+      settings: `config.<role>`.
+      micro_shape: (B, L) of a micro-batch.
+
+    Returns:
+      The loss, float32 scalar; statistics as (sum, count).
+    """
+    loss_config = losses.LossConfig.of(settings)
+    total_loss = jnp.float32(0)
+    stats: dict[str, Any] = {}
+    for batch in pack_rows(rows, settings, micro_shape):
+        # Without a KL term any array of the shape will do.
+        reference_logp: Any = batch.old_logp
+        if settings.kl_coef:
+            reference_logp = _token_logp(model, reference, batch, settings.temperature)
+        batch_loss, batch_stats = _batch_loss(
+            model, loss_config, params, batch, reference_logp, None, jnp.float32(0)
+        )
+        total_loss = total_loss + batch_loss
+        for name, (batch_sum, batch_count) in batch_stats.items():
+            previous_sum, previous_count = stats.get(name, (0.0, 0.0))
+            stats[name] = (previous_sum + batch_sum, previous_count + batch_count)
+    # The token weights contain the denominator of the whole batch: the sum over micro-batches is the mean.
+    return total_loss, stats | {'loss': (total_loss, 1.0)}
+
+
+# model and config are static: they select the compiled program.
+_batch_loss = jax.jit(losses.loss, static_argnums=(0, 1))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def _token_logp(
+    model: ModelConfig, params: Params, batch: Batch, temperature: float
+) -> Float[Array, 'batch length']:
+    logp, _ = transformer.score(
+        model, params, batch.tokens, batch.positions, batch.segment, temperature
+    )
+    return logp
