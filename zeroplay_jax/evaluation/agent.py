@@ -29,9 +29,10 @@ from zeroplay_jax.retrieval import folder as index_folder
 from zeroplay_jax.retrieval.client import Client, Http, InProcess
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout import prompts
-from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
+from zeroplay_jax.rollout.sampler import Sampler
 from zeroplay_jax.rollout.scheduler import Lane, Scheduler
 from zeroplay_jax.rollout.search import Ending, Limits, Search, SearchEnv
+from zeroplay_jax.rollout.slot_programs import SamplerConfig
 from zeroplay_jax.rollout.tokens import Codec, segments
 from zeroplay_jax.rollout.tools import ERROR_TEXTS, Tools, family
 from zeroplay_jax.selfplay import corpus as corpora

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from zeroplay_jax.policy.transformer import Params
-from zeroplay_jax.rollout.sampler import DecodeChunk
+from zeroplay_jax.rollout.slot_programs import DecodeChunk
 from zeroplay_jax.rollout.slots import Request, SlotPool
 from zeroplay_jax.rollout.tool_workers import ToolWorkers
 from zeroplay_jax.types import Trajectory

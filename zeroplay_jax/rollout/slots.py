@@ -1,7 +1,7 @@
 """The slots of one set of weights: which rollout is in which slot, and what the host knows about it.
 
 Everything here happens between two device calls. Results are a function of the request alone (see
-rollout/sampler.py), so the order in which slots serve requests changes nothing but time.
+rollout/slot_programs.py), so the order in which slots serve requests changes nothing but time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import numpy as np
 
 from zeroplay_jax.policy.transformer import Params
 from zeroplay_jax.rollout.environment import Environment
-from zeroplay_jax.rollout.sampler import CloneRow, DecodeChunk, PutRow, Sampler
+from zeroplay_jax.rollout.sampler import CloneRow, PutRow, Sampler
+from zeroplay_jax.rollout.slot_programs import DecodeChunk
 from zeroplay_jax.rollout.tokens import StopMatcher
 from zeroplay_jax.types import ENV, POLICY, PROMPT, ToolCall, Trajectory, Turn, identity_key
 
