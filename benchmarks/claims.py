@@ -34,8 +34,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from zeroplay_jax import config as configuration
 from zeroplay_jax.configs import ablations, common
+from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.runtime.atomic import write_text
 
 RESULTS = pathlib.Path(__file__).parent / 'results'
@@ -145,10 +145,9 @@ def config_of(arm: str, seed: int):
         # The mean of some 26 log ratios, a rollout's, strays by 1/√26 of what one does: DAPO's range over that.
         config.solver.update(clip_low=0.04, clip_high=0.055)
     config.pool.update(batch=64, batches=2, samples=1 if system != 'scope' else 2)
-    config.check.noise = 4
-    config.reward.update(
-        soft_length=24, hard_length=64
-    )  # in tokens; most right answers to a task have up to 24
+    config.ssp.noise = 4
+    # In tokens; most right answers to a task have up to 24.
+    config.scope.update(soft_length=24, hard_length=64)
     config.eval.update(every=4, questions=50, hops=(1, 2, 3, 4))
     config.sampler.slots = 64
     config.checkpoint.every = 1000
@@ -162,26 +161,24 @@ def play(arm: str, seed: int, kept: pathlib.Path) -> dict:
     """The curve of one run: [steps of the solver so far, correct by question]; from its file if it was run before."""
     config = config_of(arm, seed)
     # By what it changes: a field that configs/common.py gains later does not make old runs others.
-    defaults = dict(configuration.fields(common.get_config()))
-    text = json.dumps(
-        {k: v for k, v in configuration.fields(config) if v != defaults[k]}, sort_keys=True
-    )
+    defaults = dict(fields.leaves(common.get_config()))
+    text = json.dumps({k: v for k, v in fields.leaves(config) if v != defaults[k]}, sort_keys=True)
     path = kept / f'{hashlib.sha256(text.encode()).hexdigest()[:16]}.json'
     if path.exists():
         return json.loads(path.read_text())
-    from zeroplay_jax import train
+    from zeroplay_jax.training import loop
 
-    configuration.check(config)
+    rules.check(config)
     started = time.perf_counter()
     workdir = pathlib.Path(tempfile.mkdtemp(prefix='claims.'))
     try:
-        train.run(config, workdir / 'run')
+        loop.run(config, workdir / 'run')
         summary = json.loads((workdir / 'run' / 'summary.json').read_text())
         curve = _curve(summary, (workdir / 'run' / 'metrics.jsonl').read_text().strip().split('\n'))
     finally:
         shutil.rmtree(workdir, ignore_errors=True)
     found = dict(arm=arm, seed=seed, curve=curve, seconds=round(time.perf_counter() - started, 1))
-    found['outside_questions'] = summary['outside_questions']
+    found['external_items'] = summary['external_items']
     kept.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(found))
     return found
@@ -292,9 +289,9 @@ def main(argv: list[str] | None = None) -> None:
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')
     import jax
 
-    from zeroplay_jax import start
+    from zeroplay_jax.configuration import entry
 
-    start.load_libraries()
+    entry.load_libraries()
     cache = tempfile.mkdtemp(prefix='claims_programs.')  # arms share what is compiled
     jax.config.update('jax_compilation_cache_dir', cache)
     arms = list(dict.fromkeys(arm for c in claims for arm in (c.better, c.worse)))

@@ -42,7 +42,7 @@ from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.packing import pack
 from zeroplay_jax.policy import sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
-from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
+from zeroplay_jax.rollout.sampler import PutRow, Sampler, SamplerConfig
 from zeroplay_jax.types import POLICY, Row, Trajectory, UserError, identity_key
 
 
@@ -227,7 +227,7 @@ def check_memory(model: ModelConfig, sizes: Sizes, update: bool, limit: int) -> 
       UserError: more than `limit` bytes (0: not known).
     """
     count = sum(x.size for x in jax.tree.leaves(_shapes(model)))
-    slot = 2 * 2 * model.layers * model.kv_heads * model.head_dim * sizes.sampler(1).places
+    slot = 2 * 2 * model.layers * model.kv_heads * model.head_dim * sizes.sampler(1).positions
     parts = {'bfloat16 weights': 2 * count, f'{min(sizes.slots)} slots': slot * min(sizes.slots)}
     if update:
         parts |= {'float32 weights': 4 * count, 'AdamW moments': 8 * count, 'gradients': 4 * count}
@@ -290,7 +290,7 @@ def _prefill(sampler: Sampler, params: Params, sizes: Sizes) -> float:
         .integers(1, sampler.model.vocab_size, (c.slots, sizes.prompt))
         .astype(np.int32)
     )
-    rows = [(i, p, 0, c.context, 1.0, identity_key(0, (i,))) for i, p in enumerate(prompts)]
+    rows = [PutRow(i, p, 0, c.context, 1.0, identity_key(0, (i,))) for i, p in enumerate(prompts)]
     start = time.perf_counter()
     sampler.put(rows)
     for at in range(0, c.slots, c.fill_rows):

@@ -29,8 +29,6 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
-from zeroplay_jax.rollout.search import Limits, SearchEnv
-from zeroplay_jax.rollout.tools import SearchR1
 
 from benchmarks.peers import workload
 from benchmarks.peers.timing import median_seconds
@@ -47,9 +45,13 @@ from zeroplay_jax.configs import common
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.packing import pack
 from zeroplay_jax.policy import sharding, transformer
+from zeroplay_jax.rollout.call_syntax import TagSyntax
+from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
-from zeroplay_jax.rollout.scheduler import Lane, Request, Scheduler
+from zeroplay_jax.rollout.scheduler import Scheduler
+from zeroplay_jax.rollout.slots import Request, SlotPool
 from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.tools.base import Tool, ToolResult
 from zeroplay_jax.types import POLICY, Row, Trajectory, UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -81,16 +83,38 @@ class _Codec(Codec):
         self.token_bytes, self.eos_ids = [b'x'] * MODEL.vocab_size, ()
 
 
-class _Tools(SearchR1):
-    """A call every GEN tokens; a document is the TOOL ids of its row."""
+class _Syntax(TagSyntax):
+    """A call every GEN tokens."""
 
-    call_stop = 'x' * GEN
+    def stop_strings(self, tools):
+        return ('x' * GEN,)
 
-    def parse(self, text):
-        return (text,), None
+    def read_call(self, text, tools):
+        return 'search', {}, None
 
-    def observation(self, codec, documents, limit):
-        return documents[0][0]['ids']
+
+class _Search(Tool):
+    """Returns the TOOL ids of every row, turn by turn."""
+
+    name = 'search'
+    description = 'token ids of the workload'
+    parameters = {'type': 'object'}
+
+    def __init__(self):
+        self._turns = iter(range(TURNS))
+
+    def run(self, calls):
+        # All rows reach the end of a turn in the same decode chunk, in the order of their slots.
+        assert len(calls) == BATCH
+        rows = observation(next(self._turns))
+        return [ToolResult(text='', documents=(({'ids': ids},),)) for ids in rows]
+
+
+class _Environment(Environment):
+    """The ids themselves are the observation."""
+
+    def observation(self, call):
+        return call.documents[0][0]['ids']
 
 
 def prompts() -> np.ndarray:
@@ -105,15 +129,8 @@ def observation(turn: int) -> np.ndarray:
 
 def rollout(scheduler: Scheduler) -> list[Trajectory]:
     """The scripted rollouts through the real scheduler, search thread included."""
-    turns = iter(range(TURNS))
-
-    def search(queries):
-        assert (
-            len(queries) == BATCH
-        )  # all rows come to their turn's end in the same burst, in slot order
-        return [[{'ids': ids}] for ids in observation(next(turns))]
-
-    env = SearchEnv(_Codec(), _Tools(), Limits(TURNS, GEN + 1, TOOL), search, finals=())
+    limits = Limits(TURNS, GEN + 1, TOOL)
+    env = _Environment(_Codec(), _Syntax(), limits, {'search': _Search()}, terminal_tags=())
     requests = [Request('policy', p, (i,), env, temperature=0.0) for i, p in enumerate(prompts())]
     out = [group[0] for group in scheduler.run([scheduler.rollout(r) for r in requests])]
     assert all(len(t.tokens) == LENGTH and (t.source == POLICY).sum() == GEN * TURNS for t in out)
@@ -121,8 +138,10 @@ def rollout(scheduler: Scheduler) -> list[Trajectory]:
 
 
 def make_scheduler(params) -> Scheduler:
-    """One lane with these weights."""
-    scheduler = Scheduler({'policy': Lane(Sampler(MODEL, SAMPLER, sharding.make_mesh()), seed=0)})
+    """One pool of slots with these weights."""
+    scheduler = Scheduler(
+        {'policy': SlotPool(Sampler(MODEL, SAMPLER, sharding.make_mesh()), seed=0)}
+    )
     scheduler.publish('policy', params, 0)
     return scheduler
 

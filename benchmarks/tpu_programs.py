@@ -197,7 +197,7 @@ def lower_sampler(
     params = published(name, mesh, layers)
     unrolled: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if layers:
-        unrolled = mock.patch.object(attention, '_ROWS', FILL_ROWS)
+        unrolled = mock.patch.object(attention, '_PREFILL_ROWS', FILL_ROWS)
     with unrolled:
         extend = programs['extend'].lower(params, state, np.zeros(FILL_ROWS, np.int32))
     return dict(extend=extend, decode=programs['decode'].lower(params, state))

@@ -14,9 +14,9 @@ import pytest
 from benchmarks import claims
 from benchmarks import rollout as bench
 from benchmarks.peers import timing, workload
-from zeroplay_jax import config as configuration
-from zeroplay_jax import train
+from zeroplay_jax.configuration import rules
 from zeroplay_jax.policy import transformer
+from zeroplay_jax.training import loop
 from zeroplay_jax.types import UserError
 
 PEERS = pathlib.Path(timing.__file__).parent
@@ -162,7 +162,7 @@ def test_the_rollout_and_update_of_transformers(monkeypatch):
 
 @pytest.mark.parametrize('arm', claims.ARMS)
 def test_every_arm_of_the_claims_is_a_sound_config(arm):
-    configuration.check(claims.config_of(arm, 0))
+    rules.check(claims.config_of(arm, 0))
 
 
 def test_claims_name_arms_that_exist():
@@ -243,7 +243,7 @@ def test_an_arm_is_played_once_and_kept(monkeypatch, tmp_path):
     first = claims.play('drzero', 0, tmp_path)
     assert first['curve'][0][0] == 0 and len(first['curve'][0][2]) == 8
     assert first['curve'][-1][1] > 0, 'rollouts are counted'
-    monkeypatch.setattr(train, 'run', None)  # a second run would fail
+    monkeypatch.setattr(loop, 'run', None)  # a second run would fail
     assert claims.play('drzero', 0, tmp_path) == first
     assert json.loads(next(tmp_path.iterdir()).read_text()) == first
 

@@ -85,9 +85,9 @@ def test_needs_grow_as_they_should():
     assert decode(1, 0).flops == 2 * weights and decode(1, 0).bytes == 2 * weights
     c = gpu.SMALL.sampler(1)
     cache = attention.empty_cache(
-        MODEL.layers, 1, c.places, MODEL.kv_heads, MODEL.head_dim, MODEL.dtype
+        MODEL.layers, 1, c.positions, MODEL.kv_heads, MODEL.head_dim, MODEL.dtype
     )
-    token = sum(x.nbytes for x in jax.tree.leaves(cache)) / c.places
+    token = sum(x.nbytes for x in jax.tree.leaves(cache)) / c.positions
     assert decode(2, 10).bytes - decode(2, 0).bytes == 2 * 10 * token
     assert gpu.prefill_need(MODEL, 8, 16).flops < gpu.update_need(MODEL, 8, 16).flops / 3
 

@@ -88,11 +88,11 @@ def check_objectives(notebook, found, _):
 
 
 ROLLOUTS = """probed = dict(
-    answer=rollout.turns[-1].text, want=question['answers'], finish=rollout.finish, calls=rollout.calls,
+    answer=rollout.turns[-1].text, want=question['answers'], finish=rollout.finish, calls=rollout.valid_calls,
     gap=gap, outside=outside, learnt=batch.mask.sum(), written=sum(t.policy_tokens for t in rollouts),
     least=batch.sampler_logp[batch.mask].min(), control=sorted(set(control)),
     trusted=added(trusted), foreign=added(foreign),
-    observed=codec.decode(attacked.tokens[attacked.source == ENV]).count(INJECTION), attacks=attacked.calls,
+    observed=codec.decode(attacked.tokens[attacked.source == ENV]).count(INJECTION), attacks=attacked.valid_calls,
 )"""
 
 
@@ -120,7 +120,7 @@ probed = dict(
     phases=[step.phase.name for step in steps], played=len(log), versions=dict(engine.versions),
     valid=[values['valid_rate'] for step, values in log if step.phase.name == 'proposer'], batch=config.proposer.batch,
     counts=[counts.tolist() for counts in solve_counts], solves=config.reward.solves,
-    moved={name: furthest(learner.params, parts.params) for name, learner in engine.learners.items()},
+    moved={name: furthest(learner.params, run.params) for name, learner in engine.learners.items()},
     questions=[[p.question for p in made] for made in (questions_before, questions_after)],
     scores=[list(values) for values in scores.values()],
 )"""
@@ -168,7 +168,7 @@ def check_own(notebook, found, environment):
         'transformers writes with the exported weights what our sampler wrote'
     )
     summary = json.loads((work / 'run' / 'summary.json').read_text())
-    assert summary['outside_questions'] == 0 and summary['questions'] == 12
+    assert summary['external_items'] == 0 and summary['questions'] == 12
     page = (work / 'run' / 'report.html').read_text()
     assert page.startswith('<!') and found['last'] in page
 

@@ -236,7 +236,11 @@ class RowInfo:
 
     def to_json(self) -> dict[str, Any]:
         """The record of the trajectory log; unset fields are left out."""
-        record = {} if self.question is None else self.question.to_json()
+        record: dict[str, Any] = {}
+        if self.question is not None:
+            record = self.question.to_json()
+            # A proposal without a question has none in the log, rather than an empty one.
+            record['question'] = self.question.text or None
         fields = {
             'answer_given': self.answer,
             'score': self.score,

@@ -1,9 +1,14 @@
-"""A table at which everybody plays what the test says, and the trajectories to say it with."""
+"""A rollout context in which every role writes what the test says, and the trajectories to script it with."""
+
+import asyncio
+import types
 
 import numpy as np
 
 from zeroplay_jax.runtime.hosts import Hosts
-from zeroplay_jax.types import POLICY, Trajectory, Turn
+from zeroplay_jax.selfplay.engine import Engine
+from zeroplay_jax.selfplay.library import Library
+from zeroplay_jax.types import POLICY, ToolCall, Trajectory, Turn
 
 
 def trajectory(*turns, finish='answer'):
@@ -14,6 +19,11 @@ def trajectory(*turns, finish='answer'):
     )
 
 
+def search_call(queries, documents=(), error=None):
+    """A valid search: one tuple of passages per query."""
+    return ToolCall('search', {'query_list': list(queries)}, documents=documents, error=error)
+
+
 def final(finish='answer', **tags):
     """One turn with these tags."""
     text = '<think> so</think>' + ''.join(f'<{tag}> {value}</{tag}>' for tag, value in tags.items())
@@ -22,11 +32,30 @@ def final(finish='answer', **tags):
 
 def searching(*searches, **tags):
     """Searches as (query, passages found), then a turn with these tags."""
-    looks = [
-        Turn(f'<think> t</think><search> {q}</search>', (q,), (tuple(found),))
-        for q, found in searches
+    search_turns = [
+        Turn(f'<think> t</think><search> {query}</search>', search_call([query], (tuple(found),)))
+        for query, found in searches
     ]
-    return trajectory(*looks, *final(**tags).turns)
+    return trajectory(*search_turns, *final(**tags).turns)
+
+
+class Material:
+    """Questions and answers in place of those of the training worlds."""
+
+    def __init__(self, questions=(), answers=()):
+        self._questions = list(questions)
+        self._answers = list(answers)
+
+    def questions(self, per_hop, hops):
+        return self._questions
+
+    def answers(self):
+        return self._answers
+
+
+def library(documents=(), worlds=None):
+    """A library without a corpus: scripted roles search nothing."""
+    return Library(None, None, documents, (), worlds=worlds)
 
 
 class Codec:
@@ -34,27 +63,45 @@ class Codec:
         return text.split()
 
 
-class Player:
+class ScriptedRole:
     def __init__(self, prompt_tokens=10_000):
-        self.prompt_tokens, self.env = prompt_tokens, self
+        self.prompt_tokens = prompt_tokens
+        self.env = self
         self.codec = Codec()
 
 
-class Table:
-    """Plays what it is told to, per role in turn or by a function of the fields; remembers who was asked what."""
+class ScriptedContext:
+    """Returns scripted trajectories, per role in turn or by a function of the fields; records every request."""
 
-    def __init__(self, judge=None, **plays):
-        self.plays = {k: v if callable(v) else list(v) for k, v in plays.items()}
-        self.asked, self.judge, self.roles = [], judge, {'solver': Player(), 'checker': Player()}
+    def __init__(self, judge=None, **scripts):
+        self.scripts = {}
+        for role, script in scripts.items():
+            self.scripts[role] = script if callable(script) else list(script)
+        self.asked = []
+        self.judge = judge
+        self.roles = {'solver': ScriptedRole(), 'checker': ScriptedRole()}
         self.hosts = Hosts()
 
-    def prompt(self, role, prompt='', **fields):
-        return ' '.join(map(str, fields.values())).split()
+    def prompt_ids(self, role, prompt='', **fields):
+        words = ' '.join(map(str, fields.values())).split()
+        return np.arange(len(words), dtype=np.int32)
 
     async def ask(self, role, identity, samples=1, temperature=None, prompt='', **fields):
         self.asked.append((role, tuple(identity), samples, fields))
-        if callable(self.plays[role]):
-            return [self.plays[role](fields) for _ in range(samples)]
-        out, self.plays[role] = self.plays[role][:samples], self.plays[role][samples:]
-        assert len(out) == samples, f'{role} was asked once too often'
-        return out
+        script = self.scripts[role]
+        if callable(script):
+            return [script(fields) for _ in range(samples)]
+        trajectories = script[:samples]
+        self.scripts[role] = script[samples:]
+        assert len(trajectories) == samples, f'{role} was asked once too often'
+        return trajectories
+
+
+def run_episodes(recipe, context, step, tasks):
+    """Outcomes of the tasks of a step, run together and guarded as the engine does."""
+    engine = types.SimpleNamespace(recipe=recipe, context=context)
+
+    async def run_all():
+        return await asyncio.gather(*(Engine._episode(engine, step, task) for task in tasks))
+
+    return asyncio.run(run_all())

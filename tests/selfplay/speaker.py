@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from zeroplay_jax.rollout.sampler import Burst, SamplerConfig
+from zeroplay_jax.rollout.sampler import DecodeChunk, SamplerConfig
 
 
 class Speaker:
@@ -14,9 +14,9 @@ class Speaker:
         self.state, self.slots = None, [None] * slots
 
     def put(self, rows):
-        for slot, tokens, start, limit, _temperature, _key in rows:
-            assert start == 0, 'these speak one turn'
-            self._open(slot, list(tokens), limit)
+        for row in rows:
+            assert row.start == 0, 'these speak one turn'
+            self._open(row.slot, list(row.tokens), row.limit)
 
     def _open(self, slot, prompt, limit):
         text = self.says(self.codec.decode(np.asarray(prompt)))
@@ -27,13 +27,13 @@ class Speaker:
 
     def clone(self, source, rows, length):
         prompt = self.slots[source]['prompt'][:length]
-        for slot, limit, _temperature, _key in rows:
-            self._open(slot, prompt, limit)
+        for row in rows:
+            self._open(row.slot, prompt, row.limit)
 
     def extend(self, params, slots):
         """Nothing is computed."""
 
-    def rest(self):
+    def free_cache(self):
         """Nothing is held."""
 
     def rewind(self, slots, lengths):
@@ -52,4 +52,4 @@ class Speaker:
                 piece = speech['said'][: speech['room']][speech['at'] : speech['at'] + shape[1]]
                 speech['at'] += len(piece)
                 tokens[slot, : len(piece)], count[slot] = piece, len(piece)
-        return Burst(tokens, logp, count)
+        return DecodeChunk(tokens, logp, count)

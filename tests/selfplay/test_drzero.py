@@ -1,19 +1,20 @@
 """Dr. Zero as an episode: who is asked what, and what each outcome pays."""
 
-import asyncio
 import collections
 
-import numpy as np
 import pytest
-from zeroplay_jax.selfplay.corpus import Corpus, linked_documents
+import scripted
+from scripted import ScriptedContext, search_call, trajectory
 
 from zeroplay_jax.configs import quickstart
-from zeroplay_jax.selfplay import proposals, solving
-from zeroplay_jax.selfplay.engine import Draw, Phase, Step
+from zeroplay_jax.selfplay import answers
+from zeroplay_jax.selfplay.library_builder import linked_documents
 from zeroplay_jax.selfplay.recipes.drzero import Recipe
-from zeroplay_jax.selfplay.roles import TaskDropped
+from zeroplay_jax.selfplay.recipes.parts import proposing
+from zeroplay_jax.selfplay.recipes.parts.datasets import SeedDocument
+from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step
 from zeroplay_jax.selfplay.task_pool import TaskPool
-from zeroplay_jax.types import POLICY, Task, Trajectory, Turn
+from zeroplay_jax.types import Question, Task, TaskDropped, ToolCall, Turn
 
 PASSAGES = [
     ('Gumu', 'Gumu was born in Lomi. Gumu worked as a farmer.'),
@@ -24,14 +25,6 @@ PASSAGES = [
 LOMI = ({'id': 1, 'title': 'Lomi', 'text': PASSAGES[1][1]},)
 
 
-def trajectory(*turns, finish='answer'):
-    n = 4
-    source = np.full(n, POLICY, np.int8)
-    return Trajectory(
-        np.arange(n, dtype=np.int32), source, -np.ones(n, np.float32), turns, finish, 'w', 0, (0,)
-    )
-
-
 def proposal(
     question='What is the country of the birthplace of Gumu?',
     answer='Tarva',
@@ -39,25 +32,12 @@ def proposal(
     **options,
 ):
     final = Turn(f'<think> so</think><question> {question}</question><answer> {answer}</answer>')
-    look = Turn('<think> first</think><search> Lomi</search>', ('Lomi',), (LOMI,))
+    look = Turn('<think> first</think><search> Lomi</search>', search_call(['Lomi'], (LOMI,)))
     return trajectory(*([look] if search else []), final, **options)
 
 
 def answer(text, **options):
     return trajectory(Turn(f'<think> x</think><answer> {text}</answer>'), **options)
-
-
-class Table:
-    """Plays what it is told to, and remembers who was asked what."""
-
-    def __init__(self, **plays):
-        self.plays, self.asked = {k: list(v) for k, v in plays.items()}, []
-
-    async def ask(self, role, identity, samples=1, temperature=None, prompt='', **fields):
-        self.asked.append((role, identity, samples, fields))
-        out, self.plays[role] = self.plays[role][:samples], self.plays[role][samples:]
-        assert len(out) == samples
-        return out
 
 
 def recipe(**changes):
@@ -66,28 +46,29 @@ def recipe(**changes):
         for name, value in changes.items():
             node, leaf = name.rsplit('__', 1)
             config[node][leaf] = value
-    return Recipe(config, Corpus(None, None, linked_documents(PASSAGES), (), 3))
+    return Recipe(config, scripted.library(linked_documents(PASSAGES)))
 
 
-def play(game, phase, table, payload):
+def play(game, phase, context, payload):
     step = Step(Phase(phase, 1), 0, 7)
-    return asyncio.run(game.episode(table, step, Task((7, 0), payload)))
+    (outcome,) = scripted.run_episodes(game, context, step, [Task((7, 0), payload)])
+    return outcome
 
 
-DOCUMENT = dict(title='Gumu', text=PASSAGES[0][1], hops=2)
+DOCUMENT = SeedDocument('Gumu', PASSAGES[0][1], hops=2)
 
 
 @pytest.mark.parametrize('solved,difficulty', [(0, 0.0), (1, 1.0), (2, 0.75), (4, 0.25), (5, 0.0)])
 def test_a_proposer_is_paid_for_form_and_for_being_solved_sometimes(solved, difficulty):
-    table = Table(
+    context = ScriptedContext(
         proposer=[proposal()], solver=[answer('tarva')] * solved + [answer('Lomi')] * (5 - solved)
     )
-    (row,) = play(recipe(), 'proposer', table, DOCUMENT).rows
-    assert row.group == 2 and row.info['solved'] == solved
+    (row,) = play(recipe(), 'proposer', context, DOCUMENT).rows
+    assert row.group == 2 and row.info.solve_count == solved
     assert row.parts['difficulty'] == difficulty and row.reward == pytest.approx(0.5 + difficulty)
-    assert [a[0] for a in table.asked] == ['proposer', 'solver']
-    assert table.asked[1][3] == {'question': 'What is the country of the birthplace of Gumu?'}
-    assert table.asked[0][1] != table.asked[1][1]
+    assert [a[0] for a in context.asked] == ['proposer', 'solver']
+    assert context.asked[1][3] == {'question': 'What is the country of the birthplace of Gumu?'}
+    assert context.asked[0][1] != context.asked[1][1]
 
 
 @pytest.mark.parametrize(
@@ -101,85 +82,97 @@ def test_a_proposer_is_paid_for_form_and_for_being_solved_sometimes(solved, diff
     ],
 )
 def test_a_proposal_without_form_pays_nothing_and_is_not_asked(bad, reason):
-    table = Table(proposer=[bad])
-    (row,) = play(recipe(), 'proposer', table, DOCUMENT).rows
+    context = ScriptedContext(proposer=[bad])
+    (row,) = play(recipe(), 'proposer', context, DOCUMENT).rows
     assert (
         row.reward == 0
         and row.drop is None
-        and len(table.asked) == 1
-        and row.info['rejected'] == reason
+        and len(context.asked) == 1
+        and row.info.rejected == reason
     )
-    assert play(recipe(pool__samples=1), 'generate', Table(proposer=[bad]), DOCUMENT).drop == reason
+    assert (
+        play(recipe(pool__samples=1), 'generate', ScriptedContext(proposer=[bad]), DOCUMENT).drop
+        == reason
+    )
 
 
 def test_a_missing_search_costs_the_tool_part():
-    table = Table(proposer=[proposal(search=False)], solver=[answer('x')] * 5)
-    (row,) = play(recipe(), 'proposer', table, DOCUMENT).rows
+    context = ScriptedContext(proposer=[proposal(search=False)], solver=[answer('x')] * 5)
+    (row,) = play(recipe(), 'proposer', context, DOCUMENT).rows
     # think 1, tool 0 for two hops without a search, answer 0: it stands in nothing that was read
     assert row.reward == pytest.approx(0.5 * (1 + 1 + 0 + 0) / 4)
 
 
 def test_a_failed_or_malformed_call_earns_nothing():
-    failed = Turn('<think> a</think><search> Lomi</search>', ('Lomi',), (), 'failed')
+    failed = Turn('<think> a</think><search> Lomi</search>', search_call(['Lomi'], error='failed'))
     final = proposal().turns[-1]
-    assert proposals.read(trajectory(failed, final), DOCUMENT).format['tool'] == 0
-    malformed = Turn('<think> a</think></search>', (), (), 'malformed')
-    assert proposals.read(trajectory(malformed, final), DOCUMENT).format['tool'] == 0
+    assert proposing.read_proposal(trajectory(failed, final), DOCUMENT).format['tool'] == 0
+    malformed = Turn('<think> a</think></search>', ToolCall('', None, error='malformed'))
+    assert proposing.read_proposal(trajectory(malformed, final), DOCUMENT).format['tool'] == 0
 
 
 def test_grounding_is_a_switch():
     stray = proposal(answer='Mars')
-    table = Table(proposer=[stray], solver=[answer('Mars')] + [answer('x')] * 4)
-    (row,) = play(recipe(), 'proposer', table, DOCUMENT).rows
+    context = ScriptedContext(proposer=[stray], solver=[answer('Mars')] + [answer('x')] * 4)
+    (row,) = play(recipe(), 'proposer', context, DOCUMENT).rows
     assert row.parts['difficulty'] == 1.0
     (row,) = play(
-        recipe(reward__grounding=True), 'proposer', Table(proposer=[stray]), DOCUMENT
+        recipe(drzero__grounding=True), 'proposer', ScriptedContext(proposer=[stray]), DOCUMENT
     ).rows
     assert row.reward == 0
-    table = Table(proposer=[proposal()], solver=[answer('Tarva')] + [answer('x')] * 4)
-    (row,) = play(recipe(reward__grounding=True), 'proposer', table, DOCUMENT).rows
+    context = ScriptedContext(proposer=[proposal()], solver=[answer('Tarva')] + [answer('x')] * 4)
+    (row,) = play(recipe(drzero__grounding=True), 'proposer', context, DOCUMENT).rows
     assert row.parts['difficulty'] == 1.0
 
 
 def test_group_key_is_the_hop_count_or_the_prompt():
     rows = play(
-        recipe(), 'proposer', Table(proposer=[proposal()], solver=[answer('x')] * 5), DOCUMENT
+        recipe(),
+        'proposer',
+        ScriptedContext(proposer=[proposal()], solver=[answer('x')] * 5),
+        DOCUMENT,
     ).rows
     assert [r.group for r in rows] == [2]
-    game = recipe(schedule__group='prompt', proposer__samples=3)
+    game = recipe(drzero__group='prompt', proposer__samples=3)
     rows = play(
-        game, 'proposer', Table(proposer=[proposal()] * 3, solver=[answer('x')] * 15), DOCUMENT
+        game,
+        'proposer',
+        ScriptedContext(proposer=[proposal()] * 3, solver=[answer('x')] * 15),
+        DOCUMENT,
     ).rows
-    assert len({r.group for r in rows}) == 1 and rows[0].group == solving.group_of((7, 0))
+    assert len({r.group for r in rows}) == 1 and rows[0].group == answers.group_of((7, 0))
 
 
 def test_generation_keeps_the_best_formed_and_says_why_not():
     weak, good = proposal(answer='a b c d e f g h i j k'), proposal()
     game = recipe(pool__samples=2)
-    out = play(game, 'generate', Table(proposer=[weak, good]), DOCUMENT)
+    out = play(game, 'generate', ScriptedContext(proposer=[weak, good]), DOCUMENT)
     (question,) = out.questions
     assert (
-        question['answers'] == ['Tarva']
-        and question['hops'] == 2
-        and question['document'] == 'Gumu'
+        question.answers == ('Tarva',)
+        and question.hops == 2
+        and question.origin['document'] == 'Gumu'
     )
     out = play(
-        game, 'generate', Table(proposer=[trajectory(Turn('no'), finish='eos')] * 2), DOCUMENT
+        game,
+        'generate',
+        ScriptedContext(proposer=[trajectory(Turn('no'), finish='eos')] * 2),
+        DOCUMENT,
     )
     assert out.questions == [] and out.drop == 'unfinished' and len(out.rows) == 2
-    game = recipe(pool__samples=1, reward__grounding=True)
+    game = recipe(pool__samples=1, drzero__grounding=True)
     assert (
-        play(game, 'generate', Table(proposer=[proposal(answer='Mars')]), DOCUMENT).drop
+        play(game, 'generate', ScriptedContext(proposer=[proposal(answer='Mars')]), DOCUMENT).drop
         == 'ungrounded'
     )
 
 
 def test_generation_can_keep_to_a_window_of_solve_rates():
     game = recipe(pool__samples=1, pool__measure=4, pool__window=(0.2, 0.8))
-    easy = Table(proposer=[proposal()], solver=[answer('Tarva')] * 4)
+    easy = ScriptedContext(proposer=[proposal()], solver=[answer('Tarva')] * 4)
     assert play(game, 'generate', easy, DOCUMENT).drop == 'outside_window'
-    fair = Table(proposer=[proposal()], solver=[answer('Tarva')] * 2 + [answer('x')] * 2)
-    assert play(game, 'generate', fair, DOCUMENT).questions[0]['solve_rate'] == 0.5
+    fair = ScriptedContext(proposer=[proposal()], solver=[answer('Tarva')] * 2 + [answer('x')] * 2)
+    assert play(game, 'generate', fair, DOCUMENT).questions[0].solve_rate == 0.5
 
 
 def test_a_solver_is_paid_for_exact_match_of_its_final_answer():
@@ -190,19 +183,19 @@ def test_a_solver_is_paid_for_exact_match_of_its_final_answer():
         trajectory(Turn('Tarva'), finish='eos'),
         trajectory(Turn('<answer> Tarva</answer>'), Turn('<think> hm'), finish='turn_tokens'),
     ]
-    item = {'question': 'Where?', 'answers': ['Tarva'], 'hops': 1}
-    rows = play(recipe(), 'solver', Table(solver=tries), item).rows
+    item = Question('Where?', ('Tarva',))
+    rows = play(recipe(), 'solver', ScriptedContext(solver=tries), item).rows
     assert [r.reward for r in rows] == [1, 0, 0, 0, 0] and {r.group for r in rows} == {
-        solving.group_of((7, 0))
+        answers.group_of((7, 0))
     }
 
 
 def test_a_prompt_that_is_too_long_drops_the_episode():
-    class Long(Table):
+    class LongPrompts(ScriptedContext):
         async def ask(self, *_, **__):
             raise TaskDropped('prompt_too_long')
 
-    assert play(recipe(), 'proposer', Long(), DOCUMENT).drop == 'prompt_too_long'
+    assert play(recipe(), 'proposer', LongPrompts(), DOCUMENT).drop == 'prompt_too_long'
 
 
 def test_documents_can_open_what_they_are_asked_for():
@@ -213,13 +206,16 @@ def test_documents_can_open_what_they_are_asked_for():
 def test_every_batch_holds_the_hops_in_the_exact_ratio():
     game = recipe(schedule__hop_ratio=(4, 3, 2), proposer__batch=9)
     step = Step(Phase('proposer', 1), 0, 3)
-    tasks = game.tasks(step, TaskPool(), Draw())
-    assert collections.Counter(t.payload['hops'] for t in tasks) == {1: 4, 2: 3, 3: 2}
+    tasks = game.tasks(step, TaskPool(), BatchCursor())
+    assert collections.Counter(t.payload.hops for t in tasks) == {1: 4, 2: 3, 3: 2}
     depth = {d.title: d.depth for d in linked_documents(PASSAGES)}
-    assert all(depth[t.payload['title']] >= t.payload['hops'] for t in tasks)
-    assert tasks == game.tasks(step, TaskPool(), Draw()) and len({t.identity for t in tasks}) == 9
-    with pytest.raises(ValueError, match='no document can open 4 hops'):
-        recipe().tasks(step, TaskPool(), Draw())
+    assert all(depth[t.payload.title] >= t.payload.hops for t in tasks)
+    assert (
+        tasks == game.tasks(step, TaskPool(), BatchCursor())
+        and len({t.identity for t in tasks}) == 9
+    )
+    with pytest.raises(ValueError, match='no document can start a question of 4 hops'):
+        recipe().tasks(step, TaskPool(), BatchCursor())
 
 
 def test_phases_alternate():

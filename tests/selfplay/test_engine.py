@@ -12,12 +12,15 @@ import tiny
 from zeroplay_jax.configs import common
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import hf, sharding
-from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
-from zeroplay_jax.rollout.scheduler import Lane, Scheduler
-from zeroplay_jax.selfplay import rows as row_tools
-from zeroplay_jax.selfplay.engine import Engine, Phase, Step
-from zeroplay_jax.selfplay.roles import Table
-from zeroplay_jax.types import POLICY, PROMPT, Outcome, Row, Task, Trajectory, Turn
+from zeroplay_jax.rollout.sampler import PutRow, Sampler, SamplerConfig
+from zeroplay_jax.rollout.scheduler import Scheduler
+from zeroplay_jax.rollout.slots import SlotPool
+from zeroplay_jax.selfplay import row_metrics
+from zeroplay_jax.selfplay.engine import Engine
+from zeroplay_jax.selfplay.recipe import RoleSpec
+from zeroplay_jax.selfplay.roles import RolloutContext
+from zeroplay_jax.selfplay.schedule import Phase, Step
+from zeroplay_jax.types import POLICY, PROMPT, Outcome, Row, RowInfo, Task, Trajectory
 
 
 @pytest.fixture(scope='module')
@@ -47,20 +50,24 @@ class Game:
     """Items 0, 1, 2, … of two rollouts each; `pays(item)` says what they earn."""
 
     def __init__(self, config, pays):
-        self.config, self.pays, self.draws = config, pays, []
+        self.config, self.pays, self.cursors = config, pays, []
 
     def phases(self):
         return [Phase('solver', 4, ('solver',))]
 
-    def tasks(self, step, pool, draw):
-        self.draws.append(draw)
+    def tasks(self, step, pool, cursor):
+        self.cursors.append(cursor)
         c = self.config.solver
-        if draw.round and not (c.filter_groups and draw.missing and draw.round < c.fill_rounds):
+        if cursor.round and not (
+            c.filter_groups and cursor.missing and cursor.round < c.fill_rounds
+        ):
             return []
-        count = draw.missing if c.filter_groups and not draw.round else c.batch
-        return [Task((step.number, draw.step + i), {'item': draw.phase + i}) for i in range(count)]
+        count = cursor.missing if c.filter_groups and not cursor.round else c.batch
+        return [
+            Task((step.number, cursor.step + i), {'item': cursor.phase + i}) for i in range(count)
+        ]
 
-    async def episode(self, table, step, task):
+    async def episode(self, context, step, task):
         item = task.payload['item']
         await asyncio.sleep(0.001 * (item % 3))  # the later may end first
         rows = [
@@ -73,7 +80,7 @@ class Game:
             for i, r in enumerate(self.pays(item))
         ]
         for row in rows:
-            row.info['item'] = item
+            row.info = RowInfo(details={'item': item})
         return Outcome(rows)
 
     version = 0
@@ -85,15 +92,16 @@ def make(policy, pays, **changes):
     config.solver.update(dict(batch=2, samples=2, learning_rate=1e-3) | changes)
     config.micro.update(rows=2, tokens=32)
     sampler = Sampler(model, SamplerConfig(2, 32, 8, 2, 4, 2, 8), sharding.make_mesh())
-    table = Table(Scheduler({'solver': Lane(sampler, 0)}), {}, 'mini')
+    context = RolloutContext(Scheduler({'solver': SlotPool(sampler, 0)}), {}, {})
     learner = Learner(model, sharding.make_mesh(), {'solver': config.solver}, params, (2, 32))
     game = Game(config, pays)
-    return Engine(config, game, table, {'solver': learner}, {'solver': 'solver'}), game
+    specs = {'solver': RoleSpec('solver', 'solver')}
+    return Engine(config, game, context, {'solver': learner}, {'solver': 'solver'}, specs), game
 
 
 def play(engine, index):
     engine.recipe.version = engine.versions['solver']
-    return engine.play(Step(engine.recipe.phases()[0], index, index), lambda: None)
+    return engine.run_step(Step(engine.recipe.phases()[0], index, index), lambda: None)
 
 
 MIXED = lambda item: (1, 0) if item % 2 else (0, 0)  # every second item has something to teach
@@ -105,7 +113,9 @@ def trained(engine, monkeypatch):
     monkeypatch.setattr(
         engine,
         '_pack',
-        lambda role, rows, d: seen.append([r.info['item'] for r in rows]) or pack(role, rows, d),
+        lambda role, rows, d: (
+            seen.append([r.info.details['item'] for r in rows]) or pack(role, rows, d)
+        ),
     )
     return seen
 
@@ -121,11 +131,11 @@ def test_the_filter_fills_in_order_of_issue_and_carries_what_is_left(policy, mon
     engine, game = make(policy, MIXED, filter_groups=True, batch=3, fill_rounds=4)
     seen = trained(engine, monkeypatch)
     values, _ = play(engine, 0)  # 0 1 2 | 3 4 5: odd ones are informative, three in all
-    assert seen == [[1, 1, 3, 3, 5, 5]] and values['filter/full'] == 1 and not engine.surplus
+    assert seen == [[1, 1, 3, 3, 5, 5]] and values['filter/full'] == 1 and not engine.filter.state()
     values, _ = play(engine, 1)  # 6 7 8 | 9 10 11: 7 9 11
     values, _ = play(engine, 2)
     assert [set(s) for s in seen] == [{1, 3, 5}, {7, 9, 11}, {13, 15, 17}]
-    assert [d.phase for d in game.draws if d.round == 0] == [0, 6, 12]
+    assert [c.phase for c in game.cursors if c.round == 0] == [0, 6, 12]
 
 
 def test_surplus_waits_for_the_next_step_or_is_let_go(policy, monkeypatch):
@@ -137,7 +147,9 @@ def test_surplus_waits_for_the_next_step_or_is_let_go(policy, monkeypatch):
             engine, 0
         )  # 0 1 2 | 3 4 5: 1 2 3 are trained, 4 5 left over, and one more is asked for
         assert seen[0] == [1, 1, 2, 2, 3, 3] and first['filter/surplus'] == 2
-        told = [(fate['task'][1], fate['rewards'], fate['drop']) for fate in engine.fates]
+        told = [
+            (record['task'][1], record['rewards'], record['drop']) for record in engine.task_log
+        ]
         gone = [(4, [1, 0], 'surplus'), (5, [1, 0], 'surplus')] if kind == 'drop' else []
         assert told == [(0, [0, 0], 'uninformative'), *gone]
         values, _ = play(engine, 1)
@@ -154,9 +166,13 @@ def test_what_waited_for_a_phase_that_ended_is_told(policy):
         surplus='carry',
     )
     play(engine, 0)
-    assert [fate['drop'] for fate in engine.fates] == ['uninformative']
+    assert [record['drop'] for record in engine.task_log] == ['uninformative']
     play(engine, 0)  # a phase begins
-    assert [(fate['task'], fate['drop']) for fate in engine.fates if fate['drop'] == 'surplus'] == [
+    assert [
+        (record['task'], record['drop'])
+        for record in engine.task_log
+        if record['drop'] == 'surplus'
+    ] == [
         ([0, 4], 'surplus'),
         ([0, 5], 'surplus'),
     ]
@@ -175,53 +191,17 @@ def test_the_state_holds_surplus_and_place(policy):
     options = dict(filter_groups=True, batch=3)
     whole, game = make(policy, pays, **options)
     play(whole, 0)
-    saved = json.loads(json.dumps(whole.loop()))
-    kept = jax.tree.map(np.array, whole.states())
+    saved = json.loads(json.dumps(whole.host_state()))
+    kept = jax.tree.map(np.array, whole.device_state())
     play(whole, 1)
     again, _ = make(policy, pays, **options)
     again.restore(kept, saved)
-    assert again.drawn == 6 and [r.info['item'] for r in again.surplus['solver']] == [4, 4, 5, 5]
+    assert again.drawn == 6 and [
+        r['info']['details']['item'] for r in again.filter.state()['solver']
+    ] == [4, 4, 5, 5]
     play(again, 1)
-    assert again.loop() == whole.loop()
-    jax.tree.map(np.testing.assert_array_equal, again.states(), whole.states())
-
-
-def test_an_outcome_survives_the_way_between_processes():
-    turn = Turn(
-        't', ('q', 'r'), (({'id': 1, 'title': 'a', 'text': 'b', 'score': 0.1},), ()), None, False
-    )
-    floats = np.array([0.1, -1 / 3], np.float32)
-    t = Trajectory(
-        np.arange(2, dtype=np.int32),
-        np.array([0, 1], np.int8),
-        floats,
-        (turn,),
-        'eos',
-        'w',
-        3,
-        (1, 2),
-    )
-    t = dataclasses.replace(t, earlier=(dataclasses.replace(t, turns=(), finish='continued'),))
-    row = Row(
-        'solver', t, 1 / 3, 7, {'a': 0.1}, 'd', {'x': [1, None]}, 0.5, np.arange(3, dtype=np.int32)
-    )
-    sent = json.loads(
-        json.dumps(row_tools.outcome_state(Outcome([row], [{'question': 'é'}], 'why')))
-    )
-    got = row_tools.outcome_restore(sent)
-    (back,) = got.rows
-    assert (got.questions, got.drop) == ([{'question': 'é'}], 'why')
-    for name in ('tokens', 'source', 'logp'):
-        a, b = getattr(back.trajectory, name), getattr(t, name)
-        assert a.dtype == b.dtype and a.tobytes() == b.tobytes()
-    assert [part.finish for part in back.trajectory.segments] == ['continued', 'eos']
-    assert back.trajectory.earlier[0].logp.tobytes() == floats.tobytes()
-    assert back.trajectory.turns == (turn,) and back.trajectory.identity == (1, 2)
-    assert back.teacher_prompt.dtype == np.int32 and back.teacher_prompt.tolist() == [0, 1, 2]
-    plain = lambda r: {
-        k: v for k, v in vars(r).items() if k not in ('trajectory', 'teacher_prompt')
-    }
-    assert plain(back) == plain(row)
+    assert again.host_state() == whole.host_state()
+    jax.tree.map(np.testing.assert_array_equal, again.device_state(), whole.device_state())
 
 
 def test_every_context_of_a_rollout_is_a_row_with_its_advantage():
@@ -230,7 +210,7 @@ def test_every_context_of_a_rollout_is_a_row_with_its_advantage():
         whole, earlier=(trajectory((0, 1, 0), n=5), trajectory((0, 1, 0), n=6))
     )
     rows = [Row('solver', whole, 1.0, 0, advantage=0.5), Row('solver', cut, 0.0, 0, advantage=-0.5)]
-    found = row_tools.segments(rows)
+    found = row_metrics.rows_per_context(rows)
     assert [len(r.trajectory.tokens) for r in found] == [8, 5, 6, 8]
     assert [r.advantage for r in found] == [0.5, -0.5, -0.5, -0.5]
     assert cut.policy_tokens == sum(int((r.trajectory.source == POLICY).sum()) for r in found[1:])
@@ -241,25 +221,26 @@ def test_slots_and_other_weights_leave_the_devices_during_an_update(policy, monk
     engine, _ = make(policy, MIXED)
     engine.config.offload = offload
     model, params = policy
-    lanes = engine.scheduler.lanes
-    lanes['other'] = Lane(Sampler(model, lanes['solver'].sampler.config, sharding.make_mesh()), 0)
+    pools = engine.scheduler.pools
+    sampler = Sampler(model, pools['solver'].sampler.config, sharding.make_mesh())
+    pools['other'] = SlotPool(sampler, 0)
     engine.scheduler.publish('other', params, 0)
-    prompt = [(0, np.arange(3, dtype=np.int32), 0, 8, 0.0, np.zeros(2, np.uint32))]
-    lanes['other'].sampler.put(prompt)
-    lanes['other'].sampler.rewind([0], [1])
+    prompt = [PutRow(0, np.arange(3, dtype=np.int32), 0, 8, 0.0, np.zeros(2, np.uint32))]
+    pools['other'].sampler.put(prompt)
+    pools['other'].sampler.rewind([0], [1])
     seen, update = [], engine.learners['solver'].update
 
     def look(*args):
-        kinds = {x.sharding.memory_kind for x in jax.tree.leaves(lanes['other'].params)}
-        seen.append((lanes['other'].sampler.state is None, bool(lanes['solver'].params), kinds))
+        kinds = {x.sharding.memory_kind for x in jax.tree.leaves(pools['other'].params)}
+        seen.append((pools['other'].sampler.state is None, bool(pools['solver'].params), kinds))
         return update(*args)
 
     monkeypatch.setattr(engine.learners['solver'], 'update', look)
     play(engine, 0)
     assert seen == [(True, False, {'pinned_host'}) if offload else (False, True, {'device'})]
-    assert {x.sharding.memory_kind for x in jax.tree.leaves(lanes['other'].params)} == {'device'}
-    lanes['other'].sampler.put(prompt)
-    assert int(lanes['other'].sampler.state.length[0]) == 3
+    assert {x.sharding.memory_kind for x in jax.tree.leaves(pools['other'].params)} == {'device'}
+    pools['other'].sampler.put(prompt)
+    assert int(pools['other'].sampler.state.length[0]) == 3
 
 
 def test_a_rollout_that_a_limit_ended_is_learnt_from_or_not(policy, monkeypatch):
@@ -268,8 +249,8 @@ def test_a_rollout_that_a_limit_ended_is_learnt_from_or_not(policy, monkeypatch)
         engine.config.rollout.truncated = kind
         whole = game.episode
 
-        async def one_cut(table, step, task, whole=whole):
-            outcome = await whole(table, step, task)
+        async def one_cut(context, step, task, whole=whole):
+            outcome = await whole(context, step, task)
             if task.payload['item'] == 2:
                 for row in outcome.rows:
                     row.trajectory = dataclasses.replace(row.trajectory, finish='turn_tokens')
@@ -279,7 +260,7 @@ def test_a_rollout_that_a_limit_ended_is_learnt_from_or_not(policy, monkeypatch)
         values, rows = play(engine, 0)
         assert sum(row.drop is None for row in rows) == learnt
         assert values.get('row_drop/truncated', 0) == (8 - learnt) / 8
-        assert [fate['drop'] for fate in engine.fates] == ['truncated'] * (8 - learnt)
+        assert [record['drop'] for record in engine.task_log] == ['truncated'] * (8 - learnt)
 
 
 def test_a_group_that_loses_what_it_could_teach_does_not_fill_the_batch(policy, monkeypatch):
@@ -287,8 +268,8 @@ def test_a_group_that_loses_what_it_could_teach_does_not_fill_the_batch(policy, 
     engine.config.rollout.truncated = 'drop'
     whole = game.episode
 
-    async def first_cut(table, step, task):
-        outcome = await whole(table, step, task)
+    async def first_cut(context, step, task):
+        outcome = await whole(context, step, task)
         if task.payload['item'] == 0:
             row = outcome.rows[1]
             row.trajectory = dataclasses.replace(row.trajectory, finish='context')
@@ -307,8 +288,8 @@ def test_a_reward_that_is_not_finite_is_told_with_its_rollout(policy):
     assert values['row_drop/nonfinite_reward'] == pytest.approx(1 / 6) and np.isfinite(
         values['gradient_norm']
     )
-    (fate,) = engine.fates
-    assert fate['drop'] == 'nonfinite_reward' and fate['rollout'] == list(
+    (record,) = engine.task_log
+    assert record['drop'] == 'nonfinite_reward' and record['rollout'] == list(
         rows[2].trajectory.identity
     )
 
@@ -329,7 +310,7 @@ def test_a_batch_without_a_finite_gradient_is_skipped_and_named(policy, monkeypa
     monkeypatch.setattr(engine, '_pack', poisoned)
     values, rows = play(engine, 0)
     assert values['skipped_updates'] == 1
-    (fate,) = engine.fates
-    assert fate['drop'] == 'nonfinite_gradient'
-    assert fate['rollouts'] == [list(row.trajectory.identity) for row in rows]
+    (record,) = engine.task_log
+    assert record['drop'] == 'nonfinite_gradient'
+    assert record['rollouts'] == [list(row.trajectory.identity) for row in rows]
     jax.tree.map(np.testing.assert_array_equal, before, jax.tree.map(np.asarray, learner.params))

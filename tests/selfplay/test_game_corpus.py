@@ -10,9 +10,11 @@ from zeroplay_jax.configs import quickstart
 from zeroplay_jax.mini.world import World
 from zeroplay_jax.retrieval.client import Client
 from zeroplay_jax.retrieval.types import RetrievalError, SearchFailed
-from zeroplay_jax.selfplay import corpus as corpora
 from zeroplay_jax.selfplay import files
-from zeroplay_jax.selfplay.engine import Phase, Step
+from zeroplay_jax.selfplay.library import Library, SearchableCorpus
+from zeroplay_jax.selfplay.library_builder import build_library, check_failures
+from zeroplay_jax.selfplay.recipes.parts.datasets import DocumentSampler
+from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.types import UserError
 
 
@@ -22,8 +24,8 @@ def config():
 
 
 @pytest.fixture(scope='module')
-def corpus(config):
-    return corpora.build(config)
+def library(config):
+    return build_library(config)
 
 
 def held_out_names(config):
@@ -32,32 +34,32 @@ def held_out_names(config):
     return {w for world in worlds for p in world.passages for w in re.findall(r'\w+', p.title)}
 
 
-def test_both_indexes_are_real_ones(corpus):
-    for client in (corpus.client, corpus.held_out):
-        index = client.backend.index
+def test_both_indexes_are_real_ones(library):
+    for corpus in (library.training, library.held_out):
+        index = corpus.client.backend.index
         assert len(index) >= 5_000 and index.parameters['kind'] == 'scann'
 
 
-def test_training_finds_nothing_of_the_evaluation(config, corpus):
+def test_training_finds_nothing_of_the_evaluation(config, library):
     """Neither by a training title, nor by a held-out one, nor in any document that a proposer may start from."""
     names = held_out_names(config)
-    queries = [d.title for d in corpus.documents[::7]] + sorted(names)[::3]
-    for found in corpus.search(queries):
+    queries = [d.title for d in library.documents[::7]] + sorted(names)[::3]
+    for found in library.training.search(queries):
         assert len(found) == 3
         assert not names & {
             w for d in found for w in re.findall(r'\w+', d['title'] + ' ' + d['text'])
         }
     assert not names & {
-        w for d in corpus.documents for w in re.findall(r'\w+', d.title + ' ' + d.text)
+        w for d in library.documents for w in re.findall(r'\w+', d.title + ' ' + d.text)
     }
 
 
-def test_evaluation_questions_can_be_answered_by_search(config, corpus):
+def test_evaluation_questions_can_be_answered_by_search(config, library):
     names = held_out_names(config)
-    for question in corpus.questions[::10]:
-        (start,) = names & set(re.findall(r'\w+', question['question']))
-        assert corpus.search_held_out([start])[0][0]['title'] == start
-    assert [q['hops'] for q in corpus.questions] == sorted(
+    for question in library.questions[::10]:
+        (start,) = names & set(re.findall(r'\w+', question.text))
+        assert library.held_out.search([start])[0][0]['title'] == start
+    assert [q.hops for q in library.questions] == sorted(
         np.repeat(config.eval.hops, config.eval.questions)
     )
 
@@ -71,8 +73,6 @@ def write_corpus(path, count=40):
 
 
 def test_an_index_folder_is_searched_and_asked_about(config, tmp_path):
-    from zeroplay_jax.selfplay.inputs import Documents
-
     from zeroplay_jax.retrieval import build
 
     folder = tmp_path / 'index'
@@ -92,31 +92,29 @@ def test_an_index_folder_is_searched_and_asked_about(config, tmp_path):
     (tmp_path / 'q.jsonl').write_text(
         json.dumps({'question': 'Where does town 7 lie?', 'answer': 'town 8'})
     )
-    corpus = corpora.build(own)
-    ((first, *_),) = corpus.search(['Town 7'])
-    assert corpus.questions[0]['answers'] == ['town 8']
+    library = build_library(own)
+    ((first, *_),) = library.training.search(['Town 7'])
+    assert library.questions[0].answers == ('town 8',)
     lines = [json.dumps({'question': f'Number {i}?', 'answer': 'yes'}) for i in range(50)]
     (tmp_path / 'q.jsonl').write_text('\n'.join(lines))
     own.eval.questions = 5
-    asked = corpora.build(own).questions
+    asked = build_library(own).questions
     own.seed = 7
-    assert len(asked) == 5 and asked == corpora.build(own).questions
+    assert len(asked) == 5 and asked == build_library(own).questions
     assert asked != tuple(files.questions(own.eval.file)[:5]), 'drawn from the whole file'
-    assert corpus.tasks == ()
+    assert library.open_tasks == ()
     own.eval.tasks = str(tmp_path / 't.jsonl')
     (tmp_path / 't.jsonl').write_text(
         json.dumps({'task': 'Describe Town 7.', 'rubrics': ['Name town 8.']})
     )
-    (task,) = corpora.build(own).tasks
-    assert task['question'] == 'Describe Town 7.' and task['rubrics'][0]['text'] == 'Name town 8.'
-    assert first['title'] == 'Town 7' and first['id'] == 'p7' and corpus.about
-    tasks = Documents(own, corpus).tasks(Step(Phase('proposer', 1), 0, 3), 20)
-    assert len({t.payload['title'] for t in tasks}) == 20 and tasks[0].payload['text'].startswith(
-        'Town'
-    )
+    (task,) = build_library(own).open_tasks
+    assert task.text == 'Describe Town 7.' and task.rubrics[0]['text'] == 'Name town 8.'
+    assert first['title'] == 'Town 7' and first['id'] == 'p7' and library.about
+    tasks = DocumentSampler(own, library).tasks(Step(Phase('proposer', 1), 0, 3), 20)
+    assert len({t.payload.title for t in tasks}) == 20 and tasks[0].payload.text.startswith('Town')
     own.retrieval.path = str(tmp_path / 'nothing')
     with pytest.raises(UserError, match='nothing'):
-        corpora.build(own)
+        build_library(own)
 
 
 def test_too_many_failed_searches_stop_a_run_before_it_learns(config):
@@ -133,3 +131,6 @@ def test_too_many_failed_searches_stop_a_run_before_it_learns(config):
     assert client.retrieve(['a', 'b'], 3) == [None, None]
     with pytest.raises(RetrievalError, match='2 of 2 searches failed'):
         client.check()
+    library = Library(SearchableCorpus(client, 3, 100), SearchableCorpus(client, 3, 100), (), ())
+    with pytest.raises(UserError, match='2 of 2 searches failed'):
+        check_failures(library)

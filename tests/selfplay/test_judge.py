@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from zeroplay_jax.configs import common
+from zeroplay_jax.rollout import prompts
 from zeroplay_jax.selfplay.judge import RuleJudge, TextJudge, endpoint_writer
 from zeroplay_jax.types import UserError
 
@@ -71,7 +72,7 @@ def judge_of():
             dict(url=f'http://127.0.0.1:{server.server_port}/v1', model='judge', retries=0)
             | changes
         )
-        return TextJudge(endpoint_writer(config, 'paper'), (3, 5)), server
+        return TextJudge(endpoint_writer(config, prompts.select('paper')), (3, 5)), server
 
     yield make
     for server in servers:
@@ -150,7 +151,7 @@ def test_text_of_a_model_brings_no_control_token_to_the_server(judge_of):
 
 
 def test_a_run_without_verdicts_stops():
-    judge = TextJudge(None, (3, 5), most_failed=0.5)
+    judge = TextJudge(None, (3, 5), max_failure_rate=0.5)
     judge.check(collections.Counter(asked=10, failed=3, unread=2))
     with pytest.raises(UserError, match='6 of 10 judgements'):
         judge.check(collections.Counter(asked=10, failed=4, unread=2))

@@ -1,26 +1,26 @@
 """What a teacher reads: every kind of the ablation, and what is left out where the prompt would be too long."""
 
-import numpy as np
 import pytest
 import scripted
 
 from zeroplay_jax.configs import piplay
-from zeroplay_jax.selfplay import privileged
-from zeroplay_jax.types import identity_rng
+from zeroplay_jax.selfplay.recipes.parts import construction_path
+from zeroplay_jax.selfplay.recipes.parts.datasets import SeedDocument
+from zeroplay_jax.types import Question, Turn, identity_rng
 
 LOMI = dict(id=1, title='Lomi', text='Lomi is a city in Tarva. ' * 10)
-ITEM = dict(title='Gumu', text='Gumu was born in Lomi.', hops=3)
+ITEM = SeedDocument('Gumu', 'Gumu was born in Lomi.', hops=3)
 ASKED = dict(question='What is the country of the birthplace of Gumu?', answer='Tarva')
 
 
 @pytest.fixture
 def path():
     rollout = scripted.searching(('Lomi', (LOMI,)), ('Tarva', (LOMI,)), **ASKED)
-    return privileged.path_of(rollout, ITEM, **ASKED)
+    return construction_path.path_of(rollout, ITEM, **ASKED)
 
 
 def text(kind, path, style='paper', step=0):
-    return privileged.text(kind, path, style, identity_rng(0, step))
+    return construction_path.path_text(kind, path, style, identity_rng(0, step))
 
 
 def test_a_path_is_data_that_survives_json(path):
@@ -31,11 +31,10 @@ def test_a_path_is_data_that_survives_json(path):
 
 
 def test_passages_belong_to_the_query_that_brought_them():
-    both = scripted.Turn(
-        '<think> t</think>', ('Lomi', 'Gumu'), ((LOMI,), (dict(id=2, title='Gumu', text='x'),))
-    )
+    documents = ((LOMI,), (dict(id=2, title='Gumu', text='x'),))
+    both = Turn('<think> t</think>', scripted.search_call(['Lomi', 'Gumu'], documents))
     rollout = scripted.trajectory(both, *scripted.final(**ASKED).turns)
-    steps = privileged.path_of(rollout, ITEM, **ASKED)['steps']
+    steps = construction_path.path_of(rollout, ITEM, **ASKED)['steps']
     assert [(s['query'], [f[:13] for f in s['found']]) for s in steps] == [
         ('Lomi', ['(Title: Lomi)']),
         ('Gumu', ['(Title: Gumu)']),
@@ -54,10 +53,10 @@ def test_every_kind_shows_what_its_name_says(path):
     assert text('qcp', path, 'mini') == 'Gumu > Lomi > Tarva'
 
 
-class Table(scripted.Table):
-    def prompt(self, role, prompt='', **fields):
-        words = ' '.join(map(str, fields.values())).split()
-        return np.arange(len(words), dtype=np.int32)
+def teacher_prompt(path, question=ASKED['question'], **changes):
+    asked = Question(question, path=path)
+    context = scripted.ScriptedContext()
+    return construction_path.teacher_prompt(context, config(**changes), (0, 0), asked, 'solver')
 
 
 def config(**changes):
@@ -67,18 +66,15 @@ def config(**changes):
 
 
 def test_passages_are_left_out_first_and_that_is_counted(path):
-    item = dict(question=ASKED['question'])
-    whole, cut = privileged.prompt(Table(), config(prompt_tokens=10_000), (0, 0), item, path)
+    whole, cut = teacher_prompt(path, prompt_tokens=10_000)
     assert cut == 0
-    short, cut = privileged.prompt(
-        Table(), config(prompt_tokens=len(whole) - 20), (0, 0), item, path
-    )
+    short, cut = teacher_prompt(path, prompt_tokens=len(whole) - 20)
     assert cut == 1 and len(short) <= len(whole) - 20
-    none, cut = privileged.prompt(Table(), config(prompt_tokens=5), (0, 0), item, path)
+    none, cut = teacher_prompt(path, prompt_tokens=5)
     assert none is None and cut == 1
     assert path['steps'][0]['found'][0].endswith('Tarva. ')  # the record itself is not touched
 
 
 def test_without_privileges_the_teacher_reads_the_question_alone(path):
-    ids, cut = privileged.prompt(Table(), config(kind='none'), (0, 0), dict(question='a b c'), path)
+    ids, cut = teacher_prompt(path, 'a b c', kind='none')
     assert len(ids) == 3 and cut == 0

@@ -1,18 +1,18 @@
 """SCOPE as an episode: gates before rubrics before trials, and what form, difficulty and length pay."""
 
-import asyncio
-
 import pytest
-from scripted import Table, final, searching
-from zeroplay_jax.selfplay.corpus import Corpus, Document
+import scripted
+from scripted import ScriptedContext, final, searching
 
 from zeroplay_jax.configs import scope
-from zeroplay_jax.selfplay.engine import Phase, Step
+from zeroplay_jax.selfplay.library import Document
+from zeroplay_jax.selfplay.recipes.parts.datasets import SeedDocument
 from zeroplay_jax.selfplay.recipes.scope import Recipe
-from zeroplay_jax.types import Task
+from zeroplay_jax.selfplay.schedule import Phase, Step
+from zeroplay_jax.types import Question, Task
 
 LOMI = dict(id=1, title='Lomi', text='Lomi is a city in Tarva. It is led by Puto.')
-ITEM = dict(title='Gumu', text='Gumu was born in Lomi.', hops=2)
+ITEM = SeedDocument('Gumu', 'Gumu was born in Lomi.', hops=2)
 GOOD = 'Lomi is a city in Tarva. It is led by Puto.'
 
 
@@ -54,11 +54,13 @@ def recipe(**changes):
     for name, value in changes.items():
         node, leaf = name.split('__')
         config[node][leaf] = value
-    return Recipe(config, Corpus(None, None, (Document('Gumu', ITEM['text'], 3),), (), 3))
+    return Recipe(config, scripted.library((Document('Gumu', ITEM.text, 3),)))
 
 
-def play(game, phase, table, payload):
-    return asyncio.run(game.episode(table, Step(Phase(phase, 1), 0, 7), Task((7, 0), payload)))
+def play(game, phase, context, payload):
+    step = Step(Phase(phase, 1), 0, 7)
+    (outcome,) = scripted.run_episodes(game, context, step, [Task((7, 0), payload)])
+    return outcome
 
 
 def challenge(task='Describe the birthplace of Gumu.'):
@@ -67,11 +69,11 @@ def challenge(task='Describe the birthplace of Gumu.'):
 
 def test_a_challenger_is_paid_for_form_and_for_being_half_done():
     judge = Judge(rubrics=2, grade=lambda answer, rubric: rubric in answer)
-    table = Table(
+    context = ScriptedContext(
         judge, proposer=[challenge()], solver=[final(answer='In Tarva'), final(answer=GOOD)]
     )
-    (row,) = play(recipe(proposer__samples=1), 'proposer', table, ITEM).rows
-    assert row.info['score'] == 0.75  # one answer meets half of the rubrics, the other all
+    (row,) = play(recipe(proposer__samples=1), 'proposer', context, ITEM).rows
+    assert row.info.score == 0.75  # one answer meets half of the rubrics, the other all
     assert row.parts['difficulty'] == pytest.approx(0.5) and row.parts['format'] == pytest.approx(
         0.5
     )
@@ -92,83 +94,79 @@ def test_a_challenger_is_paid_for_form_and_for_being_half_done():
     ],
 )
 def test_what_the_judge_does_not_approve_pays_its_form_only_and_is_not_tried(judge, reason, asked):
-    table = Table(judge, proposer=[challenge()])
-    (row,) = play(recipe(proposer__samples=1), 'proposer', table, ITEM).rows
+    context = ScriptedContext(judge, proposer=[challenge()])
+    (row,) = play(recipe(proposer__samples=1), 'proposer', context, ITEM).rows
     assert (
-        row.info['rejected'] == reason
+        row.info.rejected == reason
         and row.parts['difficulty'] == 0
         and row.reward == row.parts['format'] > 0
     )
-    assert len(judge.asked) == asked and len(table.asked) == 1
+    assert len(judge.asked) == asked and len(context.asked) == 1
 
 
 def test_gates_are_a_switch():
     judge = Judge(entities=False)
-    table = Table(judge, proposer=[challenge()], solver=[final(answer=GOOD)] * 2)
-    (row,) = play(recipe(proposer__samples=1, check__on=False), 'proposer', table, ITEM).rows
-    assert 'rejected' not in row.info and row.parts['difficulty'] > 0
+    context = ScriptedContext(judge, proposer=[challenge()], solver=[final(answer=GOOD)] * 2)
+    (row,) = play(recipe(proposer__samples=1, scope__gates=False), 'proposer', context, ITEM).rows
+    assert row.info.rejected is None and row.parts['difficulty'] > 0
 
 
 def test_no_task_no_trial():
-    table = Table(Judge(), proposer=[final(answer='x')])
-    (row,) = play(recipe(proposer__samples=1), 'proposer', table, ITEM).rows
-    assert row.info['rejected'] == 'no_task' and not table.judge.asked
+    context = ScriptedContext(Judge(), proposer=[final(answer='x')])
+    (row,) = play(recipe(proposer__samples=1), 'proposer', context, ITEM).rows
+    assert row.info.rejected == 'no_task' and not context.judge.asked
 
 
 def test_answers_that_cannot_be_graded_say_nothing_about_the_task():
     judge = Judge(grade=lambda answer, rubric: None)
-    table = Table(judge, proposer=[challenge()], solver=[final(answer=GOOD)] * 2)
-    (row,) = play(recipe(proposer__samples=1), 'proposer', table, ITEM).rows
-    assert row.info['rejected'] == 'ungraded' and row.parts['difficulty'] == 0
-    table = Table(Judge(), proposer=[challenge()], solver=[final(finish='turns')] * 2)
-    (row,) = play(recipe(proposer__samples=1), 'proposer', table, ITEM).rows
-    assert row.info['score'] == 0  # no answer is worth nothing, and that is known
+    context = ScriptedContext(judge, proposer=[challenge()], solver=[final(answer=GOOD)] * 2)
+    (row,) = play(recipe(proposer__samples=1), 'proposer', context, ITEM).rows
+    assert row.info.rejected == 'ungraded' and row.parts['difficulty'] == 0
+    context = ScriptedContext(Judge(), proposer=[challenge()], solver=[final(finish='turns')] * 2)
+    (row,) = play(recipe(proposer__samples=1), 'proposer', context, ITEM).rows
+    assert row.info.score == 0  # no answer is worth nothing, and that is known
 
 
 def test_one_task_per_document_inside_the_window():
     judge = Judge(rubrics=2)
     tries = [final(answer=GOOD)] * 2 + [final(answer='In Tarva')] * 2
-    table = Table(
+    context = ScriptedContext(
         judge, proposer=[challenge('Describe Lomi.'), challenge('Describe Gumu.')], solver=tries
     )
-    out = play(recipe(pool__window=(0.2, 0.8)), 'generate', table, ITEM)
+    out = play(recipe(pool__window=(0.2, 0.8)), 'generate', context, ITEM)
     (kept,) = out.questions
-    assert (
-        kept['question'] == 'Describe Gumu.' and kept['score'] == 0.5 and len(kept['rubrics']) == 2
-    )
-    table = Table(judge, proposer=[challenge()] * 2, solver=[final(answer=GOOD)] * 4)
-    assert play(recipe(pool__window=(0.2, 0.8)), 'generate', table, ITEM).drop == 'outside_window'
+    assert kept.text == 'Describe Gumu.' and kept.origin['score'] == 0.5 and len(kept.rubrics) == 2
+    context = ScriptedContext(judge, proposer=[challenge()] * 2, solver=[final(answer=GOOD)] * 4)
+    assert play(recipe(pool__window=(0.2, 0.8)), 'generate', context, ITEM).drop == 'outside_window'
 
 
-TASK = {
-    'question': 'Describe Lomi.',
-    'rubrics': [{'text': 'Tarva', 'priority': 'important'}] * 2,
-    'answers': [],
-}
+TASK = Question('Describe Lomi.', rubrics=({'text': 'Tarva', 'priority': 'important'},) * 2)
 
 
 def test_a_solver_is_paid_for_rubrics_length_form_and_searching():
     short = searching(('Lomi', (LOMI,)), answer='In Tarva')
     long = searching(('Lomi', (LOMI,)), answer='Tarva ' * 96)
     none = final(finish='turns')
-    out = play(recipe(), 'solver', Table(Judge(), solver=[short, long, none]), TASK)
+    out = play(recipe(), 'solver', ScriptedContext(Judge(), solver=[short, long, none]), TASK)
     a, b, c = out.rows
     assert a.parts['rubrics'] == 1 and a.parts['search'] == pytest.approx(0.1 / 3)
     assert a.reward == pytest.approx(1 + 0.5 + 0.1 / 3)
     assert b.parts['length_factor'] == pytest.approx(0.525) and b.reward < a.reward
     assert c.parts['rubrics'] == 0 and c.drop is None and len({r.group for r in out.rows}) == 1
     out = play(
-        recipe(reward__length_factor=False),
+        recipe(scope__length_factor=False),
         'solver',
-        Table(Judge(), solver=[short, long, none]),
+        ScriptedContext(Judge(), solver=[short, long, none]),
         TASK,
     )
     assert out.rows[1].parts['rubrics'] == 1
 
 
 def test_an_answer_that_cannot_be_graded_is_not_trained_on():
-    table = Table(Judge(grade=lambda answer, rubric: None), solver=[final(answer='x')] * 3)
-    assert [r.drop for r in play(recipe(), 'solver', table, TASK).rows] == ['ungraded'] * 3
+    context = ScriptedContext(
+        Judge(grade=lambda answer, rubric: None), solver=[final(answer='x')] * 3
+    )
+    assert [r.drop for r in play(recipe(), 'solver', context, TASK).rows] == ['ungraded'] * 3
 
 
 def test_a_frozen_challenger_has_no_phase_of_its_own():

@@ -1,17 +1,18 @@
 """SSP as an episode: the gate, the check with other people's passages, zero-sum rewards, and how a batch is filled."""
 
-import asyncio
 import collections
+import dataclasses
 
 import pytest
-from scripted import Table, final, searching
-from zeroplay_jax.selfplay.corpus import Corpus
+import scripted
+from scripted import ScriptedContext, final, searching
 
 from zeroplay_jax.configs import ssp
-from zeroplay_jax.selfplay.engine import Draw, Phase, Step
+from zeroplay_jax.selfplay.recipes.parts.datasets import HiddenAnswer
 from zeroplay_jax.selfplay.recipes.ssp import Recipe
+from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step
 from zeroplay_jax.selfplay.task_pool import TaskPool
-from zeroplay_jax.types import TaskDropped
+from zeroplay_jax.types import Question, TaskDropped
 
 LOMI = dict(id=1, title='Lomi', text='Lomi is a city in Tarva.')
 GUMU = dict(id=2, title='Gumu', text='Gumu was born in Puto.')
@@ -23,40 +24,38 @@ def recipe(**changes):
     for name, value in changes.items():
         node, leaf = name.split('__')
         config[node][leaf] = value
-    return Recipe(
-        config, Corpus(None, None, (), (), 3, answers=tuple(f'answer{i}' for i in range(40)))
-    )
+    material = scripted.Material(answers=[f'answer{i}' for i in range(40)])
+    return Recipe(config, scripted.library(worlds=material))
 
 
 def hidden(question='What is the country of Lomi?', found=(LOMI,)):
     return searching(('Tarva', found), question=question)
 
 
-def play(game, table, payloads):
+def play(game, context, payloads):
     """Plays the items of a step together, as the engine does."""
-    tasks = game.tasks(STEP, TaskPool(), Draw(missing=len(payloads)))[: len(payloads)]
-    names = [list(t.identity) for t in tasks]
-    for i, (task, payload) in enumerate(zip(tasks, payloads)):
-        task.payload.update(payload, beside=[names[(i + 1) % len(names)]] if len(names) > 1 else [])
+    count = len(payloads)
+    issued = game.tasks(STEP, TaskPool(), BatchCursor(missing=count))[:count]
+    tasks = []
+    for i, (task, payload) in enumerate(zip(issued, payloads)):
+        neighbours = (issued[(i + 1) % count].identity,) if count > 1 else ()
+        payload = dataclasses.replace(payload, noise_from=neighbours)
+        tasks.append(dataclasses.replace(task, payload=payload))
+    return scripted.run_episodes(game, context, STEP, tasks)
 
-    async def all_of_them():
-        return await asyncio.gather(*(game.episode(table, STEP, t) for t in tasks))
 
-    return asyncio.run(all_of_them())
-
-
-ITEM = dict(answer='Tarva', hops=1)
+ITEM = HiddenAnswer('Tarva', hops=1)
 
 
 @pytest.mark.parametrize('right,reward', [(0, 1.0), (1, 2 / 3), (3, 0.0)])
 def test_the_game_is_zero_sum(right, reward):
     tries = [final(answer='Tarva')] * right + [final(answer='x')] * (3 - right)
-    table = Table(proposer=[hidden()], checker=[final(answer='tarva')], solver=tries)
-    (out,) = play(recipe(), table, [ITEM])
+    context = ScriptedContext(proposer=[hidden()], checker=[final(answer='tarva')], solver=tries)
+    (out,) = play(recipe(), context, [ITEM])
     roles = collections.Counter(row.role for row in out.rows)
     assert roles == {'proposer': 1, 'solver': 3} and out.drop is None
-    assert out.rows[0].reward == pytest.approx(reward) and out.rows[0].info['solved'] == right
-    assert [q['answers'] for q in out.questions] == [['Tarva']]
+    assert out.rows[0].reward == pytest.approx(reward) and out.rows[0].info.solve_count == right
+    assert [q.answers for q in out.questions] == [('Tarva',)]
 
 
 @pytest.mark.parametrize(
@@ -69,50 +68,48 @@ def test_the_game_is_zero_sum(right, reward):
     ],
 )
 def test_the_gate_turns_away_before_anybody_is_asked(rollout, reason):
-    table = Table(proposer=[rollout])
-    (out,) = play(recipe(reward__invalid=-0.1), table, [ITEM])
-    assert out.drop == reason and out.rows[0].reward == -0.1 and len(table.asked) == 1
+    context = ScriptedContext(proposer=[rollout])
+    (out,) = play(recipe(ssp__invalid_reward=-0.1), context, [ITEM])
+    assert out.drop == reason and out.rows[0].reward == -0.1 and len(context.asked) == 1
 
 
 def test_what_the_material_does_not_answer_is_turned_away():
-    table = Table(proposer=[hidden()], checker=[final(answer='Puto')])
-    (out,) = play(recipe(), table, [ITEM])
+    context = ScriptedContext(proposer=[hidden()], checker=[final(answer='Puto')])
+    (out,) = play(recipe(), context, [ITEM])
     assert out.drop == 'unanswerable' and out.rows[0].reward == 0 and not out.questions
-    table = Table(proposer=[hidden()], solver=[final(answer='x')] * 3)
-    assert play(recipe(check__on=False), table, [ITEM])[0].drop is None
+    context = ScriptedContext(proposer=[hidden()], solver=[final(answer='x')] * 3)
+    assert play(recipe(ssp__answerability_check=False), context, [ITEM])[0].drop is None
 
 
 @pytest.mark.parametrize('noise,seen', [(0, 1), (1, 2), (4, 3)])
 def test_the_check_mixes_in_what_others_read(noise, seen):
     third = dict(id=3, title='Puto', text='Puto worked as a poet.')
     proposals = [hidden(), hidden(found=(GUMU,)), hidden(found=(third,))]
-    table = Table(proposer=proposals, checker=[final(answer='x')] * 3)
-    game = recipe(check__noise=noise, proposer__batch=3)
-    tasks = game.tasks(STEP, TaskPool(), Draw(missing=3))
-    assert [len(t.payload['beside']) for t in tasks] == [min(noise, 2)] * 3
-
-    async def all_of_them():
-        await asyncio.gather(*(game.episode(table, STEP, t) for t in tasks))
-
-    asyncio.run(all_of_them())
-    checks = [fields['documents'] for role, _, _, fields in table.asked if role == 'checker']
+    context = ScriptedContext(proposer=proposals, checker=[final(answer='x')] * 3)
+    game = recipe(ssp__noise=noise, proposer__batch=3)
+    tasks = game.tasks(STEP, TaskPool(), BatchCursor(missing=3))
+    assert [len(t.payload.noise_from) for t in tasks] == [min(noise, 2)] * 3
+    scripted.run_episodes(game, context, STEP, tasks)
+    checks = [fields['documents'] for role, _, _, fields in context.asked if role == 'checker']
     assert [text.count('Title:') for text in checks] == [seen] * 3
 
 
 def test_late_answers_are_checked_among_as_many_neighbours():
-    game = recipe(fill__kind='resample', check__noise=4)
-    (late,) = game.tasks(STEP, TaskPool(), Draw(phase=8, step=8, round=1, missing=1, outside=8))
-    assert late.payload['beside'] == [[7, 0], [7, 1], [7, 2], [7, 3]]
+    game = recipe(ssp__fill='resample', ssp__noise=4)
+    (late,) = game.tasks(
+        STEP, TaskPool(), BatchCursor(phase=8, step=8, round=1, missing=1, external=8)
+    )
+    assert late.payload.noise_from == ((7, 0), (7, 1), (7, 2), (7, 3))
 
 
 def test_replayed_questions_do_not_use_up_the_deck():
     game = recipe()
-    first = [t.payload['answer'] for t in game.tasks(STEP, TaskPool(), Draw(missing=8))]
+    first = [t.payload.answer for t in game.tasks(STEP, TaskPool(), BatchCursor(missing=8))]
     after = [
-        t.payload['answer']
-        for t in game.tasks(STEP, TaskPool(), Draw(phase=14, outside=8, missing=8))
+        t.payload.answer
+        for t in game.tasks(STEP, TaskPool(), BatchCursor(phase=14, external=8, missing=8))
     ]
-    whole = [item['answer'] for item in game._deck.deal(0, 16)]
+    whole = [item.answer for item in game._answers.take(0, 16)]
     assert first + after == whole
 
 
@@ -121,8 +118,8 @@ def test_a_judge_without_verdicts_says_nothing_about_a_question():
         async def correct(self, *_):
             return None
 
-    table = Table(Silent(), proposer=[hidden()], solver=[final(answer='x')] * 3)
-    (out,) = play(recipe(reward__answer='judge', check__on=False), table, [ITEM])
+    context = ScriptedContext(Silent(), proposer=[hidden()], solver=[final(answer='x')] * 3)
+    (out,) = play(recipe(reward__answer='judge', ssp__answerability_check=False), context, [ITEM])
     assert [row.drop for row in out.rows] == ['ungraded'] * 4
 
 
@@ -130,66 +127,70 @@ def test_a_question_that_is_too_long_is_turned_away_alone():
     def too_long(fields):
         raise TaskDropped('prompt_too_long')
 
-    table = Table(proposer=[hidden()], checker=too_long)
-    (out,) = play(recipe(), table, [ITEM])
+    context = ScriptedContext(proposer=[hidden()], checker=too_long)
+    (out,) = play(recipe(), context, [ITEM])
     assert out.drop == 'prompt_too_long' and len(out.rows) == 1 and out.rows[0].reward == 0
 
 
 def test_noise_is_left_out_where_the_prompt_gets_too_long():
-    table = Table(proposer=[hidden(), hidden(found=(GUMU,))], checker=[final(answer='x')] * 2)
-    table.roles['checker'].prompt_tokens = 18
-    play(recipe(), table, [ITEM, ITEM])
+    context = ScriptedContext(
+        proposer=[hidden(), hidden(found=(GUMU,))], checker=[final(answer='x')] * 2
+    )
+    context.roles['checker'].prompt_tokens = 18
+    play(recipe(), context, [ITEM, ITEM])
     checks = {
-        name[1]: fields['documents'] for role, name, _, fields in table.asked if role == 'checker'
+        name[1]: fields['documents'] for role, name, _, fields in context.asked if role == 'checker'
     }
     assert all(text.count('Title:') == 1 for text in checks.values())
     assert 'Lomi' in checks[0] and 'Gumu' in checks[1]
 
 
 def test_a_failing_neighbour_keeps_nobody_waiting():
-    table = Table(proposer=[hidden(), final(finish='turns')], checker=[final(answer='x')])
-    outs = play(recipe(), table, [ITEM, ITEM])
+    context = ScriptedContext(
+        proposer=[hidden(), final(finish='turns')], checker=[final(answer='x')]
+    )
+    outs = play(recipe(), context, [ITEM, ITEM])
     assert [o.drop for o in outs] == ['unanswerable', 'unfinished']
 
 
 def test_the_batch_is_filled_as_the_config_says():
     pool = TaskPool()
     for i in range(3):
-        pool.add({'question': f'What is {i}?', 'answers': ['x'], 'hops': 1})
-    after = Draw(phase=16, step=8, round=1, missing=5)
+        pool.add(Question(f'What is {i}?', ('x',)))
+    after = BatchCursor(phase=16, step=8, round=1, missing=5)
     kinds = {}
     for kind in ('pad', 'resample', 'replay_full', 'replay_reset'):
-        kinds[kind] = recipe(fill__kind=kind).tasks(STEP, pool, after)
+        kinds[kind] = recipe(ssp__fill=kind).tasks(STEP, pool, after)
     assert kinds['pad'] == []
     assert len(kinds['resample']) == 5 and all(
-        t.outside and 'answer' in t.payload for t in kinds['resample']
+        t.external and isinstance(t.payload, HiddenAnswer) for t in kinds['resample']
     )
     for kind in ('replay_full', 'replay_reset'):
         assert len(kinds[kind]) == 5 and all(
-            'question' in t.payload and not t.outside for t in kinds[kind]
+            isinstance(t.payload, Question) and not t.external for t in kinds[kind]
         )
     assert {t.identity for t in kinds['resample']} == {(7, 8 + i) for i in range(5)}
-    late = Draw(phase=99, step=80, round=6, missing=5)
-    assert recipe(fill__kind='resample', fill__rounds=5).tasks(STEP, pool, late) == []
-    assert recipe(fill__kind='replay_full').tasks(STEP, TaskPool(), after) == []
+    late = BatchCursor(phase=99, step=80, round=6, missing=5)
+    assert recipe(ssp__fill='resample', ssp__fill_rounds=5).tasks(STEP, pool, late) == []
+    assert recipe(ssp__fill='replay_full').tasks(STEP, TaskPool(), after) == []
 
 
 def test_an_old_question_is_solved_again_without_a_proposer():
-    table = Table(solver=[final(answer='x')] * 3)
-    game = recipe(fill__kind='replay_full')
+    context = ScriptedContext(solver=[final(answer='x')] * 3)
+    game = recipe(ssp__fill='replay_full')
     pool = TaskPool()
-    pool.add({'question': 'What is 1?', 'answers': ['x'], 'hops': 1})
-    (task,) = game.tasks(STEP, pool, Draw(8, 8, 1, 1))
-    out = asyncio.run(game.episode(table, STEP, task))
+    pool.add(Question('What is 1?', ('x',)))
+    (task,) = game.tasks(STEP, pool, BatchCursor(8, 8, 1, 1))
+    (out,) = scripted.run_episodes(game, context, STEP, [task])
     assert [r.role for r in out.rows] == ['solver'] * 3 and all(r.reward == 1 for r in out.rows)
 
 
 def test_phases_train_both_roles_or_the_one_that_still_learns():
     assert [p.trains for p in recipe().phases()] == [('solver', 'proposer')]
-    assert [p.trains for p in recipe(schedule__first='proposer').phases()] == [
+    assert [p.trains for p in recipe(ssp__first_update='proposer').phases()] == [
         ('proposer', 'solver')
     ]
     assert [p.trains for p in recipe(proposer__train_iterations=0).phases()] == [('solver',)]
-    assert [p.clears_pool for p in recipe(fill__kind='replay_reset', fill__period=4).phases()] == [
-        4
-    ]
+    assert [
+        p.clears_pool for p in recipe(ssp__fill='replay_reset', ssp__fill_period=4).phases()
+    ] == [4]

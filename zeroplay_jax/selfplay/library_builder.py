@@ -33,7 +33,7 @@ class IndexedDocuments(Sequence[Document]):
     """The documents of an index folder, read from disk one by one: there may be millions."""
 
     def __init__(self, folder: pathlib.Path):
-        self._passages = StoredCorpus(folder)
+        self._passages = StoredCorpus(folder / 'corpus')
 
     def __len__(self) -> int:
         return len(self._passages)

@@ -35,14 +35,15 @@ def rollout_stats(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Stats:
     accumulator = _Accumulator()
     for row in rows:
         _add_row(accumulator, row)
-    # Histograms are shares: of the proposals that were measured, or of all rows.
+    # Histograms are shares: of the proposals that were measured, or of all rows. Calls of a tool are
+    # averaged over all rows, with or without such a call.
     measured = sum(
         total for name, total in accumulator.sums.items() if name.startswith('k_histogram/')
     )
     for name in accumulator.sums:
         if name.startswith('k_histogram/'):
             accumulator.counts[name] = measured
-        elif name.startswith(('rejected/', 'row_drop/')):
+        elif name.startswith(('rejected/', 'row_drop/', 'tool_calls/')):
             accumulator.counts[name] = len(rows)
     rewards_of_group = collections.defaultdict(set)
     for row in rows:
@@ -82,7 +83,8 @@ def _add_tool_calls(accumulator: _Accumulator, row: Row) -> None:
     calls = [turn.call for turn in row.trajectory.turns if turn.call is not None]
     accumulator.add('tool_calls', row.trajectory.valid_calls)
     accumulator.add('tool_error_rate', row.trajectory.failed_calls, weight=len(calls))
-    for tool in {call.tool for call in calls if call.is_valid}:
+    # Sorted: the order of a set differs between processes, and the names come in this order.
+    for tool in sorted({call.tool for call in calls if call.is_valid}):
         accumulator.add(f'tool_calls/{tool}', len(row.trajectory.calls_of(tool)), weight=0)
 
 

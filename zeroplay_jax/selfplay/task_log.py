@@ -90,7 +90,7 @@ def filtered_groups_log(rows: Sequence[Row], surplus: Set[int]) -> list[Json]:
                 'task': list(first.trajectory.identity[:2]),
                 'role': first.role,
                 'version': first.trajectory.version,
-                'question': None if question is None else question.text,
+                'question': None if question is None else question.text or None,
                 'rewards': [row.reward for row in group],
                 'drop': 'surplus' if key in surplus else 'uninformative',
             }

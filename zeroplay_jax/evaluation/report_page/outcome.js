@@ -119,7 +119,8 @@ function factsOf({ summary, metrics }) {
   const add = (name, value) => value !== undefined && facts.push(`${name} ${format(value)}`);
   add('seed', summary.seed);
   add('steps', summary.steps ?? metrics.at(-1)?.step);
-  add('outside questions', summary.outside_questions);
+  // Runs of earlier versions call them outside questions.
+  add('external items', summary.external_items ?? summary.outside_questions);
   if (summary.rubrics) {
     const { before, after, items } = summary.rubrics;
     facts.push(`rubrics met ${before[0].toFixed(2)} → ${after[0].toFixed(2)} on ${format(items)} open tasks`);
