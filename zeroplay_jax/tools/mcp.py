@@ -19,6 +19,7 @@ from zeroplay_jax.types import Json, UserError
 
 # The name becomes a tag or a function name in the text of a policy.
 _USABLE_NAME = re.compile(r'[A-Za-z_][A-Za-z0-9_-]*')
+_MAX_DESCRIPTION = 300  # characters
 
 
 class McpTool(Tool):
@@ -41,18 +42,22 @@ class McpTool(Tool):
         self._call_seconds = call_seconds
 
     def run(self, calls: Sequence[Invocation]) -> list[ToolResult]:
+        """Answers of the server; 'failed' for all calls where there is no connection."""
+        arguments = [dict(call.arguments) for call in calls]
+        # A worker thread has no event loop yet, so this one cannot disturb that of the rollouts.
         try:
-            return asyncio.run(self._call_all([dict(call.arguments) for call in calls]))
+            return asyncio.run(self._call_all(arguments))
         except Exception as error:
             # No connection. Raising would repeat every call, and MCP calls may have side effects.
             logging.warning('MCP server %s: %s', self._url, _reason(error))
             return [ToolResult(error='failed') for _ in calls]
 
     async def _call_all(self, arguments: Sequence[dict[str, Any]]) -> list[ToolResult]:
-        import mcp
+        import mcp  # optional dependency
 
         async with mcp.Client(self._url, read_timeout_seconds=self._call_seconds) as client:
             pending = [self._call(client, call_arguments) for call_arguments in arguments]
+            # gather keeps the order of the calls, whatever the order of the answers.
             return list(await asyncio.gather(*pending))
 
     async def _call(self, client, arguments: dict[str, Any]) -> ToolResult:
@@ -65,9 +70,11 @@ class McpTool(Tool):
         except Exception as error:
             logging.warning('MCP tool %s: %s', self.name, _reason(error))
             return ToolResult(error='failed')
-        text = _text_of(reply)
+        error_code = None
+        if reply.is_error:
+            error_code = 'tool_error'
         # The server's own error message tells the policy how to correct the call.
-        return ToolResult(text=text, error='tool_error' if reply.is_error else None)
+        return ToolResult(text=_text_of(reply), error=error_code)
 
 
 def list_tools(url: str, call_seconds: float) -> list[McpTool]:
@@ -89,41 +96,55 @@ def list_tools(url: str, call_seconds: float) -> list[McpTool]:
             f'config.tools.mcp_url={url}: the MCP server does not answer ({_reason(error)}); start it '
             'or correct the address'
         ) from None
+    tools = []
     for specification in specifications:
+        # Refused, not renamed: the run's records would show a name that the server does not have.
         if not _USABLE_NAME.fullmatch(specification.name):
             raise UserError(
                 f'config.tools.mcp_url={url}: the tool name {specification.name!r} cannot be written '
                 'as a tag; rename it on the server (letters, digits, _ and -)'
             )
-    return [
-        McpTool(url, tool.name, _one_line(tool.description), tool.input_schema, call_seconds)
-        for tool in specifications
-    ]
+        tool = McpTool(
+            url=url,
+            name=specification.name,
+            description=_one_line(specification.description),
+            parameters=specification.input_schema,
+            call_seconds=call_seconds,
+        )
+        tools.append(tool)
+    return tools
 
 
 async def _list(url: str, seconds: float) -> list[Any]:
-    import mcp
+    import mcp  # optional dependency
 
     async with mcp.Client(url, read_timeout_seconds=seconds) as client:
-        tools: list[Any] = []
-        page = await asyncio.wait_for(client.list_tools(), seconds)
-        tools += page.tools
-        while page.next_cursor:
-            page = await asyncio.wait_for(client.list_tools(cursor=page.next_cursor), seconds)
-            tools += page.tools
+        # Servers may list their tools in several parts, linked by cursors.
+        part = await asyncio.wait_for(client.list_tools(), seconds)
+        tools: list[Any] = list(part.tools)
+        while part.next_cursor:
+            next_part = client.list_tools(cursor=part.next_cursor)
+            part = await asyncio.wait_for(next_part, seconds)
+            tools += part.tools
         return tools
 
 
 def _text_of(reply: Any) -> str:
     """Text blocks of a result; structured content where there is no text."""
-    texts = [block.text for block in reply.content if getattr(block, 'type', '') == 'text']
+    texts = []
+    for block in reply.content:
+        # Other blocks are images and audio, which a text policy cannot read.
+        if getattr(block, 'type', '') == 'text':
+            texts.append(block.text)
     if not texts and reply.structured_content is not None:
         return json.dumps(reply.structured_content, ensure_ascii=False)
     return '\n'.join(texts)
 
 
 def _one_line(description: str | None) -> str:
-    return ' '.join((description or 'no description').split())[:300]
+    # Every prompt of the run contains it: a server's whole manual would fill the context.
+    words = (description or 'no description').split()
+    return ' '.join(words)[:_MAX_DESCRIPTION]
 
 
 def _reason(error: BaseException) -> str:
@@ -131,4 +152,7 @@ def _reason(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    # Some exceptions, such as TimeoutError, have no text.
+    if not lines:
+        return type(error).__name__
+    return lines[0]
