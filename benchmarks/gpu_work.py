@@ -22,7 +22,8 @@ from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.packing import pack
 from zeroplay_jax.policy import sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
-from zeroplay_jax.rollout.sampler import PutRow, Sampler, SamplerConfig
+from zeroplay_jax.rollout.sampler import PutRow, Sampler
+from zeroplay_jax.rollout.slot_programs import SamplerConfig
 from zeroplay_jax.types import POLICY, PROMPT, Row, Trajectory, identity_key
 
 

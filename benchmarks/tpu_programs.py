@@ -25,7 +25,7 @@ from zeroplay_jax.configs import common
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import attention, sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig
-from zeroplay_jax.rollout import sampler
+from zeroplay_jax.rollout import slot_programs
 
 # Rows of a batch and tokens of a row.
 ROWS, TOKENS = 256, 4096
@@ -180,10 +180,10 @@ def published(name: str, mesh: Mesh, layers: int = 0):
 def slots(name: str, mesh: Mesh, count: int, layers: int = 0):
     """Returns (programs, shapes of the slots) of a sampler with `count` slots on its host's mesh."""
     model = sized(name, layers, dtype='bfloat16')
-    config = sampler.SamplerConfig(
+    config = slot_programs.SamplerConfig(
         count, TOKENS, CHUNK, FILL_ROWS, BURST, FILL_ROWS, CHUNK, eos=(0, 1)
     )
-    programs = sampler.programs(model, config, mesh)
+    programs = slot_programs.programs(model, config, mesh)
     state = jax.eval_shape(programs['empty'])
     # Slots are split over the data axes; the caches also by key/value heads over 'model'.
     shardings = jax.tree.map(lambda _: sharding.slots(mesh), state)

@@ -29,7 +29,7 @@ from zeroplay_jax.mini.world import World, evaluation_questions
 from zeroplay_jax.retrieval import build
 from zeroplay_jax.retrieval.client import Client
 from zeroplay_jax.retrieval.types import SearchFailed
-from zeroplay_jax.rollout.sampler import DecodeChunk
+from zeroplay_jax.rollout.slot_programs import DecodeChunk
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.types import ToolCall, UserError

@@ -11,7 +11,8 @@ import tiny
 import torch
 
 from zeroplay_jax.policy import families, hf, rope, sharding, transformer
-from zeroplay_jax.rollout.sampler import FILL, PutRow, Sampler, SamplerConfig
+from zeroplay_jax.rollout.sampler import PutRow, Sampler
+from zeroplay_jax.rollout.slot_programs import FILL, SamplerConfig
 
 TOLERANCE = 2e-4
 LENGTHS = (96, 61, 40)

@@ -11,7 +11,8 @@ import pytest
 import tiny
 
 from zeroplay_jax.policy import attention, decoder, rope, sharding, transformer
-from zeroplay_jax.rollout.sampler import FILL, PutRow, Sampler, SamplerConfig
+from zeroplay_jax.rollout.sampler import PutRow, Sampler
+from zeroplay_jax.rollout.slot_programs import FILL, SamplerConfig
 
 # Every switch on at once; no published family has them all.
 CONFIG = transformer.ModelConfig(

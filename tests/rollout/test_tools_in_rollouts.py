@@ -16,8 +16,9 @@ from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout import sampler as sampler_module
 from zeroplay_jax.rollout.call_syntax import SYNTAXES, syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
-from zeroplay_jax.rollout.sampler import Sampler, SamplerConfig
+from zeroplay_jax.rollout.sampler import Sampler
 from zeroplay_jax.rollout.scheduler import Scheduler
+from zeroplay_jax.rollout.slot_programs import SamplerConfig
 from zeroplay_jax.rollout.slots import Request, SlotPool
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.tools.base import Tool, ToolResult

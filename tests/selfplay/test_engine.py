@@ -12,8 +12,9 @@ import tiny
 from zeroplay_jax.configs import common
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import hf, sharding
-from zeroplay_jax.rollout.sampler import PutRow, Sampler, SamplerConfig
+from zeroplay_jax.rollout.sampler import PutRow, Sampler
 from zeroplay_jax.rollout.scheduler import Scheduler
+from zeroplay_jax.rollout.slot_programs import SamplerConfig
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.selfplay import row_metrics
 from zeroplay_jax.selfplay.engine import Engine

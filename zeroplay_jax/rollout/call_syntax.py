@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
 from zeroplay_jax.rollout.messages import Untrusted
 from zeroplay_jax.rollout.passages import passages_text
@@ -22,6 +23,12 @@ from zeroplay_jax.tools.base import ERROR_TEXTS, InvalidArguments, Tool, ToolRes
 from zeroplay_jax.types import Json, ToolCall
 
 Tools = Mapping[str, Tool]
+
+# A call in the form of a Python function call, its keyword arguments and their separator.
+_FUNCTION_CALL = re.compile(r'\s*([\w-]+)\((.*)\)\s*', re.DOTALL)
+_KEYWORD = re.compile(r'\s*(\w+)\s*=\s*')
+_SEPARATOR = re.compile(r'\s*(,|$)')
+_MAX_UNKNOWN_NAME = 64  # characters
 
 
 class CallSyntax(abc.ABC):
@@ -39,9 +46,22 @@ class CallSyntax(abc.ABC):
     def stop_strings(self, tools: Tools) -> tuple[str, ...]:
         """Strings that end a turn with a call."""
 
-    @abc.abstractmethod
     def explain(self, tools: Tools) -> list[str]:
         """The prompt's explanation of the tools, in parts; phrases of the tools are `Untrusted`."""
+        parts: list[str] = []
+        for tool in tools.values():
+            if parts:
+                parts.append(' ')
+            # A tool's phrases may come from outside (an MCP server): they must not become control
+            # tokens. The tags around them must, or the policy would see other ids than it samples.
+            parts.append(Untrusted(tool.introduction))
+            parts.append(', write ')
+            parts += self.explain_call(tool)
+        return parts
+
+    @abc.abstractmethod
+    def explain_call(self, tool: Tool) -> list[str]:
+        """An example call and what the policy gets back, in parts: completes 'To use …, write '."""
 
     @abc.abstractmethod
     def write_call(self, tool: Tool, arguments: Json) -> str:
@@ -49,14 +69,17 @@ class CallSyntax(abc.ABC):
 
     @abc.abstractmethod
     def read_call(self, text: str, tools: Tools) -> tuple[str, Any, str | None]:
-        """(tool name, raw arguments, error code) of the call that ended a turn; error is None if it parsed."""
+        """(tool name, raw arguments, error code) of the call that ended a turn.
+
+        The error code is None if the call was parsed; the arguments are not checked yet.
+        """
 
     @abc.abstractmethod
-    def wrap(self, codec: Codec, text: str, limit: int) -> np.ndarray:
-        """Ids, int32 [n], that carry an observation to the policy.
+    def wrap(self, codec: Codec, text: str, limit: int) -> Int[np.ndarray, ' tokens']:
+        """Ids, int32, that carry an observation to the policy.
 
-        Long text loses its end until n ≤ limit. The tags around it are always complete, even
-        where the limit is too small for them.
+        Long text loses its end until there are at most `limit` ids. The tags around it are always
+        complete, even where the limit is too small for them.
         """
 
     def parse(self, text: str, tools: Tools) -> ToolCall:
@@ -65,6 +88,8 @@ class CallSyntax(abc.ABC):
         Returns:
           A call with either `arguments`, or `error` and the observation text that explains it.
         """
+        # An invalid call is an observation, not the end of the episode (as in Search-R1), so that
+        # the policy can learn to correct itself.
         name, raw_arguments, error = self.read_call(text, tools)
         if error is not None:
             return ToolCall(name, None, _error_text(error, name, tools), error=error)
@@ -77,6 +102,7 @@ class CallSyntax(abc.ABC):
 
     def result_text(self, tool: Tool, result: ToolResult) -> str:
         """What the policy reads of a result."""
+        # A text has precedence: some tools explain an error better than its reason code does.
         if result.text is not None:
             return result.text
         if result.error is not None:
@@ -89,13 +115,30 @@ class CallSyntax(abc.ABC):
 
     def call_body(self, text: str, tools: Tools) -> tuple[str, str] | None:
         """(opening tag, text inside) of the turn's only call; None for no call or more than one."""
-        openings = self.opening_tags(tools)
-        if sum(text.count(opening) for opening in openings) != 1:
+        openings: list[str] = []
+        for tag in self.opening_tags(tools):
+            openings += [tag] * text.count(tag)
+        # A second opening makes the call ambiguous. Running the last one would reward a policy for
+        # writing calls, and results, inside its own text.
+        if len(openings) != 1:
             return None
-        opening = next(tag for tag in openings if tag in text)
+        opening = openings[0]
         closing = opening.replace('<', '</')
-        bodies = re.findall(f'{re.escape(opening)}(.*?){re.escape(closing)}', text, re.DOTALL)
-        return (opening, bodies[0]) if len(bodies) == 1 else None
+        pattern = f'{re.escape(opening)}(.*?){re.escape(closing)}'
+        bodies = re.findall(pattern, text, re.DOTALL)
+        if len(bodies) != 1:
+            return None
+        return opening, bodies[0]
+
+
+def _capitalised(phrase: str) -> str:
+    # str.capitalize would turn the later letters into lower case.
+    return phrase[:1].upper() + phrase[1:]
+
+
+def _as_json(value: Any) -> str:
+    # Escapes such as \u00e9 would cost several tokens per letter.
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _error_text(code: str, name: str, tools: Tools) -> str:
@@ -124,28 +167,24 @@ class TagSyntax(CallSyntax):
     def stop_strings(self, tools: Tools) -> tuple[str, ...]:
         return tuple(f'</{name}>' for name in tools)
 
-    def explain(self, tools: Tools) -> list[str]:
-        parts: list[str] = []
-        for tool in tools.values():
-            hint = tool.argument_hint or json.dumps(tool.example_arguments, ensure_ascii=False)
-            separator = ' ' if parts else ''
-            parts += [
-                separator,
-                Untrusted(tool.introduction),
-                f', write <{tool.name}>',
-                Untrusted(hint),
-                f'</{tool.name}>; ',
-                Untrusted(tool.returns),
-                f' back between <{self.result_tag}> and </{self.result_tag}>.',
-            ]
-        return parts
+    def explain_call(self, tool: Tool) -> list[str]:
+        hint = tool.argument_hint or _as_json(tool.example_arguments)
+        return [
+            f'<{tool.name}>',
+            Untrusted(hint),
+            f'</{tool.name}>; ',
+            Untrusted(tool.returns),
+            f' back between <{self.result_tag}> and </{self.result_tag}>.',
+        ]
 
     def write_call(self, tool: Tool, arguments: Json) -> str:
         parameter = tool.tag_parameter
-        body = json.dumps(arguments, ensure_ascii=False)
+        body = _as_json(arguments)
         if parameter is not None and set(arguments) == {parameter}:
-            value = arguments[parameter]
-            body = value if isinstance(value, str) else value[0]
+            body = arguments[parameter]
+            # A tag holds one text, also where the parameter is a list of texts.
+            if not isinstance(body, str):
+                body = body[0]
         return f'<{tool.name}>{body}</{tool.name}>'
 
     def read_call(self, text: str, tools: Tools) -> tuple[str, Any, str | None]:
@@ -155,13 +194,18 @@ class TagSyntax(CallSyntax):
         opening, body = call
         tool = tools[opening.strip('<>')]
         arguments = _tag_arguments(tool, body)
-        return tool.name, arguments, 'malformed' if arguments is None else None
+        if arguments is None:
+            return tool.name, None, 'malformed'
+        return tool.name, arguments, None
 
-    def wrap(self, codec: Codec, text: str, limit: int) -> np.ndarray:
+    def wrap(self, codec: Codec, text: str, limit: int) -> Int[np.ndarray, ' tokens']:
+        # Three separate encodings: text and tags must not merge into common tokens, so that the tags
+        # have the same ids around every result.
         head = codec.encode(f'\n\n<{self.result_tag}>')
         tail = codec.encode(f'</{self.result_tag}>\n\n')
-        room = max(limit - len(head) - len(tail), 0)
-        body = codec.encode_plain(text)[:room]
+        body_limit = max(limit - len(head) - len(tail), 0)
+        # Cut by tokens, not characters: `limit` is a share of the slot's context.
+        body = codec.encode_plain(text)[:body_limit]
         return np.asarray(head + body + tail, np.int32)
 
 
@@ -169,22 +213,28 @@ def _tag_arguments(tool: Tool, body: str) -> Any:
     """Arguments inside a tag; None where they cannot be read."""
     parameter = tool.tag_parameter
     properties = tool.parameters.get('properties', {})
+    # A tool with a single text never reads JSON: its text may begin with a brace.
     takes_json = parameter is None or len(properties) > 1
     if takes_json and body.lstrip().startswith('{'):
         try:
             return json.loads(body)
         except (ValueError, RecursionError):
+            # RecursionError: thousands of opening brackets.
             return None
     if parameter is None:
-        return {} if not body.strip() and not tool.parameters.get('required') else None
-    is_list = properties[parameter].get('type') == 'array'
-    return {parameter: [body] if is_list else body}
+        # An empty tag calls a tool without required parameters.
+        is_empty_call = not body.strip() and not tool.parameters.get('required')
+        return {} if is_empty_call else None
+    if properties[parameter].get('type') == 'array':
+        return {parameter: [body]}
+    return {parameter: body}
 
 
 class RSearchSyntax(TagSyntax):
     """The same calls; results are between the tags of R-Search's checkpoints (SSP, table 1)."""
 
     name = 'r_search'
+    # The checkpoints have seen no other tag: a different one would be out of their distribution.
     result_tag = 'observation'
 
 
@@ -200,9 +250,10 @@ class MessageSyntax(CallSyntax):
         """Content of the tool message."""
         return text
 
-    def wrap(self, codec: Codec, text: str, limit: int) -> np.ndarray:
+    def wrap(self, codec: Codec, text: str, limit: int) -> Int[np.ndarray, ' tokens']:
         body = codec.encode_plain(text)
         while True:
+            # The template writes the message, so its form is that of the checkpoint's own training.
             content = Untrusted(self.message_content(codec.decode(body)))
             ids = codec.suffix({'role': 'tool', 'content': [content]})
             if len(ids) <= limit or not body:
@@ -219,26 +270,21 @@ class QwenSyntax(MessageSyntax):
     passage_style = 'verl'
     stop_string = '</tool_call>'
 
-    def explain(self, tools: Tools) -> list[str]:
-        parts: list[str] = []
-        for tool in tools.values():
-            call = {'name': tool.name, 'arguments': tool.example_arguments}
-            separator = ' ' if parts else ''
-            note = f'; {tool.note}' if tool.note else ''
-            returns = tool.returns[:1].upper() + tool.returns[1:]
-            parts += [
-                separator,
-                Untrusted(tool.introduction),
-                ', write <tool_call>',
-                Untrusted(json.dumps(call, ensure_ascii=False)),
-                '</tool_call>',
-                Untrusted(f'{note}. {returns} back as a tool response.'),
-            ]
-        return parts
+    def explain_call(self, tool: Tool) -> list[str]:
+        call = {'name': tool.name, 'arguments': tool.example_arguments}
+        note = ''
+        if tool.note:
+            note = f'; {tool.note}'
+        return [
+            '<tool_call>',
+            Untrusted(_as_json(call)),
+            '</tool_call>',
+            Untrusted(f'{note}. {_capitalised(tool.returns)} back as a tool response.'),
+        ]
 
     def write_call(self, tool: Tool, arguments: Json) -> str:
         call = {'name': tool.name, 'arguments': dict(arguments)}
-        return f'<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>'
+        return f'<tool_call>\n{_as_json(call)}\n</tool_call>'
 
     def read_call(self, text: str, tools: Tools) -> tuple[str, Any, str | None]:
         call_body = self.call_body(text, tools)
@@ -246,13 +292,15 @@ class QwenSyntax(MessageSyntax):
             return '', None, 'malformed'
         try:
             call = json.loads(call_body[1])
-            name, arguments = call['name'], call['arguments']
+            name = call['name']
+            arguments = call['arguments']
         except (ValueError, KeyError, TypeError, RecursionError):
             return '', None, 'malformed'
         return _known_tool(name, arguments, tools)
 
     def message_content(self, text: str) -> str:
-        return json.dumps({'result': text}, ensure_ascii=False)
+        # The response of verl's search tool, as in Dr. Zero's released code.
+        return _as_json({'result': text})
 
 
 class OlmoSyntax(MessageSyntax):
@@ -261,65 +309,68 @@ class OlmoSyntax(MessageSyntax):
     name = 'olmo'
     passage_style = 'search_r1'
     stop_string = '</function_calls>'
-    # OLMo's search takes one `query`; the tool takes a list.
+    # Tool → (argument that the policy writes, parameter that it fills): OLMo's search takes one `query`,
+    # the tool takes a list of them.
     _ALIASES = {'search': ('query', 'query_list')}
 
-    def explain(self, tools: Tools) -> list[str]:
-        parts: list[str] = []
-        for tool in tools.values():
-            separator = ' ' if parts else ''
-            returns = tool.returns[:1].upper() + tool.returns[1:]
-            parts += [
-                separator,
-                Untrusted(tool.introduction),
-                ', write <function_calls>',
-                Untrusted(self._function_call(tool, tool.example_arguments)),
-                '</function_calls>. ',
-                Untrusted(f'{returns} back as a message of the environment.'),
-            ]
-        return parts
+    def explain_call(self, tool: Tool) -> list[str]:
+        return [
+            '<function_calls>',
+            Untrusted(self._function_call(tool, tool.example_arguments)),
+            '</function_calls>. ',
+            Untrusted(f'{_capitalised(tool.returns)} back as a message of the environment.'),
+        ]
 
     def write_call(self, tool: Tool, arguments: Json) -> str:
         return f'<function_calls>{self._function_call(tool, arguments)}</function_calls>'
 
     def _function_call(self, tool: Tool, arguments: Json) -> str:
         alias, parameter = self._ALIASES.get(tool.name, ('', ''))
-        written = []
+        written_arguments = []
         for name, value in arguments.items():
             if name == parameter:
-                name, value = alias, value[0]
-            written.append(f'{name}={json.dumps(value, ensure_ascii=False)}')
-        return f'{tool.name}({", ".join(written)})'
+                name = alias
+                value = value[0]
+            written_arguments.append(f'{name}={_as_json(value)}')
+        return f'{tool.name}({", ".join(written_arguments)})'
 
     def read_call(self, text: str, tools: Tools) -> tuple[str, Any, str | None]:
+        malformed = ('', None, 'malformed')
         call_body = self.call_body(text, tools)
-        call = re.fullmatch(r'\s*([\w-]+)\((.*)\)\s*', call_body[1] if call_body else '', re.DOTALL)
-        arguments = None if call is None else _keyword_arguments(call[2])
-        if call is None or arguments is None:
-            return '', None, 'malformed'
-        alias, parameter = self._ALIASES.get(call[1], ('', ''))
-        if parameter and call[1] in tools:
+        if call_body is None:
+            return malformed
+        call = _FUNCTION_CALL.fullmatch(call_body[1])
+        if call is None:
+            return malformed
+        name = call[1]
+        arguments = _keyword_arguments(call[2])
+        if arguments is None:
+            return malformed
+        alias, parameter = self._ALIASES.get(name, ('', ''))
+        if parameter and name in tools:
             # Checkpoints were trained with errors for search(query="…", k=3) and the like.
             if set(arguments) != {alias}:
-                return '', None, 'malformed'
+                return malformed
             arguments = {parameter: [arguments[alias]]}
-        return _known_tool(call[1], arguments, tools)
+        return _known_tool(name, arguments, tools)
 
 
 def _known_tool(name: Any, arguments: Any, tools: Tools) -> tuple[str, Any, str | None]:
+    # JSON may have any value as the name. The log records the start of it.
     if not isinstance(name, str) or name not in tools:
-        return str(name)[:64], None, 'unknown_tool'
+        return str(name)[:_MAX_UNKNOWN_NAME], None, 'unknown_tool'
     return name, arguments, None
 
 
 def _keyword_arguments(text: str) -> dict[str, Any] | None:
     """`name=JSON, name=JSON` as a dict; None where it is anything else."""
+    # Values are read by a JSON decoder, never evaluated as Python: the text comes from a model.
     # strict=False: a policy may put a line feed into a text.
     decoder = json.JSONDecoder(strict=False)
     arguments: dict[str, Any] = {}
     position = 0
     while text.strip():
-        keyword = re.compile(r'\s*(\w+)\s*=\s*').match(text, position)
+        keyword = _KEYWORD.match(text, position)
         if keyword is None or keyword[1] in arguments:
             return None
         try:
@@ -327,7 +378,7 @@ def _keyword_arguments(text: str) -> dict[str, Any] | None:
         except (ValueError, RecursionError):
             return None
         arguments[keyword[1]] = value
-        separator = re.compile(r'\s*(,|$)').match(text, position)
+        separator = _SEPARATOR.match(text, position)
         if separator is None:
             return None
         if not separator[1]:

@@ -9,18 +9,26 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from jaxtyping import Int
 
 from zeroplay_jax.rollout.call_syntax import CallSyntax
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.tools.base import Tool, ToolResult
 from zeroplay_jax.types import ToolCall
 
+# Bytes, because turns are searched in the bytes of their tokens.
 _THOUGHT_END = b'</think>'
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Bounds of an episode, in tokens and assistant turns (the last turn cannot call a tool)."""
+    """Bounds of an episode.
+
+    Attributes:
+      max_turns: assistant turns; the last one cannot call a tool.
+      turn_tokens: sampled tokens of a turn.
+      observation_tokens: tokens of an observation, its tags included.
+    """
 
     max_turns: int
     turn_tokens: int
@@ -52,9 +60,9 @@ class Environment:
       limits: bounds of an episode.
       tools: by name; none for a role that only writes.
       terminal_tags: closing any of these tags terminates the episode.
-      drop_thinking: a turn's thoughts leave the context when the turn is over.
       call_openings: for a role without tools: openings of other roles' calls. An answer that it gives
         inside such a call does not count.
+      drop_thinking: a turn's thoughts leave the context when the turn is over, as in Qwen3's template.
     """
 
     codec: Codec
@@ -62,8 +70,8 @@ class Environment:
     limits: Limits
     tools: Mapping[str, Tool]
     terminal_tags: tuple[str, ...] = ('answer',)
-    drop_thinking: bool = False
     call_openings: tuple[str, ...] = ()
+    drop_thinking: bool = False
 
     @property
     def call_stops(self) -> tuple[str, ...]:
@@ -73,12 +81,15 @@ class Environment:
     @property
     def stops(self) -> tuple[str, ...]:
         """Strings that end a turn."""
-        return (*self.call_stops, *(f'</{tag}>' for tag in self.terminal_tags))
+        terminal_stops = tuple(f'</{tag}>' for tag in self.terminal_tags)
+        return self.call_stops + terminal_stops
 
     def end_turn(self, text: str) -> TurnEnd:
         """Reads a turn that was cut after a stop string."""
         if text.endswith(self.call_stops):
             return TurnEnd(self.syntax.parse(text, self.tools))
+        # A final tag behind an open call is part of the call's text: the policy was about to search.
+        # Scoring such an answer would reward malformed calls.
         openings = self.syntax.opening_tags(self.tools) or self.call_openings
         malformed = any(opening in text for opening in openings)
         return TurnEnd(done=True, malformed=malformed)
@@ -88,32 +99,38 @@ class Environment:
 
         All of them, or with `drop_thinking` those after the last thought and the blank behind it.
         """
-        pieces = [self.codec.token_bytes[int(token)] for token in turn_ids]
+        all_ids = [int(token) for token in turn_ids]
+        # Bytes, not text: a character may be spread over several tokens.
+        pieces = [self.codec.token_bytes[token] for token in all_ids]
         text = b''.join(pieces)
         thought_end = text.rfind(_THOUGHT_END)
         if not self.drop_thinking or thought_end < 0:
-            return [int(token) for token in turn_ids]
+            return all_ids
         retained = text[thought_end + len(_THOUGHT_END) :].lstrip()
         retained_start = len(text) - len(retained)
-        # Tokens that lie in the retained text as a whole keep their sampled ids. Only a token that
-        # spans its beginning has to be encoded again.
-        position = len(text)
+        # Tokens that lie in the retained text as a whole keep their sampled ids: encoding them again
+        # could give other ids than were sampled. Only a token that spans the beginning of the retained
+        # text has to be encoded again.
+        piece_start = len(text)
         first_whole = len(pieces)
-        while first_whole > 0 and position - len(pieces[first_whole - 1]) >= retained_start:
+        while first_whole > 0:
+            previous_start = piece_start - len(pieces[first_whole - 1])
+            if previous_start < retained_start:
+                break
             first_whole -= 1
-            position -= len(pieces[first_whole])
-        torn = text[retained_start:position].decode(errors='replace')
-        whole_ids = [int(token) for token in turn_ids[first_whole:]]
-        return [*self.codec.encode_plain(torn), *whole_ids]
+            piece_start = previous_start
+        torn = text[retained_start:piece_start].decode(errors='replace')
+        return self.codec.encode_plain(torn) + all_ids[first_whole:]
 
     def with_result(self, call: ToolCall, result: ToolResult) -> ToolCall:
         """The call with its result."""
+        # The call records the whole text for the log; `observation` cuts it for the policy.
         text = self.syntax.result_text(self.tools[call.tool], result)
         return dataclasses.replace(call, text=text, documents=result.documents, error=result.error)
 
-    def observation(self, call: ToolCall) -> np.ndarray:
-        """Ids of the reply to a finished or refused call, int32 [n].
+    def observation(self, call: ToolCall) -> Int[np.ndarray, ' tokens']:
+        """Ids, int32, of the reply to a finished or refused call.
 
-        n ≤ observation_tokens unless the tags alone are longer.
+        At most `observation_tokens`, unless the tags alone are longer.
         """
         return self.syntax.wrap(self.codec, call.text, self.limits.observation_tokens)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from zeroplay_jax.types import Json
 
-# Passage layouts: heading and separator between heading and text.
+# Passage layouts: heading and separator between heading and text. Each is what the published
+# checkpoints of its code base were trained on, so not even a blank may change.
 _LAYOUTS = {
     'search_r1': ('Doc {number}{id}(Title: {title})', ' '),
     'verl': ('Doc {number}{id} (Title: {title})', '\n'),
@@ -26,8 +27,12 @@ def passages_text(documents: Sequence[Sequence[Json]], style: str, show_ids: boo
     for passages in documents:
         lines = []
         for number, passage in enumerate(passages, 1):
-            shown_id = f' [id {passage["id"]}]' if show_ids else ''
+            shown_id = ''
+            if show_ids:
+                shown_id = f' [id {passage["id"]}]'
             title = heading.format(number=number, id=shown_id, title=passage['title'])
             lines.append(title + separator + passage['text'])
-        blocks.append('\n'.join(lines) or 'No passage found.')
+        # An empty observation would look like a failed call.
+        block = '\n'.join(lines) or 'No passage found.'
+        blocks.append(block)
     return '\n---\n'.join(blocks)

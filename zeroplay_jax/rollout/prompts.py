@@ -28,6 +28,7 @@ BUILT_IN_FORMS = {
     'task_solver': 'Task: {task}',
 }
 
+# The rules of Search-R1's prompt, in words of this project. Solvers of all recipes share them.
 SEARCH_RULES = """You can look things up. Before every step think inside <think> and </think>. {tools} Search as \
 often as you need."""
 
@@ -108,7 +109,10 @@ def select(prompt_set: str, *declared: Prompts) -> dict[str, str]:
     selected: dict[str, str] = {}
     for prompts in (SHARED, *declared):
         for name, text in prompts.items():
-            selected[name] = text if isinstance(text, str) else text[prompt_set]
+            if isinstance(text, str):
+                selected[name] = text
+            else:
+                selected[name] = text[prompt_set]
     return selected
 
 
@@ -133,9 +137,12 @@ def fill(template: str, tools: Sequence[str] = (), **fields: object) -> list[Mes
     Raises:
       KeyError: the template has a field without a value.
     """
+    # The template is parsed, not formatted: a value with braces stays a value, and every value remains
+    # a part of its own that the codec encodes as untrusted text.
     content: list[str] = []
     for text, field, _, _ in string.Formatter().parse(template):
         content.append(text)
+        # `tools` has trusted parts too: the tags of calls.
         if field == 'tools':
             content.extend(tools)
         elif field is not None:

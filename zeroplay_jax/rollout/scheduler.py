@@ -18,13 +18,15 @@ from typing import Any
 import jax
 
 from zeroplay_jax.policy.transformer import Params
-from zeroplay_jax.rollout.sampler import DecodeChunk
+from zeroplay_jax.rollout.slot_programs import DecodeChunk
 from zeroplay_jax.rollout.slots import Request, SlotPool
 from zeroplay_jax.rollout.tool_workers import ToolWorkers
 from zeroplay_jax.types import Trajectory
 
-# Event-loop turns per round in which episodes take results and issue new requests.
+# Event-loop turns per round in which episodes take results and issue new requests. An episode needs
+# one turn to receive a future's result and some more to pass through its own awaits.
 _LOOP_TURNS = 4
+# Seconds between two looks at deadlines while nothing decodes.
 _DEADLINE_CHECK_SECONDS = 0.05
 
 
@@ -82,7 +84,7 @@ class Scheduler:
         pool.params = params
         pool.version = version
         # Keys and values of old weights must not serve as a prompt's.
-        pool.prompt_of_slot = [None] * len(pool.prompt_of_slot)
+        pool.forget_prompts()
 
     async def rollout(self, request: Request) -> list[Trajectory]:
         """The request's trajectories, in sample order.
@@ -91,11 +93,13 @@ class Scheduler:
           PromptTooLong: the prompt does not leave room for one token.
         """
         pool = self.pools[request.weights]
-        if not 0 < len(request.prompt) < pool.context:
+        prompt_tokens = len(request.prompt)
+        if not 0 < prompt_tokens < pool.context:
             raise PromptTooLong(
-                f'prompt of {len(request.prompt)} tokens; a slot holds {pool.context} (sampler.context)'
+                f'prompt of {prompt_tokens} tokens; a slot holds {pool.context} (sampler.context)'
             )
         future = asyncio.get_running_loop().create_future()
+        # The number breaks ties, so that the queue never compares two requests.
         self._request_count += 1
         self.stats['rollouts'] += request.samples
         pool.enqueue(request, self._request_count, future)
@@ -118,17 +122,21 @@ class Scheduler:
         tasks = [asyncio.ensure_future(episode) for episode in episodes]
         for task in tasks:
             task.add_done_callback(lambda _: on_episode_end())
+        # The loop drives the devices from within the event loop: rounds and episodes alternate in one
+        # thread, so neither needs locks.
         try:
             while not all(task.done() for task in tasks):
                 for _ in range(_LOOP_TURNS):
                     await asyncio.sleep(0)
+                # An exception of an episode ends the run at once, not after the longest episode.
                 for task in tasks:
                     if task.done():
-                        task.result()  # raises the exception of its episode
+                        task.result()
                 if not self._round():
                     await self._wait_for_work(tasks)
             results += [task.result() for task in tasks]
         finally:
+            # Also after an interrupt, so that the slots can serve the next run.
             for task in tasks:
                 task.cancel()
             self.workers.abandon()
@@ -138,12 +146,14 @@ class Scheduler:
     async def _wait_for_work(self, tasks) -> None:
         """Nothing decodes: waits for a tool, a new request, or the end of an episode."""
         assert self._new_request is not None
+        # Cleared before the queues are read: a request that comes later sets it again.
         self._new_request.clear()
         can_admit = any(pool.queue and not pool.active for pool in self.pools.values())
         if can_admit or all(task.done() for task in tasks):
             return
         new_request = asyncio.ensure_future(self._new_request.wait())
         running = [task for task in tasks if not task.done()]
+        # A call that never returns has no future to wait for, so its deadline has to be polled.
         timeout = None
         if self.workers.futures and not self.workers.deterministic:
             timeout = _DEADLINE_CHECK_SECONDS
@@ -168,12 +178,13 @@ class Scheduler:
                 chunks.append((pool, self._timed('decode', pool, pool.decode)))
         # All pools decode before the first chunk is read, so that devices and host overlap.
         fetch_started = time.perf_counter()
-        host_chunks = [
-            (pool, jax.device_get((chunk.tokens, chunk.logp, chunk.count)))
-            for pool, chunk in chunks
-        ]
+        fetched = []
+        for pool, chunk in chunks:
+            # One transfer for the three arrays: each would wait for the device on its own.
+            arrays = jax.device_get((chunk.tokens, chunk.logp, chunk.count))
+            fetched.append((pool, arrays))
         self.stats['fetch_seconds'] += time.perf_counter() - fetch_started
-        for pool, (tokens, logp, count) in host_chunks:
+        for pool, (tokens, logp, count) in fetched:
             self.stats['generated_tokens'] += int(count.sum())
             self.stats['chunks'] += 1
             calls = pool.read_chunk(tokens, logp, count)
@@ -183,10 +194,15 @@ class Scheduler:
 
     def _has_decodable(self, pool: SlotPool) -> bool:
         """Whether some rollout of the pool does not wait for a tool."""
+        # The host knows enough; asking the device would wait for it.
         waiting = self.workers.waiting_rollouts()
-        return any(rollout is not None and id(rollout) not in waiting for rollout in pool.rollouts)
+        for rollout in pool.rollouts:
+            if rollout is not None and id(rollout) not in waiting:
+                return True
+        return False
 
     def _timed(self, name: str, pool: SlotPool, call: Callable[[], Any]) -> Any:
+        # Device calls return before they end. Waiting for each costs the overlap with the host.
         if not self.profile:
             return call()
         started = time.perf_counter()
@@ -197,12 +213,14 @@ class Scheduler:
 
     def _deliver_tool_results(self) -> None:
         """Writes the results of finished (or overdue) calls into their slots."""
+        # All observations of a pool in one put: a put is a device call.
         replies: dict[int, list] = collections.defaultdict(list)
         pools: dict[int, SlotPool] = {}
         for pending, call in self.workers.finished():
             rollout = pending.rollout
             rollout.turns[-1] = dataclasses.replace(rollout.turns[-1], call=call)
+            observation = rollout.env.observation(call)
             pools[id(pending.pool)] = pending.pool
-            replies[id(pending.pool)].append((rollout, rollout.env.observation(call)))
+            replies[id(pending.pool)].append((rollout, observation))
         for key, observations in replies.items():
             pools[key].add_observations(observations)

@@ -1,7 +1,7 @@
 """The slots of one set of weights: which rollout is in which slot, and what the host knows about it.
 
 Everything here happens between two device calls. Results are a function of the request alone (see
-rollout/sampler.py), so the order in which slots serve requests changes nothing but time.
+rollout/slot_programs.py), so the order in which slots serve requests changes nothing but time.
 """
 
 from __future__ import annotations
@@ -14,24 +14,31 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from zeroplay_jax.policy.transformer import Params
 from zeroplay_jax.rollout.environment import Environment
-from zeroplay_jax.rollout.sampler import CloneRow, DecodeChunk, PutRow, Sampler
+from zeroplay_jax.rollout.sampler import CloneRow, PutRow, Sampler
+from zeroplay_jax.rollout.slot_programs import DecodeChunk
 from zeroplay_jax.rollout.tokens import StopMatcher
 from zeroplay_jax.types import ENV, POLICY, PROMPT, ToolCall, Trajectory, Turn, identity_key
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """`samples` rollouts of one prompt (int32 [P]) by the weights of that name.
+    """Rollouts of one prompt.
 
-    `identity` names the request within the run; smaller identities are served first. Temperature 0
-    is greedy decoding.
+    Attributes:
+      weights: name of the weights.
+      prompt: int32 ids.
+      identity: names the request within the run; smaller identities are served first.
+      env: tools and limits.
+      samples: number of rollouts.
+      temperature: 0 is greedy decoding.
     """
 
     weights: str
-    prompt: np.ndarray
+    prompt: Int[np.ndarray, ' tokens']
     identity: tuple[int, ...]
     env: Environment
     samples: int = 1
@@ -58,12 +65,15 @@ class ActiveRollout:
         self.slot = slot
         self.env = request.env
         self.identity = (*request.identity, sample)
+        # The author and the log-prob of every token are recorded as it comes: nothing is derived from
+        # text afterwards.
         self.tokens: list[int] = [int(token) for token in request.prompt]
         self.source = [PROMPT] * len(self.tokens)
         self.logp = [0.0] * len(self.tokens)
         self.turns: list[Turn] = []
         self.earlier: list[Trajectory] = []
         self.tool_state: dict[str, dict[str, Any]] = {}
+        # The host's count of what the device still has to prefill; reading the device would wait for it.
         self.prefill_calls_left = 0
         self.begin_turn()
 
@@ -88,7 +98,9 @@ class ActiveRollout:
         Policy tokens of the old context become PROMPT, so no token is trained on twice.
         """
         self.earlier.append(ended)
-        prefix_source = [PROMPT if source == POLICY else source for source in self.source[:start]]
+        prefix_source = []
+        for source in self.source[:start]:
+            prefix_source.append(PROMPT if source == POLICY else source)
         self.tokens = self.tokens[:start] + retained
         self.source = prefix_source + [PROMPT] * len(retained)
         self.logp = [0.0] * len(self.tokens)
@@ -106,6 +118,7 @@ class SlotPool:
         self.rollouts: list[ActiveRollout | None] = [None] * slots
         # The group whose prompt is in the first positions of a slot, also after its rollout ended.
         self.prompt_of_slot: list[RequestGroup | None] = [None] * slots
+        # A heap of (identity, number, group).
         self.queue: list[tuple[tuple[int, ...], int, RequestGroup]] = []
         # Admitted groups that have samples still waiting for a slot.
         self.open_groups: list[RequestGroup] = []
@@ -126,6 +139,10 @@ class SlotPool:
         """Adds a request; `number` breaks ties between equal identities."""
         heapq.heappush(self.queue, (request.identity, number, RequestGroup(request, future)))
 
+    def forget_prompts(self) -> None:
+        """Declares all cached prompts invalid."""
+        self.prompt_of_slot = [None] * len(self.prompt_of_slot)
+
     # ---- admission and prefill -----------------------------------------------------------------
 
     def admit(self) -> None:
@@ -133,11 +150,13 @@ class SlotPool:
         free_slots = self.clone_siblings()
         rows: list[PutRow] = []
         while free_slots and self.queue:
-            group = self.queue[0][2]
+            _, _, group = self.queue[0]
             reserved = sum(len(open_group.waiting) for open_group in self.open_groups)
             fits = len(free_slots) - reserved >= group.request.samples
-            if not fits and (self.open_groups or self.active):
-                # Its siblings would come after the prompt's keys and values were overwritten.
+            is_idle = not self.open_groups and not self.active
+            # Samples that come later would find the prompt's keys and values overwritten. Only an idle
+            # pool admits a request with more samples than slots, or it would never be served.
+            if not fits and not is_idle:
                 break
             heapq.heappop(self.queue)
             rows.append(self._first_row(group, free_slots.pop(0)))
@@ -145,7 +164,8 @@ class SlotPool:
                 self.open_groups.append(group)
         for group in self.open_groups:
             # The prompt was overwritten before the last sibling came: prefill it once more.
-            prompt_is_lost = all(holder is not group for holder in self.prompt_of_slot)
+            # RequestGroup has no __eq__: `in` compares by identity.
+            prompt_is_lost = group not in self.prompt_of_slot
             if free_slots and prompt_is_lost:
                 rows.append(self._first_row(group, free_slots.pop(0)))
         self._close_served_groups()
@@ -155,7 +175,9 @@ class SlotPool:
     def _first_row(self, group: RequestGroup, slot: int) -> PutRow:
         """Starts the next sample of a group in a slot; its prompt has to be prefilled."""
         rollout = self._enter(group, slot)
-        rollout.prefill_calls_left = _ceil_div(len(rollout.tokens) - 1, self.sampler.config.chunk)
+        # Without the last token, which decoding feeds.
+        prefill_tokens = len(rollout.tokens) - 1
+        rollout.prefill_calls_left = _ceil_div(prefill_tokens, self.sampler.config.chunk)
         return self._put_row(rollout, rollout.tokens, start=0)
 
     def _enter(self, group: RequestGroup, slot: int) -> ActiveRollout:
@@ -185,16 +207,23 @@ class SlotPool:
     def clone_siblings(self) -> list[int]:
         """Copies prefilled prompts into free slots for waiting samples; returns the slots left."""
         max_rows = self.sampler.config.put_rows
-        free_slots = [slot for slot, rollout in enumerate(self.rollouts) if rollout is None]
+        free_slots = []
+        for slot, rollout in enumerate(self.rollouts):
+            if rollout is None:
+                free_slots.append(slot)
         for group in self.open_groups:
             source = self._prefilled_slot(group)
             while source is not None and free_slots and group.waiting:
                 rows: list[CloneRow] = []
                 while free_slots and group.waiting and len(rows) < max_rows:
-                    rollout = self._enter(group, free_slots.pop(0))
-                    limit = rollout.turn_limit(self.context)
-                    key = self._noise_key(rollout)
-                    rows.append(CloneRow(rollout.slot, limit, group.request.temperature, key))
+                    sibling = self._enter(group, free_slots.pop(0))
+                    row = CloneRow(
+                        slot=sibling.slot,
+                        limit=sibling.turn_limit(self.context),
+                        temperature=group.request.temperature,
+                        key=self._noise_key(sibling),
+                    )
+                    rows.append(row)
                 self.sampler.clone(source, rows, len(group.request.prompt))
         self._close_served_groups()
         return free_slots
@@ -216,12 +245,13 @@ class SlotPool:
     def prefill(self) -> None:
         """Computes keys and values of all tokens that were put."""
         rows = self.sampler.config.fill_rows
+        # To the end, before anything decodes: a decode chunk takes equally long for one row and for all
+        # of them, so rows that wait for their prefill would waste it.
         while True:
-            pending = [
-                rollout
-                for rollout in self.rollouts
-                if rollout is not None and rollout.prefill_calls_left > 0
-            ]
+            pending: list[ActiveRollout] = []
+            for rollout in self.rollouts:
+                if rollout is not None and rollout.prefill_calls_left > 0:
+                    pending.append(rollout)
             if not pending:
                 return
             batch = pending[:rows]
@@ -235,8 +265,10 @@ class SlotPool:
 
     # ---- turns -----------------------------------------------------------------------------------
 
-    def add_observations(self, replies: Sequence[tuple[ActiveRollout, np.ndarray]]) -> None:
-        """Appends observations; a rollout without room for one and a further token ends."""
+    def add_observations(
+        self, replies: Sequence[tuple[ActiveRollout, Int[np.ndarray, ' tokens']]]
+    ) -> None:
+        """Appends observations; a rollout whose slot cannot hold one and a further token ends."""
         rows: list[PutRow] = []
         for rollout, ids in replies:
             start = rollout.turn_start
@@ -246,6 +278,7 @@ class SlotPool:
                 # Nothing of the turn is dropped: only the observation is new.
                 start = len(rollout.tokens)
                 retained = []
+            # As in verl, an observation that does not fit ends the rollout; it is not cut any further.
             if start + len(retained) + len(ids) >= self.context:
                 self.finish(rollout, 'context')
                 continue
@@ -253,6 +286,7 @@ class SlotPool:
                 ended = self._trajectory(rollout, 'continued', ())
                 rollout.end_context(start, retained, ended)
             rollout.append(ids.tolist(), ENV, [0.0] * len(ids))
+            # No -1 here: the token before `start` was sampled last and has no keys and values yet.
             new_tokens = len(retained) + len(ids)
             rollout.prefill_calls_left = _ceil_div(new_tokens, self.sampler.config.chunk)
             rollout.begin_turn()
@@ -261,43 +295,62 @@ class SlotPool:
             self.sampler.put(rows)
 
     def read_chunk(
-        self, tokens: np.ndarray, logp: np.ndarray, count: np.ndarray
+        self,
+        tokens: Int[np.ndarray, 'slots burst'],
+        logp: Float[np.ndarray, 'slots burst'],
+        count: Int[np.ndarray, ' slots'],
     ) -> list[tuple[ActiveRollout, ToolCall]]:
         """Reads a decode chunk; returns the tool calls to run.
 
         Args:
-          tokens: int32 [S, K], logp: float32 [S, K], count: int32 [S]; host arrays, the first
-            `count` entries of a row are real.
+          tokens: ids; the first `count` of a row are sampled.
+          logp: their log-probs.
+          count: sampled tokens per row.
         """
         calls: list[tuple[ActiveRollout, ToolCall]] = []
         refused: list[tuple[ActiveRollout, np.ndarray]] = []
-        rewound: list[tuple[int, int]] = []
+        rewound_slots: list[int] = []
+        rewound_lengths: list[int] = []
         for slot, rollout in enumerate(self.rollouts):
             sampled = int(count[slot])
             if rollout is None or not sampled:
                 continue
-            hit = rollout.matcher.push(tokens[slot, :sampled])
-            kept = sampled
-            if hit:
-                # Tokens after the stop string are discarded; the device rewinds below.
-                kept = hit[0] - (len(rollout.tokens) - rollout.turn_start)
-            rollout.append(tokens[slot, :kept].tolist(), POLICY, logp[slot, :kept].tolist())
-            if self.on_tokens:
-                self.on_tokens(rollout.identity, rollout.tokens[len(rollout.tokens) - kept :])
-            if hit:
-                rewound.append((slot, len(rollout.tokens)))
-                call = self._end_turn_at_stop(rollout, hit[1])
-                if call is not None and call.error is None:
-                    calls.append((rollout, call))
-                elif call is not None:
-                    refused.append((rollout, rollout.env.observation(call)))
-            else:
+            match = rollout.matcher.push(tokens[slot, :sampled])
+            if match is None:
+                self._append_sampled(rollout, tokens[slot, :sampled], logp[slot, :sampled])
                 self._end_turn_without_stop(rollout)
-        if rewound:
-            self.sampler.rewind([slot for slot, _ in rewound], [length for _, length in rewound])
+                continue
+            # Tokens after the stop string are discarded; the device rewinds below.
+            turn_tokens, text = match
+            earlier_tokens = len(rollout.tokens) - rollout.turn_start
+            new_tokens = turn_tokens - earlier_tokens
+            self._append_sampled(rollout, tokens[slot, :new_tokens], logp[slot, :new_tokens])
+            rewound_slots.append(slot)
+            rewound_lengths.append(len(rollout.tokens))
+            call = self._end_turn_at_stop(rollout, text)
+            if call is None:
+                continue
+            if call.error is None:
+                calls.append((rollout, call))
+            else:
+                refused.append((rollout, rollout.env.observation(call)))
+        # Before the observations: a put begins where the rewound row ends.
+        if rewound_slots:
+            self.sampler.rewind(rewound_slots, rewound_lengths)
         if refused:
             self.add_observations(refused)
         return calls
+
+    def _append_sampled(
+        self,
+        rollout: ActiveRollout,
+        tokens: Int[np.ndarray, ' tokens'],
+        logp: Float[np.ndarray, ' tokens'],
+    ) -> None:
+        ids = tokens.tolist()
+        rollout.append(ids, POLICY, logp.tolist())
+        if self.on_tokens:
+            self.on_tokens(rollout.identity, ids)
 
     def _end_turn_at_stop(self, rollout: ActiveRollout, text: str) -> ToolCall | None:
         """Records a turn that a stop string ended; returns its call if the rollout continues."""
@@ -306,8 +359,10 @@ class SlotPool:
         call = end.call
         if end.malformed:
             call = ToolCall('', None, error='malformed')
+        # A valid call of the last turn is not run: nobody would read its result. It is not recorded
+        # either, or metrics and rewards would count a search that never happened.
         if is_last and call is not None and call.error is None:
-            call = None  # a valid call that is not run any more
+            call = None
         rollout.turns.append(Turn(text, call))
         if end.done:
             self.finish(rollout, 'malformed' if end.malformed else 'answer')
@@ -324,6 +379,7 @@ class SlotPool:
         limit = min(rollout.turn_start + env.limits.turn_tokens, self.context)
         if not at_end_token and len(rollout.tokens) < limit:
             return
+        # The end token belongs to the tokens, as part of what the policy sampled, but not to the text.
         text = rollout.matcher.text
         if at_end_token:
             text = text.removesuffix(env.codec.decode(rollout.tokens[-1:]))
@@ -344,6 +400,7 @@ class SlotPool:
         group.results[rollout.sample] = trajectory
         self.rollouts[rollout.slot] = None
         is_complete = all(result is not None for result in group.results)
+        # The future is cancelled when its episode was.
         if is_complete and not group.future.done():
             group.future.set_result(group.results)
 
@@ -363,11 +420,12 @@ class SlotPool:
 
     def abandon(self) -> None:
         """Drops all rollouts and requests, after an error or an interrupt."""
+        # Their rows would otherwise decode along with the next run's.
         busy = [slot for slot, rollout in enumerate(self.rollouts) if rollout is not None]
         if busy:
             self.sampler.rewind(busy, [1] * len(busy))
         self.rollouts = [None] * len(self.rollouts)
-        self.prompt_of_slot = [None] * len(self.prompt_of_slot)
+        self.forget_prompts()
         self.queue = []
         self.open_groups = []
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 import transformers
+from jaxtyping import Int
 
 from zeroplay_jax.rollout.messages import Message, Untrusted
 from zeroplay_jax.types import PROMPT, Trajectory
@@ -29,6 +30,7 @@ _MARK_START, _MARK_END, _TURN_MARK = '\ue000', '\ue001', '\ue002'
 
 def _byte_alphabet() -> dict[str, int]:
     """Character → byte of the byte-level alphabet that GPT-2 introduced."""
+    # Printable bytes stand for themselves, all others for the characters from 256 in order.
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     alphabet = {chr(byte): byte for byte in printable}
     hidden = [byte for byte in range(256) if byte not in printable]
@@ -70,26 +72,31 @@ class Codec:
         The strings of the added vocabulary leave the model's own vocabulary too: some models map a
         whole pre-token that is in the vocabulary directly to its id.
         """
-        plain = dict(specification)
-        plain |= dict(added_tokens=[], post_processor=None, truncation=None, padding=None)
-        vocabulary = specification['model']['vocab']
-        plain_vocabulary = {
-            token: token_id
-            for token, token_id in vocabulary.items()
-            if token not in self._added_ids
-        }
-        plain['model'] = {**specification['model'], 'vocab': plain_vocabulary}
+        model = dict(specification['model'])
+        model['vocab'] = dict(model['vocab'])
+        for token in self._added_ids:
+            model['vocab'].pop(token, None)
+        plain = dict(specification, model=model)
+        plain['added_tokens'] = []
+        # Pieces of a prompt are encoded one by one: none of them may get a BOS token or be cut.
+        for setting in ('post_processor', 'truncation', 'padding'):
+            plain[setting] = None
         return tokenizers.Tokenizer.from_str(json.dumps(plain))
 
     def _bytes_of_ids(self, vocabulary: dict[str, int]) -> list[bytes]:
         alphabet = _byte_alphabet()
         config = json.loads((self.folder / 'config.json').read_text())
         # A model may have more ids than its tokenizer has tokens; those decode to nothing.
-        last_id = max([config['vocab_size'] - 1, *vocabulary.values(), *self._added_ids.values()])
+        last_id = max(
+            config['vocab_size'] - 1,
+            *vocabulary.values(),
+            *self._added_ids.values(),
+        )
         token_bytes = [b''] * (last_id + 1)
         for token, token_id in vocabulary.items():
             if token in self._added_ids:
                 continue
+            # The bytes of a token, not its decoded text: half a character has no text.
             try:
                 token_bytes[token_id] = bytes(alphabet[character] for character in token)
             except KeyError:
@@ -102,6 +109,8 @@ class Codec:
         return token_bytes
 
     def _end_of_turn_ids(self) -> tuple[int, ...]:
+        # Checkpoints may end a turn with several tokens (Qwen: <|im_end|> and <|endoftext|>); the
+        # tokenizer itself names only one.
         ids: set[int] = set()
         path = self.folder / 'generation_config.json'
         if path.exists():
@@ -134,6 +143,7 @@ class Codec:
             if isinstance(span, Untrusted):
                 pending.append(span)
                 continue
+            # Only trusted text is searched for added tokens.
             position = 0
             for match in self._added_pattern.finditer(span):
                 pending.append(span[position : match.start()])
@@ -146,16 +156,20 @@ class Codec:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids, added tokens included; bytes that are no UTF-8 become U+FFFD."""
-        raw = b''.join(self.token_bytes[int(token)] for token in ids)
-        return raw.decode(errors='replace')
+        pieces = [self.token_bytes[int(token)] for token in ids]
+        # Joined first: a character may be spread over several tokens.
+        return b''.join(pieces).decode(errors='replace')
 
     def _render_spans(self, messages: Sequence[Message], add_header: bool) -> list[str]:
         """Chat text as spans: untrusted parts separate from the text of the template."""
+        # The template sees numbered marks in place of untrusted parts. It cannot split, strip or
+        # interpret them, and the text between two marks is known to be trusted.
         untrusted: list[Untrusted] = []
         marked_messages = []
         for message in messages:
-            content = message['content']
-            parts = [content] if isinstance(content, str) else content
+            parts = message['content']
+            if isinstance(parts, str):
+                parts = [parts]
             marked = ''
             for part in parts:
                 if isinstance(part, Untrusted):
@@ -170,29 +184,40 @@ class Codec:
         pieces = re.split(f'{_MARK_START}(\\d+){_MARK_END}', text)
         spans: list[str] = []
         for index, piece in enumerate(pieces):
+            # re.split returns the captured number at every second place.
             is_mark = index % 2 == 1
-            spans.append(untrusted[int(piece)] if is_mark else piece)
+            if is_mark:
+                spans.append(untrusted[int(piece)])
+            else:
+                spans.append(piece)
         return spans
 
-    def render(self, messages: Sequence[Message]) -> np.ndarray:
-        """Prompt ids, int32 [P], of a chat that the assistant continues."""
-        return np.asarray(self._encode(self._render_spans(messages, True)), np.int32)
+    def render(self, messages: Sequence[Message]) -> Int[np.ndarray, ' tokens']:
+        """Prompt ids, int32, of a chat that the assistant continues."""
+        spans = self._render_spans(messages, add_header=True)
+        return np.asarray(self._encode(spans), np.int32)
 
-    def suffix(self, message: Message) -> np.ndarray:
-        """Ids, int32 [n], to append after an assistant turn that was cut before its end token.
+    def suffix(self, message: Message) -> Int[np.ndarray, ' tokens']:
+        """Ids, int32, to append after an assistant turn that was cut before its end token.
 
         They are the template's text behind the turn, `message`, and the next assistant header.
         Rendered as a difference, so that earlier tokens are never tokenised again.
         """
+        # Some templates begin with a system message or refuse a chat that no user opens.
         turn = Untrusted(_TURN_MARK)
         chat: list[Message] = [
             {'role': 'user', 'content': 'x'},
             {'role': 'assistant', 'content': [turn]},
             message,
         ]
-        spans = self._render_spans(chat, True)
-        after_turn = next(index for index, span in enumerate(spans) if span is turn) + 1
-        return np.asarray(self._encode(spans[after_turn:]), np.int32)
+        spans = self._render_spans(chat, add_header=True)
+        for index, span in enumerate(spans):
+            # Identity, not equality: `message` may contain the mark.
+            if span is turn:
+                return np.asarray(self._encode(spans[index + 1 :]), np.int32)
+        raise ValueError(
+            f'{self.folder}: the chat template leaves out the text of an assistant turn'
+        )
 
 
 class StopMatcher:
@@ -203,10 +228,12 @@ class StopMatcher:
 
     def __init__(self, token_bytes: Sequence[bytes], stops: Sequence[str]):
         self._token_bytes = token_bytes
+        # Strings, not token ids: a stop string has many tokenisations, and the policy may sample any.
         self._stops = [stop.encode() for stop in stops]
-        self._longest_stop = max((len(stop) for stop in self._stops), default=1)
+        stop_lengths = [len(stop) for stop in self._stops]
+        self._longest_stop = max(stop_lengths, default=1)
         self._text = b''
-        self._token_ends: list[int] = []
+        self._token_count = 0
 
     def push(self, ids: Iterable[int]) -> tuple[int, str] | None:
         """Adds ids; on a match returns (tokens of the turn to keep, text cut after the stop string)."""
@@ -214,15 +241,16 @@ class StopMatcher:
             # A match must end in the new token, so it cannot start earlier than this.
             search_start = max(len(self._text) - self._longest_stop + 1, 0)
             self._text += self._token_bytes[int(token)]
-            self._token_ends.append(len(self._text))
+            self._token_count += 1
             match_ends = []
             for stop in self._stops:
                 position = self._text.find(stop, search_start)
                 if position >= 0:
                     match_ends.append(position + len(stop))
+            # The earliest end, so that one token with two stop strings ends the turn at the first.
             if match_ends:
                 text = self._text[: min(match_ends)].decode(errors='replace')
-                return len(self._token_ends), text
+                return self._token_count, text
         return None
 
     @property
@@ -239,6 +267,7 @@ def text_spans(codec: Codec, trajectory: Trajectory) -> Iterator[dict[str, Any]]
     for context in trajectory.contexts:
         boundaries = np.flatnonzero(np.diff(context.source)) + 1
         edges = [0, *boundaries, len(context.tokens)]
+        # Old policy tokens are PROMPT in a later context: its new spans begin after the last PROMPT.
         first_new = 0
         if context is not trajectory.contexts[0]:
             first_new = np.flatnonzero(context.source == PROMPT)[-1] + 1

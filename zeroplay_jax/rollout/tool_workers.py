@@ -26,6 +26,8 @@ from zeroplay_jax.rollout.slots import ActiveRollout, SlotPool
 from zeroplay_jax.tools.base import Invocation, Tool, ToolResult
 from zeroplay_jax.types import ToolCall
 
+_MAX_LOGGED_ARGUMENTS = 80  # characters of a failed call in the log
+
 
 @dataclasses.dataclass(frozen=True)
 class PendingCall:
@@ -69,38 +71,50 @@ class ToolWorkers:
         """`id()`s of the rollouts with a call in progress."""
         waiting = set()
         for batch in self._batches.values():
-            waiting.update(id(pending.rollout) for pending in batch.calls)
+            for pending in batch.calls:
+                waiting.add(id(pending.rollout))
         return waiting
 
     def submit(self, pool: SlotPool, calls: Sequence[tuple[ActiveRollout, ToolCall]]) -> None:
         """Starts the calls of one decode chunk, batched per tool."""
+        # By id: tools of two roles may share a name and be different objects.
         calls_of_tool: dict[int, list[PendingCall]] = collections.defaultdict(list)
         tools: dict[int, Tool] = {}
         for rollout, call in calls:
             tool = rollout.env.tools[call.tool]
             # The thread gets a copy: a call that fails or comes too late must leave no trace.
             state = copy.deepcopy(rollout.tool_state.get(tool.name, {}))
+            pending = PendingCall(pool, rollout, call, state)
             tools[id(tool)] = tool
-            calls_of_tool[id(tool)].append(PendingCall(pool, rollout, call, state))
-        for key, pending in calls_of_tool.items():
-            for begin in range(0, len(pending), tools[key].max_batch):
-                self._start(tools[key], pending[begin : begin + tools[key].max_batch])
+            calls_of_tool[id(tool)].append(pending)
+        for key, pending_calls in calls_of_tool.items():
+            tool = tools[key]
+            for begin in range(0, len(pending_calls), tool.max_batch):
+                self._start(tool, pending_calls[begin : begin + tool.max_batch])
 
-    def _start(self, tool: Tool, pending: list[PendingCall]) -> None:
+    def _start(self, tool: Tool, pending_calls: list[PendingCall]) -> None:
+        # An executor per tool: a slow tool must not occupy the threads of the others.
         if id(tool) not in self._executors:
             self._executors[id(tool)] = concurrent.futures.ThreadPoolExecutor(
                 tool.workers, thread_name_prefix=f'tool-{tool.name}'
             )
-        invocations = [
-            Invocation(one.call.arguments or {}, one.state, one.rollout.identity) for one in pending
-        ]
+        executor = self._executors[id(tool)]
+        invocations = []
+        for pending in pending_calls:
+            invocation = Invocation(
+                arguments=pending.call.arguments or {},
+                state=pending.state,
+                rollout=pending.rollout.identity,
+            )
+            invocations.append(invocation)
         loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._executors[id(tool)], self._run, tool, invocations)
-        self._batches[future] = _Batch(tool, time.monotonic(), pending)
+        future = loop.run_in_executor(executor, self._run, tool, invocations)
+        self._batches[future] = _Batch(tool, time.monotonic(), pending_calls)
 
     def _run(self, tool: Tool, calls: Sequence[Invocation]) -> list[ToolResult]:
         """In a worker thread: results in order, whatever the tool raises."""
         started = time.perf_counter()
+        # A batch that raised may have changed states half-way; every call runs again on its first one.
         initial_states = copy.deepcopy([call.state for call in calls])
         try:
             results = list(tool.run(calls))
@@ -113,8 +127,13 @@ class ToolWorkers:
                 call.state.clear()
                 call.state.update(state)
             if len(calls) > 1:
-                return [self._run(tool, [call])[0] for call in calls]
-            arguments = str(dict(calls[0].arguments))[:80]
+                # One bad call must not fail the calls of other rollouts. Which calls share a batch
+                # depends on the clock, so results may not depend on it.
+                results = []
+                for call in calls:
+                    results += self._run(tool, [call])
+                return results
+            arguments = str(dict(calls[0].arguments))[:_MAX_LOGGED_ARGUMENTS]
             logging.warning('%s(%s) failed: %r', tool.name, arguments, error)
             return [ToolResult(error='failed')]
         finally:
@@ -123,6 +142,7 @@ class ToolWorkers:
     def finished(self) -> list[tuple[PendingCall, ToolCall]]:
         """Calls that ended or timed out since the last look, each with its result."""
         ended: list[tuple[PendingCall, ToolCall]] = []
+        # A copy of the items, because finished batches are removed on the way.
         for future, batch in list(self._batches.items()):
             if not future.done() and not self._is_overdue(batch):
                 continue
@@ -133,6 +153,7 @@ class ToolWorkers:
             else:
                 results = [ToolResult(error='timeout') for _ in batch.calls]
             for pending, result in zip(batch.calls, results, strict=True):
+                # A failed call leaves no state behind, so that the same call can be tried again.
                 if result.error is None:
                     pending.rollout.tool_state[batch.tool.name] = pending.state
                 completed = pending.rollout.env.with_result(pending.call, result)
@@ -142,9 +163,12 @@ class ToolWorkers:
     def _is_overdue(self, batch: _Batch) -> bool:
         if self.deterministic:
             return False
-        limit = self.timeout if batch.tool.timeout is None else batch.tool.timeout
+        limit = self.timeout
+        if batch.tool.timeout is not None:
+            limit = batch.tool.timeout
         return time.monotonic() - batch.started > limit
 
     def abandon(self) -> None:
         """Forgets all calls in progress."""
+        # Threads cannot be interrupted; they end by themselves and their results are never read.
         self._batches.clear()

@@ -24,7 +24,8 @@ import jsonschema
 
 from zeroplay_jax.types import Json
 
-# Observations for calls without a result, by reason code. A tool overrides the texts in `Tool.errors`.
+# Observations for calls without a result, by reason code. Each names the problem and the next step:
+# the policy reads it as part of its context. A tool overrides the texts in `Tool.errors`.
 ERROR_TEXTS = {
     'malformed': 'The call could not be read. Write it again in the required form.',
     'unknown_tool': 'There is no such tool. Available: {tools}.',
@@ -131,11 +132,13 @@ class Tool(abc.ABC):
         Raises:
           InvalidArguments: they do not fit.
         """
+        # Only the first problem: a policy corrects one at a time, and the order is fixed by the schema.
         problem = next(iter(self._validator.iter_errors(arguments)), None)
         if problem is not None:
             raise InvalidArguments(detail=problem.message[:_MAX_DETAIL])
         return self.prepare(arguments)
 
+    # Built once per tool: building it costs more than validating a call.
     @functools.cached_property
     def _validator(self) -> jsonschema.Draft202012Validator:
         return jsonschema.Draft202012Validator(self.parameters)
@@ -144,7 +147,10 @@ class Tool(abc.ABC):
         """The observation for a reason code; unknown codes read as 'failed'."""
         texts = {**ERROR_TEXTS, **self.errors}
         template = texts.get(code, texts['failed'])
-        return template.replace('{tool}', self.name).replace('{detail}', detail)
+        # Not str.format: texts of tools may contain other braces, such as a JSON example. The detail
+        # last, so that nothing in it is replaced.
+        named = template.replace('{tool}', self.name)
+        return named.replace('{detail}', detail)
 
     @functools.cached_property
     def tag_parameter(self) -> str | None:
@@ -157,25 +163,33 @@ class Tool(abc.ABC):
         if len(required) != 1:
             return None
         schema = properties.get(required[0], {})
-        is_text = schema.get('type') == 'string'
-        is_text_list = (
-            schema.get('type') == 'array' and schema.get('items', {}).get('type') == 'string'
-        )
-        return required[0] if is_text or is_text_list else None
+        if schema.get('type') == 'array':
+            schema = schema.get('items', {})
+        if schema.get('type') == 'string':
+            return required[0]
+        return None
 
     @property
     def example_arguments(self) -> dict[str, Any]:
         """Arguments for the example in the prompt: every required parameter with a placeholder."""
         properties = self.parameters.get('properties', {})
         example: dict[str, Any] = {}
+        # Without the optional ones: a policy tends to copy whatever the example has.
         for name in self.parameters.get('required', []):
-            example[name] = _placeholder(properties.get(name, {}), self.argument_hint or name)
+            schema = properties.get(name, {})
+            example[name] = _placeholder(schema, self.argument_hint or name)
         return example
 
 
 def _placeholder(schema: Json, hint: str) -> Any:
     hint = schema.get('description', hint)
-    by_type = {'array': [hint], 'integer': 1, 'number': 1.0, 'boolean': True, 'object': {}}
+    by_type = {
+        'array': [hint],
+        'integer': 1,
+        'number': 1.0,
+        'boolean': True,
+        'object': {},
+    }
     return by_type.get(schema.get('type', 'string'), hint)
 
 
@@ -185,5 +199,6 @@ def string_parameter(name: str, description: str) -> dict[str, Any]:
         'type': 'object',
         'properties': {name: {'type': 'string', 'description': description}},
         'required': [name],
+        # A misspelt parameter is an error that the policy reads, not a value that is lost.
         'additionalProperties': False,
     }

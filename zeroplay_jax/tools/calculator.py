@@ -11,6 +11,7 @@ from zeroplay_jax.tools.base import Invocation, Tool, ToolResult, string_paramet
 
 Number = int | float
 
+# Lists of what is allowed: everything else that Python could parse is refused.
 _BINARY: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -35,7 +36,9 @@ _FUNCTIONS: dict[str, Callable[..., Number]] = {
     'round': round,
     'sqrt': math.sqrt,
 }
+_SYMBOLS = {'×': '*', '÷': '/', '^': '**'}
 _CONSTANTS = {'pi': math.pi, 'e': math.e}
+# Also bounds the depth of the recursion over the expression.
 _MAX_CHARACTERS = 200
 # Bounds the work of one operation: 9**9**9 would otherwise run for hours.
 _MAX_BITS = 4096
@@ -54,9 +57,11 @@ def evaluate(expression: str) -> Number:
     """
     if len(expression) > _MAX_CHARACTERS:
         raise ArithmeticSyntaxError(f'longer than {_MAX_CHARACTERS} characters')
-    readable = expression.replace('×', '*').replace('÷', '/').replace('^', '**')
+    # In mathematical notation ^ is a power; in Python it would be an exclusive or.
+    for symbol, operator_text in _SYMBOLS.items():
+        expression = expression.replace(symbol, operator_text)
     try:
-        tree = ast.parse(readable.strip(), mode='eval')
+        tree = ast.parse(expression.strip(), mode='eval')
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         # ValueError: characters that no source code can hold, such as half of a surrogate pair.
         raise ArithmeticSyntaxError('not an arithmetic expression') from None
@@ -71,16 +76,20 @@ def _value(node: ast.expr) -> Number:
     if isinstance(node, ast.Name) and node.id in _CONSTANTS:
         return _CONSTANTS[node.id]
     if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
-        return _UNARY[type(node.op)](_value(node.operand))
+        apply_unary = _UNARY[type(node.op)]
+        return apply_unary(_value(node.operand))
     if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-        left = _value(node.left)
-        right = _value(node.right)
+        apply_binary = _BINARY[type(node.op)]
+        first_operand = _value(node.left)
+        second_operand = _value(node.right)
+        # Before the operation: afterwards would be too late to bound its work.
         if isinstance(node.op, ast.Pow):
-            _check_power(left, right)
-        return _bounded(_BINARY[type(node.op)](left, right))
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
+            _check_power(first_operand, second_operand)
+        return _bounded(apply_binary(first_operand, second_operand))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         function = _FUNCTIONS.get(node.func.id)
-        if function is not None:
+        # Keywords such as max(…, key=…) are not arithmetic.
+        if function is not None and not node.keywords:
             arguments = [_value(argument) for argument in node.args]
             return _bounded(function(*arguments))
     raise ArithmeticSyntaxError('not an arithmetic expression')
@@ -95,6 +104,7 @@ def _check_power(base: Number, exponent: Number) -> None:
 
 
 def _bounded(value: Number) -> Number:
+    # A negative number to a fractional power is complex in Python.
     if isinstance(value, complex):
         raise ArithmeticSyntaxError('no real result')
     if isinstance(value, int):
@@ -108,9 +118,13 @@ def _bounded(value: Number) -> Number:
 
 def as_text(value: Number) -> str:
     """A number as people write it: whole numbers without a fraction, others with 12 digits."""
+    # Larger floats keep their exponent: the last digits of their integers would be rounding.
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         value = int(value)
-    return str(value) if isinstance(value, int) else f'{value:.12g}'
+    if isinstance(value, int):
+        return str(value)
+    # 12 of 16 digits hide the rounding of binary fractions: 0.1 + 0.2 reads as 0.3.
+    return f'{value:.12g}'
 
 
 class CalculatorTool(Tool):
@@ -124,14 +138,15 @@ class CalculatorTool(Tool):
     errors = {'undefined': 'The expression has no value.'}
 
     def run(self, calls: Sequence[Invocation]) -> list[ToolResult]:
+        """Values as text; an error code where an expression has none."""
         return [self._result(call.arguments['expression']) for call in calls]
 
     def _result(self, expression: str) -> ToolResult:
         try:
             return ToolResult(text=as_text(evaluate(expression)))
         except ArithmeticSyntaxError as error:
-            return ToolResult(
-                text=self.error_text('invalid_arguments', str(error)), error='invalid_arguments'
-            )
+            # The text says what is wrong with the expression; the code alone could not.
+            code = 'invalid_arguments'
+            return ToolResult(text=self.error_text(code, str(error)), error=code)
         except (ArithmeticError, ValueError, TypeError):
             return ToolResult(error='undefined')

@@ -19,6 +19,7 @@ from zeroplay_jax.types import Json, UserError
 
 # The name becomes a tag or a function name in the text of a policy.
 _USABLE_NAME = re.compile(r'[A-Za-z_][A-Za-z0-9_-]*')
+_MAX_DESCRIPTION = 300  # characters
 
 
 class McpTool(Tool):
@@ -56,12 +57,14 @@ class McpTool(Tool):
         except Exception as error:
             logging.warning('MCP tool %s of %s: %s', self.name, self._url, _reason(error))
             return ToolResult(error='failed')
-        text = _text_of(reply)
+        error_code = None
+        if reply.is_error:
+            error_code = 'tool_error'
         # The server's own error message tells the policy how to correct the call.
-        return ToolResult(text=text, error='tool_error' if reply.is_error else None)
+        return ToolResult(text=_text_of(reply), error=error_code)
 
     async def _reply(self, arguments: dict[str, Any]) -> Any:
-        import mcp
+        import mcp  # optional dependency
 
         # A connection per call: when one breaks, all calls on it are lost.
         async with mcp.Client(self._url) as client:
@@ -87,16 +90,23 @@ def list_tools(url: str, call_seconds: float) -> list[McpTool]:
             f'config.tools.mcp_url={url}: the MCP server does not answer ({_reason(error)}); start it '
             'or correct the address'
         ) from None
+    tools = []
     for specification in specifications:
+        # Refused, not renamed: the run's records would show a name that the server does not have.
         if not _USABLE_NAME.fullmatch(specification.name):
             raise UserError(
                 f'config.tools.mcp_url={url}: the tool name {specification.name!r} cannot be written '
                 'as a tag; rename it on the server (letters, digits, _ and -)'
             )
-    return [
-        McpTool(url, tool.name, _one_line(tool.description), tool.input_schema, call_seconds)
-        for tool in specifications
-    ]
+        tool = McpTool(
+            url=url,
+            name=specification.name,
+            description=_one_line(specification.description),
+            parameters=specification.input_schema,
+            call_seconds=call_seconds,
+        )
+        tools.append(tool)
+    return tools
 
 
 async def _list(url: str, seconds: float) -> list[Any]:
@@ -104,9 +114,10 @@ async def _list(url: str, seconds: float) -> list[Any]:
 
 
 async def _all_pages(url: str) -> list[Any]:
-    import mcp
+    import mcp  # optional dependency
 
     async with mcp.Client(url) as client:
+        # Servers may list their tools in several parts, linked by cursors.
         page = await client.list_tools()
         tools = list(page.tools)
         while page.next_cursor:
@@ -117,14 +128,20 @@ async def _all_pages(url: str) -> list[Any]:
 
 def _text_of(reply: Any) -> str:
     """Text blocks of a result; structured content where there is no text."""
-    texts = [block.text for block in reply.content if getattr(block, 'type', '') == 'text']
+    texts = []
+    for block in reply.content:
+        # Other blocks are images and audio, which a text policy cannot read.
+        if getattr(block, 'type', '') == 'text':
+            texts.append(block.text)
     if not texts and reply.structured_content is not None:
         return json.dumps(reply.structured_content, ensure_ascii=False)
     return '\n'.join(texts)
 
 
 def _one_line(description: str | None) -> str:
-    return ' '.join((description or 'no description').split())[:300]
+    # Every prompt of the run contains it: a server's whole manual would fill the context.
+    words = (description or 'no description').split()
+    return ' '.join(words)[:_MAX_DESCRIPTION]
 
 
 def _reason(error: BaseException) -> str:
@@ -132,4 +149,7 @@ def _reason(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    # Some exceptions, such as TimeoutError, have no text.
+    if not lines:
+        return type(error).__name__
+    return lines[0]

@@ -46,12 +46,19 @@ class OpenTool(Tool):
         self._open_documents = open_documents
 
     def prepare(self, arguments: Json) -> dict[str, Any]:
+        """Strips the reference.
+
+        Raises:
+          InvalidArguments: 'not_found' for an empty one.
+        """
         reference = arguments['document'].strip()
         if not reference:
             raise InvalidArguments('not_found')
         return {**arguments, 'document': reference}
 
     def run(self, calls: Sequence[Invocation]) -> list[ToolResult]:
+        """One page per call."""
+        # One request for all rollouts of the batch: the documents may be on a server.
         references = [call.arguments['document'] for call in calls]
         pages = [self._requested_page(call) for call in calls]
         documents = self._open_documents(references, pages)
@@ -64,16 +71,26 @@ class OpenTool(Tool):
     def _requested_page(call: Invocation) -> int:
         if 'page' in call.arguments:
             return call.arguments['page']
+        # By the reference as written: a title and an id of the same document are not recognised as one.
         is_same_document = call.state.get('document') == call.arguments['document']
-        return call.state['page'] + 1 if is_same_document else 1
+        if not is_same_document:
+            return 1
+        return call.state['page'] + 1
 
     @staticmethod
     def _result(call: Invocation, page: int, document: Json | None) -> ToolResult:
+        # Every document has a page 1, so only a wrong reference can fail there.
+        if document is None and page == 1:
+            return ToolResult(error='not_found')
         if document is None:
-            return ToolResult(error='not_found' if page == 1 else 'no_such_page')
+            return ToolResult(error='no_such_page')
+        # Only after success: a failed call leaves the position where it was.
         call.state['document'] = call.arguments['document']
         call.state['page'] = page
+        # The number of pages tells the policy whether another call is worth its tokens.
         heading = f'{document["title"]} (page {page} of {document["pages"]})'
+        # Recorded like a passage of a search: answer checks and teachers read `documents` alone. There is
+        # no query, hence no score.
         passage = {
             'id': document['id'],
             'title': document['title'],

@@ -53,6 +53,7 @@ def _calculator(config, source: DocumentSource) -> Tool:
 
 
 def _mcp(config, source: DocumentSource) -> Sequence[Tool]:
+    # The source is ignored: a server decides by itself what its tools read.
     from zeroplay_jax.tools import mcp  # optional dependency
 
     return mcp.list_tools(config.tools.mcp_url, config.tools.mcp_seconds)
@@ -72,6 +73,7 @@ def check_name(name: str) -> None:
     Raises:
       UserError: one line. Imports nothing.
     """
+    # By form alone: a config is checked on machines where the package is not installed.
     module, colon, attribute = name.partition(':')
     if name not in BUILT_IN and not (colon and module and attribute):
         raise UserError(
@@ -89,6 +91,7 @@ def build_tools(config, source: DocumentSource) -> dict[str, Tool]:
     tools: dict[str, Tool] = {}
     for entry in config.tools.names:
         for tool in _tools_of(entry, config, source):
+            # A name is a tag in the text of the policy, so two tools cannot share it.
             if tool.name in tools:
                 raise UserError(
                     f'config.tools.names: two tools are called {tool.name!r}; rename one of them'
@@ -99,13 +102,16 @@ def build_tools(config, source: DocumentSource) -> dict[str, Tool]:
 
 def _tools_of(entry: str, config, source: DocumentSource) -> Sequence[Tool]:
     check_name(entry)
-    attribute: Any = BUILT_IN[entry] if entry in BUILT_IN else _imported(entry)
-    built: Any = attribute
-    if isinstance(attribute, type) and issubclass(attribute, Tool):
-        built = attribute()
-    elif not isinstance(attribute, Tool):
-        built = attribute(config, source)
-    tools = [built] if isinstance(built, Tool) else list(built)
+    provided: Any = BUILT_IN.get(entry) or _imported(entry)
+    built: Any = provided
+    # The class is tested first: it could be called like a factory, with arguments it does not take.
+    if isinstance(provided, type) and issubclass(provided, Tool):
+        built = provided()
+    elif not isinstance(provided, Tool):
+        built = provided(config, source)
+    if isinstance(built, Tool):
+        return [built]
+    tools = list(built)
     for tool in tools:
         if not isinstance(tool, Tool):
             raise UserError(

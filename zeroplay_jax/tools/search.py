@@ -36,6 +36,7 @@ class SearchTool(Tool):
             }
         },
         'required': ['query_list'],
+        # Further parameters are ignored: a call with valid queries can be answered.
     }
     # Exactly these texts are part of what the built-in checkpoints were trained on.
     errors = {
@@ -51,28 +52,40 @@ class SearchTool(Tool):
         self.show_document_ids = show_ids
 
     def prepare(self, arguments: Json) -> dict[str, Any]:
-        """Strips the queries and drops those beyond `max_queries`."""
+        """Strips the queries and drops those beyond `max_queries`.
+
+        Raises:
+          InvalidArguments: 'empty_query' if one of them is empty.
+        """
         queries = [query.strip() for query in arguments['query_list']]
         if not queries or not all(queries):
             raise InvalidArguments('empty_query')
         return {'query_list': queries[: self._max_queries]}
 
     def run(self, calls: Sequence[Invocation]) -> list[ToolResult]:
+        """Passages of all queries of each call."""
         # One request for all rollouts of the batch: encoders and ScaNN work on batches.
-        queries = [query for call in calls for query in call.arguments['query_list']]
+        queries: list[str] = []
+        for call in calls:
+            queries += call.arguments['query_list']
         passages_per_query = list(self._search(queries))
         if len(passages_per_query) != len(queries):
             raise ValueError(f'{len(queries)} queries brought {len(passages_per_query)} results')
         results = []
-        remaining = iter(passages_per_query)
+        begin = 0
         for call in calls:
-            documents = [next(remaining) for _ in call.arguments['query_list']]
-            results.append(_search_result(documents))
+            end = begin + len(call.arguments['query_list'])
+            results.append(_search_result(passages_per_query[begin:end]))
+            begin = end
         return results
 
 
 def _search_result(documents: Sequence[Sequence[Json] | None]) -> ToolResult:
-    answered = [tuple(passages) for passages in documents if passages is not None]
-    if len(answered) < len(documents):
-        return ToolResult(error='failed')
+    answered = []
+    for passages in documents:
+        # A call fails as a whole: blocks of passages do not name their queries, so the policy could not
+        # tell which one is missing.
+        if passages is None:
+            return ToolResult(error='failed')
+        answered.append(tuple(passages))
     return ToolResult(documents=tuple(answered))
