@@ -9,14 +9,14 @@
 
 Memory (the compile table): 64 slots, 8 rows; 13.8 GiB of a chip's 15.75 in rollouts, 15.6 in updates, offloaded.
 Time: at least 2.9 h = 150 · (31 s decode + 12 s prefill + 26 s update), for rollouts of 512 prompt, 384 written and
-1,024 read tokens. It is a lower bound from peak rates; two to three times that is usual. It was never run.
+1,024 read tokens. It is a lower bound from peak rates; two to three times that is usual. This config has not been run.
 The paper: exact match 0.326 on average over seven sets (table 1), NQ 0.397. launch/README.md: MOUNT, derivations.
 
 Build the index of Wikipedia first (retrieval/README.md). The second command runs three steps per role with the
-built-in checkpoint, on two CPU cores: every stage runs, next to nothing is learnt.
+built-in checkpoint, on two CPU cores: every stage runs, almost nothing is learnt.
 
 Every step draws documents from the index. With --config.inputs.documents=data/documents.jsonl they come from a file
-instead; none repeats before all with its hop count were used. Three iterations need so many:
+instead; none repeats before all with its hop count were used. Three iterations need this many:
 
     python -m zeroplay_jax.inputs documents --corpus wiki-18.jsonl --count 78000 --out data/documents.jsonl
 

@@ -242,7 +242,7 @@ def test_exchanges_between_two_processes():
 
 
 def test_what_goes_wrong_in_one_process_ends_both_with_its_line(tmp_path):
-    """One question is too long to be asked, and one process owns it; the other must not wait for ever."""
+    """One question is too long to be asked, and one process owns it; the other must not wait forever."""
     started = time.time()
     running = play(
         tmp_path / 'run', 2, '--config.rollout.prompt_tokens=26', '--config.eval.questions=1'

@@ -137,7 +137,7 @@ def _parser() -> Parser:
         '--topk',
         metavar='N',
         type=_number(int, 1),
-        help='passages per search, if there are so many',
+        help='passages per search (fewer if the corpus has fewer)',
     )
     parser.add_argument(
         '--temperature',

@@ -137,7 +137,7 @@ def fill_and_decode(sampler, params, goal):
     """Runs the programs until slot s holds goal[s] tokens; returns what was sampled, in order, with log-probs."""
     tokens, logp = ([[] for _ in goal] for _ in range(2))
     while True:
-        phase, length = np.asarray(sampler.state.phase), np.asarray(sampler.state.length)
+        phase, length = np.asarray(sampler.state.status), np.asarray(sampler.state.length)
         fill = np.flatnonzero(phase == FILL).tolist()
         if fill:
             sampler.extend(params, fill)

@@ -225,7 +225,7 @@ def test_a_mesh_that_does_not_divide_is_refused_before_anything_is_read(folder, 
     with pytest.raises(sharding.UserError, match="axis 'fsdp' of 3"):
         hf.load(folder, mesh=sharding.make_mesh(1, 3, 1))
     with pytest.raises(
-        sharding.UserError, match="num_key_value_heads=2 does not divide by mesh axis 'model' of 4"
+        sharding.UserError, match="num_key_value_heads=2 is not divisible by mesh axis 'model' of 4"
     ):
         hf.load(folder, mesh=sharding.make_mesh(1, 1, 4))
 

@@ -181,11 +181,11 @@ def test_optimiser_state_and_average_lie_as_their_parameters(setting):
     [
         (
             (1, 3, 1),
-            "parameter 'embedding': 32 of its shape .* does not divide by mesh axis 'fsdp' of 3",
+            "parameter 'embedding': 32 of its shape .* is not divisible by mesh axis 'fsdp' of 3",
         ),
         (
             (1, 1, 5),
-            "parameter 'embedding': 64 of its shape .* does not divide by mesh axis 'model' of 5",
+            "parameter 'embedding': 64 of its shape .* is not divisible by mesh axis 'model' of 5",
         ),
     ],
 )
@@ -196,7 +196,7 @@ def test_a_shape_that_does_not_divide_names_the_axis(setting, mesh, message):
 
 def test_a_mesh_that_cuts_through_heads_is_refused():
     with pytest.raises(
-        sharding.UserError, match="num_key_value_heads=4 does not divide by mesh axis 'model' of 8"
+        sharding.UserError, match="num_key_value_heads=4 is not divisible by mesh axis 'model' of 8"
     ):
         sharding.check_heads(8, 4, sharding.make_mesh(1, 1, 8))
     sharding.check_heads(8, 4, sharding.make_mesh(2, 1, 4))

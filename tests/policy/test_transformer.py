@@ -312,7 +312,7 @@ def test_bfloat16_sampler_and_trainer_agree_within_the_stated_tolerance(params):
     tokens = rng.integers(0, config.vocab_size, (slots, prompt)).astype(np.int32)
     rows = [PutRow(s, tokens[s], 0, length, 1.0, np.array([s, 7], np.uint32)) for s in range(slots)]
     sampler.put(rows)
-    while (np.asarray(sampler.state.phase) == FILL).any():
+    while (np.asarray(sampler.state.status) == FILL).any():
         sampler.extend(params, list(range(slots)))
     logp = []
     while (np.asarray(sampler.state.length) < length).any():

@@ -291,7 +291,7 @@ def _check_division(config: ConfigDict, recipe: type[Recipe]) -> None:
         if shards > 0 and value % shards:
             axis_names = ' · '.join(f'mesh.{axis}' for axis in axes)
             fix = f'give a multiple of {shards}, such as {value + shards - value % shards}'
-            fail(name, value, f'does not divide over {shards} devices ({axis_names})', fix)
+            fail(name, value, f'cannot be split evenly over {shards} devices ({axis_names})', fix)
     # Block size of the TPU kernel.
     if config.policy.attention == 'splash':
         lengths = ['micro.tokens']

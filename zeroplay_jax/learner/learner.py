@@ -91,7 +91,7 @@ class Learner:
           offload: whether the state lies in host memory and each part is moved to the devices only while it is used.
 
         Raises:
-          UserError: B does not divide by the data axes of the mesh, or a role names a loss that does not exist.
+          UserError: B is not divisible by the data axes of the mesh, or a role names a loss that does not exist.
         """
         self.model = model
         self.mesh = mesh
@@ -289,7 +289,7 @@ class Learner:
             gradients, device_stats = role_update.accumulate(
                 params, gradients, device_stats, batch, ref_logp, teacher, coefficient
             )
-        # The teacher makes way for the optimiser's moments.
+        # The teacher is freed before the optimiser's moments are allocated.
         del teacher
 
         opt_state = self._to_device(self.state['opt'][role_update.optimizer])
@@ -311,7 +311,7 @@ def _check_micro_rows(micro_rows: int, mesh: jax.sharding.Mesh) -> None:
     num_shards = mesh.shape['replica'] * mesh.shape['fsdp']
     if micro_rows % num_shards:
         raise UserError(
-            f'micro.rows={micro_rows} must divide by mesh axes replica × fsdp = {num_shards}'
+            f'micro.rows={micro_rows} must be divisible by mesh axes replica × fsdp = {num_shards}'
         )
 
 

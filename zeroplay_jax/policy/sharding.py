@@ -219,7 +219,7 @@ def parameter_sharding(
     for axis, size in zip(spec, shape):
         if axis is not None and size % mesh.shape[axis]:
             raise UserError(
-                f'parameter {name!r}: {size} of its shape {shape} does not divide by mesh axis {axis!r} of '
+                f'parameter {name!r}: {size} of its shape {shape} is not divisible by mesh axis {axis!r} of '
                 f'{mesh.shape[axis]}; choose another config.mesh'
             )
     if owned and mesh.shape['replica'] > 1:
@@ -254,7 +254,7 @@ def check_heads(heads: int, kv_heads: int, mesh: Mesh) -> None:
     for name, count in (('num_attention_heads', heads), ('num_key_value_heads', kv_heads)):
         if count % model_shards:
             raise UserError(
-                f"{name}={count} does not divide by mesh axis 'model' of {model_shards}; choose another config.mesh"
+                f"{name}={count} is not divisible by mesh axis 'model' of {model_shards}; choose another config.mesh"
             )
 
 

@@ -69,12 +69,12 @@ class SlotState:
     """Everything that rollouts in progress have on the device.
 
     Attributes:
-      cache: keys and values per layer; entries at or beyond `cached` are garbage by contract.
+      cache: keys and values per layer; entries at or beyond `cached` are undefined and never read.
       tokens: int32, tokens of the episode exactly as the model sees them.
       length: int32, number of tokens.
       cached: int32, positions whose keys and values are valid, < length.
       limit: int32, length at which the turn stops.
-      phase: int32, FILL, DECODE or REST.
+      status: int32, FILL, DECODE or REST.
       temperature: float32; 0 samples greedily.
       key: random stream of the request.
     """
@@ -84,7 +84,7 @@ class SlotState:
     length: Int[Array, ' slots']
     cached: Int[Array, ' slots']
     limit: Int[Array, ' slots']
-    phase: Int[Array, ' slots']
+    status: Int[Array, ' slots']
     temperature: Float[Array, ' slots']
     key: UInt32[Array, 'slots 2']
 
@@ -120,7 +120,7 @@ def _empty(model: ModelConfig, config: SamplerConfig) -> SlotState:
         length=zeros(slots),
         cached=zeros(slots),
         limit=zeros(slots),
-        phase=jnp.full((slots,), REST, jnp.int32),
+        status=jnp.full((slots,), REST, jnp.int32),
         temperature=zeros(slots, dtype=jnp.float32),
         key=zeros(slots, 2, dtype=jnp.uint32),
     )
@@ -158,7 +158,7 @@ def _put(
     # never taken from a decode chunk that happened to run past it: the two programs round differently,
     # and whether a chunk ran past the token depends on where the chunk happened to end.
     cached = jnp.maximum(start - 1, 0)
-    phase = jnp.where(length - 1 > cached, FILL, DECODE)
+    status = jnp.where(length - 1 > cached, FILL, DECODE)
     written_tokens = state.tokens.at[slots[:, None], position].set(tokens, mode='drop')
     return dataclasses.replace(
         state,
@@ -167,7 +167,7 @@ def _put(
         # The minimum, because an earlier piece of the same tokens may not be prefilled yet.
         cached=_lower_rows(state.cached, slots, cached),
         limit=_write_rows(state.limit, slots, limit),
-        phase=_write_rows(state.phase, slots, phase),
+        status=_write_rows(state.status, slots, status),
         temperature=_write_rows(state.temperature, slots, temperature),
         key=_write_rows(state.key, slots, key),
     )
@@ -192,12 +192,12 @@ def _extend(
     # The last token stays uncached: decode feeds it to predict the next one.
     goal = state.length.at[slots].get(mode='clip') - 1
     cached = jnp.minimum(start + config.chunk, goal)
-    phase = jnp.where(cached >= goal, DECODE, FILL)
+    status = jnp.where(cached >= goal, DECODE, FILL)
     return dataclasses.replace(
         state,
         cache=cache,
         cached=_write_rows(state.cached, slots, cached),
-        phase=_write_rows(state.phase, slots, phase),
+        status=_write_rows(state.status, slots, status),
     )
 
 
@@ -246,7 +246,7 @@ def _sample(
 
 def _is_live(state: SlotState) -> Bool[Array, ' slots']:
     """Rows that can decode another token."""
-    is_decoding = state.phase == DECODE
+    is_decoding = state.status == DECODE
     return is_decoding & (state.length < state.limit)
 
 
@@ -308,7 +308,7 @@ def _decode(
             tokens=state.tokens.at[slots, write_position].set(token, mode='drop'),
             cached=jnp.where(live, state.length, state.cached),
             length=state.length + live,
-            phase=jnp.where(at_end_token, REST, state.phase),
+            status=jnp.where(at_end_token, REST, state.status),
         )
         return step + 1, state, chunk, buffer
 
@@ -331,7 +331,7 @@ def _rewind(state: SlotState, slots: Int[Array, ' rows'], length: Int[Array, ' r
         state,
         length=_lower_rows(state.length, slots, length),
         cached=_lower_rows(state.cached, slots, cached),
-        phase=_write_rows(state.phase, slots, REST),
+        status=_write_rows(state.status, slots, REST),
     )
 
 
@@ -358,7 +358,7 @@ def _clone(
         length=_write_rows(state.length, slots, length),
         cached=_write_rows(state.cached, slots, length - 1),
         limit=_write_rows(state.limit, slots, limit),
-        phase=_write_rows(state.phase, slots, DECODE),
+        status=_write_rows(state.status, slots, DECODE),
         temperature=_write_rows(state.temperature, slots, temperature),
         key=_write_rows(state.key, slots, key),
     )
@@ -378,16 +378,16 @@ def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
     """The compiled programs of one shape by name, shared by all sets of weights.
 
     Raises:
-      UserError: slots or heads do not divide over the mesh.
+      UserError: slots or heads cannot be split evenly over the mesh.
     """
     shards = mesh.shape['replica'] * mesh.shape['fsdp']
     if config.slots % shards:
         raise UserError(
-            f'sampler.slots={config.slots} must divide by mesh axes replica × fsdp = {shards}'
+            f'sampler.slots={config.slots} must be divisible by mesh axes replica × fsdp = {shards}'
         )
     if model.kv_heads % mesh.shape['model']:
         raise UserError(
-            f'{model.kv_heads} key/value heads must divide by mesh axis model of '
+            f'{model.kv_heads} key/value heads must be divisible by mesh axis model of '
             f'{mesh.shape["model"]}'
         )
     layout = _layout(model, config, mesh)

@@ -199,9 +199,10 @@ class SlotPool:
     def _noise_key(self, rollout: ActiveRollout) -> np.ndarray:
         identity = rollout.identity
         # Noise is a function of key and position. A context that was cut reaches the same positions
-        # again, so its number becomes part of the key.
+        # again, so its number becomes part of the key; -1 separates it, because the identity of
+        # another request may end in the same numbers.
         if rollout.earlier:
-            identity = (*identity, len(rollout.earlier))
+            identity = (*identity, -1, len(rollout.earlier))
         return identity_key(self.seed, identity)
 
     def clone_siblings(self) -> list[int]:

@@ -119,7 +119,7 @@ class ToolWorkers:
         try:
             results = list(tool.run(calls))
             if len(results) != len(calls):
-                raise ValueError(f'{len(calls)} calls brought {len(results)} results')
+                raise ValueError(f'{len(calls)} calls returned {len(results)} results')
             return results
         except Exception as error:
             # Whatever a tool raises is an observation of the rollout, not the end of the run.
@@ -140,7 +140,7 @@ class ToolWorkers:
             self.seconds[tool.name].append(time.perf_counter() - started)
 
     def finished(self) -> list[tuple[PendingCall, ToolCall]]:
-        """Calls that ended or timed out since the last look, each with its result."""
+        """Calls that ended or timed out since the last call, each with its result."""
         ended: list[tuple[PendingCall, ToolCall]] = []
         # A copy of the items, because finished batches are removed on the way.
         for future, batch in list(self._batches.items()):

@@ -91,7 +91,7 @@ async def grade(
 
 
 def retrieved_passages(trajectory: Trajectory) -> list[Json]:
-    """Passages that searches of a rollout returned, each once, in the order seen.
+    """Passages that searches of a rollout returned, each once, in the order returned.
 
     The best passage of the last search comes last.
     """

@@ -1,4 +1,4 @@
-"""Runs a recipe: many episodes at once, then one update per trained role. Knows no paper.
+"""Runs a recipe: many episodes at once, then one update per trained role. It knows no paper's method.
 
 tasks → episodes over the slots → rows → groups with reward variance → advantages → packed batches → update → publish
 """

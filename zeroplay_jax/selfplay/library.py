@@ -113,7 +113,7 @@ class Library:
 
 
 def documents_for(documents: Sequence[Document], hops: int) -> Sequence[int]:
-    """Indices of the documents that so many hops can start from."""
+    """Indices of the documents from which a chain of that many hops can start."""
     # Millions of documents are read lazily from disk and have no individual depth; a range of their
     # indices takes no memory.
     if not isinstance(documents, tuple):

@@ -56,7 +56,7 @@ def build_library(config, with_open_tasks: bool = False) -> Library:
       with_open_tasks: evaluations grade open tasks of the held-out worlds as well.
 
     Raises:
-      UserError: a folder that is no index, or a server that does not come up.
+      UserError: a folder that is no index, or a server that does not start.
     """
     try:
         if config.retrieval.kind == 'world':
@@ -84,7 +84,7 @@ def open_corpus(config) -> tuple[SearchableCorpus, str]:
     """The index folder or search server of `config.retrieval`, and its name.
 
     Raises:
-      RetrievalError: a folder that is no index, or a server that does not come up.
+      RetrievalError: a folder that is no index, or a server that does not start.
     """
     settings = config.retrieval
     backend: InProcess | Http
@@ -112,7 +112,6 @@ def _real_library(config) -> Library:
     open_tasks: list[Question] = []
     if config.eval.tasks:
         open_tasks = files.open_tasks(config.eval.tasks)
-    # One corpus for both: with a real encyclopedia the questions are held out, not the passages.
     # A fixed seed: runs with different seeds are compared on the same questions.
     sampled_questions = files.sample(questions, config.eval.questions, seed=0)
     sampled_tasks = files.sample(open_tasks, config.eval.questions, seed=0)
@@ -174,7 +173,8 @@ def _world_library(config, with_open_tasks: bool) -> Library:
 
 def _world_corpus(config, worlds: Sequence[World]) -> SearchableCorpus:
     index = _world_index(worlds, config.retrieval.overfetch)
-    client = Client(InProcess(index), config.retrieval.cache)
+    settings = config.retrieval
+    client = Client(InProcess(index), settings.cache, settings.max_failure_rate)
     return SearchableCorpus(client, config.tools.top_k, config.tools.page_words)
 
 

@@ -15,7 +15,7 @@ class Phase:
       steps: number of steps.
       trains: roles that are updated after each step, in this order; none: rollouts only.
       iteration: round of the recipe's schedule.
-      clears_pool: the pool is emptied before every so many steps of the phase; 0: never.
+      clears_pool: the pool is emptied every this many steps of the phase; 0: never.
     """
 
     name: str

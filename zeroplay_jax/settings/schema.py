@@ -240,7 +240,7 @@ class Pool(Section):
     samples: PositiveInt = 5
     """Proposals per document; the best-formed one is kept."""
     question_words: PositiveInt = 50
-    """Longer questions are cut to so many words (Dr. Zero's code)."""
+    """Longer questions are cut to this many words (Dr. Zero's code)."""
     window: Window = (0.0, 1.0)
     """Keep questions whose measured solve rate is inside (needs measure > 0)."""
     measure: NonNegativeInt = 0

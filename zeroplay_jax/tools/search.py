@@ -70,7 +70,7 @@ class SearchTool(Tool):
             queries += call.arguments['query_list']
         passages_per_query = list(self._search(queries))
         if len(passages_per_query) != len(queries):
-            raise ValueError(f'{len(queries)} queries brought {len(passages_per_query)} results')
+            raise ValueError(f'{len(queries)} queries returned {len(passages_per_query)} results')
         results = []
         begin = 0
         for call in calls:

@@ -93,7 +93,7 @@ class Recipe(RecipeBase):
     def check(cls, config):
         """Refuses hop counts with a single proposal, and a window without measured solve rates."""
         check_hop_groups(config)
-        # A window needs measured solve rates; without them it would accept everything in silence.
+        # A window needs measured solve rates; without them it would silently accept everything.
         is_full_window = tuple(config.pool.window) == (0.0, 1.0)
         if not is_full_window and not config.pool.measure:
             problem = 'solve rates are not measured'
@@ -150,13 +150,14 @@ class Recipe(RecipeBase):
         return Outcome(rows)
 
     def _proposal_row(self, task: Task, proposal: Proposal, solve_count: int | None) -> Row:
+        """The proposal with its reward; `solve_count` is None for a question that was not asked."""
         settings = self.config.reward
         row = proposing.proposal_row('proposer', task, proposal)
-        is_asked = proposal.rejected is None
+        passed_checks = proposal.rejected is None
         # An ungrounded proposal has a raw format score, but earns nothing for it.
-        row.parts['format'] = settings.format_weight * proposal.format['raw'] * is_asked
+        row.parts['format'] = settings.format_weight * proposal.format['raw'] * passed_checks
         row.parts['difficulty'] = 0.0
-        if is_asked and solve_count is None:
+        if passed_checks and solve_count is None:
             row.info.rejected = 'prompt_too_long'
         if solve_count is not None:
             row.info.solve_count = solve_count
@@ -250,6 +251,6 @@ def check_hop_groups(config) -> None:
 
 
 def _smallest_hop_group(ratio: tuple[float, ...], batch: int, samples: int) -> int:
-    """Proposals of the rarest hop count in a batch of so many documents."""
+    """Proposals of the rarest hop count in a batch of that many documents."""
     documents = schedules.stratify(ratio, batch)
     return samples * min(count for count, share in zip(documents, ratio) if share)

@@ -89,7 +89,7 @@ class Settings(Section):
     gates: bool = True
     """Check both quality gates before rubrics are written."""
     searches_below_hops: Annotated[int, requires(lambda x: x in (0, 1), 'give 0 or 1')] = 0
-    """Required searches are so many fewer than `hops`."""
+    """How many fewer searches than `hops` are required."""
     code_format: bool = False
     """Format scores as the released code computes them, not as the paper defines them."""
     search_weight: NonNegativeFloat = 0.1

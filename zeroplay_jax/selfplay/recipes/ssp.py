@@ -190,12 +190,12 @@ class Recipe(RecipeBase):
             if isinstance(task.payload, Question):
                 rows = await solving.solver_rows(context, self.config, 'solver', task, task.payload)
                 return Outcome(rows)
-            return await self._hide_and_seek(context, task)
+            return await self._propose_and_solve(context, task)
         finally:
-            # Checks of other episodes that wait for this one's passages must not wait for ever.
+            # Checks of other episodes that wait for this one's passages must not wait forever.
             context.hosts.publish(task.identity, [])
 
-    async def _hide_and_seek(self, context, task: Task) -> Outcome:
+    async def _propose_and_solve(self, context, task: Task) -> Outcome:
         """Proposals that hide one answer, and the solver's rollouts on those that pass both checks."""
         hidden: HiddenAnswer = task.payload
         proposals = await context.ask(

@@ -33,7 +33,7 @@ again in the form asked for above, with your own searches and thoughts.
 {path}""",
     }
 }
-# A passage of at most so many characters is kept: it is little more than its title.
+# A passage of at most this many characters is kept: it is little more than its title.
 _SHORT_PASSAGE = 80
 
 

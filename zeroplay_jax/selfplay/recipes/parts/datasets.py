@@ -115,7 +115,7 @@ class DocumentSampler:
         self._seed = config.seed
         self._ratio = tuple(config.schedule.hop_ratio)
         self._documents = library.documents
-        # By hop count − 1: indices of the documents that a chain of so many hops can start from.
+        # By hop count − 1: indices of the documents that a chain of that many hops can start from.
         self._usable: list[Sequence[int]] = []
         for hops in range(1, len(self._ratio) + 1):
             self._usable.append(documents_for(library.documents, hops))

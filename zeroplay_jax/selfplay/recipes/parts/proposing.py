@@ -24,7 +24,7 @@ class Proposal:
       trajectory: the rollout.
       question, answer: from its final turn; None without one.
       format: Dr. Zero's format score and its parts.
-      is_grounded: its answer is in the last passages seen, and its question names the source.
+      is_grounded: its answer is in the passages of the last search, and its question names the source.
       rejected: why it is not asked: unfinished, no_question, no_answer, leaks_answer, ungrounded.
     """
 
@@ -124,7 +124,7 @@ def _format_problem(question: str | None, answer: str | None) -> str:
 def _is_grounded(
     trajectory: Trajectory, seed: SeedDocument, question: str | None, answer: str | None
 ) -> bool:
-    """Whether the answer is in the last passages seen and the question names the source document."""
+    """Whether the answer is in the passages of the last search and the question names the source document."""
     if not question or not answer:
         return False
     last_passages = seed.text
