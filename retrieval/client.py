@@ -110,11 +110,11 @@ class Client:
           words_per_page: words of every page but a document's last one.
 
         Returns:
-          Per reference the page; None if there is no such document or page, or if the call failed.
+          Per reference the page; None if there is no such document or page.
 
         Raises:
           RetrievalError: the search server has no endpoint for whole documents, or the numbers of references and pages
-            differ.
+            differ.   SearchFailed: some reference could not be looked up; the others are cached.
         """
         if len(references) != len(pages):
             raise RetrievalError(
@@ -137,10 +137,11 @@ class Client:
             reference, page, _ = request
             if page < 1 or not reference.strip():
                 absent[request] = None
-        results: list[DocumentPage | None] = []
-        for answer in self._answers('open', requests, absent, open_pages):
-            results.append(None if answer is _FAILED else answer)
-        return results
+        answers = self._answers('open', requests, absent, open_pages)
+        # Not None: a policy would read that a document does not exist.
+        if any(answer is _FAILED for answer in answers):
+            raise SearchFailed('documents could not be opened; the search server failed')
+        return answers
 
     def _answers(
         self,

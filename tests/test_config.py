@@ -426,6 +426,8 @@ class Settings(Section):
 
 class Recipe(Base):
     settings = {'rzero': Settings}
+    prompts = {'challenger': 'Challenge: {document}'}
+    evaluated_role = 'answerer'
 
     @classmethod
     def roles(cls, config):

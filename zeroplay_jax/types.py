@@ -126,6 +126,13 @@ class ToolCall:
     error: str | None = None
 
     @property
+    def queries(self) -> list[str]:
+        """Queries of a call of a search tool: its `query_list`, or its `query`."""
+        arguments = self.arguments or {}
+        queries = arguments.get('query_list', arguments.get('query', []))
+        return [queries] if isinstance(queries, str) else list(queries)
+
+    @property
     def is_valid(self) -> bool:
         """Whether the call was parsed and its arguments fit the tool, whatever the tool returned."""
         return self.arguments is not None

@@ -13,7 +13,7 @@ from zeroplay_jax.retrieval.bm25 import Bm25Index
 from zeroplay_jax.retrieval.client import Client, Http, InProcess
 from zeroplay_jax.retrieval.corpus import Corpus, MemoryCorpus, contents
 from zeroplay_jax.retrieval.documents import DocumentPage, document_page
-from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.retrieval.types import RetrievalError, SearchFailed
 
 # (title, text) in order: runs of equal titles, a title that returns, passages without a title.
 PASSAGES = [
@@ -355,11 +355,15 @@ def test_pages_are_cached_and_failures_counted(index):
     assert backend.calls[1:] == [['Gumu'], ['Gumu']]
     # A query and a reference with the same text are different requests.
     assert client.metrics()['search/failed'] == 0
-    results = client.open(['refused', '0'], [1, 1], 4)
-    assert results[0] is None and results[1].title == 'Gumu'
-    with pytest.raises(RetrievalError, match='1 of 2 searches failed.*refused'):
+    with pytest.raises(SearchFailed):
+        client.open(['refused', '0'], [1, 1], 4)
+    calls = len(backend.calls)
+    assert client.open(['0'], [1], 4)[0].title == 'Gumu'
+    assert len(backend.calls) == calls, 'what could be opened is cached'
+    with pytest.raises(RetrievalError, match='1 of 3 searches failed.*refused'):
         client.check()
-    client.open(['refused'], [1], 4)
+    with pytest.raises(SearchFailed):
+        client.open(['refused'], [1], 4)
     assert backend.calls[-1] == ['refused']  # a failure is not cached
 
 
@@ -380,13 +384,17 @@ def test_an_index_that_breaks_is_a_failed_search(index):
         passages = search
 
     client = Client(InProcess(BrokenIndex()))
-    assert client.open(['a'], [1], 5) == [None] and client.metrics()['search/failed'] == 1
+    with pytest.raises(SearchFailed):
+        client.open(['a'], [1], 5)
+    assert client.metrics()['search/failed'] == 1
     with serving(lambda: (BrokenIndex(), 'x')) as (url, _):
         until_ready(url)
         status, reply, _ = call(f'{url}/open', {'references': ['a']})
         assert status == 500 and reply['error'] == 'the index failed: OSError'
         client = Client(Http(url, retries=0))
-        assert client.open(['a'], [1], 5) == [None] and client.metrics()['search/failed'] == 1
+        with pytest.raises(SearchFailed):
+        client.open(['a'], [1], 5)
+    assert client.metrics()['search/failed'] == 1
 
 
 def test_an_old_index_refuses_titles_over_http_too(tmp_path):
@@ -394,8 +402,9 @@ def test_an_old_index_refuses_titles_over_http_too(tmp_path):
     with serving(lambda: (Bm25Index(corpus), 'x')) as (url, _):
         until_ready(url)
         client = Client(Http(url, retries=0))
-        pages = client.open(['1', 'Gumu'], [1, 1], 500)
-        assert pages[0].title == 'Gumu' and pages[1] is None
+        assert client.open(['1'], [1], 500)[0].title == 'Gumu'
+        with pytest.raises(SearchFailed):
+            client.open(['Gumu'], [1], 500)
         with pytest.raises(RetrievalError, match='1 of 2 searches failed.*build the index again'):
             client.check()
 

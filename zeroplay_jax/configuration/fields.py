@@ -33,6 +33,16 @@ def default_config(recipe: str = 'drzero') -> ConfigDict:
     return config
 
 
+def _schema_of(config: ConfigDict) -> ConfigDict:
+    """Defaults of all fields that this config may have: its roles may depend on its own settings."""
+    schema = default_config(config.recipe)
+    with schema.unlocked():
+        for name, section in _sections(config).items():
+            if name and name not in schema:
+                schema[name] = ConfigDict(section().model_dump())
+    return schema
+
+
 def _add_sections(config: ConfigDict, recipe: type[recipes.Recipe]) -> None:
     """Adds the sections that a recipe needs and the config lacks."""
     with config.unlocked():
@@ -41,8 +51,19 @@ def _add_sections(config: ConfigDict, recipe: type[recipes.Recipe]) -> None:
                 config[name] = ConfigDict(settings().model_dump())
         # Afterwards: which roles there are may depend on the recipe's settings.
         for specification in recipe.roles(config):
+            _check_role_name(recipe, specification)
             if specification.is_trained and specification.name not in config:
                 config[specification.name] = ConfigDict(TrainedRole().model_dump())
+
+
+def _check_role_name(recipe: type[recipes.Recipe], specification: recipes.RoleSpec) -> None:
+    # A role's section would otherwise be mistaken for a section of the run, such as `pool`.
+    reserved = (*Run.model_fields, *recipe.settings, *recipes.RESERVED_ROLES)
+    if specification.name in reserved:
+        raise ConfigError(
+            f'{recipe.__module__}: a role cannot be called {specification.name!r}, which has another '
+            'meaning in the config; rename the role'
+        )
 
 
 def add_missing_sections(config: ConfigDict) -> None:
@@ -137,7 +158,7 @@ def check_values(config: ConfigDict) -> None:
     Raises:
       ConfigError: the first problem.
     """
-    schema = default_config(config.recipe)
+    schema = _schema_of(config)
     # Names first: a renamed field must not be reported as a missing one.
     for name, _ in leaves(config):
         check_name(name, schema)

@@ -21,8 +21,6 @@ from zeroplay_jax.settings.errors import ConfigError, fail
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.tools.registry import check_name as check_tool_name
 
-# Reserved by the text format: a tool of this name could not be told from the tag.
-_RESERVED_TAGS = ('think', 'answer', 'question', 'task')
 # Properties of the built-in losses, as objectives/losses.py states them: a check imports no JAX.
 LOSSES_WITHOUT_RATIO = ('reinforce',)
 LOSSES_PER_SEQUENCE = ('sequence_pg', 'geometric_pg')
@@ -97,10 +95,6 @@ def _check_tools(config: ConfigDict, recipe: type[Recipe]) -> None:
     names = tuple(config.tools.names)
     for name in names:
         check_tool_name(name)
-        if name in _RESERVED_TAGS:
-            raise ConfigError(
-                f'config.tools.names: {name!r} is a tag of the text format; rename it'
-            )
     for specification in recipe.roles(config):
         for name in specification.tools or ():
             # External tools and MCP servers bring names that are known only once they are loaded.

@@ -29,8 +29,7 @@ from jaxtyping import Int32
 from zeroplay_jax.evaluation.tag_stream import Report, TagStream
 from zeroplay_jax.policy import hf, sharding, transformer
 from zeroplay_jax.rollout import prompts
-from zeroplay_jax.rollout.call_syntax import syntax_of
-from zeroplay_jax.rollout.environment import Environment, Limits, TurnEnd
+from zeroplay_jax.rollout.environment import Environment, TurnEnd
 from zeroplay_jax.rollout.sampler import Sampler
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slot_programs import SamplerConfig
@@ -38,7 +37,7 @@ from zeroplay_jax.rollout.slots import Request, SlotPool
 from zeroplay_jax.rollout.tokens import Codec, text_spans
 from zeroplay_jax.selfplay.answers import final_answer
 from zeroplay_jax.selfplay.recipe import RoleSpec, recipe_class
-from zeroplay_jax.tools.base import Tool
+from zeroplay_jax.selfplay.role_environment import role_environment
 from zeroplay_jax.tools.registry import DocumentSource, build_tools
 from zeroplay_jax.types import ToolCall, Trajectory, UserError
 
@@ -122,26 +121,8 @@ def build_role(config, codec: Codec, source: DocumentSource) -> AskedRole:
     specification = specifications[recipe.evaluated_role]
     template = prompts.select(config.prompts, recipe.prompts)[specification.prompt]
     _check_fields(config, specification, template)
-    settings = config.rollout
-    syntax = syntax_of(config.tools.syntax)
-    all_tools = build_tools(config, source)
-    role_tools = _tools_of_role(specification, all_tools)
-    limits = Limits(settings.max_turns, settings.turn_tokens, settings.observation_tokens)
-    max_prompt_tokens = settings.prompt_tokens
-    if not role_tools:
-        # One turn only, so the prompt may take the rest of the slot, as in training.
-        limits = Limits(1, settings.turn_tokens, 0)
-        max_prompt_tokens = config.sampler.context - settings.turn_tokens
-    env = Environment(
-        codec=codec,
-        syntax=syntax,
-        limits=limits,
-        tools=role_tools,
-        terminal_tags=specification.terminal_tags,
-        drop_thinking=settings.drop_thinking,
-        # Also without tools of its own: an answer inside a call does not count.
-        call_openings=syntax.opening_tags(all_tools),
-    )
+    tools = build_tools(config, source)
+    env, max_prompt_tokens = role_environment(config, specification, codec, tools)
     return AskedRole(template, env, max_prompt_tokens)
 
 
@@ -152,18 +133,6 @@ def _check_fields(config, specification: RoleSpec, template: str) -> None:
                 f'recipe {config.recipe}: its role {specification.name} cannot be asked, because its prompt '
                 f'{specification.prompt!r} needs {{{field}}}; give it a prompt with {{question}}'
             )
-
-
-def _tools_of_role(specification: RoleSpec, tools: dict[str, Tool]) -> dict[str, Tool]:
-    if specification.tools is None:
-        return tools
-    for name in specification.tools:
-        if name not in tools:
-            raise UserError(
-                f'role {specification.name} uses the tool {name!r}, and config.tools.names has '
-                f'{", ".join(tools) or "none"}; add it'
-            )
-    return {name: tools[name] for name in specification.tools}
 
 
 def _ignore_event(kind: str, content: Any) -> None:

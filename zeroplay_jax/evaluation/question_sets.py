@@ -175,7 +175,7 @@ def _queries(trajectory: Trajectory) -> list[str]:
     for call in trajectory.calls_of('search'):
         # `calls_of` returns calls with arguments only; the schema requires the list.
         if call.arguments is not None:
-            queries += call.arguments.get('query_list', [])
+            queries += call.queries
     return queries
 
 

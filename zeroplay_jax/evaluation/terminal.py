@@ -91,8 +91,8 @@ class Printer:
 
     def _print_call(self, call: ToolCall) -> None:
         arguments = call.arguments or {}
-        if call.tool == 'search':
-            for query in arguments['query_list']:
+        if call.tool == 'search' and call.queries:
+            for query in call.queries:
                 self.line('call', query, label='search')
             return
         # A single text reads better without JSON around it.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import json
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -57,6 +58,9 @@ class CallSyntax(abc.ABC):
             parts.append(Untrusted(tool.introduction))
             parts.append(', write ')
             parts += self.explain_call(tool)
+            if tool.optional_parameters:
+                names = ', '.join(tool.optional_parameters)
+                parts.append(Untrusted(f' Optional arguments: {names}.'))
         return parts
 
     @abc.abstractmethod
@@ -95,10 +99,15 @@ class CallSyntax(abc.ABC):
             return ToolCall(name, None, _error_text(error, name, tools), error=error)
         tool = tools[name]
         try:
-            return ToolCall(name, tool.validated(raw_arguments))
+            # JSON escapes can produce half of a surrogate pair, which no file can store.
+            return ToolCall(name, tool.validated(without_surrogates(raw_arguments)))
         except InvalidArguments as problem:
             explanation = tool.error_text(problem.code, problem.detail)
-            return ToolCall(name, None, explanation, error=problem.code)
+            return ToolCall(name, None, without_surrogates(explanation), error=problem.code)
+        except Exception as error:
+            # `prepare` is code of the tool: its bugs are observations, not the end of the run.
+            logging.warning('%s: arguments could not be checked: %r', name, error)
+            return ToolCall(name, None, tool.error_text('failed'), error='failed')
 
     def result_text(self, tool: Tool, result: ToolResult) -> str:
         """What the policy reads of a result."""
@@ -129,6 +138,17 @@ class CallSyntax(abc.ABC):
         if len(bodies) != 1:
             return None
         return opening, bodies[0]
+
+
+def without_surrogates(value: Any) -> Any:
+    """A JSON value with every half of a surrogate pair in its texts replaced by U+FFFD."""
+    if isinstance(value, str):
+        return value.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
+    if isinstance(value, dict):
+        return {without_surrogates(key): without_surrogates(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_surrogates(item) for item in value]
+    return value
 
 
 def _capitalised(phrase: str) -> str:
@@ -296,6 +316,8 @@ class QwenSyntax(MessageSyntax):
             arguments = call['arguments']
         except (ValueError, KeyError, TypeError, RecursionError):
             return '', None, 'malformed'
+        if _only_search(tools) and not (isinstance(arguments, dict) and 'query_list' in arguments):
+            return '', None, 'malformed'
         return _known_tool(name, arguments, tools)
 
     def message_content(self, text: str) -> str:
@@ -347,7 +369,9 @@ class OlmoSyntax(MessageSyntax):
         if arguments is None:
             return malformed
         alias, parameter = self._ALIASES.get(name, ('', ''))
-        if parameter and name in tools:
+        if _only_search(tools) and set(arguments) != {'query'}:
+            return malformed
+        if name in tools and parameter in tools[name].parameters.get('properties', {}):
             # Checkpoints were trained with errors for search(query="…", k=3) and the like.
             if set(arguments) != {alias}:
                 return malformed
@@ -355,10 +379,16 @@ class OlmoSyntax(MessageSyntax):
         return _known_tool(name, arguments, tools)
 
 
+def _only_search(tools: Tools) -> bool:
+    # The built-in checkpoints, and those of the papers, were trained with the errors of this case: a
+    # call of any tool without a query is malformed.
+    return tuple(tools) == ('search',) and 'query_list' in tools['search'].parameters['properties']
+
+
 def _known_tool(name: Any, arguments: Any, tools: Tools) -> tuple[str, Any, str | None]:
     # JSON may have any value as the name. The log records the start of it.
     if not isinstance(name, str) or name not in tools:
-        return str(name)[:_MAX_UNKNOWN_NAME], None, 'unknown_tool'
+        return without_surrogates(str(name)[:_MAX_UNKNOWN_NAME]), None, 'unknown_tool'
     return name, arguments, None
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Int
 
-from zeroplay_jax.rollout.call_syntax import CallSyntax
+from zeroplay_jax.rollout.call_syntax import CallSyntax, without_surrogates
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.tools.base import Tool, ToolResult
 from zeroplay_jax.types import ToolCall
@@ -126,7 +126,13 @@ class Environment:
         """The call with its result."""
         # The call records the whole text for the log; `observation` cuts it for the policy.
         text = self.syntax.result_text(self.tools[call.tool], result)
-        return dataclasses.replace(call, text=text, documents=result.documents, error=result.error)
+        documents = tuple(
+            tuple(without_surrogates(dict(passage)) for passage in passages)
+            for passages in result.documents
+        )
+        return dataclasses.replace(
+            call, text=without_surrogates(text), documents=documents, error=result.error
+        )
 
     def observation(self, call: ToolCall) -> Int[np.ndarray, ' tokens']:
         """Ids, int32, of the reply to a finished or refused call.

@@ -24,8 +24,10 @@ from typing import Any
 
 from zeroplay_jax.rollout.slots import ActiveRollout, SlotPool
 from zeroplay_jax.tools.base import Invocation, Tool, ToolResult
-from zeroplay_jax.types import ToolCall
+from zeroplay_jax.types import ToolCall, UserError
 
+# Fewer calls of a tool in a step do not stop a run, whatever their results.
+_MIN_CALLS = 10
 _MAX_LOGGED_ARGUMENTS = 80  # characters of a failed call in the log
 
 
@@ -46,6 +48,30 @@ class _Batch:
     calls: list[PendingCall]
 
 
+def _snapshot(state: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a tool's state; of values that cannot be copied (connections), the same objects."""
+    try:
+        return copy.deepcopy(state)
+    except Exception:
+        return dict(state)
+
+
+def _check_result(result: ToolResult) -> None:
+    """Raises for a result that could not be written into a context: a mistake of the tool's author."""
+    if not isinstance(result, ToolResult):
+        raise TypeError(
+            f'a tool returned {type(result).__name__}; it must return ToolResult objects'
+        )
+    if result.text is not None and not isinstance(result.text, str):
+        raise TypeError(f'ToolResult.text is {type(result.text).__name__}; it must be a text')
+    for passages in result.documents:
+        for passage in passages:
+            if not isinstance(passage.get('title'), str) or not isinstance(
+                passage.get('text'), str
+            ):
+                raise TypeError("a document must have the texts 'title' and 'text'")
+
+
 class ToolWorkers:
     """Threads of all tools. Tools do not wait for one another.
 
@@ -59,6 +85,7 @@ class ToolWorkers:
         self.deterministic = deterministic
         self.timeout = timeout
         self.seconds: dict[str, list[float]] = collections.defaultdict(list)
+        self.counts: collections.Counter[str] = collections.Counter()
         self._executors: dict[int, concurrent.futures.ThreadPoolExecutor] = {}
         self._batches: dict[asyncio.Future, _Batch] = {}
 
@@ -83,7 +110,7 @@ class ToolWorkers:
         for rollout, call in calls:
             tool = rollout.env.tools[call.tool]
             # The thread gets a copy: a call that fails or comes too late must leave no trace.
-            state = copy.deepcopy(rollout.tool_state.get(tool.name, {}))
+            state = _snapshot(rollout.tool_state.get(tool.name, {}))
             pending = PendingCall(pool, rollout, call, state)
             tools[id(tool)] = tool
             calls_of_tool[id(tool)].append(pending)
@@ -115,11 +142,13 @@ class ToolWorkers:
         """In a worker thread: results in order, whatever the tool raises."""
         started = time.perf_counter()
         # A batch that raised may have changed states half-way; every call runs again on its first one.
-        initial_states = copy.deepcopy([call.state for call in calls])
+        initial_states = [_snapshot(call.state) for call in calls]
         try:
             results = list(tool.run(calls))
             if len(results) != len(calls):
                 raise ValueError(f'{len(calls)} calls returned {len(results)} results')
+            for result in results:
+                _check_result(result)
             return results
         except Exception as error:
             # Whatever a tool raises is an observation of the rollout, not the end of the run.
@@ -152,6 +181,8 @@ class ToolWorkers:
                 results = future.result()
             else:
                 results = [ToolResult(error='timeout') for _ in batch.calls]
+                self._replace_threads(future, batch.tool)
+            self._count(batch.tool, results)
             for pending, result in zip(batch.calls, results, strict=True):
                 # A failed call leaves no state behind, so that the same call can be tried again.
                 if result.error is None:
@@ -159,6 +190,37 @@ class ToolWorkers:
                 completed = pending.rollout.env.with_result(pending.call, result)
                 ended.append((pending, completed))
         return ended
+
+    def _replace_threads(self, future: asyncio.Future, tool: Tool) -> None:
+        """After a timeout: a call that has not begun must not run any more, and others must not wait."""
+        future.cancel()
+        executor = self._executors.pop(id(tool), None)
+        if executor is not None:
+            executor.shutdown(wait=False)
+
+    def _count(self, tool: Tool, results: Sequence[ToolResult]) -> None:
+        failed = sum(result.error in ('failed', 'timeout') for result in results)
+        self.counts[f'{tool.name}/calls'] += len(results)
+        self.counts[f'{tool.name}/failed'] += failed
+
+    def check_failure_rate(self, limit: float) -> None:
+        """Stops a run before it trains on rollouts whose tool was broken.
+
+        Raises:
+          UserError: more than this share of a tool's calls failed or timed out since the last check.
+        """
+        counts = self.counts
+        self.counts = collections.Counter()
+        for name in {key.partition('/')[0] for key in counts}:
+            calls = counts[f'{name}/calls']
+            failed = counts[f'{name}/failed']
+            # One failure of two calls is no evidence of a broken tool.
+            if calls >= _MIN_CALLS and failed > limit * calls:
+                raise UserError(
+                    f'{failed} of {calls} calls of the tool {name!r} failed or timed out, more than '
+                    f'config.tools.max_failure_rate={limit}; repair the tool and run the same command '
+                    'again'
+                )
 
     def _is_overdue(self, batch: _Batch) -> bool:
         if self.deterministic:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # Name of the slot pool with the frozen weights of the start.
 INITIAL_WEIGHTS = 'initial'
+# The judge is a role of the engine (config.judge), and its weights are the initial ones.
+RESERVED_ROLES = (INITIAL_WEIGHTS, 'judge', 'policy')
 # Their sections are in every config, so that one config file can switch between recipes.
 BUILT_IN = ('drzero', 'piplay', 'ssp', 'dspo', 'scope')
 

@@ -1,4 +1,4 @@
-"""Config fields and metrics that had other names in earlier versions."""
+"""Config fields that had other names in earlier versions."""
 
 from __future__ import annotations
 
@@ -25,11 +25,4 @@ RENAMED_FIELDS = {
     'reward.length_factor': 'scope.length_factor',
     'reward.soft_length': 'scope.soft_length',
     'reward.hard_length': 'scope.hard_length',
-}
-
-# Old name → new name of metrics in metrics.jsonl, TensorBoard and summary.json.
-RENAMED_METRICS = {
-    'search_seconds/p50': 'tool_seconds/search/p50',
-    'search_seconds/p95': 'tool_seconds/search/p95',
-    'outside_questions': 'external_items',
 }

@@ -137,6 +137,8 @@ class Tools(Section):
     """search: queries of one call that are run."""
     page_words: PositiveInt = 200
     """open: words per page of a document."""
+    max_failure_rate: Fraction = 0.5
+    """Share of failed or timed-out calls of one tool in a step above which the run stops."""
     mcp_url: str = 'http://127.0.0.1:8000/mcp'
     """mcp: address of the server (streamable HTTP)."""
     mcp_seconds: PositiveFloat = 60.0

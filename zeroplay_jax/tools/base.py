@@ -17,6 +17,8 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,6 +35,8 @@ ERROR_TEXTS = {
     'failed': 'The call of {tool} failed. Try again or answer from what is known.',
     'timeout': 'The call of {tool} took too long. Try again or answer from what is known.',
 }
+# The name becomes a tag or a function name in the text of a policy.
+_USABLE_NAME = re.compile(r'[A-Za-z_][A-Za-z0-9_-]*')
 _MAX_DETAIL = 160  # characters of a validation message that a policy reads
 
 
@@ -52,7 +56,8 @@ class Invocation:
     Attributes:
       arguments: JSON values that passed the schema and `Tool.prepare`.
       state: the rollout's own values for this tool; a run may change them in place. They are kept
-        until the rollout ends and discarded when the call fails.
+        until the rollout ends and discarded when the call fails. Values should be plain data: what
+        cannot be copied (a connection) is shared with a failed call.
       rollout: identity of the rollout, for randomness that is a function of identity.
     """
 
@@ -170,6 +175,30 @@ class Tool(abc.ABC):
         return None
 
     @property
+    def optional_parameters(self) -> list[str]:
+        """Names of the parameters that a call may leave out."""
+        required = self.parameters.get('required', [])
+        return [name for name in self.parameters.get('properties', {}) if name not in required]
+
+    def check(self) -> None:
+        """Refuses a tool that cannot be called, when it is registered.
+
+        Raises:
+          ValueError: its name or its JSON schema cannot be used.
+        """
+        if not _USABLE_NAME.fullmatch(self.name):
+            raise ValueError(f'the name {self.name!r} cannot be a tag (letters, digits, _ and -)')
+        try:
+            jsonschema.Draft202012Validator.check_schema(self.parameters)
+            # A reference to another document would be downloaded at the first call.
+            if re.search(r'"\$ref": "(?!#)', json.dumps(self.parameters)):
+                raise ValueError('its schema refers to another document; write it in one piece')
+        except jsonschema.SchemaError as error:
+            raise ValueError(
+                f'its JSON schema is not valid ({error.message[:_MAX_DETAIL]})'
+            ) from None
+
+    @property
     def example_arguments(self) -> dict[str, Any]:
         """Arguments for the example in the prompt: every required parameter with a placeholder."""
         properties = self.parameters.get('properties', {})
@@ -183,6 +212,10 @@ class Tool(abc.ABC):
 
 def _placeholder(schema: Json, hint: str) -> Any:
     hint = schema.get('description', hint)
+    kind = schema.get('type', 'string')
+    if isinstance(kind, list):
+        # A union such as ['string', 'null']: the first type is the usual one.
+        kind = kind[0] if kind else 'string'
     by_type = {
         'array': [hint],
         'integer': 1,
@@ -190,7 +223,7 @@ def _placeholder(schema: Json, hint: str) -> Any:
         'boolean': True,
         'object': {},
     }
-    return by_type.get(schema.get('type', 'string'), hint)
+    return by_type.get(kind, hint)
 
 
 def string_parameter(name: str, description: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from zeroplay_jax.tools.base import Invocation, Tool, ToolResult, string_parameter
 
 Number = int | float
+_MAX_DIGITS = 100
 
 # Lists of what is allowed: everything else that Python could parse is refused.
 _BINARY: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
@@ -25,6 +26,15 @@ _UNARY: dict[type[ast.unaryop], Callable[[Number], Number]] = {
     ast.UAdd: operator.pos,
     ast.USub: operator.neg,
 }
+
+
+def _round(value: Number, digits: Number = 0) -> Number:
+    # round(5, -N) computes 10**N, which blocks the whole process for a large N.
+    if isinstance(digits, int) and abs(digits) > _MAX_DIGITS:
+        raise ArithmeticSyntaxError(f'round takes at most {_MAX_DIGITS} digits')
+    return round(value) if digits == 0 else round(value, digits)  # type: ignore[arg-type]
+
+
 _FUNCTIONS: dict[str, Callable[..., Number]] = {
     'abs': abs,
     'ceil': math.ceil,
@@ -33,7 +43,7 @@ _FUNCTIONS: dict[str, Callable[..., Number]] = {
     'log': math.log,
     'max': max,
     'min': min,
-    'round': round,
+    'round': _round,
     'sqrt': math.sqrt,
 }
 _SYMBOLS = {'×': '*', '÷': '/', '^': '**'}

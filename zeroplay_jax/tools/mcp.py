@@ -8,18 +8,19 @@ two calls; a server that needs a state per rollout takes an identifier as an arg
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import json
 import logging
-import re
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from zeroplay_jax.tools.base import Invocation, Tool, ToolResult
 from zeroplay_jax.types import Json, UserError
 
-# The name becomes a tag or a function name in the text of a policy.
-_USABLE_NAME = re.compile(r'[A-Za-z_][A-Za-z0-9_-]*')
 _MAX_DESCRIPTION = 300  # characters
+
+# Connections of one batch of calls: a decode chunk can end hundreds of calls at once.
+_MAX_CONNECTIONS = 16
 
 
 class McpTool(Tool):
@@ -29,7 +30,7 @@ class McpTool(Tool):
       url: address of the server's endpoint, such as http://127.0.0.1:8000/mcp.
       name, description, parameters: as the server lists them.
       call_seconds: time limit of a call; also holds with `rollout.deterministic`, because a server
-        may stop answering for ever.
+        may stop answering forever.
     """
 
     def __init__(
@@ -45,13 +46,15 @@ class McpTool(Tool):
         return asyncio.run(self._call_all([dict(call.arguments) for call in calls]))
 
     async def _call_all(self, arguments: Sequence[dict[str, Any]]) -> list[ToolResult]:
-        pending = [self._call(call_arguments) for call_arguments in arguments]
+        connections = asyncio.Semaphore(_MAX_CONNECTIONS)
+        pending = [self._call(call_arguments, connections) for call_arguments in arguments]
         return list(await asyncio.gather(*pending))
 
-    async def _call(self, arguments: dict[str, Any]) -> ToolResult:
+    async def _call(self, arguments: dict[str, Any], connections: asyncio.Semaphore) -> ToolResult:
         # Nothing is raised: `run` would be repeated, and MCP calls may have side effects.
         try:
-            reply = await asyncio.wait_for(self._reply(arguments), self._call_seconds)
+            async with connections:
+                reply = await asyncio.wait_for(self._reply(arguments), self._call_seconds)
         except TimeoutError:
             return ToolResult(error='timeout')
         except Exception as error:
@@ -84,7 +87,7 @@ def list_tools(url: str, call_seconds: float) -> list[McpTool]:
             "config.tools.names has 'mcp', whose client is not installed; pip install mcp"
         ) from None
     try:
-        specifications = asyncio.run(_list(url, call_seconds))
+        specifications = _run_in_thread(_list(url, call_seconds))
     except Exception as error:
         raise UserError(
             f'config.tools.mcp_url={url}: the MCP server does not answer ({_reason(error)}); start it '
@@ -92,12 +95,6 @@ def list_tools(url: str, call_seconds: float) -> list[McpTool]:
         ) from None
     tools = []
     for specification in specifications:
-        # Refused, not renamed: the run's records would show a name that the server does not have.
-        if not _USABLE_NAME.fullmatch(specification.name):
-            raise UserError(
-                f'config.tools.mcp_url={url}: the tool name {specification.name!r} cannot be written '
-                'as a tag; rename it on the server (letters, digits, _ and -)'
-            )
         tool = McpTool(
             url=url,
             name=specification.name,
@@ -107,6 +104,12 @@ def list_tools(url: str, call_seconds: float) -> list[McpTool]:
         )
         tools.append(tool)
     return tools
+
+
+def _run_in_thread(coroutine: Coroutine[Any, Any, list[Any]]) -> list[Any]:
+    # A notebook already runs an event loop in its own thread.
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        return executor.submit(asyncio.run, coroutine).result()
 
 
 async def _list(url: str, seconds: float) -> list[Any]:

@@ -26,8 +26,7 @@ class OpenTool(Tool):
     description = 'the document that a passage belongs to, page by page'
     purpose = 'To read a whole document'
     argument_hint = 'id or title of a passage'
-    returns = 'its pages come'
-    note = 'opening it again shows the next page'
+    returns = 'its first page, and at the next call the following one, comes'
     parameters = {
         'type': 'object',
         'properties': {

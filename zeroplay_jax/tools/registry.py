@@ -13,9 +13,11 @@ training-only documents and training never sees held-out ones.
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from zeroplay_jax.retrieval.types import CannotOpen
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.tools.calculator import CalculatorTool
 from zeroplay_jax.tools.open_document import OpenTool
@@ -45,6 +47,14 @@ def _search(config, source: DocumentSource) -> Tool:
 
 
 def _open(config, source: DocumentSource) -> Tool:
+    try:
+        # Search servers of other projects have no documents: said now, not at every call of a run.
+        source.open(['0'], [1])
+    except CannotOpen as error:
+        raise UserError(f"config.tools.names has 'open': {error}") from None
+    except Exception as error:
+        # A server that fails now may answer later; failing calls are observations.
+        logging.warning('open: the first request failed: %r', error)
     return OpenTool(source.open)
 
 
@@ -96,6 +106,10 @@ def build_tools(config, source: DocumentSource) -> dict[str, Tool]:
                 raise UserError(
                     f'config.tools.names: two tools are called {tool.name!r}; rename one of them'
                 )
+            try:
+                tool.check()
+            except ValueError as error:
+                raise UserError(f'config.tools.names: the tool of {entry!r}: {error}') from None
             tools[tool.name] = tool
     return tools
 

@@ -13,8 +13,6 @@ from zeroplay_jax.learner.learner import Learner, publisher
 from zeroplay_jax.policy import hf, sharding
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout import prompts
-from zeroplay_jax.rollout.call_syntax import syntax_of
-from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.rollout.sampler import Sampler
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slot_programs import SamplerConfig
@@ -37,6 +35,7 @@ from zeroplay_jax.selfplay.recipe import (
     recipe_class,
     trained_roles,
 )
+from zeroplay_jax.selfplay.role_environment import role_environment
 from zeroplay_jax.selfplay.roles import Role, RolloutContext
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.tools.base import Tool
@@ -122,9 +121,10 @@ def build(config, extra_pool: str = '') -> RunContext:
     recipe = recipe_class(config.recipe)
     # Before the weights as well: an unusable line in a file of the user stops here.
     library = library_builder.build_library(config, recipe.has_open_tasks)
+    # The tools as well: an MCP server that does not answer must not cost a load.
+    rollouts, evaluation = _rollout_contexts(config, recipe, opened, library, extra_pool)
     shows_progress = config.progress and jax.process_index() == 0
     params = hf.load(opened.folder, opened.model, opened.mesh, owned=True, progress=shows_progress)
-    rollouts, evaluation = _rollout_contexts(config, recipe, opened, library, extra_pool)
     return RunContext(
         opened.folder, opened.model, opened.mesh, params, library, rollouts, evaluation
     )
@@ -158,8 +158,7 @@ def _rollout_contexts(
     config, recipe: type[Recipe], opened: PolicyFolder, library: Library, extra_pool: str
 ) -> tuple[RolloutContext, RolloutContext]:
     """Roles for training and for evaluation; they share slots and weights, and differ in their tools."""
-    # A recipe may define a role 'judge' of its own; config.judge decides whether there is one.
-    specifications = [role for role in recipe.roles(config) if role.name != _JUDGE.name]
+    specifications = list(recipe.roles(config))
     if config.judge.kind == 'policy':
         specifications.append(_JUDGE)
     training_tools = build_tools(config, library.training)
@@ -231,29 +230,10 @@ def _role(
     tools: Mapping[str, Tool],
     weights: Mapping[str, str],
 ) -> Role:
-    settings = config.rollout
-    role_tools = _tools_of_role(specification, tools)
-    syntax = syntax_of(config.tools.syntax)
-    if role_tools:
-        limits = Limits(settings.max_turns, settings.turn_tokens, settings.observation_tokens)
-        prompt_tokens = settings.prompt_tokens
-    else:
-        reply_tokens = settings.turn_tokens
-        if specification.name == _JUDGE.name:
-            reply_tokens = config.judge.tokens
-        limits = Limits(1, reply_tokens, 0)
-        # One turn only, so the prompt may take the whole rest of the slot.
-        prompt_tokens = config.sampler.context - reply_tokens
-    env = Environment(
-        codec=codec,
-        syntax=syntax,
-        limits=limits,
-        tools=role_tools,
-        terminal_tags=specification.terminal_tags,
-        drop_thinking=settings.drop_thinking,
-        # Of all tools: a role without tools must not answer inside a call that it cannot make.
-        call_openings=syntax.opening_tags(tools),
-    )
+    reply_tokens = 0
+    if specification.name == _JUDGE.name:
+        reply_tokens = config.judge.tokens
+    env, prompt_tokens = role_environment(config, specification, codec, tools, reply_tokens)
     if specification.weights_from == INITIAL_WEIGHTS:
         weights_name = INITIAL_WEIGHTS
     else:
@@ -270,18 +250,6 @@ def _role(
         temperature=temperature,
         prompt_tokens=prompt_tokens,
     )
-
-
-def _tools_of_role(specification: RoleSpec, tools: Mapping[str, Tool]) -> dict[str, Tool]:
-    if specification.tools is None:
-        return dict(tools)
-    for name in specification.tools:
-        if name not in tools:
-            raise UserError(
-                f'role {specification.name} uses the tool {name!r}, and config.tools.names has '
-                f'{", ".join(tools) or "none"}; add it'
-            )
-    return {name: tools[name] for name in specification.tools}
 
 
 def _judge(config, library: Library, rollouts: RolloutContext, templates) -> Judge:
@@ -332,9 +300,11 @@ def build_engine(config, run: RunContext) -> Engine:
         run.publish([INITIAL_WEIGHTS])
     # Bound separately: the engine must not keep the loaded weights alive through `run`.
     library = run.library
+    workers = run.rollouts.scheduler.workers
 
     def check_failures() -> dict[str, float]:
         library_builder.check_failures(library)
+        workers.check_failure_rate(config.tools.max_failure_rate)
         # Only what is a function of the run: times and cache hits depend on when it was resumed.
         return {'search/failed': library.training.client.metrics()['search/failed']}
 

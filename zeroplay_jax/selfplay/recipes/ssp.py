@@ -268,7 +268,7 @@ class Recipe(RecipeBase):
         queries: list[str] = []
         for call in trajectory.calls_of('search'):
             if call.error is None and call.arguments is not None:
-                queries += call.arguments['query_list']
+                queries += call.queries
         thresholds = _CODE_GATE if self.config.ssp.code_gate else {}
         text = question.text or None
         return rewards.ssp_gate(text, list(question.answers), queries, **thresholds)

@@ -45,7 +45,7 @@ def path_of(trajectory: Trajectory, seed: SeedDocument, question: str, answer: s
         # Malformed calls taught the proposer nothing, so they are no part of the path.
         if call is None or call.tool != 'search' or call.arguments is None:
             continue
-        queries = call.arguments['query_list']
+        queries = call.queries
         thought = rewards.extract_last(turn.text, 'think') or ''
         # A failed search has queries and no passages; its queries stay in the path.
         for query, passages in itertools.zip_longest(queries, call.documents, fillvalue=()):

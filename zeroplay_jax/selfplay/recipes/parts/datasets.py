@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -13,7 +13,7 @@ from zeroplay_jax.objectives.schedules import stratify
 from zeroplay_jax.selfplay import files
 from zeroplay_jax.selfplay.library import Library, documents_for
 from zeroplay_jax.selfplay.recipes.parts.phases import alternate
-from zeroplay_jax.selfplay.schedule import BatchCursor, Step
+from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step
 from zeroplay_jax.selfplay.task_pool import TaskPool
 from zeroplay_jax.types import Json, Question, Task, UserError, identity_rng
 
@@ -106,12 +106,30 @@ class DocumentSampler:
     """Documents with hop counts in the exact ratio of `schedule.hop_ratio` in every step.
 
     Drawn from the corpus for every step, or taken from the file `inputs.documents`.
+
+    Args:
+      phases: the recipe's schedule, for a file; None: `alternate`.
+      batch_of_phase: documents per step of each phase that reads them; None: those of `alternate`.
     """
 
-    def __init__(self, config, library: Library):
+    def __init__(
+        self,
+        config,
+        library: Library,
+        phases: Sequence[Phase] | None = None,
+        batch_of_phase: Mapping[str, int] | None = None,
+    ):
         self._from_file: DocumentFile | None = None
         if config.inputs.documents:
-            self._from_file = DocumentFile(config)
+            if phases is None:
+                phases = alternate(config)
+            if batch_of_phase is None:
+                # Phases that read documents; the solver reads the pool.
+                batch_of_phase = {
+                    'proposer': config.proposer.batch,
+                    'generate': config.pool.batch,
+                }
+            self._from_file = DocumentFile(config, phases, batch_of_phase)
         self._seed = config.seed
         self._ratio = tuple(config.schedule.hop_ratio)
         self._documents = library.documents
@@ -178,12 +196,11 @@ class DocumentFile:
       UserError: an unusable line, or hops that the config asks for and no document has.
     """
 
-    def __init__(self, config):
+    def __init__(self, config, phases: Sequence[Phase], batch_of_phase: Mapping[str, int]):
         path = config.inputs.documents
         self._ratio = tuple(config.schedule.hop_ratio)
-        self._phases = alternate(config)
-        # Phases that read documents; the solver reads the pool.
-        self._batch_of_phase = dict(proposer=config.proposer.batch, generate=config.pool.batch)
+        self._phases = phases
+        self._batch_of_phase = batch_of_phase
         # Cells are consumed independently of each other, because their shares in a batch are fixed
         # while the file may hold any number of documents of each.
         cells: dict[Cell, list[SeedDocument]] = {}
@@ -252,22 +269,32 @@ class DocumentFile:
             for cell, count in self._cell_counts(batch).items():
                 used[cell] += count * steps
             if is_current:
-                break
-        return used
+                return used
+        # Otherwise every step of this phase would silently get the same documents.
+        raise UserError(
+            f'config.inputs.documents: phase {step.phase.name!r} of the recipe is not in the schedule '
+            'that DocumentSampler was given; pass it the phases of the recipe'
+        )
 
 
-def pool_tasks(config, step: Step, pool: TaskPool, cursor: BatchCursor) -> list[Task]:
+def pool_tasks(
+    config, step: Step, pool: TaskPool, cursor: BatchCursor, role: str = 'solver'
+) -> list[Task]:
     """A batch of the pool's questions; further ones while the filter leaves groups missing."""
-    count = _round_size(config.solver, cursor)
+    count = _round_size(config[role], cursor)
     questions = pool.batch(config.seed, step.phase.iteration, cursor.phase, count)
     return _numbered_tasks(step, questions, first=cursor.step)
 
 
 def dataset_tasks(
-    config, dataset: EpochDataset[Question], step: Step, cursor: BatchCursor
+    config,
+    dataset: EpochDataset[Question],
+    step: Step,
+    cursor: BatchCursor,
+    role: str = 'solver',
 ) -> list[Task]:
     """A batch of external questions; further ones while the filter leaves groups missing."""
-    questions = dataset.take(cursor.phase, _round_size(config.solver, cursor))
+    questions = dataset.take(cursor.phase, _round_size(config[role], cursor))
     return _numbered_tasks(step, questions, first=cursor.step, external=True)
 
 

@@ -1,0 +1,184 @@
+"""Tools that are broken, slow or hostile: their calls fail alone, and nothing of them ends a run."""
+
+import asyncio
+import json
+import threading
+import time
+
+import pytest
+
+from zeroplay_jax.rollout.call_syntax import syntax_of, without_surrogates
+from zeroplay_jax.rollout.tool_workers import ToolWorkers
+from zeroplay_jax.tools.base import Invocation, Tool, ToolResult, string_parameter
+from zeroplay_jax.tools.registry import build_tools
+from zeroplay_jax.tools.search import SearchTool
+from zeroplay_jax.types import ToolCall, UserError
+
+
+class Named(Tool):
+    """A tool of a given name whose results are given by a function."""
+
+    description = 'a tool of this test'
+    parameters = string_parameter('text', 'any text')
+
+    def __init__(self, run=None, name='echo'):
+        self.name = name
+        self._function = run or (lambda call: ToolResult(text=call.arguments['text']))
+
+    def run(self, calls):
+        return [self._function(call) for call in calls]
+
+
+def results_of(tool, *texts):
+    workers = ToolWorkers(deterministic=True, timeout=1.0)
+    return workers._run(tool, [Invocation({'text': text}) for text in texts])
+
+
+@pytest.mark.parametrize(
+    'value',
+    ['a text', None, ToolResult(text=3), ToolResult(documents=(({'id': 1, 'text': 'x'},),))],
+)
+def test_a_result_of_another_kind_is_a_failed_call(value):
+    (result,) = results_of(Named(lambda call: value), 'x')
+    assert result == ToolResult(error='failed')
+
+
+def test_a_bad_result_fails_alone():
+    tool = Named(lambda call: None if call.arguments['text'] == 'bad' else ToolResult(text='fine'))
+    errors = [result.error for result in results_of(tool, 'a', 'bad', 'b')]
+    assert errors == [None, 'failed', None]
+
+
+def test_arguments_that_break_the_tool_are_an_observation():
+    class Fragile(Named):
+        def prepare(self, arguments):
+            raise KeyError('a bug of the tool')
+
+    call = syntax_of('search_r1').parse('<echo>x</echo>', {'echo': Fragile()})
+    assert call.error == 'failed' and call.arguments is None and 'echo' in call.text
+
+
+@pytest.mark.parametrize('syntax', ['qwen', 'olmo'])
+def test_half_a_surrogate_pair_can_be_stored(syntax):
+    text = {
+        'qwen': '<tool_call>{"name": "echo", "arguments": {"text": "caf\\ud83d"}}</tool_call>',
+        'olmo': '<function_calls>echo(text="caf\\ud83d")</function_calls>',
+    }[syntax]
+    call = syntax_of(syntax).parse(text, {'echo': Named()})
+    assert call.arguments == {'text': 'caf\ufffd'}
+    json.dumps(call.arguments, ensure_ascii=False).encode()
+    unknown = syntax_of(syntax).parse(text.replace('echo', 'ec\\ud83d'), {'echo': Named()})
+    json.dumps([unknown.tool, unknown.text], ensure_ascii=False).encode()
+    assert without_surrogates({'a': ['\ud83d', 'é😀']}) == {'a': ['\ufffd', 'é😀']}
+
+
+@pytest.mark.parametrize(
+    ('syntax', 'call'),
+    [
+        ('qwen', '<tool_call>{"name": "calculator", "arguments": {"expression": "1"}}</tool_call>'),
+        ('olmo', '<function_calls>browse(url="x")</function_calls>'),
+    ],
+)
+def test_with_search_alone_any_other_call_is_malformed_as_ever(syntax, call):
+    parsed = syntax_of(syntax).parse(call, {'search': SearchTool(lambda queries: [])})
+    assert parsed.error == 'malformed' and parsed.text.startswith('The call could not be read')
+
+
+def test_a_schema_with_a_union_and_optional_parameters_is_explained():
+    tool = Named()
+    tool.parameters = {
+        'type': 'object',
+        'properties': {
+            'city': {'type': ['string', 'null']},
+            'days': {'type': 'integer', 'minimum': 1},
+        },
+        'required': ['city'],
+    }
+    tool.check()
+    for name in ('search_r1', 'r_search', 'qwen', 'olmo'):
+        text = ''.join(syntax_of(name).explain({'echo': tool}))
+        assert 'city' in text and 'Optional arguments: days.' in text
+
+
+BAD_TOOLS = """
+from zeroplay_jax.tools.base import Tool
+
+class Bad(Tool):
+    name, description = "my tool", "x"
+    parameters = {}
+    def run(self, calls): return []
+
+class Worse(Bad):
+    name = "worse"
+    parameters = {"type": "strnig"}
+"""
+
+
+def test_a_tool_that_cannot_be_called_is_refused_in_one_line(monkeypatch, tmp_path):
+    (tmp_path / 'bad_tools.py').write_text(BAD_TOOLS)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    class Config:
+        class tools:
+            names = ('bad_tools:Bad',)
+
+    with pytest.raises(UserError, match="the name 'my tool' cannot be a tag"):
+        build_tools(Config, None)
+    Config.tools.names = ('bad_tools:Worse',)
+    with pytest.raises(UserError, match='JSON schema is not valid'):
+        build_tools(Config, None)
+
+
+class FakeRollout:
+    """What the workers need of a rollout."""
+
+    def __init__(self, tool):
+        self.identity = (0, 0)
+        self.tool_state = {}
+        self.env = self
+        self.tools = {tool.name: tool}
+
+    def with_result(self, call, result):
+        return ToolCall(call.tool, call.arguments, result.text or '', error=result.error)
+
+
+def test_after_a_timeout_queued_calls_do_not_run_and_later_ones_do():
+    release, ran = threading.Event(), []
+
+    def run(call):
+        ran.append(call.arguments['text'])
+        if call.arguments['text'] == 'slow':
+            release.wait(20)
+        return ToolResult(text='done')
+
+    tool = Named(run)
+    workers = ToolWorkers(deterministic=False, timeout=0.2)
+
+    async def play():
+        for text in ('slow', 'queued'):
+            workers.submit(None, [(FakeRollout(tool), ToolCall('echo', {'text': text}))])
+        await asyncio.sleep(0.4)
+        ended = [call.error for _, call in workers.finished()]
+        workers.submit(None, [(FakeRollout(tool), ToolCall('echo', {'text': 'later'}))])
+        until = time.monotonic() + 10
+        later = []
+        while not later and time.monotonic() < until:
+            await asyncio.sleep(0.02)
+            later = workers.finished()
+        return ended, [call.error for _, call in later]
+
+    try:
+        ended, later = asyncio.run(play())
+    finally:
+        release.set()
+    assert ended == ['timeout', 'timeout'] and later == [None]
+    assert ran == ['slow', 'later'], 'a call that was given up must not run afterwards'
+
+
+def test_a_tool_that_fails_too_often_stops_the_run():
+    workers = ToolWorkers(deterministic=True, timeout=1.0)
+    workers._count(Named(), [ToolResult(error='failed')] * 6 + [ToolResult(text='x')] * 5)
+    with pytest.raises(UserError, match="6 of 11 calls of the tool 'echo'"):
+        workers.check_failure_rate(0.5)
+    workers._count(Named(), [ToolResult(error='failed')] * 6 + [ToolResult(text='x')] * 6)
+    workers.check_failure_rate(0.5)

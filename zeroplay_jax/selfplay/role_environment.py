@@ -1,0 +1,79 @@
+"""The environment of a role: its tools, limits and terminal tags, from the config and its specification."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from zeroplay_jax.rollout.call_syntax import CallSyntax, syntax_of
+from zeroplay_jax.rollout.environment import Environment, Limits
+from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.selfplay.recipe import RoleSpec
+from zeroplay_jax.tools.base import Tool
+from zeroplay_jax.types import UserError
+
+# Tags that policies write around text which is no call.
+_TEXT_TAGS = ('think', 'answer')
+
+
+def role_environment(
+    config,
+    specification: RoleSpec,
+    codec: Codec,
+    tools: Mapping[str, Tool],
+    reply_tokens: int = 0,
+) -> tuple[Environment, int]:
+    """The environment of a role, and the number of tokens that its prompt may have.
+
+    Args:
+      tools: all tools of the run, by name.
+      reply_tokens: longest reply of a role without tools; 0 takes `rollout.turn_tokens`.
+
+    Raises:
+      UserError: the role names a tool that the run does not have, or one whose name is a tag of it.
+    """
+    settings = config.rollout
+    syntax = syntax_of(config.tools.syntax)
+    role_tools = _tools_of_role(specification, tools)
+    _check_tags(specification, role_tools, syntax)
+    if role_tools:
+        limits = Limits(settings.max_turns, settings.turn_tokens, settings.observation_tokens)
+        prompt_tokens = settings.prompt_tokens
+    else:
+        reply_tokens = reply_tokens or settings.turn_tokens
+        limits = Limits(1, reply_tokens, 0)
+        # One turn only, so the prompt may take the whole rest of the slot.
+        prompt_tokens = config.sampler.context - reply_tokens
+    env = Environment(
+        codec=codec,
+        syntax=syntax,
+        limits=limits,
+        tools=role_tools,
+        terminal_tags=specification.terminal_tags,
+        drop_thinking=settings.drop_thinking,
+        # Of all tools: a role without tools must not answer inside a call that it cannot make.
+        call_openings=syntax.opening_tags(tools),
+    )
+    return env, prompt_tokens
+
+
+def _tools_of_role(specification: RoleSpec, tools: Mapping[str, Tool]) -> dict[str, Tool]:
+    if specification.tools is None:
+        return dict(tools)
+    for name in specification.tools:
+        if name not in tools:
+            raise UserError(
+                f'role {specification.name} uses the tool {name!r}, and config.tools.names has '
+                f'{", ".join(tools) or "none"}; add it'
+            )
+    return {name: tools[name] for name in specification.tools}
+
+
+def _check_tags(specification: RoleSpec, tools: Mapping[str, Tool], syntax: CallSyntax) -> None:
+    # A tool called like a terminal tag would turn every answer into a call.
+    reserved = {*_TEXT_TAGS, *specification.terminal_tags, getattr(syntax, 'result_tag', '')}
+    for name in tools:
+        if name in reserved:
+            raise UserError(
+                f'config.tools.names: a tool cannot be called {name!r}, which is a tag of the text '
+                f'format of role {specification.name}; rename the tool'
+            )
