@@ -393,8 +393,8 @@ def test_an_index_that_breaks_is_a_failed_search(index):
         assert status == 500 and reply['error'] == 'the index failed: OSError'
         client = Client(Http(url, retries=0))
         with pytest.raises(SearchFailed):
-        client.open(['a'], [1], 5)
-    assert client.metrics()['search/failed'] == 1
+            client.open(['a'], [1], 5)
+        assert client.metrics()['search/failed'] == 1
 
 
 def test_an_old_index_refuses_titles_over_http_too(tmp_path):
