@@ -7,7 +7,10 @@ there is an error.
 
 from ml_collections import ConfigDict
 
+from zeroplay_jax.configuration.fields import add_missing_sections as add_sections
 from zeroplay_jax.configuration.fields import default_config
+
+__all__ = ['add_sections', 'get_config']
 
 
 def get_config(recipe: str = 'drzero') -> ConfigDict:

@@ -162,6 +162,7 @@ def test_the_tool_of_the_documentation_works():
 
 
 def test_the_derived_recipe_of_the_documentation_works(tmp_path, monkeypatch):
+    from zeroplay_jax.configuration import rules
     from zeroplay_jax.configuration.fields import default_config
     from zeroplay_jax.selfplay.recipe import trained_roles
 
@@ -177,3 +178,6 @@ def test_the_derived_recipe_of_the_documentation_works(tmp_path, monkeypatch):
     exec(compile(page, 'config', 'exec'), names)
     config = names['get_config']()
     assert config.critical.critics == 3 and config.critic.learning_rate == 1e-6
+    rules.check(config)
+    for name in [name for name in sys.modules if name.split('.')[0] == 'their_package']:
+        del sys.modules[name]  # other tests have packages of this name

@@ -294,7 +294,16 @@ def test_the_python_example_of_the_readme_runs(project):
     lines = [line for line in example.splitlines() if line and not line.startswith('import')]
     assert len(lines) <= 10
     script = project / 'example.py'
-    script.write_text(example)
+    small = {
+        'world.train': (0, 4),
+        'world.evaluation': (0, 2),
+        'sampler.slots': 16,
+        'micro.rows': 2,
+    }
+    small |= {'proposer.steps': 1, 'solver.steps': 1, 'eval.questions': 2, 'pool.batches': 1}
+    whole = "variant='mini')"
+    assert whole in example
+    script.write_text(example.replace(whole, f"variant='mini', changes={small})"))
     done = run(project, '.venv/bin/python example.py', stdin=subprocess.DEVNULL)
     assert done.returncode == 0, (done.stdout[-1500:], done.stderr[-2500:])
     assert '<search>' in done.stdout or 'search' in done.stdout

@@ -175,6 +175,8 @@ def sample_rollouts(
       TaskDropped: a question is longer than `rollout.prompt_tokens`.
       UserError: an unknown tool.
     """
+    if isinstance(questions, str):
+        raise UserError('sample_rollouts: questions is a text; give a list of questions')
     settings = _copy(policy.config)
     settings.seed = seed
     settings.tools.names = tuple(tool for tool in tools if isinstance(tool, str))

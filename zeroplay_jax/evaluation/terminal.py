@@ -107,7 +107,7 @@ class Printer:
     def _print_result(self, call: ToolCall) -> None:
         if call.error is not None:
             self.line('error', call.text)
-        elif call.tool == 'search':
+        elif call.tool == 'search' and call.documents:
             self._print_passages(call)
         else:
             for line in call.text.splitlines():

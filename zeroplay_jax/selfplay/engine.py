@@ -31,7 +31,7 @@ from zeroplay_jax.selfplay.schedule import BatchCursor, Step
 from zeroplay_jax.selfplay.task_log import filtered_groups_log, task_log
 from zeroplay_jax.selfplay.task_pool import TaskPool
 from zeroplay_jax.selfplay.update_batch import pack_rows, set_advantages
-from zeroplay_jax.types import Batch, Json, Outcome, Row, Task, TaskDropped
+from zeroplay_jax.types import Batch, Json, Outcome, Row, Task, TaskDropped, UserError
 
 # Generation phases assign no rewards: these two metrics would show zeros there.
 _REWARD_METRICS = ('reward_mean', 'informative_share')
@@ -239,6 +239,7 @@ class Engine:
             outcomes = self.context.run_episodes(episodes, on_episode_end)
             for outcome in outcomes:
                 for row in outcome.rows:
+                    self._check_row(row)
                     # Before the batch is counted: rows that cannot be trained on do not fill it.
                     row.drop = row.drop or invalid_reason(row, self.config.rollout.truncated)
                     all_rows.append(row)
@@ -254,6 +255,15 @@ class Engine:
         self.drawn = cursor.phase
         self.drawn_external = cursor.external
         return all_tasks, all_outcomes
+
+    def _check_row(self, row: Row) -> None:
+        """Refuses a row that a recipe made wrongly, when its episode ends."""
+        # NumPy's integers are integers, too.
+        if not isinstance(row.group, int | np.integer):
+            raise UserError(
+                f'recipe {self.config.recipe}: a row of role {row.role} has the group {row.group!r}; '
+                'give an integer, such as answers.group_of(task.identity)'
+            )
 
     async def _episode(self, step: Step, task: Task) -> Outcome:
         try:
@@ -280,7 +290,13 @@ class Engine:
             self.task_log += excluded
         # Groups that span prompts have no fixed size.
         group_size = None if self.specs[role].groups_span_prompts else settings.samples
-        stats |= set_advantages(rows, settings, group_size)
+        try:
+            stats |= set_advantages(rows, settings, group_size)
+        except ValueError as error:
+            raise UserError(
+                f'recipe {self.config.recipe}, role {role}: {error}; a group must have '
+                f'config.{role}.samples={settings.samples} rows'
+            ) from error
         distill_coef = 0.0
         if settings.distill_top_k:
             # One coefficient per iteration: π-Play lowers it as the student approaches its teacher.

@@ -93,7 +93,7 @@ class Recipe:
     @classmethod
     def roles(cls, config: Any) -> tuple[RoleSpec, ...]:
         """All roles, trained or frozen. Must not read the sections of the roles themselves."""
-        raise TypeError(f'{cls.__module__}: Recipe.roles is not defined')
+        raise ConfigError(f'{cls.__module__}: Recipe.roles is not defined; return its RoleSpecs')
 
     @classmethod
     def check(cls, config: Any) -> None:
@@ -136,6 +136,12 @@ def recipe_class(name: str) -> type[Recipe]:
             f'config.recipe={name}: no such recipe; give one of {", ".join(BUILT_IN)}, or the import '
             'path of a module such as their_package.rzero, in the current folder or installed'
         ) from None
+    except Exception as error:
+        # The module is a file of the user: any exception of it arrives here.
+        lines = str(error).strip().splitlines() or ['']
+        raise ConfigError(
+            f'config.recipe={name}: {path} cannot be imported ({type(error).__name__}: {lines[0]})'
+        ) from error
     recipe_type = getattr(module, 'Recipe', None)
     if isinstance(recipe_type, type) and issubclass(recipe_type, Recipe):
         # A module that only imports the base class has a name `Recipe`, too.

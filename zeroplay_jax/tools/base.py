@@ -186,6 +186,9 @@ class Tool(abc.ABC):
         Raises:
           ValueError: its name or its JSON schema cannot be used.
         """
+        for attribute in ('name', 'description', 'parameters'):
+            if not hasattr(self, attribute):
+                raise ValueError(f'{type(self).__name__} has no attribute {attribute!r}; set it')
         if not _USABLE_NAME.fullmatch(self.name):
             raise ValueError(f'the name {self.name!r} cannot be a tag (letters, digits, _ and -)')
         try:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from zeroplay_jax.retrieval.types import CannotOpen
@@ -101,15 +101,15 @@ def build_tools(config, source: DocumentSource) -> dict[str, Tool]:
     tools: dict[str, Tool] = {}
     for entry in config.tools.names:
         for tool in _tools_of(entry, config, source):
+            try:
+                tool.check()
+            except ValueError as error:
+                raise UserError(f'config.tools.names: the tool of {entry!r}: {error}') from None
             # A name is a tag in the text of the policy, so two tools cannot share it.
             if tool.name in tools:
                 raise UserError(
                     f'config.tools.names: two tools are called {tool.name!r}; rename one of them'
                 )
-            try:
-                tool.check()
-            except ValueError as error:
-                raise UserError(f'config.tools.names: the tool of {entry!r}: {error}') from None
             tools[tool.name] = tool
     return tools
 
@@ -120,12 +120,12 @@ def _tools_of(entry: str, config, source: DocumentSource) -> Sequence[Tool]:
     built: Any = provided
     # The class is tested first: it could be called like a factory, with arguments it does not take.
     if isinstance(provided, type) and issubclass(provided, Tool):
-        built = provided()
+        built = _called(entry, provided)
     elif not isinstance(provided, Tool):
-        built = provided(config, source)
+        built = _called(entry, provided, config, source)
     if isinstance(built, Tool):
         return [built]
-    tools = list(built)
+    tools = list(built) if isinstance(built, Iterable) else [built]
     for tool in tools:
         if not isinstance(tool, Tool):
             raise UserError(
@@ -133,6 +133,18 @@ def _tools_of(entry: str, config, source: DocumentSource) -> Sequence[Tool]:
                 'zeroplay_jax.tools.base.Tool, a subclass of it, or a factory of some'
             )
     return tools
+
+
+def _called(entry: str, factory: Any, *arguments: Any) -> Any:
+    try:
+        return factory(*arguments)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f'config.tools.names: {entry!r} could not make a tool ({type(error).__name__}: {error}); a '
+            'factory takes the config and a document source'
+        ) from error
 
 
 def _imported(entry: str) -> Any:
