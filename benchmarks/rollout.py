@@ -108,7 +108,8 @@ class _Search(Tool):
         # All rows reach the end of a turn in the same decode chunk, in the order of their slots.
         assert len(calls) == BATCH
         rows = observation(next(self._turns))
-        return [ToolResult(text='', documents=(({'ids': ids},),)) for ids in rows]
+        passages = [{'title': '', 'text': '', 'ids': ids} for ids in rows]
+        return [ToolResult(text='', documents=((passage,),)) for passage in passages]
 
 
 class _Environment(Environment):

@@ -19,6 +19,8 @@ COMMANDS = sorted(
     for folder in ('zeroplay_jax', 'retrieval', 'benchmarks')
     for path in (ROOT / folder).rglob('*.py')
     if "__name__ == '__main__'" in path.read_text(encoding='utf-8')
+    # Scripts for the environments of other engines.
+    if 'peers' not in path.parts
 )
 
 

@@ -164,4 +164,4 @@ def test_the_tables_of_the_pages_are_what_was_found():
                 f'{slots} slots, {update["micro_rows"]} rows' + ('' if off else '; all on the chip')
             )
         line = f'| {name} | ' + ' | '.join(cells) + ' |'
-        assert line in page and line in (ROOT / 'README.md').read_text()
+        assert line in page and line in (ROOT / 'docs' / 'tpu-gpu.md').read_text()

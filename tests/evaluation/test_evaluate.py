@@ -1,6 +1,7 @@
 """The evaluation inside a run: questions are matched, open tasks graded, and what no judge graded says so."""
 
 import asyncio
+import types
 
 import numpy as np
 import pytest
@@ -33,6 +34,8 @@ class Context:
     """A rollout context in which every question is answered with Rome."""
 
     judge = Judge()
+    roles = {name: types.SimpleNamespace(prompt='solver') for name in ('solver', 'player')}
+    prompts = {'solver': 'Question: {question}'}
 
     def __init__(self):
         self.asked = {}

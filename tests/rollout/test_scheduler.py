@@ -363,7 +363,7 @@ def test_a_limit_of_the_tool_itself_comes_before_that_of_the_run(policy):
     env.tools['search'].timeout = 0.05
     try:
         started = time.monotonic()
-        out = run(policy, requests(env, count=2), deterministic=False, tool_timeout=1000.0)
+        out = run(policy, requests(env, count=6), deterministic=False, tool_timeout=1000.0)
         assert time.monotonic() - started < 15
     finally:
         released.set()

@@ -275,7 +275,7 @@ def test_search_r1_calls(text, want):
         ({'name': 'search', 'arguments': {'query_list': ['a', ' ']}}, ((), 'empty_query')),
         ({'name': 'search', 'arguments': {'query_list': 'a'}}, ((), 'invalid_arguments')),
         ({'name': 'search', 'arguments': {'query_list': [1]}}, ((), 'invalid_arguments')),
-        ({'name': 'search', 'arguments': None}, ((), 'invalid_arguments')),
+        ({'name': 'search', 'arguments': None}, ((), 'malformed')),
         ({'name': 'shell', 'arguments': {'query_list': ['a']}}, ((), 'unknown_tool')),
         ([], ((), 'malformed')),
     ],

@@ -12,8 +12,7 @@ import tiny
 
 from zeroplay_jax.configs import common
 from zeroplay_jax.policy import hf, sharding
-from zeroplay_jax.rollout import prompts
-from zeroplay_jax.rollout import sampler as sampler_module
+from zeroplay_jax.rollout import prompts, slot_programs
 from zeroplay_jax.rollout.call_syntax import SYNTAXES, syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.rollout.sampler import Sampler
@@ -98,10 +97,10 @@ def policy(tmp_path_factory):
     tiny.make_folder(folder, hidden_size=16, intermediate_size=16, num_hidden_layers=1)
     codec, model = Codec(folder), hf.read_config(folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler_module, '_sample', _scripted_sample)
-        sampler_module.programs.cache_clear()  # nothing compiled with another `_sample`, before or after
+        patch.setattr(slot_programs, '_sample', _scripted_sample)
+        slot_programs.programs.cache_clear()  # nothing compiled with another `_sample`, before or after
         yield codec, model, hf.load(folder, model)
-        sampler_module.programs.cache_clear()
+        slot_programs.programs.cache_clear()
 
 
 def make_tools():
