@@ -194,7 +194,6 @@ def whole_run(python, tmp_path_factory):
     return folder / 'whole'
 
 
-@pytest.mark.long
 def test_an_outside_package_trains_three_roles_with_its_tool_loss_and_rewards(whole_run):
     steps = [r for r in records(whole_run, 'metrics.jsonl') if r['phase'] == 'selfplay']
     assert len(steps) == 3
@@ -214,7 +213,6 @@ def test_an_outside_package_trains_three_roles_with_its_tool_loss_and_rewards(wh
     assert all('Draft:' in record['segments'][0]['text'] for record in drafts)
 
 
-@pytest.mark.long
 def test_an_outside_run_that_is_killed_ends_like_one_that_was_not(whole_run, python):
     folder = whole_run.parent
     killed = folder / 'killed'
