@@ -23,6 +23,7 @@ from .exact import check_queries as check_queries
 from .exact import check_vectors as check_vectors
 from .exact import read_passages as read_passages
 from .quiet import quiet
+from .tensorflow_import import tensorflow
 from .types import Encoder, RetrievalError
 from .types import Index as Index
 
@@ -200,7 +201,7 @@ def _load_groups(
 def _scann() -> Any:
     """Returns ScaNN's module."""
     # Imported here, because ScaNN imports TensorFlow, which an exact index does not need.
-    import tensorflow as tf
+    tf = tensorflow()
     from scann.scann_ops.py import scann_ops_pybind
 
     # TensorFlow would reserve all memory of the GPUs.

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from zeroplay_jax.mini import base_model, batches, demo, demos, library
+from zeroplay_jax.mini import base_model, batches, demo, demos, library, supervised
 from zeroplay_jax.mini.stages import STAGES, Stage
 from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.rollout import prompts
@@ -31,14 +31,14 @@ def stock():
 
 
 def first_batch(stage, stock, codec, step=0):
-    return batches.pack(stage, batches.episodes(stage, stock, codec, 0, step))
+    return batches.pack(stage, batches.episodes(stage, demos.ROLES, stock, codec, 0, step))
 
 
 def test_packing_keeps_episodes_whole(blank, stock):
     codec = Codec(blank)
     stage = dataclasses.replace(TINY, tokens=512, shares={})
     batch = first_batch(stage, stock, codec)
-    stream = batches.episodes(stage, stock, codec, 0, 0)
+    stream = batches.episodes(stage, demos.ROLES, stock, codec, 0, 0)
     wanted = {tokens.tobytes(): source for tokens, source in (next(stream) for _ in range(200))}
     found = 0
     for row in range(stage.rows):
@@ -64,7 +64,7 @@ def test_loss_counts_each_kind_of_token_once(blank, stock):
     config = hf.read_config(blank)
     params = transformer.init(config, jax.random.key(0))
     batch = first_batch(TINY, stock, codec)
-    value, info = base_model.loss(config, TINY.context_weight, params, batch)
+    value, info = supervised.loss(config, TINY.context_weight, params, batch)
     logp, _ = transformer.score(
         config, params, batch['tokens'], batch['positions'], batch['segment']
     )
@@ -82,12 +82,12 @@ def test_training_learns_and_is_reproducible(blank, stock):
     runs = []
     for _ in range(2):
         params, log = transformer.init(config, jax.random.key(0)), []
-        before = float(base_model.loss(config, TINY.context_weight, params, batch)[0])
-        params = base_model.train(TINY, config, params, codec, stock, 0, log)
+        before = float(supervised.loss(config, TINY.context_weight, params, batch)[0])
+        params = supervised.train(TINY, config, params, codec, demos.ROLES, stock, 0, log)
         runs.append((params, log))
     assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), runs[0][0], runs[1][0]))
     assert runs[0][1] == runs[1][1] and runs[0][1][-1]['step'] == TINY.steps
-    assert float(base_model.loss(config, TINY.context_weight, runs[0][0], batch)[0]) < before - 0.1
+    assert float(supervised.loss(config, TINY.context_weight, runs[0][0], batch)[0]) < before - 0.1
 
 
 def test_build_writes_folders_with_log_and_hashes(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from absl import app, logging
 
 from zeroplay_jax.configuration import command_line
 from zeroplay_jax.retrieval.quiet import quiet
+from zeroplay_jax.retrieval.tensorflow_import import tensorflow
 from zeroplay_jax.types import UserError
 
 
@@ -59,8 +60,7 @@ def load_libraries() -> None:
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
     logging.set_verbosity(logging.WARNING)
     with quiet():
-        import tensorflow as tf
-
+        tf = tensorflow()
         for kind in ('GPU', 'TPU'):
             tf.config.set_visible_devices([], kind)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
-from zeroplay_jax.mini import demos, world
-from zeroplay_jax.mini.demo import Episode, render
+from zeroplay_jax.mini import world
+from zeroplay_jax.mini.demo import Episode, Role, render
 from zeroplay_jax.mini.draws import pick
 from zeroplay_jax.mini.library import Library
 from zeroplay_jax.mini.stages import Stage
@@ -41,12 +42,18 @@ def libraries(seed: int, split: str, count: int, worlds: int) -> Iterator[Librar
 
 
 def episodes(
-    stage: Stage, stock: Sequence[Library], codec: Codec, seed: int, step: int
+    stage: Stage,
+    roles: Mapping[str, Role],
+    stock: Sequence[Any],
+    codec: Codec,
+    seed: int,
+    step: int,
 ) -> Iterator[Episode]:
     """Yields one step's random episodes, without end.
 
     Args:
       stage: gives the mixture of roles, their errors and the greatest length.
+      roles: the roles by name, with their usual shares.
       stock: libraries to draw from.
       codec: tokenises the episodes.
       seed: seed of the training run.
@@ -55,16 +62,16 @@ def episodes(
     # A stream per step, so that a batch does not depend on how many episodes earlier batches skipped.
     stage_key = zlib.crc32(stage.name.encode())
     rng = np.random.default_rng([seed, stage_key, step])
-    default_shares = {name: role.share for name, role in demos.ROLES.items()}
+    default_shares = {name: role.share for name, role in roles.items()}
     role_shares = stage.shares or default_shares
     names = list(role_shares)
     shares = np.array(list(role_shares.values()))
     probabilities = shares / shares.sum()
     while True:
         role_index = int(rng.choice(len(names), p=probabilities))
-        role = demos.ROLES[names[role_index]]
+        role = roles[names[role_index]]
         demo = role.write(pick(rng, stock), rng, stage.errors)
-        episode = render(codec, demo)
+        episode = render(codec, demo, stage.observation_tokens)
         # Longer episodes are skipped, not cut: a cut one would end without an answer.
         if len(episode.tokens) <= stage.tokens:
             yield episode

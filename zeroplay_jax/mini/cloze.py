@@ -29,8 +29,9 @@ _DATE = rf'(?:\d{{1,2}} (?:{_MONTH})(?: \d{{4}})?|(?:{_MONTH}) \d{{1,2}}(?:, \d{
 _NUMBER = r'\d+(?:[.,:]\d+)*'
 _NAME_WORD = r"[A-Z][\w'’-]*\w"
 _NAME = rf'{_NAME_WORD}(?: (?:(?:of|the|de|la|von|van|and) ){{0,2}}{_NAME_WORD}){{0,3}}'
-# Whole words only: `(?<!\S)` and the look-ahead exclude parts of words and of hyphenated compounds.
-_STARTS_WORD = r'(?<![^\s("“\[])'
+# After white space only: a byte-level tokenizer then gives the answer the same tokens in the text and alone. The
+# look-ahead excludes parts of hyphenated compounds.
+_STARTS_WORD = r'(?<!\S)'
 _ENDS_WORD = r'(?=[\s.,;:!?)"”\]]|$)'
 _KINDS = (
     ('number', re.compile(f'{_STARTS_WORD}(?:{_DATE}|{_NUMBER}){_ENDS_WORD}')),

@@ -7,11 +7,12 @@ and rollouts have the same token ids.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
+from numpy.random import Generator
 
 from zeroplay_jax.mini.library import Document, Library
 from zeroplay_jax.rollout import prompts
@@ -85,6 +86,19 @@ class Demo:
         self.add_policy_text(turn + '<|im_end|>')
 
 
+@dataclasses.dataclass(frozen=True)
+class Role:
+    """A role in the mixture of demonstrations.
+
+    Attributes:
+      share: share of the episodes, relative to the other roles.
+      write: function that writes one episode from (material, random generator, deliberate errors).
+    """
+
+    share: float
+    write: Callable[[Any, Generator, Any], Demo]
+
+
 def think(thought: str) -> str:
     """Returns the block of a thought; empty without a thought."""
     # An episode without thoughts has no empty blocks either, as a policy that does not think writes none.
@@ -93,8 +107,8 @@ def think(thought: str) -> str:
     return f'<think> {thought}</think>'
 
 
-def render(codec: Codec, demo: Demo) -> Episode:
-    """Returns the tokens of an episode and their sources."""
+def render(codec: Codec, demo: Demo, observation_tokens: int = OBSERVATION_TOKENS) -> Episode:
+    """Returns the tokens of an episode and their sources; longer observations are cut."""
     ids = []
     sources = []
     if demo.role is not None:
@@ -105,7 +119,7 @@ def render(codec: Codec, demo: Demo) -> Episode:
     for part in demo.parts:
         if part.source == ENV:
             results = passages_text([part.content], SYNTAX.passage_style)
-            part_ids = SYNTAX.wrap(codec, results, OBSERVATION_TOKENS)
+            part_ids = SYNTAX.wrap(codec, results, observation_tokens)
         else:
             part_ids = np.asarray(codec.encode(part.content), np.int32)
         ids.append(part_ids)

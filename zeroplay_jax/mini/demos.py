@@ -8,11 +8,11 @@ A space precedes every name, inside tags too, so that a name always has the same
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from numpy.random import Generator
 
-from zeroplay_jax.mini.demo import Demo, think
+from zeroplay_jax.mini.demo import Demo, Role, think
 from zeroplay_jax.mini.draws import pick, shuffled
 from zeroplay_jax.mini.library import Library
 from zeroplay_jax.mini.world import RELATION_NAMES, Step, World, phrase, question
@@ -355,19 +355,6 @@ def _draw_described_entity(library: Library, rng: Generator) -> tuple[list[Step]
 def _subject(chain: Sequence[Step], title: str) -> str:
     """Returns how a task names its entity: by the chain that leads to it, or by its title."""
     return phrase(chain) if chain else title
-
-
-@dataclasses.dataclass(frozen=True)
-class Role:
-    """A role in the mixture.
-
-    Attributes:
-      share: share of the episodes, relative to the other roles.
-      write: function that writes one episode.
-    """
-
-    share: float
-    write: Callable[[Library, Generator, ErrorRates], Demo]
 
 
 # The solver and the proposer are the roles of all self-play systems and get more than half of the mixture.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from zeroplay_jax.mini import demos
+from zeroplay_jax.mini.demo import OBSERVATION_TOKENS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +23,8 @@ class Stage:
       decay_share: final share of the steps in which the learning rates fall to a twentieth.
       context_weight: loss weight of the tokens that the policy does not write.
       saved: whether the stage ends with a checkpoint.
-      errors: deliberate errors in the demonstrations.
+      errors: deliberate errors in the demonstrations, as the roles take them.
+      observation_tokens: longest search result.
       shares: role → share of the mixture; if empty, the shares in `demos.ROLES`.
     """
 
@@ -34,7 +37,8 @@ class Stage:
     decay_share: float = 0.3
     context_weight: float = 0.1
     saved: bool = False
-    errors: demos.ErrorRates = demos.ErrorRates()
+    errors: Any = demos.ErrorRates()
+    observation_tokens: int = OBSERVATION_TOKENS
     shares: dict[str, float] = dataclasses.field(default_factory=dict)
 
 

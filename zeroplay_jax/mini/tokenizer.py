@@ -77,11 +77,18 @@ def _sentences() -> list[str]:
 
 
 def train(extra_texts: Sequence[str] = ()) -> Tokenizer:
-    """Trains the tokenizer; the result is deterministic.
+    """Trains the tokenizer of the miniature world; the result is deterministic.
 
     Args:
       extra_texts: prompt templates whose words become single tokens; their fields and tags are ignored.
     """
+    # Fields are filled with foreign text, and tags become tokens of their own.
+    plain_texts = [re.sub(r'\{.*?\}|<.*?>', ' ', text) for text in extra_texts]
+    return train_on(corpus(plain_texts), SIZE)
+
+
+def train_on(texts: Sequence[str], size: int) -> Tokenizer:
+    """Trains a tokenizer of `size` tokens on texts; the result is deterministic."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     split_words = pre_tokenizers.Split(Regex(_PRE_TOKENIZER_PATTERN), 'isolated')
@@ -89,16 +96,14 @@ def train(extra_texts: Sequence[str] = ()) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split_words, to_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=SIZE - len(SPECIAL_TOKENS) - len(TAGS),
+        vocab_size=size - len(SPECIAL_TOKENS) - len(TAGS),
         # All 256 bytes, or text outside the corpus could not be encoded.
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         # A pair that occurs once is not worth a token.
         min_frequency=2,
         show_progress=False,
     )
-    # Fields are filled with foreign text, and tags become tokens of their own below.
-    plain_texts = [re.sub(r'\{.*?\}|<.*?>', ' ', text) for text in extra_texts]
-    tokenizer.train_from_iterator(corpus(plain_texts), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens(_added_tokens(SPECIAL_TOKENS, special=True))
     # Tags are not marked special, as in the released checkpoints: decoding keeps them, and untrusted text could
     # contain them, so the protection against that is exercised here too.

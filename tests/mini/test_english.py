@@ -1,0 +1,197 @@
+"""The demonstrations for English texts, on the fifteen texts that ship with the project."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from zeroplay_jax.mini import base_english, batches, cloze, english_demos, supervised
+from zeroplay_jax.mini.demo import render
+from zeroplay_jax.mini.english_demos import EnglishSetting
+from zeroplay_jax.mini.english_texts import Disguise, Texts
+from zeroplay_jax.mini.stages import Stage
+from zeroplay_jax.policy import hf, transformer
+from zeroplay_jax.rollout import call_syntax
+from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.settings.paths import ENGLISH_TEXTS
+from zeroplay_jax.types import ENV, POLICY
+
+DEMOS_PER_ROLE = 20
+TINY = Stage(
+    'tiny',
+    steps=6,
+    rows=2,
+    tokens=128,
+    errors=EnglishSetting(copied_words=(4, 10)),
+    shares={'copy': 0.7, 'query': 0.3},
+)
+
+
+@pytest.fixture(scope='module')
+def passages():
+    result = []
+    for path in sorted(ENGLISH_TEXTS.glob('*.txt')):
+        title, _, text = path.read_text().partition('\n')
+        result.append((title, text))
+    return result
+
+
+@pytest.fixture(scope='module')
+def texts(passages):
+    return Texts(base_english.cut(passages, 60))
+
+
+@pytest.fixture(scope='module')
+def codec(passages, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('english')
+    base_english.write_config_and_tokenizer(folder, passages)
+    return Codec(folder)
+
+
+def written(role, texts, setting=EnglishSetting(), count=DEMOS_PER_ROLE):
+    rng = np.random.default_rng(3)
+    return [english_demos.ROLES[role].write(texts, rng, setting) for _ in range(count)]
+
+
+def policy_text(demo):
+    return ''.join(part.content for part in demo.parts if part.source == POLICY)
+
+
+def tag(text, name):
+    return text.rpartition(f'<{name}>')[2].partition(f'</{name}>')[0].strip()
+
+
+@pytest.mark.parametrize('role', english_demos.ROLES)
+def test_every_role_writes_episodes_that_fit(role, texts, codec):
+    for demo in written(role, texts):
+        episode = render(codec, demo, base_english.OBSERVATION_TOKENS)
+        assert (episode.sources == POLICY).any()
+        assert len(episode.tokens) < 900
+
+
+def test_a_solver_reads_its_answer_and_never_its_question(texts):
+    for demo in written('solver', texts):
+        (documents,) = [part.content for part in demo.parts if part.source == ENV]
+        answer = tag(policy_text(demo), 'answer')
+        assert any(answer in document['text'] for document in documents)
+        assert cloze.BLANK in demo.fields['question']
+        assert answer.lower() not in demo.fields['question'].lower()
+
+
+def test_a_thought_restores_the_sentence_of_the_question(texts):
+    for demo in written('solver', texts):
+        text = policy_text(demo)
+        thought = tag(text, 'think')
+        marked = thought.partition(' [ ')
+        assert marked[2] == f'{tag(text, "answer")} ]'
+        assert demo.fields['question'].startswith(marked[0])
+
+
+def test_a_proposal_can_be_answered_from_its_document(texts):
+    for demo in written('proposer', texts):
+        text = policy_text(demo)
+        question, answer = tag(text, 'question'), tag(text, 'answer')
+        assert question.replace(cloze.BLANK, answer) in demo.fields['document']
+
+
+def test_answers_have_the_same_tokens_in_the_text_and_alone(texts, codec):
+    """Copying is possible token by token."""
+    for demo in written('proposer', texts):
+        answer = tag(policy_text(demo), 'answer')
+        document = codec.encode(demo.fields['document'])
+        alone = codec.encode(f' {answer}')
+        windows = [document[i : i + len(alone)] for i in range(len(document) - len(alone) + 1)]
+        assert alone in windows
+
+
+def test_deliberate_errors(texts):
+    setting = EnglishSetting(short_query=1.0, wrong_span=1.0, malformed=1.0)
+    wrong = 0
+    for demo in written('solver', texts, setting):
+        text = policy_text(demo)
+        assert len(tag(text, 'search').split()) == 3
+        restored = demo.fields['question'].replace(cloze.BLANK, tag(text, 'answer'))
+        wrong += not any(restored in document['text'] for document in texts.documents)
+    # A disguised question is in no document, so both kinds count.
+    assert wrong == DEMOS_PER_ROLE
+    for demo in written('proposer', texts, setting):
+        text = policy_text(demo)
+        assert ('<answer>' in text) != ('<question>' in text)
+    # The teacher's role has no errors.
+    for demo in written('solver_with_path', texts, setting):
+        assert len(tag(policy_text(demo), 'search').split()) > 3
+
+
+def test_a_disguise_is_consistent_and_keeps_the_rest(texts):
+    disguise = Disguise(np.random.default_rng(0), texts.names)
+    text = 'In 1903 Marie Curie met Marie again; it was not 1904.'
+    disguised = disguise(text)
+    words = disguised.split()
+    assert words[0] == 'In' and words[5] == 'met' or len(words) > 9
+    assert disguise(text) == disguised
+    assert 'Marie' not in disguised and '1903' not in disguised
+    assert disguise('Marie') in disguised and disguised.endswith('.')
+    assert len(disguise('1904')) == 4
+
+
+def test_a_search_syntax_reads_the_query(texts):
+    syntax = call_syntax.syntax_of('search_r1')
+    for demo in written('solver', texts):
+        query_text = next(part.content for part in demo.parts if part.source == POLICY)
+        assert query_text.startswith('<search> ') and query_text.endswith('</search>')
+    assert syntax is not None
+
+
+def test_splits_are_disjoint_and_have_their_sizes():
+    titles = [f'Title {number}' for number in range(4000)]
+    splits = [base_english.split_of(title) for title in titles]
+    shares = {name: splits.count(name) / len(splits) for name in set(splits)}
+    assert shares.keys() == {'train', 'development', 'held_out'}
+    assert abs(shares['train'] - 0.70) < 0.03
+    assert abs(shares['held_out'] - 0.25) < 0.03
+
+
+def test_training_resumes_bit_for_bit(texts, passages, codec, tmp_path, monkeypatch):
+    monkeypatch.setattr(supervised, 'LOG_EVERY', 2)
+    template = tmp_path / 'template'
+    base_english.write_config_and_tokenizer(template, passages)
+    config = hf.read_config(template)
+    stages = (TINY, dataclasses.replace(TINY, name='second', steps=4))
+
+    def run(folder, all_stages):
+        checkpoints = supervised.StageCheckpoints(folder, stages)
+        params, log = transformer.init(config, jax.random.key(0)), []
+        for stage in all_stages:
+            if not checkpoints.is_finished(stage):
+                params = supervised.train(
+                    stage, config, params, codec, english_demos.ROLES, [texts], 0, log, checkpoints
+                )
+        checkpoints.close()
+        return params, log
+
+    whole, whole_log = run(tmp_path / 'whole', stages)
+
+    class Killed(Exception):
+        pass
+
+    def die_at(step_to_die):
+        pack = batches.pack
+        calls = []
+
+        def dying_pack(stage, stream):
+            calls.append(stage)
+            if len(calls) == step_to_die:
+                raise Killed
+            return pack(stage, stream)
+
+        return dying_pack
+
+    for step_to_die in (4, 3):
+        with monkeypatch.context() as patch:
+            patch.setattr(batches, 'pack', die_at(step_to_die))
+            with pytest.raises(Killed):
+                run(tmp_path / 'killed', stages)
+    resumed, resumed_log = run(tmp_path / 'killed', stages)
+    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), whole, resumed))
+    assert whole_log == resumed_log

@@ -1,0 +1,20 @@
+"""TensorFlow is imported without Keras, and Keras works afterwards."""
+
+import subprocess
+import sys
+
+CODE = """
+import os, sys
+from zeroplay_jax.retrieval.tensorflow_import import tensorflow
+tf = tensorflow()
+assert tf is tensorflow()
+assert 'keras' not in sys.modules and 'sklearn' not in sys.modules, 'Keras was loaded'
+assert 'TF_USE_LEGACY_KERAS' not in os.environ
+assert tf.keras.__version__.startswith('3')
+assert float(tf.keras.losses.mse([[1.0]], [[3.0]])[0]) == 4.0
+"""
+
+
+def test_keras_is_loaded_only_when_it_is_used():
+    result = subprocess.run([sys.executable, '-c', CODE], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,139 @@
+"""English passages to draw demonstrations from, with an exact search over them and disguises for their names."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.random import Generator
+
+from zeroplay_jax.mini import cloze
+from zeroplay_jax.mini.draws import pick
+from zeroplay_jax.mini.library import TOP_K, Document
+from zeroplay_jax.retrieval.lexical import LexicalEncoder
+
+# Names and numbers are what people ask about; single words keep sentences without either usable.
+_KIND_WEIGHTS = {'name': 0.6, 'number': 0.35, 'word': 0.05}
+_CAPITALISED = re.compile(r'\b[A-Z][^\W\d_]{2,}\b')
+_DIGITS = re.compile(r'\d+')
+_VOWELS = 'aeiou'
+_CONSONANTS = 'bcdfghjklmnprstvwz'
+
+
+class Source(NamedTuple):
+    """A passage and the cloze questions of its sentences, one list per sentence."""
+
+    document: Document
+    cloze_lists: list[list[cloze.Cloze]]
+
+
+class Disguise:
+    """Replaces names and numbers by random ones, the same ones throughout an episode.
+
+    A policy that has seen a passage before could answer from memory. Under a disguise it has to copy what it reads,
+    which is what it needs for texts it has never seen.
+    """
+
+    def __init__(self, rng: Generator, names: Sequence[str]):
+        self._rng = rng
+        self._names = names
+        self._replacements: dict[str, str] = {}
+
+    def __call__(self, text: str) -> str:
+        """Returns the text with replaced names and numbers."""
+        text = _CAPITALISED.sub(self._replace_name, text)
+        return _DIGITS.sub(self._replace_digits, text)
+
+    def document(self, document: Document) -> Document:
+        """Returns a disguised passage."""
+        return {'title': self(document['title']), 'text': self(document['text'])}
+
+    def cloze(self, case: cloze.Cloze) -> cloze.Cloze:
+        """Returns a disguised cloze question."""
+        return cloze.Cloze(self(case.left), self(case.answer), self(case.right), case.kind)
+
+    def _replace_name(self, match: re.Match[str]) -> str:
+        name = match.group()
+        if name not in self._replacements:
+            self._replacements[name] = self._new_name()
+        return self._replacements[name]
+
+    def _new_name(self) -> str:
+        # Invented names have token sequences that no text has.
+        if self._rng.random() < 0.3:
+            return invented_name(self._rng)
+        return pick(self._rng, self._names)
+
+    def _replace_digits(self, match: re.Match[str]) -> str:
+        digits = match.group()
+        if digits not in self._replacements:
+            new_digits = self._rng.integers(0, 10, len(digits))
+            # A number of several digits does not begin with 0.
+            new_digits[0] = self._rng.integers(1, 10)
+            self._replacements[digits] = ''.join(map(str, new_digits))
+        return self._replacements[digits]
+
+
+def invented_name(rng: Generator) -> str:
+    """Returns a random name of two to four syllables."""
+    syllables = []
+    for _ in range(int(rng.integers(2, 5))):
+        syllables.append(pick(rng, _CONSONANTS) + pick(rng, _VOWELS))
+    return ''.join(syllables).capitalize()
+
+
+class Texts:
+    """Some passages and an exact search over them with the encoder that rollouts use.
+
+    Attributes:
+      documents: all passages.
+      sources: the passages that have cloze questions.
+      names: distinct capitalised words, to disguise names with.
+    """
+
+    def __init__(self, passages: Iterable[tuple[str, str]]):
+        """Encodes passages, each (title, text)."""
+        self.documents: list[Document] = []
+        self.sources: list[Source] = []
+        for title, text in passages:
+            document = {'title': title, 'text': text}
+            self.documents.append(document)
+            cloze_lists = [cases for cases in map(cloze.clozes, cloze.sentences(text)) if cases]
+            if cloze_lists:
+                self.sources.append(Source(document, cloze_lists))
+        texts = [document['text'] for document in self.documents]
+        titles = [document['title'] for document in self.documents]
+        self._encoder = LexicalEncoder()
+        self._passage_vectors = self._encoder.encode_passages(titles, texts)
+        names: set[str] = set()
+        words: set[str] = set()
+        for text in texts:
+            names.update(_CAPITALISED.findall(text))
+            words.update(text.split())
+        # Sorted, because the order of a set differs between processes.
+        self.names = sorted(names)
+        self.words = sorted(words)
+        # Demonstrations search for the same titles again and again.
+        self.search = functools.lru_cache(maxsize=4096)(self._search)
+
+    def _search(self, query: str) -> list[Document]:
+        """Returns the TOP_K passages with the highest scores, best first."""
+        scores = self._passage_vectors @ self._encoder.encode_queries([query])[0]
+        # A stable sort resolves ties by row, so the result is the same on every machine.
+        best_rows = np.argsort(-scores, kind='stable')[:TOP_K]
+        return [self.documents[row] for row in best_rows]
+
+    def draw(self, rng: Generator) -> tuple[Document, cloze.Cloze]:
+        """Returns a random passage and a random cloze question about it."""
+        source = pick(rng, self.sources)
+        return source.document, draw_cloze(rng, pick(rng, source.cloze_lists))
+
+
+def draw_cloze(rng: Generator, cases: Sequence[cloze.Cloze]) -> cloze.Cloze:
+    """Returns one of the cloze questions of a sentence; kinds are drawn by their weights."""
+    weights = np.array([_KIND_WEIGHTS[case.kind] for case in cases])
+    index = int(rng.choice(len(cases), p=weights / weights.sum()))
+    return cases[index]

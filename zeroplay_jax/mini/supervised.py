@@ -1,0 +1,332 @@
+"""Supervised training of a small checkpoint on demonstrations, stage by stage, and its folder.
+
+All randomness derives from (seed, stage, step), and stages have a fixed number of steps: the same seed on the same
+machine gives the same files, also when the training was killed and resumed.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import pathlib
+import shutil
+import sys
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Bool
+
+from zeroplay_jax.learner.checkpoint import Checkpointer
+from zeroplay_jax.mini import batches
+from zeroplay_jax.mini.demo import OBSERVATION_TOKENS, Demo, Role, render
+from zeroplay_jax.mini.stages import Stage
+from zeroplay_jax.policy import hf, transformer
+from zeroplay_jax.retrieval import progress
+from zeroplay_jax.rollout.tokens import Codec
+
+LOG_EVERY = 100  # steps
+WARMUP_STEPS = 40
+
+
+def loss(
+    config: transformer.ModelConfig,
+    context_weight: float,
+    params: transformer.Params,
+    batch: dict[str, Any],
+) -> tuple[Array, dict[str, Array]]:
+    """Returns the training loss and its metrics.
+
+    Args:
+      config: the model.
+      context_weight: weight of the tokens that the policy does not write.
+      params: parameters of the model.
+      batch: see `batches.pack`.
+
+    Returns:
+      (loss, metrics): mean negative log-likelihood of the policy's tokens plus `context_weight` times that of the
+      other tokens, and {'loss': the first of the two, 'token_accuracy': share of policy tokens predicted greedily}.
+    """
+    x = transformer.hidden(config, params, batch['tokens'], batch['positions'], batch['segment'])
+    # The last position of a row predicts nothing.
+    x = x[:, :-1].reshape(-1, x.shape[-1])
+    logits = transformer.logits(config, params, x)
+    targets = batch['tokens'][:, 1:].reshape(-1)
+    nll = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+
+    # The first token of an episode has no context, and padding is no target.
+    segment = batch['segment']
+    same_episode = segment[:, 1:] == segment[:, :-1]
+    is_episode = segment[:, 1:] > 0
+    is_target = (same_episode & is_episode).reshape(-1)
+    policy_flags = batch['policy'][:, 1:].reshape(-1)
+    is_policy = is_target & (policy_flags > 0)
+    is_context = is_target & ~is_policy
+
+    policy_loss = _masked_mean(nll, is_policy)
+    predictions = jnp.argmax(logits, -1)
+    token_accuracy = _masked_mean(predictions == targets, is_policy)
+    total_loss = policy_loss + context_weight * _masked_mean(nll, is_context)
+    return total_loss, {'loss': policy_loss, 'token_accuracy': token_accuracy}
+
+
+def _masked_mean(values: Array, mask: Array) -> Array:
+    # A batch may lack one kind of token; its mean is then 0 instead of NaN.
+    total = jnp.sum(values * mask)
+    return total / jnp.maximum(jnp.sum(mask), 1)
+
+
+def optimiser(stage: Stage) -> optax.GradientTransformation:
+    """Returns Muon (Jordan et al. 2024) for matrices and AdamW for embeddings and norms.
+
+    Both learning rates are warmed up, held, and decayed at the end of the stage.
+    """
+
+    def schedule(peak: float) -> optax.Schedule:
+        decay_start = int(stage.steps * (1 - stage.decay_share))
+        warmup = optax.linear_schedule(0.05 * peak, peak, WARMUP_STEPS)
+        decay = optax.linear_schedule(peak, 0.05 * peak, stage.steps - decay_start)
+        return optax.join_schedules([warmup, decay], [decay_start])
+
+    def label(path: tuple, leaf: Array) -> str:
+        # Muon orthogonalises updates, which suits linear maps but not embedding tables or scales.
+        return 'matrix' if path[-1].key == 'kernel' else 'other'
+
+    # Clipping comes first: Muon normalises each matrix anyway, but AdamW's moments remember an outlier.
+    transforms = {
+        'matrix': optax.contrib.muon(schedule(stage.muon_rate)),
+        'other': optax.adamw(schedule(stage.adam_rate), b2=0.98, weight_decay=0.0),
+    }
+    labels = functools.partial(jax.tree_util.tree_map_with_path, label)
+    clip = optax.clip_by_global_norm(1.0)
+    return optax.chain(clip, optax.multi_transform(transforms, labels))
+
+
+def train(
+    stage: Stage,
+    config: transformer.ModelConfig,
+    params: transformer.Params,
+    codec: Codec,
+    roles: Mapping[str, Role],
+    stock: Sequence[Any],
+    seed: int,
+    log: list[dict[str, Any]],
+    checkpoints: StageCheckpoints | None = None,
+) -> transformer.Params:
+    """Trains one stage and returns the parameters.
+
+    Args:
+      stage: the stage.
+      config: the model.
+      params: initial parameters; their buffers are donated.
+      codec: tokenises the episodes.
+      roles: roles of the stage's mixture, by name.
+      stock: what a role's episodes are drawn from; one is chosen per episode.
+      seed: seed of the training run.
+      log: receives one dict per LOG_EVERY steps, with the mean metrics of these steps.
+      checkpoints: saves parameters and moments every LOG_EVERY steps, and restores those of this stage.
+    """
+    # Each stage starts with fresh moments and its own warm-up.
+    tx = optimiser(stage)
+    state = tx.init(params)
+    first_step = 0
+    if checkpoints:
+        params, state, first_step = checkpoints.restore(stage, params, state, log)
+    stage_loss = functools.partial(loss, config, stage.context_weight)
+
+    # Donation lets XLA update parameters and optimiser state in place.
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def update(params, state, batch):
+        gradient, metrics = jax.grad(stage_loss, has_aux=True)(params, batch)
+        updates, state = tx.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state, metrics
+
+    recent_metrics = []
+    with progress.bar(stage.steps, 'steps', stage.name, initial=first_step) as bar:
+        for step in range(first_step, stage.steps):
+            stream = batches.episodes(stage, roles, stock, codec, seed, step)
+            batch = batches.pack(stage, stream)
+            params, state, metrics = update(params, state, batch)
+            # Kept on the device: reading the values here would wait for every step.
+            recent_metrics.append(metrics)
+            bar.update()
+            done_steps = step + 1
+            if done_steps % LOG_EVERY == 0 or done_steps == stage.steps:
+                means = _mean_metrics(recent_metrics)
+                log.append({'stage': stage.name, 'step': done_steps, **means})
+                # The bar's own method prints above the bar instead of into it.
+                bar.write(json.dumps(log[-1]))
+                sys.stdout.flush()
+                recent_metrics = []
+                if checkpoints:
+                    checkpoints.save(stage, done_steps, params, state, log)
+    return params
+
+
+class StageCheckpoints:
+    """The last parameters, moments and log of a training run, in a folder that a restart continues from."""
+
+    def __init__(self, folder: pathlib.Path, stages: Sequence[Stage]):
+        self._checkpointer = Checkpointer(folder, keep=1)
+        self._first_step: dict[str, int] = {}
+        total_steps = 0
+        for stage in stages:
+            self._first_step[stage.name] = total_steps
+            total_steps += stage.steps
+
+    def is_finished(self, stage: Stage) -> bool:
+        """Whether the saved run is beyond the stage."""
+        return (self._checkpointer.latest() or 0) > self._first_step[stage.name] + stage.steps
+
+    def restore(
+        self, stage: Stage, params: transformer.Params, state: Any, log: list[dict[str, Any]]
+    ) -> tuple[transformer.Params, Any, int]:
+        """Returns parameters, moments and the number of the stage's finished steps; replaces the log.
+
+        Where nothing of this stage was saved, the arguments and 0 are returned.
+        """
+        saved_steps = self._checkpointer.latest() or 0
+        done_steps = saved_steps - self._first_step[stage.name]
+        if done_steps <= 0:
+            return params, state, 0
+        arrays, saved = self._checkpointer.restore({'params': params, 'state': state})
+        log[:] = saved['log']
+        return arrays['params'], arrays['state'], done_steps
+
+    def save(
+        self,
+        stage: Stage,
+        done_steps: int,
+        params: transformer.Params,
+        state: Any,
+        log: Sequence[dict[str, Any]],
+    ) -> None:
+        """Saves the state after a number of steps of a stage."""
+        step = self._first_step[stage.name] + done_steps
+        self._checkpointer.save(step, {'params': params, 'state': state}, {'log': list(log)})
+
+    def close(self) -> None:
+        """Waits for the last save."""
+        self._checkpointer.close()
+
+
+def _mean_metrics(step_metrics: Sequence[dict[str, Array]]) -> dict[str, float]:
+    means = {}
+    for name in step_metrics[0]:
+        values = [float(metrics[name]) for metrics in step_metrics]
+        means[name] = float(np.mean(values))
+    return means
+
+
+# ---- diagnosis ---------------------------------------------------------------------------------------------
+
+
+class Predicted(NamedTuple):
+    """Teacher-forced predictions, bool [episodes, tokens − 1]: policy tokens, and those predicted greedily."""
+
+    is_policy: Bool[np.ndarray, 'episodes tokens']
+    is_correct: Bool[np.ndarray, 'episodes tokens']
+
+    @property
+    def whole_episodes(self) -> Bool[np.ndarray, ' episodes']:
+        """Whether all policy tokens of an episode are predicted."""
+        return self.is_correct.sum(1) == self.is_policy.sum(1)
+
+    def figures(self) -> dict[str, float]:
+        """Returns the shares of tokens and of whole episodes that are predicted."""
+        return {
+            'tokens': float(self.is_correct.sum() / self.is_policy.sum()),
+            'episodes': float(self.whole_episodes.mean()),
+        }
+
+
+def held_out_demos(
+    name: str, role: Role, material: Any, errors: Any, seed: int, count: int
+) -> list[Demo]:
+    """Returns demonstrations of a role, always the same ones for a seed."""
+    # A stream per role: a new role does not change the episodes of another one.
+    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    return [role.write(material, rng, errors) for _ in range(count)]
+
+
+def teacher_forced(
+    config: transformer.ModelConfig,
+    params: transformer.Params,
+    codec: Codec,
+    written: Sequence[Demo],
+    tokens: int,
+    observation_tokens: int = OBSERVATION_TOKENS,
+) -> Predicted:
+    """Predicts every token of demonstrations from the correct tokens before it.
+
+    Args:
+      written: the demonstrations.
+      tokens: tokens of a row; longer episodes are left out.
+      observation_tokens: longest search result.
+    """
+    episodes = [render(codec, demo, observation_tokens) for demo in written]
+    # One episode per row, so that a row of the result is an episode.
+    batch = batches.empty_batch(len(written), tokens)
+    for row, episode in enumerate(episodes):
+        if len(episode.tokens) <= tokens:
+            batches.write_episode(batch, row, start=0, segment=1, episode=episode)
+    is_policy = batch['policy'][:, 1:] > 0
+    is_correct = np.asarray(_predicted_correctly(config, params, batch))
+    # Tokens outside the policy's text count as neither right nor wrong.
+    return Predicted(is_policy, is_correct & is_policy)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _predicted_correctly(
+    config: transformer.ModelConfig, params: transformer.Params, batch: dict[str, Array]
+) -> Array:
+    x = transformer.hidden(config, params, batch['tokens'], batch['positions'], batch['segment'])
+    targets = batch['tokens'][:, 1:]
+    logits = transformer.logits(config, params, x[:, :-1].reshape(-1, x.shape[-1]))
+    predictions = jnp.argmax(logits, -1)
+    return predictions.reshape(targets.shape) == targets
+
+
+# ---- parameters and folders --------------------------------------------------------------------------------
+
+
+def zero_output_projections(params: transformer.Params) -> transformer.Params:
+    """Returns parameters with which every layer is the identity.
+
+    At first, random layer outputs would only add noise to the embeddings, which the layers learn to copy.
+    """
+
+    def zero_if_output(path: tuple, leaf: Array) -> Array:
+        if len(path) >= 2 and path[-2].key in ('o', 'down'):
+            return leaf * 0
+        return leaf
+
+    return jax.tree_util.tree_map_with_path(zero_if_output, params)
+
+
+def save(
+    folder: pathlib.Path,
+    config: transformer.ModelConfig,
+    params: transformer.Params,
+    template: pathlib.Path,
+    log: Sequence[dict[str, Any]],
+) -> None:
+    """Replaces a checkpoint folder; `template` is the folder with the config and the tokenizer."""
+    # Files of an older layout must not stay in the folder.
+    if folder.exists():
+        shutil.rmtree(folder)
+    hf.save(folder, config, params, like=template)
+    log_lines = [json.dumps(entry) + '\n' for entry in log]
+    (folder / 'training.jsonl').write_text(''.join(log_lines))
+    # The format of sha256sum, so that `sha256sum --check` verifies a folder.
+    hash_lines = []
+    for file in sorted(folder.iterdir()):
+        if file.is_file():
+            digest = hashlib.sha256(file.read_bytes()).hexdigest()
+            hash_lines.append(f'{digest}  {file.name}\n')
+    (folder / 'SHA256SUMS').write_text(''.join(hash_lines))
