@@ -30,9 +30,8 @@ from .lookup import KeyTable, key_hash, write_table
 from .records import Record as Record
 from .records import contents as contents
 from .records import split as split
-from .sources import BadLines
+from .sources import BadLines, holds_texts
 from .sources import files_of as files_of
-from .sources import holds_texts
 from .sources import read as read
 from .types import Passage, RetrievalError, short
 

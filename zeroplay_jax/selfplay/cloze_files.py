@@ -1,7 +1,7 @@
 """Held-out questions and training documents of any corpus, split by document: no passage is in both.
 
-The questions are clozes (`zeroplay_jax.mini.cloze`), so they need neither labels nor a model. The split is a function of
-the seed and the titles alone: documents with the lowest hashes are held out.
+The questions are clozes (`zeroplay_jax.mini.cloze`), so they need neither labels nor a model. The split is a function
+of the seed and the titles alone: documents with the lowest hashes are held out.
 """
 
 from __future__ import annotations
@@ -52,6 +52,12 @@ class ClozeFiles:
     held_out: int
     total: int
     unit: str
+
+    def __str__(self) -> str:
+        return (
+            f'{len(self.questions)} questions of {self.held_out} held-out {self.unit} (of {self.total}), '
+            f'{len(self.documents)} passages of the others to train on'
+        )
 
 
 @dataclasses.dataclass
@@ -220,7 +226,10 @@ def _training_documents(
 def _repeated_sentences(
     passages: Iterable[tuple[int, Record]], candidates: dict[str, list[_Passage]]
 ) -> set[str]:
-    """Returns the sentences of candidates that occur more than once in the corpus: they have no passage of their own."""
+    """Returns the sentences of candidates that occur more than once in the corpus.
+
+    Such a sentence does not belong to one passage, and another copy may be trained on.
+    """
     counts: dict[str, int] = {}
     for document in candidates.values():
         for passage in document:
