@@ -2,9 +2,9 @@
 
     make quickstart CORPUS=folder WORKDIR=runs/own SEED=0
 
-builds an index, held-out questions and training documents in runs/own/inputs, and then runs
+builds an index, held-out questions and training documents in runs/own, and then runs
 
-    python -m zeroplay_jax.main --config=configs/english.py:runs/own/inputs --workdir=runs/own --config.seed=0
+    python -m zeroplay_jax.main --config=configs/english.py:runs/own --workdir=runs/own/run --config.seed=0
 
 The text after the colon is that folder. Questions are sentences with a blank (`python -m zeroplay_jax.inputs cloze`) of
 one hop: a proposer reads a passage and leaves words out of a sentence; a solver searches for the passage and fills them
@@ -17,7 +17,7 @@ from zeroplay_jax.configs import common
 from zeroplay_jax.settings.paths import ENGLISH_CHECKPOINT
 
 
-def get_config(inputs=''):
+def get_config(folder=''):
     config = common.get_config('drzero')
     config.policy.path = str(ENGLISH_CHECKPOINT)
     config.schedule.update(iterations=2, hop_ratio=(1.0,))
@@ -43,9 +43,9 @@ def get_config(inputs=''):
     config.checkpoint.every = 5
 
     config.retrieval.kind = 'folder'
-    if inputs:
-        folder = pathlib.Path(inputs)
-        config.retrieval.path = str(folder / 'index')
-        config.eval.file = str(folder / 'questions.jsonl')
-        config.inputs.documents = str(folder / 'documents.jsonl')
+    if folder:
+        inputs = pathlib.Path(folder)
+        config.retrieval.path = str(inputs / 'index')
+        config.eval.file = str(inputs / 'questions.jsonl')
+        config.inputs.documents = str(inputs / 'documents.jsonl')
     return config

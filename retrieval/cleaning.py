@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from . import progress
 from .english import problem_of
 from .records import Record, contents, split
-from .sources import BadLines, files_of, holds_texts, read, split_title, text_name
+from .sources import BadLines, files_of, holds_texts, read, split_title, text_name, visible_files
 from .splitting import split_record, split_text
 from .types import RetrievalError
 
@@ -155,8 +155,8 @@ def _count_other_files(
 ) -> None:
     """Counts the files of a folder that are no texts, by suffix."""
     suffixes: collections.Counter[str] = collections.Counter()
-    for path in source.rglob('*'):
-        if path.is_file() and path not in texts:
+    for path in visible_files(source):
+        if path not in texts:
             suffixes[path.suffix.lower() or 'without suffix'] += 1
     for number, (suffix, count) in enumerate(sorted(suffixes.items())):
         name = suffix if number < _NAMED_SUFFIXES else 'of other formats'

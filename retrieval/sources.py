@@ -114,11 +114,18 @@ def files_of(source: pathlib.Path) -> list[pathlib.Path]:
     """Returns the files that `read` opens: the source itself, or the texts in a folder."""
     if not source.is_dir():
         return [source]
-    # `rglob` has no fixed order, but row numbers must be reproducible: sorted below.
+    return [path for path in visible_files(source) if path.suffix.lower() in _TEXT_SUFFIXES]
+
+
+def visible_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns all files below a folder but hidden ones, such as those in `.git` and `.venv`."""
     paths = []
-    for path in source.rglob('*'):
-        if path.suffix.lower() in _TEXT_SUFFIXES and path.is_file():
+    for path in folder.rglob('*'):
+        parts = path.relative_to(folder).parts
+        is_hidden = any(part.startswith('.') for part in parts)
+        if not is_hidden and path.is_file():
             paths.append(path)
+    # `rglob` has no fixed order, but row numbers must be reproducible.
     return sorted(paths)
 
 
@@ -150,6 +157,8 @@ def _read_texts(
 ) -> Iterator[tuple[int, Record]]:
     """Yields (file number from 1, passage) of a folder of texts."""
     files = files_of(source)
+    if not source.exists():
+        raise RetrievalError(f'{source}: cannot be read (no such file); give a text or a folder')
     if not files:
         raise RetrievalError(f'{source}: no .txt or .md file in it; give a folder of texts')
     for number, path in enumerate(files, 1):

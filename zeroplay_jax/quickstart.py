@@ -5,8 +5,9 @@
 
 The corpus is a folder of .txt and .md files, or JSON lines or TSV of passages (retrieval/README.md). Long texts are
 cut into passages. Questions are made from documents that training never draws; --eval takes a file of your own instead.
-Everything is written below the workdir: the run itself, and in inputs/ what it was made from. The same command resumes
-at the step that was interrupted. Further arguments are settings of the run: --config.FIELD=VALUE (configs/english.py).
+Everything is written into the workdir: passages, index and questions, and the run itself in run/. The same command
+resumes at the step that was interrupted. Further arguments are settings of the run (configs/english.py):
+--config.FIELD=VALUE.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ _MAX_DOCUMENTS = 5_000
 # The split does not depend on --seed: runs with different seeds are compared on the same questions.
 _SPLIT_SEED = 0
 _BLOCK_BYTES = 1 << 20
+# Folder of the run in the workdir.
+_RUN = 'run'
 
 
 def _parser() -> Parser:
@@ -97,9 +100,14 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
             raise UserError(f'{flag!r} has no meaning here; {fix}')
         # A mistake shows before the index is built and not after it.
         fields.check_name(field, schema)
+    args.corpus = args.corpus.expanduser()
     if args.workdir is None:
-        args.workdir = pathlib.Path('runs') / args.corpus.resolve().stem
+        # Without the suffixes of a file.
+        name = args.corpus.resolve().name.partition('.')[0]
+        args.workdir = pathlib.Path('runs') / (name or 'corpus')
+    args.workdir = args.workdir.expanduser()
     if args.eval is not None:
+        args.eval = args.eval.expanduser()
         # For its errors only; the run reads the questions itself.
         files.questions(str(args.eval))
     return args, run_flags
@@ -132,7 +140,7 @@ def _fingerprint(source: pathlib.Path) -> str:
 
 
 def _origin(args: argparse.Namespace) -> dict[str, Any]:
-    """Everything that the files in inputs/ depend on, by the argument that it comes from."""
+    """Everything that the files in the workdir depend on, by the argument that it comes from."""
     return {
         'corpus': _fingerprint(args.corpus),
         'eval': '' if args.eval is None else _fingerprint(args.eval),
@@ -149,10 +157,13 @@ def _check_origin(workdir: pathlib.Path, origin: Json) -> None:
       UserError: the line names the argument that differs.
     """
     fix = 'choose another workdir, or remove this one'
-    path = workdir / 'inputs' / 'origin.json'
+    path = workdir / 'origin.json'
     if not path.exists():
-        if (workdir / 'config.json').exists():
-            raise UserError(f'{workdir}: holds a run that was not made from a corpus; {fix}')
+        # Files with the names of ours could be there, such as the corpus itself.
+        is_foreign = workdir.is_file() or (workdir.is_dir() and any(workdir.iterdir()))
+        if is_foreign:
+            problem = 'is not empty and was not made from a corpus'
+            raise UserError(f'{workdir}: {problem}; choose another workdir')
         return
     recorded = json.loads(path.read_text(encoding='utf-8'))
     for name, value in origin.items():
@@ -174,12 +185,14 @@ def _report(step: str, text: object) -> None:
     print(f'== {step}: {text}', flush=True)
 
 
-def _make_corpus(args: argparse.Namespace, inputs: pathlib.Path, origin: Json) -> None:
-    """Writes the passages; afterwards the workdir belongs to this corpus."""
-    out = inputs / 'corpus.jsonl'
-    if (inputs / 'origin.json').exists():
+def _make_corpus(args: argparse.Namespace, origin: Json) -> None:
+    """Writes the passages into the workdir, which belongs to this corpus from then on."""
+    out = args.workdir / 'corpus.jsonl'
+    if out.exists():
         return
-    inputs.mkdir(parents=True, exist_ok=True)
+    args.workdir.mkdir(parents=True, exist_ok=True)
+    # First, so that an interrupted command can be repeated.
+    write_text(args.workdir / 'origin.json', json.dumps(origin, indent=1) + '\n')
     inventory = cleaning.write_clean(args.corpus, out, _PASSAGE_WORDS)
     _report('corpus', f'{inventory.usable} {inventory.unit}, {inventory.passages} passages')
     if inventory.unusable:
@@ -187,12 +200,11 @@ def _make_corpus(args: argparse.Namespace, inputs: pathlib.Path, origin: Json) -
         total = inventory.usable + inventory.unusable
         line = f'{inventory.unusable} of {total} {inventory.unit} are {consequence}: {inventory}'
         print(f'{_NAME}: warning: {args.corpus}: {line}', file=sys.stderr)
-    write_text(inputs / 'origin.json', json.dumps(origin, indent=1) + '\n')
 
 
-def _make_index(args: argparse.Namespace, inputs: pathlib.Path) -> None:
+def _make_index(args: argparse.Namespace) -> None:
     """Builds the index; an interrupted build is resumed."""
-    out = inputs / 'index'
+    out = args.workdir / 'index'
     if out.exists():
         return
     with progress.clock('loading'):
@@ -200,7 +212,7 @@ def _make_index(args: argparse.Namespace, inputs: pathlib.Path) -> None:
         # Loads TensorFlow and ScaNN: only after the corpus was accepted.
         from zeroplay_jax.retrieval import folder
         from zeroplay_jax.retrieval.lexical import LexicalEncoder
-    source = inputs / 'corpus.jsonl'
+    source = args.workdir / 'corpus.jsonl'
     if args.encoder == 'bm25':
         folder.build(source, out, 'bm25', None)
     else:
@@ -208,12 +220,12 @@ def _make_index(args: argparse.Namespace, inputs: pathlib.Path) -> None:
     _report('index', f'{folder.read_manifest(out)["kind"]} in {out}')
 
 
-def _make_questions(args: argparse.Namespace, inputs: pathlib.Path) -> None:
+def _make_questions(args: argparse.Namespace) -> None:
     """Writes the documents to train on and, without a file of the user, the held-out questions."""
-    documents_path = inputs / 'documents.jsonl'
+    documents_path = args.workdir / 'documents.jsonl'
     if documents_path.exists():
         return
-    source = inputs / 'corpus.jsonl'
+    source = args.workdir / 'corpus.jsonl'
 
     def passages() -> Iterator[Any]:
         with progress.bar(None, 'passages', 'find sentences') as bar:
@@ -224,7 +236,7 @@ def _make_questions(args: argparse.Namespace, inputs: pathlib.Path) -> None:
     count = 0 if args.eval else _QUESTIONS
     split = cloze_files.build(passages, str(args.corpus), count, _SPLIT_SEED, _MAX_DOCUMENTS)
     if count:
-        _write_lines(inputs / 'questions.jsonl', split.questions)
+        _write_lines(args.workdir / 'questions.jsonl', split.questions)
         _report('questions', split)
     else:
         _report('questions', f'those of {args.eval}; {len(split.documents)} passages to train on')
@@ -236,21 +248,20 @@ def _write_lines(path: pathlib.Path, lines: Iterable[Json]) -> None:
     write_text(path, (json.dumps(line, ensure_ascii=False) + '\n' for line in lines))
 
 
-def _remove_refused(workdir: pathlib.Path, inputs: pathlib.Path) -> None:
+def _remove_refused(workdir: pathlib.Path) -> None:
     """Removes what was made of a corpus that is refused, so that the corrected one can take its place."""
     for name in ('corpus.jsonl', 'origin.json'):
-        (inputs / name).unlink(missing_ok=True)
-    # Only empty folders: the user may have put something else there.
+        (workdir / name).unlink(missing_ok=True)
+    # Only an empty folder: the user may have put something else there.
     with contextlib.suppress(OSError):
-        inputs.rmdir()
         workdir.rmdir()
 
 
 def _training_command(args: argparse.Namespace, run_flags: Sequence[str]) -> list[str]:
     """The command line of the run."""
     command = ['zeroplay_jax.main']
-    command.append(f'--config={CONFIGS / _CONFIG}.py:{args.workdir / "inputs"}')
-    command.append(f'--workdir={args.workdir}')
+    command.append(f'--config={CONFIGS / _CONFIG}.py:{args.workdir}')
+    command.append(f'--workdir={args.workdir / _RUN}')
     command.append(f'--config.seed={args.seed}')
     if args.eval is not None:
         command.append(f'--config.eval.file={args.eval}')
@@ -259,17 +270,18 @@ def _training_command(args: argparse.Namespace, run_flags: Sequence[str]) -> lis
 
 def _advice(args: argparse.Namespace) -> str:
     """The command that asks the trained policy, with a question of the evaluation."""
-    config = json.loads((args.workdir / 'config.json').read_text(encoding='utf-8'))
+    config = json.loads((args.workdir / _RUN / 'config.json').read_text(encoding='utf-8'))
     question = files.questions(config['eval']['file'])[0].text
     role = recipe_class(config['recipe']).evaluated_role
     python = pathlib.Path(sys.executable)
     # Shorter and easier to read, where the environment lies in this folder.
     if python.is_relative_to(pathlib.Path.cwd()):
         python = python.relative_to(pathlib.Path.cwd())
-    policy = args.workdir / 'policy' / role
+    policies = args.workdir / _RUN / 'policy'
+    policy = policies / role
     # Shared weights have a name of their own.
     if not policy.exists():
-        policy = min((args.workdir / 'policy').iterdir())
+        policy = min(policies.iterdir())
     command = [str(python), '-m', 'zeroplay_jax.ask', '--policy', str(policy), question]
     return f'ask the trained policy: {shlex.join(command)}'
 
@@ -279,15 +291,14 @@ def _prepare(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]
     args, run_flags = _arguments(argv)
     origin = _origin(args)
     _check_origin(args.workdir, origin)
-    inputs = args.workdir / 'inputs'
     try:
-        _make_corpus(args, inputs, origin)
+        _make_corpus(args, origin)
         # Before the index: a corpus with too few sentences is refused without one.
-        _make_questions(args, inputs)
+        _make_questions(args)
     except (UserError, RetrievalError):
-        _remove_refused(args.workdir, inputs)
+        _remove_refused(args.workdir)
         raise
-    _make_index(args, inputs)
+    _make_index(args)
     return args, _training_command(args, run_flags)
 
 
