@@ -86,6 +86,7 @@ def write_clean(source: pathlib.Path, out: pathlib.Path, passage_words: int) -> 
         raise RetrievalError(
             f'{source}: no such file or folder; give texts (.txt, .md) or passages'
         )
+    # Renamed when complete: an interrupted command leaves no half of a corpus.
     draft = out.with_name(f'.{out.name}.{os.getpid()}')
     try:
         with draft.open('w', encoding='utf-8') as file:

@@ -39,6 +39,7 @@ def problem_of(text: str) -> str | None:
     if len(words) < MIN_WORDS:
         return 'too short'
     common_words = [word for word in words if word.strip('.,;:()"\'') in _COMMON_WORDS]
+    # Lists of names in English have few of them, too, but they have no sentences either.
     enough = 1 if len(words) < _FEW_WORDS else _MIN_COMMON_SHARE * len(words)
     if len(common_words) < enough:
         return 'not English'

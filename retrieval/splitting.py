@@ -25,6 +25,7 @@ def split_text(text: str, max_words: int) -> list[str]:
     for paragraph in split_paragraphs(text):
         for sentence in split_sentences(paragraph):
             sentence_words = sentence.split()
+            # Passages of one length would cut sentences; these are a little shorter instead.
             if words and len(words) + len(sentence_words) > max_words:
                 passages.append(' '.join(words))
                 words = []

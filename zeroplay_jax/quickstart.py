@@ -91,6 +91,7 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
     Raises:
       UserError, RetrievalError: an unknown argument or field, or a file that is not there.
     """
+    # Settings of the run are no arguments of this parser: they are handed on as they are.
     args, run_flags = _parser().parse_known_args(argv)
     schema = packaged_config(_CONFIG)
     for flag in run_flags:
@@ -126,12 +127,14 @@ def _fingerprint(source: pathlib.Path) -> str:
         raise RetrievalError(
             f'{source}: no such file or folder; give texts (.txt, .md) or passages (.jsonl)'
         )
+    # Contents and not times: a copied or unpacked corpus is still the same.
     digest = hashlib.blake2b(digest_size=16)
     with progress.clock('checksum of the corpus'):
         for path in files_of(source):
             # A file that cannot be read is left out of the corpus as well.
             with contextlib.suppress(PermissionError):
                 size = path.stat().st_size
+                # With the size, so that text cannot move from one file to the next unseen.
                 digest.update(f'{text_name(source, path)}\n{size}\n'.encode(errors='replace'))
                 with path.open('rb') as file:
                     while block := file.read(_BLOCK_BYTES):
@@ -165,6 +168,7 @@ def _check_origin(workdir: pathlib.Path, origin: Json) -> None:
             problem = 'is not empty and was not made from a corpus'
             raise UserError(f'{workdir}: {problem}; choose another workdir')
         return
+    # In the order of `_origin`, so that a changed corpus is named first.
     recorded = json.loads(path.read_text(encoding='utf-8'))
     for name, value in origin.items():
         if recorded.get(name) == value:
@@ -194,10 +198,12 @@ def _make_corpus(args: argparse.Namespace, origin: Json) -> None:
     # First, so that an interrupted command can be repeated.
     write_text(args.workdir / 'origin.json', json.dumps(origin, indent=1) + '\n')
     inventory = cleaning.write_clean(args.corpus, out, _PASSAGE_WORDS)
-    _report('corpus', f'{inventory.usable} {inventory.unit}, {inventory.passages} passages')
+    total = inventory.usable + inventory.unusable
+    english = f'{inventory.usable} of {total} {inventory.unit} are English text'
+    _report('corpus', f'{english}; {inventory.passages} passages')
     if inventory.unusable:
+        # Of a file of passages all but empty ones are indexed (see `cleaning.write_clean`).
         consequence = 'left out' if inventory.unit == 'files' else 'not asked about'
-        total = inventory.usable + inventory.unusable
         line = f'{inventory.unusable} of {total} {inventory.unit} are {consequence}: {inventory}'
         print(f'{_NAME}: warning: {args.corpus}: {line}', file=sys.stderr)
 
@@ -233,6 +239,7 @@ def _make_questions(args: argparse.Namespace) -> None:
                 yield item
                 bar.update()
 
+    # Own questions may be about any document, so there is none to hold out.
     count = 0 if args.eval else _QUESTIONS
     split = cloze_files.build(passages, str(args.corpus), count, _SPLIT_SEED, _MAX_DOCUMENTS)
     if count:

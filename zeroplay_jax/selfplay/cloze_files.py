@@ -98,10 +98,11 @@ def build(passages: Passages, source: str, count: int, seed: int, max_documents:
             files.unit = 'passages'
             unit_of = _passage_of
             candidates, files.total = _candidates(passages(), seed, 2 * count, unit_of)
-        # The lowest hashes only, so that a larger count holds out the same documents and further ones.
+        # A prefix of the order by hash, so that a larger count holds out the same documents and further ones.
         max_held_out = int(MAX_SHARE * files.total)
         candidates = dict(itertools.islice(candidates.items(), max_held_out))
         repeats = _repeated_sentences(passages(), candidates)
+        # By document, passage and rank, from which `_take` chooses.
         questions_of = []
         for document in candidates.values():
             questions_of.append([_questions(part, source, seed, repeats) for part in document])
@@ -175,6 +176,7 @@ def _candidates(
         if is_counted:
             keys.add(key)
         if sample.admits(key):
+            # Passages of one document need not follow each other.
             _, document = sample.get(key) or (name, [])
             document.append(passage)
             sample.put(key, (name, document))
@@ -212,6 +214,7 @@ def _training_documents(
     for line, record in passages:
         title, _ = split(record.contents)
         key = hash_key(seed, record.id)
+        # The cheap tests first: splitting into sentences takes most of the time.
         if not sample.admits(key) or unit_of(record.id, title) in held_out:
             continue
         passage = _parse(line, record)
@@ -286,9 +289,11 @@ def _best_cloze(sentence: str, title: str, seed: int) -> Cloze | None:
         )
         if unfit(case.answer, ANSWER_WORDS) is None and not is_given_away:
             cases.append(case)
+    # Words can often be guessed or replaced by others; names and numbers cannot.
     preferred = [case for case in cases if case.kind != 'word'] or cases
     if not preferred:
         return None
+    # By a hash instead of the first: the blank would always be at the start otherwise.
     return preferred[hash_key(seed, sentence) % len(preferred)]
 
 
