@@ -27,6 +27,8 @@ POLICY = ENGLISH_CHECKPOINT if ENGLISH_CHECKPOINT.is_dir() else BUILT_IN_CHECKPO
 SMALL = (
     *MAY_BE_EMPTY,
     f'--config.policy.path={POLICY}',
+    # The tokenizer of the miniature world takes more tokens for the same text.
+    '--config.rollout.prompt_tokens=512',
     '--config.sampler.slots=16',
     '--config.proposer.batch=16',
     '--config.proposer.steps=1',

@@ -46,7 +46,10 @@ FEW = (
 WORLDS = "--config.world.train='(0,4)' --config.world.evaluation='(0,2)'"
 MINI = f'--config.sampler.slots=16 --config.micro.rows=2 --config.eval.questions=2 {WORLDS}'
 # The policy that reads English, where it is there.
-ENGLISH = '' if ENGLISH_CHECKPOINT.is_dir() else '--config.policy.path=zeroplay_jax/mini/base'
+ENGLISH = ''
+if not ENGLISH_CHECKPOINT.is_dir():
+    # The tokenizer of the miniature world takes more tokens for the same text.
+    ENGLISH = '--config.policy.path=zeroplay_jax/mini/base --config.rollout.prompt_tokens=512'
 if 'stop_after_empty_steps' in fields.default_config():
     ENGLISH += ' --config.stop_after_empty_steps=0'
 # How a command that begins so is made small: what is put behind it; a function rewrites it.
