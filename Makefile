@@ -1,11 +1,18 @@
 # All packages are installed in .venv, once, and again when a requirements file changes. Variables:
 #   PYTHON=/path/to/python3   interpreter for .venv (3.11 to 3.13); by default the first one that is found
+#   CORPUS=path               `make quickstart`: a folder of English texts or a file of passages; '': the miniature world
+#   EVAL=file ENCODER=bm25    with CORPUS: questions of your own; another index than ScaNN over hashed words
 #   WORKDIR=folder SEED=n     workdir and seed of `make quickstart`
 #   ARGS='--config.FIELD=VALUE …'  further flags of `make quickstart`
 PYTHON ?=
-WORKDIR ?= runs/quickstart
+CORPUS ?=
+EVAL ?=
+ENCODER ?= lexical
+WORKDIR ?= $(if $(CORPUS),,runs/quickstart)
 SEED ?= 0
 ARGS ?=
+# The shell reads these from its environment, so that blanks and quotes in a path stay as they are.
+export CORPUS EVAL WORKDIR
 
 RUN := .venv/bin/python
 TEST := $(RUN) -m pytest -q
@@ -35,9 +42,14 @@ check: # where .venv exists, its Python is checked
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ -r $<
 	@touch $@
 
-quickstart: .venv/ready ## self-play on this machine, from installation to report
-	@echo '== self-play into $(WORKDIR), seed $(SEED); it can be stopped at any time; the same command resumes it'
-	@$(RUN) -m zeroplay_jax.main --config=configs/quickstart.py --workdir='$(WORKDIR)' --config.seed=$(SEED) $(ARGS)
+quickstart: .venv/ready ## self-play on this machine, from installation to report; CORPUS=folder: on your texts
+ifeq ($(CORPUS),)
+	@echo "== self-play into $$WORKDIR, seed $(SEED); it can be stopped at any time; the same command resumes it"
+	@$(RUN) -m zeroplay_jax.main --config=configs/quickstart.py --workdir="$$WORKDIR" --config.seed=$(SEED) $(ARGS)
+else
+	@$(RUN) -m zeroplay_jax.quickstart --corpus "$$CORPUS" $${WORKDIR:+--workdir "$$WORKDIR"} $${EVAL:+--eval "$$EVAL"} \
+	  --encoder '$(ENCODER)' --seed '$(SEED)' $(ARGS)
+endif
 
 test: .venv/ready-test .venv/tpu-compiler ## all tests except the long ones, in up to four processes
 	@echo '== tests'

@@ -32,6 +32,8 @@ _SCANN_PARAMETERS = (
     'threshold',
     'reorder',
 )
+# Shorter passages would be parts of sentences.
+_MIN_PASSAGE_WORDS = 20
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -63,8 +65,20 @@ def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
     add('--kind', choices=folder.KINDS, default='scann', help=kind_help)
     bad_lines_help = 'leave bad lines of the corpus out instead of stopping'
     add('--skip-bad-lines', action='store_true', help=bad_lines_help)
+    words_help = (
+        'cut long passages and texts into whole sentences of this many words (0: as they are)'
+    )
+    add('--passage-words', type=_word_count, default=0, metavar='N', help=words_help)
     dtype_help = 'type of the vectors on disk'
     add('--dtype', choices=('float32', 'float16'), default='float32', help=dtype_help)
+
+
+def _word_count(text: str) -> int:
+    """An argparse type: 0, or enough words for a sentence."""
+    if not text.isdecimal() or 0 < int(text) < _MIN_PASSAGE_WORDS:
+        message = f'{text!r} words are no passage; give 0, or {_MIN_PASSAGE_WORDS} or more'
+        raise argparse.ArgumentTypeError(message)
+    return int(text)
 
 
 def _add_encoder_arguments(parser: argparse.ArgumentParser) -> None:
@@ -121,6 +135,7 @@ def _run(args: argparse.Namespace) -> None:
         parameters,
         dtype=args.dtype,
         strict=not args.skip_bad_lines,
+        passage_words=args.passage_words,
         stages=stages,
         shard_rows=args.shard_rows,
         host=args.host,

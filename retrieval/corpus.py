@@ -30,7 +30,7 @@ from .lookup import KeyTable, key_hash, write_table
 from .records import Record as Record
 from .records import contents as contents
 from .records import split as split
-from .sources import BadLines
+from .sources import BadLines, holds_texts
 from .sources import files_of as files_of
 from .sources import read as read
 from .types import Passage, RetrievalError, short
@@ -232,7 +232,9 @@ class Written:
     sha256: str
 
 
-def write(source: pathlib.Path, folder: pathlib.Path, strict: bool = True) -> Written:
+def write(
+    source: pathlib.Path, folder: pathlib.Path, strict: bool = True, passage_words: int = 0
+) -> Written:
     """Validates a corpus file as a stream and writes it for random access.
 
     Per passage only a few numbers are held in memory, so that 21 million passages fit.
@@ -241,6 +243,7 @@ def write(source: pathlib.Path, folder: pathlib.Path, strict: bool = True) -> Wr
       source: `.jsonl` or `.tsv`, also `.gz` and `.zst`, or a folder of texts (see `read`).
       folder: an existing folder that gets the files of a corpus.
       strict: stop at the first bad line (False: skip, log and count bad lines).
+      passage_words: see `read`.
 
     Raises:
       RetrievalError: a bad line (strict), a repeated id, no passage at all, a file that cannot be read.
@@ -252,12 +255,12 @@ def write(source: pathlib.Path, folder: pathlib.Path, strict: bool = True) -> Wr
     id_hashes = _Column(np.uint64)
     ends = _Column(np.uint64)
     ends.append(0)
-    documents = _DocumentColumns(by_number=source.is_dir())
+    documents = _DocumentColumns(by_number=holds_texts(source))
     with (
         (folder / 'passages.bin').open('wb') as out,
         progress.bar(None, 'passages', 'read') as bar,
     ):
-        for row, (number, record) in enumerate(read(source, skipped)):
+        for row, (number, record) in enumerate(read(source, skipped, passage_words)):
             line = f'{record.id}\n{record.contents}'.encode()
             # With its length, so that moving a character between two passages changes the digest.
             digest.update(len(line).to_bytes(8, 'little') + line)
@@ -299,10 +302,10 @@ class _DocumentColumns:
     def add(self, row: int, number: int, record: Record) -> None:
         """Adds the next passage; `number` is that of its file in a folder of texts."""
         title, _ = split(record.contents)
-        # Neighbouring files can have the same title, so files are separated by their number.
-        mark = number if self._by_number else title
-        # Passages without a title do not belong together.
-        continues = mark == self._previous and mark != ''
+        # Neighbouring files can have the same title, so files are separated by their number. Passages without a title
+        # belong together only if they were cut from one line.
+        mark = number if self._by_number or not title else title
+        continues = mark == self._previous
         self._previous = mark
         if continues:
             return

@@ -62,6 +62,7 @@ def build(
     *,
     dtype: str = 'float32',
     strict: bool = True,
+    passage_words: int = 0,
     stages: tuple[str, ...] = STAGES,
     shard_rows: int = shards.SHARD_ROWS,
     host: int = 0,
@@ -77,6 +78,7 @@ def build(
       parameters: of `ScannIndex`.
       dtype: of the vectors on disk, float32 or float16.
       strict: see `corpus.write`.
+      passage_words: see `corpus.read`.
       stages: parts to do, in order; several hosts do 'encode', each with its own `host`.
       shard_rows: passages per shard.
       host: number of this host, from 0.
@@ -106,7 +108,7 @@ def build(
     staging.mkdir(parents=True, exist_ok=True)
     # Each stage checks that the previous one was done with the same settings.
     if 'corpus' in stages:
-        _corpus_stage(source, staging, strict)
+        _corpus_stage(source, staging, strict, passage_words)
     if not (staging / 'corpus').is_dir():
         raise RetrievalError(f'{staging}: no corpus in it yet; run the stage corpus first')
     if encoder is not None and 'encode' in stages:
@@ -120,7 +122,9 @@ def build(
         (out / 'plan.json').unlink()
 
 
-def _corpus_stage(source: pathlib.Path, staging: pathlib.Path, strict: bool) -> None:
+def _corpus_stage(
+    source: pathlib.Path, staging: pathlib.Path, strict: bool, passage_words: int
+) -> None:
     """Writes the corpus, unless it is there and was made from the same source."""
     size = 0
     changed = 0
@@ -129,7 +133,11 @@ def _corpus_stage(source: pathlib.Path, staging: pathlib.Path, strict: bool) -> 
         size += status.st_size
         # The time of the last change represents the contents, which take minutes to hash.
         changed = max(changed, status.st_mtime_ns)
-    plan = {'source': str(source.resolve()), 'bytes': size, 'changed': changed, 'strict': strict}
+    plan: dict[str, Any] = {'source': str(source.resolve()), 'bytes': size, 'changed': changed}
+    plan['strict'] = strict
+    # Absent as before this setting existed, so that builds begun by then can be resumed.
+    if passage_words:
+        plan['passage_words'] = passage_words
     plan_path = staging / 'plan.json'
     if (staging / 'corpus').is_dir():
         shards.check_plan(plan_path, plan)
@@ -145,7 +153,7 @@ def _corpus_stage(source: pathlib.Path, staging: pathlib.Path, strict: bool) -> 
     unfinished = staging / '.corpus'
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
-    written = corpus_lib.write(source, unfinished, strict)
+    written = corpus_lib.write(source, unfinished, strict, passage_words)
     summary = {
         'sha256': written.sha256,
         'passages': written.passages,

@@ -16,6 +16,7 @@ from typing import Any
 import zstandard
 
 from .records import Record, contents, split
+from .splitting import split_record, split_text
 from .types import RetrievalError, short
 
 # No passage is longer; the limit bounds the memory that a file of another kind can take.
@@ -26,6 +27,9 @@ WORDS = 100
 _LOGGED_LINES = 10
 
 _TSV_HEADINGS = b'id\ttext\ttitle'
+_TEXT_SUFFIXES = ('.txt', '.md')
+# A longer first line of a text is no title but its first paragraph.
+_TITLE_WORDS = 15
 
 csv.field_size_limit(sys.maxsize)  # LONGEST_LINE is the limit
 
@@ -53,17 +57,22 @@ class BadLines:
             logging.warning('%s:%d: %s; skipped', self.source, number, reason)
 
 
-def read(source: pathlib.Path, skipped: BadLines | None = None) -> Iterator[tuple[int, Record]]:
+def read(
+    source: pathlib.Path, skipped: BadLines | None = None, passage_words: int = 0
+) -> Iterator[tuple[int, Record]]:
     """Yields (line number from 1, passage) of a corpus file, in order.
 
     JSON lines hold {"id": string or whole number, "contents": '"Title"\\ntext'}; other keys are ignored. A TSV is that
     of Wikipedia-18 (Karpukhin et al. 2020, arXiv:2004.04906): columns id, text, title, with one line of headings.
     Of a folder all .txt and .md files are read in the order of their names: the first line of each is its title, the
-    remainder is cut into passages of 100 words. The number is then that of the file instead of the line.
+    remainder is cut into passages of 100 words. The number is then that of the file instead of the line. A single
+    .txt or .md file is read as a folder that holds nothing else.
 
     Args:
       source: a file (.jsonl, .json or .tsv, also .gz and .zst) or a folder.
       skipped: counts bad lines; None makes the first one an error.
+      passage_words: long passages and texts are cut into passages of whole sentences with this many words at most
+        (see `splitting`); 0: passages are as they are in a file, and 100 words of a text.
 
     Raises:
       RetrievalError: a bad line (if `skipped` is None or strict), or a file that cannot be read.
@@ -71,8 +80,8 @@ def read(source: pathlib.Path, skipped: BadLines | None = None) -> Iterator[tupl
     if skipped is None:
         skipped = BadLines(source, strict=True)
     # A folder has no format of its own.
-    if source.is_dir():
-        yield from _read_texts(source, skipped)
+    if holds_texts(source):
+        yield from _read_texts(source, skipped, passage_words)
         return
     is_tsv, parse = _parser_of(source)
     try:
@@ -83,10 +92,11 @@ def read(source: pathlib.Path, skipped: BadLines | None = None) -> Iterator[tupl
                     _check_headings(source, line)
                     continue
                 record = _parse_line(parse, line)
-                if isinstance(record, Record):
-                    yield number, record
-                else:
+                if not isinstance(record, Record):
                     skipped.add(number, record)
+                    continue
+                for part in split_record(record, passage_words):
+                    yield number, part
     except (OSError, EOFError, zstandard.ZstdError) as error:
         # Errors of the operating system have a short text; those of decompressors do not.
         reason = getattr(error, 'strerror', None) or str(error)
@@ -95,21 +105,60 @@ def read(source: pathlib.Path, skipped: BadLines | None = None) -> Iterator[tupl
         ) from error
 
 
+def holds_texts(source: pathlib.Path) -> bool:
+    """Returns whether a source is a folder of texts, or one text."""
+    return source.is_dir() or source.suffix.lower() in _TEXT_SUFFIXES
+
+
 def files_of(source: pathlib.Path) -> list[pathlib.Path]:
     """Returns the files that `read` opens: the source itself, or the texts in a folder."""
     if not source.is_dir():
         return [source]
-    # `rglob` has no fixed order, but row numbers must be reproducible: sorted below.
+    return [path for path in visible_files(source) if path.suffix.lower() in _TEXT_SUFFIXES]
+
+
+def visible_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns all files below a folder but hidden ones, such as those in `.git` and `.venv`."""
     paths = []
-    for path in source.rglob('*'):
-        if path.suffix.lower() in ('.txt', '.md') and path.is_file():
+    for path in folder.rglob('*'):
+        parts = path.relative_to(folder).parts
+        is_hidden = any(part.startswith('.') for part in parts)
+        if not is_hidden and path.is_file():
             paths.append(path)
+    # `rglob` has no fixed order, but row numbers must be reproducible.
     return sorted(paths)
 
 
-def _read_texts(source: pathlib.Path, skipped: BadLines) -> Iterator[tuple[int, Record]]:
+def text_name(source: pathlib.Path, path: pathlib.Path) -> str:
+    """Returns the name of a text, from which the ids of its passages are made."""
+    if path == source:
+        return path.name
+    return path.relative_to(source).as_posix()
+
+
+def split_title(whole_text: str, default: str) -> tuple[str, str]:
+    """Returns (title, text) of a text whose first line may be its title.
+
+    Args:
+      whole_text: content of a file.
+      default: title of a text that begins with a paragraph or has one line only.
+    """
+    first_line, _, text = whole_text.strip().partition('\n')
+    # Markdown headings start with '#'.
+    title = ' '.join(first_line.lstrip('# ').split())
+    is_title = 0 < len(title.split()) <= _TITLE_WORDS and not title.endswith('.')
+    if is_title and text.strip():
+        return title, text
+    return default, whole_text
+
+
+def _read_texts(
+    source: pathlib.Path, skipped: BadLines, passage_words: int
+) -> Iterator[tuple[int, Record]]:
     """Yields (file number from 1, passage) of a folder of texts."""
     files = files_of(source)
+    if not source.exists():
+        raise RetrievalError(f'{source}: cannot be read (no such file); give a text or a folder')
     if not files:
         raise RetrievalError(f'{source}: no .txt or .md file in it; give a folder of texts')
     for number, path in enumerate(files, 1):
@@ -120,19 +169,32 @@ def _read_texts(source: pathlib.Path, skipped: BadLines) -> Iterator[tuple[int, 
             reason = getattr(error, 'reason', error)
             skipped.add(number, f'{path} cannot be read as UTF-8 text ({reason})')
             continue
-        first_line, _, text = whole_text.strip().partition('\n')
-        # Markdown headings start with '#'.
-        title = first_line.lstrip('# ').strip()
-        words = text.split()
-        name = path.relative_to(source).as_posix()
-        # A text with a title only is one passage without words.
-        for part, start in enumerate(range(0, max(len(words), 1), WORDS)):
-            passage_text = ' '.join(words[start : start + WORDS])
-            record = _validated(Record(f'{name}#{part}', contents(title, passage_text)))
+        if passage_words:
+            title, text = split_title(whole_text, default=path.stem)
+            parts = split_text(text, passage_words)
+            if not parts:
+                skipped.add(number, f'{path}: the file is empty')
+        else:
+            first_line, _, text = whole_text.strip().partition('\n')
+            # Markdown headings start with '#'.
+            title = first_line.lstrip('# ').strip()
+            parts = _blocks_of_words(text)
+        name = text_name(source, path)
+        for part_number, passage_text in enumerate(parts):
+            record = _validated(Record(f'{name}#{part_number}', contents(title, passage_text)))
             if isinstance(record, Record):
                 yield number, record
             else:
                 skipped.add(number, f'{path}: {record}')
+
+
+def _blocks_of_words(text: str) -> list[str]:
+    """Returns a text in blocks of `WORDS` words; a text without words is one empty block."""
+    words = text.split()
+    blocks = []
+    for start in range(0, max(len(words), 1), WORDS):
+        blocks.append(' '.join(words[start : start + WORDS]))
+    return blocks
 
 
 def _parser_of(source: pathlib.Path) -> tuple[bool, Callable[[str], Record | str]]:

@@ -23,7 +23,7 @@ FLOORS = (
     {'evaluation', 'configuration'},
     {'training', 'configs'},
     {'api'},
-    {'main', 'evaluate', 'compare', 'ask', 'report', 'inputs'},
+    {'main', 'evaluate', 'compare', 'ask', 'report', 'inputs', 'quickstart'},
 )
 # Heavy or changeable libraries stay behind one door each: where they may be imported.
 DOORS = {
@@ -343,12 +343,49 @@ def test_make_finds_a_python_by_itself_past_a_broken_name(clone):
     assert 'Linux and Python 3.13.1' in said(result)[0]
 
 
-def test_quickstart_passes_workdir_and_seed_on(clone):
-    result = call(clone, 'make', '--dry-run', 'quickstart', 'WORKDIR=some where', 'SEED=7')
-    command = (
-        "-m zeroplay_jax.main --config=configs/quickstart.py --workdir='some where' --config.seed=7"
-    )
-    assert command in result.stdout
+@pytest.fixture
+def fake_environment(clone):
+    """An environment whose Python writes its arguments, one a line."""
+    (clone / '.venv' / 'bin').mkdir(parents=True)
+    python = clone / '.venv' / 'bin' / 'python'
+    python.write_text('#!/bin/sh\nfor argument; do echo "[$argument]"; done\n')
+    python.chmod(0o755)
+    fake(clone, 'python-check', 'exit 0').replace(clone / 'launch' / 'python.sh')
+    (clone / '.venv' / 'ready').touch()
+    return clone
+
+
+def arguments(result):
+    """What the fake Python was called with."""
+    assert result.returncode == 0, result.stderr
+    return [line[1:-1] for line in result.stdout.splitlines() if line.startswith('[')]
+
+
+def test_quickstart_passes_workdir_and_seed_on(fake_environment):
+    result = call(fake_environment, 'make', 'quickstart', 'WORKDIR=some where', 'SEED=7')
+    config = '--config=configs/quickstart.py'
+    assert arguments(result) == [
+        *('-m', 'zeroplay_jax.main', config, '--workdir=some where', '--config.seed=7')
+    ]
+    assert '--workdir=runs/quickstart' in arguments(call(fake_environment, 'make', 'quickstart'))
+
+
+def test_quickstart_passes_a_corpus_on_whatever_is_in_its_path(fake_environment):
+    corpus = """my 'own' "texts" (a, b) & c"""
+    chosen = ['WORKDIR=runs/a b', 'EVAL=the questions.jsonl', 'ENCODER=bm25', 'SEED=7']
+    flags = "ARGS=--config.schedule.hop_ratio='(1,)' --config.solver.steps=1"
+    result = call(fake_environment, 'make', 'quickstart', f'CORPUS={corpus}', *chosen, flags)
+    assert arguments(result) == [
+        *('-m', 'zeroplay_jax.quickstart', '--corpus', corpus, '--workdir', 'runs/a b'),
+        *('--eval', 'the questions.jsonl', '--encoder', 'bm25', '--seed', '7'),
+        *('--config.schedule.hop_ratio=(1,)', '--config.solver.steps=1'),
+    ]
+    # Without a workdir the command chooses one.
+    few = call(fake_environment, 'make', 'quickstart', 'CORPUS=texts')
+    assert arguments(few) == [
+        *('-m', 'zeroplay_jax.quickstart', '--corpus', 'texts', '--encoder', 'lexical'),
+        *('--seed', '0'),
+    ]
 
 
 def test_continuous_integration_runs_lint_and_the_tests(clone):

@@ -144,6 +144,7 @@ def test_the_installed_package_is_the_wheels_and_requires_what_the_project_does(
         'compare',
         'evaluate',
         'inputs',
+        'quickstart',
     ],
 )
 def test_commands_explain_themselves(python, tmp_path, module):

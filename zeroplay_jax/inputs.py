@@ -17,66 +17,13 @@ from typing import TypeVar
 
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.retrieval.command import Parser
-from zeroplay_jax.retrieval.corpus import read
+from zeroplay_jax.retrieval.corpus import Record, read
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime.atomic import write_text
-from zeroplay_jax.selfplay import builders, files
-from zeroplay_jax.types import UserError
+from zeroplay_jax.selfplay import builders, cloze_files, files, inputs_help
+from zeroplay_jax.types import Json, UserError
 
 T = TypeVar('T')
-
-EXAMPLES = """examples:
-  python -m zeroplay_jax.inputs answers --sets nq_train.jsonl,hotpotqa_train.jsonl --out answers.jsonl
-  python -m zeroplay_jax.inputs questions --sets nq_train.jsonl,hotpotqa_train.jsonl --out questions.jsonl
-  python -m zeroplay_jax.inputs documents --corpus wiki-18.jsonl.gz --count 100000 --out documents.jsonl
-
-`python -m zeroplay_jax.inputs answers --help` explains one kind; the other two in the same way.
-"""
-ANSWERS = """Answers that SSP's proposer hides.
-
---sets: a random sample of the first accepted answers of QA training questions, as in the paper (50,000 of NQ,
-HotpotQA and others). Ours: no answer occurs twice in normal form, and yes, no and long answers are left out, because
-no question can be written for which they are the only true answer.
-
---corpus: needs no questions at all. Candidates are the titles of the corpus, without brackets at their end and without
-lists, and mentions that at least two documents share: dates, years, and names of two or more words, which are found by
-their capitals (Latin script). No language model is used. The sample is uniform over distinct candidates.
-
-Lines: {"answer", "source", "line"}; of a corpus also "kind" (title, entity, date) and "document_id".
-"""
-ANSWERS_EXAMPLES = """examples:
-  python -m zeroplay_jax.inputs answers --sets nq_train.jsonl,hotpotqa_train.jsonl --out answers.jsonl
-  python -m zeroplay_jax.inputs answers --corpus wiki-18.jsonl.gz --count 50000 --out answers.jsonl
-"""
-QUESTIONS = """Questions with answers, for DSPO: several sets in one form, shuffled, each question once.
-
-A set is a file, or one of nq, triviaqa, popqa, hotpotqa, 2wikimultihopqa, musique, bamboogle, which are downloaded.
-Those are the held-out questions that papers report on: for config.eval.file and --not-in, not for training.
-
-The answers' field may be called answers, golden_answers, answer or target, or be inside verl's reward_model; answers
-become a list.
-
-Lines: {"question", "answers", "source", "line"}, and "hops" if the set has them.
-"""
-QUESTIONS_EXAMPLES = """examples:
-  python -m zeroplay_jax.inputs questions --sets nq_train.jsonl,hotpotqa_train.jsonl --out questions.jsonl
-  python -m zeroplay_jax.inputs questions --sets nq_train.jsonl,hotpotqa_train.jsonl --count 5000 \\
-      --not-in nq,hotpotqa --out questions.jsonl
-  python -m zeroplay_jax.inputs questions --sets nq --out data/nq_test.jsonl
-"""
-DOCUMENTS = """Documents that a proposer starts from, with the number of hops (Dr. Zero, π-Play) or searches (SCOPE).
-
-A uniform sample of the corpus. Hops are assigned exactly in the ratio, not drawn; a run uses the ratio of its config,
-which should be the same. --types also assigns types of task, equally often; those of SCOPE are long_form_qa,
-summarisation, planning and writing, and its table 6 leaves out one at a time.
-
-Lines: {"title", "text", "source", "document_id", "line", "hops"}, and "type" with --types.
-"""
-DOCUMENTS_EXAMPLES = """examples:
-  python -m zeroplay_jax.inputs documents --corpus wiki-18.jsonl.gz --count 100000 --hops 4:3:2:1 --out documents.jsonl
-  python -m zeroplay_jax.inputs documents --corpus wiki-18.jsonl.gz --count 30000 --hops 4:3:2 \\
-      --types long_form_qa,summarisation,planning,writing --out documents.jsonl
-"""
 
 
 # ---- command line -----------------------------------------------------------------------------------
@@ -120,15 +67,16 @@ def _parser() -> Parser:
     parser = Parser(
         prog='python -m zeroplay_jax.inputs',
         description=__doc__,
-        epilog=EXAMPLES,
+        epilog=inputs_help.EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(
-        dest='kind', required=True, metavar='{answers,questions,documents}'
+        dest='kind', required=True, metavar='{answers,questions,documents,cloze}'
     )
     _add_answers(commands)
     _add_questions(commands)
     _add_documents(commands)
+    _add_cloze(commands)
     return parser
 
 
@@ -165,7 +113,13 @@ def _add_corpus(parser, required: bool = False) -> None:
 
 
 def _add_answers(commands) -> None:
-    parser = _add_command(commands, 'answers', 'answers to hide (SSP)', ANSWERS, ANSWERS_EXAMPLES)
+    parser = _add_command(
+        commands,
+        'answers',
+        'answers to hide (SSP)',
+        inputs_help.ANSWERS,
+        inputs_help.ANSWERS_EXAMPLES,
+    )
     sources = parser.add_mutually_exclusive_group(required=True)
     sources.add_argument(
         '--sets', type=_names, metavar='FILE,…', help='JSON lines of questions with answers'
@@ -195,7 +149,11 @@ def _add_answers(commands) -> None:
 
 def _add_questions(commands) -> None:
     parser = _add_command(
-        commands, 'questions', 'questions with answers (DSPO)', QUESTIONS, QUESTIONS_EXAMPLES
+        commands,
+        'questions',
+        'questions with answers (DSPO)',
+        inputs_help.QUESTIONS,
+        inputs_help.QUESTIONS_EXAMPLES,
     )
     parser.add_argument(
         '--sets',
@@ -222,7 +180,9 @@ def _add_questions(commands) -> None:
 
 def _add_documents(commands) -> None:
     summary = 'documents with hops (Dr. Zero, π-Play, SCOPE)'
-    parser = _add_command(commands, 'documents', summary, DOCUMENTS, DOCUMENTS_EXAMPLES)
+    parser = _add_command(
+        commands, 'documents', summary, inputs_help.DOCUMENTS, inputs_help.DOCUMENTS_EXAMPLES
+    )
     _add_corpus(parser, required=True)
     parser.add_argument(
         '--count', metavar='N', type=_whole_number(1), required=True, help='number of documents'
@@ -243,6 +203,36 @@ def _add_documents(commands) -> None:
         type=_whole_number(1),
         default=20,
         help='shorter passages are left out (20)',
+    )
+
+
+def _add_cloze(commands) -> None:
+    summary = 'held-out questions of any corpus, and documents to train on'
+    parser = _add_command(commands, 'cloze', summary, inputs_help.CLOZE, inputs_help.CLOZE_EXAMPLES)
+    _add_corpus(parser, required=True)
+    parser.add_argument(
+        '--documents',
+        type=pathlib.Path,
+        required=True,
+        metavar='FILE',
+        help='where the documents to train on are written',
+    )
+    parser.add_argument(
+        '--count', metavar='N', type=_whole_number(1), default=240, help='questions (240)'
+    )
+    parser.add_argument(
+        '--most-documents',
+        metavar='N',
+        type=_whole_number(1),
+        default=20_000,
+        help='a larger corpus is sampled (20000)',
+    )
+    parser.add_argument(
+        '--passage-words',
+        metavar='N',
+        type=_whole_number(0),
+        default=0,
+        help='as for python -m zeroplay_jax.retrieval.build (0)',
     )
 
 
@@ -309,6 +299,17 @@ def build(args: argparse.Namespace) -> builders.BuiltFile:
 # ---- report ------------------------------------------------------------------------------------------
 
 
+def _report_cloze(args: argparse.Namespace, built: cloze_files.ClozeFiles) -> str:
+    """What was written, and which flags of a run take it."""
+    flags = [
+        f'--config.eval.file={args.out}',
+        f'--config.eval.questions={len(built.questions)}',
+        f'--config.inputs.documents={args.documents}',
+        '--config.schedule.hop_ratio=(1,)',
+    ]
+    return f'{args.out}: {built}; taken by recipe drzero with {shlex.join(flags)}'
+
+
 def _report(args: argparse.Namespace, built: builders.BuiltFile) -> str:
     """What was written, what was left out, and which run takes it."""
     dropped = [f'{count} {reason}' for reason, count in sorted(built.dropped.items()) if count]
@@ -355,17 +356,40 @@ def _check_out(args: argparse.Namespace) -> None:
     # Inputs are streams: the file would be replaced while it is read.
     if args.out.resolve() in inputs:
         raise UserError(f'--out {args.out} is one of the inputs; choose another file')
+    if args.kind == 'cloze' and args.documents.resolve() in {*inputs, args.out.resolve()}:
+        problem = 'is the corpus or --out'
+        raise UserError(f'--documents {args.documents} {problem}; choose another file')
+
+
+def _write(path: pathlib.Path, lines: Iterable[Json]) -> None:
+    """Writes a file of JSON lines, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, (json.dumps(line, ensure_ascii=False) + '\n' for line in lines))
+
+
+def _run(args: argparse.Namespace) -> str:
+    """Writes what the arguments ask for; returns the report."""
+    if args.kind != 'cloze':
+        built = build(args)
+        _write(args.out, built.lines)
+        return _report(args, built)
+    source = str(args.corpus)
+
+    def passages() -> Iterator[tuple[int, Record]]:
+        return _with_progress(read(args.corpus, None, args.passage_words), source, 'passages')
+
+    split_corpus = cloze_files.build(passages, source, args.count, args.seed, args.most_documents)
+    _write(args.documents, split_corpus.documents)
+    _write(args.out, split_corpus.questions)
+    return _report_cloze(args, split_corpus)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Writes one file; returns the exit status, 2 after a user error, which is one line."""
+    """Writes the files of one kind; returns the exit status, 2 after a user error, which is one line."""
     try:
         args = _parser().parse_args(argv)
         _check_out(args)
-        built = build(args)
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        lines = (json.dumps(line, ensure_ascii=False) + '\n' for line in built.lines)
-        write_text(args.out, lines)
+        report = _run(args)
     except (UserError, RetrievalError) as error:
         print(f'zeroplay_jax.inputs: {error}', file=sys.stderr)
         return 2
@@ -376,7 +400,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print('zeroplay_jax.inputs: stopped; nothing was written', file=sys.stderr)
         return 130
-    print(_report(args, built))
+    print(report)
     return 0
 
 

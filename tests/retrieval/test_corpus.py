@@ -108,7 +108,7 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path, monkeypatch):
     ('name', 'data', 'reason'),
     [
         ('c.jsonl', b'', 'no passage in it'),
-        ('c.txt', b'x', 'unknown format'),
+        ('c.doc', b'x', 'unknown format'),
         ('c.jsonl.gz', b'x', 'cannot be read'),
         ('c.jsonl.gz', gzip.compress(lines())[:-20], 'cannot be read'),
         ('c.jsonl.zst', b'x' * 20, 'cannot be read'),

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from zeroplay_jax.retrieval.sentences import split_sentences
+
 BLANK = '____'
 
 # Shorter sentences leave nothing to search for; longer ones would fill the prompt.
@@ -16,15 +18,13 @@ SENTENCE_WORDS = (8, 30)
 # Words before the blank: a reader recognises the sentence by them.
 LEFT_WORDS = 3
 ANSWER_WORDS = 5
+# Words of 20 characters on average are no words.
+_MAX_CHARACTERS = 20 * SENTENCE_WORDS[1]
+# Characters of tables, code and markup.
+_MARKUP = frozenset('#|`*_<>{}\\')
 
-# A full stop, the quotes or brackets that close the sentence, white space, and the start of another sentence.
-_SENTENCE_END = re.compile(r'(?<=[.!?])["\')\]”’]{0,2}\s+(?=["\'(\[“‘]?[A-Z0-9])')
-# Full stops after these do not end a sentence, nor after initials.
-_ABBREVIATION = re.compile(
-    r'(?:\b(?:Mr|Mrs|Ms|Dr|St|Jr|Sr|Prof|Rev|Gen|Col|Capt|Lt|Sgt|No|Nos|vs|ca|c|b|d|r|ft|approx|est|cf|e\.g|i\.e|U\.S'
-    r'|Ltd|Inc|Co|Corp|Bros|Mt|Ave|Vol|pp|p)|\b[A-Z])\.$'
-)
 _MONTH = 'January|February|March|April|May|June|July|August|September|October|November|December'
+_MONTHS = frozenset(_MONTH.split('|'))
 _DATE = rf'(?:\d{{1,2}} (?:{_MONTH})(?: \d{{4}})?|(?:{_MONTH}) \d{{1,2}}(?:, \d{{4}})?)'
 _NUMBER = r'\d+(?:[.,:]\d+)*'
 _NAME_WORD = r"[A-Z][\w'’-]*\w"
@@ -65,35 +65,20 @@ def sentences(text: str) -> list[str]:
     A passage cut out of an article often starts and ends within a sentence; those parts are left out.
     """
     text = ' '.join(text.split())
-    usable = []
-    for sentence in _split(text):
-        word_count = len(sentence.split())
-        starts_complete = sentence[:1].isupper() or sentence[:1].isdigit()
-        ends_complete = sentence.rstrip('"\')]”’').endswith(('.', '!', '?'))
-        low, high = SENTENCE_WORDS
-        if (
-            starts_complete
-            and ends_complete
-            and low <= word_count <= high
-            and BLANK not in sentence
-        ):
-            usable.append(sentence)
-    return usable
+    return [sentence for sentence in split_sentences(text) if _is_usable(sentence)]
 
 
-def _split(text: str) -> list[str]:
-    parts = []
-    start = 0
-    for boundary in _SENTENCE_END.finditer(text):
-        candidate = text[start : boundary.start()]
-        if _ABBREVIATION.search(candidate):
-            continue
-        # The closing quotes belong to the sentence that they close.
-        end = boundary.start() + len(boundary.group().rstrip())
-        parts.append(text[start:end])
-        start = boundary.end()
-    parts.append(text[start:])
-    return parts
+def _is_usable(sentence: str) -> bool:
+    """Returns whether a sentence is complete, of a usual length and plain text."""
+    starts_complete = sentence[:1].isupper() or sentence[:1].isdigit()
+    ends_complete = sentence.rstrip('"\')]”’').endswith(('.', '!', '?'))
+    if not starts_complete or not ends_complete or len(sentence) > _MAX_CHARACTERS:
+        return False
+    # Control characters, and the underscores of a blank among the markup.
+    if not sentence.isprintable() or not _MARKUP.isdisjoint(sentence):
+        return False
+    min_words, max_words = SENTENCE_WORDS
+    return min_words <= len(sentence.split()) <= max_words
 
 
 def clozes(sentence: str) -> list[Cloze]:
@@ -109,6 +94,9 @@ def clozes(sentence: str) -> list[Cloze]:
             left = sentence[: match.start()]
             is_repeated = lower_sentence.count(answer.lower()) > 1
             if len(left.split()) < LEFT_WORDS or len(answer.split()) > ANSWER_WORDS or is_repeated:
+                continue
+            # Beside it stands the day or year: the date is another case.
+            if kind == 'name' and answer in _MONTHS:
                 continue
             cases.append(Cloze(left, answer, sentence[match.end() :], kind))
     return sorted(cases, key=lambda case: len(case.left))

@@ -8,3 +8,7 @@ PACKAGE = pathlib.Path(__file__).parents[1]
 # The checkpoint behind policy.path=''.
 BUILT_IN_CHECKPOINT = PACKAGE / 'mini' / 'base'
 CONFIGS = PACKAGE / 'configs'
+# A small policy that reads English, for texts of the user (configs/english.py).
+ENGLISH_CHECKPOINT = PACKAGE / 'mini' / 'english' / 'base'
+# Fifteen short texts, to try a corpus of one's own with.
+EXAMPLE_TEXTS = PACKAGE / 'mini' / 'texts'

@@ -1,0 +1,51 @@
+"""Dr. Zero self-play on English texts of your own, with a small policy that reads English.
+
+    make quickstart CORPUS=folder WORKDIR=runs/own SEED=0
+
+builds an index, held-out questions and training documents in runs/own, and then runs
+
+    python -m zeroplay_jax.main --config=configs/english.py:runs/own --workdir=runs/own/run --config.seed=0
+
+The text after the colon is that folder. Questions are sentences with a blank (`python -m zeroplay_jax.inputs cloze`) of
+one hop: a proposer reads a passage and leaves words out of a sentence; a solver searches for the passage and fills them
+in. Made for two CPU cores without a GPU.
+"""
+
+import pathlib
+
+from zeroplay_jax.configs import common
+from zeroplay_jax.settings.paths import ENGLISH_CHECKPOINT
+
+
+def get_config(folder=''):
+    config = common.get_config('drzero')
+    config.policy.path = str(ENGLISH_CHECKPOINT)
+    config.schedule.update(iterations=2, hop_ratio=(1.0,))
+
+    # A passage of 80 words with its title is the longest prompt, three of them the longest observation.
+    config.tools.top_k = 3
+    config.rollout.update(prompt_tokens=320, turn_tokens=96, observation_tokens=480, max_turns=3)
+    config.sampler.update(context=1024, chunk=64)
+    config.micro.update(rows=4, tokens=1024)
+
+    config.proposer.learning_rate = 2e-4
+    config.proposer.steps = 4
+    config.proposer.batch = 32
+
+    config.pool.update(batch=64, batches=5, samples=1)
+
+    config.solver.learning_rate = 3e-4
+    config.solver.steps = 18
+    config.solver.batch = 32
+    config.solver.samples = 5
+
+    config.eval.update(every=6, questions=240)
+    config.checkpoint.every = 5
+
+    config.retrieval.kind = 'folder'
+    if folder:
+        inputs = pathlib.Path(folder)
+        config.retrieval.path = str(inputs / 'index')
+        config.eval.file = str(inputs / 'questions.jsonl')
+        config.inputs.documents = str(inputs / 'documents.jsonl')
+    return config

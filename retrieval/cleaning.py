@@ -1,0 +1,182 @@
+"""Makes a corpus of any folder or file: English passages of whole sentences, and a count of what is unusable."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+
+from . import progress
+from .english import problem_of
+from .records import Record, contents, split
+from .sources import BadLines, files_of, holds_texts, read, split_title, text_name, visible_files
+from .splitting import split_record, split_text
+from .types import RetrievalError
+
+# Suffixes that are named one by one in an error; a folder can hold hundreds.
+_NAMED_SUFFIXES = 4
+
+
+@dataclasses.dataclass
+class Inventory:
+    """What a source holds, in files of a folder of texts, otherwise in passages of the file.
+
+    Attributes:
+      unit: 'files' or 'passages'.
+      usable: number of those in English.
+      problems: reason → number of the others.
+      passages: passages that were written.
+    """
+
+    unit: str
+    usable: int = 0
+    problems: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    passages: int = 0
+
+    def add(self, problem: str | None) -> None:
+        """Counts one; None is a usable one."""
+        if problem is None:
+            self.usable += 1
+        else:
+            self.problems[problem] += 1
+
+    @property
+    def unusable(self) -> int:
+        """Number of those that are not in English."""
+        return self.problems.total()
+
+    def __str__(self) -> str:
+        # The most frequent problem first, equal ones by name: the same line for the same source.
+        ordered = sorted(self.problems.items(), key=lambda item: (-item[1], item[0]))
+        return ', '.join(f'{count} {problem}' for problem, count in ordered)
+
+
+class _CountedLines(BadLines):
+    """Bad lines of a file, counted without a message for each; the first one is remembered."""
+
+    def __init__(self, source: pathlib.Path):
+        super().__init__(source, strict=False)
+        self.first = ''
+
+    def add(self, number: int, reason: str) -> None:
+        """Counts a bad line."""
+        self.count += 1
+        if not self.first:
+            self.first = f'line {number}: {reason}'
+
+
+def write_clean(source: pathlib.Path, out: pathlib.Path, passage_words: int) -> Inventory:
+    """Writes the usable passages of a source as JSON lines, completely or not at all.
+
+    A file in a folder of texts is left out if it is not English prose. A corpus file keeps all passages but empty ones,
+    because single passages can be lists of names, which look like another language.
+
+    Args:
+      source: see `sources.read`.
+      out: JSON lines {'id', 'contents'}; its folder must exist.
+      passage_words: words of a passage at most, see `splitting`.
+
+    Raises:
+      RetrievalError: nothing usable in the source; the line says what is there instead.
+    """
+    if not source.exists():
+        raise RetrievalError(
+            f'{source}: no such file or folder; give texts (.txt, .md) or passages'
+        )
+    # Renamed when complete: an interrupted command leaves no half of a corpus.
+    draft = out.with_name(f'.{out.name}.{os.getpid()}')
+    try:
+        with draft.open('w', encoding='utf-8') as file:
+            if holds_texts(source):
+                inventory = Inventory('files')
+                passages = _text_passages(source, passage_words, inventory)
+            else:
+                inventory = Inventory('passages')
+                passages = _file_passages(source, passage_words, inventory)
+            for record in passages:
+                line = {'id': record.id, 'contents': record.contents}
+                file.write(json.dumps(line, ensure_ascii=False) + '\n')
+                inventory.passages += 1
+        if not inventory.usable:
+            raise RetrievalError(_refusal(source, inventory))
+        os.replace(draft, out)
+    finally:
+        draft.unlink(missing_ok=True)
+    return inventory
+
+
+def _refusal(source: pathlib.Path, inventory: Inventory) -> str:
+    """Returns the error line for a source without a usable text."""
+    total = inventory.unusable
+    description = f'none of its {total} {inventory.unit} can be used ({inventory})'
+    if not total:
+        description = f'there are no {inventory.unit} in it'
+    return f'{source}: {description}; give English prose in .txt or .md files, or as JSON lines of passages'
+
+
+def _text_passages(
+    source: pathlib.Path, passage_words: int, inventory: Inventory
+) -> Iterator[Record]:
+    """Yields the passages of the English texts of a folder, and counts its files."""
+    texts = files_of(source)
+    if source.is_dir():
+        _count_other_files(source, set(texts), inventory)
+    with progress.bar(len(texts), 'files', 'read texts') as bar:
+        for path in texts:
+            whole_text, problem = _read_text(path)
+            inventory.add(problem)
+            bar.update()
+            if problem is not None:
+                continue
+            title, text = split_title(whole_text, default=path.stem)
+            name = text_name(source, path)
+            for number, passage in enumerate(split_text(text, passage_words)):
+                yield Record(f'{name}#{number}', contents(title, passage))
+
+
+def _read_text(path: pathlib.Path) -> tuple[str, str | None]:
+    """Returns (content, problem) of a text file; the content is '' where it cannot be read."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return '', 'unreadable'
+    try:
+        # 'utf-8-sig' drops the byte order mark that some editors write.
+        text = data.decode('utf-8-sig')
+    except UnicodeDecodeError:
+        return '', 'binary' if b'\0' in data else 'not UTF-8'
+    return text, problem_of(text)
+
+
+def _count_other_files(
+    source: pathlib.Path, texts: set[pathlib.Path], inventory: Inventory
+) -> None:
+    """Counts the files of a folder that are no texts, by suffix."""
+    suffixes: collections.Counter[str] = collections.Counter()
+    for path in visible_files(source):
+        if path not in texts:
+            suffixes[path.suffix.lower() or 'without suffix'] += 1
+    for number, (suffix, count) in enumerate(sorted(suffixes.items())):
+        name = suffix if number < _NAMED_SUFFIXES else 'of other formats'
+        inventory.problems[name] += count
+
+
+def _file_passages(
+    source: pathlib.Path, passage_words: int, inventory: Inventory
+) -> Iterator[Record]:
+    """Yields the passages of a corpus file, long ones cut, and counts them."""
+    bad_lines = _CountedLines(source)
+    with progress.bar(None, 'passages', 'read passages') as bar:
+        for _, record in read(source, bad_lines):
+            title, text = split(record.contents)
+            problem = problem_of(text)
+            inventory.add(problem)
+            bar.update()
+            # A title alone is no passage; other texts can at least be found by a search.
+            if problem not in ('empty', 'binary'):
+                yield from split_record(record, passage_words)
+    if bad_lines.count:
+        inventory.problems[f'bad lines (the first: {bad_lines.first})'] += bad_lines.count

@@ -1,0 +1,57 @@
+"""Whether a text is English prose, by its letters and its most frequent words; no model and no dictionary."""
+
+from __future__ import annotations
+
+# Shorter texts hold no sentence that could be asked about.
+MIN_WORDS = 8
+
+# Judged by its beginning: reading all of a long book would take longer than indexing it.
+_SAMPLE_CHARACTERS = 20_000
+_MIN_ASCII_SHARE = 0.8
+_MAX_CONTROL_SHARE = 0.01
+# Frequent words of English that are rare or absent in other languages of the Latin script, so neither 'in' (German,
+# Dutch, Italian), 'on' (French) nor 'a' (Spanish). They are about a quarter of English prose.
+_COMMON_WORDS = frozenset(
+    'the of and to for with by from that which are were its this be it have has been their is was they or as at'.split()
+)
+_MIN_COMMON_SHARE = 0.1
+# One frequent word is enough in a text of a sentence or two.
+_FEW_WORDS = 30
+
+
+def problem_of(text: str) -> str | None:
+    """Returns why a text is not English prose; None if it is.
+
+    Returns:
+      'empty', 'binary', 'not English', 'too short' or None.
+    """
+    sample = text[:_SAMPLE_CHARACTERS]
+    words = sample.lower().split()
+    if not words:
+        return 'empty'
+    if _is_binary(sample):
+        return 'binary'
+    letters = [character for character in sample if character.isalpha()]
+    ascii_letters = [character for character in letters if character.isascii()]
+    # Before the length: other scripts do not separate words by blanks.
+    if len(ascii_letters) < _MIN_ASCII_SHARE * len(letters):
+        return 'not English'
+    if len(words) < MIN_WORDS:
+        return 'too short'
+    common_words = [word for word in words if word.strip('.,;:()"\'') in _COMMON_WORDS]
+    # Lists of names in English have few of them, too, but they have no sentences either.
+    enough = 1 if len(words) < _FEW_WORDS else _MIN_COMMON_SHARE * len(words)
+    if len(common_words) < enough:
+        return 'not English'
+    return None
+
+
+def _is_binary(sample: str) -> bool:
+    """Returns whether a text has characters that no text editor writes."""
+    if '\0' in sample:
+        return True
+    control_characters = 0
+    for character in sample:
+        if not character.isprintable() and not character.isspace() and ord(character) < 0xA0:
+            control_characters += 1
+    return control_characters > _MAX_CONTROL_SHARE * len(sample)

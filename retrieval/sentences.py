@@ -1,0 +1,63 @@
+"""Paragraphs and sentences of plain English text, found by punctuation alone."""
+
+from __future__ import annotations
+
+import re
+
+# A full stop, the quotes or brackets that close the sentence, white space, and the start of another sentence.
+_SENTENCE_END = re.compile(r'(?<=[.!?])["\')\]”’]{0,2}\s+(?=["\'(\[“‘]?[A-Z0-9])')
+# Full stops after these do not end a sentence, nor after initials.
+_ABBREVIATION = re.compile(
+    r'(?:\b(?:Mr|Mrs|Ms|Dr|St|Jr|Sr|Prof|Rev|Gen|Col|Capt|Lt|Sgt|No|Nos|vs|ca|c|b|d|r|ft|approx|est|cf|e\.g|i\.e|U\.S'
+    r'|Ltd|Inc|Co|Corp|Bros|Mt|Ave|Vol|pp|p)|\b[A-Z])\.$'
+)
+# The longest abbreviation with its full stop, and the character before it.
+_ABBREVIATION_LENGTH = 8
+# Headings, list items, table rows and quotations of Markdown start a paragraph of their own.
+_BLOCK_MARKS = ('#', '-', '*', '+', '|', '>', '```')
+# Text that is wrapped by hand has lines of about 70 characters; shorter lines are headings and verses.
+_WRAPPED_LINE = 40
+
+
+def split_sentences(text: str) -> list[str]:
+    """Returns the sentences of a text without line ends, in order; what follows the last full stop is one, too."""
+    parts = []
+    start = 0
+    for boundary in _SENTENCE_END.finditer(text):
+        end_of_words = boundary.start()
+        # Only the end is searched: a text full of initials would take quadratic time otherwise.
+        tail = text[max(start, end_of_words - _ABBREVIATION_LENGTH) : end_of_words]
+        if _ABBREVIATION.search(tail):
+            continue
+        # The closing quotes belong to the sentence that they close.
+        end = end_of_words + len(boundary.group().rstrip())
+        parts.append(text[start:end])
+        start = boundary.end()
+    parts.append(text[start:])
+    return parts
+
+
+def split_paragraphs(text: str) -> list[str]:
+    """Returns the paragraphs of a text, each with single blanks between its words; empty ones are left out.
+
+    Paragraphs end at blank lines, and at the end of a line unless the line was wrapped by hand: it is long and the
+    sentence continues in the next one.
+    """
+    paragraphs: list[list[str]] = []
+    continues = False
+    for line in text.splitlines():
+        words = line.split()
+        if not words:
+            continues = False
+            continue
+        starts_block = words[0].startswith(_BLOCK_MARKS)
+        if continues and not starts_block:
+            paragraphs[-1].extend(words)
+        else:
+            paragraphs.append(words)
+        ends_sentence = words[-1].rstrip('"\')]”’').endswith(('.', '!', '?', ':'))
+        continues = len(line) >= _WRAPPED_LINE and not ends_sentence
+        # A heading takes one line, however long.
+        if words[0].startswith('#'):
+            continues = False
+    return [' '.join(words) for words in paragraphs]

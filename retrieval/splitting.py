@@ -1,0 +1,57 @@
+"""Cuts long texts into passages of whole sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .records import Record, contents, split
+from .sentences import split_paragraphs, split_sentences
+
+# A passage that is longer by up to this factor stays whole: halves of a passage of Wikipedia-18 say little.
+TOLERANCE = 1.5
+
+
+def split_text(text: str, max_words: int) -> list[str]:
+    """Returns passages of whole sentences that have all words of a text in order.
+
+    A sentence that is longer than a passage is cut between words. Words are separated by single blanks.
+
+    Args:
+      text: any text; without words it gives no passage.
+      max_words: words of a passage at most.
+    """
+    passages = []
+    words: list[str] = []
+    for paragraph in split_paragraphs(text):
+        for sentence in split_sentences(paragraph):
+            sentence_words = sentence.split()
+            # Passages of one length would cut sentences; these are a little shorter instead.
+            if words and len(words) + len(sentence_words) > max_words:
+                passages.append(' '.join(words))
+                words = []
+            # All but the last part of a sentence that is longer than a passage.
+            last_start = (len(sentence_words) - 1) // max_words * max_words
+            for start in range(0, last_start, max_words):
+                passages.append(' '.join(sentence_words[start : start + max_words]))
+            words.extend(sentence_words[last_start:])
+    if words:
+        passages.append(' '.join(words))
+    return passages
+
+
+def split_record(record: Record, max_words: int) -> Iterator[Record]:
+    """Yields a passage as it is, or if it is too long the passages that it is cut into.
+
+    Parts have the title of the whole and its id with '#' and their number from 0. Consecutive passages with the same
+    title are one document, so `open` shows the whole.
+
+    Args:
+      record: a passage of a corpus file.
+      max_words: words of a passage at most; a text of up to `TOLERANCE` times as many is not cut; 0 cuts nothing.
+    """
+    title, text = split(record.contents)
+    if not max_words or len(text.split()) <= TOLERANCE * max_words:
+        yield record
+        return
+    for number, part in enumerate(split_text(text, max_words)):
+        yield Record(f'{record.id}#{number}', contents(title, part))

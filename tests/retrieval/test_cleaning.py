@@ -1,0 +1,129 @@
+"""Any folder or file as a corpus: what is unusable is counted, and a source with nothing usable is refused."""
+
+import json
+import os
+
+import pytest
+
+from zeroplay_jax.retrieval import cleaning, corpus
+from zeroplay_jax.retrieval.english import problem_of
+from zeroplay_jax.retrieval.types import RetrievalError
+
+ENGLISH = 'The town of Lomi lies on the river Gumu and was founded by monks in the year 1203. It has a bridge.'
+GERMAN = (
+    'Die Stadt liegt am Ufer des Flusses und wurde im Jahr 1203 von Mönchen gegründet. Heute leben dort vierzigtausend '
+    'Menschen, die vor allem in der Industrie und im Handel arbeiten. Das alte Rathaus war bis 1890 in Gebrauch.'
+)
+OTHER_LANGUAGES = (
+    GERMAN,
+    "La ville est située sur la rive du fleuve et fut fondée en 1203 par des moines. Aujourd'hui, quarante mille "
+    "personnes y vivent, qui travaillent surtout dans l'industrie et le commerce.",
+    'La ciudad se encuentra a la orilla del río y fue fundada en 1203 por unos monjes. Hoy viven allí cuarenta mil '
+    'personas, que trabajan sobre todo en la industria y el comercio.',
+    'De stad ligt aan de oever van de rivier en werd in 1203 gesticht door monniken. Tegenwoordig is het een stad met '
+    'veertigduizend inwoners, die vooral in de industrie of de handel werken.',
+    'Город стоит на берегу реки и был основан монахами.',
+    '这座城市位于河边。' * 20,
+    'المدينة تقع على ضفة النهر',
+)
+
+
+@pytest.mark.parametrize('text', OTHER_LANGUAGES)
+def test_other_languages_are_recognised(text):
+    assert problem_of(text) == 'not English'
+
+
+@pytest.mark.parametrize(
+    ('text', 'problem'),
+    [
+        (ENGLISH, None),
+        (' \n', 'empty'),
+        ('Lomi is a town.', 'too short'),
+        ('\0ELF' * 30, 'binary'),
+        ('The \x01\x02\x03 of ' * 30, 'binary'),
+        ('1234 5678 ' * 30, 'not English'),
+    ],
+)
+def test_texts_are_judged(text, problem):
+    assert problem_of(text) == problem
+
+
+def mixed_folder(folder):
+    """One usable text of nine files."""
+    (folder / 'deeper').mkdir(parents=True)
+    (folder / 'deeper' / 'lomi.txt').write_text(f'Lomi\n{ENGLISH}')
+    (folder / 'a.txt').write_bytes(b'\xff\xfe\x00\x01')
+    (folder / 'b.md').write_text('')
+    (folder / 'c.txt').write_bytes('Größe und Maß'.encode('latin-1'))
+    (folder / 'd.txt').write_text(GERMAN)
+    (folder / 'e.txt').write_text('Short.')
+    for number in range(3):
+        (folder / f'{number}.pdf').write_bytes(b'%PDF')
+
+
+def test_unusable_files_are_counted_and_left_out(tmp_path):
+    mixed_folder(tmp_path / 'texts')
+    out = tmp_path / 'out.jsonl'
+    inventory = cleaning.write_clean(tmp_path / 'texts', out, 80)
+    assert (inventory.usable, inventory.unusable, inventory.passages) == (1, 8, 1)
+    assert str(inventory) == '3 .pdf, 1 binary, 1 empty, 1 not English, 1 not UTF-8, 1 too short'
+    line = json.loads(out.read_text())
+    assert line == {'id': 'deeper/lomi.txt#0', 'contents': corpus.contents('Lomi', ENGLISH)}
+
+
+def refused(source, tmp_path):
+    """The line that refuses a source; nothing may be written."""
+    before = sorted(tmp_path.rglob('*'))
+    with pytest.raises(RetrievalError) as caught:
+        cleaning.write_clean(source, tmp_path / 'out.jsonl', 80)
+    assert sorted(tmp_path.rglob('*')) == before
+    text = str(caught.value)
+    assert '\n' not in text and str(source) in text
+    return text
+
+
+def test_a_folder_with_nothing_usable_is_refused_with_what_is_in_it(tmp_path):
+    mixed_folder(tmp_path / 'texts')
+    (tmp_path / 'texts' / 'deeper' / 'lomi.txt').unlink()
+    text = refused(tmp_path / 'texts', tmp_path)
+    assert 'none of its 8 files can be used (3 .pdf, 1 binary, ' in text
+
+
+def test_other_sources_with_nothing_usable_are_refused(tmp_path):
+    (tmp_path / 'empty').mkdir()
+    assert 'there are no files in it' in refused(tmp_path / 'empty', tmp_path)
+    assert 'no such file or folder' in refused(tmp_path / 'none', tmp_path)
+    (tmp_path / 'c.jsonl').write_text('{}\n[1]\n')
+    assert '2 bad lines (the first: line 1: not an object' in refused(
+        tmp_path / 'c.jsonl', tmp_path
+    )
+    (tmp_path / 'd.jsonl').write_text('')
+    assert 'there are no passages in it' in refused(tmp_path / 'd.jsonl', tmp_path)
+    (tmp_path / 'e.pdf').write_bytes(b'%PDF')
+    assert 'unknown format' in refused(tmp_path / 'e.pdf', tmp_path)
+    record = {'id': '1', 'contents': corpus.contents('Lomi', GERMAN)}
+    (tmp_path / 'f.jsonl').write_text(json.dumps(record) + '\n')
+    assert 'none of its 1 passages can be used (1 not English)' in refused(
+        tmp_path / 'f.jsonl', tmp_path
+    )
+
+
+def test_a_corpus_file_keeps_lists_and_loses_empty_passages_and_bad_lines(tmp_path):
+    texts = [ENGLISH, 'Nat Lofthouse 1952 Ted Drake 1955', '', GERMAN]
+    lines = [json.dumps({'id': str(i), 'contents': f'"T{i}"\n{t}'}) for i, t in enumerate(texts)]
+    source = tmp_path / 'c.jsonl'
+    source.write_text('\n'.join([*lines, 'no JSON']))
+    inventory = cleaning.write_clean(source, tmp_path / 'out.jsonl', 80)
+    assert (inventory.usable, inventory.passages) == (1, 3)
+    assert inventory.problems.total() == 4 and 'bad lines' in str(inventory)
+
+
+def test_a_file_without_permission_is_counted(tmp_path):
+    (tmp_path / 'texts').mkdir()
+    (tmp_path / 'texts' / 'lomi.txt').write_text(f'Lomi\n{ENGLISH}')
+    locked = tmp_path / 'texts' / 'locked.txt'
+    locked.write_text(ENGLISH)
+    locked.chmod(0)
+    if os.access(locked, os.R_OK):
+        pytest.skip('root reads every file')
+    assert str(cleaning.write_clean(tmp_path / 'texts', tmp_path / 'o', 80)) == '1 unreadable'

@@ -1,0 +1,194 @@
+"""Long texts are cut into passages of whole sentences: no word is lost, and none is in two passages."""
+
+import itertools
+import json
+import pathlib
+import random
+import time
+
+import pytest
+
+from zeroplay_jax.retrieval import build, corpus, folder, sources, splitting
+from zeroplay_jax.retrieval.documents import document_page
+from zeroplay_jax.retrieval.sentences import split_paragraphs, split_sentences
+from zeroplay_jax.retrieval.types import RetrievalError
+
+SHARED = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'corpus.jsonl'
+WORDS = (
+    'Lomi',
+    'was',
+    'born',
+    'in',
+    '1903.',
+    'Dr.',
+    '"Why?"',
+    '漢字。',
+    '-',
+    '#',
+    'U.S.',
+    'A.',
+    '\x00',
+    'ß' * 90,
+)
+SPACES = (' ', ' ', ' ', '\n', '\n\n', '\t', '\u2028', '\x0b', '\r\n')
+
+
+def hostile_text(seed):
+    """Any words with any white space between them."""
+    rng = random.Random(seed)
+    count = rng.choice([0, 1, 7, 300])
+    return ''.join(rng.choice(WORDS) + rng.choice(SPACES) for _ in range(count))
+
+
+@pytest.mark.parametrize('max_words', [20, 80])
+@pytest.mark.parametrize('seed', range(30))
+def test_passages_have_all_words_in_order_and_none_is_too_long(seed, max_words):
+    text = hostile_text(seed)
+    passages = splitting.split_text(text, max_words)
+    assert ' '.join(passages).split() == text.split()
+    assert all(0 < len(passage.split()) <= max_words for passage in passages)
+    assert splitting.split_text(text, max_words) == passages
+
+
+def test_a_passage_ends_where_a_sentence_ends():
+    sentence = 'The founder of Lomi was born in Gumu in the year 1903.'
+    passages = splitting.split_text(' '.join([sentence] * 20), 80)
+    assert passages == [' '.join([sentence] * count) for count in (6, 6, 6, 2)]
+
+
+def test_a_sentence_that_is_longer_than_a_passage_is_cut_between_words():
+    words = [f'w{number}' for number in range(205)]
+    passages = splitting.split_text('A short one. Start ' + ' '.join(words) + '. Another one.', 80)
+    assert [len(passage.split()) for passage in passages] == [3, 80, 80, 48]
+    assert passages[0] == 'A short one.'
+
+
+def test_a_long_text_of_initials_or_without_blanks_takes_little_time():
+    started = time.monotonic()
+    for text in (
+        'A. ' * 100_000,
+        'x' * 1_000_000,
+        'word ' * 300_000,
+        '.' * 300_000,
+        '") ' * 100_000,
+    ):
+        splitting.split_text(text, 80)
+    assert time.monotonic() - started < 20
+
+
+def test_sentences_keep_their_quotes_and_do_not_end_at_abbreviations():
+    text = (
+        'Dr. J. Smith met Mr. Jones. "Is it No. 5?" (He asked.) It was e.g. in St. Gallen. 12 came'
+    )
+    parts = split_sentences(text)
+    assert parts == [
+        'Dr. J. Smith met Mr. Jones.',
+        '"Is it No. 5?"',
+        '(He asked.)',
+        'It was e.g. in St. Gallen.',
+        '12 came',
+    ]
+
+
+def test_lines_wrapped_by_hand_are_one_paragraph_and_headings_are_not():
+    wrapped = (
+        'The founder of the town was born in Gumu and\nmoved to Lomi when he was ten years old.'
+    )
+    text = f'# A heading\n{wrapped}\nShort line\n\nNext one.\n- item one of a list that is rather long, longer\n- two'
+    assert split_paragraphs(text) == [
+        '# A heading',
+        wrapped.replace('\n', ' '),
+        'Short line',
+        'Next one.',
+        '- item one of a list that is rather long, longer',
+        '- two',
+    ]
+
+
+def test_real_passages_keep_their_words():
+    if not SHARED.is_file():
+        pytest.skip('the shared corpus is not here')
+    with SHARED.open() as lines:
+        for line in itertools.islice(lines, 0, None, 37):
+            _, text = corpus.split(json.loads(line)['contents'])
+            assert ' '.join(splitting.split_text(text, 40)).split() == text.split()
+
+
+LONG = ' '.join(f'Sentence number {number} is about the river of Lomi.' for number in range(60))
+
+
+def lines_file(path, *records):
+    path.write_text(''.join(json.dumps({'id': i, 'contents': c}) + '\n' for i, c in records))
+    return path
+
+
+def test_only_long_passages_of_a_file_are_cut(tmp_path):
+    short = '"Gumu"\n' + ' '.join(['word'] * 120)
+    source = lines_file(
+        tmp_path / 'c.jsonl', ('a', short), ('b', f'"Lomi"\n{LONG}'), ('c', '"T"\n')
+    )
+    records = [record for _, record in sources.read(source, passage_words=80)]
+    assert records[0] == corpus.Record('a', short) and records[-1].id == 'c'
+    parts = records[1:-1]
+    assert [part.id for part in parts] == [f'b#{number}' for number in range(len(parts))]
+    titles, texts = zip(*(corpus.split(part.contents) for part in parts))
+    assert set(titles) == {'Lomi'} and ' '.join(texts) == LONG
+    assert [record for _, record in sources.read(source)] == [
+        corpus.Record(i, c) for i, c in (('a', short), ('b', f'"Lomi"\n{LONG}'), ('c', '"T"\n'))
+    ]
+
+
+def test_cut_passages_are_one_document_with_and_without_a_title(tmp_path):
+    source = lines_file(
+        tmp_path / 'c.jsonl', ('a', LONG), ('b', f'"Lomi"\n{LONG}'), ('c', 'untitled')
+    )
+    out = tmp_path / 'out'
+    out.mkdir()
+    corpus.write(source, out, passage_words=80)
+    stored = corpus.Corpus(out)
+    for reference in ('a#0', 'a#3', 'b#2', 'Lomi'):
+        page = document_page(stored, reference, words_per_page=10_000)
+        assert page.text == LONG
+    assert len(stored.find_document('c')) == 1
+
+
+def test_texts_get_the_title_of_their_first_line_or_of_their_file(tmp_path):
+    (tmp_path / 'a.md').write_text(f'# Lomi\n\n{LONG}')
+    (tmp_path / 'b.txt').write_text(LONG)
+    (tmp_path / 'c.txt').write_text('')
+    (tmp_path / 'd.txt').write_text('Only one line.')
+    skipped = sources.BadLines(tmp_path, strict=False)
+    records = [record for _, record in sources.read(tmp_path, skipped, passage_words=80)]
+    texts = {}
+    for record in records:
+        title, text = corpus.split(record.contents)
+        texts[title] = f'{texts.get(title, "")} {text}'.strip()
+    assert texts == {'Lomi': LONG, 'b': LONG, 'd': 'Only one line.'}
+    assert skipped.count == 1 and records[0].id == 'a.md#0'
+
+
+def test_one_text_is_a_corpus(tmp_path):
+    path = tmp_path / 'book.txt'
+    path.write_text(f'Lomi\n{LONG}')
+    records = [record for _, record in sources.read(path, passage_words=80)]
+    assert len(records) > 3 and records[1].id == 'book.txt#1'
+
+
+def test_the_build_command_cuts_passages(tmp_path, capsys):
+    source = lines_file(tmp_path / 'c.jsonl', ('a', f'"Lomi"\n{LONG}'), ('b', '"Gumu"\nA town.'))
+    arguments = ['--corpus', str(source), '--kind', 'bm25', '--out']
+    build.main([*arguments, str(tmp_path / 'cut'), '--passage-words', '80'])
+    build.main([*arguments, str(tmp_path / 'whole')])
+    assert folder.read_manifest(tmp_path / 'whole')['corpus']['passages'] == 2
+    assert folder.read_manifest(tmp_path / 'cut')['corpus']['passages'] > 6
+    for words in ('5', '-1', 'x'):
+        with pytest.raises(SystemExit) as caught:
+            build.main([*arguments, str(tmp_path / 'no'), '--passage-words', words])
+        assert caught.value.code == 2 and capsys.readouterr().err.count('\n') == 1
+
+
+def test_an_unfinished_build_with_other_passages_is_refused(tmp_path):
+    source = lines_file(tmp_path / 'c.jsonl', ('a', f'"Lomi"\n{LONG}'))
+    folder.build(source, tmp_path / 'i', 'bm25', None, passage_words=80, stages=('corpus',))
+    with pytest.raises(RetrievalError, match='passage_words was 80'):
+        folder.build(source, tmp_path / 'i', 'bm25', None)

@@ -1,0 +1,311 @@
+"""A corpus of one's own from end to end: passages, index, held-out questions, self-play, report, ask."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from zeroplay_jax import quickstart
+from zeroplay_jax.configs import common, english
+from zeroplay_jax.configuration import rules
+from zeroplay_jax.retrieval import folder
+from zeroplay_jax.retrieval.corpus import split
+from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT, ENGLISH_CHECKPOINT, EXAMPLE_TEXTS
+from zeroplay_jax.types import UserError
+
+ROOT = pathlib.Path(__file__).parents[1]
+# The field of the checks for runs that train nothing, where this version has it: so few steps may all be empty.
+MAY_BE_EMPTY = ('--config.stop_after_empty_steps=0',)
+if 'stop_after_empty_steps' not in common.get_config():
+    MAY_BE_EMPTY = ()
+POLICY = ENGLISH_CHECKPOINT if ENGLISH_CHECKPOINT.is_dir() else BUILT_IN_CHECKPOINT
+SMALL = (
+    *MAY_BE_EMPTY,
+    f'--config.policy.path={POLICY}',
+    # The tokenizer of the miniature world takes more tokens for the same text.
+    '--config.rollout.prompt_tokens=512',
+    '--config.sampler.slots=16',
+    '--config.proposer.batch=16',
+    '--config.proposer.steps=1',
+    '--config.pool.batch=8',
+    '--config.pool.batches=1',
+    '--config.solver.batch=4',
+    '--config.solver.steps=1',
+    '--config.solver.samples=3',
+    '--config.reward.solves=2',
+    '--config.schedule.iterations=1',
+    '--config.micro.rows=2',
+    '--config.eval.questions=4',
+    '--config.eval.every=0',
+)
+
+
+def call(module, *arguments, cwd=ROOT):
+    environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '', 'PYTHONPATH': str(ROOT)}
+    command = [sys.executable, '-m', f'zeroplay_jax.{module}', *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=400
+    )
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope='module')
+def played(tmp_path_factory):
+    """(workdir, what the command wrote) of a run on the example texts; there is a blank in every path."""
+    place = tmp_path_factory.mktemp('my own')
+    shutil.copytree(EXAMPLE_TEXTS, place / 'the texts')
+    (place / 'the texts' / 'picture.png').write_bytes(b'\x89PNG')
+    done = call('quickstart', '--corpus=the texts', '--workdir=runs/a b', *SMALL, cwd=place)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return place / 'runs' / 'a b', done
+
+
+def test_every_step_says_what_it_made(played):
+    _, done = played
+    text = done.stdout
+    assert '== corpus: 15 of 16 files are English text; 48 passages' in text
+    assert '== questions: 78 questions of 6 held-out documents (of 15), 30 passages' in text
+    assert '== index: scann in runs/a b/index' in text
+    assert 'Exact match on held-out questions' in text
+    assert 'the report is runs/a b/run/report.html' in text
+    assert 'warning: the texts: 1 of 16 files are left out: 1 .png' in done.stderr
+
+
+def test_the_run_has_a_report_a_policy_and_a_real_index(played):
+    workdir, _ = played
+    assert (workdir / 'run' / 'report.html').is_file()
+    summary = json.loads((workdir / 'run' / 'summary.json').read_text())
+    # Self-play without questions from outside.
+    assert summary['external_items'] == 0
+    assert (workdir / 'run' / 'policy' / 'solver' / 'model.safetensors').is_file()
+    manifest = folder.verify(workdir / 'index')
+    assert manifest['kind'] == 'scann' and manifest['corpus']['passages'] == 48
+
+
+def test_training_never_draws_a_held_out_document(played):
+    workdir, _ = played
+    titles = {split(line['contents'])[0] for line in lines(workdir / 'corpus.jsonl')}
+    held_out = {question['title'] for question in lines(workdir / 'questions.jsonl')}
+    log = (workdir / 'run' / 'tasks.jsonl').read_text()
+    drawn = {title for title in titles if json.dumps(title) in log}
+    prompts = (workdir / 'run' / 'trajectories.jsonl').read_text()
+    assert len(held_out) == 6 and drawn and not drawn & held_out
+    shown = {title for title in titles if f'Document: (Title: {title})' in prompts}
+    assert shown and not shown & held_out
+
+
+def test_the_printed_command_asks_the_trained_policy(played):
+    workdir, done = played
+    (advice,) = [line for line in done.stdout.splitlines() if line.startswith('ask the trained')]
+    command = advice.partition(': ')[2]
+    assert '____' in command
+    place = workdir.parents[1]
+    environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '', 'PYTHONPATH': str(ROOT)}
+    asked = subprocess.run(
+        ['bash', '-c', command],
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert asked.returncode == 0, asked.stderr[-2000:]
+    # What the policy writes is up to the policy.
+    assert 'answer' in asked.stdout
+
+
+def test_the_same_command_repeats_no_step(played):
+    workdir, _ = played
+    place = workdir.parents[1]
+    before = {path: path.stat().st_mtime_ns for path in workdir.glob('*')}
+    trained = (workdir / 'run' / 'policy' / 'solver' / 'model.safetensors').read_bytes()
+    again = call('quickstart', '--corpus=the texts', '--workdir=runs/a b', *SMALL, cwd=place)
+    assert again.returncode == 0, again.stderr[-2000:]
+    assert again.stdout.count('== ') == 1 and 'the report is' in again.stdout
+    after = {path: path.stat().st_mtime_ns for path in workdir.glob('*')}
+    assert {p: t for p, t in after.items() if p.name != 'run'} == {
+        p: t for p, t in before.items() if p.name != 'run'
+    }
+    assert trained == (workdir / 'run' / 'policy' / 'solver' / 'model.safetensors').read_bytes()
+
+
+# ---- without a run ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def texts(tmp_path):
+    return shutil.copytree(EXAMPLE_TEXTS, tmp_path / 'texts')
+
+
+def prepare(*arguments):
+    """What `main` does before the run; returns the run's command line."""
+    return quickstart._prepare(list(map(str, arguments)))[1]
+
+
+def contents(workdir):
+    return {path.name: path.read_bytes() for path in workdir.iterdir() if path.is_file()}
+
+
+def test_bm25_and_own_questions(texts, tmp_path):
+    own = tmp_path / 'own questions.jsonl'
+    own.write_text(json.dumps({'question': 'Who discovered Titan?', 'answer': 'Huygens'}) + '\n')
+    workdir = tmp_path / 'w'
+    arguments = ('--corpus', texts, '--workdir', workdir, '--encoder=bm25', '--eval', own)
+    command = prepare(*arguments, '--seed=3', '--config.solver.steps=1')
+    assert folder.read_manifest(workdir / 'index')['kind'] == 'bm25'
+    assert not (workdir / 'questions.jsonl').exists()
+    # Nothing is held out: all documents can be trained on.
+    assert len({line['title'] for line in lines(workdir / 'documents.jsonl')}) == 15
+    assert command[-3:] == [
+        '--config.seed=3',
+        f'--config.eval.file={own}',
+        '--config.solver.steps=1',
+    ]
+
+
+def test_an_interrupted_command_gives_the_same_files(texts, tmp_path, monkeypatch):
+    whole, stopped = tmp_path / 'whole', tmp_path / 'stopped'
+    prepare('--corpus', texts, '--workdir', whole, '--encoder=bm25')
+    for step in ('_make_questions', '_make_index'):
+        with monkeypatch.context() as patch:
+            patch.setattr(quickstart, step, interrupt)
+            with pytest.raises(SystemExit) as caught:
+                quickstart.main([f'--corpus={texts}', f'--workdir={stopped}', '--encoder=bm25'])
+            assert caught.value.code == 130
+    prepare('--corpus', texts, '--workdir', stopped, '--encoder=bm25')
+    assert contents(whole) == contents(stopped)
+    assert folder.fingerprint(whole / 'index') == folder.fingerprint(stopped / 'index')
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def refused(capsys, *arguments):
+    """The one line with which the command ends."""
+    with pytest.raises(SystemExit) as caught:
+        quickstart.main(list(map(str, arguments)))
+    captured = capsys.readouterr()
+    assert caught.value.code == 2 and captured.err.count('\n') == 1, captured.err
+    assert captured.err.startswith('zeroplay_jax: ')
+    return captured.err
+
+
+def test_a_workdir_of_something_else_is_refused(texts, tmp_path, capsys):
+    workdir = tmp_path / 'w'
+    prepare('--corpus', texts, '--workdir', workdir, '--encoder=bm25')
+    before = contents(workdir)
+    arguments = (f'--corpus={texts}', f'--workdir={workdir}')
+    assert 'was begun with encoder bm25, not lexical' in refused(capsys, *arguments)
+    own = tmp_path / 'q.jsonl'
+    own.write_text('{"question": "Who?", "answer": "A"}\n')
+    line = refused(capsys, *arguments, '--encoder=bm25', f'--eval={own}')
+    assert 'was begun with another eval' in line
+    (texts / 'saturn.txt').write_text('Saturn\nAnother text.')
+    line = refused(capsys, *arguments, '--encoder=bm25')
+    assert 'was begun with another corpus, or its files have changed' in line
+    assert contents(workdir) == before
+
+
+def test_a_folder_of_the_user_is_not_written_into(texts, tmp_path, capsys):
+    (tmp_path / 'mine').mkdir()
+    (tmp_path / 'mine' / 'corpus.jsonl').write_text('{}')
+    for workdir in (tmp_path / 'mine', texts, texts / 'saturn.txt'):
+        line = refused(capsys, f'--corpus={texts}', f'--workdir={workdir}')
+        assert 'is not empty and was not made from a corpus' in line
+    assert contents(tmp_path / 'mine') == {'corpus.jsonl': b'{}'}
+
+
+@pytest.mark.parametrize(
+    ('name', 'data', 'message'),
+    [
+        ('a.txt', b'', '1 empty'),
+        ('a.txt', b'\0' * 100, '1 binary'),
+        ('a.txt', 'Größe'.encode('latin-1'), '1 not UTF-8'),
+        ('a.txt', 'Город стоит на берегу реки.'.encode(), '1 not English'),
+        ('a.pdf', b'%PDF', '1 .pdf'),
+        (
+            'a.txt',
+            b'Lomi\nThe town of Lomi lies on the river Gumu and has a bridge.',
+            'at least 30',
+        ),
+    ],
+)
+def test_an_unusable_corpus_is_refused_and_leaves_nothing(tmp_path, capsys, name, data, message):
+    (tmp_path / 'texts').mkdir()
+    (tmp_path / 'texts' / name).write_bytes(data)
+    with pytest.raises(SystemExit) as caught:
+        quickstart.main([f'--corpus={tmp_path / "texts"}', f'--workdir={tmp_path / "w"}'])
+    error = capsys.readouterr().err
+    assert caught.value.code == 2 and error.count('\n') == 1 and message in error
+    assert not (tmp_path / 'w').exists()
+
+
+def test_a_refused_corpus_can_be_corrected(texts, tmp_path, capsys):
+    (tmp_path / 'few').mkdir()
+    shutil.copy(texts / 'saturn.txt', tmp_path / 'few')
+    arguments = (f'--corpus={tmp_path / "few"}', f'--workdir={tmp_path / "w"}', '--encoder=bm25')
+    with pytest.raises(SystemExit):
+        quickstart.main(list(arguments))
+    shutil.copytree(texts, tmp_path / 'few', dirs_exist_ok=True)
+    prepare(*arguments)
+    assert (tmp_path / 'w' / 'index').is_dir()
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        ((), '--corpus'),
+        (('--corpus=none',), 'none: no such file or folder'),
+        (('--corpus=none', '--encoder=e5'), 'invalid choice'),
+        (('--corpus=none', '--eval=none.jsonl'), 'none.jsonl: cannot be read'),
+        (('--corpus=none', '--config.solver.stepps=1'), 'stepps'),
+        (('--corpus=none', '--solver.steps=1'), 'has no meaning here'),
+        (('--corpus=none', 'more'), 'has no meaning here'),
+    ],
+)
+def test_a_mistake_in_the_command_is_one_line(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert message in refused(capsys, *arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_a_workdir_the_run_is_called_after_the_corpus(texts, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    args, _ = quickstart._arguments([f'--corpus={texts}'])
+    assert args.workdir == pathlib.Path('runs/texts')
+    args, _ = quickstart._arguments(['--corpus=/data/wiki-18.jsonl.gz'])
+    assert args.workdir == pathlib.Path('runs/wiki-18')
+
+
+def test_the_config_is_sound(texts, tmp_path):
+    prepare('--corpus', texts, '--workdir', tmp_path / 'w', '--encoder=bm25')
+    config = english.get_config(str(tmp_path / 'w'))
+    config.policy.path = str(POLICY)
+    rules.check(config)
+    assert config.eval.questions >= 200
+    with pytest.raises(UserError, match='no index folder'):
+        without = english.get_config()
+        without.policy.path = str(POLICY)
+        rules.check(without)
+
+
+def test_an_error_of_the_index_is_one_line(texts, tmp_path, monkeypatch, capsys):
+    def fail(*_):
+        raise RetrievalError('the disk is full')
+
+    monkeypatch.setattr(quickstart, '_make_index', fail)
+    workdir = tmp_path / 'w'
+    with pytest.raises(SystemExit):
+        quickstart.main([f'--corpus={texts}', f'--workdir={workdir}'])
+    assert capsys.readouterr().err == 'zeroplay_jax: the disk is full\n'
+    # What was made before stays, so that the command can be repeated.
+    assert (workdir / 'questions.jsonl').is_file()

@@ -1,0 +1,341 @@
+"""Self-play on texts of your own: index, held-out questions, training, report.
+
+    python -m zeroplay_jax.quickstart --corpus texts --workdir runs/own
+    make quickstart CORPUS=texts WORKDIR=runs/own
+
+The corpus is a folder of .txt and .md files, or JSON lines or TSV of passages (retrieval/README.md). Long texts are
+cut into passages. Questions are made from documents that training never draws; --eval takes a file of your own instead.
+Everything is written into the workdir: passages, index and questions, and the run itself in run/. The same command
+resumes at the step that was interrupted. Further arguments are settings of the run (configs/english.py):
+--config.FIELD=VALUE.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import pathlib
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from zeroplay_jax import main as training
+from zeroplay_jax.configuration import entry, fields
+from zeroplay_jax.configuration.packaged import config as packaged_config
+from zeroplay_jax.retrieval import cleaning, progress
+from zeroplay_jax.retrieval.command import Parser
+from zeroplay_jax.retrieval.sources import files_of, read, text_name
+from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.runtime.atomic import write_text
+from zeroplay_jax.selfplay import cloze_files, files
+from zeroplay_jax.selfplay.recipe import recipe_class
+from zeroplay_jax.settings.paths import CONFIGS
+from zeroplay_jax.types import Json, UserError
+
+# The name that opens every error line, as that of the run.
+_NAME = 'zeroplay_jax'
+_CONFIG = 'english'
+_ENCODERS = ('lexical', 'bm25')
+_PASSAGE_WORDS = 80
+_QUESTIONS = 240
+# A quickstart reads about a thousand documents; more of them make the file larger and nothing else.
+_MAX_DOCUMENTS = 5_000
+# The split does not depend on --seed: runs with different seeds are compared on the same questions.
+_SPLIT_SEED = 0
+_BLOCK_BYTES = 1 << 20
+# Folder of the run in the workdir.
+_RUN = 'run'
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog='python -m zeroplay_jax.quickstart',
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        '--corpus',
+        type=pathlib.Path,
+        required=True,
+        metavar='PATH',
+        help='folder of English texts, or .jsonl or .tsv of passages, also .gz and .zst',
+    )
+    parser.add_argument(
+        '--workdir',
+        type=pathlib.Path,
+        metavar='FOLDER',
+        help='created if it is missing (runs/ and the name of the corpus)',
+    )
+    parser.add_argument(
+        '--eval',
+        type=pathlib.Path,
+        metavar='FILE',
+        help='JSON lines of your own questions with answers, instead of held-out sentences',
+    )
+    parser.add_argument(
+        '--encoder',
+        choices=_ENCODERS,
+        default=_ENCODERS[0],
+        help='lexical: ScaNN over hashed words; bm25: a BM25 index (lexical)',
+    )
+    parser.add_argument('--seed', type=int, default=0, metavar='N', help='seed of the run (0)')
+    return parser
+
+
+def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The arguments, and the settings of the run.
+
+    Raises:
+      UserError, RetrievalError: an unknown argument or field, or a file that is not there.
+    """
+    # Settings of the run are no arguments of this parser: they are handed on as they are.
+    args, run_flags = _parser().parse_known_args(argv)
+    schema = packaged_config(_CONFIG)
+    for flag in run_flags:
+        field, has_value, _ = flag.removeprefix('--config.').partition('=')
+        if not flag.startswith('--config.') or not has_value:
+            fix = 'settings of the run are given as --config.FIELD=VALUE'
+            raise UserError(f'{flag!r} has no meaning here; {fix}')
+        # A mistake shows before the index is built and not after it.
+        fields.check_name(field, schema)
+    args.corpus = args.corpus.expanduser()
+    if args.workdir is None:
+        # Without the suffixes of a file.
+        name = args.corpus.resolve().name.partition('.')[0]
+        args.workdir = pathlib.Path('runs') / (name or 'corpus')
+    args.workdir = args.workdir.expanduser()
+    if args.eval is not None:
+        args.eval = args.eval.expanduser()
+        # For its errors only; the run reads the questions itself.
+        files.questions(str(args.eval))
+    return args, run_flags
+
+
+# ---- what a workdir was made from ------------------------------------------------------------------------
+
+
+def _fingerprint(source: pathlib.Path) -> str:
+    """A hash of the names and contents of all files that a corpus is read from.
+
+    Raises:
+      RetrievalError: no such file or folder.
+    """
+    if not source.exists():
+        raise RetrievalError(
+            f'{source}: no such file or folder; give texts (.txt, .md) or passages (.jsonl)'
+        )
+    # Contents and not times: a copied or unpacked corpus is still the same.
+    digest = hashlib.blake2b(digest_size=16)
+    with progress.clock('checksum of the corpus'):
+        for path in files_of(source):
+            # A file that cannot be read is left out of the corpus as well.
+            with contextlib.suppress(PermissionError):
+                size = path.stat().st_size
+                # With the size, so that text cannot move from one file to the next unseen.
+                digest.update(f'{text_name(source, path)}\n{size}\n'.encode(errors='replace'))
+                with path.open('rb') as file:
+                    while block := file.read(_BLOCK_BYTES):
+                        digest.update(block)
+    return digest.hexdigest()
+
+
+def _origin(args: argparse.Namespace) -> dict[str, Any]:
+    """Everything that the files in the workdir depend on, by the argument that it comes from."""
+    return {
+        'corpus': _fingerprint(args.corpus),
+        'eval': '' if args.eval is None else _fingerprint(args.eval),
+        'encoder': args.encoder,
+        'passage_words': _PASSAGE_WORDS,
+        'questions': _QUESTIONS,
+    }
+
+
+def _check_origin(workdir: pathlib.Path, origin: Json) -> None:
+    """Refuses a workdir that holds something else.
+
+    Raises:
+      UserError: the line names the argument that differs.
+    """
+    fix = 'choose another workdir, or remove this one'
+    path = workdir / 'origin.json'
+    if not path.exists():
+        # Files with the names of ours could be there, such as the corpus itself.
+        is_foreign = workdir.is_file() or (workdir.is_dir() and any(workdir.iterdir()))
+        if is_foreign:
+            problem = 'is not empty and was not made from a corpus'
+            raise UserError(f'{workdir}: {problem}; choose another workdir')
+        return
+    # In the order of `_origin`, so that a changed corpus is named first.
+    recorded = json.loads(path.read_text(encoding='utf-8'))
+    for name, value in origin.items():
+        if recorded.get(name) == value:
+            continue
+        if name == 'encoder':
+            problem = f'was begun with encoder {recorded.get(name)}, not {value}'
+        elif name in ('corpus', 'eval'):
+            problem = f'was begun with another {name}, or its files have changed since'
+        else:
+            problem = f'was begun by another version ({name} differs)'
+        raise UserError(f'{workdir}: {problem}; {fix}')
+
+
+# ---- steps -----------------------------------------------------------------------------------------------
+
+
+def _report(step: str, text: object) -> None:
+    print(f'== {step}: {text}', flush=True)
+
+
+def _make_corpus(args: argparse.Namespace, origin: Json) -> None:
+    """Writes the passages into the workdir, which belongs to this corpus from then on."""
+    out = args.workdir / 'corpus.jsonl'
+    if out.exists():
+        return
+    args.workdir.mkdir(parents=True, exist_ok=True)
+    # First, so that an interrupted command can be repeated.
+    write_text(args.workdir / 'origin.json', json.dumps(origin, indent=1) + '\n')
+    inventory = cleaning.write_clean(args.corpus, out, _PASSAGE_WORDS)
+    total = inventory.usable + inventory.unusable
+    english = f'{inventory.usable} of {total} {inventory.unit} are English text'
+    _report('corpus', f'{english}; {inventory.passages} passages')
+    if inventory.unusable:
+        # Of a file of passages all but empty ones are indexed (see `cleaning.write_clean`).
+        consequence = 'left out' if inventory.unit == 'files' else 'not asked about'
+        line = f'{inventory.unusable} of {total} {inventory.unit} are {consequence}: {inventory}'
+        print(f'{_NAME}: warning: {args.corpus}: {line}', file=sys.stderr)
+
+
+def _make_index(args: argparse.Namespace) -> None:
+    """Builds the index; an interrupted build is resumed."""
+    out = args.workdir / 'index'
+    if out.exists():
+        return
+    with progress.clock('loading'):
+        entry.load_libraries()
+        # Loads TensorFlow and ScaNN: only after the corpus was accepted.
+        from zeroplay_jax.retrieval import folder
+        from zeroplay_jax.retrieval.lexical import LexicalEncoder
+    source = args.workdir / 'corpus.jsonl'
+    if args.encoder == 'bm25':
+        folder.build(source, out, 'bm25', None)
+    else:
+        folder.build(source, out, 'scann', LexicalEncoder())
+    _report('index', f'{folder.read_manifest(out)["kind"]} in {out}')
+
+
+def _make_questions(args: argparse.Namespace) -> None:
+    """Writes the documents to train on and, without a file of the user, the held-out questions."""
+    documents_path = args.workdir / 'documents.jsonl'
+    if documents_path.exists():
+        return
+    source = args.workdir / 'corpus.jsonl'
+
+    def passages() -> Iterator[Any]:
+        with progress.bar(None, 'passages', 'find sentences') as bar:
+            for item in read(source):
+                yield item
+                bar.update()
+
+    # Own questions may be about any document, so there is none to hold out.
+    count = 0 if args.eval else _QUESTIONS
+    split = cloze_files.build(passages, str(args.corpus), count, _SPLIT_SEED, _MAX_DOCUMENTS)
+    if count:
+        _write_lines(args.workdir / 'questions.jsonl', split.questions)
+        _report('questions', split)
+    else:
+        _report('questions', f'those of {args.eval}; {len(split.documents)} passages to train on')
+    # Last, because it says that both are complete.
+    _write_lines(documents_path, split.documents)
+
+
+def _write_lines(path: pathlib.Path, lines: Iterable[Json]) -> None:
+    write_text(path, (json.dumps(line, ensure_ascii=False) + '\n' for line in lines))
+
+
+def _remove_refused(workdir: pathlib.Path) -> None:
+    """Removes what was made of a corpus that is refused, so that the corrected one can take its place."""
+    for name in ('corpus.jsonl', 'origin.json'):
+        (workdir / name).unlink(missing_ok=True)
+    # Only an empty folder: the user may have put something else there.
+    with contextlib.suppress(OSError):
+        workdir.rmdir()
+
+
+def _training_command(args: argparse.Namespace, run_flags: Sequence[str]) -> list[str]:
+    """The command line of the run."""
+    command = ['zeroplay_jax.main']
+    command.append(f'--config={CONFIGS / _CONFIG}.py:{args.workdir}')
+    command.append(f'--workdir={args.workdir / _RUN}')
+    command.append(f'--config.seed={args.seed}')
+    if args.eval is not None:
+        command.append(f'--config.eval.file={args.eval}')
+    return [*command, *run_flags]
+
+
+def _advice(args: argparse.Namespace) -> str:
+    """The command that asks the trained policy, with a question of the evaluation."""
+    config = json.loads((args.workdir / _RUN / 'config.json').read_text(encoding='utf-8'))
+    question = files.questions(config['eval']['file'])[0].text
+    role = recipe_class(config['recipe']).evaluated_role
+    python = pathlib.Path(sys.executable)
+    # Shorter and easier to read, where the environment lies in this folder.
+    if python.is_relative_to(pathlib.Path.cwd()):
+        python = python.relative_to(pathlib.Path.cwd())
+    policies = args.workdir / _RUN / 'policy'
+    policy = policies / role
+    # Shared weights have a name of their own.
+    if not policy.exists():
+        policy = min(policies.iterdir())
+    command = [str(python), '-m', 'zeroplay_jax.ask', '--policy', str(policy), question]
+    return f'ask the trained policy: {shlex.join(command)}'
+
+
+def _prepare(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """Makes everything that the run reads; returns the arguments and the command line of the run."""
+    args, run_flags = _arguments(argv)
+    origin = _origin(args)
+    _check_origin(args.workdir, origin)
+    try:
+        _make_corpus(args, origin)
+        # Before the index: a corpus with too few sentences is refused without one.
+        _make_questions(args)
+    except (UserError, RetrievalError):
+        _remove_refused(args.workdir)
+        raise
+    _make_index(args)
+    return args, _training_command(args, run_flags)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs all steps; exits with status 2 after a user error, which is one line, and 130 after Ctrl-C."""
+    try:
+        args, command = _prepare(argv)
+    except (UserError, RetrievalError) as error:
+        sys.exit(_fail(2, error))
+    except OSError as error:
+        reason = f'{error.filename or "writing"}: {error.strerror or error}'
+        sys.exit(_fail(2, f'{reason}; correct this and repeat the command'))
+    except KeyboardInterrupt:
+        sys.exit(_fail(130, 'stopped; the same command resumes the work'))
+    _report('self-play', f'{args.workdir}; it can be stopped at any time, the same command resumes')
+
+    def train(arguments: list[str]) -> None:
+        training.main(arguments)
+        print(_advice(args))
+
+    # absl and ml_collections read the flags of the run from here.
+    sys.argv = command
+    entry.run_command(_NAME, train)
+
+
+def _fail(status: int, reason: object) -> int:
+    """Prints one error line; returns the status to exit with."""
+    print(f'{_NAME}: {reason}', file=sys.stderr)
+    return status
+
+
+if __name__ == '__main__':
+    main()

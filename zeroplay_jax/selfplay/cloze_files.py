@@ -1,0 +1,312 @@
+"""Held-out questions and training documents of any corpus, split by document: no passage is in both.
+
+The questions are clozes (`zeroplay_jax.mini.cloze`), so they need neither labels nor a model. The split is a function
+of the seed and the titles alone: documents with the lowest hashes are held out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from zeroplay_jax.mini.cloze import ANSWER_WORDS, Cloze, clozes, sentences
+from zeroplay_jax.objectives.rewards import normalize_answer
+from zeroplay_jax.retrieval.corpus import Record, split
+from zeroplay_jax.retrieval.english import problem_of
+from zeroplay_jax.selfplay.builders import BottomK, hash_key, unfit
+from zeroplay_jax.types import UserError
+
+# Of the documents of a small corpus at most this share is held out; the others are trained on.
+MAX_SHARE = 0.4
+# Of a large corpus this share is, so that the questions come from many documents.
+USUAL_SHARE = 0.1
+# A corpus of fewer documents, such as two books, is split by passage.
+MIN_DOCUMENTS = 5
+# An interval around a mean over fewer questions is wider than ±0.18.
+MIN_QUESTIONS = 30
+MIN_TRAINING_PASSAGES = 8
+
+# Documents beyond this number are not counted: of so many the share is never reached.
+_COUNTED_DOCUMENTS = 100_000
+
+# A new stream of (line number, passage) at every call: a corpus is read twice.
+Passages = Callable[[], Iterable[tuple[int, Record]]]
+
+
+@dataclasses.dataclass
+class ClozeFiles:
+    """Held-out questions, training documents, and how they were split.
+
+    Attributes:
+      questions: lines {'question', 'answers', 'hops', 'kind', 'title', 'source', 'document_id', 'line'}.
+      documents: lines as `inputs.documents` takes them.
+      held_out: number of documents that are held out.
+      total: number of documents with a usable sentence; at most 100,000 are counted.
+      unit: what was split: 'documents', or 'passages' of a corpus with few documents.
+    """
+
+    questions: list[dict[str, Any]]
+    documents: list[dict[str, Any]]
+    held_out: int
+    total: int
+    unit: str
+
+    def __str__(self) -> str:
+        return (
+            f'{len(self.questions)} questions of {self.held_out} held-out {self.unit} (of {self.total}), '
+            f'{len(self.documents)} passages of the others to train on'
+        )
+
+
+@dataclasses.dataclass
+class _Passage:
+    """A passage with its usable sentences."""
+
+    line: int
+    id: str
+    title: str
+    text: str
+    sentences: list[str]
+
+    def document_line(self, source: str) -> dict[str, Any]:
+        """The line of the file of training documents."""
+        document: dict[str, Any] = {'title': self.title, 'text': self.text, 'source': source}
+        return document | {'document_id': self.id, 'line': self.line, 'hops': 1}
+
+
+def build(passages: Passages, source: str, count: int, seed: int, max_documents: int) -> ClozeFiles:
+    """Splits a corpus and returns its questions and training documents.
+
+    Args:
+      passages: reads the corpus; called three or four times, once without questions.
+      source: name of the corpus in the lines.
+      count: questions to make; a small corpus gives fewer. With 0 nothing is held out.
+      seed: seed of the split, the questions and the sample of documents.
+      max_documents: largest number of training documents; a larger corpus is sampled.
+
+    Raises:
+      UserError: fewer than `MIN_QUESTIONS` questions, or than `MIN_TRAINING_PASSAGES` documents.
+    """
+    files = ClozeFiles([], [], 0, 0, 'documents')
+    held_out: set[str] = set()
+    unit_of = _title_of
+    if count:
+        candidates, files.total = _candidates(passages(), seed, 2 * count, unit_of)
+        if files.total < MIN_DOCUMENTS:
+            files.unit = 'passages'
+            unit_of = _passage_of
+            candidates, files.total = _candidates(passages(), seed, 2 * count, unit_of)
+        # A prefix of the order by hash, so that a larger count holds out the same documents and further ones.
+        max_held_out = int(MAX_SHARE * files.total)
+        candidates = dict(itertools.islice(candidates.items(), max_held_out))
+        repeats = _repeated_sentences(passages(), candidates)
+        # By document, passage and rank, from which `_take` chooses.
+        questions_of = []
+        for document in candidates.values():
+            questions_of.append([_questions(part, source, seed, repeats) for part in document])
+        files.held_out = _held_out_count(questions_of, count, files.total)
+        files.questions = _take(questions_of[: files.held_out], count)
+        held_out = set(itertools.islice(candidates, files.held_out))
+        if len(files.questions) < min(count, MIN_QUESTIONS):
+            raise UserError(
+                f'{source}: {len(files.questions)} questions can be made of {files.held_out} of its {files.total} '
+                f'{files.unit} with usable sentences, at least {min(count, MIN_QUESTIONS)} are needed; give more or '
+                'longer English texts'
+            )
+    files.documents = _training_documents(
+        passages(), source, seed, max_documents, held_out, unit_of
+    )
+    if len(files.documents) < MIN_TRAINING_PASSAGES:
+        raise UserError(
+            f'{source}: {len(files.documents)} passages remain to train on, at least {MIN_TRAINING_PASSAGES} are '
+            'needed; give more or longer English texts'
+        )
+    return files
+
+
+# ---- the split -----------------------------------------------------------------------------------------
+
+
+def _title_of(record_id: str, title: str) -> str:
+    """Name of the document of a passage; a passage without a title is a document of its own."""
+    return title or _passage_of(record_id, title)
+
+
+def _passage_of(record_id: str, title: str) -> str:
+    """Name of a passage as a document; a line feed occurs in no title."""
+    return f'\n{record_id}'
+
+
+def _parse(line: int, record: Record) -> _Passage | None:
+    """Returns a passage in English with a sentence that can be asked about; None for another one."""
+    title, text = split(record.contents)
+    usable_sentences = sentences(text)
+    if not usable_sentences or problem_of(text) is not None:
+        return None
+    return _Passage(line, record.id, title, text, usable_sentences)
+
+
+def _candidates(
+    passages: Iterable[tuple[int, Record]],
+    seed: int,
+    count: int,
+    unit_of: Callable[[str, str], str],
+) -> tuple[dict[str, list[_Passage]], int]:
+    """Returns the documents with the lowest hashes, lowest first, and the number of documents.
+
+    Args:
+      count: number of documents to return.
+      unit_of: function from id and title of a passage to the name of its document.
+    """
+    sample: BottomK[tuple[str, list[_Passage]]] = BottomK(count)
+    keys: set[int] = set()
+    for line, record in passages:
+        title, _ = split(record.contents)
+        name = unit_of(record.id, title)
+        key = hash_key(seed, name)
+        is_counted = len(keys) < _COUNTED_DOCUMENTS
+        # Of millions of passages most are skipped without looking for their sentences.
+        if not is_counted and not sample.admits(key):
+            continue
+        passage = _parse(line, record)
+        if passage is None:
+            continue
+        if is_counted:
+            keys.add(key)
+        if sample.admits(key):
+            # Passages of one document need not follow each other.
+            _, document = sample.get(key) or (name, [])
+            document.append(passage)
+            sample.put(key, (name, document))
+    return dict(sample.ordered()), len(keys)
+
+
+def _held_out_count(
+    questions_of: Sequence[Sequence[Sequence[dict[str, Any]]]], count: int, total: int
+) -> int:
+    """Returns the number of documents to hold out, of those in `questions_of`.
+
+    Enough for one question from each passage, and enough that the questions come from many documents.
+    """
+    needed = len(questions_of)
+    passages_so_far = 0
+    for number, document in enumerate(questions_of, 1):
+        passages_so_far += sum(1 for questions in document if questions)
+        if passages_so_far >= count:
+            needed = number
+            break
+    usual = min(count, int(USUAL_SHARE * total))
+    return min(max(needed, usual), len(questions_of))
+
+
+def _training_documents(
+    passages: Iterable[tuple[int, Record]],
+    source: str,
+    seed: int,
+    max_documents: int,
+    held_out: set[str],
+    unit_of: Callable[[str, str], str],
+) -> list[dict[str, Any]]:
+    """Returns a uniform sample of the usable passages of all documents but those held out."""
+    sample: BottomK[dict[str, Any]] = BottomK(max_documents)
+    for line, record in passages:
+        title, _ = split(record.contents)
+        key = hash_key(seed, record.id)
+        # The cheap tests first: splitting into sentences takes most of the time.
+        if not sample.admits(key) or unit_of(record.id, title) in held_out:
+            continue
+        passage = _parse(line, record)
+        if passage and any(_best_cloze(text, title, seed) for text in passage.sentences):
+            sample.put(key, passage.document_line(source))
+    return sample.ordered()
+
+
+# ---- questions -----------------------------------------------------------------------------------------
+
+
+def _repeated_sentences(
+    passages: Iterable[tuple[int, Record]], candidates: dict[str, list[_Passage]]
+) -> set[str]:
+    """Returns the sentences of candidates that occur more than once in the corpus.
+
+    Such a sentence does not belong to one passage, and another copy may be trained on.
+    """
+    counts: dict[str, int] = {}
+    for document in candidates.values():
+        for passage in document:
+            for sentence in passage.sentences:
+                counts[sentence.lower()] = 0
+    # Without problem_of: a sentence is also repeated by a passage that is not asked about.
+    for _, record in passages:
+        _, text = split(record.contents)
+        for sentence in sentences(text):
+            key = sentence.lower()
+            if key in counts:
+                counts[key] += 1
+    return {sentence for sentence, count in counts.items() if count > 1}
+
+
+def _questions(
+    passage: _Passage, source: str, seed: int, repeats: set[str]
+) -> list[dict[str, Any]]:
+    """Returns one question for each usable sentence of a passage, those about names and numbers first."""
+    questions = []
+    for sentence in passage.sentences:
+        case = _best_cloze(sentence, passage.title, seed)
+        if case is None or sentence.lower() in repeats:
+            continue
+        questions.append(
+            {
+                'question': case.question,
+                'answers': [case.answer],
+                'hops': 1,
+                'kind': case.kind,
+                'title': passage.title,
+                'source': source,
+                'document_id': passage.id,
+                'line': passage.line,
+            }
+        )
+
+    def priority(question: dict[str, Any]) -> tuple[bool, int]:
+        return question['kind'] == 'word', hash_key(seed, question['question'])
+
+    return sorted(questions, key=priority)
+
+
+def _best_cloze(sentence: str, title: str, seed: int) -> Cloze | None:
+    """Returns one way to ask about a sentence: for a name or number if possible; None if there is no way."""
+    normal_title = f' {normalize_answer(title)} '
+    cases = []
+    for case in clozes(sentence):
+        normal_answer = normalize_answer(case.answer)
+        normal_question = f' {normalize_answer(case.question)} '
+        # The title is shown with the passage, and a question must not contain its answer.
+        is_given_away = (
+            f' {normal_answer} ' in normal_title or f' {normal_answer} ' in normal_question
+        )
+        if unfit(case.answer, ANSWER_WORDS) is None and not is_given_away:
+            cases.append(case)
+    # Words can often be guessed or replaced by others; names and numbers cannot.
+    preferred = [case for case in cases if case.kind != 'word'] or cases
+    if not preferred:
+        return None
+    # By a hash instead of the first: the blank would always be at the start otherwise.
+    return preferred[hash_key(seed, sentence) % len(preferred)]
+
+
+def _take(
+    questions_of: Sequence[Sequence[Sequence[dict[str, Any]]]], count: int
+) -> list[dict[str, Any]]:
+    """Returns `count` questions of documents: first one from every passage, then a second one, and so on."""
+    ranked = []
+    for document_number, document in enumerate(questions_of):
+        # Passages without questions do not count, so that every document has a first one.
+        asked_passages = [questions for questions in document if questions]
+        for passage_number, questions in enumerate(asked_passages):
+            for number, question in enumerate(questions):
+                ranked.append(((number, passage_number, document_number), question))
+    ranked.sort(key=lambda item: item[0])
+    return [question for _, question in ranked[:count]]
