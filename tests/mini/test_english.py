@@ -14,7 +14,7 @@ from zeroplay_jax.mini.stages import Stage
 from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.rollout import call_syntax
 from zeroplay_jax.rollout.tokens import Codec
-from zeroplay_jax.settings.paths import ENGLISH_TEXTS
+from zeroplay_jax.settings.paths import EXAMPLE_TEXTS
 from zeroplay_jax.types import ENV, POLICY
 
 DEMOS_PER_ROLE = 20
@@ -31,7 +31,7 @@ TINY = Stage(
 @pytest.fixture(scope='module')
 def passages():
     result = []
-    for path in sorted(ENGLISH_TEXTS.glob('*.txt')):
+    for path in sorted(EXAMPLE_TEXTS.glob('*.txt')):
         title, _, text = path.read_text().partition('\n')
         result.append((title, text))
     return result
@@ -49,9 +49,12 @@ def codec(passages, tmp_path_factory):
     return Codec(folder)
 
 
-def written(role, texts, setting=EnglishSetting(), count=DEMOS_PER_ROLE):
+NO_ERRORS = EnglishSetting()
+
+
+def written(role, texts, setting=NO_ERRORS):
     rng = np.random.default_rng(3)
-    return [english_demos.ROLES[role].write(texts, rng, setting) for _ in range(count)]
+    return [english_demos.ROLES[role].write(texts, rng, setting) for _ in range(DEMOS_PER_ROLE)]
 
 
 def policy_text(demo):
@@ -154,6 +157,8 @@ def test_splits_are_disjoint_and_have_their_sizes():
 
 def test_training_resumes_bit_for_bit(texts, passages, codec, tmp_path, monkeypatch):
     monkeypatch.setattr(supervised, 'LOG_EVERY', 2)
+    small = {'hidden_size': 32, 'intermediate_size': 64, 'num_hidden_layers': 1}
+    monkeypatch.setattr(base_english, 'ARCHITECTURE', base_english.ARCHITECTURE | small)
     template = tmp_path / 'template'
     base_english.write_config_and_tokenizer(template, passages)
     config = hf.read_config(template)

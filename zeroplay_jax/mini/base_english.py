@@ -14,11 +14,11 @@ import argparse
 import hashlib
 import json
 import pathlib
-import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from zeroplay_jax.mini import english_demos, supervised, tokenizer
 from zeroplay_jax.mini.english_demos import EnglishSetting
@@ -26,6 +26,7 @@ from zeroplay_jax.mini.english_texts import Texts
 from zeroplay_jax.mini.stages import Stage
 from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.retrieval.records import split as split_contents
+from zeroplay_jax.retrieval.splitting import split_text
 from zeroplay_jax.rollout.tokens import Codec
 
 HERE = pathlib.Path(__file__).parent
@@ -52,8 +53,11 @@ ARCHITECTURE = {
 }
 # Three passages of 100 words.
 OBSERVATION_TOKENS = 560
-# Passages are cut into pieces of at most so many words, one stock for each.
-PIECE_WORDS = (40, 60, 80, 100)
+# Passages are cut to at most so many words; one stock of texts for each.
+PASSAGE_WORDS = (40, 60, 80, 100)
+Passage = tuple[str, str]  # title and text
+DIAGNOSED_EPISODES = 64  # per role
+DIAGNOSED_TOKENS = 640  # longest episode of the diagnosis
 
 STAGES = (
     Stage(
@@ -114,7 +118,7 @@ def split_of(title: str) -> str:
     return 'development' if percentile < 75 else 'held_out'
 
 
-def passages_of(corpus: pathlib.Path, split: str) -> Iterator[tuple[str, str]]:
+def passages_of(corpus: pathlib.Path, split: str) -> Iterator[Passage]:
     """Yields (title, text) of a split's passages."""
     with corpus.open(encoding='utf-8') as lines:
         for line in lines:
@@ -123,37 +127,31 @@ def passages_of(corpus: pathlib.Path, split: str) -> Iterator[tuple[str, str]]:
                 yield title, text
 
 
-def pieces(text: str, words: int) -> list[str]:
-    from zeroplay_jax.mini import cloze
-
-    out = []
-    current: list[str] = []
-    for sentence in cloze._split(' '.join(text.split())):
-        if current and len(' '.join([*current, sentence]).split()) > words:
-            out.append(' '.join(current))
-            current = []
-        current.append(' '.join(sentence.split()[:words]))
-    out.append(' '.join(current))
-    return out
+def cut(passages: Sequence[Passage], max_words: int) -> list[Passage]:
+    """Returns passages of at most `max_words` words, as a corpus of a user is cut."""
+    parts = []
+    for title, text in passages:
+        for part in split_text(text, max_words):
+            parts.append((title, part))
+    return parts
 
 
-def stocks(passages: Sequence[tuple[str, str]]) -> list[Texts]:
-    """Returns one stock of texts per size in PIECE_WORDS; each takes its part of the passages."""
+def stocks(passages: Sequence[Passage]) -> list[Texts]:
+    """Returns one stock of texts per size in PASSAGE_WORDS; each takes its share of the passages."""
     result = []
-    for number, words in enumerate(PIECE_WORDS):
-        cut = []
-        for title, text in passages[number :: len(PIECE_WORDS)]:
-            for piece in pieces(text, words):
-                cut.append((title, piece))
-        result.append(Texts(cut))
+    for number, max_words in enumerate(PASSAGE_WORDS):
+        share = passages[number :: len(PASSAGE_WORDS)]
+        result.append(Texts(cut(share, max_words)))
     return result
 
 
-def write_config_and_tokenizer(folder: pathlib.Path, passages: Sequence[tuple[str, str]]) -> None:
+def write_config_and_tokenizer(folder: pathlib.Path, passages: Sequence[Passage]) -> None:
     """Writes a checkpoint folder without weights: config.json and the tokenizer's files."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = [f'(Title: {title}) {text}' for title, text in passages]
-    trained_tokenizer = tokenizer.train_on(texts + [' ____,', ' [ ', ' ]'] * 100, VOCABULARY)
+    # The marks of questions and thoughts occur in no text; repeated, they become single tokens.
+    marks = [' ____,', ' [ ', ' ]'] * 100
+    trained_tokenizer = tokenizer.train_on([*texts, *marks], VOCABULARY)
     tokenizer.write(folder, trained_tokenizer)
     config = {
         **ARCHITECTURE,
@@ -164,31 +162,71 @@ def write_config_and_tokenizer(folder: pathlib.Path, passages: Sequence[tuple[st
     (folder / 'config.json').write_text(json.dumps(config, indent=2) + '\n')
 
 
+def diagnose(
+    config: transformer.ModelConfig,
+    params: transformer.Params,
+    codec: Codec,
+    texts: Texts,
+    seed: int,
+) -> dict[str, dict[str, float]]:
+    """Returns role → shares of tokens and of whole episodes predicted, see `supervised.Predicted`.
+
+    Which sentence a proposer chooses cannot be predicted, so its whole episodes are no measure.
+    """
+    figures = {}
+    for name, role in english_demos.ROLES.items():
+        written = supervised.held_out_demos(
+            name, role, texts, EnglishSetting(), seed, DIAGNOSED_EPISODES
+        )
+        predicted = supervised.teacher_forced(
+            config, params, codec, written, DIAGNOSED_TOKENS, OBSERVATION_TOKENS
+        )
+        figures[name] = predicted.figures()
+    return figures
+
+
 def build(
-    corpus: pathlib.Path, out: pathlib.Path, work: pathlib.Path, seed: int, stages=STAGES
+    corpus: pathlib.Path,
+    out: pathlib.Path,
+    work: pathlib.Path,
+    seed: int,
+    stages: Sequence[Stage] = STAGES,
 ) -> None:
-    """Trains all stages and writes `out`/<name> for each saved one, replacing existing folders."""
+    """Trains all stages and writes `out`/<name> for each saved one, replacing existing folders.
+
+    Args:
+      corpus: JSON lines of passages.
+      out: folder of the checkpoint folders.
+      work: folder of the training's own checkpoints, which a restart continues from.
+      seed: seed of weights and episodes.
+      stages: the stages, in order.
+    """
     passages = list(passages_of(corpus, 'train'))
     template = work / 'template'
-    if not (template / 'config.json').exists():
-        write_config_and_tokenizer(template, passages)
+    write_config_and_tokenizer(template, passages)
     codec = Codec(template)
     config = hf.read_config(template)
     initial_params = transformer.init(config, jax.random.key(seed))
     params = supervised.zero_output_projections(initial_params)
     sizes = [leaf.size for leaf in jax.tree.leaves(params)]
     stock = stocks(passages)
+    development = Texts(cut(list(passages_of(corpus, 'development')), PASSAGE_WORDS[0]))
     log: list[dict[str, Any]] = [{'seed': seed, 'parameters': sum(sizes)}]
-    print(log, [len(texts.documents) for texts in stock], flush=True)
     checkpoints = supervised.StageCheckpoints(work, stages)
     for stage in stages:
+        # Its checkpoint folder was written before the next stage began.
         if checkpoints.is_finished(stage):
             continue
         params = supervised.train(
             stage, config, params, codec, english_demos.ROLES, stock, seed, log, checkpoints
         )
         if stage.saved:
-            supervised.save(out / stage.name, config, params, template, log)
+            figures = diagnose(config, params, codec, development, seed)
+            log.append({'stage': stage.name, 'teacher_forced': figures})
+            print(f'{stage.name}: {json.dumps(figures, indent=2)}', flush=True)
+            # Half the size; what rounding to bfloat16 costs is far below what a stage changes.
+            rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+            supervised.save(out / stage.name, config, rounded, template, log)
     checkpoints.close()
 
 
@@ -200,11 +238,28 @@ def main() -> None:
         epilog='example:\n  python -m zeroplay_jax.mini.base_english --corpus passages.jsonl --out again',
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument('--corpus', type=pathlib.Path, required=True)
-    parser.add_argument('--out', type=pathlib.Path, default=HERE / 'english')
-    parser.add_argument('--work', type=pathlib.Path, default=pathlib.Path(tempfile.gettempdir()))
-    parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument(
+        '--corpus',
+        type=pathlib.Path,
+        required=True,
+        help='JSON lines of passages, each with "contents": the title in quotes, a line feed, the text',
+    )
+    parser.add_argument(
+        '--out',
+        type=pathlib.Path,
+        default=HERE / 'english',
+        help='folder for clean/ and base/; by default the ones of the repository are replaced',
+    )
+    parser.add_argument(
+        '--work',
+        type=pathlib.Path,
+        default=pathlib.Path('runs/base_english'),
+        help="folder of the training's own checkpoints; the same command continues from them",
+    )
+    parser.add_argument('--seed', type=int, default=0, help='seed of weights and episodes (0)')
     args = parser.parse_args()
+    if not args.corpus.is_file():
+        parser.error(f'{args.corpus}: no such file; give JSON lines of passages')
     build(args.corpus, args.out, args.work, args.seed)
 
 
