@@ -39,7 +39,7 @@ from zeroplay_jax.types import Json, UserError
 _NAME = 'zeroplay_jax'
 _CONFIG = 'english'
 _ENCODERS = ('lexical', 'bm25')
-_PASSAGE_WORDS = 80
+_PASSAGE_WORDS = 50
 _QUESTIONS = 240
 # A quickstart reads about a thousand documents; more of them make the file larger and nothing else.
 _MAX_DOCUMENTS = 5_000
