@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import abc
 import json
-import logging
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -106,7 +105,7 @@ class CallSyntax(abc.ABC):
             return ToolCall(name, None, without_surrogates(explanation), error=problem.code)
         except Exception as error:
             # `prepare` is code of the tool: its bugs are observations, not the end of the run.
-            logging.warning('%s: arguments could not be checked: %r', name, error)
+            tool.failure_log.add(f'its arguments could not be checked: {error!r}')
             return ToolCall(name, None, tool.error_text('failed'), error='failed')
 
     def result_text(self, tool: Tool, result: ToolResult) -> str:

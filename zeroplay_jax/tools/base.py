@@ -24,6 +24,7 @@ from typing import Any
 
 import jsonschema
 
+from zeroplay_jax.tools.failure_log import FailureLog
 from zeroplay_jax.types import Json
 
 # Observations for calls without a result, by reason code. Each names the problem and the next step:
@@ -147,6 +148,12 @@ class Tool(abc.ABC):
     @functools.cached_property
     def _validator(self) -> jsonschema.Draft202012Validator:
         return jsonschema.Draft202012Validator(self.parameters)
+
+    # Per tool object, not per name: two roles may have different tools of one name.
+    @functools.cached_property
+    def failure_log(self) -> FailureLog:
+        """Log of the calls that failed for other reasons than their arguments."""
+        return FailureLog(self.name)
 
     def error_text(self, code: str, detail: str = '') -> str:
         """The observation for a reason code; unknown codes read as 'failed'."""
