@@ -108,14 +108,18 @@ class CallSyntax(abc.ABC):
             tool.failure_log.add(f'its arguments could not be checked: {error!r}')
             return ToolCall(name, None, tool.error_text('failed'), error='failed')
 
-    def result_text(self, tool: Tool, result: ToolResult) -> str:
-        """What the policy reads of a result."""
+    def result_text(self, tool: Tool, result: ToolResult, show_ids: bool = False) -> str:
+        """What the policy reads of a result.
+
+        Args:
+          show_ids: show passages with their ids.
+        """
         # A text has precedence: some tools explain an error better than its reason code does.
         if result.text is not None:
             return result.text
         if result.error is not None:
             return tool.error_text(result.error)
-        return passages_text(result.documents, self.passage_style, tool.show_document_ids)
+        return passages_text(result.documents, self.passage_style, show_ids)
 
     def opening_tags(self, tools: Tools) -> tuple[str, ...]:
         """Strings that open a call."""

@@ -93,7 +93,8 @@ class Tool(abc.ABC):
       timeout: seconds after which a call counts as failed, only with `rollout.deterministic=False`;
         None takes `rollout.tool_timeout`.
       max_batch: calls handed to one `run`; workers: how many `run`s may be in progress at once.
-      show_document_ids: whether passages are shown with their ids, for tools that take an id.
+      takes_document_ids: whether a call names a document by the id of a passage. Where a role has such
+        a tool, the passages that its other tools return are shown with their ids.
       purpose, argument_hint, returns, note: phrases of the prompt's explanation; the defaults are
         derived from `name` and `description`.
     """
@@ -105,7 +106,7 @@ class Tool(abc.ABC):
     timeout: float | None = None
     max_batch: int = 1 << 20
     workers: int = 1
-    show_document_ids: bool = False
+    takes_document_ids: bool = False
     purpose: str = ''
     argument_hint: str = ''
     returns: str = 'the result comes'
