@@ -231,6 +231,19 @@ def test_questions_have_difficulty_tool_calls_and_topics(page, browser):
     assert 'which' not in table.lower()
 
 
+def test_topics_do_not_depend_on_the_names_of_roles(run, browser, tmp_path):
+    folder = sample_run.write_run(tmp_path / 'renamed')
+    log = folder / 'trajectories.jsonl'
+    log.write_text(
+        log.read_text().replace('"proposer"', '"author"').replace('"solver"', '"proposer"')
+    )
+    topics = []
+    for workdir in (run, folder):
+        browser.open(report_builder.write_report(workdir, out=tmp_path / 'page.html').as_uri())
+        topics.append(browser.js('document.querySelector(".topics table").innerText'))
+    assert topics[0] == topics[1] and 'river' in topics[0]
+
+
 def test_filters_of_the_address(page, browser):
     browser.open(page + '#role=solver&low=0.5')
     assert browser.js(COUNT) == '32 of 320 trajectories'
