@@ -9,7 +9,7 @@ Without --sets: exact match of greedy answers by hop count with 95 % intervals. 
 public names that are downloaded): mean score, searches and repeated queries per set. --out keeps every answer, and
 `python -m zeroplay_jax.compare` compares two such files. Open-ended tasks (lines with "task" and "rubrics") are graded
 by the judge of the config, rubric by rubric. --metric=package.module:function scores answers with a function of your
-own, with the signature of `reward.answer` (zeroplay_jax/objectives/rewards.py). The last line is always one JSON object.
+own, with the signature of `reward.answer` (zeroplay_jax/objectives/rewards.py). The last line is always a JSON object.
 """
 
 from __future__ import annotations
