@@ -524,6 +524,25 @@ def test_flags_reach_the_section_of_a_recipe_from_elsewhere(elsewhere, checkpoin
     assert 'give --workdir=FOLDER' in result.stderr
 
 
+def test_the_flag_of_a_recipe_from_elsewhere_brings_its_sections(elsewhere, checkpoint):
+    """Over a config file of another recipe, wherever the flag stands."""
+    recipe = ['--config.recipe=their_package.rzero', f'--config.policy.path={checkpoint}']
+    recipe += ['--config.challenger.baseline=none', '--config.challenger.scale=none']
+    page = ['--config=configs/drzero.py:mini', '--config.answerer.samples=5']
+    for flag, contains in (
+        ('--config.rzero.votes=6', 'config.rzero.votes=6: more than there are answers'),
+        ('--config.rzero.vots=4', 'did you mean config.rzero.votes?'),
+        ('--config.rzero.votes=many', 'config.rzero.votes=many: must be a whole number'),
+        ('--config.answerer.steps=-1', 'config.answerer.steps=-1: not possible; give 0 or more'),
+        ('--config.recipe=their_package.gone', 'config.recipe=their_package.gone: no such recipe'),
+    ):
+        result = run(*page, *recipe, flag, f'--workdir={elsewhere}/run', path=elsewhere)
+        said = [line for line in result.stderr.splitlines() if not line.startswith('import time:')]
+        assert result.returncode == 2 and len(said) == 1 and contains in said[0], said
+    result = run(*page, '--config.rzero.votes=5', *recipe, path=elsewhere)
+    assert 'give --workdir=FOLDER' in result.stderr
+
+
 def test_what_a_check_knows_of_losses_is_what_they_say():
     from zeroplay_jax.objectives.losses import POLICY_LOSSES
 
