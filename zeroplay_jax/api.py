@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
-from zeroplay_jax import api_arguments as arguments
+import zeroplay_jax.api_arguments as arguments
 from zeroplay_jax.configuration import entry, fields, rules
 from zeroplay_jax.learner.learner import publisher
 from zeroplay_jax.objectives import rewards as reward_functions

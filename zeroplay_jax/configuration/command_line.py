@@ -86,21 +86,21 @@ class _ConfigWithSections(flags.ArgumentParser):
 
 
 @contextlib.contextmanager
-def _sections_of(recipe: str | None) -> Iterator[None]:
+def _sections_of(chosen_recipe: str | None) -> Iterator[None]:
     """Inside, a config that is loaded by --config gets the sections of this recipe."""
-    if recipe is None:
+    if chosen_recipe is None:
         yield
         return
     config_flag = flags.FLAGS['config']
     parser = config_flag.parser
-    config_flag.parser = _ConfigWithSections(parser, recipe)
+    config_flag.parser = _ConfigWithSections(parser, chosen_recipe)
     try:
         yield
     finally:
         config_flag.parser = parser
 
 
-def _check_arguments(argv: Sequence[str], recipe: str | None) -> None:
+def _check_arguments(argv: Sequence[str], chosen_recipe: str | None) -> None:
     """Names of files and fields, for which the flag library would print a traceback or a page."""
     # Built only where a field is set: it imports all recipes.
     schema = None
@@ -111,17 +111,17 @@ def _check_arguments(argv: Sequence[str], recipe: str | None) -> None:
         if flag == 'config' and value and not pathlib.Path(value.split(':')[0]).is_file():
             raise ConfigError(f'--config={value}: no such file; there are {available_configs()}')
         if re.match(r'(no)?config\.', flag):
-            schema = schema or _schema(recipe)
+            schema = schema or _schema(chosen_recipe)
             name = flag.split('.', 1)[1]
             # Fields of a recipe from elsewhere are known only once its config file is loaded.
             if name.split('.')[0] in schema or '.' not in name or name in RENAMED_FIELDS:
                 fields.check_name(name, schema)
 
 
-def _schema(recipe: str | None) -> ConfigDict:
-    if recipe is None:
+def _schema(chosen_recipe: str | None) -> ConfigDict:
+    if chosen_recipe is None:
         return fields.default_config()
-    return fields.default_config(recipe)
+    return fields.default_config(chosen_recipe)
 
 
 def _check_recipe_fields(argv: Sequence[str], chosen_recipe: str | None) -> None:
@@ -161,15 +161,15 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         not load.
     """
     argv = _with_packaged_configs(argv)
-    recipe = _chosen_recipe(argv)
-    _check_arguments(argv, recipe)
+    chosen_recipe = _chosen_recipe(argv)
+    _check_arguments(argv, chosen_recipe)
     try:
-        with _sections_of(recipe):
+        with _sections_of(chosen_recipe):
             return flags.FLAGS(argv)
     except flags.IllegalFlagValueError as error:
         # absl gives only the text of its message, so field and value are read from that.
         field = re.match(r'flag --config\.([\w.]+)=(.*?): ', str(error), re.DOTALL)
-        defaults = dict(fields.leaves(_schema(recipe)))
+        defaults = dict(fields.leaves(_schema(chosen_recipe)))
         if field and field[1] in defaults:
             default = defaults[field[1]]
             problem = f'must be {fields.type_name(default)}'
@@ -185,7 +185,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     except ConfigError:
         raise
     except Exception as error:
-        _check_recipe_fields(argv, recipe)
+        _check_recipe_fields(argv, chosen_recipe)
         # A config is a Python file: any exception of it arrives here.
         reason = f'{type(error).__name__}: {_last_line(error)}'
         raise ConfigError(f'the config could not be loaded: {reason}') from error
