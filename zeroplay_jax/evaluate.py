@@ -28,6 +28,7 @@ from zeroplay_jax.configuration import command_line, entry
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.objectives.registry import resolve
 from zeroplay_jax.retrieval import progress
+from zeroplay_jax.runtime import interrupts
 from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.selfplay import files
 from zeroplay_jax.selfplay.recipe import recipe_class
@@ -79,6 +80,7 @@ def main(argv: list[str]) -> None:
         # Loads JAX: only after the command was checked.
         from zeroplay_jax.training import build
 
+    interrupts.raise_again()
     extra_pool = _ANSWERER_POOL if _ANSWERER.value else ''
     run = build.build(config, extra_pool)
     run.publish(run.rollouts.scheduler.pools)
