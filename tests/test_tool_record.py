@@ -62,7 +62,7 @@ def test_the_record_can_be_read(tmp_path):
         ([Weather(), SearchTool(None)], 'their order was search, weather and is weather, search'),
         (
             [SearchTool(None), Weather('weather, now with wind')],
-            '\'weather\' has another description (there "the weather of a city", now "weather, now',
+            '\'weather\' differs in description (there "the weather of a city", now "weather, now',
         ),
         ([SearchTool(None), Weather(parameter='town')], "'weather' differs in parameters (there "),
     ],
@@ -116,12 +116,34 @@ class Clock(Tool):
 """
 
 
+SMALL = [
+    '--config.world.train=(0,1)',
+    '--config.world.evaluation=(0,1)',
+    '--config.eval.questions=1',
+    '--config.eval.hops=(1,)',
+    '--config.inputs.world_questions=6',
+    '--config.schedule.hop_ratio=(1,1)',
+    '--config.sampler.slots=8',
+    '--config.micro.rows=2',
+    '--config.solver.steps=1',
+    '--config.solver.batch=2',
+    '--config.solver.samples=2',
+    '--config.solver.minibatches=1',
+    '--config.solver.filter_groups=False',
+]
+
+
 def run(folder, *flags):
     command = [sys.executable, '-m', 'zeroplay_jax.main', '--config=configs/dspo.py:mini']
     command += [f'--workdir={folder}/run', "--config.tools.names=('search','their_clock:Clock')"]
     environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(folder)}
     return subprocess.run(
-        [*command, *flags], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
+        [*command, *SMALL, *flags],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
 
 

@@ -1,0 +1,334 @@
+"""Every mistake in a value of a config is one line that names it."""
+
+import math
+import typing
+
+import pytest
+from config_checks import FILES, message
+from ml_collections import ConfigDict
+
+from zeroplay_jax.configs import (
+    ablations,
+    cross,
+    drzero,
+    dspo,
+    piplay,
+    quickstart,
+    scope,
+    ssp,
+)
+from zeroplay_jax.configuration import command_line, fields, rules
+from zeroplay_jax.selfplay import recipe as recipes
+from zeroplay_jax.settings import renamed, schema
+from zeroplay_jax.settings.bounds import Section
+from zeroplay_jax.settings.errors import ConfigError
+
+PAGES = [(quickstart, ())] + [
+    (p, v) for p in (cross, drzero, dspo, piplay, scope, ssp) for v in ((), ('mini',))
+]
+PAGES += [(ablations, (row + variant,)) for row in ablations.ROWS for variant in ('', ':mini')]
+
+
+@pytest.mark.parametrize('page,variant', PAGES)
+def test_the_pages_that_come_with_the_project_are_sound(page, variant, checkpoint):
+    config = page.get_config(*variant)
+    config.inputs.update(answers='', questions='', documents='', tasks='')  # files of the user's
+    config.retrieval.kind, config.eval.file = 'world', ''
+    config.policy.path = str(checkpoint)
+    rules.check(config)
+
+
+def leaf_fields(section=schema.Run, prefix=''):
+    """(dotted name, pydantic's field) of a section and those inside it."""
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from leaf_fields(field.annotation, f'{prefix}{name}.')
+        else:
+            yield prefix + name, field
+
+
+def all_leaf_fields():
+    yield from leaf_fields()
+    yield from leaf_fields(schema.TrainedRole, 'solver.')
+    for name in recipes.BUILT_IN:
+        for section_name, section in recipes.recipe_class(name).settings.items():
+            yield from leaf_fields(section, f'{section_name}.')
+
+
+def test_every_field_has_bounds_or_a_check_elsewhere():
+    checked_elsewhere = {
+        'recipe',
+        'policy.path',
+        'inputs.answers',
+        'inputs.questions',
+        'inputs.tasks',
+        'inputs.types',
+        'judge.url',
+        'judge.model',
+        'judge.rubric_model',
+        'judge.grade_model',
+        'distributed.coordinator',
+        'eval.file',
+        'eval.tasks',
+        'retrieval.path',
+        'retrieval.encoder',
+        'retrieval.url',
+        'tools.names',
+        'tools.mcp_url',
+    }
+    unbounded = {
+        name
+        for name, field in all_leaf_fields()
+        if not field.metadata
+        and field.annotation is not bool
+        and typing.get_origin(field.annotation) is not typing.Literal
+    }
+    assert unbounded == checked_elsewhere
+
+
+def test_the_config_has_exactly_the_fields_of_the_schema_and_each_is_documented():
+    config = fields.default_config()
+    names = [name for name, _ in all_leaf_fields()]
+    roles = {name: f'proposer.{name[7:]}' for name in names if name.startswith('solver.')}
+    assert {name for name, _ in fields.leaves(config)} == {*names, *roles.values()}
+    assert not [name for name, field in all_leaf_fields() if not field.description]
+    for name, value in fields.leaves(config):
+        assert not isinstance(value, float) or math.isfinite(value), name
+    rules.fields.check_values(config)
+
+
+@pytest.mark.parametrize('old', renamed.RENAMED_FIELDS)
+def test_a_field_of_an_earlier_version_is_refused_with_its_new_name(sound, old):
+    new = renamed.RENAMED_FIELDS[old]
+    with pytest.raises(ConfigError, match='renamed') as caught:
+        command_line.parse_flags(['main', f'--config.{old}=1'])
+    line = str(caught.value)
+    assert line == f'config.{old}: renamed; it is config.{new} now'
+    names = {name for name, _ in fields.leaves(fields.default_config())}
+    assert old not in names and new.split(' ')[0] in names
+    section, _, field = old.partition('.')
+    with sound.unlocked():
+        if section not in sound:
+            sound[section] = ConfigDict()
+        sound[section][field] = 1
+    assert message(sound) == line
+
+
+WRONG = [  # field, value, what the line must contain beside the field
+    ('seed', -1, 'give 0 or more'),
+    ('recipe', 'drzreo', 'drzero'),
+    ('policy.dtype', 'float16', 'float32, bfloat16'),
+    ('distributed.mode', 'ring', 'give one of off, auto, coordinator'),
+    ('mesh.model', 0, 'give 1 or more, or -1'),
+    ('sampler.slots', 0, 'give 1 or more'),
+    ('rollout.tool_timeout', 0.0, 'more than 0'),
+    ('tools.syntax', 'json', 'search_r1, r_search, qwen, olmo'),
+    ('world.train', (0,), 'first seed'),
+    ('world.near_misses', 1.5, 'give 0 to 1'),
+    ('schedule.hop_ratio', (0, 0, 0, 0), 'not all 0'),
+    ('schedule.hop_ratio', (5, 4, 3, 2, 1), 'up to four'),
+    ('drzero.group', 'hops', 'hop, prompt'),
+    ('reward.solves', 1, 'give 2 or more'),
+    ('pool.window', (0.8, 0.2), 'low ≤ high'),
+    ('eval.hops', (1, 1), 'each once'),
+    ('solver.learning_rate', 0.0, 'more than 0'),
+    ('solver.learning_rate', float('nan'), 'more than 0'),
+    ('proposer.beta2', 1.0, 'less than 1'),
+    ('proposer.aggregation', 'tokens', 'seq_mean_token_mean'),
+    ('solver.dual_clip', 0.5, 'more than 1'),
+    ('world.train', (0, 999), 'choose first + count of 63 or less'),
+    ('world.evaluation', (20, 5), 'suffice for 24 worlds'),
+    ('solver.baseline', 'none', 'solver.scale=none too'),
+    # combinations
+    ('sampler.context', 400, '96 prompt + 5 · 64 turn tokens = 416'),
+    ('sampler.chunk', 2000, 'at most 512'),
+    ('micro.tokens', 500, 'give 512 or more'),
+    ('rollout.max_turns', 3, '4-hop question takes 3 searches'),
+    ('retrieval.overfetch', 2, 'give 3 or more'),
+    ('pool.window', (0.2, 0.8), 'give pool.measure'),
+    ('solver.samples', 1, 'give 2 or more'),
+    ('proposer.batch', 8, 'give 16 or more'),
+    ('solver.minibatches', 7, 'a divisor of 160'),
+    ('policy.path', 'no/such/folder', 'no such folder'),
+]
+
+
+@pytest.mark.parametrize(
+    ('field', 'value', 'contains'), WRONG, ids=lambda x: x if isinstance(x, str) else None
+)
+def test_an_impossible_value_is_one_line_that_says_how_to_mend_it(sound, field, value, contains):
+    rules.check(sound)  # only the one change below is wrong
+    sound.update_from_flattened_dict({field: value})
+    text = message(sound)
+    assert text.startswith(f'config.{field}=')
+    assert contains in text
+
+
+def test_a_wrong_type_names_the_type(sound):
+    raw = sound.unlock().to_dict()
+    raw['seed'] = True  # Python takes True for a whole number, the check does not
+    assert 'must be a whole number' in message(ConfigDict(raw))
+    raw['seed'], raw['world']['train'] = 0, ('a', 'b')
+    assert 'config.world.train' in message(ConfigDict(raw))
+
+
+def test_a_field_that_a_config_file_made_up_is_refused(sound):
+    with sound.unlocked():
+        sound.solver.learning_rte = 1e-4
+    assert 'did you mean config.solver.learning_rate?' in message(sound)
+
+
+def test_a_field_that_a_config_file_left_out_is_refused(sound):
+    with sound.unlocked():
+        del sound.micro.rows
+    assert 'config.micro.rows: missing' in message(sound)
+
+
+def test_rows_and_slots_divide_over_the_devices(sound):
+    sound.mesh.update(replica=2, fsdp=3)
+    assert 'give a multiple of 6, such as 12' in message(sound)
+    sound.micro.rows = 12
+    rules.check(sound)
+    sound.sampler.slots = 97
+    assert message(sound).startswith('config.sampler.slots=97')
+    sound.mesh.fsdp = -1  # known only with the devices
+    rules.check(sound)
+    sound.mesh.model = -1
+    assert 'one axis at most' in message(sound)
+
+
+def test_processes_must_know_where_they_meet_and_hold_whole_replicas(sound):
+    sound.distributed.processes = 2
+    assert 'set distributed.mode' in message(sound)
+    sound.distributed.mode = 'coordinator'
+    assert 'give host:port of process 0' in message(sound)
+    sound.distributed.coordinator = 'localhost:1234'
+    assert message(sound).startswith('config.mesh.replica=1')
+    sound.mesh.replica = 2
+    rules.check(sound)
+    sound.distributed.process = 2
+    assert 'count from 0' in message(sound)
+
+
+def test_the_kernel_for_tpus_needs_whole_tiles(sound):
+    sound.policy.attention = 'splash'
+    sound.micro.tokens = 1000
+    assert 'steps of 128' in message(sound)
+    sound.micro.tokens = 1024
+    rules.check(sound)
+    sound.solver.update(distill_top_k=8, distill_coef=(0.1,))
+    sound.privileged.tokens = 673
+    assert message(sound).startswith('config.privileged.tokens=673')
+
+
+def test_what_is_kept_for_the_backward_pass_needs_one_that_recomputes(sound):
+    sound.policy.remat_policy = 'dots_with_no_batch_dims_saveable'
+    assert message(sound).startswith('config.policy.remat_policy=')
+    sound.policy.remat = True
+    rules.check(sound)
+
+
+def test_a_teacher_reads_one_context_per_rollout(sound):
+    sound.rollout.drop_thinking = True
+    rules.check(sound)
+    sound.solver.distill_top_k = 8
+    sound.solver.distill_coef = (0.1,)
+    assert message(sound).startswith('config.rollout.drop_thinking=True')
+
+
+@pytest.mark.parametrize(
+    'change', [dict(loss='sequence_pg'), dict(aggregation='seq_mean_token_mean')], ids=str
+)
+def test_contexts_of_a_rollout_are_not_taken_for_rollouts(sound, change):
+    sound.rollout.drop_thinking = True
+    sound.solver.update(change)
+    assert message(sound).startswith('config.rollout.drop_thinking=True')
+
+
+@pytest.mark.parametrize('field', ['file', 'tasks'])
+def test_what_to_measure_by_needs_a_corpus_of_ones_own(sound, field):
+    sound.eval[field] = 'README.md'
+    assert message(sound).startswith(f'config.eval.{field}=README.md: the miniature world')
+
+
+def test_a_corpus_of_ones_own_needs_questions_unless_an_evaluation_brings_some(sound, tmp_path):
+    (tmp_path / 'manifest.json').write_text('{}')
+    sound.retrieval.update(kind='folder', path=str(tmp_path))
+    assert message(sound).startswith("config.eval.file='': a corpus of your own")
+    rules.check(sound, has_evaluation=False)
+    sound.eval.file = 'nowhere.jsonl'
+    assert message(sound).startswith('config.eval.file=nowhere.jsonl: no such file')
+    sound.eval.update(file='README.md', tasks='nowhere.jsonl')
+    assert message(sound).startswith(
+        'config.judge.kind=rule: the rule works in miniature worlds only'
+    )
+    sound.judge.update(kind='policy', tokens=64)
+    assert message(sound).startswith('config.eval.tasks=nowhere.jsonl: no such file')
+
+
+def test_a_file_that_the_recipe_never_reads_is_refused(sound):
+    sound.inputs.questions = 'README.md'
+    assert message(sound).startswith('config.inputs.questions=README.md: recipe drzero takes none')
+    sound.recipe = 'dspo'
+    rules.check(sound)
+
+
+def test_a_group_by_prompt_needs_several_rollouts(sound):
+    sound.drzero.group = 'prompt'
+    assert message(sound).startswith('config.proposer.samples=1')
+    sound.proposer.update(baseline='none', scale='none')
+    rules.check(sound)
+
+
+def test_updates_on_older_rollouts_need_a_ratio(sound):
+    sound.solver.minibatches = 4
+    rules.check(sound)
+    sound.solver.loss = 'reinforce'
+    assert 'set solver.loss to token_pg' in message(sound)
+
+
+@pytest.mark.parametrize('name', FILES)
+def test_a_checkpoint_without_one_of_its_files_is_refused(sound, checkpoint, name):
+    (checkpoint / name).unlink()
+    assert 'the folder has no' in message(sound)
+
+
+def test_the_built_in_checkpoint_says_how_it_is_made(sound, monkeypatch, tmp_path):
+    monkeypatch.setattr(rules, 'BUILT_IN_CHECKPOINT', tmp_path / 'gone')
+    sound.policy.path = ''
+    assert 'python -m zeroplay_jax.mini.base_model' in message(sound)
+
+
+@pytest.mark.parametrize(
+    ('names', 'contains'),
+    [
+        (('serach',), "'serach' is no tool; give search, open, calculator, mcp, or package.module"),
+        (('search', 'answer'), "'answer' is no tool"),
+        (('search', 3), 'config.tools.names'),
+        ((), 'config.tools.names'),
+    ],
+)
+def test_names_of_tools(sound, names, contains):
+    sound.tools.names = ('search', 'open', 'calculator', 'their.module:tool')
+    rules.check(sound)
+    sound = ConfigDict(sound.to_dict())
+    sound.tools.names = names
+    if names == ():  # a game without tools is possible
+        rules.check(sound)
+    else:
+        assert contains in message(sound)
+
+
+def test_a_server_of_tools_has_a_web_address(sound):
+    sound.tools.update(names=('search', 'mcp'), mcp_url='localhost:8000')
+    assert message(sound).startswith('config.tools.mcp_url=localhost:8000: not a web address')
+    sound.tools.mcp_url = 'http://localhost:8000/mcp'
+    rules.check(sound)
+
+
+def test_what_a_check_knows_of_losses_is_what_they_say():
+    from zeroplay_jax.objectives.losses import POLICY_LOSSES
+
+    for name, loss in POLICY_LOSSES.items():
+        assert loss.uses_ratio == (name not in rules.LOSSES_WITHOUT_RATIO)
+        assert loss.per_token == (name not in rules.LOSSES_PER_SEQUENCE)
