@@ -51,6 +51,7 @@ def driver() -> str:
 
 def memory() -> dict[str, int]:
     """Returns bytes of the device: 'limit', 'in_use' and 'peak'. Empty where the backend does not report them."""
+    # None on backends without this report, such as the CPU.
     stats = jax.devices()[0].memory_stats() or {}
     names = dict(limit='bytes_limit', in_use='bytes_in_use', peak='peak_bytes_in_use')
     return {ours: int(stats[theirs]) for ours, theirs in names.items() if theirs in stats}
@@ -69,6 +70,7 @@ def check_memory(model: ModelConfig, sizes: Sizes, update: bool, limit: int) -> 
       UserError: the need exceeds the limit.
     """
     weights = sum(leaf.size for leaf in jax.tree.leaves(gpu_work.parameter_shapes(model)))
+    # The smallest count: larger ones that do not fit are skipped with a line.
     slots = min(sizes.slots)
     # Keys and values, two bytes each.
     position_bytes = 2 * 2 * model.layers * model.kv_heads * model.head_dim
@@ -97,6 +99,7 @@ def figures(measurement: Measurement, peak: Peak) -> dict[str, float]:
     row['tokens_per_second'] = measurement.tokens / seconds
     row['seconds'] = seconds
     row['mfu'] = measurement.cost.flops / seconds / peak.flops
+    # Updates are bound by operations; counting their bytes would need the compiler's plan.
     if measurement.cost.bytes:
         row['bandwidth_share'] = measurement.cost.bytes / seconds / peak.bandwidth
     return row
@@ -119,6 +122,7 @@ def measure(model: ModelConfig, sizes: Sizes, update: bool, peak: Peak) -> dict[
     learner = None
     if update:
         learner = gpu_work.make_learner(model, sizes)
+        # The sampler's copy, as in a run: both kinds of weights are on the device.
         params = learner.published()
     else:
         params = gpu_work.make_weights(model, model.dtype)
@@ -186,6 +190,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # XLA refuses both names at once, and the first is the older one.
     if 'XLA_PYTHON_CLIENT_MEM_FRACTION' not in os.environ:
         os.environ.setdefault('XLA_CLIENT_MEM_FRACTION', '0.95')
+    # Only now: asking for devices starts the backend, which reads the variable above.
     device = jax.devices()[0]
     if device.platform != 'gpu' and not args.small:
         raise UserError(
@@ -207,6 +212,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f'{device.device_kind}: {version_list}', flush=True)
     check_memory(model, sizes, update, memory().get('limit', 0))
 
+    # A data sheet where there is one: a measured peak is lower and would flatter the shares.
     peak = PEAKS.get(device.device_kind)
     origin = 'data sheet'
     if peak is None:
@@ -230,6 +236,7 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list):
         return [_rounded(item) for item in value]
     if isinstance(value, float):
+        # More digits would be noise, and two results would never look equal.
         return float(f'{value:.4g}')
     return value
 

@@ -42,6 +42,7 @@ class Sizes:
       copied: bytes of the array that measures peak bandwidth.
     """
 
+    # The largest first: if it does not fit, the others still are measured.
     slots: tuple[int, ...] = (256, 128, 32)
     prompt: int = 1024
     generated: int = 256
@@ -69,6 +70,7 @@ class Sizes:
         )
 
 
+# Shapes for tests: every program is compiled and run, in seconds on a CPU.
 SMALL = Sizes(
     slots=(4, 2),
     prompt=16,
@@ -122,6 +124,7 @@ def make_model(small: bool) -> ModelConfig:
 
 def parameter_shapes(model: ModelConfig):
     """Returns the shapes of the parameters."""
+    # Shapes alone: the need for memory is printed before anything is allocated.
     return jax.eval_shape(functools.partial(transformer.init, model), jax.random.key(0))
 
 
@@ -138,6 +141,7 @@ def make_weights(model: ModelConfig, dtype: str) -> Params:
 def make_learner(model: ModelConfig, sizes: Sizes) -> Learner:
     """Returns the learner of one role. No other object keeps its initial weights in memory."""
     role = ml_collections.ConfigDict(common.get_config().solver.to_dict())
+    # Master weights are float32 in every run, whatever the sampler computes in.
     params = make_weights(model, 'float32')
     mesh = sharding.make_mesh()
     return Learner(model, mesh, {'solver': role}, params, (sizes.rows, sizes.tokens))
@@ -150,7 +154,9 @@ def make_batches(model: ModelConfig, sizes: Sizes) -> list:
     for i in range(sizes.rows * sizes.micro):
         tokens = rng.integers(1, model.vocab_size, sizes.tokens).astype(np.int32)
         source = np.full(sizes.tokens, POLICY, np.int8)
+        # The first token is predicted by nothing.
         source[0] = PROMPT
+        # What random weights give on average, so that few ratios are clipped.
         logp = np.where(source == POLICY, -np.log(model.vocab_size), 0.0).astype(np.float32)
         trajectory = Trajectory(tokens, source, logp, (), 'eos', 'policy', 0, (i,))
         rows.append(Row('policy', trajectory, 0.0, 0, advantage=float(rng.normal())))
@@ -164,6 +170,7 @@ def median_seconds(call: Callable[[], Any], times: int) -> float:
       call: returns device arrays, or waits by itself.
       times: number of timed calls.
     """
+    # Compiles, and fills caches that later calls find warm.
     jax.block_until_ready(call())
     seconds = []
     for _ in range(times):
@@ -176,9 +183,11 @@ def median_seconds(call: Callable[[], Any], times: int) -> float:
 def measured_peak(sizes: Sizes) -> Peak:
     """Returns the rates of a bfloat16 product and of a copy on this device."""
     matrix = jnp.ones((sizes.matmul, sizes.matmul), jnp.bfloat16)
+    # Accumulated in float32, as in the model.
     product = jax.jit(lambda a: jnp.matmul(a, a, preferred_element_type=jnp.float32))
     product_seconds = median_seconds(lambda: product(matrix), 5)
     vector = jnp.ones(sizes.copied // 4, jnp.float32)
+    # An addition, because XLA would leave out a plain copy.
     copy = jax.jit(lambda x: x + 1)
     copy_seconds = median_seconds(lambda: copy(vector), 5)
     # A copy reads and writes every byte.
@@ -195,12 +204,14 @@ def measure_sampler(
     """
     sampler = Sampler(model, sizes.sampler(slots), sharding.make_mesh())
     _prefill(sampler, params, sizes)
+    # The fastest: transfers from the host vary, the device's own time does not.
     prefill_seconds = min(_prefill(sampler, params, sizes) for _ in range(sizes.repeats))
     # The first decode compiles. The prompts are then written again, so that the timed steps begin after the prompt.
     jax.block_until_ready(sampler.decode(params))
     _prefill(sampler, params, sizes)
     bursts = sizes.generated // sizes.burst
     start = time.perf_counter()
+    # Without waiting in between, as the scheduler does while no call is pending.
     chunks = [sampler.decode(params) for _ in range(bursts)]
     jax.block_until_ready(chunks)
     step_seconds = (time.perf_counter() - start) / (bursts * sizes.burst)
@@ -208,6 +219,7 @@ def measure_sampler(
 
     # The last token of a prompt stays uncached: the first decode step feeds it.
     prefilled = slots * (sizes.prompt - 1)
+    # A step reads the cache up to its position, which grows during the measurement.
     mean_length = sizes.prompt + sizes.generated / 2
     prefill_cost = gpu_costs.prefill_cost(model, prefilled, sizes.prompt)
     decode_cost = gpu_costs.decode_cost(model, slots, mean_length)
@@ -251,6 +263,7 @@ def measure_update(learner: Learner, batches: list, sizes: Sizes) -> Measurement
 
     def step():
         stats = learner.update('solver', batches)
+        # A skipped update does less work, and reading its flag waits for the device.
         if stats['skipped_updates'][0]:
             raise RuntimeError('a gradient is not finite: the rates would be wrong')
 

@@ -32,12 +32,14 @@ from zeroplay_jax.retrieval.index import ExactIndex, ScannIndex
 K, RECALL = 3, 0.95
 # Added to RECALL when tuning, so that the other half of the queries reaches RECALL as well.
 MARGIN = 0.005
+# One query at a time (a person), a decode chunk of a small run, and one of a large run.
 BATCHES = (1, 32, 256)
 
 
 def exact(vectors: np.ndarray, queries: np.ndarray) -> np.ndarray:
     """Returns the ids of the K nearest vectors, int64 [Q, K]; among equal scores the lower id comes first."""
     nearest = []
+    # In blocks: the scores of all queries at once would take gigabytes at a million vectors.
     for start in range(0, len(queries), 64):
         scores = queries[start : start + 64] @ vectors.T
         # Candidates in order of their ids, so that the stable sort below resolves ties by id.
@@ -67,12 +69,14 @@ def tune(engine: Engine, queries: np.ndarray, truth: np.ndarray) -> tuple[tuple,
     reached = []
     for setting in engine.settings:
         search = engine.search(*setting)
+        # The faster of two passes: the first one also pays for caches that are cold.
         ids, first_seconds = run(search, queries, 32)
         _, second_seconds = run(search, queries, 32)
         seconds = min(first_seconds, second_seconds)
         reached_recall = recall(ids, truth)
         rate = f'{len(queries) / seconds:.0f}/s'
         print(f'    {engine.family} {engine.build} {setting}: recall {reached_recall:.3f}, {rate}')
+        # Too fast a setting is useless if its recall is missed, so recall is a bound and not traded for time.
         if reached_recall >= RECALL + MARGIN:
             reached.append((seconds, setting, reached_recall))
     if not reached:
@@ -86,6 +90,7 @@ def compare(name: str, engines, queries: np.ndarray, truth: np.ndarray, rounds: 
     rows, searches = [], []
     for engine in engines:
         print(f'  built {engine.family} ({engine.build}) in {engine.seconds:.1f} s', flush=True)
+        # Tuned and timed on different queries: a setting chosen on its own test would look better than it is.
         chosen = tune(engine, queries[::2], truth[::2])
         if chosen is None:
             print(f'    does not reach a recall of {RECALL}')
@@ -97,10 +102,12 @@ def compare(name: str, engines, queries: np.ndarray, truth: np.ndarray, rounds: 
         rows.append(row | dict(memory_mb=engine.memory / 1e6, size_mb=engine.size / 1e6))
         searches.append(engine.search(*setting))
     fastest = {(i, batch): np.inf for i in range(len(rows)) for batch in BATCHES}
+    # In turns of one pass: a drift of the machine's speed then hits all engines alike.
     for _ in range(rounds):
         for batch in BATCHES:
             for i, search in enumerate(searches):
                 ids, seconds = run(search, queries[1::2], batch)
+                # The fastest pass, because other processes can only slow a pass down.
                 fastest[i, batch] = min(fastest[i, batch], seconds)
                 rows[i]['recall'] = recall(ids, truth[1::2])
     for i, row in enumerate(rows):
@@ -146,6 +153,7 @@ def titles(
         for kind, ids in ids_by_index.items():
             shares = []
             for i in rows:
+                # Titles, not ids: several passages of an article support a question equally well. BM25 pads with -1.
                 returned_titles = {names[row] for row in ids[i] if row >= 0}
                 supporting_titles = questions[i]['supporting_titles']
                 shares.append(np.mean([title in returned_titles for title in supporting_titles]))
@@ -154,6 +162,7 @@ def titles(
 
 
 # Program of the client process: concurrent connections, each with one query at a time.
+# A process of its own: threads of this one would share the interpreter lock with the server.
 LOAD = """
 import http.client, json, sys, threading, time
 host, port, clients, queries = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), json.load(sys.stdin)
@@ -181,6 +190,7 @@ def serve(vectors: np.ndarray, passages, questions, clients: int = 32) -> dict[s
     """
     import uvicorn
 
+    # The same index behind the server and in the direct calls, so that only the server itself differs.
     index = ScannIndex(
         data.encoder(), MemoryCorpus([p[0] for p in passages], [p[1] for p in passages]), vectors
     )
@@ -192,13 +202,16 @@ def serve(vectors: np.ndarray, passages, questions, clients: int = 32) -> dict[s
     runner = uvicorn.Server(uvicorn.Config(app.asgi, port=0, log_level='error'))
     thread = threading.Thread(target=runner.run, daemon=True)
     thread.start()
+    # The server starts to listen before its index is loaded.
     while not runner.started or app._index is None:
         time.sleep(0.05)
     port = runner.servers[0].sockets[0].getsockname()[1]
     command = [sys.executable, '-c', LOAD, '127.0.0.1', str(port), str(clients)]
     rows, p99 = [], []
+    # Direct calls and the server in turns, three times; the median leaves out one disturbed round.
     for _ in range(3):
         start, used = time.perf_counter(), time.process_time()
+        # As many queries per call as the server can collect from its concurrent clients.
         for at in range(0, len(queries), clients):
             backend.retrieve(queries[at : at + clients], K)
         direct, direct_used = time.perf_counter() - start, time.process_time() - used
@@ -236,6 +249,7 @@ def words(passages, questions) -> dict[str, float]:
         index.search(queries, K)
         our_seconds.append(time.perf_counter() - start)
         start = time.perf_counter()
+        # With our stemmer and stop words, so that both tokenise alike and search the same index.
         tokens = bm25s.tokenize(
             queries, stopwords='en', stemmer=index._stemmer, show_progress=False
         )
@@ -248,6 +262,7 @@ def words(passages, questions) -> dict[str, float]:
 
 def all_engines(vectors: np.ndarray, variants: tuple[str, ...], hnsw: bool) -> Iterator[Engine]:
     """Yields all engines. Each is built only when it is requested."""
+    # Lazily, because two indexes of a million vectors at a time would not fit into memory.
     yield from scann_engines(vectors, variants)
     yield from faiss_engines(vectors, hnsw)
 
@@ -282,6 +297,7 @@ def main(argv=None) -> None:
     )
     vectors, question_vectors = data.embeddings(args.texts), data.question_embeddings(questions)
 
+    # Passages come first among the texts, so their vectors need not be computed again.
     row = {text: i for i, text in enumerate(data.texts()[: len(vectors)])}
     of_passages = vectors[[row[contents(*p)] for p in passages]]
     shares = titles(of_passages, question_vectors, passages, questions)
@@ -303,6 +319,7 @@ def main(argv=None) -> None:
     )
     figures |= summary(rows, '')
     if args.synthetic:
+        # The engines of the first table hold their indexes, which must be freed before others are built.
         del rows
         vectors, question_vectors = data.synthetic(args.synthetic)
         engines = all_engines(vectors, ('float32', 'float32, SOAR'), hnsw=False)

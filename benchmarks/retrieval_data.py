@@ -19,8 +19,10 @@ from zeroplay_jax.retrieval.encoder import TextEncoder
 ROOT = pathlib.Path(__file__).parents[1]
 SHARED = ROOT.parent / 'shared' / 'data'
 CACHE = ROOT / '.cache' / 'retrieval'
+# As many as a core embeds in half an hour.
 TEXTS = 200_000
 BENCHMARKS = ('nq', 'triviaqa', 'popqa', 'hotpotqa', '2wikimultihopqa', 'musique', 'bamboogle')
+# End of a sentence: a full stop in the middle of a name or number is followed by no capital.
 _END = re.compile(r'(?<=[.!?])\s+(?=[A-Z0-9"\'(])')
 
 
@@ -36,6 +38,7 @@ def texts() -> list[str]:
     sentences = []
     for title, text in passages():
         parts.append(contents(title, text))
+        # Shorter ones are headings and fragments, which would be near duplicates of one another.
         sentences += [sentence for sentence in _END.split(text) if len(sentence) >= 20]
     parts += sentences
     for sentence in sentences:
@@ -67,6 +70,7 @@ def embeddings(count: int = TEXTS) -> np.ndarray:
     They are stored; the first call takes half an hour on one core.
     """
     all_texts = texts()
+    # The folder is named by the texts: vectors of another corpus are never read by mistake.
     digest = hashlib.sha256('\0'.join(all_texts).encode()).hexdigest()
     folder = CACHE / digest[:16]
     shard_rows = 8_192
@@ -105,12 +109,14 @@ def synthetic(
     def normal(*shape):
         return rng.standard_normal(shape, np.float32)
 
+    # Fixed seed and one generator: the corpus is the same in every run and on every machine.
     basis = normal(64, dimension)
     centres = normal(10_000, 64)
 
     def draw(count):
         own_centres = centres[rng.integers(len(centres), size=count)]
         vectors = (own_centres + np.float32(0.7) * normal(count, 64)) @ basis
+        # Noise outside the subspace, without which quantisation would be unrealistically exact.
         vectors += np.float32(0.5) * normal(count, dimension)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         return vectors

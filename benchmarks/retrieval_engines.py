@@ -62,6 +62,7 @@ def resident() -> int:
 
 def _timed(make) -> tuple[Any, float, int]:
     """Returns (result of `make`, seconds, bytes of memory that it added)."""
+    # Resident memory, not an estimate: both libraries allocate outside of Python.
     memory_before = resident()
     started = time.perf_counter()
     result = make()
@@ -70,14 +71,18 @@ def _timed(make) -> tuple[Any, float, int]:
 
 def faiss_engines(vectors: np.ndarray, hnsw: bool) -> Iterator[Engine]:
     """Yields IVF-Flat, IVF-PQ fast-scan with refinement, and with `hnsw` HNSW, on one thread."""
+    # One thread for everybody: libraries divide work differently, and cores differ between machines.
     faiss.omp_set_num_threads(1)
     rows, dimension = vectors.shape
+    # About 4·√rows lists, the lower end of what FAISS's guidelines recommend, as a power of two.
     lists = 1 << round(math.log2(4 * math.sqrt(rows)))
     probes = [p for p in (4, 8, 12, 16, 24, 32, 48, 64, 96, 128) if p <= lists]
 
     def build(factory):
         index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
+        # More training points per centroid change the recall little and the time of training a lot.
         faiss.extract_index_ivf(index).cp.max_points_per_centroid = 64
+        # A sample of 100,000 vectors, as many as ScaNN's tree is trained on below.
         index.train(vectors[:: max(1, rows // 100_000)])
         index.add(vectors)
         return index
@@ -92,12 +97,15 @@ def faiss_engines(vectors: np.ndarray, hnsw: bool) -> Iterator[Engine]:
 
         return search
 
+    # The size on disk is compared as well: an index is copied to every host of a run.
     size = len(faiss.serialize_index(flat))
     yield Engine(
         'FAISS IVF-Flat', factory, seconds, memory, size, [(p,) for p in probes], flat_search
     )
+    # 4-bit codes of two dimensions each, as ScaNN's asymmetric hashing has, and exact rescoring.
     factory = f'IVF{lists},PQ{dimension // 2}x4fs,RFlat'
     refined, seconds, memory = _timed(lambda: build(factory))
+    # `nprobe` belongs to the index inside the refinement, `k_factor` to the refinement.
     inner = faiss.extract_index_ivf(refined)
 
     def refined_search(nprobe, factor):
@@ -111,6 +119,7 @@ def faiss_engines(vectors: np.ndarray, hnsw: bool) -> Iterator[Engine]:
     grid = [(p, factor) for p in probes for factor in (4, 8, 16)]
     yield Engine('FAISS IVF-PQ fast-scan', factory, seconds, memory, size, grid, refined_search)
     if hnsw:
+        # A graph has no training, but building it takes far longer: only for the smaller corpus.
         graph = faiss.IndexHNSWFlat(dimension, 24, faiss.METRIC_INNER_PRODUCT)
         graph.hnsw.efConstruction = 100
         _, seconds, memory = _timed(lambda: graph.add(vectors))
@@ -133,7 +142,9 @@ def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engin
     """Yields ScaNN in the named variants (keys of `VARIANTS`), and our index, which uses ScaNN."""
     scann = index_lib._scann()
     rows = len(vectors)
+    # The same number of leaves for ScaNN and for our index, so that both trees are equally fine.
     leaves = max(16, 1 << round(math.log2(2 * math.sqrt(rows))))
+    # From half a percent to a sixth of the leaves; small trees give equal entries, removed below.
     shares = [max(1, leaves * n // 1000) for n in (5, 10, 15, 20, 30, 40, 60, 80, 120, 160)]
     grid = [(searched, reorder) for searched in dict.fromkeys(shares) for reorder in (12, 24, 48)]
     for name in names:
@@ -154,10 +165,12 @@ def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engin
             builder.score_ah(2, anisotropic_quantization_threshold=threshold)
             return builder.reorder(48, quantize=reorder).set_n_training_threads(1).build()
 
+        # Default arguments of `make` bind this variant; a closure would see the last one.
         searcher, seconds, memory = _timed(make)
 
         def library(searched, reorder, searcher=searcher):
             def search(q, k):
+                # A batch of one has a function of its own, which skips the set-up of batches.
                 if len(q) == 1:
                     return searcher.search(q[0], k, reorder, searched)[0][None]
                 return searcher.search_batched(q, k, reorder, searched)[0]
@@ -189,6 +202,7 @@ def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engin
 
     def search_ours(searched, reorder):
         def search(q, k):
+            # Private fields: a user sets them when the index is opened, the grid changes them in between.
             ours._leaves_searched, ours._reordered = searched, reorder
             return ours.search_vectors(q, k)[0]
 

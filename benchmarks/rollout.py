@@ -72,6 +72,7 @@ MODEL = transformer.ModelConfig(
     tied=workload.QWEN3['tie_word_embeddings'],
     logit_chunk=2048,
 )
+# One slot per rollout, and bursts of half a turn.
 SAMPLER = SamplerConfig(
     slots=BATCH, context=LENGTH, chunk=32, fill_rows=32, burst=16, put_rows=BATCH, put_tokens=TOOL
 )
@@ -87,6 +88,7 @@ class _Codec(Codec):
 class _Syntax(TagSyntax):
     """A call every GEN tokens."""
 
+    # A random policy writes no tags; the lengths of turns must be those of the other engines all the same.
     def stop_strings(self, tools):
         return ('x' * GEN,)
 
@@ -132,9 +134,11 @@ def observation(turn: int) -> np.ndarray:
 def rollout(scheduler: Scheduler) -> list[Trajectory]:
     """The scripted rollouts through the real scheduler, search thread included."""
     limits = Limits(TURNS, GEN + 1, TOOL)
+    # One token more than a turn has, so that the stop string ends it and not the limit.
     env = _Environment(_Codec(), _Syntax(), limits, {'search': _Search()}, terminal_tags=())
     requests = [Request('policy', p, (i,), env, temperature=0.0) for i, p in enumerate(prompts())]
     out = [group[0] for group in scheduler.run([scheduler.rollout(r) for r in requests])]
+    # A rollout that ended early would make the rates look better than they are.
     assert all(len(t.tokens) == LENGTH and (t.source == POLICY).sum() == GEN * TURNS for t in out)
     return out
 
@@ -150,6 +154,7 @@ def make_scheduler(params) -> Scheduler:
 
 def matmul_rate() -> float:
     """float32 operations per second of a 2048³ product."""
+    # Large enough to reach the peak rate of the cores.
     a = jnp.ones((2048, 2048), jnp.float32)
     product = jax.jit(lambda x, y: x @ y)
     return 2 * 2048**3 / median_seconds(lambda: jax.block_until_ready(product(a, a)), 5)
@@ -158,6 +163,7 @@ def matmul_rate() -> float:
 def useful_operations() -> float:
     """Operations of one rollout batch: matrix products only."""
     m = MODEL
+    # Projections of queries, keys, values and output; the product with the cache is left out, being small.
     attention = 2 * m.hidden_size * (m.heads + m.kv_heads) * m.head_dim
     layers = m.layers * (attention + 3 * m.hidden_size * m.intermediate_size)
     return 2.0 * BATCH * (LENGTH * layers + GEN * TURNS * m.hidden_size * m.vocab_size)
@@ -175,6 +181,7 @@ def make_update(params):
         tokens = rng.integers(10, MODEL.vocab_size, TRAIN_LEN).astype(np.int32)
         source = np.full(TRAIN_LEN, POLICY, np.int8)
         source[0] = 0
+        # About the log-prob of a uniform policy: ratios far from 1 would be clipped and lose their gradient.
         logp = np.where(source == POLICY, -9.0, 0.0).astype(np.float32)
         t = Trajectory(tokens, source, logp, (), 'eos', 'policy', 0, (i,))
         rows.append(Row('policy', t, 0.0, 0, advantage=float(rng.normal())))
@@ -202,6 +209,7 @@ def peer(name: str, folder: pathlib.Path, cache_tokens: int) -> dict[str, float]
         command += ['--cache-tokens', str(cache_tokens)]
     # The scripts import benchmarks.peers, and Python puts only a script's own folder on its path.
     environment = os.environ | {'PYTHONPATH': str(ROOT)}
+    # In a process of their own: two versions of JAX, and PyTorch, cannot share an interpreter.
     process = subprocess.run(command, env=environment, capture_output=True, text=True)
     if process.returncode:
         error_lines = process.stderr.strip().split('\n')
@@ -217,6 +225,7 @@ def peer(name: str, folder: pathlib.Path, cache_tokens: int) -> dict[str, float]
 
 def measure(scheduler, update) -> dict[str, float]:
     """Our figures of one round."""
+    # The bound is measured with the rollouts, not once per machine: its clock rate changes.
     before = matmul_rate()
     seconds = median_seconds(lambda: rollout(scheduler), 3)
     rate = (
@@ -234,6 +243,7 @@ def measure(scheduler, update) -> dict[str, float]:
 def shares(scheduler) -> dict[str, float]:
     """Where the time of a rollout goes when the host waits for every device call."""
     scheduler.stats.clear()
+    # Waiting for every call takes the overlap away, so these seconds say where time goes, not how much.
     scheduler.profile = True
     rollout(scheduler)
     scheduler.profile = False
@@ -326,6 +336,7 @@ def main(argv=None) -> None:
         our_figures, ratios = compare(scheduler, update, arguments)
     except UserError as error:
         sys.exit(f'benchmarks.rollout: {error}')
+    # Ratios are taken within a round and their median afterwards, so that slow rounds cancel.
     summary = {name: statistics.median(values) for name, values in ratios.items()}
     summary |= dict(
         share_of_matmul_bound=statistics.median(figures['bound'] for figures in our_figures),

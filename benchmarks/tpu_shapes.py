@@ -32,6 +32,7 @@ _YARN = dict(
 )
 
 
+# Positional, so that a row of MODELS reads like the table of a model card.
 def _config(
     architecture,
     width,
@@ -117,6 +118,7 @@ class Slice(NamedTuple):
 _V5E = Chip(197e12, 819e9, 15.75 * 2**30, 200e9)
 _V5P = Chip(459e12, 2765e9, 95.0 * 2**30, 600e9)
 _V6E = Chip(918e12, 1640e9, 31.25 * 2**30, 448e9)
+# A sampler runs within one host, a learner over the whole slice.
 TOPOLOGIES = {
     'v5e:4x4': Slice(_V5E, 'v5e:2x2'),
     'v5e:8x8': Slice(_V5E, 'v5e:2x2'),

@@ -169,16 +169,6 @@ def test_equal_rewards_have_no_loss(policy, rollouts):
     assert loss == 0 and stats['informative_groups'] == 0
 
 
-def test_a_loss_that_cannot_be_computed_is_refused(policy, rollouts):
-    rewards = np.ones((len(rollouts), 2))
-    with pytest.raises(ValueError, match='clip_middle'):
-        zp.policy_loss(policy, rollouts, rewards, clip_middle=0.2)
-    with pytest.raises(UserError, match='teacher'):
-        zp.policy_loss(policy, rollouts, rewards, distill_top_k=5)
-    with pytest.raises(ValueError):
-        zp.policy_loss(policy, rollouts, rewards[:1])
-
-
 class FixedSearch(Tool):
     name = 'search'
     description = 'always the same'

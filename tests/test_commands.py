@@ -81,6 +81,62 @@ def test_ctrl_c_is_one_line(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ('command', 'module'),
+    [
+        ('main', 'absl'),
+        ('main', 'pydantic'),
+        ('main', 'jax'),
+        ('evaluate', 'ml_collections'),
+        ('evaluate', 'transformers'),
+        ('ask', 'ml_collections'),
+        ('inputs', 'numpy'),
+        ('report', 'numpy'),
+    ],
+)
+def test_ctrl_c_while_libraries_load_is_one_line(tmp_path, command, module):
+    """The signal comes as soon as a library is imported; the trace of imports says when."""
+    flags = {
+        'main': ['--config=configs/quickstart.py', f'--workdir={tmp_path}/run'],
+        'evaluate': ['--config=configs/quickstart.py'],
+        'ask': ['Who?'],
+        'inputs': ['answers', '--corpus', str(tmp_path), '--out', str(tmp_path / 'out')],
+        'report': [str(tmp_path)],
+    }
+    arguments = ['env', '--default-signal=INT', sys.executable, '-X', 'importtime']
+    arguments += ['-m', f'zeroplay_jax.{command}', *flags[command]]
+    environment = os.environ | {'JAX_PLATFORMS': 'cpu'}
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    running = subprocess.Popen(arguments, cwd=ROOT, env=environment, **pipes)
+    for line in running.stderr:
+        name = line.rpartition('|')[2].strip()
+        if line.startswith('import time:') and name.partition('.')[0] == module:
+            running.send_signal(signal.SIGINT)
+            break
+    _, err = running.communicate(timeout=120)
+    assert running.returncode == 130, err[-2000:]
+    said = [line for line in err.splitlines() if line and 'import time:' not in line]
+    assert said == ['zeroplay_jax: stopped before it began']
+
+
+def test_the_line_is_seen_also_where_libraries_are_silenced():
+    code = """import os, signal, time
+from zeroplay_jax.retrieval import quiet
+from zeroplay_jax.runtime import interrupts
+signal.signal(signal.SIGINT, signal.default_int_handler)
+interrupts.exit_while_loading()
+with quiet.quiet():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(5)
+"""
+    done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 130
+    assert done.stderr.strip() == 'zeroplay_jax: stopped before it began'
+    raised = code.replace('with quiet', 'interrupts.raise_again()\nwith quiet')
+    done = subprocess.run([sys.executable, '-c', raised], cwd=ROOT, capture_output=True, text=True)
+    assert 'KeyboardInterrupt' in done.stderr
+
+
 def on_a_terminal(code):
     """What a program draws on a terminal of 24 lines and 80 columns."""
     ours, theirs = pty.openpty()

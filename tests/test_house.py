@@ -22,6 +22,7 @@ FLOORS = (
     {'selfplay'},
     {'evaluation', 'configuration'},
     {'training', 'configs'},
+    {'api_arguments'},
     {'api'},
     {'main', 'evaluate', 'compare', 'ask', 'report', 'inputs', 'quickstart'},
 )

@@ -13,6 +13,7 @@ These functions are in zeroplay_jax/api.py; the module is loaded when the first 
 """
 
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -46,6 +47,14 @@ __all__ = [
 
 # transformers warns at import that PyTorch is missing. Only its tokenizers are used, which do not need PyTorch.
 os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
+
+# Commands that load libraries for seconds.
+_COMMANDS = ('ask', 'compare', 'evaluate', 'inputs', 'main', 'report')
+# What argv holds while `python -m zeroplay_jax.main` imports this package.
+if sys.argv[:1] == ['-m'] and {f'zeroplay_jax.{name}' for name in _COMMANDS} & set(sys.orig_argv):
+    from zeroplay_jax.runtime import interrupts
+
+    interrupts.exit_while_loading()
 
 
 def __getattr__(name: str) -> Any:

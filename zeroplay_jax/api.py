@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
+import zeroplay_jax.api_arguments as arguments
 from zeroplay_jax.configuration import entry, fields, rules
 from zeroplay_jax.learner.learner import publisher
 from zeroplay_jax.objectives import rewards as reward_functions
@@ -27,11 +28,10 @@ from zeroplay_jax.selfplay.answers import final_answer
 from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.recipe import RoleSpec
 from zeroplay_jax.selfplay.update_batch import rows_loss, set_advantages
-from zeroplay_jax.settings.schema import TrainedRole
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.tools.registry import build_tools
 from zeroplay_jax.training import build
-from zeroplay_jax.types import Json, Question, Row, Trajectory, UserError
+from zeroplay_jax.types import Json, Question, Row, TaskDropped, Trajectory, UserError
 
 _SOLVER = 'solver'
 
@@ -106,7 +106,7 @@ def load_policy(path: str | pathlib.Path = '', settings: ConfigDict | None = Non
     Raises:
       UserError: files that cannot be used.
     """
-    settings = _copy(settings)
+    settings = _copy('load_policy', settings)
     if path:
         settings.policy.path = str(path)
     opened = build.open_policy(settings)
@@ -131,7 +131,7 @@ def open_index(source: str | pathlib.Path = '', settings: ConfigDict | None = No
     Raises:
       UserError: a folder that is no index, or a server that does not answer.
     """
-    settings = _copy(settings)
+    settings = _copy('open_index', settings)
     # TensorFlow and ScaNN write to the terminal while they load; this hides it.
     entry.load_libraries()
     if not source:
@@ -172,12 +172,15 @@ def sample_rollouts(
         those of step `step` of a run with this seed.
 
     Raises:
-      TaskDropped: a question is longer than `rollout.prompt_tokens`.
-      UserError: an unknown tool.
+      UserError: an unknown tool, or a question that is longer than `rollout.prompt_tokens`.
     """
-    if isinstance(questions, str):
-        raise UserError('sample_rollouts: questions is a text; give a list of questions')
-    settings = _copy(policy.config)
+    function = 'sample_rollouts'
+    arguments.check_instance(function, 'policy', policy, Policy, 'zp.load_policy()')
+    arguments.check_instance(function, 'index', index, Index, 'zp.open_index()')
+    arguments.check_questions(function, questions)
+    arguments.check_sampling(function, samples, temperature)
+    arguments.check_tools(function, tools)
+    settings = _copy(function, policy.config)
     settings.seed = seed
     settings.tools.names = tuple(tool for tool in tools if isinstance(tool, str))
     tools_by_name = build_tools(settings, index.corpus)
@@ -195,11 +198,19 @@ def sample_rollouts(
     )
     published = publisher(policy.model, policy.opened.mesh, policy.params)(policy.params)
     context.scheduler.publish(_SOLVER, published, 0)
-    episodes = []
-    for number, question in enumerate(questions):
+
+    async def ask(number: int, question: str) -> list[Trajectory]:
         # The identity that the engine and evaluations give the item of this number.
         identity = (step, number)
-        episodes.append(context.ask(_SOLVER, identity, samples, temperature, question=question))
+        try:
+            return await context.ask(_SOLVER, identity, samples, temperature, question=question)
+        except TaskDropped as drop:
+            raise UserError(
+                f'{function}: questions[{number}] ({question[:60]!r}) cannot be asked: {drop.reason}; shorten it '
+                'or raise rollout.prompt_tokens'
+            ) from None
+
+    episodes = [ask(number, question) for number, question in enumerate(questions)]
     return context.scheduler.run(episodes)
 
 
@@ -207,7 +218,13 @@ def show(trajectory: Trajectory) -> str:
     """Returns a rollout as text: what the policy wrote, its calls, and what came back.
 
     print(zp.show(rollouts[0][0]))
+
+    Raises:
+      UserError: no rollout.
     """
+    if not isinstance(trajectory, Trajectory):
+        kind = type(trajectory).__name__
+        raise UserError(f'show: the rollout is a {kind}; give one rollout, such as rollouts[0][0]')
     lines = []
     for turn in trajectory.turns:
         lines.append(turn.text.strip())
@@ -231,9 +248,14 @@ def score(
       metric: 'em', 'subem', 'f1', or 'package.module:function'.
 
     Raises:
-      ValueError: there is no such metric, or not one entry of `answers` per question.
+      UserError: there is no such metric, or not one entry of `answers` per question.
     """
-    metric_function = reward_functions.resolve_answer_metric(metric)
+    arguments.check_rollouts('score', rollouts)
+    arguments.check_answers('score', answers, rollouts)
+    try:
+        metric_function = reward_functions.resolve_answer_metric(metric)
+    except ValueError as error:
+        raise UserError(f'score: {error}') from None
     scores = []
     for trajectories, accepted in zip(rollouts, answers, strict=True):
         predictions = [final_answer(trajectory) for trajectory in trajectories]
@@ -268,15 +290,18 @@ def policy_loss(
       The loss, float32 scalar; statistics as means, by the names that metrics.jsonl uses.
 
     Raises:
-      ValueError: there is no such loss or setting, or a rollout is longer than `micro.tokens`.
+      UserError: there is no such loss or setting, not one reward per rollout, or a rollout is longer than
+        `micro.tokens`.
     """
-    role = ConfigDict(TrainedRole(loss=loss, **settings).model_dump())
-    if role.distill_top_k:
-        raise UserError('policy_loss: rollouts have no teacher prompt; set distill_top_k to 0')
+    function = 'policy_loss'
+    arguments.check_instance(function, 'policy', policy, Policy, 'zp.load_policy()')
+    arguments.check_rollouts(function, rollouts)
+    reward_table = arguments.reward_table(function, rewards, rollouts)
+    role = arguments.role_settings(function, _SOLVER, loss, settings)
     rows = []
-    for group, (trajectories, values) in enumerate(zip(rollouts, rewards, strict=True)):
+    for group, (trajectories, values) in enumerate(zip(rollouts, reward_table, strict=True)):
         for trajectory, value in zip(trajectories, values, strict=True):
-            rows.append(Row(_SOLVER, trajectory, float(value), group))
+            rows.append(Row(_SOLVER, trajectory, value, group))
     # Groups are compared as in a training step; `rows` get their advantages here.
     micro = policy.config.micro
     group_stats = set_advantages(rows, role)
@@ -306,6 +331,11 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
     Raises:
       UserError: a config that cannot run, or a workdir of another config.
     """
+    arguments.check_settings('train', settings)
+    folder = pathlib.Path(workdir)
+    # Parents, too: mkdir would fail only after the policy was loaded.
+    if any(path.is_file() for path in (folder, *folder.parents)):
+        raise UserError(f'train: workdir {workdir}: there is a file in this place; name a folder')
     rules.check(settings)
     entry.load_libraries()
     # Other processes of the run have to be joined before JAX looks for devices.
@@ -316,9 +346,10 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
     return loop.run(settings, workdir)
 
 
-def _copy(settings: ConfigDict | None) -> ConfigDict:
+def _copy(function: str, settings: ConfigDict | None) -> ConfigDict:
     """A copy that may be changed; of the defaults where there are no settings."""
     if settings is None:
         return fields.default_config()
+    arguments.check_settings(function, settings)
     # The caller's config stays as it is, and later changes to it do not reach a loaded policy.
     return settings.copy_and_resolve_references()

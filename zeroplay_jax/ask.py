@@ -49,6 +49,7 @@ EXAMPLES = """examples:
   python -m zeroplay_jax.ask --policy runs/quickstart/policy/solver "What is the teacher of the founder of Mimi?"
   python -m zeroplay_jax.ask --policy runs/own/policy/solver --index indexes/own --json "who wrote it" > answer.json
   python -m zeroplay_jax.ask --policy Qwen2.5-3B-Instruct --syntax qwen --tools search,open,calculator
+  python -m zeroplay_jax.ask --policy Qwen2.5-3B-Instruct --tools search --mcp-url http://127.0.0.1:9000/mcp
   python -m zeroplay_jax.ask --index http://127.0.0.1:8000 --topk 5 < questions.txt
 
 exit status: 0; 2 after a mistake in the command, which is named in one line; 130 after Ctrl-C.
@@ -98,6 +99,15 @@ def _tool_names(text: str) -> tuple[str, ...]:
     return names
 
 
+def _web_address(text: str) -> str:
+    """An argparse type: an address over HTTP."""
+    if not text.startswith(('http://', 'https://')):
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is not a web address; give one such as http://127.0.0.1:8000/mcp'
+        )
+    return text
+
+
 def _parser() -> Parser:
     parser = Parser(
         prog='python -m zeroplay_jax.ask',
@@ -121,6 +131,12 @@ def _parser() -> Parser:
         metavar='NAME,…',
         type=_tool_names,
         help=f'{", ".join(registry.BUILT_IN)}, or package.module:attribute',
+    )
+    parser.add_argument(
+        '--mcp-url',
+        metavar='URL',
+        type=_web_address,
+        help='MCP server whose tools are offered beside the others, such as http://127.0.0.1:8000/mcp',
     )
     parser.add_argument(
         '--syntax',
@@ -234,6 +250,7 @@ def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
         config.tools.syntax = args.syntax
     if args.tools is not None:
         config.tools.names = args.tools
+    _set_mcp_server(config, args.mcp_url)
     _set_lengths(config, args.turns, args.topk)
     if args.index is not None:
         if args.index.startswith(('http://', 'https://')):
@@ -250,6 +267,15 @@ def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
             f'{origin}: no index folder; build one with python -m zeroplay_jax.retrieval.build and name it with --index'
         )
     return config
+
+
+def _set_mcp_server(config: ConfigDict, url: str | None) -> None:
+    """Sets the MCP server of --mcp-url, whose tools join those of --tools or of the run."""
+    if url is None:
+        return
+    config.tools.mcp_url = url
+    if 'mcp' not in config.tools.names:
+        config.tools.names = (*config.tools.names, 'mcp')
 
 
 def _set_lengths(config: ConfigDict, turns: int | None, top_k: int | None) -> None:

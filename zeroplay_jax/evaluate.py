@@ -8,7 +8,8 @@
 Without --sets: exact match of greedy answers by hop count with 95 % intervals. With --sets (files of JSON lines, or
 public names that are downloaded): mean score, searches and repeated queries per set. --out keeps every answer, and
 `python -m zeroplay_jax.compare` compares two such files. Open-ended tasks (lines with "task" and "rubrics") are graded
-by the judge of the config, rubric by rubric. The last line is always one JSON object.
+by the judge of the config, rubric by rubric. --metric=package.module:function scores answers with a function of your
+own, with the signature of `reward.answer` (zeroplay_jax/objectives/rewards.py). The last line is always a JSON object.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from absl import flags
 from ml_collections import config_flags
 
 from zeroplay_jax.configuration import command_line, entry
+from zeroplay_jax.objectives import rewards
+from zeroplay_jax.objectives.registry import resolve
 from zeroplay_jax.retrieval import progress
+from zeroplay_jax.runtime import interrupts
 from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.selfplay import files
 from zeroplay_jax.selfplay.recipe import recipe_class
@@ -38,8 +42,10 @@ _CONFIG = config_flags.DEFINE_config_file(
     'config', None, 'What to evaluate: a Python file.', lock_config=True
 )
 _SETS = flags.DEFINE_list('sets', [], 'Question sets: files of JSON lines or public names.')
-_METRIC = flags.DEFINE_enum(
-    'metric', 'em', ['em', 'subem', 'f1', 'judge', 'rubrics'], 'How answers are scored.'
+_METRIC = flags.DEFINE_string(
+    'metric',
+    'em',
+    'How answers are scored: em, subem, f1, judge, rubrics or package.module:function.',
 )
 _SAMPLES = flags.DEFINE_integer(
     'samples', 1, '1: greedy; otherwise the best of that many samples (pass@k).', lower_bound=1
@@ -50,10 +56,13 @@ _ANSWERER = flags.DEFINE_string(
 )
 _OUT = flags.DEFINE_string('out', '', 'File for every answer, as JSON.')
 
+# Metrics that ask the judge of the config.
+_JUDGED_METRICS = ('judge', 'rubrics')
 # Slot pool of the weights of --answerer.
 _ANSWERER_POOL = 'answerer'
-# Characters of a set's name in the table.
+# Characters of a set's name and of the metric in the table.
 _NAME_WIDTH = 20
+_METRIC_WIDTH = 7
 
 
 def main(argv: list[str]) -> None:
@@ -71,6 +80,7 @@ def main(argv: list[str]) -> None:
         # Loads JAX: only after the command was checked.
         from zeroplay_jax.training import build
 
+    interrupts.raise_again()
     extra_pool = _ANSWERER_POOL if _ANSWERER.value else ''
     run = build.build(config, extra_pool)
     run.publish(run.rollouts.scheduler.pools)
@@ -88,7 +98,8 @@ def _check_flags(config) -> None:
         raise UserError(f'--out={_OUT.value}: its folder is not there; make it first')
     if config.distributed.mode != 'off':
         raise UserError('config.distributed.mode: an evaluation runs in one process; set it to off')
-    needs_judge = _METRIC.value in ('judge', 'rubrics')
+    _check_metric(_METRIC.value)
+    needs_judge = _METRIC.value in _JUDGED_METRICS
     if needs_judge and config.judge.kind == 'rule' and config.retrieval.kind != 'world':
         raise UserError(
             f'--metric={_METRIC.value}: the rule (config.judge.kind) knows the miniature worlds only; '
@@ -99,6 +110,15 @@ def _check_flags(config) -> None:
         raise UserError(f'--sets={",".join(_SETS.value)}: two sets have one name; rename a file')
     for path in _SETS.value:
         files.check_set(path, allow_public=_METRIC.value != 'rubrics')
+
+
+def _check_metric(name: str) -> None:
+    # With the judged metrics, so that the error lists them as well.
+    metrics = {**rewards.ANSWER_METRICS, **dict.fromkeys(_JUDGED_METRICS)}
+    try:
+        resolve('metric', name, metrics)
+    except ValueError as error:
+        raise UserError(f'--metric={name}: {error}') from None
 
 
 def _evaluate_held_out(config, run: RunContext) -> None:
@@ -149,7 +169,9 @@ def _evaluate_sets(config, run: RunContext) -> None:
     # After the sets were read: an unusable line should not cost the loading of weights.
     if _ANSWERER.value:
         run.publish([_ANSWERER_POOL], build.load_like(run, _ANSWERER.value))
-    print(f'{"set":20} {"n":>6} {_METRIC.value:>7} {"searches":>9} {"repeated":>9}')
+    # Of package.module:function the function.
+    metric_heading = _METRIC.value.rpartition(':')[2][:_METRIC_WIDTH]
+    print(f'{"set":20} {"n":>6} {metric_heading:>7} {"searches":>9} {"repeated":>9}')
     answered_of_set: dict[str, tuple[Sequence[Question], Sequence[Answered]]] = {}
     rounded_means: dict[str, dict[str, float]] = {}
     for number, (name, questions) in enumerate(sets.items()):
@@ -199,7 +221,7 @@ def _answer_set(
 def _result_settings(config, run: RunContext) -> Mapping[str, Any]:
     """Settings of a result file; `zeroplay_jax.compare` requires most of them to be equal."""
     judge = ''
-    if _METRIC.value in ('judge', 'rubrics'):
+    if _METRIC.value in _JUDGED_METRICS:
         judge = f'{config.judge.kind} {config.judge.model}'
     # With search alone the syntax suffices: files of versions without other tools stay comparable.
     tools = config.tools.syntax

@@ -19,6 +19,7 @@ from zeroplay_jax.retrieval import progress
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.corpus import Record, read
 from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.runtime import interrupts
 from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.selfplay import builders, cloze_files, files, inputs_help
 from zeroplay_jax.types import Json, UserError
@@ -386,6 +387,7 @@ def _run(args: argparse.Namespace) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Writes the files of one kind; returns the exit status, 2 after a user error, which is one line."""
+    interrupts.raise_again()
     try:
         args = _parser().parse_args(argv)
         _check_out(args)

@@ -13,6 +13,7 @@ from ml_collections import config_flags
 
 from zeroplay_jax.configuration import command_line, entry
 from zeroplay_jax.retrieval import progress
+from zeroplay_jax.runtime import interrupts
 
 _CONFIG = config_flags.DEFINE_config_file(
     'config', None, 'The run: a Python file.', lock_config=True
@@ -31,6 +32,7 @@ def main(argv: list[str]) -> None:
         # Loads JAX and TensorFlow: only after the config was checked.
         from zeroplay_jax.training import loop
 
+    interrupts.raise_again()
     loop.run(config, workdir)
 
 

@@ -241,6 +241,11 @@ class RowInfo:
     privileged_cut: float | None = None
     details: dict[str, Any] = dataclasses.field(default_factory=dict)
 
+    @property
+    def is_proposal(self) -> bool:
+        """Whether the rollout proposed a question or a task, instead of answering one."""
+        return self.valid is not None
+
     def to_json(self) -> dict[str, Any]:
         """The record of the trajectory log; unset fields are left out."""
         record: dict[str, Any] = {}

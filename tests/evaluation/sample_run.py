@@ -38,6 +38,7 @@ def trajectory(i):
         'iteration': 0,
         'phase': phase,
         'role': role,
+        'is_proposal': role == 'proposer',
         'group': 0,
         'reward': correct,
         'parts': {'exact_match' if role == 'solver' else 'format': correct},

@@ -168,7 +168,8 @@ def evaluate(*arguments):
         '--config=configs/quickstart.py',
         *arguments,
     ]
-    environment = os.environ | {'XLA_FLAGS': ''}
+    outside = str(ROOT / 'tests' / 'outside_package')
+    environment = os.environ | {'XLA_FLAGS': '', 'PYTHONPATH': outside}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
@@ -204,12 +205,36 @@ OWN_CORPUS = ['--config.retrieval.kind=folder', '--config.retrieval.path=INDEX']
             ['--metric=rubrics', *OWN_CORPUS],
             'knows the miniature',
         ),
+        (
+            ['--metric=eem'],
+            "metric 'eem' is not built in; choose one of em, subem, f1, judge, rubrics, or give",
+        ),
+        (['--metric=zp_outside.rewards:first_word'], "has no 'first_word'"),
     ],
 )
 def test_what_an_evaluation_cannot_honour_is_refused(tmp_path, wrong, said):
     (tmp_path / 'manifest.json').write_text('{}')
     found = evaluate('--sets=nq', *(flag.replace('INDEX', str(tmp_path)) for flag in wrong))
-    assert found.returncode == 2 and said in found.stderr
+    assert found.returncode == 2 and said in found.stderr and 'Traceback' not in found.stderr
+
+
+def test_a_metric_of_another_package_scores_answers(tmp_path):
+    """`last_word` accepts what the exact match does."""
+    path, out = tmp_path / 'set.jsonl', tmp_path / 'out.json'
+    path.write_text(
+        '\n'.join(
+            json.dumps(q) for q in evaluation_questions([World(0, 'evaluation', 0.25)], 4, (1,))
+        )
+    )
+    small = ['--config.world.train=(0,4)', '--config.world.evaluation=(0,2)']
+    clean = '--config.policy.path=zeroplay_jax/mini/clean'
+    metric = '--metric=zp_outside.rewards:last_word'
+    found = evaluate(*small, clean, metric, f'--sets={path}', f'--out={out}')
+    assert found.returncode == 0, found.stderr[-2000:]
+    assert 'last_wo' in found.stdout
+    result = json.loads(out.read_text())
+    assert result['settings']['metric'] == 'zp_outside.rewards:last_word'
+    assert any(answered['score'] == 1 for answered in result['sets']['set']['answered'])
 
 
 def test_the_commands_from_a_set_to_a_comparison(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """Reading, comparing and writing runs, and the command `python -m zeroplay_jax.report`."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -173,3 +174,20 @@ def test_user_errors_are_one_line_and_exit_code_2(run, tmp_path, capsys, argumen
 def test_a_folder_without_a_run_is_a_user_error(tmp_path):
     with pytest.raises(UserError, match='metrics.jsonl'):
         report_builder.write_report(tmp_path)
+
+
+def test_an_older_log_has_proposals_where_it_has_their_validity(tmp_path):
+    rows = [sample_run.trajectory(number) for number in (0, 2)]
+    for row in rows:
+        del row['is_proposal']
+    rows[0]['info']['valid'] = False
+    folder = sample_run.write_run(tmp_path / 'old', count=0)
+    sample_run.write_lines(folder / 'trajectories.jsonl', rows)
+    trajectories = report_builder.read_run(folder)['trajectories']
+    assert [row['is_proposal'] for row in trajectories] == [True, False]
+
+
+def test_the_page_compares_no_role_with_a_name():
+    for script in report_builder.SCRIPTS:
+        text = (report_builder.ASSETS / script).read_text(encoding='utf-8')
+        assert not re.search(r"""\brole\s*[!=]==?\s*['"]\w""", text), script

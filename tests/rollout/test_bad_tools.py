@@ -182,3 +182,30 @@ def test_a_tool_that_fails_too_often_stops_the_run():
         workers.check_failure_rate(0.5)
     workers._count(Named(), [ToolResult(error='failed')] * 6 + [ToolResult(text='x')] * 6)
     workers.check_failure_rate(0.5)
+
+
+def failing(call):
+    raise OSError(f'no route to {call.arguments["text"]}')
+
+
+def test_a_broken_tool_does_not_flood_the_log(caplog):
+    """The first failure with its reason, then the number whenever it has doubled."""
+    tool = Named(failing)
+    results_of(tool, *(f'host {number}' for number in range(100)))
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0] == (
+        "tool echo: a call failed: {'text': 'host 0'}: OSError('no route to host 0')"
+    )
+    assert [int(line.split()[2]) for line in lines[1:]] == [2, 4, 8, 16, 32, 64]
+    assert all(line.startswith('tool echo: ') and 'no route to host' in line for line in lines)
+
+
+def test_failures_of_arguments_and_timeouts_are_logged_once_as_well(caplog):
+    class Fragile(Named):
+        def prepare(self, arguments):
+            raise KeyError('a bug of the tool')
+
+    tool = Fragile()
+    for _ in range(3):
+        syntax_of('search_r1').parse('<echo>x</echo>', {'echo': tool})
+    assert len(caplog.records) == 2 and 'a bug of the tool' in caplog.records[0].getMessage()

@@ -1,6 +1,7 @@
-"""A real MCP server for tests: python mcp_server.py PORT."""
+"""A real MCP server for tests: python mcp_server.py PORT [FILE written when a call of `wait` begins]."""
 
 import asyncio
+import pathlib
 import sys
 
 from mcp.server.mcpserver import MCPServer
@@ -27,6 +28,8 @@ def refuse(reason: str) -> str:
 @server.tool()
 async def wait(seconds: float) -> str:
     """Answers late."""
+    for path in sys.argv[2:]:
+        pathlib.Path(path).touch()
     await asyncio.sleep(seconds)
     return f'waited {seconds}'
 

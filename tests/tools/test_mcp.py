@@ -1,14 +1,13 @@
 """Tools of a real MCP server in another process, which is slow, raises, dies and comes back."""
 
-import pathlib
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 
 import pytest
+from mcp_process import Server
 
 from zeroplay_jax.configs import common
 from zeroplay_jax.tools import mcp as mcp_tools
@@ -17,38 +16,7 @@ from zeroplay_jax.tools.base import Invocation
 from zeroplay_jax.types import UserError
 
 pytest.importorskip('mcp')
-SERVER = pathlib.Path(__file__).with_name('mcp_server.py')
 SECONDS = 3.0  # time limit of a call
-
-
-class Server:
-    """The server on a port of its own, in a process that can be killed and started again."""
-
-    def __init__(self):
-        with socket.socket() as free:
-            free.bind(('127.0.0.1', 0))
-            self.port = free.getsockname()[1]
-        self.url = f'http://127.0.0.1:{self.port}/mcp'
-        self.start()
-
-    def start(self):
-        command = [sys.executable, str(SERVER), str(self.port)]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            assert self.process.poll() is None, 'the server ended'
-            try:
-                socket.create_connection(('127.0.0.1', self.port), timeout=1).close()
-                return
-            except OSError:
-                time.sleep(0.1)
-        raise AssertionError('the server did not come up')
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
 
 
 @pytest.fixture(scope='module')

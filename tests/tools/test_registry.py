@@ -81,8 +81,6 @@ def message(*names):
 
 def test_built_in_tools():
     assert list(build('search', 'open', 'calculator')) == ['search', 'open', 'calculator']
-    assert build('search')['search'].show_document_ids is False, 'as checkpoints were trained'
-    assert build('search', 'open')['search'].show_document_ids is True
     assert build() == {}
 
 

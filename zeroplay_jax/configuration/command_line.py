@@ -6,10 +6,12 @@ not after JAX, TensorFlow and transformers are loaded.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import pathlib
 import re
 import runpy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from absl import flags
 from ml_collections import ConfigDict
@@ -45,7 +47,60 @@ def _with_packaged_configs(argv: Sequence[str]) -> list[str]:
     return replaced
 
 
-def _check_arguments(argv: Sequence[str]) -> None:
+def _chosen_recipe(argv: Sequence[str]) -> str | None:
+    """The value of --config.recipe; None without this flag."""
+    recipe = None
+    for argument, following in itertools.zip_longest(argv[1:], argv[2:]):
+        flag, equals, value = argument.lstrip('-').partition('=')
+        if not argument.startswith('-') or flag != 'config.recipe':
+            continue
+        # absl also accepts the value as an argument of its own. The last flag wins.
+        recipe = value if equals else following
+    return recipe
+
+
+class _ConfigWithSections(flags.ArgumentParser):
+    """Parses --config, and adds the sections of the recipe that --config.recipe chooses.
+
+    ml_collections applies flags to the fields that the config file defines. A recipe from elsewhere
+    has sections of its own, which must be there before their fields are set.
+
+    Args:
+      parser: parses --config.   recipe: the value of --config.recipe.
+    """
+
+    def __init__(self, parser: flags.ArgumentParser, recipe: str):
+        self._parser = parser
+        self._recipe = recipe
+
+    def parse(self, argument: str) -> ConfigDict:
+        config = self._parser.parse(argument)
+        # A file that could not be loaded gives another object, which raises when it is used.
+        if isinstance(config, ConfigDict) and 'recipe' in config:
+            config.recipe = self._recipe
+            fields.add_missing_sections(config)
+        return config
+
+    def flag_type(self) -> str:
+        return self._parser.flag_type()
+
+
+@contextlib.contextmanager
+def _sections_of(chosen_recipe: str | None) -> Iterator[None]:
+    """Inside, a config that is loaded by --config gets the sections of this recipe."""
+    if chosen_recipe is None:
+        yield
+        return
+    config_flag = flags.FLAGS['config']
+    parser = config_flag.parser
+    config_flag.parser = _ConfigWithSections(parser, chosen_recipe)
+    try:
+        yield
+    finally:
+        config_flag.parser = parser
+
+
+def _check_arguments(argv: Sequence[str], chosen_recipe: str | None) -> None:
     """Names of files and fields, for which the flag library would print a traceback or a page."""
     # Built only where a field is set: it imports all recipes.
     schema = None
@@ -56,14 +111,20 @@ def _check_arguments(argv: Sequence[str]) -> None:
         if flag == 'config' and value and not pathlib.Path(value.split(':')[0]).is_file():
             raise ConfigError(f'--config={value}: no such file; there are {available_configs()}')
         if re.match(r'(no)?config\.', flag):
-            schema = schema or fields.default_config()
+            schema = schema or _schema(chosen_recipe)
             name = flag.split('.', 1)[1]
             # Fields of a recipe from elsewhere are known only once its config file is loaded.
             if name.split('.')[0] in schema or '.' not in name or name in RENAMED_FIELDS:
                 fields.check_name(name, schema)
 
 
-def _check_recipe_fields(argv: Sequence[str]) -> None:
+def _schema(chosen_recipe: str | None) -> ConfigDict:
+    if chosen_recipe is None:
+        return fields.default_config()
+    return fields.default_config(chosen_recipe)
+
+
+def _check_recipe_fields(argv: Sequence[str], chosen_recipe: str | None) -> None:
     """Names the field of a flag that the loaded config does not have, if that is what went wrong.
 
     Before the config file is loaded, sections of a recipe from elsewhere are not known.
@@ -75,8 +136,8 @@ def _check_recipe_fields(argv: Sequence[str]) -> None:
     path, _, variant = config_files[0].partition(':')
     try:
         get_config = runpy.run_path(path)['get_config']
-        recipe = get_config(*filter(None, [variant])).recipe
-        schema = fields.default_config(recipe)
+        config_recipe = get_config(*filter(None, [variant])).recipe
+        schema = fields.default_config(chosen_recipe or config_recipe)
     except Exception:
         # The config file itself is wrong: the caller reports it.
         return
@@ -100,13 +161,15 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         not load.
     """
     argv = _with_packaged_configs(argv)
-    _check_arguments(argv)
+    chosen_recipe = _chosen_recipe(argv)
+    _check_arguments(argv, chosen_recipe)
     try:
-        return flags.FLAGS(argv)
+        with _sections_of(chosen_recipe):
+            return flags.FLAGS(argv)
     except flags.IllegalFlagValueError as error:
         # absl gives only the text of its message, so field and value are read from that.
         field = re.match(r'flag --config\.([\w.]+)=(.*?): ', str(error), re.DOTALL)
-        defaults = dict(fields.leaves(fields.default_config()))
+        defaults = dict(fields.leaves(_schema(chosen_recipe)))
         if field and field[1] in defaults:
             default = defaults[field[1]]
             problem = f'must be {fields.type_name(default)}'
@@ -122,7 +185,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     except ConfigError:
         raise
     except Exception as error:
-        _check_recipe_fields(argv)
+        _check_recipe_fields(argv, chosen_recipe)
         # A config is a Python file: any exception of it arrives here.
         reason = f'{type(error).__name__}: {_last_line(error)}'
         raise ConfigError(f'the config could not be loaded: {reason}') from error

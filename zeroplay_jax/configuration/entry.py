@@ -12,6 +12,7 @@ from absl import app, logging
 from zeroplay_jax.configuration import command_line
 from zeroplay_jax.retrieval.quiet import quiet
 from zeroplay_jax.retrieval.tensorflow_import import tensorflow
+from zeroplay_jax.runtime import interrupts
 from zeroplay_jax.types import UserError
 
 
@@ -71,6 +72,9 @@ def connect(config) -> None:
     from zeroplay_jax.runtime.connect import connect as join_processes
 
     settings = config.distributed
+    # Other processes have to be told of an interrupt from now on (`run_command`).
+    if settings.mode != 'off':
+        interrupts.raise_again()
     join_processes(
         settings.mode,
         settings.coordinator,

@@ -175,6 +175,24 @@ def check_values(config: ConfigDict) -> None:
         _check_section(section, values, name, defaults)
 
 
+def checked_section(section: type[Section], name: str, values: Mapping[str, Any]) -> ConfigDict:
+    """One section with these values, and defaults elsewhere.
+
+    Args:
+      section: its schema.   name: its name, for errors.
+
+    Raises:
+      ConfigError: an unknown field, a wrong type, or a value out of bounds.
+    """
+    defaults = ConfigDict({name: section().model_dump()})
+    for field in values:
+        check_name(f'{name}.{field}', defaults)
+    merged = ConfigDict(section().model_dump() | dict(values))
+    _check_section(section, merged, name, dict(leaves(defaults)))
+    # The schema's own values: a whole number for a float becomes a float.
+    return ConfigDict(section(**merged.to_dict()).model_dump())
+
+
 def _sections(config: ConfigDict) -> dict[str, type[Section]]:
     """Dotted name → schema of all sections; '' holds the fields at the top."""
     sections: dict[str, type[Section]] = {'': Run}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields
+from zeroplay_jax.settings.errors import ConfigError, fail
 from zeroplay_jax.settings.paths import CONFIGS
 
 
@@ -25,17 +27,44 @@ def config(
       changes: dotted field name → value.
 
     Raises:
-      ConfigError: there is no such config or recipe, or no such field.
+      ConfigError: there is no such config, recipe, variant or field, or a value of another type.
     """
     if (CONFIGS / f'{name}.py').is_file():
         module = importlib.import_module(f'zeroplay_jax.configs.{name}')
-        # Not every file has variants, and those without take no argument.
-        settings = module.get_config(variant) if variant else module.get_config()
+        settings = _of_variant(name, module.get_config, variant)
+    elif variant:
+        fix = 'leave it out, or name a file of configs/'
+        raise ConfigError(
+            f'config: {name!r} is no file of configs/, so it has no variant {variant!r}; {fix}'
+        )
     else:
         settings = fields.default_config(name)
+    if changes is not None and not isinstance(changes, Mapping):
+        fix = "give a dict, such as {'solver.batch': 16}"
+        raise ConfigError(f'config: changes is a {type(changes).__name__}; {fix}')
     changes = dict(changes or {})
     # ml_collections would raise a KeyError without the field that was probably meant.
     for field in changes:
         fields.check_name(field, settings)
-    settings.update_from_flattened_dict(changes)
+    defaults = dict(fields.leaves(settings))
+    for field, value in changes.items():
+        try:
+            settings.update_from_flattened_dict({field: value})
+        except (TypeError, ValueError):
+            default = defaults.get(field)
+            fail(field, value, 'a value of another type', f'give one such as {default!r}')
     return settings
+
+
+def _of_variant(name: str, get_config: Callable[..., ConfigDict], variant: str) -> ConfigDict:
+    # Not every file has variants, and those without take no argument.
+    if not variant:
+        return get_config()
+    if not inspect.signature(get_config).parameters:
+        raise ConfigError(
+            f'config: {name} has no variants, so not {variant!r} either; leave it out'
+        )
+    try:
+        return get_config(variant)
+    except ValueError as error:
+        raise ConfigError(f'config: {name}: {error}') from None

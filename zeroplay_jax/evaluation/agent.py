@@ -35,7 +35,7 @@ from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slot_programs import SamplerConfig
 from zeroplay_jax.rollout.slots import Request, SlotPool
 from zeroplay_jax.rollout.tokens import Codec, text_spans
-from zeroplay_jax.selfplay.answers import final_answer
+from zeroplay_jax.selfplay.answers import final_answer, prompt_and_field
 from zeroplay_jax.selfplay.recipe import RoleSpec, recipe_class
 from zeroplay_jax.selfplay.role_environment import role_environment
 from zeroplay_jax.tools.registry import DocumentSource, build_tools
@@ -43,8 +43,6 @@ from zeroplay_jax.types import ToolCall, Trajectory, UserError
 
 # Name of the only slot pool.
 _WEIGHTS = 'policy'
-# Fields of a prompt that the user's question fills.
-_QUESTION_FIELDS = ('question', 'task')
 # Tokens per device call. A reader sees them at once, so many would look jerky; few cost many calls.
 _DECODE_BURST = 4
 _MAX_REASON_CHARACTERS = 200
@@ -76,11 +74,13 @@ class AskedRole:
 
     Attributes:
       template: its prompt, with fields in braces.
+      field: the field that the user's question fills.
       env: its tools and limits.
       max_prompt_tokens: length of its longest prompt.
     """
 
     template: str
+    field: str
     env: Environment
     max_prompt_tokens: int
 
@@ -91,9 +91,8 @@ class AskedRole:
           UserError: the question is too long.
         """
         explanation = self.env.syntax.explain(self.env.tools)
-        # A template uses one of them; `fill` ignores the other.
-        fields = dict.fromkeys(_QUESTION_FIELDS, question)
-        ids = self.env.codec.render(prompts.fill(self.template, explanation, **fields))
+        messages = prompts.fill(self.template, explanation, **{self.field: question})
+        ids = self.env.codec.render(messages)
         if len(ids) > self.max_prompt_tokens:
             raise UserError(
                 f'the question is too long: {len(ids)} tokens with its prompt, '
@@ -119,19 +118,23 @@ def build_role(config, codec: Codec, source: DocumentSource) -> AskedRole:
     recipe = recipe_class(config.recipe)
     specifications = {role.name: role for role in recipe.roles(config)}
     specification = specifications[recipe.evaluated_role]
-    template = prompts.select(config.prompts, recipe.prompts)[specification.prompt]
-    _check_fields(config, specification, template)
+    templates = prompts.select(config.prompts, recipe.prompts)
+    # As evaluations do. A question of a user has no rubrics; it is put in the form of the training.
+    prompt, field = prompt_and_field(templates, specification.prompt, recipe.has_open_tasks)
+    _check_fields(config, specification, prompt, templates[prompt], field)
     tools = build_tools(config, source)
     env, max_prompt_tokens = role_environment(config, specification, codec, tools)
-    return AskedRole(template, env, max_prompt_tokens)
+    return AskedRole(templates[prompt], field, env, max_prompt_tokens)
 
 
-def _check_fields(config, specification: RoleSpec, template: str) -> None:
+def _check_fields(
+    config, specification: RoleSpec, prompt: str, template: str, question_field: str
+) -> None:
     for _, field, _, _ in string.Formatter().parse(template):
-        if field is not None and field not in ('tools', *_QUESTION_FIELDS):
+        if field is not None and field not in ('tools', question_field):
             raise UserError(
                 f'recipe {config.recipe}: its role {specification.name} cannot be asked, because its prompt '
-                f'{specification.prompt!r} needs {{{field}}}; give it a prompt with {{question}}'
+                f'{prompt!r} needs {{{field}}}; give it a prompt with {{{question_field}}} alone'
             )
 
 

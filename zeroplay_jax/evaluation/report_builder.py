@@ -123,6 +123,8 @@ def read_run(workdir: Path) -> dict[str, Any]:
         # All rollouts of a group share the prompt, and popular documents recur: the HTML file stores a text once.
         row['segments'] = [_intern_segment(segment, text_ids) for segment in row['segments']]
         row['turns'] = _tool_calls(row.get('turns'))
+        # Older logs lack the field; there, too, only proposals have a validity.
+        row.setdefault('is_proposal', 'valid' in (row.get('info') or {}))
     return {
         'name': workdir.resolve().name,
         'summary': summary,

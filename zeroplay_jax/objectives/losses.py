@@ -45,7 +45,8 @@ class LossFunction(Protocol):
 
         Args:
           logp: float32 [B, T], log-probs of the tokens under the weights being trained; it carries the gradient.
-          old_logp: float32 [B, T], log-probs under the weights that sampled the tokens.
+          old_logp: float32 [B, T], log-probs under the weights that sampled the tokens, or of the trainer's own before
+            the first update of a batch.
           advantage: float32 [B, T].
           mask: bool [B, T], True on tokens to learn from. Values elsewhere are arbitrary and may be NaN.
           segment: int32 [B, T], the rollout of its row that a position belongs to: 1, 2, …; 0 where empty.

@@ -6,7 +6,8 @@ A loss never averages. The host computes token weights for the whole batch, and 
     per_token, stats = token_pg(logp, old_logp, advantage, mask, segment, clip_low=0.2, clip_high=0.28)
     loss = aggregation.aggregate(per_token, weights)               # device; micro-batches and hosts add up
 
-All losses have one signature, described by `losses.LossFunction`; a loss ignores the arguments that it does not need.
+All losses have one signature. Its arguments are documented once, at `losses.LossFunction`; a function below states only
+how it uses them: the range of its clips, and the arguments that it ignores.
 
 Letters: B packed rows, T positions of a row. All functions check shapes before anything else, compute in float32, and
 work with and without jit. Values at masked positions, NaN included, reach neither a value nor a gradient. Statistics
@@ -50,11 +51,8 @@ def reinforce(
     Both formulas sum over tokens and average over rollouts: mode 'seq_mean_token_sum'. Dr. Zero's code takes the token
     mean: mode 'token'.
 
-    Args:
-      logp: float [B, T], log-probs of the tokens under the weights being trained.
-      old_logp: float [B, T], log-probs under the weights that sampled them; for the statistics only.
-      advantage: float [B, T].
-      mask: bool [B, T], True on tokens to learn from.
+    Args: those of `losses.LossFunction`, and here
+      old_logp: for the statistics only.
       segment, clip_low, clip_high, dual_clip: not used.
 
     Returns:
@@ -90,11 +88,8 @@ def token_pg(
     r = exp(clip(logp − old_logp, ±20)) and L = max(−A·r, −A·clip(r, 1 − clip_low, 1 + clip_high)). Where A < 0, dual
     clip bounds the loss: L = min(L, −A·dual_clip). At r = 1 the gradient is that of `reinforce`.
 
-    Args:
-      logp: float [B, T], log-probs of the tokens under the weights being trained.
-      old_logp: float [B, T], log-probs under the weights that sampled them; no gradient flows into it.
-      advantage: float [B, T].
-      mask: bool [B, T], True on tokens to learn from.
+    Args: those of `losses.LossFunction`, and here
+      old_logp: no gradient flows into it.
       segment: not used.
       clip_low: distance that the ratio may fall below 1.
       clip_high: distance that the ratio may rise above 1 (two distances: DAPO).
@@ -147,10 +142,9 @@ def sequence_pg(
     'seq_mean_token_mean' value and gradient are those of the formula. Under other modes they are not, because a rollout
     then counts by its length.
 
-    Args:
-      logp, old_logp, mask: as in `token_pg`.
-      advantage: float [B, T], constant within a rollout.
-      segment: int32 [B, T], the rollout of its row that a position belongs to: 1, 2, …, at most T; 0 where empty.
+    Args: those of `losses.LossFunction`, and here
+      advantage: constant within a rollout.
+      segment: numbers of rollouts, at most T.
       clip_low, clip_high: as in `token_pg`, but about 1000 times smaller, since a mean of log-ratios varies little
         (GSPO: 3e-4 and 4e-4).
       dual_clip: not used.
@@ -199,8 +193,8 @@ def geometric_pg(
     rollouts; the denominator of that mode leaves out rollouts without a trained token. Pass the number of all rollouts
     as `total` of `token_weights` to count them too.
 
-    Args:
-      logp, old_logp, advantage, mask, segment: as in `sequence_pg`.
+    Args: those of `losses.LossFunction`, and here
+      advantage, segment: as in `sequence_pg`.
       clip_low, clip_high: bounds of log-ratios (GMPO: 0.4).
       dual_clip: not used.
 
@@ -251,8 +245,7 @@ def cispo(
     L = −w·A·logp. The clip bounds the weight of a token and never removes its gradient, unlike the clip of `token_pg`.
     The paper averages over the tokens of a group: mode 'token'.
 
-    Args:
-      logp, old_logp, advantage, mask: as in `token_pg`.
+    Args: those of `losses.LossFunction`, and here
       segment: not used.
       clip_low: distance that the weight may fall below 1; 1 leaves it unbounded from below, as in the paper.
       clip_high: distance that the weight may rise above 1.

@@ -122,12 +122,18 @@ class _Fields:
 
 
 def _read_fields(path: Path) -> _Fields:
+    fix = 'name a Hugging Face checkpoint folder'
     try:
         values = json.loads(path.read_text(encoding='utf-8'))
     except (OSError, ValueError) as error:
-        raise CheckpointError(f'{path}: cannot be read as a model config ({error})') from None
+        reason = getattr(error, 'strerror', None) or error
+        raise CheckpointError(
+            f'{path}: cannot be read as a model config ({reason}); {fix}'
+        ) from None
     if not isinstance(values, dict):
-        raise CheckpointError(f'{path}: cannot be read as a model config (not a JSON object)')
+        raise CheckpointError(
+            f'{path}: cannot be read as a model config (not a JSON object); {fix}'
+        )
     return _Fields(path, values)
 
 

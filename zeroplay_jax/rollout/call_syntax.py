@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import abc
 import json
-import logging
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -106,17 +105,21 @@ class CallSyntax(abc.ABC):
             return ToolCall(name, None, without_surrogates(explanation), error=problem.code)
         except Exception as error:
             # `prepare` is code of the tool: its bugs are observations, not the end of the run.
-            logging.warning('%s: arguments could not be checked: %r', name, error)
+            tool.failure_log.add(f'its arguments could not be checked: {error!r}')
             return ToolCall(name, None, tool.error_text('failed'), error='failed')
 
-    def result_text(self, tool: Tool, result: ToolResult) -> str:
-        """What the policy reads of a result."""
+    def result_text(self, tool: Tool, result: ToolResult, show_ids: bool = False) -> str:
+        """What the policy reads of a result.
+
+        Args:
+          show_ids: show passages with their ids.
+        """
         # A text has precedence: some tools explain an error better than its reason code does.
         if result.text is not None:
             return result.text
         if result.error is not None:
             return tool.error_text(result.error)
-        return passages_text(result.documents, self.passage_style, tool.show_document_ids)
+        return passages_text(result.documents, self.passage_style, show_ids)
 
     def opening_tags(self, tools: Tools) -> tuple[str, ...]:
         """Strings that open a call."""

@@ -84,6 +84,12 @@ class Environment:
         terminal_stops = tuple(f'</{tag}>' for tag in self.terminal_tags)
         return self.call_stops + terminal_stops
 
+    @property
+    def shows_document_ids(self) -> bool:
+        """Whether passages are shown with their ids."""
+        # Only where a tool takes them: ids would change the observations of all other runs.
+        return any(tool.takes_document_ids for tool in self.tools.values())
+
     def end_turn(self, text: str) -> TurnEnd:
         """Reads a turn that was cut after a stop string."""
         if text.endswith(self.call_stops):
@@ -125,7 +131,7 @@ class Environment:
     def with_result(self, call: ToolCall, result: ToolResult) -> ToolCall:
         """The call with its result."""
         # The call records the whole text for the log; `observation` cuts it for the policy.
-        text = self.syntax.result_text(self.tools[call.tool], result)
+        text = self.syntax.result_text(self.tools[call.tool], result, self.shows_document_ids)
         documents = tuple(
             tuple(without_surrogates(dict(passage)) for passage in passages)
             for passages in result.documents

@@ -14,21 +14,22 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import concurrent.futures
 import copy
 import dataclasses
-import logging
+import functools
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from zeroplay_jax.rollout.daemon_pool import DaemonPool
 from zeroplay_jax.rollout.slots import ActiveRollout, SlotPool
 from zeroplay_jax.tools.base import Invocation, Tool, ToolResult
 from zeroplay_jax.types import ToolCall, UserError
 
 # Fewer calls of a tool in a step do not stop a run, whatever their results.
 _MIN_CALLS = 10
-_MAX_LOGGED_ARGUMENTS = 80  # characters of a failed call in the log
+# Characters of a failed call in the log.
+_MAX_LOGGED_ARGUMENTS = 80
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +87,7 @@ class ToolWorkers:
         self.timeout = timeout
         self.seconds: dict[str, list[float]] = collections.defaultdict(list)
         self.counts: collections.Counter[str] = collections.Counter()
-        self._executors: dict[int, concurrent.futures.ThreadPoolExecutor] = {}
+        self._pools: dict[int, DaemonPool] = {}
         self._batches: dict[asyncio.Future, _Batch] = {}
 
     @property
@@ -120,12 +121,9 @@ class ToolWorkers:
                 self._start(tool, pending_calls[begin : begin + tool.max_batch])
 
     def _start(self, tool: Tool, pending_calls: list[PendingCall]) -> None:
-        # An executor per tool: a slow tool must not occupy the threads of the others.
-        if id(tool) not in self._executors:
-            self._executors[id(tool)] = concurrent.futures.ThreadPoolExecutor(
-                tool.workers, thread_name_prefix=f'tool-{tool.name}'
-            )
-        executor = self._executors[id(tool)]
+        # A pool per tool: a slow tool must not occupy the threads of the others.
+        if id(tool) not in self._pools:
+            self._pools[id(tool)] = DaemonPool(tool.workers, f'tool-{tool.name}')
         invocations = []
         for pending in pending_calls:
             invocation = Invocation(
@@ -134,8 +132,8 @@ class ToolWorkers:
                 rollout=pending.rollout.identity,
             )
             invocations.append(invocation)
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(executor, self._run, tool, invocations)
+        run = functools.partial(self._run, tool, invocations)
+        future = asyncio.wrap_future(self._pools[id(tool)].submit(run))
         self._batches[future] = _Batch(tool, time.monotonic(), pending_calls)
 
     def _run(self, tool: Tool, calls: Sequence[Invocation]) -> list[ToolResult]:
@@ -163,7 +161,7 @@ class ToolWorkers:
                     results += self._run(tool, [call])
                 return results
             arguments = str(dict(calls[0].arguments))[:_MAX_LOGGED_ARGUMENTS]
-            logging.warning('%s(%s) failed: %r', tool.name, arguments, error)
+            tool.failure_log.add(f'{arguments}: {error!r}')
             return [ToolResult(error='failed')]
         finally:
             self.seconds[tool.name].append(time.perf_counter() - started)
@@ -181,6 +179,8 @@ class ToolWorkers:
                 results = future.result()
             else:
                 results = [ToolResult(error='timeout') for _ in batch.calls]
+                for _ in batch.calls:
+                    batch.tool.failure_log.add(f'no result within {self._limit(batch.tool):g} s')
                 self._replace_threads(future, batch.tool)
             self._count(batch.tool, results)
             for pending, result in zip(batch.calls, results, strict=True):
@@ -192,11 +192,10 @@ class ToolWorkers:
         return ended
 
     def _replace_threads(self, future: asyncio.Future, tool: Tool) -> None:
-        """After a timeout: a call that has not begun must not run any more, and others must not wait."""
+        """Gives up a batch: if it has not begun it must not run any more, and others must not wait."""
         future.cancel()
-        executor = self._executors.pop(id(tool), None)
-        if executor is not None:
-            executor.shutdown(wait=False)
+        # Without a reference the pool ends its threads, as soon as their calls return.
+        self._pools.pop(id(tool), None)
 
     def _count(self, tool: Tool, results: Sequence[ToolResult]) -> None:
         failed = sum(result.error in ('failed', 'timeout') for result in results)
@@ -225,12 +224,19 @@ class ToolWorkers:
     def _is_overdue(self, batch: _Batch) -> bool:
         if self.deterministic:
             return False
-        limit = self.timeout
-        if batch.tool.timeout is not None:
-            limit = batch.tool.timeout
-        return time.monotonic() - batch.started > limit
+        return time.monotonic() - batch.started > self._limit(batch.tool)
+
+    def _limit(self, tool: Tool) -> float:
+        """Seconds that a call may take."""
+        if tool.timeout is not None:
+            return tool.timeout
+        return self.timeout
 
     def abandon(self) -> None:
         """Forgets all calls in progress."""
-        # Threads cannot be interrupted; they end by themselves and their results are never read.
+        # Threads cannot be interrupted; they end by themselves or with the process, and their results
+        # are never read.
+        for future, batch in self._batches.items():
+            if not future.done():
+                self._replace_threads(future, batch.tool)
         self._batches.clear()

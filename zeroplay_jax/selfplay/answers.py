@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,17 +32,29 @@ def final_answer(trajectory: Trajectory) -> str | None:
 
 
 def prompt_fields(context: RolloutContext, role: str, question: Question) -> dict[str, str]:
-    """Prompt name and field with which an evaluation puts a question, or an open task, to a role.
+    """Prompt name and field with which an evaluation puts a question, or an open task, to a role."""
+    own_prompt = context.roles[role].prompt
+    prompt, field = prompt_and_field(context.prompts, own_prompt, question.is_open_task)
+    return {'prompt': prompt, field: question.text}
+
+
+def prompt_and_field(
+    templates: Mapping[str, str], own_prompt: str, is_open_task: bool
+) -> tuple[str, str]:
+    """Name of the prompt, and its field, with which a question or an open task is put to a role.
 
     The role's own prompt if it has the field, else the shared one: SCOPE's solver is trained on open
     tasks and evaluated on questions as well.
+
+    Args:
+      templates: prompts by name.   own_prompt: name of the role's.
     """
     field, shared_prompt = ('question', 'solver')
-    if question.is_open_task:
+    if is_open_task:
         field, shared_prompt = ('task', 'task_solver')
-    own_prompt = context.roles[role].prompt
-    takes_field = f'{{{field}}}' in context.prompts[own_prompt]
-    return {'prompt': own_prompt if takes_field else shared_prompt, field: question.text}
+    if f'{{{field}}}' in templates[own_prompt]:
+        return own_prompt, field
+    return shared_prompt, field
 
 
 async def score(

@@ -24,6 +24,7 @@ from typing import Any
 
 import jsonschema
 
+from zeroplay_jax.tools.failure_log import FailureLog
 from zeroplay_jax.types import Json
 
 # Observations for calls without a result, by reason code. Each names the problem and the next step:
@@ -92,7 +93,8 @@ class Tool(abc.ABC):
       timeout: seconds after which a call counts as failed, only with `rollout.deterministic=False`;
         None takes `rollout.tool_timeout`.
       max_batch: calls handed to one `run`; workers: how many `run`s may be in progress at once.
-      show_document_ids: whether passages are shown with their ids, for tools that take an id.
+      takes_document_ids: whether a call names a document by the id of a passage. Where a role has such
+        a tool, the passages that its other tools return are shown with their ids.
       purpose, argument_hint, returns, note: phrases of the prompt's explanation; the defaults are
         derived from `name` and `description`.
     """
@@ -104,7 +106,7 @@ class Tool(abc.ABC):
     timeout: float | None = None
     max_batch: int = 1 << 20
     workers: int = 1
-    show_document_ids: bool = False
+    takes_document_ids: bool = False
     purpose: str = ''
     argument_hint: str = ''
     returns: str = 'the result comes'
@@ -147,6 +149,12 @@ class Tool(abc.ABC):
     @functools.cached_property
     def _validator(self) -> jsonschema.Draft202012Validator:
         return jsonschema.Draft202012Validator(self.parameters)
+
+    # Per tool object, not per name: two roles may have different tools of one name.
+    @functools.cached_property
+    def failure_log(self) -> FailureLog:
+        """Log of the calls that failed for other reasons than their arguments."""
+        return FailureLog(self.name)
 
     def error_text(self, code: str, detail: str = '') -> str:
         """The observation for a reason code; unknown codes read as 'failed'."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import json
-import logging
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
@@ -56,9 +55,10 @@ class McpTool(Tool):
             async with connections:
                 reply = await asyncio.wait_for(self._reply(arguments), self._call_seconds)
         except TimeoutError:
+            self.failure_log.add(f'{self._url}: no result within {self._call_seconds:g} s')
             return ToolResult(error='timeout')
         except Exception as error:
-            logging.warning('MCP tool %s of %s: %s', self.name, self._url, _reason(error))
+            self.failure_log.add(f'{self._url}: {_reason(error)}')
             return ToolResult(error='failed')
         error_code = None
         if reply.is_error:

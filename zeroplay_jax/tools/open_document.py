@@ -26,6 +26,7 @@ class OpenTool(Tool):
     description = 'the document that a passage belongs to, page by page'
     purpose = 'To read a whole document'
     argument_hint = 'id or title of a passage'
+    takes_document_ids = True
     returns = 'its first page, and at the next call the following one, comes'
     parameters = {
         'type': 'object',

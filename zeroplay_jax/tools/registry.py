@@ -41,9 +41,7 @@ Factory = Callable[[Any, DocumentSource], Tool | Sequence[Tool]]
 
 
 def _search(config, source: DocumentSource) -> Tool:
-    # Ids are shown only where a tool takes them: they would change the observations of all other runs.
-    show_ids = 'open' in config.tools.names
-    return SearchTool(source.search, config.tools.max_queries, show_ids)
+    return SearchTool(source.search, config.tools.max_queries)
 
 
 def _open(config, source: DocumentSource) -> Tool:

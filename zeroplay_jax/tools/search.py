@@ -46,10 +46,9 @@ class SearchTool(Tool):
         'timeout': 'The search took too long. Try again or answer from what is known.',
     }
 
-    def __init__(self, search: SearchFunction, max_queries: int = 3, show_ids: bool = False):
+    def __init__(self, search: SearchFunction, max_queries: int = 3):
         self._search = search
         self._max_queries = max_queries
-        self.show_document_ids = show_ids
 
     def prepare(self, arguments: Json) -> dict[str, Any]:
         """Strips the queries and drops those beyond `max_queries`.

@@ -25,7 +25,7 @@ from zeroplay_jax.runtime.hosts import Hosts, sums
 from zeroplay_jax.runtime.metrics import MetricsWriter
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.schedule import Step, all_steps, with_evaluations
-from zeroplay_jax.training import build
+from zeroplay_jax.training import build, tool_record
 from zeroplay_jax.training.progress_bar import ProgressBar
 from zeroplay_jax.training.summary import summarise_run
 from zeroplay_jax.training.trajectory_log import rendering_check, trajectory_records
@@ -67,8 +67,10 @@ def run(config, workdir) -> dict:
 
         # ---- restore -------------------------------------------------------------------------------
         checkpoints = Checkpointer(workdir, config.checkpoint.keep)
+        is_resumed = checkpoints.latest() is not None
+        tool_record.check(hosts, workdir, context.rollouts.roles, is_resumed)
         state: dict[str, Any] = {'cursor': 0, 'evaluations': {}, 'rubrics': {}, 'seconds': 0.0}
-        if checkpoints.latest() is not None:
+        if is_resumed:
             with progress.clock('restore', shows_progress):
                 device_state, saved_state = checkpoints.restore(engine.device_state())
             state |= saved_state

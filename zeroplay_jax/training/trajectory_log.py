@@ -70,6 +70,7 @@ def trajectory_record(recipe: str, context: RolloutContext, step: Step, row: Row
         'iteration': step.phase.iteration,
         'phase': step.phase.name,
         'role': row.role,
+        'is_proposal': row.info.is_proposal,
         'weights': trajectory.weights,
         'version': trajectory.version,
         'rollout': list(trajectory.identity),

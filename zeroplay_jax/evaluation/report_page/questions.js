@@ -83,7 +83,7 @@ function wordCell(part) {
 }
 
 function topicTable(run) {
-  const rows = run.trajectories.filter((row) => row.role === 'proposer' && row.info?.question);
+  const rows = run.trajectories.filter((row) => row.is_proposal && row.info?.question);
   if (!rows.length) return null;
   const ranges = stepRanges(rows);
   const tableRow = (label, cells) => el('tr', {}, el('th', { scope: 'row' }, label), ...cells);

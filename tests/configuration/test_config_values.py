@@ -1,18 +1,14 @@
-"""Every mistake in a config or a command line is one line that names it, before anything heavy is loaded."""
+"""Every mistake in a value of a config is one line that names it."""
 
 import math
-import os
-import pathlib
-import subprocess
-import sys
 import typing
 
 import pytest
+from config_checks import FILES, message
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configs import (
     ablations,
-    common,
     cross,
     drzero,
     dspo,
@@ -26,37 +22,6 @@ from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.settings import renamed, schema
 from zeroplay_jax.settings.bounds import Section
 from zeroplay_jax.settings.errors import ConfigError
-from zeroplay_jax.types import UserError
-
-ROOT = pathlib.Path(__file__).parents[1]
-FILES = ('config.json', 'tokenizer.json', 'model.safetensors')
-
-
-@pytest.fixture
-def checkpoint(tmp_path):
-    """A folder that looks like a checkpoint to a check that loads nothing."""
-    folder = tmp_path / 'checkpoint'
-    folder.mkdir()
-    for name in FILES:
-        (folder / name).touch()
-    return folder
-
-
-@pytest.fixture
-def sound(checkpoint):
-    """A config without a mistake, locked as the command line hands it over."""
-    config = quickstart.get_config()
-    config.policy.path = str(checkpoint)
-    return config.lock()
-
-
-def message(config):
-    with pytest.raises(UserError) as caught:
-        rules.check(config)
-    text = str(caught.value)
-    assert '\n' not in text
-    return text
-
 
 PAGES = [(quickstart, ())] + [
     (p, v) for p in (cross, drzero, dspo, piplay, scope, ssp) for v in ((), ('mini',))
@@ -334,50 +299,6 @@ def test_the_built_in_checkpoint_says_how_it_is_made(sound, monkeypatch, tmp_pat
     assert 'python -m zeroplay_jax.mini.base_model' in message(sound)
 
 
-# ---- what one recipe knows -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ('page', 'change', 'begins', 'contains'),
-    [
-        (drzero, {'pool.window': (0.2, 0.8)}, 'pool.window=', 'give pool.measure'),
-        (drzero, {'proposer.batch': 8}, 'proposer.batch=8', 'give 16 or more'),
-        (drzero, {'proposer.filter_groups': True}, 'proposer.filter_groups=True', 'set it to'),
-        (piplay, {'proposer.batch': 8}, 'proposer.batch=8', 'give 16 or more'),
-        (ssp, {'solver.filter_groups': True}, 'solver.filter_groups=True', ''),
-        (ssp, {'ssp.fill': 'more'}, 'ssp.fill=more', 'pad, resample, replay_full, replay_reset'),
-        (ssp, {'ssp.invalid_reward': float('inf')}, 'ssp.invalid_reward=inf', 'a number'),
-        (ssp, {'ssp.noise': -1}, 'ssp.noise=-1', 'give 0 or more'),
-        (ssp, {'solver.distill_top_k': 8}, 'solver.distill_top_k=8', 'drzero or piplay'),
-        (scope, {'scope.soft_length': 4096}, 'scope.soft_length=4096', 'give less'),
-        (scope, {'scope.searches_below_hops': 2}, 'scope.searches_below_hops=2', 'give 0 or 1'),
-        (dspo, {'inputs.answers': 'README.md'}, 'inputs.answers=README.md', 'recipe dspo takes'),
-    ],
-)
-def test_the_checks_of_a_recipe(checkpoint, page, change, begins, contains):
-    config = page.get_config('mini')
-    config.policy.path = str(checkpoint)
-    rules.check(config)
-    config.update_from_flattened_dict(change)
-    text = message(config)
-    assert text.startswith(f'config.{begins}') and contains in text
-
-
-@pytest.mark.parametrize(('page', 'field'), [(ssp, 'inputs.answers'), (dspo, 'inputs.questions')])
-def test_a_recipe_that_is_given_data_needs_some_with_a_corpus_of_ones_own(
-    checkpoint, tmp_path, page, field
-):
-    (tmp_path / 'manifest.json').write_text('{}')
-    config = page.get_config('mini')
-    config.policy.path = str(checkpoint)
-    config.retrieval.update(kind='folder', path=str(tmp_path))
-    config.judge.update(kind='policy', tokens=64)
-    config.eval.file = 'README.md'
-    assert message(config).startswith(f"config.{field}=''")
-    config.update_from_flattened_dict({field: 'README.md'})
-    rules.check(config)
-
-
 @pytest.mark.parametrize(
     ('names', 'contains'),
     [
@@ -405,203 +326,9 @@ def test_a_server_of_tools_has_a_web_address(sound):
     rules.check(sound)
 
 
-# ---- a recipe from elsewhere -----------------------------------------------------------------------
-
-RECIPE = """
-from typing import Annotated, Literal
-
-from pydantic import Field
-
-from zeroplay_jax.selfplay.recipe import Recipe as Base
-from zeroplay_jax.selfplay.recipe import RoleSpec
-from zeroplay_jax.settings.bounds import PositiveInt, Section
-from zeroplay_jax.settings.errors import fail
-
-
-class Settings(Section):
-    uncertainty: Annotated[float, Field(ge=0)] = 0.5
-    votes: PositiveInt = 3
-    kind: Literal['majority', 'mean'] = 'majority'
-
-
-class Recipe(Base):
-    settings = {'rzero': Settings}
-    prompts = {'challenger': 'Challenge: {document}'}
-    evaluated_role = 'answerer'
-
-    @classmethod
-    def roles(cls, config):
-        return RoleSpec('challenger', 'challenger'), RoleSpec('answerer', 'solver')
-
-    @classmethod
-    def check(cls, config):
-        if config.rzero.votes > config.answerer.samples:
-            fail('rzero.votes', config.rzero.votes, 'more than there are answers', 'give less')
-"""
-RECIPE_CONFIG = """
-from zeroplay_jax.configs import common
-
-
-def get_config():
-    config = common.get_config('their_package.rzero')
-    config.rzero.votes = 4
-    config.challenger.update(baseline='none', scale='none')
-    config.answerer.samples = 5
-    return config
-"""
-
-
-@pytest.fixture
-def elsewhere(tmp_path, monkeypatch):
-    package = tmp_path / 'their_package'
-    package.mkdir()
-    (package / '__init__.py').touch()
-    (package / 'rzero.py').write_text(RECIPE)
-    (package / 'empty.py').write_text('from zeroplay_jax.selfplay.recipe import Recipe\n')
-    (package / 'broken.py').write_text('import a_package_that_is_not_there\n')
-    (tmp_path / 'rzero_config.py').write_text(RECIPE_CONFIG)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path
-    for name in [name for name in sys.modules if name.partition('.')[0] == 'their_package']:
-        del sys.modules[name]
-
-
-def test_a_recipe_from_elsewhere_has_a_section_roles_and_checks_of_its_own(elsewhere, checkpoint):
-    config = common.get_config('their_package.rzero')
-    assert config.rzero.to_dict() == {'uncertainty': 0.5, 'votes': 3, 'kind': 'majority'}
-    assert recipes.trained_roles(config) == ('challenger', 'answerer')
-    assert set(config.challenger) == set(schema.TrainedRole.model_fields)
-    config.policy.path = str(checkpoint)
-    config.challenger.update(baseline='none', scale='none')
-    config.answerer.samples = 5
-    config = config.lock()
-    rules.check(config)
-    for change, line in (
-        ({'rzero.votes': 6}, 'config.rzero.votes=6: more than there are answers; give less'),
-        ({'rzero.votes': 0}, 'config.rzero.votes=0: not possible; give 1 or more'),
-        ({'rzero.uncertainty': -1.0}, 'config.rzero.uncertainty=-1.0: not possible; give 0'),
-        ({'rzero.kind': 'max'}, 'config.rzero.kind=max: not possible; give one of majority, mean'),
-        ({'answerer.learning_rate': 0.0}, 'config.answerer.learning_rate=0.0: not possible'),
-        ({'answerer.filter_groups': True}, 'config.answerer.filter_groups=True: recipe their_'),
-    ):
-        wrong = ConfigDict(config.to_dict())
-        wrong.update_from_flattened_dict(change)
-        assert message(wrong).startswith(line)
-    with config.unlocked():
-        config.rzero.vots = 3
-    assert 'did you mean config.rzero.votes?' in message(config)
-
-
-@pytest.mark.parametrize(
-    ('name', 'contains'),
-    [
-        ('their_package.gone', 'no such recipe; give one of drzero, piplay, ssp, dspo, scope, or'),
-        ('their_package.empty', 'has no class Recipe of its own'),
-        ('their_package.broken', 'it imports a_package_that_is_not_there, which is not installed'),
-        ('drzreo', 'no such recipe'),
-    ],
-)
-def test_a_recipe_that_cannot_be_used_is_one_line(elsewhere, name, contains):
-    with pytest.raises(ConfigError) as caught:
-        recipes.recipe_class(name)
-    assert str(caught.value).startswith(f'config.recipe={name}: ') and contains in str(caught.value)
-    assert '\n' not in str(caught.value)
-
-
-def test_flags_reach_the_section_of_a_recipe_from_elsewhere(elsewhere, checkpoint):
-    arguments = [f'--config={elsewhere}/rzero_config.py', f'--config.policy.path={checkpoint}']
-    for flag, contains in (
-        ('--config.rzero.votes=6', 'config.rzero.votes=6: more than there are answers'),
-        ('--config.rzero.vots=4', 'did you mean config.rzero.votes?'),
-        ('--config.rzero.votes=many', 'config.rzero.votes=many'),
-        ('--config.answerer.steps=-1', 'config.answerer.steps=-1: not possible; give 0 or more'),
-    ):
-        result = run(*arguments, f'--workdir={elsewhere}/run', flag, path=elsewhere)
-        said = [line for line in result.stderr.splitlines() if not line.startswith('import time:')]
-        assert result.returncode == 2 and len(said) == 1 and contains in said[0], said
-    # Everything is in order but the folder of the run: the flags themselves were accepted.
-    result = run(*arguments, '--config.rzero.votes=5', path=elsewhere)
-    assert 'give --workdir=FOLDER' in result.stderr
-
-
 def test_what_a_check_knows_of_losses_is_what_they_say():
     from zeroplay_jax.objectives.losses import POLICY_LOSSES
 
     for name, loss in POLICY_LOSSES.items():
         assert loss.uses_ratio == (name not in rules.LOSSES_WITHOUT_RATIO)
         assert loss.per_token == (name not in rules.LOSSES_PER_SEQUENCE)
-
-
-HEAVY = ('jax', 'jaxlib', 'tensorflow', 'transformers', 'tokenizers', 'openai', 'flax', 'scann')
-LIGHT = """
-import sys
-from zeroplay_jax.configuration import rules
-from zeroplay_jax.configs import ablations, cross, drzero, dspo, piplay, quickstart, scope, ssp
-from zeroplay_jax.selfplay import recipe
-for name in recipe.BUILT_IN:
-    recipe.recipe_class(name)
-pages = [quickstart.get_config(), *(page.get_config('mini') for page in (cross, drzero, dspo, piplay, scope, ssp))]
-for config in pages:
-    config.policy.path = sys.argv[1]
-    rules.check(config)
-print(sorted(name for name in {heavy} if name in sys.modules))
-""".replace('{heavy}', repr(HEAVY))
-
-
-def test_recipes_and_checks_of_configs_load_nothing_heavy(checkpoint):
-    result = subprocess.run(
-        [sys.executable, '-c', LIGHT, str(checkpoint)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
-    assert result.stdout.strip() == '[]'
-
-
-def run(*arguments, path=''):
-    command = [sys.executable, '-X', 'importtime', '-m', 'zeroplay_jax.main', *arguments]
-    environment = {**os.environ, 'PYTHONPATH': f'{ROOT}:{path}'}
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
-    )
-
-
-PAGE = '--config=configs/quickstart.py'
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'contains'),
-    [
-        ([PAGE, '--config.solvr.lr=1'], 'did you mean config.solver.learning_rate?'),
-        ([PAGE, '--config.seed=1.5'], 'config.seed=1.5: must be a whole number'),
-        ([PAGE, '--workdir={tmp}/run', '--config.sampler.context=300'], '= 416'),
-        ([PAGE, '--workdir={tmp}/run', '--config.policy.path={tmp}/none'], 'no such folder'),
-        (['--config=configs/drzero.py:tiny', '--workdir={tmp}/run'], "no variant 'tiny'"),
-        (['--config=configs/quick.py'], 'no such file'),
-        (['--config={tmp}/broken.py'], 'could not be loaded: SyntaxError'),
-        (['--confg=configs/quickstart.py'], 'Did you mean: config'),
-        ([PAGE], 'give --workdir=FOLDER'),
-        ([PAGE, '--workdir={tmp}/broken.py/run'], 'there is a file in this place'),
-        ([], 'no config; give one of --config=configs/ablations.py'),
-    ],
-)
-def test_a_wrong_command_ends_with_one_line_and_nothing_heavy_loaded(tmp_path, arguments, contains):
-    (tmp_path / 'broken.py').write_text('def get_config(:\n')
-    result = run(*(argument.format(tmp=tmp_path) for argument in arguments))
-    trace, said = [], []
-    for line in result.stderr.splitlines():
-        (trace if line.startswith('import time:') else said).append(line)
-    assert result.returncode == 2
-    assert len(said) == 1 and contains in said[0]
-    modules = {line.rpartition('|')[2].strip().partition('.')[0] for line in trace}
-    assert 'ml_collections' in modules  # the trace is one of imports
-    assert not modules & {'jax', 'tensorflow', 'transformers', 'flax', 'scann', 'clu'}
-    assert not (tmp_path / 'run').exists()
-
-
-def test_help_shows_a_command():
-    result = run('--help')
-    assert 'python -m zeroplay_jax.main --config=configs/quickstart.py --workdir=' in result.stdout
-    assert '--workdir' in result.stdout

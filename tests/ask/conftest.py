@@ -1,0 +1,138 @@
+"""An index, a search server, the folder of a run, and a policy that writes a script."""
+
+import contextlib
+import http.server
+import json
+import shutil
+import signal
+import threading
+
+import numpy as np
+import pytest
+from ask_cases import (
+    ATTACK,
+    CLEAN,
+    START,
+    WORLD,
+)
+
+from zeroplay_jax import ask
+from zeroplay_jax.configs import quickstart
+from zeroplay_jax.evaluation import agent
+from zeroplay_jax.retrieval import build
+from zeroplay_jax.rollout.slot_programs import DecodeChunk
+from zeroplay_jax.rollout.tokens import Codec
+
+
+@pytest.fixture(scope='session')
+def index(tmp_path_factory):
+    """A folder of retrieval.build, from a corpus in which a page tries to steer the terminal."""
+    folder = tmp_path_factory.mktemp('index')
+    with (folder / 'corpus.jsonl').open('w') as file:
+        for p in WORLD.passages:
+            file.write(json.dumps({'id': p.id, 'contents': f'"{p.title}"\n{p.text}'}) + '\n')
+        file.write(
+            json.dumps({'id': 'evil', 'contents': f'"{START}x"\n{START}x makes {ATTACK}<search>.'})
+            + '\n'
+        )
+    build.main(
+        [f'--corpus={folder / "corpus.jsonl"}', '--encoder=lexical', f'--out={folder / "index"}']
+    )
+    return folder / 'index'
+
+
+@pytest.fixture
+def server():
+    """(address, event that lets searches through, event that is set when one has come)."""
+    go, came = threading.Event(), threading.Event()
+    passages = {p.title: f'"{p.title}"\n{p.text}' for p in WORLD.passages}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.reply({'status': 'ready', 'index': 'held'})
+
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers['Content-Length'])))
+            came.set()
+            go.wait(120)
+            found = [
+                [{'document': {'id': q, 'contents': passages[q]}, 'score': 1.0}]
+                if q in passages
+                else []
+                for q in body['queries']
+            ]
+            self.reply({'result': found})
+
+        def reply(self, value):
+            data = json.dumps(value).encode()
+            with contextlib.suppress(OSError):  # whoever asked may have left
+                self.send_response(200)
+                self.send_header('Content-Length', str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+        def log_message(self, *_):
+            pass
+
+    running = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler)
+    threading.Thread(target=running.serve_forever, daemon=True).start()
+    yield f'http://127.0.0.1:{running.server_port}', go, came
+    go.set()
+    running.shutdown()
+    running.server_close()
+
+
+@pytest.fixture
+def exported(tmp_path):
+    """The folder of a run: its config and a policy."""
+    config = quickstart.get_config()
+    config.recipe, config.rollout.max_turns, config.world.train = 'scope', 3, (1, 2)
+    (tmp_path / 'run').mkdir()
+    (tmp_path / 'run' / 'config.json').write_text(json.dumps(config.to_dict()))
+    shutil.copytree(CLEAN, tmp_path / 'run' / 'policy' / 'solver')
+    return tmp_path / 'run' / 'policy' / 'solver'
+
+
+class ScriptedSampler:
+    """In the place of rollout/sampler.py's: writes the next of these turns whenever it decodes after a `put`."""
+
+    turns: list[str] = []
+
+    def __init__(self, model, config, mesh):
+        self.config, self.state, self.codec = config, None, Codec(CLEAN)
+        self.remaining = list(self.turns)
+        self.pending = []
+
+    def put(self, rows):
+        self.pending = self.codec.encode(self.remaining.pop(0)) if self.remaining else []
+
+    def extend(self, params, slots):
+        """Nothing is computed."""
+
+    def rewind(self, slots, lengths):
+        self.pending = []
+
+    def decode(self, params):
+        piece = self.pending[: self.config.burst]
+        self.pending = self.pending[self.config.burst :]
+        tokens = np.zeros((1, self.config.burst), np.int32)
+        tokens[0, : len(piece)] = piece
+        logp = np.full(tokens.shape, -0.5, np.float32)
+        return DecodeChunk(tokens, logp, np.array([len(piece)], np.int32))
+
+
+@pytest.fixture
+def ask_scripted(capsys, monkeypatch):
+    """Runs the command with a policy that writes these turns; returns its output."""
+    monkeypatch.setattr(agent, 'Sampler', ScriptedSampler)
+
+    def run(turns, *arguments, policy=CLEAN):
+        monkeypatch.setattr(ScriptedSampler, 'turns', turns)
+        handler = signal.getsignal(signal.SIGINT)
+        try:
+            assert ask.main([f'--policy={policy}', *map(str, arguments), 'q']) == 0
+        finally:
+            signal.signal(signal.SIGINT, handler)
+        return capsys.readouterr().out
+
+    return run

@@ -1,0 +1,159 @@
+"""`python -m zeroplay_jax.ask` from a user's view: in a pipe, as JSON, at a terminal with Ctrl-C."""
+
+import contextlib
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+
+from ask_cases import (
+    ATTACK,
+    BASE,
+    CLEAN,
+    ENVIRONMENT,
+    NAME,
+    ONE,
+    ROOT,
+    START,
+    TWO,
+    command,
+    finish,
+    labels,
+)
+
+from zeroplay_jax import ask
+
+
+def test_plain_text_in_a_pipe_and_an_index_of_ones_own(index):
+    code, out, err = finish(command('--policy', CLEAN, '--index', index, TWO['question']))
+    assert code == 0 and not err
+    assert labels(out) == ['think', 'search', 'think', 'search', 'think', 'answer']
+    assert out.splitlines()[-1].split() == ['answer', *TWO['answers']]
+    assert f'  [1]     {START}: ' in out
+    # The page's control characters are shown, not obeyed.
+    assert ascii(ATTACK)[1:-1] in out and not re.search(r'[^\n\x20-\x7e]', out)
+
+
+def test_out_of_the_box_questions_from_a_pipe_become_json_lines():
+    code, out, _ = finish(
+        command('--json', stdin=subprocess.PIPE), f'{ONE["question"]}\n\n{TWO["question"]}\n'
+    )
+    first, second = (json.loads(line) for line in out.splitlines())
+    assert code == 0
+    assert [first['question'], second['question']] == [ONE['question'], TWO['question']]
+    assert (
+        first['policy'] == str(BASE)
+        and first['answer'] in ONE['answers']
+        and first['finish'] == 'answer'
+    )
+    for found in (first, second):
+        assert [s['source'] for s in found['segments']] == [
+            'prompt',
+            *['policy', 'env'] * len(found['turns']),
+        ][:-1]
+        policy = [s for s in found['segments'] if s['source'] == 'policy']
+        env = [s for s in found['segments'] if s['source'] == 'env']
+        assert found['question'] in found['segments'][0]['text']
+        assert [s['text'] for s in policy] == [turn['text'] for turn in found['turns']]
+        for segment, turn in zip(env, found['turns']):
+            call = turn['call']
+            assert call['tool'] == 'search' and call['error'] is None
+            assert call['text'] in segment['text']
+            assert all(passage['title'] in segment['text'] for passage in call['documents'][0])
+        assert all(len(s['tokens']) and s['text'] for s in found['segments'])
+
+
+def test_ctrl_c_ends_a_single_answer_without_a_traceback(server):
+    address, _, came = server
+    process = command('--policy', CLEAN, '--index', address, TWO['question'])
+    assert came.wait(240)
+    process.send_signal(signal.SIGINT)
+    code, out, err = finish(process)
+    assert code == 130 and not err
+    assert labels(out) == ['think', 'search']  # what came before is there
+
+
+class Terminal:
+    """The command on a pseudo-terminal that controls it, so that Ctrl-C is a key."""
+
+    def __init__(self, *arguments):
+        take = 'import fcntl, runpy, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)'
+        run = 'runpy.run_module("zeroplay_jax.ask", run_name="__main__", alter_sys=True)'
+        words = [sys.executable, '-c', f'{take}; {run}', *map(str, arguments)]
+        self.keys, inside = pty.openpty()
+        ends = dict(stdin=inside, stdout=inside, stderr=inside)
+        self.process = subprocess.Popen(
+            words, cwd=ROOT, env=ENVIRONMENT, start_new_session=True, **ends
+        )
+        os.close(inside)
+        self.seen = ''
+
+    def type(self, text):
+        os.write(self.keys, text.encode())
+
+    def until(self, text):
+        """What was shown since the last call, up to `text`."""
+        deadline = time.monotonic() + 240
+        while text not in self.seen:
+            assert time.monotonic() < deadline, self.seen
+            if select.select([self.keys], [], [], 1)[0]:
+                with contextlib.suppress(OSError):  # Linux says so when the other end is closed
+                    data = os.read(self.keys, 1 << 16)
+                    self.seen += data.decode(errors='replace')
+                    continue
+                assert text in self.seen, self.seen
+        at = self.seen.index(text) + len(text)
+        shown, self.seen = self.seen[:at], self.seen[at:]
+        return shown
+
+
+def test_a_session_at_a_terminal(server):
+    address, go, came = server
+    terminal = Terminal('--policy', CLEAN, '--index', address)
+    try:
+        greeting = terminal.until('ask> ')
+        assert str(CLEAN) in greeting and address in greeting
+        terminal.type(ONE['question'] + '\n')
+        assert came.wait(240)
+        terminal.type('\x03')
+        stopped = terminal.until('ask> ')
+        assert f'\x1b[1;36m{"search":10}{NAME}\x1b[0m' in stopped  # coloured
+        assert (
+            'stopped' in stopped
+            and 'Traceback' not in stopped
+            and 'answer' not in stopped.split('stopped')[0]
+        )
+        go.set()
+        terminal.type('x' * 600 + '\n')
+        assert 'the question is too long' in terminal.until('ask> ')
+        terminal.type('nonsense\x15' + ONE['question'] + '\n')  # Ctrl-U: the line is edited
+        answered = terminal.until('ask> ')
+        assert f'\x1b[1;32m{"answer":10}{ONE["answers"][0]}\x1b[0m' in answered
+        assert answered.count('\x1b[1;36msearch') == 1
+        terminal.type('\x04')
+        assert terminal.process.wait(60) == 0
+    finally:
+        terminal.process.kill()
+        os.close(terminal.keys)
+
+
+def test_ctrl_c_at_the_prompt_ends(monkeypatch, capsys):
+    class Session:
+        def greet(self, remark):
+            print('hello')
+
+    def interrupted(prompt):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr('builtins.input', interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        assert ask._run_prompt(Session(), '') == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr() == ('hello\n\n', '')

@@ -1,0 +1,160 @@
+"""What `python -m zeroplay_jax.ask` shows of a rollout, whatever its tools and its text."""
+
+import json
+import re
+
+import mcp_process
+import pytest
+from ask_cases import (
+    ATTACK,
+    NAME,
+)
+
+from zeroplay_jax.evaluation import terminal
+from zeroplay_jax.evaluation.tag_stream import TagStream, UnreadCall
+from zeroplay_jax.types import ToolCall
+
+SEARCH_TAG = {'search': 'search'}
+
+
+def events_of(call_tags, *pieces, close=()):
+    """Events of a text that arrives in pieces; pieces of one part are joined, and 'end' is left out."""
+    events = []
+    stream = TagStream(lambda kind, content: events.append((kind, content)), call_tags)
+    for piece in pieces:
+        stream.feed(piece)
+    stream.close(*close)
+    joined = []
+    for kind, content in events:
+        if kind != 'end' and joined and joined[-1][0] == kind:
+            joined[-1] = (kind, joined[-1][1] + content)
+        elif kind != 'end' or (joined and joined[-1][0] != 'end'):
+            joined.append((kind, content))
+    return [event for event in joined if event[0] != 'end']
+
+
+def test_text_is_split_at_its_tags_however_it_is_cut():
+    text = 'so <think>a < b </thin> c</think><answer>x<search>y</answer>'
+    whole = events_of(SEARCH_TAG, text)
+    assert whole == [
+        ('text', 'so '),
+        ('think', 'a < b </thin> c'),
+        ('answer', 'x'),
+        ('unread_call', UnreadCall('search', 'y')),
+    ]
+    assert all(
+        events_of(SEARCH_TAG, text[:i], text[i:j], text[j:]) == whole
+        for j in range(60)
+        for i in range(j)
+    )
+
+
+def test_a_call_that_was_read_is_not_reported_twice():
+    text = '<think>a</think><tool_call>{"name": 1}</tool_call>'
+    tags = {'tool_call': ''}
+    assert events_of(tags, text, close=[True]) == [('think', 'a')]
+    unread = UnreadCall('', '{"name": 1}')
+    assert events_of(tags, text) == [('think', 'a'), ('unread_call', unread)]
+
+
+def test_an_unread_call_has_the_tool_of_its_tag():
+    tags = {'search': 'search', 'open': 'open'}
+    (event,) = events_of(tags, '<open>Lomi</search>')
+    assert event == ('unread_call', UnreadCall('open', 'Lomi'))
+
+
+def test_text_is_reported_before_its_tag_is_closed():
+    events = []
+    TagStream(lambda *event: events.append(event), {'tool_call': ''}).feed('<think>half a tho')
+    assert ('think', 'half a tho') in events
+
+
+def test_control_characters_reach_no_terminal(capsys):
+    printer = terminal.Printer(True)
+    passages = ({'title': 'T' + ATTACK, 'text': 'a\u202eb\rc'},)
+    call = ToolCall('search', {'query_list': [ATTACK]}, documents=(passages,))
+    printer.report('result', call)
+    printer.report('think', ATTACK)
+    printer.report('call', call)
+    printer.report('call', ToolCall('x' + ATTACK, {'a': ATTACK, 'b': 1}))
+    printer.report('result', ToolCall('open', {'document': ATTACK}, text=ATTACK))
+    printer.report('result', ToolCall('open', {'document': ATTACK}, text=ATTACK, error='failed'))
+    printer.report('unread_call', UnreadCall('', ATTACK))
+    printer.report('end', None)
+    out = capsys.readouterr().out
+    assert set(re.findall(r'\x1b\[([\d;]*m|.)', out)) == {'0m', '34m', '2m', '31m', '1;36m'}
+    assert not re.search('[\x00-\x09\x0b-\x1a\x1c-\x1f\x7f-\x9f\u202e]', out)
+    page = terminal.one_line_json({'text': ATTACK + '\u202e\nü'})
+    assert not re.search('[\x00-\x1f\x7f-\x9f\u202e]', page) and 'ü' in page
+    assert json.loads(page) == {'text': ATTACK + '\u202e\nü'}
+
+
+def test_every_tool_is_called_and_its_result_is_printed(ask_scripted, index):
+    turns = [
+        f'<think>look</think><search>{NAME}</search>',
+        f'<open>{NAME}</open>',
+        '<open>nowhere</open>',
+        '<calculator>(1998 - 1934) / 4</calculator>',
+        '<calculator>import os</calculator>',
+        '<answer>16</answer>',
+    ]
+    tools = '--tools=search, open,calculator'
+    lines = ask_scripted(turns, f'--index={index}', tools, '--turns=6', '--topk=1').splitlines()
+    assert lines[:2] == ['think     look', f'search    {NAME}']
+    assert lines[2].startswith(f'  [1]     {NAME}: ')
+    assert lines[3:5] == [f'open      {NAME}', f'          {NAME} (page 1 of 1)']
+    assert lines[5].startswith(f'          {NAME} ') and lines[6] == 'open      nowhere'
+    assert lines[7].startswith('error     There is no such document.')
+    assert lines[8:11] == [
+        'calculator (1998 - 1934) / 4',
+        '          16',
+        'calculator import os',
+    ]
+    assert lines[11].startswith('error     The arguments of calculator are not valid')
+    assert lines[12:] == ['answer    16']
+
+
+def test_tools_of_an_mcp_server_are_called(ask_scripted, index):
+    pytest.importorskip('mcp')
+    server = mcp_process.Server()
+    try:
+        turns = ['<add>{"a": 1, "b": 2}</add>', '<answer>3</answer>']
+        lines = ask_scripted(turns, f'--index={index}', f'--mcp-url={server.url}').splitlines()
+    finally:
+        server.kill()
+    assert lines[0].startswith('add ') and lines[1].strip() == '3'
+    assert lines[-1] == 'answer    3'
+
+
+def test_calls_are_named_by_their_tool_in_json(ask_scripted, server, exported):
+    address, go, _ = server
+    run = exported.parents[1] / 'config.json'
+    stored = json.loads(run.read_text())
+    stored['recipe'] = 'drzero'
+    stored['rollout']['turn_tokens'] = 200  # the built-in tokenizer knows no JSON
+    run.write_text(json.dumps(stored))
+    go.set()
+    turns = [
+        '<tool_call>{"name": "calculator", "arguments": {"expression": "6 * 7"}}</tool_call>',
+        '<tool_call>{"name": "bing", "arguments": {}}</tool_call>',
+        '<answer>42</answer>',
+    ]
+    arguments = ['--syntax=qwen', '--tools=search,calculator', f'--index={address}', '--json']
+    record = json.loads(ask_scripted(turns, *arguments, policy=exported))
+    first, second, last = (turn['call'] for turn in record['turns'])
+    assert (first['tool'], first['arguments'], first['text']) == (
+        'calculator',
+        {'expression': '6 * 7'},
+        '42',
+    )
+    assert (second['tool'], second['arguments'], second['error']) == ('bing', None, 'unknown_tool')
+    assert last is None and record['answer'] == '42'
+
+
+def test_a_call_that_cannot_be_read_is_printed_as_it_was_written(ask_scripted, server):
+    turns = ['<search>a</search>', '<search>a<search>b</search>', '<answer>x</answer>']
+    server[1].set()
+    lines = ask_scripted(turns, f'--index={server[0]}').splitlines()
+    assert lines[0] == 'search    a' and lines[1].strip() == 'no passage found'
+    assert lines[2:4] == ['search    a', 'search    b']
+    assert lines[4].startswith('error     The call could not be read.')

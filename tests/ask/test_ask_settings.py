@@ -1,0 +1,265 @@
+"""How `python -m zeroplay_jax.ask` asks a policy, and when it is called wrongly."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import types
+
+import pytest
+import tiny
+from ask_cases import BASE, CLEAN, NO_CORPUS, ROOT, refused
+
+from zeroplay_jax import ask
+from zeroplay_jax.evaluation import agent, session
+from zeroplay_jax.evaluation.open_corpus import OpenCorpus
+from zeroplay_jax.evaluation.tag_stream import TagStream
+from zeroplay_jax.retrieval.client import Client
+from zeroplay_jax.retrieval.types import SearchFailed
+from zeroplay_jax.rollout import prompts
+from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.selfplay.answers import prompt_fields
+from zeroplay_jax.selfplay.library import SearchableCorpus
+from zeroplay_jax.types import Question, UserError
+
+
+def test_a_policy_in_its_run_is_asked_as_it_was_trained(exported):
+    config = ask.settings(exported)
+    assert (config.recipe, config.rollout.max_turns, config.world.train) == ('scope', 3, (1, 2))
+    role = agent.build_role(config, Codec(exported), NO_CORPUS)
+    assert role.template == 'Task: {task}' and list(role.env.tools) == ['search']
+    assert (
+        role.env.codec.decode(role.prompt_ids('Describe Lomi.')).count('Task: Describe Lomi.') == 1
+    )
+
+
+def test_a_run_of_an_older_version_is_refused_with_the_new_name(exported):
+    run = exported.parents[1] / 'config.json'
+    stored = json.loads(run.read_text())
+    stored['tools']['family'] = stored['tools'].pop('syntax')
+    run.write_text(json.dumps(stored))
+    with pytest.raises(
+        UserError, match='tools.family: renamed; it is config.tools.syntax'
+    ) as error:
+        ask.settings(exported)
+    assert str(run) in str(error.value) and '\n' not in str(error.value)
+
+
+def asked(exported, text, own_prompts, monkeypatch, recipe_name='scope'):
+    """The prompt in which a question is put to the role of a recipe with these prompts."""
+    config = ask.settings(exported)
+    config.recipe = recipe_name
+    recipe = agent.recipe_class(recipe_name)
+    monkeypatch.setattr(recipe, 'prompts', {**recipe.prompts, **own_prompts})
+    role = agent.build_role(config, Codec(exported), NO_CORPUS)
+    return role.env.codec.decode(role.prompt_ids(text))
+
+
+@pytest.mark.parametrize(
+    ('recipe', 'own_prompts', 'contains'),
+    [
+        ('drzero', {}, 'Question: Lomi?'),
+        ('scope', {}, 'Task: Lomi?'),
+        ('drzero', {'solver': 'Topic: {question}'}, 'Topic: Lomi?'),
+        ('scope', {'task_solver': 'Topic: {task}'}, 'Topic: Lomi?'),
+    ],
+)
+def test_a_question_is_put_in_the_field_of_the_recipes_prompt(
+    exported, monkeypatch, recipe, own_prompts, contains
+):
+    assert contains in asked(exported, 'Lomi?', own_prompts, monkeypatch, recipe)
+
+
+def test_a_role_without_the_field_is_asked_by_the_shared_prompt_as_in_evaluations(
+    exported, monkeypatch
+):
+    """The proposer's own prompt has neither field."""
+    recipe = agent.recipe_class('scope')
+    monkeypatch.setattr(recipe, 'evaluated_role', 'proposer')
+    assert 'Task: Lomi?' in asked(exported, 'Lomi?', {}, monkeypatch)
+    templates = prompts.select('mini', recipe.prompts)
+    context = types.SimpleNamespace(
+        roles={'proposer': types.SimpleNamespace(prompt='challenger')}, prompts=templates
+    )
+    task = Question('Lomi?', rubrics=({'text': 'x'},))
+    fields = {'prompt': 'task_solver', 'task': 'Lomi?'}
+    assert prompt_fields(context, 'proposer', task) == fields
+
+
+def test_a_prompt_that_needs_more_than_a_question_is_refused(exported, monkeypatch):
+    own_prompts = {'task_solver': '{hops} hops: {task}'}
+    with pytest.raises(UserError, match='its role solver cannot be asked.*{hops}.*{task} alone'):
+        asked(exported, 'Lomi?', own_prompts, monkeypatch)
+
+
+def test_an_mcp_server_joins_the_other_tools(exported):
+    def tools(*flags):
+        arguments = ask._arguments([*flags, 'q'])
+        return ask._with_flags(ask.settings(exported), arguments).tools
+
+    assert tools().names == ('search',)
+    url = 'http://127.0.0.1:9/mcp'
+    assert tools(f'--mcp-url={url}').names == ('search', 'mcp')
+    assert tools(f'--mcp-url={url}').mcp_url == url
+    assert tools(f'--mcp-url={url}', '--tools=mcp,calculator').names == ('mcp', 'calculator')
+
+
+def test_a_run_of_another_version_is_refused(exported):
+    run = exported.parents[1] / 'config.json'
+    run.write_text(json.dumps(json.loads(run.read_text()) | {'unheard': 1}))
+    with pytest.raises(UserError, match='unheard.*copy the policy elsewhere'):
+        ask.settings(exported)
+
+
+def test_without_index_it_searches_what_its_run_searched(exported, index, capsys, monkeypatch):
+    run = exported.parents[1] / 'config.json'
+    stored = json.loads(run.read_text())
+    stored['retrieval'] |= {'kind': 'folder', 'path': str(index)}
+    run.write_text(json.dumps(stored))
+    searched = lambda *flags: (
+        ask._with_flags(ask.settings(exported), ask._arguments(list(flags))).retrieval
+    )
+    assert (searched().kind, searched().path) == ('folder', str(index))
+    served = searched('--index=http://127.0.0.1:9')
+    assert (served.kind, served.url) == ('http', 'http://127.0.0.1:9')
+    monkeypatch.setattr(session, 'Session', None)
+    stored['retrieval']['path'] = 'gone'
+    run.write_text(json.dumps(stored))
+    assert 'gone (searched by its run): no index folder' in refused(
+        capsys, '--policy', exported, 'q'
+    )
+
+
+def test_more_turns_and_passages_get_more_room(exported):
+    before = ask.settings(exported)
+    after = ask._with_flags(ask.settings(exported), ask._arguments(['--turns=4', '--topk=6']))
+    assert after.rollout.observation_tokens == 2 * before.rollout.observation_tokens
+    more = 4 * (64 + 256) - 3 * (64 + 128)
+    assert after.sampler.context == before.sampler.context + more
+
+
+def test_any_folder_of_a_family_is_heard_burst_by_burst(server, tmp_path, capsys, monkeypatch):
+    address, go, _ = server
+    go.set()
+    heard, feed = [], TagStream.feed
+    monkeypatch.setattr(
+        TagStream, 'feed', lambda self, text: (heard.append(text), feed(self, text))
+    )
+    folder = tiny.make_folder(tmp_path / 'random', max_position_embeddings=1100)
+    assert ask.settings(folder).sampler.context == 1100
+    arguments = [
+        '--policy',
+        str(folder),
+        '--index',
+        address,
+        '--json',
+        '--turns=1',
+        '--temperature=1',
+        'ab\udcff',
+    ]
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        assert ask.main(arguments) == 0
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    found = json.loads(capsys.readouterr().out)
+    prompt, policy = found['segments']
+    assert (
+        prompt['source'] == 'prompt'
+        and '<tool_call>' in prompt['text']
+        and 'Question: ab\ufffd' in prompt['text']
+    )
+    assert policy['source'] == 'policy' and 0 < len(policy['tokens']) <= 256
+    assert policy['text'].startswith(found['turns'][0]['text'])
+    assert len(heard) == -(-len(policy['tokens']) // 4) and policy['text'].startswith(
+        ''.join(heard)
+    )
+
+
+def test_searches_that_fail_are_told_once_with_their_reason():
+    class Down:
+        name = 'http://down'
+
+        def ready(self):
+            return True
+
+        def retrieve(self, queries, k):
+            raise SearchFailed('status 503')
+
+    corpus = OpenCorpus(SearchableCorpus(Client(Down(), most_failed=0.0), 3, 200), 'nothing')
+    assert corpus.warning() == ''
+    assert corpus.source.search(['q']) == [None]
+    assert 'status 503' in corpus.warning() and corpus.warning() == ''
+
+
+@pytest.fixture
+def broken(tmp_path):
+    shutil.copytree(CLEAN, tmp_path / 'broken')
+    (tmp_path / 'broken' / 'tokenizer.json').write_text('{')
+    return tmp_path / 'broken'
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'words'),
+    [
+        (['--policy=nowhere', 'q'], ['--policy nowhere: no such folder', 'config.json']),
+        ([f'--policy={ROOT / "configs"}', 'q'], ['has no config.json']),
+        (
+            [f'--policy={CLEAN.parent}', 'q'],
+            ['has no config.json', f'name a policy in it: {BASE}, {CLEAN}'],
+        ),
+        (['--index=nowhere', 'q'], ['--index nowhere: no index folder', 'retrieval.build']),
+        ([' '], ['the question is empty']),
+        (['two', 'words'], ["'words'", 'in quotes']),
+        (['--topic=3', 'q'], ["'--topic=3'", '--help']),
+        (['--topk=0', 'q'], ['--topk', "'0' is not possible", '1 or more']),
+        (['--temperature=nan', 'q'], ['--temperature', "'nan'", '0 or more']),
+        (['--syntax=bing', 'q'], ['--syntax', 'search_r1', 'qwen']),
+        (['--tools=qwen', 'q'], ['--tools', "'qwen' is a call syntax", '--syntax=qwen']),
+        (['--tools=search,bing', 'q'], ['--tools', "'bing' is no tool", 'calculator']),
+        (['--mcp-url=localhost:9', 'q'], ['--mcp-url', 'not a web address', 'http://']),
+    ],
+)
+def test_a_wrong_call_is_one_line_before_anything_loads(capsys, monkeypatch, arguments, words):
+    monkeypatch.setattr(session, 'Session', None)  # calling it would be another error
+    line = refused(capsys, *arguments)
+    assert all(word in line for word in words)
+
+
+def test_json_at_a_terminal_wants_a_question(capsys, monkeypatch):
+    monkeypatch.setattr('sys.stdin.isatty', lambda: True, raising=False)
+    assert '--json without a question' in refused(capsys, '--json')
+
+
+def test_what_cannot_be_used_is_said_before_the_weights_are_read(
+    capsys, monkeypatch, broken, index
+):
+    monkeypatch.setattr(session, 'Agent', None)
+    assert 'its tokenizer cannot be used' in refused(capsys, '--policy', broken, 'q')
+    assert 'the question is too long' in refused(capsys, '--index', index, 'word ' * 100)
+    monkeypatch.setattr(session, 'READY_SECONDS', 0.0)
+    assert 'retrieval.server' in refused(capsys, '--index', 'http://127.0.0.1:9', 'q')
+
+
+def test_help_names_every_flag_and_examples():
+    page = subprocess.run(
+        [sys.executable, '-m', 'zeroplay_jax.ask', '--help'],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    flags = (
+        '--policy',
+        '--index',
+        '--tools',
+        '--mcp-url',
+        '--syntax',
+        '--turns',
+        '--topk',
+        '--temperature',
+        '--seed',
+        '--json',
+    )
+    assert all(flag in page for flag in (*flags, 'examples:', 'mini/base'))

@@ -1,0 +1,73 @@
+"""Every mistake in a command line is one line that names it, before anything heavy is loaded."""
+
+import subprocess
+import sys
+
+import pytest
+from config_checks import ROOT, run
+
+HEAVY = ('jax', 'jaxlib', 'tensorflow', 'transformers', 'tokenizers', 'openai', 'flax', 'scann')
+LIGHT = """
+import sys
+from zeroplay_jax.configuration import rules
+from zeroplay_jax.configs import ablations, cross, drzero, dspo, piplay, quickstart, scope, ssp
+from zeroplay_jax.selfplay import recipe
+for name in recipe.BUILT_IN:
+    recipe.recipe_class(name)
+pages = [quickstart.get_config(), *(page.get_config('mini') for page in (cross, drzero, dspo, piplay, scope, ssp))]
+for config in pages:
+    config.policy.path = sys.argv[1]
+    rules.check(config)
+print(sorted(name for name in {heavy} if name in sys.modules))
+""".replace('{heavy}', repr(HEAVY))
+
+
+def test_recipes_and_checks_of_configs_load_nothing_heavy(checkpoint):
+    result = subprocess.run(
+        [sys.executable, '-c', LIGHT, str(checkpoint)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.strip() == '[]'
+
+
+PAGE = '--config=configs/quickstart.py'
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'contains'),
+    [
+        ([PAGE, '--config.solvr.lr=1'], 'did you mean config.solver.learning_rate?'),
+        ([PAGE, '--config.seed=1.5'], 'config.seed=1.5: must be a whole number'),
+        ([PAGE, '--workdir={tmp}/run', '--config.sampler.context=300'], '= 416'),
+        ([PAGE, '--workdir={tmp}/run', '--config.policy.path={tmp}/none'], 'no such folder'),
+        (['--config=configs/drzero.py:tiny', '--workdir={tmp}/run'], "no variant 'tiny'"),
+        (['--config=configs/quick.py'], 'no such file'),
+        (['--config={tmp}/broken.py'], 'could not be loaded: SyntaxError'),
+        (['--confg=configs/quickstart.py'], 'Did you mean: config'),
+        ([PAGE], 'give --workdir=FOLDER'),
+        ([PAGE, '--workdir={tmp}/broken.py/run'], 'there is a file in this place'),
+        ([], 'no config; give one of --config=configs/ablations.py'),
+    ],
+)
+def test_a_wrong_command_ends_with_one_line_and_nothing_heavy_loaded(tmp_path, arguments, contains):
+    (tmp_path / 'broken.py').write_text('def get_config(:\n')
+    result = run(*(argument.format(tmp=tmp_path) for argument in arguments))
+    trace, said = [], []
+    for line in result.stderr.splitlines():
+        (trace if line.startswith('import time:') else said).append(line)
+    assert result.returncode == 2
+    assert len(said) == 1 and contains in said[0]
+    modules = {line.rpartition('|')[2].strip().partition('.')[0] for line in trace}
+    assert 'ml_collections' in modules  # the trace is one of imports
+    assert not modules & {'jax', 'tensorflow', 'transformers', 'flax', 'scann', 'clu'}
+    assert not (tmp_path / 'run').exists()
+
+
+def test_help_shows_a_command():
+    result = run('--help')
+    assert 'python -m zeroplay_jax.main --config=configs/quickstart.py --workdir=' in result.stdout
+    assert '--workdir' in result.stdout

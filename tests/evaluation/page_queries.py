@@ -1,0 +1,9 @@
+"""What the tests read from a report, as JavaScript."""
+
+COUNT = 'document.getElementById("count").textContent'
+DETAIL = 'document.getElementById("detail").innerText'
+TITLES = '[...document.querySelectorAll("{} .chart h3")].map((x) => x.textContent)'
+# The first row of a legend is the step axis, which is hidden.
+LEGENDS = """[...document.querySelectorAll("{} .u-legend")].map((legend) =>
+  [...legend.querySelectorAll("tr")].slice(1).map((row) => [...row.children].map((x) => x.textContent)))"""
+OPEN_GROUPS = 'document.querySelectorAll("details").forEach((x) => { x.open = true })'

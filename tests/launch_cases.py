@@ -1,0 +1,40 @@
+"""A launch script in a process of its own, and programs that only pretend."""
+
+import os
+import pathlib
+import subprocess
+import textwrap
+
+ROOT = pathlib.Path(__file__).parents[1]
+LAUNCH = ROOT / 'launch'
+RUN = ['--config=configs/drzero.py:mini', "--workdir=/mnt/my share/it's", '--config.mesh.replica=4']
+OPTIONS = {
+    'local_2proc': ['--devices', '2', '--port', '23456'],
+    'tpu_vm': [
+        '--name',
+        'zero',
+        '--zone',
+        'us-west4-a',
+        '--type',
+        'v5litepod-16',
+        '--setup',
+        "mount 'a b'",
+    ],
+    'xpk': ['--cluster', 'tpus', '--name', 'zero', '--zone', 'us-west4-a', '--type=v5litepod-16'],
+    'slurm': ['--nodes', '2', '--gpus', '4', '--time', '1-12:00:00'],
+}
+
+
+def call(script, *words, path=None, **environment):
+    environment = os.environ | {'XLA_FLAGS': ''} | environment
+    if path is not None:
+        environment['PATH'] = f'{path}:{environment["PATH"]}'
+    command = [LAUNCH / f'{script}.sh', *map(str, words)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=40)
+
+
+def fake(folder, program, script):
+    path = folder / program
+    path.write_text('#!/usr/bin/env bash\n' + textwrap.dedent(script))
+    path.chmod(0o755)
+    return folder

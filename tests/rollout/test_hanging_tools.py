@@ -1,0 +1,117 @@
+"""A tool that never returns: the process ends all the same, and results of other tools are not lost."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from zeroplay_jax.rollout.daemon_pool import DaemonPool
+
+ROOT = pathlib.Path(__file__).parents[2]
+# A run in small: one call that never returns, one that does, then the end of the process.
+PROGRAM = """
+import asyncio, sys, threading
+from zeroplay_jax.rollout.tool_workers import ToolWorkers
+from zeroplay_jax.tools.base import Tool, ToolResult
+from zeroplay_jax.types import ToolCall
+
+class Echo(Tool):
+    name, description, parameters = 'echo', 'repeats', {'type': 'object'}
+    def run(self, calls):
+        return [ToolResult(text=call.arguments['text']) for call in calls]
+
+class Hanging(Echo):
+    name = 'hanging'
+    def run(self, calls):
+        threading.Event().wait()
+
+class Rollout:
+    def __init__(self, *tools):
+        self.identity, self.tool_state, self.env = (0, 0), {}, self
+        self.tools = {tool.name: tool for tool in tools}
+    def with_result(self, call, result):
+        return result
+
+async def play(ending):
+    workers = ToolWorkers(deterministic=ending != 'timeout', timeout=0.2)
+    rollout = Rollout(Echo(), Hanging())
+    calls = [ToolCall('hanging', {}), ToolCall('hanging', {}), ToolCall('echo', {'text': 'healthy'})]
+    workers.submit(None, [(rollout, call) for call in calls])
+    expected = 3 if ending == 'timeout' else 1
+    results = []
+    while len(results) < expected:
+        await asyncio.sleep(0.01)
+        results += [result for _, result in workers.finished()]
+    print(*[result.text or result.error for result in results], flush=True)
+    try:
+        if ending == 'error':
+            raise RuntimeError('the run failed')
+        if ending == 'interrupt':
+            await asyncio.wait(workers.futures)
+    finally:
+        workers.abandon()
+
+asyncio.run(play(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(
+    ('ending', 'status'), [('end', 0), ('timeout', 0), ('error', 1), ('interrupt', -signal.SIGINT)]
+)
+def test_a_call_that_never_returns_does_not_keep_the_process(ending, status):
+    # Where the tests run in the background, their children would ignore SIGINT.
+    command = ['env', '--default-signal=INT', sys.executable, '-c', PROGRAM, ending]
+    environment = os.environ | {'JAX_PLATFORMS': 'cpu'}
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
+    try:
+        line = process.stdout.readline()
+        if ending == 'interrupt':
+            process.send_signal(signal.SIGINT)
+        # Without the waiting room of a slow machine: a joined thread would hang for ever.
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert 'healthy' in line.split(), errors
+    assert process.returncode == status, errors
+    assert line.split().count('timeout') == (2 if ending == 'timeout' else 0)
+
+
+def test_functions_run_in_order_of_submission_and_errors_are_results():
+    pool = DaemonPool(1, 'test')
+    order = []
+    futures = [pool.submit(lambda number=number: order.append(number)) for number in range(20)]
+    failing = pool.submit(lambda: 1 / 0)
+    assert isinstance(failing.exception(timeout=10), ZeroDivisionError)
+    assert [future.result() for future in futures] == [None] * 20 and order == list(range(20))
+
+
+def test_a_cancelled_function_never_runs_and_workers_run_side_by_side():
+    pool, release, ran = DaemonPool(2, 'test'), threading.Event(), []
+    waiting = [pool.submit(release.wait) for _ in range(2)]
+    cancelled = pool.submit(lambda: ran.append('cancelled'))
+    assert cancelled.cancel()
+    release.set()
+    assert [future.result(timeout=10) for future in waiting] == [True, True]
+    assert pool.submit(lambda: 'later').result(timeout=10) == 'later' and not ran
+
+
+def threads_of(name):
+    return [thread for thread in threading.enumerate() if thread.name.startswith(name)]
+
+
+def test_a_pool_without_references_ends_its_threads():
+    pool = DaemonPool(3, 'dropped')
+    for _ in range(3):
+        pool.submit(lambda: None).result(timeout=10)
+    assert len(threads_of('dropped')) == 3
+    del pool
+    deadline = time.monotonic() + 10
+    while threads_of('dropped') and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not threads_of('dropped')

@@ -1,0 +1,91 @@
+"""A policy that plays a script, through the real sampler and scheduler."""
+
+import contextlib
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from zeroplay_jax.policy import hf, sharding
+from zeroplay_jax.rollout import prompts, slot_programs
+from zeroplay_jax.rollout.call_syntax import syntax_of
+from zeroplay_jax.rollout.environment import Environment, Limits
+from zeroplay_jax.rollout.sampler import Sampler
+from zeroplay_jax.rollout.scheduler import Scheduler
+from zeroplay_jax.rollout.slot_programs import SamplerConfig
+from zeroplay_jax.rollout.slots import Request, SlotPool
+from zeroplay_jax.rollout.tokens import Codec
+
+CONFIG = SamplerConfig(
+    slots=2, context=4096, chunk=256, fill_rows=1, burst=32, put_rows=2, put_tokens=256
+)
+
+
+class ScriptedSampler(Sampler):
+    """The sampler, with tokens that the test chose in place of drawn ones."""
+
+    def script(self, pool, turns_of):
+        self.pool, self.turns_of = pool, turns_of
+
+    def decode(self, params):
+        PLAN.clear()
+        for slot, rollout in enumerate(self.pool.rollouts):
+            if rollout is not None:
+                turns = self.turns_of[rollout.identity]
+                turn = turns[min(len(rollout.turns), len(turns) - 1)]
+                PLAN[slot] = (rollout.turn_start, turn)
+        state, chunk = self.programs['decode'](params, self.state)
+        self.state = state
+        jax.block_until_ready(chunk)  # the plan is read until the chunk is ready
+        return chunk
+
+
+PLAN = {}  # slot → (where its turn starts, tokens of the turn)
+
+
+def _planned(positions):
+    tokens = np.zeros(len(positions), np.int32)
+    for slot, position in enumerate(np.asarray(positions)):
+        start, turn = PLAN.get(slot, (0, []))
+        if 0 <= position - start < len(turn):
+            tokens[slot] = turn[position - start]
+    return tokens
+
+
+def _scripted_sample(logits, temperature, key, position):
+    shape = jax.ShapeDtypeStruct(position.shape, jnp.int32)
+    token = jax.pure_callback(_planned, shape, position)
+    return token, jnp.take_along_axis(jax.nn.log_softmax(logits), token[:, None], 1)[:, 0]
+
+
+@contextlib.contextmanager
+def scripted_policy(folder):
+    """(codec, model, parameters) of a tiny policy; inside, programs draw the tokens of the script."""
+    tiny.make_folder(folder, hidden_size=16, intermediate_size=16, num_hidden_layers=1)
+    codec, model = Codec(folder), hf.read_config(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slot_programs, '_sample', _scripted_sample)
+        slot_programs.programs.cache_clear()  # nothing compiled with another `_sample`, before or after
+        yield codec, model, hf.load(folder, model)
+        slot_programs.programs.cache_clear()
+
+
+def play(policy, syntax, tools, scripts, order=1, slots=2, **options):
+    """Rollouts whose turns are `scripts` (texts), one request each."""
+    codec, model, params = policy
+    config = dataclasses.replace(CONFIG, slots=slots, eos=codec.eos_ids)
+    sampler = ScriptedSampler(model, config, sharding.make_mesh())
+    pool = SlotPool(sampler, seed=0)
+    turns = {(i, 0): [codec.encode(text) for text in script] for i, script in enumerate(scripts)}
+    sampler.script(pool, turns)
+    scheduler = Scheduler({'policy': pool}, **options)
+    scheduler.publish('policy', params, 0)
+    env = Environment(codec, syntax_of(syntax), Limits(12, 300, 1200), tools)
+    chat = prompts.fill('{tools}\nQuestion: {question}', env.syntax.explain(tools), question='q')
+    prompt = codec.render(chat)
+    requests = [Request('policy', prompt, (i,), env) for i in range(len(scripts))]
+    results = scheduler.run([scheduler.rollout(request) for request in requests[::order]])
+    return [trajectory for (trajectory,) in results][::order]

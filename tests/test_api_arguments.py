@@ -1,0 +1,165 @@
+"""Wrong arguments of `import zeroplay_jax as zp`: one line with the function, the argument and the fix."""
+
+import numpy as np
+import pytest
+
+import zeroplay_jax as zp
+from zeroplay_jax.tools.calculator import CalculatorTool
+from zeroplay_jax.types import POLICY, Trajectory, Turn, UserError
+
+CHANGES = {'world.train': (0, 1), 'world.evaluation': (0, 1), 'sampler.slots': 2}
+
+
+@pytest.fixture(scope='module')
+def settings():
+    return zp.config('dspo', 'mini', CHANGES)
+
+
+@pytest.fixture(scope='module')
+def policy(settings):
+    return zp.load_policy(settings=settings)
+
+
+@pytest.fixture(scope='module')
+def index(settings):
+    return zp.open_index(settings=settings)
+
+
+def rollout(sample=0):
+    length = 4
+    return Trajectory(
+        np.zeros(length, np.int32),
+        np.full(length, POLICY, np.int8),
+        np.zeros(length, np.float32),
+        (Turn('<answer>Rome</answer>'),),
+        'answer',
+        'solver',
+        0,
+        (0, 0, sample),
+    )
+
+
+ROLLOUTS = [[rollout(0), rollout(1)], [rollout(2), rollout(3)]]
+
+
+def refused(call, *parts):
+    with pytest.raises(UserError) as caught:
+        call()
+    text = str(caught.value)
+    assert '\n' not in text, text
+    # What and where, and after the semicolon how to correct it.
+    for part in (*parts, '; '):
+        assert part in text, text
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'part'),
+    [
+        (('drzerro',), 'no such recipe'),
+        (('drzero', 'minni'), "no variant 'minni'"),
+        (('quickstart', 'mini'), 'quickstart has no variants'),
+        (('zeroplay_jax.selfplay.recipes.ssp', 'mini'), 'no variant'),
+        (('drzero', '', {'solver.bach': 4}), 'did you mean config.solver.batch'),
+        (('drzero', '', {'solver.batch': 'four'}), 'config.solver.batch=four: a value of another'),
+        (('drzero', '', 'solver.batch=4'), 'changes is a str'),
+    ],
+)
+def test_config(arguments, part):
+    if 'did you mean' in part:
+        with pytest.raises(UserError, match=part):
+            zp.config(*arguments)
+        return
+    refused(lambda: zp.config(*arguments), part)
+
+
+def test_load_policy(tmp_path):
+    refused(lambda: zp.load_policy(tmp_path / 'nowhere'), 'nowhere')
+    refused(lambda: zp.load_policy(tmp_path), str(tmp_path))
+    refused(lambda: zp.load_policy(settings='drzero'), 'load_policy: settings is a str')
+
+
+def test_open_index(tmp_path):
+    refused(lambda: zp.open_index(tmp_path / 'nowhere'), 'nowhere')
+    refused(lambda: zp.open_index(settings={'seed': 1}), 'open_index: settings is a dict')
+
+
+@pytest.mark.parametrize(
+    ('questions', 'options', 'part'),
+    [
+        ('Who?', {}, 'questions is a str'),
+        (['Who?', 3], {}, 'questions[1] is a int'),
+        (['Who?'], {'samples': 0}, 'samples=0'),
+        (['Who?'], {'temperature': -1.0}, 'temperature=-1.0'),
+        (['Who?'], {'tools': 'search'}, 'tools is a str'),
+        (['Who?'], {'tools': ['serch']}, "'serch' is no tool"),
+        (['Who?'], {'tools': [CalculatorTool]}, 'CalculatorTool is a class'),
+        (['Who?'], {'tools': [3]}, 'a tool is a int'),
+        (['Who? ' * 500], {}, "questions[0] ('Who? Who?"),
+    ],
+)
+def test_sample_rollouts(policy, index, questions, options, part):
+    refused(lambda: zp.sample_rollouts(policy, index, questions, **options), part)
+
+
+def test_sample_rollouts_of_something_else(policy, index):
+    refused(lambda: zp.sample_rollouts('base', index, ['Who?']), 'policy is a str', 'load_policy')
+    refused(lambda: zp.sample_rollouts(policy, 'notes', ['Who?']), 'index is a str', 'open_index')
+
+
+@pytest.mark.parametrize('value', [ROLLOUTS, ROLLOUTS[0], 'a text'])
+def test_show(value):
+    refused(lambda: zp.show(value), 'show: ', 'rollouts[0][0]')
+
+
+@pytest.mark.parametrize(
+    ('rollouts', 'answers', 'metric', 'part'),
+    [
+        (ROLLOUTS, [], 'em', 'score: 0 entries of answers for 2 questions'),
+        (ROLLOUTS, 'Rome', 'em', 'score: answers is a str'),
+        (ROLLOUTS, ['Rome', 3], 'em', 'score: answers[1] is a int'),
+        (ROLLOUTS, [['Rome'], [3]], 'em', 'score: answers[1] is a list'),
+        (ROLLOUTS, ['Rome', 'Paris'], 'eem', "score: answer metric 'eem' is not built in"),
+        (ROLLOUTS, ['Rome', 'Paris'], 'no_package.x:f', 'cannot import module'),
+        (ROLLOUTS[0], ['Rome', 'Paris'], 'em', 'score: rollouts[0] is no list of rollouts'),
+        (ROLLOUTS[0][0], ['Rome'], 'em', 'score: rollouts is a Trajectory'),
+    ],
+)
+def test_score(rollouts, answers, metric, part):
+    refused(lambda: zp.score(rollouts, answers, metric), part)
+
+
+REWARDS = [[0.0, 1.0], [1.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ('rewards', 'options', 'part'),
+    [
+        (REWARDS, {'loss': 'ppo'}, 'loss=ppo: not possible; give one of reinforce, token_pg'),
+        (REWARDS, {'loss': 'no_package.x:f'}, 'cannot import module'),
+        (REWARDS, {'clip_lo': 0.2}, 'config.solver.clip_lo: no such field; did you mean'),
+        (REWARDS, {'clip_low': -0.2}, 'config.solver.clip_low=-0.2: not possible'),
+        (REWARDS, {'clip_low': 'small'}, 'config.solver.clip_low=small: must be a number'),
+        (REWARDS, {'distill_top_k': 5}, 'no teacher prompt; set distill_top_k to 0'),
+        (REWARDS[:1], {}, 'rewards for 1 questions and rollouts of 2'),
+        ([[0.0], [1.0, 0.0]], {}, '1 rewards for the 2 rollouts of question 0'),
+        ([0.0, 1.0], {}, 'rewards is no table of numbers'),
+        ([[0.0, float('nan')], [1.0, 0.0]], {}, 'a reward of question 0 is nan'),
+        (None, {}, 'rewards is no table of numbers (NoneType)'),
+    ],
+)
+def test_policy_loss(policy, rewards, options, part):
+    refused(lambda: zp.policy_loss(policy, ROLLOUTS, rewards, **options), 'policy_loss: ', part)
+
+
+def test_policy_loss_of_something_else(policy):
+    refused(lambda: zp.policy_loss(None, ROLLOUTS, REWARDS), 'policy is a NoneType')
+    refused(lambda: zp.policy_loss(policy, ROLLOUTS[0], REWARDS), 'rollouts[0] is no list')
+
+
+def test_train(tmp_path):
+    config = zp.config('dspo', 'mini')
+    (tmp_path / 'file').touch()
+    refused(lambda: zp.train('configs/dspo.py', tmp_path), 'train: settings is a str')
+    refused(lambda: zp.train(config, tmp_path / 'file' / 'run'), 'there is a file in this place')
+    broken = zp.config('dspo', 'mini', {'solver.batch': 0})
+    refused(lambda: zp.train(broken, tmp_path), 'config.solver.batch=0')

@@ -1,0 +1,218 @@
+"""The launch scripts that can run here: two processes on this machine, and the loop around a TPU slice, with a
+pretended gcloud."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from launch_cases import LAUNCH, OPTIONS, RUN, call, fake
+
+STAND_IN = """
+import os, signal, sys, time
+flags = dict(word.split('=', 1) for word in sys.argv if word.startswith('--'))
+process, end = int(flags['--config.distributed.process']), sys.argv[1].split(',')[int(sys.argv[-1][-1])]
+print(f'process {process} says {sys.argv[2]}', os.environ['XLA_FLAGS'], os.environ['JAX_PLATFORMS'], flush=True)
+if end == 'stubborn':
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if end in ('waits', 'stubborn'):
+    time.sleep(100)
+time.sleep(0.3)
+if end == 'killed':
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(int(end))
+"""
+
+
+@pytest.fixture
+def two(tmp_path):
+    program = tmp_path / 'stand in.py'
+    program.write_text(STAND_IN)
+    logs = tmp_path / 'the logs'
+    call_it = lambda ends: call(
+        'local_2proc', '--logs', logs, '--', sys.executable, program, ends, "it's 1"
+    )
+    return call_it, logs
+
+
+def test_two_processes_that_end_well(two):
+    start, logs = two
+    result = start('0,0')
+    assert result.returncode == 0 and len(result.stderr.splitlines()) == 1
+    said = "says it's 1 --xla_force_host_platform_device_count=1 cpu"
+    assert result.stdout == f'process 0 {said}\n'
+    assert (logs / 'process-1.log').read_text() == f'process 1 {said}\n'
+    assert start('0,0').stdout == f'process 0 {said}\n'  # what is shown is of this start alone
+    assert (logs / 'process-1.log').read_text() == f'process 1 {said}\n' * 2
+
+
+@pytest.mark.parametrize(
+    ('ends', 'process', 'status'),
+    [
+        ('waits,3', 1, 3),
+        ('7,waits', 0, 7),
+        ('waits,killed', 1, 137),
+        ('stubborn,1', 1, 1),
+        ('0,5', 1, 5),
+    ],
+)
+def test_when_one_fails_the_other_is_stopped_and_one_line_says_so(two, ends, process, status):
+    start, logs = two
+    result = start(ends)  # well before the 100 seconds that the other one waits
+    assert result.returncode == status
+    line = result.stderr.splitlines()[1:]
+    assert line == [
+        f'zeroplay_jax: process {process} of 2 ended with exit status {status} and the other was stopped; its log is '
+        f'{logs}/process-{process}.log; the same command resumes from the last checkpoint'
+    ]
+
+
+def test_stopping_the_script_stops_both(tmp_path):
+    program = tmp_path / 'stand_in.py'
+    program.write_text(STAND_IN)
+    command = [
+        LAUNCH / 'local_2proc.sh',
+        '--logs',
+        tmp_path,
+        '--',
+        sys.executable,
+        program,
+        'waits,waits',
+        'hello',
+    ]
+    script = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pids = [int(word) for word in script.stderr.readline().split() if word.isdigit()]
+    assert len(pids) == 2 and 'process 0 says hello' in script.stdout.readline()
+    script.terminate()
+    assert script.wait(timeout=40) == 143
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    script.communicate()
+
+
+def test_a_run_that_is_refused_says_why(two):
+    start, _ = two
+    result = start('waits,2')
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].startswith(
+        'zeroplay_jax: process 1 of 2 refused the run: process 1 says'
+    )
+
+
+def test_two_processes_find_each_other(tmp_path):
+    program = tmp_path / 'sum.py'
+    program.write_text(
+        textwrap.dedent("""
+        import sys
+        import jax
+        from jax.experimental import multihost_utils
+        flags = dict(word.removeprefix('--config.distributed.').split('=', 1) for word in sys.argv[1:])
+        jax.distributed.initialize(flags['coordinator'], int(flags['processes']), int(flags['process']))
+        total = multihost_utils.process_allgather(jax.numpy.ones(3) * (1 + jax.process_index())).sum()
+        print(f'{jax.local_device_count()} of {jax.device_count()} devices, {total}')
+        """)
+    )
+    result = call('local_2proc', '--devices', 2, '--logs', tmp_path, '--', sys.executable, program)
+    assert result.returncode == 0, (tmp_path / 'process-1.log').read_text()
+    assert '2 of 4 devices, 9.0' in result.stdout
+    assert '2 of 4 devices, 9.0' in (tmp_path / 'process-1.log').read_text()
+
+
+CLOUD = """
+# A pretended cloud: files hold the states; the answer to every run is a line of `answers`, 'lost' or an exit status.
+cd "$(dirname "$0")"
+echo "$*" >> calls
+case "$*" in
+  *queued-resources\\ create*) echo ACTIVE > queued; echo READY > node ;;
+  *queued-resources\\ describe*) cat queued 2> /dev/null || { echo ERROR: NOT_FOUND: nothing >&2; exit 1; } ;;
+  *queued-resources\\ delete*) rm queued node ;;
+  *tpu-vm\\ describe*) cat node ;;
+  *'-m zeroplay_jax.main'*)
+    answer=$(head -n 1 answers)
+    sed -i 1d answers
+    [[ $answer == [0-9]* ]] && exit "$answer"
+    [[ $answer == suspended ]] && echo SUSPENDED > queued
+    [[ $answer == preempted ]] && echo PREEMPTED > node
+    exit 255
+    ;;
+esac
+"""
+
+
+@pytest.fixture
+def cloud(tmp_path):
+    """Starts a run on the pretended cloud with these answers: (result, what gcloud was asked, in words)."""
+    fake(tmp_path, 'gcloud', CLOUD)
+
+    def start(*answers):
+        (tmp_path / 'answers').write_text('\n'.join(answers) + '\n')
+        options = [*OPTIONS['tpu_vm'], '--poll=0', '--retries=2', '--delete']
+        result = call('tpu_vm', *options, '--', *RUN, path=tmp_path, TMPDIR=str(tmp_path))
+        calls = (tmp_path / 'calls').read_text().splitlines()
+        kinds = (
+            'queued-resources create',
+            'queued-resources delete',
+            ' scp ',
+            '-m zeroplay_jax.main',
+        )
+        return result, [kind.split()[-1] for line in calls for kind in kinds if kind in line], calls
+
+    return start
+
+
+@pytest.mark.parametrize('lost', ['suspended', 'preempted'])
+def test_a_preempted_slice_is_asked_for_again_and_the_same_command_runs(cloud, lost):
+    result, steps, calls = cloud(lost, lost, '0')
+    assert result.returncode == 0, result.stderr
+    once = ['create', 'scp', 'zeroplay_jax.main', 'delete']
+    assert steps == once * 3
+    assert len({line for line in calls if '-m zeroplay_jax.main' in line}) == 1
+    assert 'the run has succeeded' in result.stderr
+
+
+def test_a_run_that_fails_on_a_healthy_slice_is_tried_a_few_times(cloud, tmp_path):
+    result, steps, _ = cloud('1', '1', '1', '0')
+    assert (
+        result.returncode == 2 and steps.count('zeroplay_jax.main') == 3 and 'delete' not in steps
+    )
+    assert (
+        'failed on a healthy slice (status 1' in result.stderr
+        and '3 times in a row' in result.stderr
+    )
+    assert 'queued-resources delete zero' in result.stderr.splitlines()[-1]
+    result, steps, _ = cloud('1', '0')  # the slice is still there
+    assert result.returncode == 0 and steps.count('create') == 1
+
+
+def test_a_run_that_is_refused_is_not_tried_again(cloud):
+    result, steps, _ = cloud('2', '0')
+    assert result.returncode == 2 and steps == ['create', 'scp', 'zeroplay_jax.main']
+    assert 'was refused' in result.stderr.splitlines()[-1]
+
+
+def test_install_brings_a_python_where_there_is_none(tmp_path):
+    (tmp_path / 'launch').mkdir()
+    for name in ('install.sh', 'python.sh'):
+        (tmp_path / 'launch' / name).write_bytes((LAUNCH / name).read_bytes())
+        (tmp_path / 'launch' / name).chmod(0o755)
+    old = fake(
+        tmp_path,
+        'python3',
+        'echo "$*" >> calls; [[ $1 == -c ]] && echo 3.10.12 /usr/bin/python3 venv; exit 0',
+    )
+    for name in ('python3.11', 'python3.12', 'python3.13', 'python'):
+        fake(tmp_path, name, 'exit 127')
+    command = [tmp_path / 'launch' / 'install.sh', 'tpu']
+    environment = os.environ | {'PATH': f'{old}:{os.environ["PATH"]}'}
+    result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    calls = (tmp_path / 'calls').read_text().splitlines()
+    assert (
+        '-m pip install --quiet --user uv' in calls
+        and '-m uv venv --quiet --seed --python 3.12 .venv' in calls
+    )
+    assert result.returncode != 0  # nothing was really installed, and it does not say otherwise
+    assert not (tmp_path / '.venv').exists()
+    result = subprocess.run([*command[:1], 'gpu'], capture_output=True, text=True)
+    assert result.returncode == 2 and "'gpu' is none of tpu, cuda12, cuda13" in result.stderr

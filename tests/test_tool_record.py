@@ -1,0 +1,165 @@
+"""The record of a run's tools: a run is not resumed with tools that its policy would see otherwise."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import types
+
+import pytest
+
+from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.tools.base import Tool, ToolResult, string_parameter
+from zeroplay_jax.tools.calculator import CalculatorTool
+from zeroplay_jax.tools.search import SearchTool
+from zeroplay_jax.training import tool_record
+from zeroplay_jax.types import UserError
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+class Weather(Tool):
+    """A tool as a server lists it."""
+
+    def __init__(self, description='the weather of a city', parameter='city'):
+        self.name = 'weather'
+        self.description = description
+        self.parameters = string_parameter(parameter, 'a city')
+        self.errors = types.MappingProxyType({'unknown': 'There is no such city.'})
+
+    def run(self, calls):
+        return [ToolResult(text='rain') for _ in calls]
+
+
+def roles(*tools):
+    env = types.SimpleNamespace(tools={tool.name: tool for tool in tools})
+    return {'solver': types.SimpleNamespace(env=env)}
+
+
+def check(workdir, *tools, is_resumed=True):
+    tool_record.check(Hosts(), workdir, roles(*tools), is_resumed)
+
+
+def recorded(workdir):
+    return json.loads((workdir / 'tools.json').read_text())
+
+
+def test_the_record_can_be_read(tmp_path):
+    check(tmp_path, SearchTool(None), Weather(), is_resumed=False)
+    listing = recorded(tmp_path)
+    assert list(listing) == ['search', 'weather']
+    assert listing['weather']['description'] == 'the weather of a city'
+    assert listing['weather']['parameters']['required'] == ['city']
+    assert listing['weather']['errors'] == {'unknown': 'There is no such city.'}
+
+
+@pytest.mark.parametrize(
+    ('tools', 'difference'),
+    [
+        ([SearchTool(None)], "'weather' is missing"),
+        ([SearchTool(None), Weather(), CalculatorTool()], "'calculator' is new"),
+        ([Weather(), SearchTool(None)], 'their order was search, weather and is weather, search'),
+        (
+            [SearchTool(None), Weather('weather, now with wind')],
+            '\'weather\' differs in description (there "the weather of a city", now "weather, now',
+        ),
+        ([SearchTool(None), Weather(parameter='town')], "'weather' differs in parameters (there "),
+    ],
+)
+def test_other_tools_are_refused_in_one_line_that_says_how_to_go_on(tmp_path, tools, difference):
+    check(tmp_path, SearchTool(None), Weather(), is_resumed=False)
+    check(tmp_path, SearchTool(None), Weather())
+    before = recorded(tmp_path)
+    with pytest.raises(UserError) as caught:
+        check(tmp_path, *tools)
+    text = str(caught.value)
+    assert difference in text and '\n' not in text
+    assert f'remove {tmp_path / "tools.json"} to continue' in text
+    assert recorded(tmp_path) == before
+    # Before the first checkpoint nothing was learnt.
+    check(tmp_path, *tools, is_resumed=False)
+    check(tmp_path, *tools)
+
+
+def test_a_workdir_without_a_record_gets_one(tmp_path):
+    check(tmp_path, Weather(), is_resumed=True)
+    assert list(recorded(tmp_path)) == ['weather']
+
+
+@pytest.mark.parametrize('text', ['{', '[]', '[1]', '{"weather": 3}'])
+def test_a_damaged_record_is_one_line(tmp_path, text):
+    (tmp_path / 'tools.json').write_text(text)
+    with pytest.raises(UserError) as caught:
+        check(tmp_path, Weather())
+    assert '\n' not in str(caught.value) and 'tools.json' in str(caught.value)
+
+
+def test_an_attribute_that_a_later_version_adds_is_no_difference(tmp_path):
+    check(tmp_path, Weather())
+    listing = recorded(tmp_path)
+    del listing['weather']['note']
+    (tmp_path / 'tools.json').write_text(json.dumps(listing))
+    check(tmp_path, Weather())
+
+
+CLOCK = """
+from zeroplay_jax.tools.base import Tool, ToolResult
+
+class Clock(Tool):
+    name = 'clock'
+    description = DESCRIPTION
+    parameters = {'type': 'object', 'properties': {}}
+
+    def run(self, calls):
+        return [ToolResult(text='noon') for _ in calls]
+"""
+
+
+SMALL = [
+    '--config.world.train=(0,1)',
+    '--config.world.evaluation=(0,1)',
+    '--config.eval.questions=1',
+    '--config.eval.hops=(1,)',
+    '--config.inputs.world_questions=6',
+    '--config.schedule.hop_ratio=(1,1)',
+    '--config.sampler.slots=8',
+    '--config.micro.rows=2',
+    '--config.solver.steps=1',
+    '--config.solver.batch=2',
+    '--config.solver.samples=2',
+    '--config.solver.minibatches=1',
+    '--config.solver.filter_groups=False',
+]
+
+
+def run(folder, *flags):
+    command = [sys.executable, '-m', 'zeroplay_jax.main', '--config=configs/dspo.py:mini']
+    command += [f'--workdir={folder}/run', "--config.tools.names=('search','their_clock:Clock')"]
+    environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(folder)}
+    return subprocess.run(
+        [*command, *SMALL, *flags],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+def test_a_run_is_not_resumed_with_a_tool_that_was_deployed_anew(tmp_path):
+    module = tmp_path / 'their_clock.py'
+    module.write_text(CLOCK.replace('DESCRIPTION', '"the time of day"'))
+    first = run(tmp_path)
+    assert first.returncode == 0, first.stderr[-2000:]
+    assert list(recorded(tmp_path / 'run')) == ['search', 'clock']
+    module.write_text(CLOCK.replace('DESCRIPTION', '"the time of day, in UTC"'))
+    second = run(tmp_path)
+    assert second.returncode == 2 and 'Traceback' not in second.stderr
+    line = second.stderr.strip().splitlines()[-1]
+    assert "'clock' differs in description" in line and 'tools.json' in line
+    # As an earlier version left it: no record, no complaint.
+    (tmp_path / 'run' / 'tools.json').unlink()
+    third = run(tmp_path)
+    assert third.returncode == 0, third.stderr[-2000:]
+    assert recorded(tmp_path / 'run')['clock']['description'] == 'the time of day, in UTC'

@@ -1,0 +1,187 @@
+"""Checks of what the functions of the API receive: one line with the function, the argument and the fix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from zeroplay_jax.configuration import fields
+from zeroplay_jax.objectives import losses
+from zeroplay_jax.settings.errors import ConfigError
+from zeroplay_jax.settings.schema import TrainedRole
+from zeroplay_jax.tools.base import Tool
+from zeroplay_jax.types import Trajectory, UserError
+
+_FLAT_ROLLOUTS = 'give what sample_rollouts returns: one list of rollouts per question'
+
+
+def _kind(value: Any) -> str:
+    """Type of a value, as an error names it."""
+    return type(value).__name__
+
+
+def check_settings(function: str, settings: Any) -> None:
+    """Refuses settings that are no config.
+
+    Raises:
+      UserError: one line.
+    """
+    if not isinstance(settings, ConfigDict):
+        raise UserError(
+            f"{function}: settings is a {_kind(settings)}; give a config, such as zp.config('drzero', 'mini')"
+        )
+
+
+def check_instance(function: str, name: str, value: Any, kind: type, source: str) -> None:
+    """Refuses an argument of another type; `source` says where the right one comes from.
+
+    Raises:
+      UserError: one line.
+    """
+    if not isinstance(value, kind):
+        raise UserError(f'{function}: {name} is a {_kind(value)}; give what {source} returns')
+
+
+def check_questions(function: str, questions: Any) -> None:
+    """Refuses questions that are no list of texts.
+
+    Raises:
+      UserError: one line.
+    """
+    if isinstance(questions, str) or not isinstance(questions, Sequence):
+        raise UserError(f'{function}: questions is a {_kind(questions)}; give a list of texts')
+    for number, question in enumerate(questions):
+        if not isinstance(question, str):
+            raise UserError(
+                f'{function}: questions[{number}] is a {_kind(question)}; give texts, such as question.text'
+            )
+
+
+def check_sampling(function: str, samples: Any, temperature: Any) -> None:
+    """Refuses a number of samples, or a temperature, that cannot be sampled with.
+
+    Raises:
+      UserError: one line.
+    """
+    if not isinstance(samples, int) or samples < 1:
+        raise UserError(f'{function}: samples={samples!r} is not possible; give 1 or more')
+    is_number = isinstance(temperature, int | float) and math.isfinite(temperature)
+    if not is_number or temperature < 0:
+        raise UserError(
+            f'{function}: temperature={temperature!r} is not possible; give 0 (greedy) or more'
+        )
+
+
+def check_tools(function: str, tools: Any) -> None:
+    """Refuses tools that are no list of names and Tool objects.
+
+    Raises:
+      UserError: one line.
+    """
+    if isinstance(tools, str) or not isinstance(tools, Sequence):
+        raise UserError(f"{function}: tools is a {_kind(tools)}; give a list, such as ['search']")
+    for tool in tools:
+        if isinstance(tool, type) and issubclass(tool, Tool):
+            raise UserError(
+                f'{function}: the tool {tool.__name__} is a class; give an object, {tool.__name__}(…)'
+            )
+        if not isinstance(tool, str | Tool):
+            raise UserError(
+                f'{function}: a tool is a {_kind(tool)}; give names and objects of zeroplay_jax.tools.base.Tool'
+            )
+        if isinstance(tool, Tool):
+            try:
+                tool.check()
+            except ValueError as error:
+                raise UserError(f'{function}: a tool cannot be used: {error}') from None
+
+
+def check_rollouts(function: str, rollouts: Any) -> None:
+    """Refuses rollouts that are not one list of rollouts per question.
+
+    Raises:
+      UserError: one line.
+    """
+    if isinstance(rollouts, Trajectory | str) or not isinstance(rollouts, Sequence):
+        raise UserError(f'{function}: rollouts is a {_kind(rollouts)}; {_FLAT_ROLLOUTS}')
+    for number, samples in enumerate(rollouts):
+        is_list = isinstance(samples, Sequence) and not isinstance(samples, str)
+        if not is_list or not all(isinstance(sample, Trajectory) for sample in samples):
+            raise UserError(
+                f'{function}: rollouts[{number}] is no list of rollouts; {_FLAT_ROLLOUTS}'
+            )
+
+
+def check_answers(function: str, answers: Any, rollouts: Sequence[Sequence[Trajectory]]) -> None:
+    """Refuses answers that are not one entry per question, each a text or a list of texts.
+
+    Raises:
+      UserError: one line.
+    """
+    if isinstance(answers, str) or not isinstance(answers, Sequence):
+        raise UserError(
+            f'{function}: answers is a {_kind(answers)}; give a list with the accepted answers of each question'
+        )
+    if len(answers) != len(rollouts):
+        raise UserError(
+            f'{function}: {len(answers)} entries of answers for {len(rollouts)} questions; give one per question'
+        )
+    for number, accepted in enumerate(answers):
+        texts = [accepted] if isinstance(accepted, str) else accepted
+        is_list = isinstance(texts, Sequence)
+        if not is_list or not all(isinstance(text, str) for text in texts):
+            raise UserError(
+                f'{function}: answers[{number}] is a {_kind(accepted)}; give a text or a list of texts'
+            )
+
+
+def reward_table(
+    function: str, rewards: Any, rollouts: Sequence[Sequence[Trajectory]]
+) -> list[list[float]]:
+    """The rewards as numbers: one list per question with one reward per rollout.
+
+    Raises:
+      UserError: one line; another shape, or a reward that is no finite number.
+    """
+    fix = 'give one list per question with one number per rollout, such as zp.score returns'
+    try:
+        table = [[float(value) for value in values] for values in rewards]
+    except (TypeError, ValueError):
+        raise UserError(
+            f'{function}: rewards is no table of numbers ({_kind(rewards)}); {fix}'
+        ) from None
+    if len(table) != len(rollouts):
+        raise UserError(
+            f'{function}: rewards for {len(table)} questions and rollouts of {len(rollouts)}; {fix}'
+        )
+    for number, (values, samples) in enumerate(zip(table, rollouts, strict=True)):
+        if len(values) != len(samples):
+            raise UserError(
+                f'{function}: {len(values)} rewards for the {len(samples)} rollouts of question {number}; {fix}'
+            )
+        for value in values:
+            if not math.isfinite(value):
+                raise UserError(f'{function}: a reward of question {number} is {value}; {fix}')
+    return table
+
+
+def role_settings(function: str, role: str, loss: str, settings: Mapping[str, Any]) -> ConfigDict:
+    """Settings of a role with this loss.
+
+    Raises:
+      UserError: one line; an unknown loss or setting, or a value out of bounds.
+    """
+    try:
+        checked = fields.checked_section(TrainedRole, role, {**settings, 'loss': loss})
+    except ConfigError as error:
+        raise UserError(f'{function}: {error}') from None
+    try:
+        losses.resolve_loss(loss)
+    except ValueError as error:
+        raise UserError(f'{function}: {error}') from None
+    if checked.distill_top_k:
+        raise UserError(f'{function}: rollouts have no teacher prompt; set distill_top_k to 0')
+    return checked
