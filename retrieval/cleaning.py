@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import dataclasses
 import json
@@ -9,12 +10,15 @@ import os
 import pathlib
 from collections.abc import Iterator
 
+import numpy as np
+
 from . import progress
 from .english import problem_of
+from .lookup import key_hash
 from .records import Record, contents, split
 from .sources import BadLines, files_of, holds_texts, read, split_title, text_name, visible_files
 from .splitting import split_record, split_text
-from .types import RetrievalError
+from .types import RetrievalError, short
 
 # Suffixes that are named one by one in an error; a folder can hold hundreds.
 _NAMED_SUFFIXES = 4
@@ -80,14 +84,16 @@ def write_clean(source: pathlib.Path, out: pathlib.Path, passage_words: int) -> 
       passage_words: words of a passage at most, see `splitting`.
 
     Raises:
-      RetrievalError: nothing usable in the source; the line says what is there instead.
+      RetrievalError: nothing usable in the source, and the line says what is there instead; or a repeated id.
     """
     if not source.exists():
         raise RetrievalError(
             f'{source}: no such file or folder; give texts (.txt, .md) or passages'
         )
     # Renamed when complete: an interrupted command leaves no half of a corpus.
-    draft = out.with_name(f'.{out.name}.{os.getpid()}')
+    draft = out.with_name(f'.{os.getpid()}.{out.name}')
+    # 8 bytes for each passage: a set of their ids would not fit into memory.
+    id_hashes = array.array('Q')
     try:
         with draft.open('w', encoding='utf-8') as file:
             if holds_texts(source):
@@ -100,8 +106,10 @@ def write_clean(source: pathlib.Path, out: pathlib.Path, passage_words: int) -> 
                 line = {'id': record.id, 'contents': record.contents}
                 file.write(json.dumps(line, ensure_ascii=False) + '\n')
                 inventory.passages += 1
+                id_hashes.append(key_hash(record.id))
         if not inventory.usable:
             raise RetrievalError(_refusal(source, inventory))
+        _refuse_repeated_ids(source, draft, id_hashes)
         os.replace(draft, out)
     finally:
         draft.unlink(missing_ok=True)
@@ -115,6 +123,19 @@ def _refusal(source: pathlib.Path, inventory: Inventory) -> str:
     if not total:
         description = f'there are no {inventory.unit} in it'
     return f'{source}: {description}; give English prose in .txt or .md files, or as JSON lines of passages'
+
+
+def _refuse_repeated_ids(source: pathlib.Path, draft: pathlib.Path, id_hashes: array.array) -> None:
+    """Raises RetrievalError if two of the passages written have the same id."""
+    hashes, counts = np.unique(np.array(id_hashes, np.uint64), return_counts=True)
+    if counts.max() == 1:
+        return
+    repeated_hash = int(hashes[counts.argmax()])
+    for _, record in read(draft):
+        if key_hash(record.id) == repeated_hash:
+            raise RetrievalError(
+                f'{source}: {counts.max()} passages have the id {short(record.id)}; give every passage its own id'
+            )
 
 
 def _text_passages(
@@ -131,8 +152,8 @@ def _text_passages(
             bar.update()
             if problem is not None:
                 continue
-            title, text = split_title(whole_text, default=path.stem)
             name = text_name(source, path)
+            title, text = split_title(whole_text, default=pathlib.PurePath(name).stem)
             for number, passage in enumerate(split_text(text, passage_words)):
                 yield Record(f'{name}#{number}', contents(title, passage))
 

@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import logging
+import os
 import pathlib
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -131,9 +132,11 @@ def visible_files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 def text_name(source: pathlib.Path, path: pathlib.Path) -> str:
     """Returns the name of a text, from which the ids of its passages are made."""
-    if path == source:
-        return path.name
-    return path.relative_to(source).as_posix()
+    name = path.name
+    if path != source:
+        name = path.relative_to(source).as_posix()
+    # Linux allows any bytes in names; ids are UTF-8 without line feeds.
+    return os.fsencode(name).decode('utf-8', 'replace').replace('\n', ' ')
 
 
 def split_title(whole_text: str, default: str) -> tuple[str, str]:
@@ -169,8 +172,9 @@ def _read_texts(
             reason = getattr(error, 'reason', error)
             skipped.add(number, f'{path} cannot be read as UTF-8 text ({reason})')
             continue
+        name = text_name(source, path)
         if passage_words:
-            title, text = split_title(whole_text, default=path.stem)
+            title, text = split_title(whole_text, default=pathlib.PurePath(name).stem)
             parts = split_text(text, passage_words)
             if not parts:
                 skipped.add(number, f'{path}: the file is empty')
@@ -179,7 +183,6 @@ def _read_texts(
             # Markdown headings start with '#'.
             title = first_line.lstrip('# ').strip()
             parts = _blocks_of_words(text)
-        name = text_name(source, path)
         for part_number, passage_text in enumerate(parts):
             record = _validated(Record(f'{name}#{part_number}', contents(title, passage_text)))
             if isinstance(record, Record):

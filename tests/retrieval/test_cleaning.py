@@ -108,6 +108,22 @@ def test_other_sources_with_nothing_usable_are_refused(tmp_path):
     )
 
 
+def test_names_of_files_may_be_any_bytes(tmp_path):
+    (tmp_path / 'texts').mkdir()
+    for name in (b'\xff.txt', b'line\nfeed.md', 'größe.TXT'.encode()):
+        with open(os.fsencode(tmp_path / 'texts') + b'/' + name, 'w') as file:
+            file.write(ENGLISH)
+    assert cleaning.write_clean(tmp_path / 'texts', tmp_path / 'o.jsonl', 80).passages == 3
+    ids = {record.id for _, record in corpus.read(tmp_path / 'o.jsonl')}
+    assert ids == {'\ufffd.txt#0', 'line feed.md#0', 'größe.TXT#0'}
+
+
+def test_repeated_ids_are_refused_by_name(tmp_path):
+    lines = [json.dumps({'id': i, 'contents': f'"T"\n{ENGLISH} {i}'}) for i in ('a', 'b', 'c', 'b')]
+    (tmp_path / 'c.jsonl').write_text('\n'.join(lines))
+    assert "2 passages have the id 'b'" in refused(tmp_path / 'c.jsonl', tmp_path)
+
+
 def test_a_corpus_file_keeps_lists_and_loses_empty_passages_and_bad_lines(tmp_path):
     texts = [ENGLISH, 'Nat Lofthouse 1952 Ted Drake 1955', '', GERMAN]
     lines = [json.dumps({'id': str(i), 'contents': f'"T{i}"\n{t}'}) for i, t in enumerate(texts)]
