@@ -22,24 +22,24 @@ def get_config(folder=''):
     config.policy.path = str(ENGLISH_CHECKPOINT)
     config.schedule.update(iterations=2, hop_ratio=(1.0,))
 
-    # A passage of 80 words with its title is the longest prompt, three of them the longest observation.
+    # Lengths of English words in the tokens of this checkpoint: three passages of up to 75 words fit.
     config.tools.top_k = 3
-    config.rollout.update(prompt_tokens=320, turn_tokens=96, observation_tokens=480, max_turns=3)
-    config.sampler.update(context=1024, chunk=64)
-    config.micro.update(rows=4, tokens=1024)
+    config.rollout.update(prompt_tokens=256, turn_tokens=160, observation_tokens=400, max_turns=2)
+    config.sampler.update(context=640, chunk=64)
+    config.micro.update(rows=8, tokens=640)
 
-    config.proposer.learning_rate = 2e-4
-    config.proposer.steps = 4
+    config.proposer.learning_rate = 1e-4
+    config.proposer.steps = 2
     config.proposer.batch = 32
 
-    config.pool.update(batch=64, batches=5, samples=1)
+    config.pool.update(batch=64, batches=4, samples=1)
 
     config.solver.learning_rate = 3e-4
-    config.solver.steps = 18
+    config.solver.steps = 8
     config.solver.batch = 32
     config.solver.samples = 5
 
-    config.eval.update(every=6, questions=240)
+    config.eval.update(every=4, questions=240)
     config.checkpoint.every = 5
 
     config.retrieval.kind = 'folder'

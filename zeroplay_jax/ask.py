@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ml_collections import ConfigDict
 
-from zeroplay_jax.configs import common, drzero
+from zeroplay_jax.configs import common, drzero, english
 from zeroplay_jax.configuration import entry
 from zeroplay_jax.configuration.stored import read_stored_config
 from zeroplay_jax.evaluation.terminal import Printer
@@ -36,7 +36,7 @@ from zeroplay_jax.retrieval import progress
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.settings import schema
-from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
+from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT, ENGLISH_CHECKPOINT
 from zeroplay_jax.tools import registry
 from zeroplay_jax.types import UserError
 
@@ -229,9 +229,12 @@ def settings(folder: pathlib.Path) -> ConfigDict:
     run_config = read_stored_config(folder.absolute().parent.parent / 'config.json')
     if run_config is not None:
         return run_config
-    built_in_tokenizer = (BUILT_IN_CHECKPOINT / 'tokenizer.json').read_bytes()
-    if (folder / 'tokenizer.json').read_bytes() == built_in_tokenizer:
+    # Policies that were trained from a checkpoint of this project keep its tokenizer.
+    tokenizer = (folder / 'tokenizer.json').read_bytes()
+    if tokenizer == (BUILT_IN_CHECKPOINT / 'tokenizer.json').read_bytes():
         return common.get_config()
+    if tokenizer == (ENGLISH_CHECKPOINT / 'tokenizer.json').read_bytes():
+        return english.get_config()
     # A model of another family: instruction-tuned, with the long prompts of the paper.
     config = drzero.get_config()
     config.retrieval.update(kind='world', path='')

@@ -29,6 +29,7 @@ from zeroplay_jax.retrieval import cleaning, progress
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.sources import files_of, read, text_name
 from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.runtime import interrupts
 from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.selfplay import cloze_files, files
 from zeroplay_jax.selfplay.recipe import recipe_class
@@ -311,6 +312,7 @@ def _prepare(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs all steps; exits with status 2 after a user error, which is one line, and 130 after Ctrl-C."""
+    interrupts.raise_again()
     try:
         args, command = _prepare(argv)
     except (UserError, RetrievalError) as error:
