@@ -145,7 +145,8 @@ class LearningRecord:
         if len(has_learnt) > 1:
             names = f' in {", ".join(self.empty_policies)}'
         if self.empty_policies:
-            self.last_reasons = reasons
+            # Without tasks the reason is that of the phase that should have made them.
+            self.last_reasons = reasons or self.last_reasons
             self._phase_reasons += reasons
             text = shares_text(reasons, 'tasks')
             self.notices.append(f'{step_name(step)} trained nothing{names}: {text}')

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from zeroplay_jax.rollout.scheduler import run_to_end
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.answers import prompt_fields
 from zeroplay_jax.selfplay.recipe import Recipe, trained_roles
@@ -157,7 +158,7 @@ def _training_prompts(recipe: Recipe, context: RolloutContext) -> list[_Measurem
         prompts=context.prompts,
         hosts=_LocalHosts(),
     )
-    asyncio.run(_run_episodes(recipe, probe, recipe.first_tasks()))
+    run_to_end(_run_episodes(recipe, probe, recipe.first_tasks()))
     measurements = []
     for name, role in context.roles.items():
         lengths = probe.lengths.get(name)
