@@ -196,6 +196,7 @@ def _print_step(config, engine: Engine, step: Step, rows: list[Row], bar: Progre
     if step.phase.name != 'evaluation':
         for notice in engine.learning.notices:
             bar.write_wrapped(notice)
+    # By the step's number, so that a resumed run prints the same rollouts.
     period = config.log.samples_every
     if config.progress and period and rows and step.number % period == 0:
         bar.write(rollout_text(step, rows))

@@ -13,6 +13,8 @@ from zeroplay_jax.training.time_left import TimeLeft, compile_clock
 
 # Episodes between two updates of their count: a terminal is slow, and episodes end in bursts.
 _EPISODES_PER_UPDATE = 8
+# Names of the shown values, most important first: the last ones are left out where space is short.
+_ORDER = ('speed', 'drop', 'reward', 'em', 'episodes')
 # Columns of the bar itself, of the blanks around it, and of the longest time.
 _BAR_COLUMNS = 3
 _TIME_COLUMNS = len(' || 00:00:00 left')
@@ -41,7 +43,7 @@ class ProgressBar:
         self._next_step = cursor
         self._begin = time.monotonic()
         self._compiled_before = self._compile_clock.seconds
-        # By name, most important first: what does not fit in the line is left out at the end.
+        # Texts by name, see `_ORDER`.
         self._values: dict[str, str] = {}
         self._episodes = 0
         self._description = ''
@@ -64,6 +66,7 @@ class ProgressBar:
         self._begin = time.monotonic()
         self._compiled_before = self._compile_clock.seconds
         self._episodes = 0
+        # Drawn once, with the values.
         self._bar.set_description_str(self._description, refresh=False)
         self._show()
 
@@ -89,11 +92,13 @@ class ProgressBar:
 
     def write_wrapped(self, text: str) -> None:
         """Prints a text above the bar in lines of 80 columns; further lines are indented."""
+        # Two columns less: those of the indentation.
         lines = wrapped(text, COLUMNS - 2)
         self.write('\n  '.join(lines))
 
     def _step_seconds(self) -> float:
         """Seconds of the current step, without compilations."""
+        # Every program compiles once: its time says nothing about further steps.
         compiled = self._compile_clock.seconds - self._compiled_before
         return max(time.monotonic() - self._begin - compiled, 0.0)
 
@@ -108,6 +113,7 @@ class ProgressBar:
         values = dict(self._values)
         if self._episodes:
             values['episodes'] = f'{self._episodes} episodes'
+        # As wide as at the end of the run, so that values do not disappear as the numbers grow.
         counts = f' {self._total}/{self._total}'
         fixed_columns = len(self._description) + len(counts) + _BAR_COLUMNS + _TIME_COLUMNS
         free_columns = COLUMNS - fixed_columns
@@ -128,12 +134,10 @@ class ProgressBar:
         self._bar.close()
 
 
-_ORDER = ('speed', 'drop', 'reward', 'em', 'episodes')
-
-
 def _shown_metrics(metrics: Mapping[str, float]) -> dict[str, str]:
     """Texts of the main metrics; an evaluation has no reward, a training step no exact match."""
     values = {}
+    # Of training and generation; the rollouts of an evaluation are not counted.
     if 'tokens_per_second' in metrics:
         values['speed'] = f'{_short(metrics["tokens_per_second"])} tok/s'
         values['drop'] = f'drop {round(100 * dropped_share(metrics))}%'
@@ -151,6 +155,7 @@ def dropped_share(metrics: Mapping[str, float]) -> float:
     for name, value in metrics.items():
         if name.startswith('row_drop/'):
             dropped_rows += value
+    # Dropped rollouts are a share of those that exist, which a dropped task has none of.
     return dropped_tasks + (1 - dropped_tasks) * dropped_rows
 
 

@@ -24,6 +24,7 @@ _ESCAPES = re.compile(
 
 def plain(text: str) -> str:
     """Text on one line, without escape sequences, control characters and marks of writing direction."""
+    # Whole sequences first: without its escape character the rest of one would stay as text.
     text = _ESCAPES.sub('', text)
     characters = []
     for character in text:
@@ -39,6 +40,7 @@ def columns_of(text: str) -> int:
     """Columns that a text takes on a terminal."""
     columns = 0
     for character in text:
+        # Drawn over the character in front of it.
         if unicodedata.combining(character):
             continue
         is_wide = unicodedata.east_asian_width(character) in 'WF'
@@ -121,6 +123,7 @@ def _call_lines(call: ToolCall) -> list[str]:
     for passages in call.documents:
         for passage in passages:
             titles.append(str(passage.get('title') or passage.get('id', '')))
+    # Titles rather than texts: passages fill a screen.
     result = call.error or '; '.join(titles) or call.text
     asked = ' | '.join(call.queries) or ' '.join(map(str, (call.arguments or {}).values()))
     return _labelled(call.tool or 'call', f'{asked} → {result}')

@@ -55,6 +55,7 @@ class TimeLeft:
         remaining_steps = self._steps[next_step:]
         if not remaining_steps:
             return 0.0
+        # A few kinds of phases, but thousands of steps.
         count_of_phase: collections.Counter[str] = collections.Counter()
         phases: dict[str, Phase] = {}
         for step in remaining_steps:
@@ -71,11 +72,13 @@ class TimeLeft:
         recent = self._seconds.get(phase.name)
         if recent:
             return sum(recent) / len(recent)
+        # From phases of the same kind: an update takes time that rollouts alone do not.
         trains = bool(phase.trains)
         rate = self._seconds_per_rollout(trains)
         if rate is None:
             factor = _UPDATE_FACTOR if trains else 1 / _UPDATE_FACTOR
             other_rate = self._seconds_per_rollout(not trains)
+            # `seconds_left` has made sure that some phase was seen.
             assert other_rate is not None
             rate = factor * other_rate
         return rate * self._rollouts(phase)

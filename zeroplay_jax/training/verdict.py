@@ -68,6 +68,7 @@ def remedy(engine: Engine, policy: str) -> str:
 
 def policies_due(engine: Engine, steps: Sequence[Step]) -> list[str]:
     """Names of the weights that the schedule trains."""
+    # A dict and not a set, whose order differs between processes.
     due: dict[str, None] = {}
     for step in steps:
         for role in step.phase.trains:
@@ -94,6 +95,7 @@ def learning_summary(
     policies = {}
     untrained = []
     for name in policies_due(engine, steps):
+        # Weight decay alone changes weights, and an update of size 0 leaves them as they were.
         is_trained = learning.trained_steps[name] > 0 and name not in unchanged
         if not is_trained:
             untrained.append(name)
@@ -105,6 +107,7 @@ def learning_summary(
     sentences = []
     if untrained:
         sentences.append(f'Nothing was trained in {", ".join(untrained)}.')
+        # Otherwise the line about the stop has the reasons.
         if not stopped and learning.last_reasons:
             reasons = shares_text(learning.last_reasons, 'tasks')
             sentences.append(f'The last empty step: {reasons}; {remedy(engine, untrained[0])}.')
