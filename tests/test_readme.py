@@ -51,7 +51,9 @@ SMALL = {
     'make docs': lambda c: c.replace('make', 'make -n'),  # tests/test_docs.py builds the site
     'make .venv/': lambda c: c.replace('make', 'make -n'),
     '.venv/bin/python -m zeroplay_jax.main --config=configs/quickstart.py': FEW,
-    '.venv/bin/python -m zeroplay_jax.main --config=configs/dspo.py:mini': f'{MINI} --config.solver.batch=4 --config.stop_after_empty_steps=0',
+    '.venv/bin/python -m zeroplay_jax.main --config=configs/dspo.py:mini': (
+        f'{MINI} --config.solver.batch=4 --config.stop_after_empty_steps=0'
+    ),
     '.venv/bin/python -m zeroplay_jax.main --config=configs/drzero.py:mini': MINI,
     '.venv/bin/python -m zeroplay_jax.main --config=configs/ablations.py': MINI,
     '.venv/bin/python -m zeroplay_jax.evaluate --config=configs/drzero.py': (

@@ -19,7 +19,8 @@ from zeroplay_jax.selfplay.schedule import Phase, Step
 _RECENT_STEPS = 8
 # Where only steps without an update were seen, an update is assumed to take as long as its rollouts.
 _UPDATE_FACTOR = 2.0
-_COMPILE_EVENTS = '/jax/core/compile/'
+# Of XLA alone: events of tracing are nested, so that their sum would exceed the time that they took.
+_COMPILE_EVENT = '/jax/core/compile/backend_compile_duration'
 
 
 class TimeLeft:
@@ -35,11 +36,17 @@ class TimeLeft:
         self._rollouts = rollouts
         self._seconds: dict[str, collections.deque[float]] = {}
         self._phases: dict[str, Phase] = {}
+        # Phases of which a second step was seen.
+        self._repeated: set[str] = set()
 
     def add(self, step: Step, seconds: float) -> None:
         """Notes the duration of a step, without compilations."""
         name = step.phase.name
         recent = self._seconds.setdefault(name, collections.deque(maxlen=_RECENT_STEPS))
+        # The first step of a phase also traces its programs: it counts only until there is another one.
+        if recent and name not in self._repeated:
+            recent.clear()
+            self._repeated.add(name)
         recent.append(seconds)
         self._phases[name] = step.phase
 
@@ -97,14 +104,14 @@ class TimeLeft:
 
 
 class CompileClock:
-    """Seconds that JAX spent on compilations in this process: tracing, lowering and XLA."""
+    """Seconds that XLA compiled programs in this process."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def add(self, event: str, seconds: float, **_details) -> None:
         """A listener for JAX's duration events."""
-        if event.startswith(_COMPILE_EVENTS):
+        if event == _COMPILE_EVENT:
             self.seconds += seconds
 
 
