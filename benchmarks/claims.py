@@ -193,12 +193,16 @@ def run_arm(arm: str, seed: int, folder: pathlib.Path) -> dict:
     # The name depends on the changed fields only, so a field that configs/common.py gains later keeps old results.
     defaults = dict(fields.leaves(common.get_config()))
     changes = {k: v for k, v in fields.leaves(config) if v != defaults[k]}
+    # When a run stops early is no property of its arm: results of earlier versions keep their names.
+    changes.pop('stop_after_empty_steps', None)
     text = json.dumps(changes, sort_keys=True)
     path = folder / f'{hashlib.sha256(text.encode()).hexdigest()[:16]}.json'
     if path.exists():
         return json.loads(path.read_text())
     from zeroplay_jax.training import loop
 
+    # An arm that trains nothing is a result, too.
+    config.stop_after_empty_steps = 0
     rules.check(config)
     started = time.perf_counter()
     workdir = pathlib.Path(tempfile.mkdtemp(prefix='claims.'))

@@ -7,7 +7,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tqdm
@@ -23,6 +23,7 @@ def bar(
     initial: int = 0,
     shown: bool = True,
     leave: bool = False,
+    time_left: Callable[[], str] | None = None,
 ) -> _Bar:
     """Returns a progress bar; use it as a context manager and call its `update(n)`.
 
@@ -35,6 +36,7 @@ def bar(
       initial: units that are done already.
       shown: False draws nothing.
       leave: whether the line remains when the work is done.
+      time_left: text in place of the times, for units that take different times; called at every drawing.
     """
     options: dict[str, Any] = {
         'disable': not _is_drawn(shown),
@@ -48,6 +50,10 @@ def bar(
         options['bar_format'] = (
             '{l_bar}{bar}| {n_fmt}/{total_fmt}{unit}, {elapsed}<{remaining}{postfix}'
         )
+    if time_left is not None:
+        # Shorter: the numbers of a run need the space.
+        options['bar_format'] = '{desc} {n_fmt}/{total_fmt} |{bar}| {time_left}{postfix}'
+        options['time_left'] = time_left
     return _Bar(total=total, initial=initial, unit=f' {unit}', desc=what, **options)
 
 
@@ -73,7 +79,9 @@ def _is_drawn(shown: bool) -> bool:
 class _Bar(tqdm.tqdm):
     """A bar with a background thread that redraws it every second."""
 
-    def __init__(self, **options):
+    def __init__(self, time_left: Callable[[], str] | None = None, **options):
+        # Before tqdm's constructor, which draws the line.
+        self._time_left = time_left
         super().__init__(**options)
         self._closed = threading.Event()
         if self.disable:
@@ -98,6 +106,8 @@ class _Bar(tqdm.tqdm):
     def format_dict(self):
         """The values that tqdm fills into its line."""
         values = super().format_dict
+        if self._time_left is not None:
+            values['time_left'] = self._time_left()
         if _compilations:
             parts = [part for part in (values['postfix'], 'compiling') if part]
             values['postfix'] = ', '.join(parts)

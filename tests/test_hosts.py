@@ -242,17 +242,14 @@ def test_exchanges_between_two_processes():
 
 
 def test_what_goes_wrong_in_one_process_ends_both_with_its_line(tmp_path):
-    """One question is too long to be asked, and one process owns it; the other must not wait forever."""
+    """Evaluation questions are too long to be asked: one process reports it, the other names that process."""
     started = time.time()
     running = play(
         tmp_path / 'run', 2, '--config.rollout.prompt_tokens=26', '--config.eval.questions=1'
     )
     out = [p.communicate(timeout=300)[0] for p in running]
     assert [p.returncode for p in running] == [2, 2], out
-    assert all(
-        'cannot be asked: prompt_too_long; raise config.rollout.prompt_tokens' in text
-        for text in out
-    )
+    assert all('config.rollout.prompt_tokens=26: too short for ' in text for text in out)
     assert sum('process ' in text.strip().split('\n')[-1] for text in out) == 1
     assert time.time() - started < 200
 

@@ -40,7 +40,7 @@ PAGES = (
 FEW = (
     '--config.sampler.slots=16 --config.proposer.batch=16 --config.proposer.steps=1 --config.pool.batch=8 '
     '--config.micro.rows=2 '
-    '--config.pool.batches=1 --config.solver.batch=4 --config.solver.steps=1 --config.solver.samples=3 '
+    '--config.pool.batches=1 --config.solver.batch=8 --config.solver.steps=1 --config.solver.samples=3 '
     '--config.reward.solves=2 --config.schedule.iterations=1 --config.eval.questions=3 --config.eval.every=0'
 )
 WORLDS = "--config.world.train='(0,4)' --config.world.evaluation='(0,2)'"
@@ -61,7 +61,9 @@ SMALL = {
     'make docs': lambda c: c.replace('make', 'make -n'),  # tests/test_docs.py builds the site
     'make .venv/': lambda c: c.replace('make', 'make -n'),
     '.venv/bin/python -m zeroplay_jax.main --config=configs/quickstart.py': FEW,
-    '.venv/bin/python -m zeroplay_jax.main --config=configs/dspo.py:mini': f'{MINI} --config.solver.batch=4',
+    '.venv/bin/python -m zeroplay_jax.main --config=configs/dspo.py:mini': (
+        f'{MINI} --config.solver.batch=4 --config.stop_after_empty_steps=0'
+    ),
     '.venv/bin/python -m zeroplay_jax.main --config=configs/drzero.py:mini': MINI,
     '.venv/bin/python -m zeroplay_jax.main --config=configs/ablations.py': MINI,
     '.venv/bin/python -m zeroplay_jax.evaluate --config=configs/drzero.py': (

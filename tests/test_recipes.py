@@ -18,6 +18,8 @@ SMALL = [
     '--config.eval.questions=2',
 ]
 SMALL += ['--config.sampler.slots=16', '--config.micro.rows=2']
+# In so few rollouts a step may have no reward variance.
+SMALL += ['--config.stop_after_empty_steps=0']
 TWO = ['--config.proposer.steps=2', '--config.pool.batch=8', '--config.pool.batches=1']
 TWO += ['--config.proposer.batch=8', '--config.schedule.hop_ratio=(2,1,1)']
 # System → what makes its small variant a little smaller still, and the metrics that prove its stages ran.

@@ -32,6 +32,8 @@ SMALL = [
     '--config.eval.questions=4',
     '--config.eval.every=0',
     '--config.checkpoint.every=2',
+    # Four questions by three rollouts: some steps have no reward variance.
+    '--config.stop_after_empty_steps=0',
 ]
 
 

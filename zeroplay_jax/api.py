@@ -330,6 +330,7 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
 
     Raises:
       UserError: a config that cannot run, or a workdir of another config.
+      TrainingStopped: nothing was trained (`stop_after_empty_steps`); summary and report are written.
     """
     arguments.check_settings('train', settings)
     folder = pathlib.Path(workdir)

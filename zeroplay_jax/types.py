@@ -22,6 +22,10 @@ class UserError(ValueError):
     """User error: commands print its one line without a traceback and exit with status 2."""
 
 
+class TrainingStopped(Exception):
+    """A run that trains nothing: commands print its one line and exit with status 3."""
+
+
 class TaskDropped(Exception):
     """Ends an episode that cannot be run; `reason` is its code in the metrics."""
 

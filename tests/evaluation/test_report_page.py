@@ -25,6 +25,19 @@ def test_headline_and_table(page, browser):
     assert rows == 5  # four hop counts and the mean
 
 
+def test_a_run_that_trained_nothing_opens_with_a_banner(page, browser, tmp_path):
+    browser.open(page)
+    assert browser.js('document.getElementById("banner").children.length') == 0
+    folder = sample_run.write_run(tmp_path / 'untrained', count=4)
+    summary = json.loads((folder / 'summary.json').read_text())
+    warning = f'Nothing was trained in solver. {sample_run.ATTACK}'
+    (folder / 'summary.json').write_text(json.dumps(summary | {'warning': warning}))
+    browser.open(report_builder.write_report(folder).as_uri())
+    # The first element of the page that shows anything, and its text stays text.
+    assert browser.js('document.body.firstElementChild.innerText').startswith('Nothing was trained')
+    assert browser.js('document.title') == 'untrained – run report'
+
+
 @pytest.mark.parametrize('width', [1400, 1000, 420])
 def test_nothing_overflows(page, both, browser, width):
     browser.resize(width)

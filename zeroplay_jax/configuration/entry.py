@@ -13,13 +13,14 @@ from zeroplay_jax.configuration import command_line
 from zeroplay_jax.retrieval.quiet import quiet
 from zeroplay_jax.retrieval.tensorflow_import import tensorflow
 from zeroplay_jax.runtime import interrupts
-from zeroplay_jax.types import UserError
+from zeroplay_jax.types import TrainingStopped, UserError
 
 
 def run_command(name: str, main: Callable[[list[str]], None]) -> None:
     """Runs `main` with the flags of the command line.
 
-    Exit status: 2 after a `UserError`, with its one line; 130 after Ctrl-C; 1 after a crash.
+    Exit status: 2 after a `UserError` and 3 after `TrainingStopped` (a run that trains nothing), each
+    with its one line; 130 after Ctrl-C; 1 after a crash.
     """
     try:
         app.run(main, flags_parser=command_line.parse_flags)
@@ -28,6 +29,10 @@ def run_command(name: str, main: Callable[[list[str]], None]) -> None:
         print(f'{name}: {error}', file=sys.stderr)
         _leave_other_processes(2)
         sys.exit(2)
+    except TrainingStopped as error:
+        print(f'{name}: {error}', file=sys.stderr)
+        # No process waits for another one: all of them stop at the same step.
+        sys.exit(3)
     except KeyboardInterrupt:
         message = 'stopped. What was saved is complete; the same command resumes the run'
         print(f'\n{name}: {message}', file=sys.stderr)

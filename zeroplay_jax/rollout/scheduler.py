@@ -30,7 +30,7 @@ _LOOP_TURNS = 4
 _DEADLINE_CHECK_SECONDS = 0.05
 
 
-def _run_to_end(coroutine: Coroutine) -> None:
+def run_to_end(coroutine: Coroutine) -> None:
     """asyncio.run, also below an event loop that runs already, such as a notebook's."""
     try:
         asyncio.get_running_loop()
@@ -114,7 +114,7 @@ class Scheduler:
         # `_run` returns nothing: asyncio.run calls signal.getsignal, which formats a task's result,
         # and these results hold all trajectories of a step.
         results: list[Any] = []
-        _run_to_end(self._run(episodes, on_episode_end, results))
+        run_to_end(self._run(episodes, on_episode_end, results))
         return results
 
     async def _run(self, episodes, on_episode_end, results) -> None:

@@ -20,6 +20,8 @@ from zeroplay_jax.policy import sharding
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.runtime.hosts import sums
 from zeroplay_jax.selfplay.batch_filter import GroupFilter
+from zeroplay_jax.selfplay.learning_record import LearningRecord, empty_step_reasons, teaches
+from zeroplay_jax.selfplay.proposal_record import ProposalRecord
 from zeroplay_jax.selfplay.recipe import Recipe, RoleSpec
 from zeroplay_jax.selfplay.roles import RolloutContext
 from zeroplay_jax.selfplay.row_metrics import (
@@ -81,6 +83,8 @@ class Engine:
         # Records of the last step for tasks.jsonl.
         self.task_log: list[Json] = []
         self.filter = GroupFilter(config)
+        self.learning = LearningRecord()
+        self.proposals = ProposalRecord()
         for name in learners:
             self.publish(name)
 
@@ -123,10 +127,14 @@ class Engine:
         self.task_log = task_log(tasks, outcomes, self._fill_pool(outcomes))
         surplus_groups = {row.group for row in late_rows}
         self.task_log += filtered_groups_log(late_rows, surplus_groups)
-        stats |= self._update_roles(step, rows)
-        if not step.phase.trains:
+        self.proposals.add(tasks, outcomes)
+        if step.phase.trains:
+            stats |= self._update_roles(step, rows, outcomes)
+        else:
             for name in _REWARD_METRICS:
                 stats.pop(name, None)
+            pool_size = len(self.pool.questions)
+            self.learning.add_rollout_step(step, outcomes, pool_size, self.pool.drops)
         stats |= self._pool_stats(outcomes)
         for name, count in judge_stats.items():
             stats[f'judge/{name}'] = (count, 1)
@@ -184,17 +192,28 @@ class Engine:
         stats['pool_size'] = (len(self.pool.questions), 1)
         return stats
 
-    def _update_roles(self, step: Step, rows: Sequence[Row]) -> Stats:
+    def _update_roles(self, step: Step, rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Stats:
         stats: Stats = {}
+        has_learnt: dict[str, bool] = {}
+        is_nonfinite = False
         # The order matters with shared weights (SSP): the second role is updated from weights that
         # the first one has just changed.
         for role in step.phase.trains:
             role_rows = [row for row in rows if row.role == role]
-            role_stats = self._update_role(step, role, role_rows)
+            role_stats, learnt = self._update_role(step, role, role_rows)
+            weights = self.weights_of[role]
+            has_learnt[weights] = has_learnt.get(weights, False) or learnt
+            # The learner reports a norm of count 0 after a gradient that is not finite, and none
+            # after an empty batch.
+            _, finite_updates = role_stats.get('gradient_norm', (0.0, 1.0))
+            is_nonfinite = is_nonfinite or (not learnt and not finite_updates)
             # With one trained role its metrics need no prefix.
             prefix = f'{role}/' if len(step.phase.trains) > 1 else ''
             for name, value in role_stats.items():
                 stats[prefix + name] = value
+        empty_roles = [role for role in step.phase.trains if not has_learnt[self.weights_of[role]]]
+        reasons = empty_step_reasons(outcomes, empty_roles, is_nonfinite)
+        self.learning.add_training_step(step, has_learnt, reasons)
         return stats
 
     def _rollout_metrics(
@@ -279,9 +298,14 @@ class Engine:
 
     # ---- updates -----------------------------------------------------------------------------------
 
-    def _update_role(self, step: Step, role: str, rows: list[Row]) -> Stats:
-        """Advantages, packing and `minibatches` updates of a role; publishes its new weights."""
+    def _update_role(self, step: Step, role: str, rows: list[Row]) -> tuple[Stats, bool]:
+        """Advantages, packing and `minibatches` updates of a role; publishes its new weights.
+
+        Returns:
+          Statistics; whether an update had a gradient that teaches (`learning_record.teaches`).
+        """
         settings = self.config[role]
+        learnt = False
         weights = self.weights_of[role]
         learner = self.learners[weights]
         stats: Stats = {}
@@ -316,15 +340,16 @@ class Engine:
                 update_stats = learner.update(role, batch, distill_coef)
                 stats = _added(stats, update_stats)
                 # The learner counts finite gradients only. An empty batch reports no norm at all.
-                _, finite_updates = update_stats.get('gradient_norm', (0.0, 1.0))
+                norm, finite_updates = update_stats.get('gradient_norm', (0.0, 1.0))
                 if not finite_updates:
                     self._log_skipped_update(role, part)
+                learnt = learnt or (norm > 0 and teaches(part, settings, distill_coef))
             # Once per step, not per minibatch (π-Play eq. 10): the rate 0.05 then means a half-life
             # of about 13.5 steps whatever `minibatches` is.
             learner.update_ema_teacher()
         self.versions[weights] += 1
         self.publish(weights)
-        return stats
+        return stats, learnt
 
     def _log_skipped_update(self, role: str, rows: Sequence[Row]) -> None:
         """Names the rollouts of a skipped update, so that its cause can be found."""
@@ -375,6 +400,8 @@ class Engine:
             'external_items': self.external_items,
             'drawn': [self.drawn, self.drawn_external],
             'carried_over': self.filter.state(),
+            'learning': self.learning.state(),
+            'proposals': self.proposals.state(),
         }
 
     def restore(self, device_state: dict[str, Any], host_state: Json) -> None:
@@ -386,6 +413,8 @@ class Engine:
         self.external_items = host_state['external_items']
         self.drawn, self.drawn_external = host_state['drawn']
         self.filter.restore(host_state['carried_over'])
+        self.learning.restore(host_state['learning'])
+        self.proposals.restore(host_state['proposals'])
         # The constructor published the initial weights; versions must be restored before this.
         for name in self.learners:
             self.publish(name)

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from zeroplay_jax.rollout.prompts import Prompts
-from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step
+from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, all_steps
+from zeroplay_jax.selfplay.task_pool import TaskPool
 from zeroplay_jax.settings.bounds import Section
 from zeroplay_jax.settings.errors import ConfigError
 from zeroplay_jax.types import Outcome, Task
@@ -22,7 +23,6 @@ from zeroplay_jax.types import Outcome, Task
 if TYPE_CHECKING:
     from zeroplay_jax.selfplay.library import Library
     from zeroplay_jax.selfplay.roles import RolloutContext
-    from zeroplay_jax.selfplay.task_pool import TaskPool
 
 # Name of the slot pool with the frozen weights of the start.
 INITIAL_WEIGHTS = 'initial'
@@ -30,6 +30,9 @@ INITIAL_WEIGHTS = 'initial'
 RESERVED_ROLES = (INITIAL_WEIGHTS, 'judge', 'policy')
 # Their sections are in every config, so that one config file can switch between recipes.
 BUILT_IN = ('drzero', 'piplay', 'ssp', 'dspo', 'scope')
+
+# Tasks of each kind of phase whose prompts are measured before a run.
+_MEASURED_TASKS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +114,47 @@ class Recipe:
     async def episode(self, context: RolloutContext, step: Step, task: Task) -> Outcome:
         """Runs one item. A `TaskDropped` that it raises becomes an outcome with that reason."""
         raise TypeError(f'{type(self).__module__}: Recipe.episode is not defined')
+
+    # Both have defaults that suit any recipe; one with inputs or costs of its own kind overrides them.
+    def first_tasks(self) -> list[tuple[Step, Task]]:
+        """Tasks whose first prompts are measured before a run: the first ones of each kind of phase.
+
+        Questions that are still to be proposed have no tasks yet.
+        """
+        selected: list[tuple[Step, Task]] = []
+        tasks_of_phase: dict[str, int] = {}
+        cursor = BatchCursor()
+        for step in all_steps(self.phases()):
+            name = step.phase.name
+            if step.index == 0:
+                cursor = BatchCursor()
+            # In later iterations a phase starts anew, possibly with the same items.
+            is_first = step.phase.iteration == 0
+            count = tasks_of_phase.get(name, 0)
+            if not is_first or count >= _MEASURED_TASKS:
+                continue
+            batches = [self.config[role].batch for role in step.phase.trains]
+            cursor = dataclasses.replace(cursor, missing=max(batches, default=0))
+            tasks = self.tasks(step, TaskPool(), cursor)
+            # Evenly spaced: tasks may be sorted, for example by hop count.
+            stride = max(len(tasks) // _MEASURED_TASKS, 1)
+            for task in tasks[::stride]:
+                selected.append((step, task))
+            tasks_of_phase[name] = count + len(tasks[::stride])
+            external = sum(task.external for task in tasks)
+            cursor = BatchCursor(
+                phase=cursor.phase + len(tasks), external=cursor.external + external
+            )
+        return selected
+
+    def rollouts_per_step(self, phase: Phase) -> int:
+        """About how many rollouts a step of a phase takes, for the estimate of the time left."""
+        if not phase.trains:
+            return self.config.pool.batch * self.config.pool.samples
+        rollouts = 0
+        for role in phase.trains:
+            rollouts += self.config[role].batch * self.config[role].samples
+        return rollouts
 
 
 def recipe_class(name: str) -> type[Recipe]:

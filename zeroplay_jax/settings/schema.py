@@ -19,7 +19,6 @@ from zeroplay_jax.settings.bounds import (
     Fraction,
     HopRatio,
     Hops,
-    MeshAxis,
     NonNegativeFloat,
     NonNegativeInt,
     OpenFraction,
@@ -32,6 +31,7 @@ from zeroplay_jax.settings.bounds import (
     one_of_or_function,
     requires,
 )
+from zeroplay_jax.settings.devices import Distributed, Mesh
 
 
 class Policy(Section):
@@ -53,32 +53,6 @@ class Policy(Section):
     """Training passes the layers as a loop: compiles faster, holds the weights twice."""
     logit_chunk: PositiveInt = 1024
     """Tokens whose logits exist at the same time in scoring."""
-
-
-class Mesh(Section):
-    """Devices per mesh axis; -1 for at most one axis: all devices that remain."""
-
-    replica: MeshAxis = 1
-    """Replicas of the weights: one or several per process."""
-    fsdp: MeshAxis = 1
-    """Shards of weights and batch rows."""
-    model: MeshAxis = 1
-    """Tensor-parallel shards."""
-
-
-class Distributed(Section):
-    """Several processes in one run."""
-
-    mode: Literal['off', 'auto', 'coordinator'] = 'off'
-    """off: one process; auto: TPU VMs, SLURM and GKE provide the addresses; coordinator: as below."""
-    coordinator: str = ''
-    """host:port of process 0."""
-    processes: PositiveInt = 1
-    """Number of processes; mesh.replica must be a multiple."""
-    process: NonNegativeInt = 0
-    """Index of this process."""
-    heartbeat: PositiveInt = 100
-    """Seconds without a sign of life from a process after which the others stop."""
 
 
 class Sampler(Section):
@@ -321,6 +295,13 @@ class Checkpoint(Section):
     """Checkpoints to keep."""
 
 
+class Log(Section):
+    """What a run prints on the terminal beside its progress bar."""
+
+    samples_every: NonNegativeInt = 10
+    """Steps between two printed rollouts (question, searches, answer, reward); 0: none."""
+
+
 class TrainedRole(Section):
     """One trained role: optimiser, batch, advantages and loss."""
 
@@ -417,7 +398,10 @@ class Run(Section):
     seed: NonNegativeInt = 0
     """The whole run is a function of the config and this number."""
     progress: bool = True
-    """Progress bars, if the terminal is one."""
+    """Progress bars, if the terminal is one, and printed rollouts (log.samples_every)."""
+    stop_after_empty_steps: NonNegativeInt = 2
+    """Consecutive training steps of a policy that train nothing, after which the run stops with exit
+    status 3; 0: never."""
     policy: Policy = Policy()
     mesh: Mesh = Mesh()
     offload: bool = False
@@ -443,5 +427,6 @@ class Run(Section):
     micro: MicroBatch = MicroBatch()
     eval: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
+    log: Log = Log()
     log_trajectories: NonNegativeInt = 16
     """Approximate number of rollouts per step that are logged for the report: whole questions."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 import jax
@@ -18,7 +19,7 @@ from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slot_programs import SamplerConfig
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec
-from zeroplay_jax.selfplay import library_builder
+from zeroplay_jax.selfplay import library_builder, prompt_check
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.judge import (
     Judge,
@@ -57,6 +58,7 @@ class RunContext:
       params: the loaded weights, float32, in the learner's layout.
       library: documents, corpora and evaluation questions.
       rollouts: roles in training; evaluation: the same roles over held-out documents.
+      recipe: what a training run runs; None for an evaluation.
     """
 
     folder: pathlib.Path
@@ -66,6 +68,7 @@ class RunContext:
     library: Library
     rollouts: RolloutContext
     evaluation: RolloutContext
+    recipe: Recipe | None = None
 
     def publish(self, pools: Iterable[str], params: Params | None = None) -> None:
         """Copies weights (by default the loaded ones) to the slot pools of these names."""
@@ -106,27 +109,37 @@ def open_policy(config) -> PolicyFolder:
     return PolicyFolder(folder, model, mesh, Codec(folder))
 
 
-def build(config, extra_pool: str = '') -> RunContext:
+def build(config, extra_pool: str = '', trains: bool = False) -> RunContext:
     """Loads the policy, opens or indexes the corpus and sets up the roles of `config.recipe`.
 
     Args:
       extra_pool: name of slots for further weights of the same shape, for an evaluation.
+      trains: reads the recipe's inputs as well, and measures their prompts.
 
     Raises:
-      UserError: files that cannot be used, or objects that do not fit together.
+      UserError: files that cannot be used, objects that do not fit together, or prompts that are too
+        long.
     """
     # Everything that can be refused comes first, in order of its cost: reading the weights takes
     # minutes for a large model.
     opened = open_policy(config)
-    recipe = recipe_class(config.recipe)
+    recipe_type = recipe_class(config.recipe)
     # Before the weights as well: an unusable line in a file of the user stops here.
-    library = library_builder.build_library(config, recipe.has_open_tasks)
+    library = library_builder.build_library(config, recipe_type.has_open_tasks)
     # The tools as well: an MCP server that does not answer must not cost a load.
-    rollouts, evaluation = _rollout_contexts(config, recipe, opened, library, extra_pool)
-    shows_progress = config.progress and jax.process_index() == 0
+    rollouts, evaluation = _rollout_contexts(config, recipe_type, opened, library, extra_pool)
+    is_first_process = jax.process_index() == 0
+    recipe = None
+    if trains:
+        recipe = recipe_type(config, library)
+        warnings = prompt_check.check_prompts(config, recipe, rollouts, library.evaluation_items)
+        if is_first_process:
+            for warning in warnings:
+                print(f'warning: {warning}', file=sys.stderr)
+    shows_progress = config.progress and is_first_process
     params = hf.load(opened.folder, opened.model, opened.mesh, owned=True, progress=shows_progress)
     return RunContext(
-        opened.folder, opened.model, opened.mesh, params, library, rollouts, evaluation
+        opened.folder, opened.model, opened.mesh, params, library, rollouts, evaluation, recipe
     )
 
 
@@ -295,7 +308,7 @@ def build_learners(config, run: RunContext) -> dict[str, Learner]:
 def build_engine(config, run: RunContext) -> Engine:
     """The engine of `config.recipe`, ready for its first step."""
     recipe_type = recipe_class(config.recipe)
-    recipe = recipe_type(config, run.library)
+    recipe = run.recipe or recipe_type(config, run.library)
     if INITIAL_WEIGHTS in run.rollouts.scheduler.pools:
         run.publish([INITIAL_WEIGHTS])
     # Bound separately: the engine must not keep the loaded weights alive through `run`.

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,22 +19,27 @@ import numpy as np
 from zeroplay_jax.evaluation import report_builder, statistics
 from zeroplay_jax.evaluation.held_out import evaluate
 from zeroplay_jax.learner.checkpoint import Checkpointer, claim
+from zeroplay_jax.learner.fingerprint import weights_fingerprint
 from zeroplay_jax.policy import hf
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime import atomic
 from zeroplay_jax.runtime.hosts import Hosts, sums
 from zeroplay_jax.runtime.metrics import MetricsWriter
 from zeroplay_jax.selfplay.engine import Engine
-from zeroplay_jax.selfplay.schedule import Step, all_steps, with_evaluations
+from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluations
 from zeroplay_jax.training import build, tool_record
 from zeroplay_jax.training.progress_bar import ProgressBar
+from zeroplay_jax.training.rollout_text import rollout_text
 from zeroplay_jax.training.summary import summarise_run
 from zeroplay_jax.training.trajectory_log import rendering_check, trajectory_records
+from zeroplay_jax.training.verdict import learning_summary, raise_if_untrained, stop_line
 from zeroplay_jax.types import Json, Row
 
 # Fields that may change on resume: the result does not depend on them.
 FREE_FIELDS = (
     'progress',
+    'stop_after_empty_steps',
+    'log.samples_every',
     'checkpoint.every',
     'checkpoint.keep',
     'offload',
@@ -51,6 +57,8 @@ def run(config, workdir) -> dict:
     Raises:
       UserError: the workdir belongs to another config or another process, or the objects of the run
         do not fit together.
+      TrainingStopped: nothing was trained (`config.stop_after_empty_steps`); checkpoint, summary and
+        report are written all the same.
     """
     workdir = pathlib.Path(workdir)
     hosts = Hosts()
@@ -59,6 +67,7 @@ def run(config, workdir) -> dict:
         # ---- build ---------------------------------------------------------------------------------
         context = _build_on_all(hosts, config)
         engine = build.build_engine(config, context)
+        first_weights = weights_fingerprint(context.params, context.mesh)
         # Learners and samplers have their own copies.
         context = dataclasses.replace(context, params={})
         phases = engine.recipe.phases()
@@ -82,21 +91,27 @@ def run(config, workdir) -> dict:
                 print(f'resumes at step {state["cursor"]} of {len(steps)}', file=sys.stderr)
 
         # ---- train ---------------------------------------------------------------------------------
+        stopped: str | None = None
         if state['cursor'] < len(steps):
-            _train(config, workdir, context, engine, checkpoints, steps, state)
+            _remove_exports(hosts, workdir)
+            stopped = _train(config, workdir, context, engine, checkpoints, steps, state)
         checkpoints.close()
 
         # ---- report --------------------------------------------------------------------------------
         summary, table = summarise_run(
             config, context.library, engine.external_items, state, len(steps)
         )
-        _export(hosts, workdir, context, engine, shows_progress)
-        if not hosts.is_first:
-            return summary
-        atomic.write_text(workdir / 'summary.json', json.dumps(summary, indent=2) + '\n')
-        page = report_builder.write_report(workdir)
-    print(table)
-    print(f'{summary["seconds"]:.0f} s; the report is {page}')
+        unchanged = _unchanged_policies(engine, first_weights)
+        summary |= learning_summary(engine, steps, unchanged, stopped)
+        summary |= _proposal_summary(hosts, context, engine)
+        _export(hosts, workdir, context, engine, shows_progress, unchanged)
+        if hosts.is_first:
+            atomic.write_text(workdir / 'summary.json', json.dumps(summary, indent=2) + '\n')
+            page = report_builder.write_report(workdir)
+            print(table)
+            print(f'{summary["seconds"]:.0f} s; the report is {page}')
+    # Outside the lock, and on every process: all of them exit with the same status.
+    raise_if_untrained(config, summary)
     return summary
 
 
@@ -108,8 +123,11 @@ def _train(
     checkpoints: Checkpointer,
     steps: list[Step],
     state: dict[str, Any],
-) -> None:
+) -> str | None:
     """All remaining steps; `state` is updated in place.
+
+    Returns:
+      Why the run stopped before its last step; None if it did not.
 
     A checkpoint holds: `engine.device_state()` (weights, moments, teachers), `engine.host_state()`
     (pool, cursors, carried-over groups), the number of the next step, evaluation results, seconds.
@@ -122,26 +140,68 @@ def _train(
     if hosts.is_first:
         writer = MetricsWriter(workdir, first_step)
     shows_progress = config.progress and hosts.is_first
+    planned_rollouts = _planned_rollouts(context, engine)
+    stopped: str | None = None
     with (
         checkpoints.saved_on_interrupt(),
-        ProgressBar(shows_progress, steps, first_step) as bar,
+        ProgressBar(shows_progress, steps, first_step, planned_rollouts) as bar,
     ):
         for step in steps[first_step:]:
             bar.begin_step(step)
             metrics, rows = _run_step(context, engine, step, state, bar.end_episode)
             if writer:
                 _log_step(config, context, engine, step, metrics, rows, writer)
-            bar.end_step(metrics)
+            bar.end_step(step, metrics)
+            if hosts.is_first:
+                _print_step(config, engine, step, rows, bar)
+            # Equal on all processes: the counts come from gathered outcomes.
+            stuck_policies = _stuck_policies(config, engine, step)
+            if stuck_policies:
+                stopped = stop_line(engine, stuck_policies, step)
             # The last step is always saved: the export and the summary can then be repeated.
             next_step = step.number + 1
-            if next_step % config.checkpoint.every == 0 or next_step == len(steps):
+            is_due = next_step % config.checkpoint.every == 0
+            if is_due or stopped or next_step == len(steps):
                 # Logs are written before the checkpoint, so no saved step lacks its records.
                 state['engine'] = engine.host_state()
                 state['cursor'] = next_step
                 state['seconds'] = seconds_before + _process_age()
                 checkpoints.save(next_step, engine.device_state(), state)
+            if stopped:
+                break
     if writer:
         writer.close()
+    return stopped
+
+
+def _stuck_policies(config, engine: Engine, step: Step) -> list[str]:
+    """Policies that have not learnt for too many steps, after a step that trains."""
+    if not step.phase.trains:
+        return []
+    return engine.learning.stuck_policies(config.stop_after_empty_steps)
+
+
+def _planned_rollouts(context: build.RunContext, engine: Engine) -> Callable[[Phase], int]:
+    """The planned rollouts per step of a phase, evaluations included."""
+
+    def planned_rollouts(phase: Phase) -> int:
+        if phase.name == 'evaluation':
+            return len(context.library.evaluation_items)
+        return engine.recipe.rollouts_per_step(phase)
+
+    return planned_rollouts
+
+
+def _print_step(config, engine: Engine, step: Step, rows: list[Row], bar: ProgressBar) -> None:
+    """Prints what a step lacked, and every `config.log.samples_every` steps one of its rollouts."""
+    # The engine's notices are those of its own last step.
+    if step.phase.name != 'evaluation':
+        for notice in engine.learning.notices:
+            bar.write_wrapped(notice)
+    # By the step's number, so that a resumed run prints the same rollouts.
+    period = config.log.samples_every
+    if config.progress and period and rows and step.number % period == 0:
+        bar.write(rollout_text(step, rows))
 
 
 def _run_step(
@@ -238,9 +298,18 @@ def _export(
     context: build.RunContext,
     engine: Engine,
     shows_progress: bool,
+    unchanged: list[str],
 ) -> None:
-    """Writes the trained weights as Hugging Face folders, unless an earlier process has."""
+    """Writes the trained weights as Hugging Face folders, unless an earlier process has.
+
+    Args:
+      unchanged: policies that are left out: they are those of the start.
+    """
     for name, learner in engine.learners.items():
+        if name in unchanged:
+            if hosts.is_first:
+                print(f'policy {name} has the weights of the start and is not exported')
+            continue
         folder = workdir / 'policy' / name
         # The first process decides for all: saving is collective.
         exists = hosts.gather(folder.exists())[0]
@@ -250,12 +319,40 @@ def _export(
             hf.save(folder, context.model, learner.params, like=context.folder)
 
 
+def _remove_exports(hosts: Hosts, workdir: pathlib.Path) -> None:
+    """Removes weights that were exported when the run stopped: it continues, and they become outdated."""
+    if hosts.is_first:
+        shutil.rmtree(workdir / 'policy', ignore_errors=True)
+
+
+def _unchanged_policies(engine: Engine, first_weights: list[int]) -> list[str]:
+    """Names of the learners whose weights are bit for bit those of the start."""
+    unchanged = []
+    for name, learner in engine.learners.items():
+        if weights_fingerprint(learner.params, learner.mesh) == first_weights:
+            unchanged.append(name)
+    return unchanged
+
+
+def _proposal_summary(hosts: Hosts, context: build.RunContext, engine: Engine) -> Json:
+    """Fields of summary.json about the questions that the run proposed from documents."""
+
+    def measure() -> float | None:
+        # Searched once: all processes have the same sample.
+        if not hosts.is_first:
+            return None
+        return engine.proposals.answerable(context.library.training)
+
+    answerable = hosts.run_on_all_and_gather(measure)[0]
+    return {'readable': engine.proposals.readable, 'answerable': answerable}
+
+
 def _build_on_all(hosts: Hosts, config) -> build.RunContext:
     """`build.build` on every process; if it fails on one, all raise that error."""
     built: list[build.RunContext] = []
 
     def build_locally() -> None:
-        built.append(build.build(config))
+        built.append(build.build(config, trains=True))
 
     hosts.run_on_all_and_gather(build_locally)
     return built[0]

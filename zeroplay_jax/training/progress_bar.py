@@ -1,56 +1,168 @@
-"""The progress bar of a run."""
+"""The progress bar of a run, and the lines that are printed above it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 from zeroplay_jax.retrieval import progress
-from zeroplay_jax.selfplay.schedule import Step
+from zeroplay_jax.selfplay.schedule import Phase, Step
+from zeroplay_jax.training.rollout_text import COLUMNS, wrapped
+from zeroplay_jax.training.time_left import TimeLeft, compile_clock
 
 # Episodes between two updates of their count: a terminal is slow, and episodes end in bursts.
 _EPISODES_PER_UPDATE = 8
-_SHOWN_METRICS = {'em/mean': 'EM', 'reward_mean': 'reward'}
+# Names of the shown values, most important first: the last ones are left out where space is short.
+_ORDER = ('speed', 'drop', 'reward', 'em', 'episodes')
+# Columns of the bar itself, of the blanks around it, and of the longest time.
+_BAR_COLUMNS = 3
+_TIME_COLUMNS = len(' || 00:00:00 left')
 
 
 class ProgressBar:
-    """One line over all steps; silent where no terminal is attached."""
+    """One line over all steps; the line is silent where no terminal is attached.
 
-    def __init__(self, shown: bool, steps: Sequence[Step], cursor: int):
-        self._bar = progress.bar(len(steps), 'steps', initial=cursor, shown=shown, leave=True)
+    Args:
+      shown: draws the bar, where there is a terminal.
+      steps: all steps of the run.
+      cursor: number of the first step to play.
+      rollouts: planned rollouts per step of a phase, for the time left.
+    """
+
+    def __init__(
+        self,
+        shown: bool,
+        steps: Sequence[Step],
+        cursor: int,
+        rollouts: Callable[[Phase], int],
+    ):
+        self._time_left = TimeLeft(steps, rollouts)
+        self._compile_clock = compile_clock()
+        self._total = len(steps)
+        self._next_step = cursor
+        self._begin = time.monotonic()
+        self._compiled_before = self._compile_clock.seconds
+        # Texts by name, see `_ORDER`.
         self._values: dict[str, str] = {}
         self._episodes = 0
+        self._description = ''
+        self._bar = progress.bar(
+            self._total,
+            'steps',
+            initial=cursor,
+            shown=shown,
+            leave=True,
+            time_left=self._time_left_text,
+        )
 
     def begin_step(self, step: Step) -> None:
         """Shows phase, iteration and step."""
         position = ''
         if step.phase.name != 'evaluation':
             position = f' {step.phase.iteration + 1}.{step.index + 1}'
-        self._bar.set_description_str(step.phase.name + position)
+        self._description = step.phase.name + position
+        self._next_step = step.number
+        self._begin = time.monotonic()
+        self._compiled_before = self._compile_clock.seconds
         self._episodes = 0
+        # Drawn once, with the values.
+        self._bar.set_description_str(self._description, refresh=False)
+        self._show()
 
     def end_episode(self) -> None:
         """Counts an episode of the step."""
         self._episodes += 1
         if self._episodes % _EPISODES_PER_UPDATE == 0:
-            self._show({'episodes': str(self._episodes)})
+            self._show()
 
-    def end_step(self, metrics: Mapping[str, float]) -> None:
+    def end_step(self, step: Step, metrics: Mapping[str, float]) -> None:
         """Advances the bar and shows the main metrics."""
+        self._time_left.add(step, self._step_seconds())
+        self._next_step = step.number + 1
+        self._begin = time.monotonic()
+        self._compiled_before = self._compile_clock.seconds
         self._bar.update()
-        # An evaluation has no reward, a training step no exact match.
-        values = {}
-        for name, label in _SHOWN_METRICS.items():
-            if name in metrics:
-                values[label] = f'{metrics[name]:.2f}'
-        self._show(values)
+        self._values |= _shown_metrics(metrics)
+        self._show()
 
-    def _show(self, values: Mapping[str, str]) -> None:
+    def write(self, text: str) -> None:
+        """Prints lines above the bar, and where there is no bar."""
+        self._bar.write(text, file=sys.stderr)
+
+    def write_wrapped(self, text: str) -> None:
+        """Prints a text above the bar in lines of 80 columns; further lines are indented."""
+        # Two columns less: those of the indentation.
+        lines = wrapped(text, COLUMNS - 2)
+        self.write('\n  '.join(lines))
+
+    def _step_seconds(self) -> float:
+        """Seconds of the current step, without compilations."""
+        # Every program compiles once: its time says nothing about further steps.
+        compiled = self._compile_clock.seconds - self._compiled_before
+        return max(time.monotonic() - self._begin - compiled, 0.0)
+
+    def _time_left_text(self) -> str:
+        seconds = self._time_left.seconds_left(self._next_step, self._step_seconds())
+        if seconds is None:
+            return '--:-- left'
+        return f'{self._bar.format_interval(round(seconds))} left'
+
+    def _show(self) -> None:
         # Values of earlier steps remain: an evaluation's result is shown until the next one.
-        self._values |= values
-        self._bar.set_postfix(self._values)
+        values = dict(self._values)
+        if self._episodes:
+            values['episodes'] = f'{self._episodes} episodes'
+        # As wide as at the end of the run, so that values do not disappear as the numbers grow.
+        counts = f' {self._total}/{self._total}'
+        fixed_columns = len(self._description) + len(counts) + _BAR_COLUMNS + _TIME_COLUMNS
+        free_columns = COLUMNS - fixed_columns
+        shown = []
+        for name in _ORDER:
+            if name not in values:
+                continue
+            # The comma and blank in front of it included.
+            free_columns -= len(values[name]) + 2
+            if free_columns >= 0:
+                shown.append(values[name])
+        self._bar.set_postfix_str(', '.join(shown))
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
         self._bar.close()
+
+
+def _shown_metrics(metrics: Mapping[str, float]) -> dict[str, str]:
+    """Texts of the main metrics; an evaluation has no reward, a training step no exact match."""
+    values = {}
+    # Of training and generation; the rollouts of an evaluation are not counted.
+    if 'tokens_per_second' in metrics:
+        values['speed'] = f'{_short(metrics["tokens_per_second"])} tok/s'
+        values['drop'] = f'drop {round(100 * dropped_share(metrics))}%'
+    if 'reward_mean' in metrics:
+        values['reward'] = f'reward {metrics["reward_mean"]:.2f}'
+    if 'em/mean' in metrics:
+        values['em'] = f'EM {metrics["em/mean"]:.2f}'
+    return values
+
+
+def dropped_share(metrics: Mapping[str, float]) -> float:
+    """Share of a step's items that are not used: dropped tasks, and dropped rollouts of the others."""
+    dropped_tasks = metrics.get('dropped_episodes', 0.0)
+    dropped_rows = 0.0
+    for name, value in metrics.items():
+        if name.startswith('row_drop/'):
+            dropped_rows += value
+    # Dropped rollouts are a share of those that exist, which a dropped task has none of.
+    return dropped_tasks + (1 - dropped_tasks) * dropped_rows
+
+
+def _short(number: float) -> str:
+    """A number of at most four characters, such as 812, 1.2k or 15k."""
+    if number < 1_000:
+        return f'{number:.0f}'
+    if number < 10_000:
+        return f'{number / 1_000:.1f}k'
+    return f'{number / 1_000:.0f}k'

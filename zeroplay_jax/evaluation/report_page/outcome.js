@@ -121,6 +121,8 @@ function factsOf({ summary, metrics }) {
   add('steps', summary.steps ?? metrics.at(-1)?.step);
   // Runs of earlier versions call them outside questions.
   add('external items', summary.external_items ?? summary.outside_questions);
+  if (isNumber(summary.readable)) facts.push(`readable proposals ${format(summary.readable)}`);
+  if (isNumber(summary.answerable)) facts.push(`answerable proposals ${format(summary.answerable)}`);
   if (summary.rubrics) {
     const { before, after, items } = summary.rubrics;
     facts.push(`rubrics met ${before[0].toFixed(2)} → ${after[0].toFixed(2)} on ${format(items)} open tasks`);
@@ -140,6 +142,11 @@ function drawHeader() {
   for (const run of runs) {
     const facts = factsOf(run);
     $('facts').append(el('p', {}, comparing ? swatch(run.colour, `${run.name}  ·  ${facts}`) : facts));
+    // Written by runs that trained nothing, or that stopped because of that.
+    if (run.summary.warning) {
+      const warning = run.summary.warning;
+      $('banner').append(el('p', { class: 'banner' }, comparing ? `${run.name}: ${warning}` : warning));
+    }
     for (const note of run.notes)
       $('notes').append(el('p', { class: 'note' }, comparing ? `${run.name}: ${note}` : note));
   }

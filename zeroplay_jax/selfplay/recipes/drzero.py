@@ -116,6 +116,16 @@ class Recipe(RecipeBase):
             return self.documents.tasks(step, self.config.pool.batch)
         return self.documents.tasks(step, self.config.proposer.batch)
 
+    def rollouts_per_step(self, phase):
+        """Proposals are followed by the attempts that measure their difficulty."""
+        rollouts = super().rollouts_per_step(phase)
+        if phase.name == 'proposer':
+            return rollouts * (1 + self.config.reward.solves)
+        if phase.name == 'generate':
+            # Only the best proposal on a document is measured.
+            return rollouts + self.config.pool.batch * self.config.pool.measure
+        return rollouts
+
     async def episode(self, context, step, task):
         """Runs one item of any phase."""
         if step.phase.name == 'proposer':

@@ -186,6 +186,13 @@ class Recipe(RecipeBase):
             return self.documents.tasks(step, self.config.pool.batch)
         return self.documents.tasks(step, self.config.proposer.batch)
 
+    def rollouts_per_step(self, phase):
+        """Every challenge is followed by trial answers, also in generation."""
+        rollouts = super().rollouts_per_step(phase)
+        if phase.name == 'solver':
+            return rollouts
+        return rollouts * (1 + self.config.reward.solves)
+
     async def episode(self, context, step, task):
         """Runs one item of any phase."""
         if step.phase.name == 'proposer':

@@ -1,0 +1,144 @@
+"""Steps that train nothing are counted, with their reasons, by the policy that learnt nothing."""
+
+import collections
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from test_engine import make, play, policy  # noqa: F401 - a fixture
+
+from zeroplay_jax.selfplay.learning_record import LearningRecord, shares_text
+from zeroplay_jax.selfplay.schedule import Phase, Step
+from zeroplay_jax.types import Outcome, TaskDropped
+
+
+def training_step(index, steps=4):
+    return Step(Phase('solver', steps, ('solver',)), index, index + 1)
+
+
+def test_a_step_with_reward_variance_trains(policy):  # noqa: F811
+    engine, _ = make(policy, lambda item: (1, 0))
+    play(engine, 0)
+    assert engine.learning.trained_steps == {'solver': 1} and not engine.learning.notices
+    assert engine.learning.stuck_policies(1) == []
+
+
+@pytest.mark.parametrize('settings', [{}, {'skip_uninformative': False}, {'kl_coef': 0.1}])
+def test_equal_rewards_train_nothing(policy, settings):  # noqa: F811
+    # Also where the rows stay in the batch: weight decay and a KL term are no learning.
+    engine, _ = make(policy, lambda item: (1, 1), **settings)
+    play(engine, 0)
+    assert engine.learning.empty_steps == {'solver': 1}
+    assert engine.learning.last_reasons == {'equal_rewards': 2}
+    assert engine.learning.notices == [
+        'step 0 (solver 1.1) trained nothing: equal_rewards 100 % of 2 tasks'
+    ]
+    assert engine.learning.stuck_policies(2) == []
+    play(engine, 1)
+    assert engine.learning.stuck_policies(2) == ['solver'] and not engine.learning.stuck_policies(0)
+
+
+def test_an_entropy_bonus_trains_without_reward_variance(policy):  # noqa: F811
+    engine, _ = make(policy, lambda item: (1, 1), entropy_coef=0.01)
+    play(engine, 0)
+    assert engine.learning.trained_steps == {'solver': 1}
+
+
+def test_a_gradient_that_is_not_finite_trains_nothing(policy, monkeypatch):  # noqa: F811
+    engine, _ = make(policy, lambda item: (1, 0))
+    pack = engine._pack
+
+    def poisoned(role, rows, distill):
+        batches = []
+        for batch in pack(role, rows, distill):
+            advantage = np.where(batch.mask, np.float32('nan'), batch.advantage)
+            batches.append(dataclasses.replace(batch, advantage=advantage))
+        return batches
+
+    monkeypatch.setattr(engine, '_pack', poisoned)
+    play(engine, 0)
+    play(engine, 1)
+    assert engine.learning.last_reasons == {'nonfinite_gradient': 2}
+    assert engine.learning.stuck_policies(2) == ['solver']
+
+
+def test_dropped_tasks_are_counted_with_their_reasons_and_a_training_step_starts_anew(
+    policy,  # noqa: F811
+    monkeypatch,
+):
+    engine, game = make(policy, lambda item: (1, 0), batch=4)
+    whole = game.episode
+
+    async def dropped(context, step, task):
+        if step.index < 2:
+            raise TaskDropped('prompt_too_long' if task.payload['item'] % 4 else 'outside_window')
+        return await whole(context, step, task)
+
+    monkeypatch.setattr(game, 'episode', dropped)
+    play(engine, 0)
+    (notice,) = engine.learning.notices
+    assert notice.endswith('trained nothing: prompt_too_long 75 %, outside_window 25 % of 4 tasks')
+    play(engine, 1)
+    assert engine.learning.consecutive_empty['solver'] == 2
+    play(engine, 2)
+    assert engine.learning.consecutive_empty['solver'] == 0 and not engine.learning.notices
+
+
+def test_the_counts_survive_a_checkpoint(policy):  # noqa: F811
+    engine, _ = make(policy, lambda item: (1, 1))
+    play(engine, 0)
+    saved = json.loads(json.dumps(engine.host_state()))
+    again, _ = make(policy, lambda item: (1, 1))
+    again.restore(engine.device_state(), saved)
+    play(again, 1)
+    assert again.learning.stuck_policies(2) == ['solver']
+
+
+def test_policies_of_a_step_are_counted_one_by_one():
+    record = LearningRecord()
+    reasons = collections.Counter(equal_rewards=3)
+    for index in range(2):
+        record.add_training_step(training_step(index), {'first': True, 'second': False}, reasons)
+    assert record.stuck_policies(2) == ['second']
+    assert 'trained nothing in second: equal_rewards' in record.notices[0]
+    # A step of another policy does not stop the run because of this one.
+    record.add_training_step(training_step(2), {'first': True}, collections.Counter())
+    assert record.stuck_policies(2) == []
+
+
+def test_a_phase_without_an_update_is_reported_at_its_end():
+    record = LearningRecord()
+    reasons = collections.Counter(prompt_too_long=1)
+    for index in range(2):
+        record.add_training_step(training_step(index, 2), {'solver': False}, reasons)
+    assert record.notices[-1] == (
+        'phase solver of iteration 1 made no update: prompt_too_long 100 % of 2 tasks'
+    )
+
+
+def test_a_pool_that_stays_empty_is_reported_and_stops_the_next_phase():
+    record = LearningRecord()
+    step = Step(Phase('generate', 1), 0, 1)
+    outcomes = [Outcome(drop='no_question'), Outcome(drop='prompt_too_long')]
+    drops = {'no_question': 1, 'prompt_too_long': 1}
+    record.add_rollout_step(step, outcomes, 0, drops)
+    assert record.notices[0].startswith('step 1 (generate 1.1): all tasks were dropped: ')
+    assert 'left the pool of questions empty: no_question 50 %' in record.notices[1]
+    # The first step without a task is enough, whatever the limit.
+    record.add_training_step(training_step(0), {'solver': False}, collections.Counter())
+    assert record.stuck_policies(5) == ['solver'] and record.stuck_policies(0) == []
+    assert record.last_reasons == drops, 'the reasons of the phase that made no questions'
+
+
+def test_some_dropped_tasks_of_a_generation_step_are_no_news():
+    record = LearningRecord()
+    step = Step(Phase('generate', 1), 0, 1)
+    record.add_rollout_step(step, [Outcome(drop='no_question'), Outcome()], 1, {'no_question': 1})
+    assert record.notices == []
+
+
+def test_many_reasons_are_cut_after_the_largest():
+    reasons = {f'reason_{number}': number for number in range(1, 7)}
+    text = shares_text(reasons, 'tasks')
+    assert text.startswith('reason_6 29 %, reason_5 24 %') and text.endswith(', … of 21 tasks')

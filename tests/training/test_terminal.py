@@ -1,0 +1,126 @@
+"""What a run shows on the terminal: a bar of 80 columns, notices, and rollouts whose texts do no harm."""
+
+import io
+import re
+
+import numpy as np
+
+from zeroplay_jax.retrieval import progress
+from zeroplay_jax.selfplay.schedule import Phase, Step
+from zeroplay_jax.training.progress_bar import ProgressBar, dropped_share
+from zeroplay_jax.training.rollout_text import columns_of, plain, rollout_text, wrapped
+from zeroplay_jax.types import POLICY, Question, Row, RowInfo, ToolCall, Trajectory, Turn
+
+METRICS = {
+    'tokens_per_second': 812.3,
+    'dropped_episodes': 0.5,
+    'row_drop/truncated': 0.5,
+    'reward_mean': 0.53,
+}
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def use_terminal(monkeypatch):
+    """Stderr becomes a terminal; called in the test, because pytest sets stderr anew after fixtures."""
+    terminal = Terminal()
+    monkeypatch.setattr(progress.sys, 'stderr', terminal)
+    monkeypatch.setenv('COLUMNS', '80')
+    monkeypatch.setenv('LINES', '24')
+    return terminal
+
+
+def make_steps(name='proposer', count=134):
+    phase = Phase(name, count, (name,), iteration=11)
+    return [Step(phase, number, number) for number in range(count)]
+
+
+def drawn_lines(terminal):
+    text = re.sub(r'\x1b\[[A-Z]', '', terminal.getvalue())
+    return [line for line in re.split(r'[\r\n]', text) if line.strip()]
+
+
+def test_the_bar_shows_speed_drops_and_time_left_in_80_columns(monkeypatch):
+    terminal = use_terminal(monkeypatch)
+    steps = make_steps()
+    with ProgressBar(True, steps, 0, lambda phase: 8) as bar:
+        bar.begin_step(steps[0])
+        bar.end_step(steps[0], {'em/mean': 0.24})
+        bar.begin_step(steps[1])
+        for _ in range(128):
+            bar.end_episode()
+        bar.end_step(steps[1], METRICS)
+        bar._bar.refresh()
+        line = drawn_lines(terminal)[-1]
+    assert columns_of(line) <= 80
+    assert re.search(
+        r'^proposer 12.2 2/134 \|.+\| \d\d:\d\d left, 812 tok/s, drop 75%, reward 0.53', line
+    )
+    assert all(columns_of(line) <= 80 for line in drawn_lines(terminal))
+
+
+def test_notices_are_printed_with_and_without_a_terminal(monkeypatch):
+    terminal = use_terminal(monkeypatch)
+    notice = 'step 3 (proposer 1.1) trained nothing: ' + 'prompt_too_long 97 %, ' * 5
+    steps = make_steps(count=2)
+    with ProgressBar(True, steps, 0, lambda phase: 8) as bar:
+        bar.write_wrapped(notice)
+    lines = [line for line in drawn_lines(terminal) if 'too_long' in line]
+    assert len(lines) == 2 and all(len(line) <= 80 for line in lines)
+    quiet = io.StringIO()
+    monkeypatch.setattr(progress.sys, 'stderr', quiet)
+    with ProgressBar(False, steps, 0, lambda phase: 8) as bar:
+        bar.begin_step(steps[0])
+        bar.end_step(steps[0], METRICS)
+        bar.write_wrapped(notice)
+    assert quiet.getvalue().startswith('step 3') and quiet.getvalue().count('\n') == 2
+
+
+def test_dropped_tasks_and_rollouts_are_one_share():
+    assert dropped_share(METRICS) == 0.75
+    assert dropped_share({}) == 0
+
+
+HOSTILE = 'Gumu\x1b[31m red\x1b]0;title\x07 \x1b[2J\u202edlo\u200b\x00\x9b5A\nnext\tword'
+
+
+def test_hostile_text_becomes_plain_text():
+    assert plain(HOSTILE) == 'Gumu red dlo next word'
+
+
+def make_row(**info):
+    documents = (({'id': '1', 'title': 'Lomi ' + HOSTILE, 'text': 'long'},),)
+    call = ToolCall('search', {'query': 'where is Gumu'}, documents=documents)
+    tokens = np.zeros(2, np.int32)
+    source = np.full(2, POLICY, np.int8)
+    logp = np.zeros(2, np.float32)
+    turns = (Turn('<search>…</search>', call), Turn('<answer>Lomi</answer>'))
+    trajectory = Trajectory(tokens, source, logp, turns, 'answer', 'w', 0, (1, 0, 0))
+    question = Question('Where is Gumu? ' * 30, ('Lomi', 'Lomi City'))
+    return Row('solver', trajectory, 0.5, 0, info=RowInfo(question=question, **info))
+
+
+def test_a_rollout_shows_question_searches_answer_and_reward():
+    step = Step(Phase('solver', 3), 0, 10)
+    text = rollout_text(step, [make_row(answer='Lomi')])
+    labels = [line.split()[0] for line in text.split('\n') if not line.startswith(' ')]
+    assert labels == ['──', 'question', 'search', 'answer', 'reward']
+    assert 'where is Gumu → Lomi Gumu red' in text and 'expected: Lomi | Lomi City' in text
+    assert '0.50' in text and '\x1b' not in text and '\u202e' not in text
+    assert all(columns_of(line) <= 80 for line in text.split('\n'))
+
+
+def test_a_proposal_shows_its_question_after_its_searches():
+    step = Step(Phase('proposer', 3), 0, 10)
+    text = rollout_text(step, [make_row(valid=False, rejected='leaks_answer')])
+    assert text.index('search ') < text.index('question ') < text.index('answer ')
+    assert '(leaks_answer)' in text
+
+
+def test_wide_characters_and_long_words_are_wrapped_by_columns():
+    assert wrapped('東京都' * 5, 12) == ['東京都東京都', '東京都東京都', '東京都']
+    assert wrapped('a' * 25, 10) == ['a' * 10, 'a' * 10, 'a' * 5]
+    assert wrapped('one two three four', 9, max_lines=2) == ['one two', 'three…']

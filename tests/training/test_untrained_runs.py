@@ -1,0 +1,107 @@
+"""Whole runs that train nothing: they stop with status 3, say so everywhere, lose nothing, and can go on."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+# Every rollout ends after its first token, and those that end at a limit are not trained on.
+NOTHING = [
+    '--config=configs/drzero.py:mini',
+    '--config.world.train=(0,4)',
+    '--config.world.evaluation=(0,1)',
+    '--config.eval.questions=1',
+    '--config.sampler.slots=16',
+    '--config.micro.rows=2',
+    '--config.proposer.batch=8',
+    '--config.schedule.hop_ratio=(2,1,1)',
+    '--config.proposer.steps=4',
+    '--config.pool.batch=4',
+    '--config.pool.batches=1',
+    '--config.rollout.turn_tokens=1',
+    '--config.rollout.truncated=drop',
+    '--config.checkpoint.every=100',
+    '--config.log.samples_every=1',
+    '--config.stop_after_empty_steps=2',
+]
+
+
+def train(workdir, *extra):
+    environment = os.environ | {'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'}
+    command = [sys.executable, '-m', 'zeroplay_jax.main', *NOTHING, f'--workdir={workdir}', *extra]
+    result = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert 'Traceback' not in result.stderr, result.stderr[-2000:]
+    return result
+
+
+def summary_of(workdir):
+    return json.loads((workdir / 'summary.json').read_text())
+
+
+def steps_of(workdir):
+    lines = (workdir / 'metrics.jsonl').read_text().splitlines()
+    return [json.loads(line)['step'] for line in lines]
+
+
+@pytest.fixture(scope='module')
+def stopped(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp('untrained') / 'run'
+    return workdir, train(workdir)
+
+
+def test_it_stops_with_status_3_and_a_line_that_says_what_to_change(stopped):
+    workdir, result = stopped
+    assert result.returncode == 3
+    last_line = result.stderr.strip().split('\n')[-1]
+    assert last_line.startswith(
+        'zeroplay_jax: stopped: 2 steps in a row trained nothing in proposer'
+    )
+    assert 'truncated 100 % of 8 tasks' in last_line and 'config.rollout.turn_tokens' in last_line
+    # At once, not only at the end.
+    notice = 'step 1 (proposer 1.1) trained nothing: truncated 100 % of 8 tasks'
+    assert notice in ' '.join(result.stderr.split())
+    # After every step one of its rollouts.
+    assert result.stderr.count('a rollout of role') == 3
+    assert steps_of(workdir) == [0, 1, 2]
+
+
+def test_nothing_is_lost_and_nothing_is_called_trained(stopped):
+    workdir, result = stopped
+    summary = summary_of(workdir)
+    assert summary['trained'] is False and summary['em_before'] == summary['em_after']
+    assert summary['policies'] == {
+        'proposer': {'trained': False, 'steps': 0, 'empty_steps': 2},
+        'solver': {'trained': False, 'steps': 0, 'empty_steps': 0},
+    }
+    assert summary['stopped'] in result.stderr
+    assert summary['readable'] == summary['answerable'] == 0
+    assert not (workdir / 'policy').exists() and 'is not exported' in result.stdout
+    assert (workdir / 'checkpoints' / '3').is_dir()
+    page = (workdir / 'report.html').read_text()
+    assert page.index('id="banner"') < page.index('<header')
+    assert 'Nothing was trained in proposer, solver.' in page
+
+
+def test_the_same_command_counts_on_and_ends_where_it_may_not_stop(stopped):
+    workdir, _ = stopped
+    again = train(workdir)
+    assert again.returncode == 3 and '3 steps in a row trained nothing' in again.stderr
+    assert steps_of(workdir) == [0, 1, 2, 3]
+    last = train(workdir, '--config.stop_after_empty_steps=0')
+    assert last.returncode == 0
+    # Notices are wrapped.
+    notices = ' '.join(last.stderr.split())
+    assert 'phase proposer of iteration 1 made no update: truncated 100 %' in notices
+    assert 'left the pool of questions empty: unfinished 100 % of 4' in notices
+    summary = summary_of(workdir)
+    assert summary['trained'] is False and summary['stopped'] is None
+    assert summary['warning'].startswith('Nothing was trained in proposer, solver.')
+    assert steps_of(workdir) == list(range(summary['steps']))
+    # Where stopping is allowed, a run that trained nothing at all does not end with status 0 either.
+    assert train(workdir).returncode == 3

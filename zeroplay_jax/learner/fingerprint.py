@@ -1,0 +1,31 @@
+"""A fingerprint of weights, by which an export knows whether they are still those of the start."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from zeroplay_jax.policy import sharding
+from zeroplay_jax.policy.transformer import Params
+
+
+def weights_fingerprint(params: Params, mesh: jax.sharding.Mesh) -> list[int]:
+    """Sums of the bits of each array, modulo 2**32: equal weights give equal lists.
+
+    Integer sums do not depend on the order of summation, so neither on the layout of the weights.
+
+    Args:
+      params: weights on the devices of `mesh`, in float32.
+      mesh: of the learner.
+    """
+    sums = jax.jit(_bit_sums, out_shardings=sharding.replicated(mesh))(params)
+    return np.asarray(sums).tolist()
+
+
+def _bit_sums(params: Params) -> jax.Array:
+    sums = []
+    for array in jax.tree.leaves(params):
+        bits = jax.lax.bitcast_convert_type(array.astype(jnp.float32), jnp.uint32)
+        sums.append(jnp.sum(bits, dtype=jnp.uint32))
+    return jnp.stack(sums)

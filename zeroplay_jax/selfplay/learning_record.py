@@ -1,0 +1,223 @@
+"""Which policies learn: training steps with and without an update, and why a step was empty.
+
+A step is empty for a policy if none of its updates had a gradient that comes from rewards, from a
+teacher or from an entropy bonus. A checkpoint holds the counts, so that a resumed run continues them.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from zeroplay_jax.selfplay.schedule import Step
+from zeroplay_jax.types import Json, Outcome, Row
+
+# Reason codes beside those of recipes and rows.
+EQUAL_REWARDS = 'equal_rewards'
+NONFINITE_GRADIENT = 'nonfinite_gradient'
+NO_ROLLOUT = 'no_rollout'
+# Reasons that one line lists.
+_MAX_REASONS = 4
+
+
+def teaches(rows: Sequence[Row], settings: Any, distill_coef: float) -> bool:
+    """Whether an update on these rows can teach anything.
+
+    A KL term and weight decay alone pull the weights towards their start, or towards 0.
+
+    Args:
+      rows: of one update, with advantages.
+      settings: `config.<role>`.
+      distill_coef: weight of the distillation term.
+    """
+    valid_rows = [row for row in rows if row.drop is None]
+    if any(row.advantage for row in valid_rows):
+        return True
+    if settings.entropy_coef and valid_rows:
+        return True
+    has_teacher = any(row.teacher_prompt is not None for row in valid_rows)
+    return bool(distill_coef) and has_teacher
+
+
+def empty_step_reasons(
+    outcomes: Sequence[Outcome], roles: Collection[str], is_nonfinite: bool
+) -> collections.Counter[str]:
+    """Reason code → tasks of a step that trained none of `roles`; one reason per task.
+
+    Args:
+      is_nonfinite: the update was skipped because its gradient was not finite.
+    """
+    reasons: collections.Counter[str] = collections.Counter()
+    for outcome in outcomes:
+        role_rows = [row for row in outcome.rows if row.role in roles]
+        reasons[_task_reason(outcome, role_rows, is_nonfinite)] += 1
+    return reasons
+
+
+def _task_reason(outcome: Outcome, rows: Sequence[Row], is_nonfinite: bool) -> str:
+    if not rows:
+        return outcome.drop or NO_ROLLOUT
+    dropped = [row.drop for row in rows if row.drop]
+    if len(dropped) == len(rows):
+        return _commonest(dropped)
+    if is_nonfinite:
+        return NONFINITE_GRADIENT
+    # Equal rewards have a cause where no proposal could be asked: that is the one to remove.
+    rejected = [row.info.rejected for row in rows if row.info.rejected]
+    if len(rejected) == len(rows):
+        return _commonest(rejected)
+    return EQUAL_REWARDS
+
+
+def _commonest(reasons: Sequence[str]) -> str:
+    ((reason, _),) = collections.Counter(reasons).most_common(1)
+    return reason
+
+
+def shares_text(reasons: Mapping[str, int], unit: str) -> str:
+    """Reasons with their shares, largest first: 'prompt_too_long 97 %, equal_rewards 3 % of 32 tasks'."""
+    total = sum(reasons.values())
+    if not total:
+        return f'there was none of its {unit}'
+    largest_first = collections.Counter(reasons).most_common()
+    shares = []
+    for reason, count in largest_first[:_MAX_REASONS]:
+        shares.append(f'{reason} {count / total:.0%}'.replace('%', ' %'))
+    if len(largest_first) > _MAX_REASONS:
+        shares.append('…')
+    return f'{", ".join(shares)} of {total} {unit}'
+
+
+def step_name(step: Step) -> str:
+    """A step for messages, such as 'step 12 (solver 1.3)': number, phase, iteration and index from 1."""
+    return f'step {step.number} ({step.phase.name} {step.phase.iteration + 1}.{step.index + 1})'
+
+
+class LearningRecord:
+    """Counts of training steps by policy (name of the weights).
+
+    Attributes:
+      trained_steps: steps with an update that teaches.
+      empty_steps: steps without.
+      consecutive_empty: empty steps since the last one that taught.
+      last_reasons: reason → tasks of the last empty step; see `empty_step_reasons`.
+      empty_policies: policies that the last step trained and that learnt nothing in it.
+      lacks_tasks: the last step had no task at all, which no further step of its phase can change.
+      notices: lines about the last step, for the terminal.
+
+    The last three describe a single step and are no part of a checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self.trained_steps: collections.Counter[str] = collections.Counter()
+        self.empty_steps: collections.Counter[str] = collections.Counter()
+        self.consecutive_empty: collections.Counter[str] = collections.Counter()
+        self.last_reasons: collections.Counter[str] = collections.Counter()
+        self.empty_policies: list[str] = []
+        self.lacks_tasks = False
+        self.notices: list[str] = []
+        # Of the current phase: steps that taught anything, and reasons of the others.
+        self._phase_trained = 0
+        self._phase_reasons: collections.Counter[str] = collections.Counter()
+
+    def add_training_step(
+        self, step: Step, has_learnt: Mapping[str, bool], reasons: collections.Counter[str]
+    ) -> None:
+        """Counts a step that trains policies.
+
+        Args:
+          has_learnt: policy → whether an update of the step taught it anything.
+          reasons: see `empty_step_reasons`; of the policies that learnt nothing.
+        """
+        self._begin_step(step)
+        for policy, learnt in has_learnt.items():
+            if learnt:
+                self.trained_steps[policy] += 1
+                self.consecutive_empty[policy] = 0
+            else:
+                self.empty_steps[policy] += 1
+                self.consecutive_empty[policy] += 1
+        self.empty_policies = [policy for policy, learnt in has_learnt.items() if not learnt]
+        self._phase_trained += len(self.empty_policies) < len(has_learnt)
+        # A step may train several policies; with one there is no need to name it.
+        names = ''
+        if len(has_learnt) > 1:
+            names = f' in {", ".join(self.empty_policies)}'
+        if self.empty_policies:
+            # Without tasks the reason is that of the phase that should have made them.
+            self.last_reasons = reasons or self.last_reasons
+            self._phase_reasons += reasons
+            text = shares_text(reasons, 'tasks')
+            self.notices.append(f'{step_name(step)} trained nothing{names}: {text}')
+        self.lacks_tasks = bool(self.empty_policies) and not reasons
+        is_last = step.index == step.phase.steps - 1
+        if is_last and not self._phase_trained:
+            text = shares_text(self._phase_reasons, 'tasks')
+            self.notices.append(
+                f'phase {step.phase.name} of iteration {step.phase.iteration + 1} made no update: {text}'
+            )
+
+    def add_rollout_step(
+        self, step: Step, outcomes: Sequence[Outcome], pool_size: int, drops: Mapping[str, int]
+    ) -> None:
+        """Notes a step that trains no policy: only the questions that it makes can be missing.
+
+        Args:
+          pool_size: questions in the pool after the step.
+          drops: reason → items that gave no question since the pool was cleared.
+        """
+        self._begin_step(step)
+        reasons = collections.Counter(outcome.drop for outcome in outcomes if outcome.drop)
+        if outcomes and reasons.total() == len(outcomes):
+            text = shares_text(reasons, 'tasks')
+            self.notices.append(f'{step_name(step)}: all tasks were dropped: {text}')
+        is_last = step.index == step.phase.steps - 1
+        if is_last and not pool_size and drops:
+            self.last_reasons = collections.Counter(drops)
+            text = shares_text(drops, 'tasks')
+            self.notices.append(
+                f'phase {step.phase.name} of iteration {step.phase.iteration + 1} left the pool of '
+                f'questions empty: {text}'
+            )
+
+    def _begin_step(self, step: Step) -> None:
+        self.notices = []
+        self.empty_policies = []
+        self.lacks_tasks = False
+        if step.index == 0:
+            self._phase_trained = 0
+            self._phase_reasons = collections.Counter()
+
+    def stuck_policies(self, limit: int) -> list[str]:
+        """Policies of the last step because of which the run has to stop.
+
+        Args:
+          limit: `config.stop_after_empty_steps`; 0: none ever is.
+        """
+        if not limit:
+            return []
+        # Without tasks the next step of the phase is as empty as this one.
+        if self.lacks_tasks:
+            return self.empty_policies
+        return [name for name in self.empty_policies if self.consecutive_empty[name] >= limit]
+
+    def state(self) -> Json:
+        """JSON, for a checkpoint."""
+        return {
+            'trained_steps': dict(self.trained_steps),
+            'empty_steps': dict(self.empty_steps),
+            'consecutive_empty': dict(self.consecutive_empty),
+            'last_reasons': dict(self.last_reasons),
+            'phase_trained': self._phase_trained,
+            'phase_reasons': dict(self._phase_reasons),
+        }
+
+    def restore(self, state: Json) -> None:
+        """Inverse of `state`."""
+        self.trained_steps = collections.Counter(state['trained_steps'])
+        self.empty_steps = collections.Counter(state['empty_steps'])
+        self.consecutive_empty = collections.Counter(state['consecutive_empty'])
+        self.last_reasons = collections.Counter(state['last_reasons'])
+        self._phase_trained = state['phase_trained']
+        self._phase_reasons = collections.Counter(state['phase_reasons'])

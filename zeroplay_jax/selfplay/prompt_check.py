@@ -1,0 +1,251 @@
+"""Measures the prompts of a sample of the real inputs before a run, so that too long ones are no surprise.
+
+It needs the tokenizer and no weights. Tasks with a prompt that is too long are dropped in a run: a few
+of them do no harm, but if most are dropped, next to nothing is trained.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+import string
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zeroplay_jax.rollout.scheduler import run_to_end
+from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.selfplay.answers import prompt_fields
+from zeroplay_jax.selfplay.recipe import Recipe, trained_roles
+from zeroplay_jax.selfplay.roles import Role, RolloutContext
+from zeroplay_jax.settings.errors import fail
+from zeroplay_jax.types import Question, TaskDropped, Trajectory
+
+if TYPE_CHECKING:
+    from zeroplay_jax.selfplay.schedule import Step
+    from zeroplay_jax.types import Task
+
+# Shares of too long prompts of a role above which the run is refused, or warned about.
+_REFUSED_SHARE = 0.5
+_WARNED_SHARE = 0.1
+# The suggested limit holds this percentage of the measured prompts, rounded up to a multiple.
+_PERCENTILE = 95
+_MULTIPLE = 16
+# An episode that waits for something other than a rollout is abandoned.
+_SECONDS = 60.0
+
+
+class _LocalHosts(Hosts):
+    """A single process: what episodes publish while they are measured stays in this process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = 0
+        self.count = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class _Probe(RolloutContext):
+    """A context whose requests are measured and not run.
+
+    Attributes:
+      lengths: role → tokens of each prompt.
+    """
+
+    lengths: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+
+    async def ask(
+        self,
+        role: str,
+        identity: tuple[int, ...],
+        samples: int = 1,
+        temperature: float | None = None,
+        prompt: str = '',
+        **fields: object,
+    ) -> list[Trajectory]:
+        """Notes the length of the prompt and ends the episode."""
+        ids = self.prompt_ids(role, prompt, **fields)
+        self.lengths.setdefault(role, []).append(len(ids))
+        raise TaskDropped('measured')
+
+
+@dataclasses.dataclass(frozen=True)
+class _Measurement:
+    """Prompt lengths of a role.
+
+    Attributes:
+      role: the role.
+      lengths: in tokens.
+      description: of the prompts, for messages.
+      required: tokens that the limit should be, rounded up.
+    """
+
+    role: Role
+    lengths: Sequence[int]
+    description: str
+    required: int
+
+    @property
+    def too_long(self) -> float:
+        """Share of the prompts that are longer than the role allows."""
+        return float(np.mean(np.array(self.lengths) > self.role.prompt_tokens))
+
+
+def check_prompts(
+    config, recipe: Recipe, context: RolloutContext, questions: Sequence[Question]
+) -> list[str]:
+    """Refuses a config under which most prompts of some role are too long.
+
+    Args:
+      recipe: ready for its first step.
+      context: the roles in training.
+      questions: of the evaluation. None of them may be too long, because leaving one out would change
+        what the result is a mean of.
+
+    Returns:
+      A warning per role of which fewer prompts, but many, are too long.
+
+    Raises:
+      ConfigError: one line with the fields to change and the values that they need.
+    """
+    refused = []
+    warnings = []
+    evaluation = _evaluation_prompts(recipe, context, questions)
+    if evaluation and evaluation.too_long:
+        refused.append(evaluation)
+    for measurement in _training_prompts(recipe, context):
+        if measurement.too_long > _REFUSED_SHARE:
+            refused.append(measurement)
+        elif measurement.too_long > _WARNED_SHARE:
+            warnings.append(_problem(measurement) + f'; {_fix(config, measurement)}')
+    if refused:
+        # The largest need: after this change none of the others remains.
+        worst = max(refused, key=_required)
+        fail(_field(worst.role), _limit(config, worst.role), _problem(worst), _fix(config, worst))
+    return warnings
+
+
+def _required(measurement: _Measurement) -> int:
+    return measurement.required
+
+
+# ---- measurement -------------------------------------------------------------------------------------
+
+
+def _evaluation_prompts(
+    recipe: Recipe, context: RolloutContext, questions: Sequence[Question]
+) -> _Measurement | None:
+    """Prompts of all evaluation questions; None without questions."""
+    if not questions:
+        return None
+    role = recipe.evaluated_role
+    lengths = []
+    for question in questions:
+        fields = prompt_fields(context, role, question)
+        lengths.append(len(context.prompt_ids(role, **fields)))
+    return _Measurement(
+        context.roles[role], lengths, 'of the evaluation questions', _rounded_up(max(lengths))
+    )
+
+
+def _training_prompts(recipe: Recipe, context: RolloutContext) -> list[_Measurement]:
+    """Per role the first prompts of the run; of a role without any, its prompt with empty fields."""
+    probe = _Probe(
+        scheduler=context.scheduler,
+        roles=context.roles,
+        prompts=context.prompts,
+        hosts=_LocalHosts(),
+    )
+    run_to_end(_run_episodes(recipe, probe, recipe.first_tasks()))
+    measurements = []
+    for name, role in context.roles.items():
+        lengths = probe.lengths.get(name)
+        description = f'of {len(lengths or ())} measured prompts of role {name}'
+        if not lengths:
+            # What the role reads is known only during the run, but its instructions must fit.
+            lengths = [len(context.prompt_ids(name, **_empty_fields(context.prompts[role.prompt])))]
+            description = f'of the instructions of role {name} alone'
+        percentile = np.percentile(lengths, _PERCENTILE, method='higher')
+        measurements.append(_Measurement(role, lengths, description, _rounded_up(int(percentile))))
+    return measurements
+
+
+async def _run_episodes(recipe: Recipe, probe: _Probe, tasks: Sequence[tuple[Step, Task]]) -> None:
+    """Runs episodes up to their first request."""
+    episodes = []
+    for step, task in tasks:
+        episodes.append(asyncio.ensure_future(recipe.episode(probe, step, task)))
+    if not episodes:
+        return
+    done, pending = await asyncio.wait(episodes, timeout=_SECONDS)
+    for episode in pending:
+        episode.cancel()
+    for episode in done:
+        # Read, so that asyncio does not report it. An error that is real happens again in the run,
+        # where it is reported with its step.
+        episode.exception()
+
+
+def _empty_fields(template: str) -> dict[str, str]:
+    """A value for each field of a prompt."""
+    fields = {}
+    for _, field, _, _ in string.Formatter().parse(template):
+        # The context fills in `tools`.
+        if field and field != 'tools':
+            fields[field] = ''
+    return fields
+
+
+def _rounded_up(tokens: int) -> int:
+    return math.ceil(tokens / _MULTIPLE) * _MULTIPLE
+
+
+# ---- messages ----------------------------------------------------------------------------------------
+
+
+def _field(role: Role) -> str:
+    """The field that limits the prompts of a role."""
+    # A role without tools has one turn, and its prompt may take the whole rest of the slot.
+    return 'rollout.prompt_tokens' if role.env.tools else 'sampler.context'
+
+
+def _limit(config, role: Role) -> int:
+    section, name = _field(role).split('.')
+    return config[section][name]
+
+
+def _problem(measurement: _Measurement) -> str:
+    longest = max(measurement.lengths)
+    share = f'{measurement.too_long:.0%}'.replace('%', ' %')
+    return (
+        f'too short for {share} {measurement.description}: the longest has {longest} tokens, and '
+        f'{measurement.role.prompt_tokens} fit'
+    )
+
+
+def _fix(config, measurement: _Measurement) -> str:
+    """The fields to set so that the measured prompts fit, and all that depends on them."""
+    values = {}
+    context = config.sampler.context
+    if _field(measurement.role) == 'rollout.prompt_tokens':
+        values['rollout.prompt_tokens'] = measurement.required
+        turns = config.rollout.max_turns * config.rollout.turn_tokens
+        required_context = measurement.required + turns
+    else:
+        reply_tokens = context - measurement.role.prompt_tokens
+        required_context = measurement.required + reply_tokens
+    if required_context > context:
+        values['sampler.context'] = context = required_context
+    if config.micro.tokens < context:
+        values['micro.tokens'] = context
+    distills = any(config[role].distill_top_k for role in trained_roles(config))
+    teacher_tokens = config.privileged.prompt_tokens + context
+    if distills and config.privileged.tokens < teacher_tokens:
+        values['privileged.tokens'] = teacher_tokens
+    settings = ' '.join(f'--config.{name}={value}' for name, value in values.items())
+    fix = f'give {settings}'
+    if not config.policy.path:
+        fix += ', or a model for real text (config.policy.path): the built-in one spells it out'
+    return fix

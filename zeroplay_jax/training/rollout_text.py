@@ -1,0 +1,140 @@
+"""One rollout as a few lines for the terminal; its texts cannot control the terminal."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+
+from zeroplay_jax.selfplay.learning_record import step_name
+from zeroplay_jax.selfplay.schedule import Step
+from zeroplay_jax.types import Row, ToolCall
+
+COLUMNS = 80
+_LABEL_COLUMNS = 10
+# Lines of one text.
+_MAX_LINES = 3
+# Searches of one rollout; a policy may make dozens.
+_MAX_CALLS = 5
+# ANSI escape sequences: control sequences, operating system commands, and two-character ones.
+_ESCAPES = re.compile(
+    r'\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?|\x9b[0-?]*[@-~]'
+)
+
+
+def plain(text: str) -> str:
+    """Text on one line, without escape sequences, control characters and marks of writing direction."""
+    # Whole sequences first: without its escape character the rest of one would stay as text.
+    text = _ESCAPES.sub('', text)
+    characters = []
+    for character in text:
+        # Categories C*: control, format (such as direction marks), surrogate, private, unassigned.
+        if character.isspace():
+            characters.append(' ')
+        elif not unicodedata.category(character).startswith('C'):
+            characters.append(character)
+    return ' '.join(''.join(characters).split())
+
+
+def columns_of(text: str) -> int:
+    """Columns that a text takes on a terminal."""
+    columns = 0
+    for character in text:
+        # Drawn over the character in front of it.
+        if unicodedata.combining(character):
+            continue
+        is_wide = unicodedata.east_asian_width(character) in 'WF'
+        columns += 2 if is_wide else 1
+    return columns
+
+
+def wrapped(text: str, columns: int, max_lines: int = 0) -> list[str]:
+    """Lines of at most `columns` columns, broken at blanks where there are any.
+
+    Args:
+      max_lines: further text is left out, and the last line ends with '…'; 0: no limit.
+    """
+    lines: list[str] = []
+    line = ''
+    for word in text.split():
+        joined = f'{line} {word}' if line else word
+        if columns_of(joined) <= columns:
+            line = joined
+            continue
+        if line:
+            lines.append(line)
+        # A word longer than a line is broken: languages without blanks have only such words.
+        while columns_of(word) > columns:
+            head = _head(word, columns)
+            lines.append(head)
+            word = word[len(head) :]
+        line = word
+    if line:
+        lines.append(line)
+    if max_lines and len(lines) > max_lines:
+        lines = lines[:max_lines]
+        lines[-1] = _head(lines[-1], columns - 1) + '…'
+    return lines
+
+
+def _head(text: str, columns: int) -> str:
+    """The longest beginning of a text that takes at most `columns` columns."""
+    used = 0
+    for index, character in enumerate(text):
+        used += columns_of(character)
+        if used > columns:
+            return text[:index]
+    return text
+
+
+def rollout_text(step: Step, rows: Sequence[Row]) -> str:
+    """A rollout of a step: question, searches, answer and reward, in 80 columns."""
+    # Another position in every step, so that a recipe's order of rows does not decide what is shown.
+    row = rows[step.number % len(rows)]
+    question = row.info.question
+    lines = [f'── {step_name(step)}, a rollout of role {row.role} '.ljust(COLUMNS, '─')]
+    # A proposal's question is its result, so it follows the searches.
+    is_proposal = row.info.valid is not None
+    question_lines: list[str] = []
+    if question is not None:
+        question_lines = _labelled('task' if question.is_open_task else 'question', question.text)
+    if not is_proposal:
+        lines += question_lines
+    calls = [turn.call for turn in row.trajectory.turns if turn.call is not None]
+    for call in calls[:_MAX_CALLS]:
+        lines += _call_lines(call)
+    if len(calls) > _MAX_CALLS:
+        lines += _labelled('', f'… and {len(calls) - _MAX_CALLS} further calls')
+    accepted = ' | '.join(question.answers) if question is not None else ''
+    if is_proposal:
+        lines += question_lines
+        lines += _labelled('answer', accepted)
+    else:
+        expected = f'   (expected: {accepted})' if accepted else ''
+        lines += _labelled('answer', (row.info.answer or 'none') + expected)
+    reason = row.drop or row.info.rejected
+    lines += _labelled('reward', f'{row.reward:.2f}' + (f'   ({reason})' if reason else ''))
+    return '\n'.join(lines)
+
+
+def _call_lines(call: ToolCall) -> list[str]:
+    """A call with the titles of what it found."""
+    titles = []
+    for passages in call.documents:
+        for passage in passages:
+            titles.append(str(passage.get('title') or passage.get('id', '')))
+    # Titles rather than texts: passages fill a screen.
+    result = call.error or '; '.join(titles) or call.text
+    asked = ' | '.join(call.queries) or ' '.join(map(str, (call.arguments or {}).values()))
+    return _labelled(call.tool or 'call', f'{asked} → {result}')
+
+
+def _labelled(label: str, text: str) -> list[str]:
+    lines = wrapped(plain(text), COLUMNS - _LABEL_COLUMNS, _MAX_LINES) or ['–']
+    # The name of a tool comes from the policy as well.
+    short_label = _head(plain(label), _LABEL_COLUMNS - 1)
+    padding = ' ' * (_LABEL_COLUMNS - columns_of(short_label))
+    labelled = [short_label + padding + lines[0]]
+    for line in lines[1:]:
+        labelled.append(' ' * _LABEL_COLUMNS + line)
+    return labelled

@@ -1,0 +1,124 @@
+"""Estimate of the time that the remaining steps of a run take, by kind of phase.
+
+Steps of different phases take different times, and the first ones contain compilations: the mean over
+all steps so far would grow for minutes. Here a phase is predicted from its own recent steps, without
+the time of compilations, and a phase that has not begun from its number of rollouts.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Callable, Sequence
+
+import jax.monitoring
+
+from zeroplay_jax.selfplay.schedule import Phase, Step
+
+# Recent steps of a phase: enough to average over, few enough to follow rollouts that grow longer.
+_RECENT_STEPS = 8
+# Where only steps without an update were seen, an update is assumed to take as long as its rollouts.
+_UPDATE_FACTOR = 2.0
+# Of XLA alone: events of tracing are nested, so that their sum would exceed the time that they took.
+_COMPILE_EVENT = '/jax/core/compile/backend_compile_duration'
+
+
+class TimeLeft:
+    """Predicts the seconds of the remaining steps.
+
+    Args:
+      steps: all steps of the run.
+      rollouts: planned rollouts per step of a phase.
+    """
+
+    def __init__(self, steps: Sequence[Step], rollouts: Callable[[Phase], int]):
+        self._steps = steps
+        self._rollouts = rollouts
+        self._seconds: dict[str, collections.deque[float]] = {}
+        self._phases: dict[str, Phase] = {}
+        # Phases of which a second step was seen.
+        self._repeated: set[str] = set()
+
+    def add(self, step: Step, seconds: float) -> None:
+        """Notes the duration of a step, without compilations."""
+        name = step.phase.name
+        recent = self._seconds.setdefault(name, collections.deque(maxlen=_RECENT_STEPS))
+        # The first step of a phase also traces its programs: it counts only until there is another one.
+        if recent and name not in self._repeated:
+            recent.clear()
+            self._repeated.add(name)
+        recent.append(seconds)
+        self._phases[name] = step.phase
+
+    def seconds_left(self, next_step: int, elapsed: float = 0.0) -> float | None:
+        """Seconds of all steps from number `next_step` on; None before the first step has ended.
+
+        Args:
+          next_step: number of the step that runs.
+          elapsed: seconds since it began.
+        """
+        if not self._seconds:
+            return None
+        remaining_steps = self._steps[next_step:]
+        if not remaining_steps:
+            return 0.0
+        # A few kinds of phases, but thousands of steps.
+        count_of_phase: collections.Counter[str] = collections.Counter()
+        phases: dict[str, Phase] = {}
+        for step in remaining_steps:
+            count_of_phase[step.phase.name] += 1
+            phases[step.phase.name] = step.phase
+        total = 0.0
+        for name, count in count_of_phase.items():
+            total += count * self._step_seconds(phases[name])
+        # A step that takes longer than predicted has no negative time left.
+        current = self._step_seconds(remaining_steps[0].phase)
+        return total - min(elapsed, current)
+
+    def _step_seconds(self, phase: Phase) -> float:
+        recent = self._seconds.get(phase.name)
+        if recent:
+            return sum(recent) / len(recent)
+        # From phases of the same kind: an update takes time that rollouts alone do not.
+        trains = bool(phase.trains)
+        rate = self._seconds_per_rollout(trains)
+        if rate is None:
+            factor = _UPDATE_FACTOR if trains else 1 / _UPDATE_FACTOR
+            other_rate = self._seconds_per_rollout(not trains)
+            # `seconds_left` has made sure that some phase was seen.
+            assert other_rate is not None
+            rate = factor * other_rate
+        return rate * self._rollouts(phase)
+
+    def _seconds_per_rollout(self, trains: bool) -> float | None:
+        """Of the phases that were seen and that train, or do not train; None if there is none."""
+        seconds = 0.0
+        rollouts = 0
+        for phase in self._phases.values():
+            if bool(phase.trains) == trains:
+                seconds += self._step_seconds(phase)
+                rollouts += self._rollouts(phase)
+        if not rollouts:
+            return None
+        return seconds / rollouts
+
+
+class CompileClock:
+    """Seconds that XLA compiled programs in this process."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def add(self, event: str, seconds: float, **_details) -> None:
+        """A listener for JAX's duration events."""
+        if event == _COMPILE_EVENT:
+            self.seconds += seconds
+
+
+# One for the process: JAX keeps every listener for the lifetime of the process.
+@functools.cache
+def compile_clock() -> CompileClock:
+    """The clock of this process, running since the first call."""
+    clock = CompileClock()
+    jax.monitoring.register_event_duration_secs_listener(clock.add)
+    return clock

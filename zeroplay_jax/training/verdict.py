@@ -1,0 +1,141 @@
+"""What a run that trained nothing, or stopped training, tells its user."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from zeroplay_jax.selfplay.engine import Engine
+from zeroplay_jax.selfplay.learning_record import (
+    EQUAL_REWARDS,
+    NONFINITE_GRADIENT,
+    shares_text,
+    step_name,
+)
+from zeroplay_jax.selfplay.schedule import Step
+from zeroplay_jax.types import Json, TrainingStopped
+
+_UNFINISHED = (
+    'the policy does not write what its prompt asks for: take an instruction-tuned model '
+    '(config.policy.path, config.prompts=paper) or give it more tokens (config.rollout.turn_tokens)'
+)
+_INFORMATION = 'read why in tasks.jsonl, and the rollouts in report.html'
+# Reason code → what to change. Recipes have further codes.
+_REMEDIES = {
+    'prompt_too_long': 'raise config.rollout.prompt_tokens, and with it config.sampler.context',
+    EQUAL_REWARDS: (
+        'all rollouts of a group earned the same: take easier or harder inputs, more rollouts per prompt '
+        '(config.<role>.samples) or a larger config.<role>.batch'
+    ),
+    NONFINITE_GRADIENT: 'lower config.<role>.learning_rate, or set config.policy.dtype=float32',
+    'truncated': 'raise config.rollout.turn_tokens or max_turns, or set config.rollout.truncated=keep',
+    'ungraded': 'check the judge (config.judge): it gave no verdicts',
+    'no_rubrics': 'check the judge (config.judge): it wrote no rubrics',
+    'outside_window': 'widen config.pool.window',
+    'unfinished': _UNFINISHED,
+    'no_question': _UNFINISHED,
+    'no_answer': _UNFINISHED,
+    'no_task': _UNFINISHED,
+}
+
+
+def stop_line(engine: Engine, policies: Sequence[str], step: Step) -> str:
+    """Why the run stops after this step because of these policies, and what to change; one line."""
+    learning = engine.learning
+    names = ', '.join(policies)
+    if learning.lacks_tasks:
+        problem = f'{step_name(step)} has nothing to train {names} on'
+        if learning.last_reasons:
+            problem += f': {shares_text(learning.last_reasons, "tasks")}'
+    else:
+        count = max(learning.consecutive_empty[name] for name in policies)
+        steps = 'step' if count == 1 else f'{count} steps in a row'
+        reasons = shares_text(learning.last_reasons, 'tasks')
+        problem = (
+            f'{steps} trained nothing in {names}, the last of them {step_name(step)}: {reasons}'
+        )
+    return f'stopped: {problem}; {remedy(engine, policies[0])}'
+
+
+def remedy(engine: Engine, policy: str) -> str:
+    """What to change so that a policy learns, by the commonest reason of the last empty step."""
+    for reason, _ in engine.learning.last_reasons.most_common(1):
+        text = _REMEDIES.get(reason, _INFORMATION)
+        roles = [role for role, weights in engine.weights_of.items() if weights == policy]
+        return text.replace('<role>', roles[0])
+    return _INFORMATION
+
+
+def policies_due(engine: Engine, steps: Sequence[Step]) -> list[str]:
+    """Names of the weights that the schedule trains."""
+    # A dict and not a set, whose order differs between processes.
+    due: dict[str, None] = {}
+    for step in steps:
+        for role in step.phase.trains:
+            due[engine.weights_of[role]] = None
+    return list(due)
+
+
+def learning_summary(
+    engine: Engine, steps: Sequence[Step], unchanged: Sequence[str], stopped: str | None
+) -> dict[str, Any]:
+    """Fields of summary.json about what was trained.
+
+    Args:
+      steps: all steps of the run.
+      unchanged: policies whose weights equal those of the start.
+      stopped: why the run stopped early (`stop_line`), or None.
+
+    Returns:
+      'trained': whether all policies that the schedule trains were trained; 'policies': per policy whether
+      it was, and its steps with and without an update; 'stopped'; 'warning': a sentence for the head of
+      the report, or None.
+    """
+    learning = engine.learning
+    policies = {}
+    untrained = []
+    for name in policies_due(engine, steps):
+        # Weight decay alone changes weights, and an update of size 0 leaves them as they were.
+        is_trained = learning.trained_steps[name] > 0 and name not in unchanged
+        if not is_trained:
+            untrained.append(name)
+        policies[name] = {
+            'trained': is_trained,
+            'steps': learning.trained_steps[name],
+            'empty_steps': learning.empty_steps[name],
+        }
+    sentences = []
+    if untrained:
+        sentences.append(f'Nothing was trained in {", ".join(untrained)}.')
+        # Otherwise the line about the stop has the reasons.
+        if not stopped and learning.last_reasons:
+            reasons = shares_text(learning.last_reasons, 'tasks')
+            sentences.append(f'The last empty step: {reasons}; {remedy(engine, untrained[0])}.')
+    if stopped:
+        sentences.append(f'The run {stopped}.')
+        sentences.append('The figures after training are those of the last evaluation before that.')
+    return {
+        'trained': not untrained,
+        'policies': policies,
+        'stopped': stopped,
+        'warning': ' '.join(sentences) or None,
+    }
+
+
+def raise_if_untrained(config, summary: Json) -> None:
+    """Ends a run that stopped early, or that trained no policy at all, with exit status 3.
+
+    Raises:
+      TrainingStopped: one line; never with `config.stop_after_empty_steps=0`.
+    """
+    if not config.stop_after_empty_steps:
+        return
+    if summary['stopped']:
+        raise TrainingStopped(
+            f'{summary["stopped"]}. Everything is saved: the same command resumes the run, and '
+            '--config.stop_after_empty_steps=0 keeps it from stopping'
+        )
+    policies = summary['policies'].values()
+    # A schedule that trains nothing, such as a plain evaluation, has no policy here.
+    if policies and not any(policy['trained'] for policy in policies):
+        raise TrainingStopped(summary['warning'])
