@@ -51,15 +51,16 @@ ARCHITECTURE = {
     'initializer_range': 0.1,
     'torch_dtype': 'float32',
 }
-# Three passages of 100 words.
-OBSERVATION_TOKENS = 560
+# Three passages of 75 words.
+OBSERVATION_TOKENS = 480
 # Passages are cut to at most so many words; one stock of texts for each.
-PASSAGE_WORDS = (40, 60, 80, 100)
+PASSAGE_WORDS = (30, 50, 65, 80)
 Passage = tuple[str, str]  # title and text
 DIAGNOSED_EPISODES = 64  # per role
 DIAGNOSED_TOKENS = 640  # longest episode of the diagnosis
 
 STAGES = (
+    # Without copying first, the roles take several times as many steps to learn.
     Stage(
         'copying',
         steps=1000,
@@ -67,43 +68,44 @@ STAGES = (
         tokens=64,
         adam_rate=5e-3,
         decay_share=0.0,
-        context_weight=0.1,
         errors=EnglishSetting(copied_words=(4, 14)),
         shares={'copy': 1.0},
     ),
+    # Short episodes: one passage, its questions, and proposals about it.
     Stage(
         'filling',
-        steps=500,
+        steps=600,
         rows=8,
         tokens=320,
         adam_rate=4e-3,
         decay_share=0.0,
-        saved=True,
-        errors=EnglishSetting(copied_words=(8, 40)),
+        errors=EnglishSetting(),
         observation_tokens=OBSERVATION_TOKENS,
         shares={'copy': 0.1, 'query': 0.1, 'fill_one': 0.5, 'proposer': 0.3},
     ),
+    # All roles with the shares of `english_demos.ROLES`.
     Stage(
         'clean',
-        steps=700,
+        steps=1300,
         rows=5,
-        tokens=768,
+        tokens=640,
         adam_rate=3e-3,
         decay_share=0.35,
         saved=True,
         errors=EnglishSetting(),
         observation_tokens=OBSERVATION_TOKENS,
     ),
+    # Continues from the clean parameters with lower rates: it unlearns some skill but keeps the format.
     Stage(
         'base',
-        steps=150,
+        steps=300,
         rows=5,
-        tokens=768,
-        muon_rate=0.005,
-        adam_rate=5e-4,
+        tokens=640,
+        muon_rate=0.01,
+        adam_rate=1e-3,
         decay_share=0.4,
         saved=True,
-        errors=EnglishSetting(short_query=0.65, wrong_span=0.6, malformed=0.1),
+        errors=EnglishSetting(short_query=0.75, wrong_span=0.65, malformed=0.15),
         observation_tokens=OBSERVATION_TOKENS,
     ),
 )
