@@ -263,11 +263,14 @@ def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
             config.retrieval.update(kind='folder', path=args.index, encoder='')
     manifest = pathlib.Path(config.retrieval.path) / 'manifest.json'
     if config.retrieval.kind == 'folder' and not manifest.is_file():
-        origin = f'--index {args.index}'
+        problem = f'--index {args.index}: not an index folder'
         if args.index is None:
-            origin = f'{config.retrieval.path} (searched by its run)'
+            problem = f'{config.retrieval.path} (searched by its run): not an index folder'
+        # A policy that reads English has no corpus of its own outside a run.
+        if not config.retrieval.path:
+            problem = '--policy: this policy searches no built-in corpus'
         raise UserError(
-            f'{origin}: no index folder; build one with python -m zeroplay_jax.retrieval.build and name it with --index'
+            f'{problem}; build one with python -m zeroplay_jax.retrieval.build and name it with --index'
         )
     return config
 

@@ -1,6 +1,7 @@
 """The demonstrations for English texts, on the fifteen texts that ship with the project."""
 
 import dataclasses
+import json
 
 import jax
 import numpy as np
@@ -15,7 +16,8 @@ from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.rollout import call_syntax
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.settings.paths import EXAMPLE_TEXTS
-from zeroplay_jax.types import ENV, POLICY
+from zeroplay_jax.tools.search import SearchTool
+from zeroplay_jax.types import ENV, POLICY, UserError
 
 DEMOS_PER_ROLE = 20
 TINY = Stage(
@@ -130,20 +132,19 @@ def test_a_disguise_is_consistent_and_keeps_the_rest(texts):
     disguise = Disguise(np.random.default_rng(0), texts.names)
     text = 'In 1903 Marie Curie met Marie again; it was not 1904.'
     disguised = disguise(text)
-    words = disguised.split()
-    assert words[0] == 'In' and words[5] == 'met' or len(words) > 9
-    assert disguise(text) == disguised
-    assert 'Marie' not in disguised and '1903' not in disguised
-    assert disguise('Marie') in disguised and disguised.endswith('.')
-    assert len(disguise('1904')) == 4
+    name = disguise('Marie')
+    assert disguised == (
+        f'In {disguise("1903")} {name} {disguise("Curie")} met {name} again; it was not {disguise("1904")}.'
+    )
+    assert name != 'Marie' and disguise('1903') != '1903' and len(disguise('1904')) == 4
 
 
-def test_a_search_syntax_reads_the_query(texts):
+def test_the_parser_of_rollouts_reads_the_calls(texts):
     syntax = call_syntax.syntax_of('search_r1')
     for demo in written('solver', texts):
-        query_text = next(part.content for part in demo.parts if part.source == POLICY)
-        assert query_text.startswith('<search> ') and query_text.endswith('</search>')
-    assert syntax is not None
+        first_turn = next(part.content for part in demo.parts if part.source == POLICY)
+        call = syntax.parse(first_turn, {'search': SearchTool(lambda queries: [])})
+        assert call.queries == [tag(first_turn, 'search')]
 
 
 def test_splits_are_disjoint_and_have_their_sizes():
@@ -200,3 +201,46 @@ def test_training_resumes_bit_for_bit(texts, passages, codec, tmp_path, monkeypa
     resumed, resumed_log = run(tmp_path / 'killed', stages)
     assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), whole, resumed))
     assert whole_log == resumed_log
+
+
+def test_a_training_writes_folders_and_guards_its_work_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervised, 'LOG_EVERY', 2)
+    monkeypatch.setattr(base_english, 'DIAGNOSED_EPISODES', 2)
+    small = {'hidden_size': 32, 'intermediate_size': 64, 'num_hidden_layers': 1}
+    monkeypatch.setattr(base_english, 'ARCHITECTURE', base_english.ARCHITECTURE | small)
+    # Stocks of other sizes would be empty: fifteen texts are few.
+    monkeypatch.setattr(base_english, 'PASSAGE_WORDS', (50,))
+    corpus = tmp_path / 'passages.jsonl'
+    write_corpus(corpus, 5)
+    stages = (dataclasses.replace(TINY, name='clean', steps=2, saved=True),)
+    base_english.build(corpus, tmp_path / 'out', tmp_path / 'work', 0, stages)
+    folder = tmp_path / 'out' / 'clean'
+    assert json.loads((folder / 'config.json').read_text())['hidden_size'] == 32
+    assert set(english_demos.ROLES) <= set(last_log(folder)['teacher_forced'])
+    with pytest.raises(UserError, match='another seed'):
+        base_english.build(corpus, tmp_path / 'out', tmp_path / 'work', 1, stages)
+    write_corpus(corpus, 4)
+    with pytest.raises(UserError, match='another corpus'):
+        base_english.build(corpus, tmp_path / 'out', tmp_path / 'work', 0, stages)
+
+
+def test_too_few_passages_are_refused(tmp_path):
+    corpus = tmp_path / 'passages.jsonl'
+    corpus.write_text(json.dumps({'id': '0', 'contents': '"A"\nOne passage is too few.'}) + '\n')
+    with pytest.raises(UserError, match='passages to train on'):
+        base_english.build(corpus, tmp_path / 'out', tmp_path / 'work', 0)
+
+
+def write_corpus(path, copies):
+    """The example texts, several times under other titles, so that every split has some."""
+    lines = []
+    for copy in range(copies):
+        for file in sorted(EXAMPLE_TEXTS.glob('*.txt')):
+            title, _, text = file.read_text().partition('\n')
+            contents = f'"{title} {copy}"\n{text}'
+            lines.append(json.dumps({'id': str(len(lines)), 'contents': contents}) + '\n')
+    path.write_text(''.join(lines))
+
+
+def last_log(folder):
+    return json.loads((folder / 'training.jsonl').read_text().splitlines()[-1])

@@ -11,6 +11,7 @@ their titles; only the training ones are read here. A killed run continues from 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import hashlib
 import json
 import pathlib
@@ -28,6 +29,7 @@ from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.retrieval.records import split as split_contents
 from zeroplay_jax.retrieval.splitting import split_text
 from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.types import UserError
 
 HERE = pathlib.Path(__file__).parent
 VOCABULARY = 4096
@@ -56,6 +58,8 @@ OBSERVATION_TOKENS = 480
 # Passages are cut to at most so many words; one stock of texts for each.
 PASSAGE_WORDS = (30, 50, 65, 80)
 Passage = tuple[str, str]  # title and text
+# Fewer passages give too few words for the tokenizer and the distractors.
+MIN_PASSAGES = 10
 DIAGNOSED_EPISODES = 64  # per role
 DIAGNOSED_TOKENS = 640  # longest episode of the diagnosis
 
@@ -86,7 +90,7 @@ STAGES = (
     # All roles with the shares of `english_demos.ROLES`.
     Stage(
         'clean',
-        steps=1300,
+        steps=900,
         rows=5,
         tokens=640,
         adam_rate=3e-3,
@@ -204,6 +208,13 @@ def build(
       stages: the stages, in order.
     """
     passages = list(passages_of(corpus, 'train'))
+    development_passages = list(passages_of(corpus, 'development'))
+    if len(passages) < MIN_PASSAGES or not development_passages:
+        raise UserError(
+            f'{corpus}: {len(passages)} passages to train on and {len(development_passages)} to diagnose on; give '
+            f'at least {MIN_PASSAGES} and 1'
+        )
+    _claim(work, corpus, seed, stages)
     template = work / 'template'
     write_config_and_tokenizer(template, passages)
     codec = Codec(template)
@@ -212,7 +223,7 @@ def build(
     params = supervised.zero_output_projections(initial_params)
     sizes = [leaf.size for leaf in jax.tree.leaves(params)]
     stock = stocks(passages)
-    development = Texts(cut(list(passages_of(corpus, 'development')), PASSAGE_WORDS[0]))
+    development = Texts(cut(development_passages, PASSAGE_WORDS[0]))
     log: list[dict[str, Any]] = [{'seed': seed, 'parameters': sum(sizes)}]
     checkpoints = supervised.StageCheckpoints(work, stages)
     for stage in stages:
@@ -230,6 +241,31 @@ def build(
             rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
             supervised.save(out / stage.name, config, rounded, template, log)
     checkpoints.close()
+
+
+def _claim(work: pathlib.Path, corpus: pathlib.Path, seed: int, stages: Sequence[Stage]) -> None:
+    """Refuses a work folder of another training, whose checkpoints would be continued by this one.
+
+    Raises:
+      UserError: seed, corpus, stages or architecture differ from those recorded in the folder.
+    """
+    identity = {
+        'seed': seed,
+        'corpus': hashlib.sha256(corpus.read_bytes()).hexdigest(),
+        'stages': [dataclasses.asdict(stage) for stage in stages],
+        'architecture': ARCHITECTURE,
+    }
+    # A round trip, because JSON turns tuples into lists.
+    identity = json.loads(json.dumps(identity))
+    record = work / 'training.json'
+    if not record.exists():
+        work.mkdir(parents=True, exist_ok=True)
+        record.write_text(json.dumps(identity, indent=1) + '\n')
+        return
+    recorded = json.loads(record.read_text())
+    for name, value in identity.items():
+        if recorded.get(name) != value:
+            raise UserError(f'--work {work}: begun with another {name}; choose another folder')
 
 
 def main() -> None:
@@ -262,7 +298,10 @@ def main() -> None:
     args = parser.parse_args()
     if not args.corpus.is_file():
         parser.error(f'{args.corpus}: no such file; give JSON lines of passages')
-    build(args.corpus, args.out, args.work, args.seed)
+    try:
+        build(args.corpus, args.out, args.work, args.seed)
+    except UserError as error:
+        parser.error(str(error))
 
 
 if __name__ == '__main__':

@@ -79,10 +79,7 @@ def episodes(
 
 def empty_batch(rows: int, tokens: int) -> Batch:
     """Returns a batch of padding."""
-    return {
-        field: np.zeros((rows, tokens), np.int32)
-        for field in BATCH_FIELDS  # The arrays that the transformer and the loss read.
-    }
+    return {field: np.zeros((rows, tokens), np.int32) for field in BATCH_FIELDS}
 
 
 def write_episode(batch: Batch, row: int, start: int, segment: int, episode: Episode) -> None:

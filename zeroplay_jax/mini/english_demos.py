@@ -224,8 +224,11 @@ def _other_span(case: Cloze) -> Cloze:
     words = case.answer.split()
     if len(words) > 1:
         return case._replace(answer=words[0])
-    next_words = case.right.split()[:1]
-    return case._replace(answer=' '.join([case.answer, *next_words]))
+    for word in case.right.split():
+        # Punctuation would not make the answer a wrong one.
+        if word[0].isalnum():
+            return case._replace(answer=f'{case.answer} {word}')
+    return case._replace(answer=f'{case.left.split()[-1]} {case.answer}')
 
 
 def answer_from_documents(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
@@ -249,10 +252,11 @@ def answer_from_documents(texts: Texts, rng: Generator, setting: EnglishSetting)
 def task_solver(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
     """Open task → search → the first sentences of the passage that the task asks for."""
     while True:
-        title = pick(rng, texts.sources).document['title']
+        title = pick(rng, texts.titled).document['title']
         documents = texts.search(title)
         described = [result for result in documents if result['title'] == title]
-        if described and title:
+        # A passage whose title is common may be found by longer queries only.
+        if described:
             break
     disguise = _disguise(texts, rng)
     sentences = cloze.sentences(described[0]['text'])[:2]
@@ -309,10 +313,7 @@ def _add_proposal(demo: Demo, case: Cloze, rng: Generator, setting: EnglishSetti
 
 def challenger(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
     """A document → the task to describe its subject."""
-    while True:
-        document = pick(rng, texts.sources).document
-        if document['title']:
-            break
+    document = pick(rng, texts.titled).document
     disguised = _disguise(texts, rng).document(document)
     title = disguised['title']
     fields = {'hops': 1, 'document': prompts.document_text(disguised)}

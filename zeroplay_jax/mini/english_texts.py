@@ -90,7 +90,7 @@ class Texts:
 
     Attributes:
       documents: all passages.
-      sources: the passages that have cloze questions.
+      sources: the passages that have cloze questions.   titled: those of them that have a title.
       names: distinct capitalised words, to disguise names with.
     """
 
@@ -104,6 +104,7 @@ class Texts:
             cloze_lists = [cases for cases in map(cloze.clozes, cloze.sentences(text)) if cases]
             if cloze_lists:
                 self.sources.append(Source(document, cloze_lists))
+        self.titled = [source for source in self.sources if source.document['title'].strip()]
         texts = [document['text'] for document in self.documents]
         titles = [document['title'] for document in self.documents]
         self._encoder = LexicalEncoder()

@@ -238,10 +238,13 @@ class Predicted(NamedTuple):
         return self.is_correct.sum(1) == self.is_policy.sum(1)
 
     def figures(self) -> dict[str, float]:
-        """Returns the shares of tokens and of whole episodes that are predicted."""
+        """Returns the shares of tokens and of whole episodes that are predicted, and the number of episodes."""
+        # Episodes that did not fit have no tokens here; they would count as predicted.
+        fits = self.is_policy.any(1)
         return {
             'tokens': float(self.is_correct.sum() / self.is_policy.sum()),
-            'episodes': float(self.whole_episodes.mean()),
+            'episodes': float(self.whole_episodes[fits].mean()),
+            'count': int(fits.sum()),
         }
 
 
