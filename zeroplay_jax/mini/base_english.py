@@ -90,7 +90,7 @@ STAGES = (
     # All roles with the shares of `english_demos.ROLES`.
     Stage(
         'clean',
-        steps=900,
+        steps=700,
         rows=5,
         tokens=640,
         adam_rate=3e-3,
@@ -102,7 +102,7 @@ STAGES = (
     # Continues from the clean parameters with lower rates: it unlearns some skill but keeps the format.
     Stage(
         'base',
-        steps=300,
+        steps=200,
         rows=5,
         tokens=640,
         muon_rate=0.01,
