@@ -16,7 +16,16 @@ from . import progress
 from .english import problem_of
 from .lookup import key_hash
 from .records import Record, contents, split
-from .sources import BadLines, files_of, holds_texts, read, split_title, text_name, visible_files
+from .sources import (
+    BadLines,
+    files_of,
+    holds_texts,
+    read,
+    split_title,
+    text_name,
+    visible_files,
+    without_front_matter,
+)
 from .splitting import split_record, split_text
 from .types import RetrievalError, short
 
@@ -80,7 +89,7 @@ def write_clean(source: pathlib.Path, out: pathlib.Path, passage_words: int) -> 
 
     Args:
       source: see `sources.read`.
-      out: JSON lines {'id', 'contents'}; its folder must exist.
+      out: JSON lines {'id', 'contents'}, with the 'document_name' of passages that have one; its folder must exist.
       passage_words: words of a passage at most, see `splitting`.
 
     Raises:
@@ -104,6 +113,9 @@ def write_clean(source: pathlib.Path, out: pathlib.Path, passage_words: int) -> 
                 passages = _file_passages(source, passage_words, inventory)
             for record in passages:
                 line = {'id': record.id, 'contents': record.contents}
+                # Files of the same title stay separate documents.
+                if record.document:
+                    line['document_name'] = record.document
                 file.write(json.dumps(line, ensure_ascii=False) + '\n')
                 inventory.passages += 1
                 id_hashes.append(key_hash(record.id))
@@ -155,7 +167,7 @@ def _text_passages(
             name = text_name(source, path)
             title, text = split_title(whole_text, default=pathlib.PurePath(name).stem)
             for number, passage in enumerate(split_text(text, passage_words)):
-                yield Record(f'{name}#{number}', contents(title, passage))
+                yield Record(f'{name}#{number}', contents(title, passage), document=name)
 
 
 def _read_text(path: pathlib.Path) -> tuple[str, str | None]:
@@ -169,6 +181,8 @@ def _read_text(path: pathlib.Path) -> tuple[str, str | None]:
         text = data.decode('utf-8-sig')
     except UnicodeDecodeError:
         return '', 'binary' if b'\0' in data else 'not UTF-8'
+    # Before the check: front matter alone is no text.
+    text = without_front_matter(text)
     return text, problem_of(text)
 
 

@@ -30,7 +30,7 @@ from .lookup import KeyTable, key_hash, write_table
 from .records import Record as Record
 from .records import contents as contents
 from .records import split as split
-from .sources import BadLines, holds_texts
+from .sources import BadLines
 from .sources import files_of as files_of
 from .sources import read as read
 from .types import Passage, RetrievalError, short
@@ -152,7 +152,7 @@ class Corpus:
         """Returns the rows of the document which a passage belongs to.
 
         A document is a file of a folder of texts; in other sources it is a run of consecutive passages with the same
-        non-empty title.
+        document name, or without one with the same non-empty title.
 
         Raises:
           RetrievalError: no such row.
@@ -255,7 +255,7 @@ def write(
     id_hashes = _Column(np.uint64)
     ends = _Column(np.uint64)
     ends.append(0)
-    documents = _DocumentColumns(by_number=holds_texts(source))
+    documents = _DocumentColumns()
     with (
         (folder / 'passages.bin').open('wb') as out,
         progress.bar(None, 'passages', 'read') as bar,
@@ -290,21 +290,25 @@ def write(
 class _DocumentColumns:
     """Collects the starts and titles of documents from passages that arrive one by one."""
 
-    def __init__(self, by_number: bool):
-        """Takes what separates documents: the file number (`by_number`) or the title."""
-        self._by_number = by_number
-        # The file number or title of the previous passage.
-        self._previous: int | str | None = None
+    def __init__(self) -> None:
+        # (kind, value) of what the previous passage shares with others of its document.
+        self._previous: tuple[str, int | str] | None = None
         self._starts = _Column(np.uint64)
         self._title_hashes = _Column(np.uint64)
         self._title_rows = _Column(np.uint64)
 
     def add(self, row: int, number: int, record: Record) -> None:
-        """Adds the next passage; `number` is that of its file in a folder of texts."""
+        """Adds the next passage; `number` is that of its line or file."""
         title, _ = split(record.contents)
-        # Neighbouring files can have the same title, so files are separated by their number. Passages without a title
+        mark: tuple[str, int | str]
+        # Neighbouring files can have the same title, so the name of the document comes first. Passages with neither
         # belong together only if they were cut from one line.
-        mark = number if self._by_number or not title else title
+        if record.document:
+            mark = ('document', record.document)
+        elif title:
+            mark = ('title', title)
+        else:
+            mark = ('line', number)
         continues = mark == self._previous
         self._previous = mark
         if continues:

@@ -7,10 +7,18 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """One passage as its source file has it; `contents` is the wire form."""
+    """One passage as its source file has it.
+
+    Attributes:
+      id: unique in the corpus.
+      contents: the wire form.
+      document: name of the document of the passage, such as a file of a folder; '' where the source has none. Passages
+        without it belong to one document if they have the same title.
+    """
 
     id: str
     contents: str
+    document: str = ''
 
 
 def contents(title: str, text: str) -> str:

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import pathlib
+import re
 import sys
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
@@ -31,6 +32,11 @@ _TSV_HEADINGS = b'id\ttext\ttitle'
 _TEXT_SUFFIXES = ('.txt', '.md')
 # A longer first line of a text is no title but its first paragraph.
 _TITLE_WORDS = 15
+# YAML between two lines of dashes at the start of a Markdown file, as Jekyll and Obsidian write it. The key in its
+# first line tells it from a text that begins with a horizontal rule.
+_FRONT_MATTER = re.compile(
+    r'\s*---[ \t]*\r?\n(?=[\w-]+[ \t]*:).*?^(?:---|\.\.\.)[ \t]*$', re.DOTALL | re.MULTILINE
+)
 
 csv.field_size_limit(sys.maxsize)  # LONGEST_LINE is the limit
 
@@ -63,11 +69,12 @@ def read(
 ) -> Iterator[tuple[int, Record]]:
     """Yields (line number from 1, passage) of a corpus file, in order.
 
-    JSON lines hold {"id": string or whole number, "contents": '"Title"\\ntext'}; other keys are ignored. A TSV is that
+    JSON lines hold {"id": string or whole number, "contents": '"Title"\\ntext'} and may hold "document_name", which
+    separates documents of the same title; other keys are ignored. A TSV is that
     of Wikipedia-18 (Karpukhin et al. 2020, arXiv:2004.04906): columns id, text, title, with one line of headings.
     Of a folder all .txt and .md files are read in the order of their names: the first line of each is its title, the
-    remainder is cut into passages of 100 words. The number is then that of the file instead of the line. A single
-    .txt or .md file is read as a folder that holds nothing else.
+    remainder is cut into passages of 100 words; YAML front matter is skipped. The number is then that of the file
+    instead of the line. A single .txt or .md file is read as a folder that holds nothing else.
 
     Args:
       source: a file (.jsonl, .json or .tsv, also .gz and .zst) or a folder.
@@ -139,6 +146,14 @@ def text_name(source: pathlib.Path, path: pathlib.Path) -> str:
     return os.fsencode(name).decode('utf-8', 'replace').replace('\n', ' ')
 
 
+def without_front_matter(whole_text: str) -> str:
+    """Returns a text without the YAML front matter at its start, which is no prose."""
+    front_matter = _FRONT_MATTER.match(whole_text)
+    if front_matter is None:
+        return whole_text
+    return whole_text[front_matter.end() :]
+
+
 def split_title(whole_text: str, default: str) -> tuple[str, str]:
     """Returns (title, text) of a text whose first line may be its title.
 
@@ -149,8 +164,10 @@ def split_title(whole_text: str, default: str) -> tuple[str, str]:
     first_line, _, text = whole_text.strip().partition('\n')
     # Markdown headings start with '#'.
     title = ' '.join(first_line.lstrip('# ').split())
-    is_title = 0 < len(title.split()) <= _TITLE_WORDS and not title.endswith('.')
-    if is_title and text.strip():
+    is_short = len(title.split()) <= _TITLE_WORDS
+    # A horizontal rule or a date does not name a text.
+    has_letter = any(character.isalpha() for character in title)
+    if is_short and has_letter and not title.endswith('.') and text.strip():
         return title, text
     return default, whole_text
 
@@ -167,7 +184,7 @@ def _read_texts(
     for number, path in enumerate(files, 1):
         try:
             # 'utf-8-sig' drops the byte order mark that some editors write.
-            whole_text = path.read_text(encoding='utf-8-sig')
+            whole_text = without_front_matter(path.read_text(encoding='utf-8-sig'))
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, 'reason', error)
             skipped.add(number, f'{path} cannot be read as UTF-8 text ({reason})')
@@ -184,7 +201,8 @@ def _read_texts(
             title = first_line.lstrip('# ').strip()
             parts = _blocks_of_words(text)
         for part_number, passage_text in enumerate(parts):
-            record = _validated(Record(f'{name}#{part_number}', contents(title, passage_text)))
+            passage_id = f'{name}#{part_number}'
+            record = _validated(Record(passage_id, contents(title, passage_text), document=name))
             if isinstance(record, Record):
                 yield number, record
             else:
@@ -241,7 +259,7 @@ def _validated(record: Record) -> Record | str:
         return f'the id {short(record.id)} is empty or has a line feed'
     try:
         # JSON escapes can write half of a surrogate pair, which UTF-8 cannot represent.
-        f'{record.id}{record.contents}'.encode()
+        f'{record.id}{record.contents}{record.document}'.encode()
     except UnicodeEncodeError:
         return 'a lone surrogate (half a character)'
     title, text = split(record.contents)
@@ -267,7 +285,10 @@ def _parse_json(line: str) -> Record | str:
     if not valid_id or not isinstance(body, str):
         types = f'"id" is {type(record_id).__name__} and "contents" {type(body).__name__}'
         return f'{types}; both must be strings'
-    return Record(str(record_id), body)
+    document = fields.get('document_name', '')
+    if not isinstance(document, str):
+        return f'"document_name" is {type(document).__name__}; it must be a string'
+    return Record(str(record_id), body, document)
 
 
 def _parse_tsv(line: str) -> Record | str:

@@ -43,7 +43,7 @@ def split_record(record: Record, max_words: int) -> Iterator[Record]:
     """Yields a passage as it is, or if it is too long the passages that it is cut into.
 
     Parts have the title of the whole and its id with '#' and their number from 0. Consecutive passages with the same
-    title are one document, so `open` shows the whole.
+    title are one document, so `open` shows the whole. Parts of a passage without a title get its id as document.
 
     Args:
       record: a passage of a corpus file.
@@ -53,5 +53,8 @@ def split_record(record: Record, max_words: int) -> Iterator[Record]:
     if not max_words or len(text.split()) <= TOLERANCE * max_words:
         yield record
         return
+    document = record.document
+    if not document and not title:
+        document = record.id
     for number, part in enumerate(split_text(text, max_words)):
-        yield Record(f'{record.id}#{number}', contents(title, part))
+        yield Record(f'{record.id}#{number}', contents(title, part), document)

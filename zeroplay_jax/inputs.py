@@ -382,6 +382,8 @@ def _run(args: argparse.Namespace) -> str:
     split_corpus = cloze_files.build(passages, source, args.count, args.seed, args.most_documents)
     _write(args.documents, split_corpus.documents)
     _write(args.out, split_corpus.questions)
+    if split_corpus.warning:
+        print(f'zeroplay_jax.inputs: warning: {source}: {split_corpus.warning}', file=sys.stderr)
     return _report_cloze(args, split_corpus)
 
 

@@ -4,7 +4,8 @@
     make quickstart CORPUS=texts WORKDIR=runs/own
 
 The corpus is a folder of .txt and .md files, or JSON lines or TSV of passages (retrieval/README.md). Long texts are
-cut into passages. Questions are made from documents that training never draws; --eval takes a file of your own instead.
+cut into passages. Questions are made of documents that training never starts from; --eval takes a file of your own
+instead.
 Everything is written into the workdir: passages, index and questions, and the run itself in run/. The same command
 resumes at the step that was interrupted. Further arguments are settings of the run (configs/english.py):
 --config.FIELD=VALUE.
@@ -246,6 +247,8 @@ def _make_questions(args: argparse.Namespace) -> None:
     if count:
         _write_lines(args.workdir / 'questions.jsonl', split.questions)
         _report('questions', split)
+        if split.warning:
+            print(f'{_NAME}: warning: {args.corpus}: {split.warning}', file=sys.stderr)
     else:
         _report('questions', f'those of {args.eval}; {len(split.documents)} passages to train on')
     # Last, because it says that both are complete.

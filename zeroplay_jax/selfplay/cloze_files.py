@@ -1,7 +1,8 @@
 """Held-out questions and training documents of any corpus, split by document: no passage is in both.
 
 The questions are clozes (`zeroplay_jax.mini.cloze`), so they need neither labels nor a model. The split is a function
-of the seed and the titles alone: documents with the lowest hashes are held out.
+of the seed and the names of the documents alone: those with the lowest hashes are held out. A document is a file of a
+folder of texts, or all passages of the same title in a file of passages.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class ClozeFiles:
       held_out: number of documents that are held out.
       total: number of documents with a usable sentence; at most 100,000 are counted.
       unit: what was split: 'documents', or 'passages' of a corpus with few documents.
+      divided: number of documents that may have passages both held out and trained on.
     """
 
     questions: list[dict[str, Any]]
@@ -52,6 +54,17 @@ class ClozeFiles:
     held_out: int
     total: int
     unit: str
+    divided: int = 0
+
+    @property
+    def warning(self) -> str:
+        """A sentence for the user where several documents were split by passage; '' otherwise."""
+        if self.divided < 2:
+            return ''
+        return (
+            f'the corpus has {self.divided} documents with usable sentences, fewer than {MIN_DOCUMENTS}, and is split '
+            'by passage: training reads other passages of the documents that questions are about'
+        )
 
     def __str__(self) -> str:
         return (
@@ -91,11 +104,12 @@ def build(passages: Passages, source: str, count: int, seed: int, max_documents:
     """
     files = ClozeFiles([], [], 0, 0, 'documents')
     held_out: set[str] = set()
-    unit_of = _title_of
+    unit_of = _DocumentNames().name_of
     if count:
         candidates, files.total = _candidates(passages(), seed, 2 * count, unit_of)
         if files.total < MIN_DOCUMENTS:
             files.unit = 'passages'
+            files.divided = files.total
             unit_of = _passage_of
             candidates, files.total = _candidates(passages(), seed, 2 * count, unit_of)
         # A prefix of the order by hash, so that a larger count holds out the same documents and further ones.
@@ -129,14 +143,30 @@ def build(passages: Passages, source: str, count: int, seed: int, max_documents:
 # ---- the split -----------------------------------------------------------------------------------------
 
 
-def _title_of(record_id: str, title: str) -> str:
-    """Name of the document of a passage; a passage without a title is a document of its own."""
-    return title or _passage_of(record_id, title)
+class _DocumentNames:
+    """Names of documents: their titles, and with the file where several files have the same title, such as 'Notes'."""
+
+    def __init__(self) -> None:
+        # Only of sources that name their documents: the millions of titles of an encyclopedia are not kept.
+        self._first_document: dict[str, str] = {}
+
+    def name_of(self, record: Record) -> str:
+        """Name of the document of a passage; a passage with neither title nor file is a document of its own."""
+        title, _ = split(record.contents)
+        if not title:
+            return record.document or _passage_of(record)
+        if not record.document:
+            return title
+        # The title alone where it is enough: a file that is moved stays on its side of the split.
+        first_document = self._first_document.setdefault(title, record.document)
+        if first_document == record.document:
+            return title
+        return f'{title}\n{record.document}'
 
 
-def _passage_of(record_id: str, title: str) -> str:
+def _passage_of(record: Record) -> str:
     """Name of a passage as a document; a line feed occurs in no title."""
-    return f'\n{record_id}'
+    return f'\n{record.id}'
 
 
 def _parse(line: int, record: Record) -> _Passage | None:
@@ -152,19 +182,18 @@ def _candidates(
     passages: Iterable[tuple[int, Record]],
     seed: int,
     count: int,
-    unit_of: Callable[[str, str], str],
+    unit_of: Callable[[Record], str],
 ) -> tuple[dict[str, list[_Passage]], int]:
     """Returns the documents with the lowest hashes, lowest first, and the number of documents.
 
     Args:
       count: number of documents to return.
-      unit_of: function from id and title of a passage to the name of its document.
+      unit_of: function from a passage to the name of its document.
     """
     sample: BottomK[tuple[str, list[_Passage]]] = BottomK(count)
     keys: set[int] = set()
     for line, record in passages:
-        title, _ = split(record.contents)
-        name = unit_of(record.id, title)
+        name = unit_of(record)
         key = hash_key(seed, name)
         is_counted = len(keys) < _COUNTED_DOCUMENTS
         # Of millions of passages most are skipped without looking for their sentences.
@@ -207,7 +236,7 @@ def _training_documents(
     seed: int,
     max_documents: int,
     held_out: set[str],
-    unit_of: Callable[[str, str], str],
+    unit_of: Callable[[Record], str],
 ) -> list[dict[str, Any]]:
     """Returns a uniform sample of the usable passages of all documents but those held out."""
     sample: BottomK[dict[str, Any]] = BottomK(max_documents)
@@ -215,7 +244,7 @@ def _training_documents(
         title, _ = split(record.contents)
         key = hash_key(seed, record.id)
         # The cheap tests first: splitting into sentences takes most of the time.
-        if not sample.admits(key) or unit_of(record.id, title) in held_out:
+        if not sample.admits(key) or unit_of(record) in held_out:
             continue
         passage = _parse(line, record)
         if passage and any(_best_cloze(text, title, seed) for text in passage.sentences):
