@@ -148,7 +148,7 @@ def make_scheduler(params) -> Scheduler:
     scheduler = Scheduler(
         {'policy': SlotPool(Sampler(MODEL, SAMPLER, sharding.make_mesh()), seed=0)}
     )
-    scheduler.publish('policy', params, 0)
+    scheduler.publish_weights('policy', params, 0)
     return scheduler
 
 

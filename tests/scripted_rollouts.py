@@ -82,7 +82,7 @@ def play(policy, syntax, tools, scripts, order=1, slots=2, **options):
     turns = {(i, 0): [codec.encode(text) for text in script] for i, script in enumerate(scripts)}
     sampler.script(pool, turns)
     scheduler = Scheduler({'policy': pool}, **options)
-    scheduler.publish('policy', params, 0)
+    scheduler.publish_weights('policy', params, 0)
     env = Environment(codec, syntax_of(syntax), Limits(12, 300, 1200), tools)
     chat = prompts.fill('{tools}\nQuestion: {question}', env.syntax.explain(tools), question='q')
     prompt = codec.render(chat)

@@ -208,7 +208,7 @@ class Agent:
             deterministic=False,
             tool_timeout=config.rollout.tool_timeout,
         )
-        self._scheduler.publish(_WEIGHTS, transformer.published(model, params), 0)
+        self._scheduler.publish_weights(_WEIGHTS, transformer.published(model, params), 0)
 
     def ask(
         self,

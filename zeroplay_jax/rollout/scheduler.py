@@ -72,7 +72,7 @@ class Scheduler:
         self._request_count = 0
         self._new_request: asyncio.Event | None = None
 
-    def publish(self, weights: str, params: Params, version: int) -> None:
+    def publish_weights(self, weights: str, params: Params, version: int) -> None:
         """Gives a pool new weights.
 
         Raises:
