@@ -12,8 +12,8 @@ from jaxtyping import Int
 
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.environment import Environment
+from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.rollout.scheduler import Scheduler
-from zeroplay_jax.rollout.slots import Request
 from zeroplay_jax.runtime.hosts import Hosts, sums
 from zeroplay_jax.selfplay.judge import Judge
 from zeroplay_jax.selfplay.serialization import outcome_from_json, outcome_to_json

@@ -28,15 +28,15 @@ from zeroplay_jax.runtime.metrics import MetricsWriter
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluations
 from zeroplay_jax.training import build, tool_record
-from zeroplay_jax.training.progress_bar import ProgressBar
-from zeroplay_jax.training.rollout_text import rollout_text
-from zeroplay_jax.training.summary import summarise_run
-from zeroplay_jax.training.trajectory_log import rendering_check, trajectory_records
 from zeroplay_jax.training.outcome import (
     learning_summary,
     raise_if_stopped_or_untrained,
     stop_line,
 )
+from zeroplay_jax.training.progress_bar import ProgressBar
+from zeroplay_jax.training.rollout_text import rollout_text
+from zeroplay_jax.training.summary import summarise_run
+from zeroplay_jax.training.trajectory_log import rendering_check, trajectory_records
 from zeroplay_jax.types import Json, Row
 
 # Fields that may change on resume: the result does not depend on them.
