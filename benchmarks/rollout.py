@@ -47,10 +47,11 @@ from zeroplay_jax.learner.packing import pack
 from zeroplay_jax.policy import sharding, transformer
 from zeroplay_jax.rollout.call_syntax import TagSyntax
 from zeroplay_jax.rollout.environment import Environment, Limits
+from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.rollout.sampler import Sampler
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slot_programs import SamplerConfig
-from zeroplay_jax.rollout.slots import Request, SlotPool
+from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.tools.base import Tool, ToolResult
 from zeroplay_jax.types import POLICY, Row, Trajectory, UserError
@@ -148,7 +149,7 @@ def make_scheduler(params) -> Scheduler:
     scheduler = Scheduler(
         {'policy': SlotPool(Sampler(MODEL, SAMPLER, sharding.make_mesh()), seed=0)}
     )
-    scheduler.publish('policy', params, 0)
+    scheduler.publish_weights('policy', params, 0)
     return scheduler
 
 

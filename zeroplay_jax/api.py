@@ -135,14 +135,14 @@ def open_index(source: str | pathlib.Path = '', settings: ConfigDict | None = No
     # TensorFlow and ScaNN write to the terminal while they load; this hides it.
     entry.load_libraries()
     if not source:
-        corpus, questions = library_builder.held_out_world(settings)
+        corpus, questions = library_builder.held_out_corpus_and_questions(settings)
         return Index(corpus, 'the miniature world', questions)
     if str(source).startswith(('http://', 'https://')):
         settings.retrieval.update(kind='http', url=str(source))
     else:
         settings.retrieval.update(kind='folder', path=str(source))
     try:
-        corpus, about = library_builder.open_corpus(settings)
+        corpus, about = library_builder.open_real_corpus(settings)
     except RetrievalError as error:
         raise UserError(str(error)) from None
     return Index(corpus, about)
@@ -197,7 +197,7 @@ def sample_rollouts(
         {_SOLVER: _SOLVER},
     )
     published = publisher(policy.model, policy.opened.mesh, policy.params)(policy.params)
-    context.scheduler.publish(_SOLVER, published, 0)
+    context.scheduler.publish_weights(_SOLVER, published, 0)
 
     async def ask(number: int, question: str) -> list[Trajectory]:
         # The identity that the engine and evaluations give the item of this number.

@@ -83,7 +83,7 @@ def main(argv: list[str]) -> None:
     interrupts.raise_again()
     extra_pool = _ANSWERER_POOL if _ANSWERER.value else ''
     run = build.build(config, extra_pool)
-    run.publish(run.rollouts.scheduler.pools)
+    run.publish_weights(run.rollouts.scheduler.pools)
     # The slot pools have copies; the loaded weights would only take up memory.
     run = dataclasses.replace(run, params={})
     if _SETS.value:
@@ -133,7 +133,7 @@ def _evaluate_held_out(config, run: RunContext) -> None:
     run.check_failures()
     judge = run.rollouts.judge
     if judge is not None:
-        judge.check(judge.stats)
+        judge.check_failure_rate(judge.stats)
     intervals = {f'hop{hops}': statistics.mean_interval(flags) for hops, flags in correct.items()}
     intervals['mean'] = statistics.mean_interval(statistics.headline(correct))
     # Open tasks, which `correct` leaves out.
@@ -168,7 +168,7 @@ def _evaluate_sets(config, run: RunContext) -> None:
     sets = _load_sets(config.seed)
     # After the sets were read: an unusable line should not cost the loading of weights.
     if _ANSWERER.value:
-        run.publish([_ANSWERER_POOL], build.load_like(run, _ANSWERER.value))
+        run.publish_weights([_ANSWERER_POOL], build.load_like(run, _ANSWERER.value))
     # Of package.module:function the function.
     metric_heading = _METRIC.value.rpartition(':')[2][:_METRIC_WIDTH]
     print(f'{"set":20} {"n":>6} {metric_heading:>7} {"searches":>9} {"repeated":>9}')
@@ -214,7 +214,7 @@ def _answer_set(
         )
     run.check_failures()
     if run.rollouts.judge is not None:
-        run.rollouts.judge.check(run.rollouts.judge_stats - stats_before)
+        run.rollouts.judge.check_failure_rate(run.rollouts.judge_stats - stats_before)
     return answered
 
 

@@ -30,10 +30,11 @@ from zeroplay_jax.evaluation.tag_stream import Report, TagStream
 from zeroplay_jax.policy import hf, sharding, transformer
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.environment import Environment, TurnEnd
+from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.rollout.sampler import Sampler
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slot_programs import SamplerConfig
-from zeroplay_jax.rollout.slots import Request, SlotPool
+from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec, text_spans
 from zeroplay_jax.selfplay.answers import final_answer, prompt_and_field
 from zeroplay_jax.selfplay.recipe import RoleSpec, recipe_class
@@ -208,7 +209,7 @@ class Agent:
             deterministic=False,
             tool_timeout=config.rollout.tool_timeout,
         )
-        self._scheduler.publish(_WEIGHTS, transformer.published(model, params), 0)
+        self._scheduler.publish_weights(_WEIGHTS, transformer.published(model, params), 0)
 
     def ask(
         self,

@@ -9,7 +9,7 @@ from zeroplay_jax.retrieval import folder as index_folder
 from zeroplay_jax.retrieval.client import Client, Http, InProcess
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.selfplay.library import SearchableCorpus
-from zeroplay_jax.selfplay.library_builder import held_out_world
+from zeroplay_jax.selfplay.library_builder import held_out_corpus_and_questions
 from zeroplay_jax.types import UserError
 
 # One question of each of these hop counts is shown as an example.
@@ -85,7 +85,7 @@ def _open_folder(config) -> OpenCorpus:
 
 def _open_world(config) -> OpenCorpus:
     config.eval.update(questions=1, hops=_EXAMPLE_HOPS)
-    source, questions = held_out_world(config)
+    source, questions = held_out_corpus_and_questions(config)
     description = f'the miniature world: worlds {config.world.train} and {config.world.evaluation}'
     examples = tuple(question.text for question in questions)
     return OpenCorpus(source, description, examples)

@@ -20,7 +20,7 @@ import numpy as np
 
 from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.retrieval import progress
-from zeroplay_jax.rollout.slots import Request
+from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.selfplay import files
 from zeroplay_jax.selfplay.answers import final_answer, prompt_fields, score
 from zeroplay_jax.selfplay.roles import RolloutContext

@@ -22,7 +22,7 @@ _EXIT_SECONDS = 2.0
 
 # A future and the call that will set its result; None ends the thread that takes it.
 _Task = tuple[concurrent.futures.Future, Callable[[], Any]] | None
-# For the end of the process. Threads separately, because they may outlive their pool.
+# `_finish` reads both at the end of the process. Threads are listed apart, because they may outlive their pool.
 _pools: weakref.WeakSet[DaemonPool] = weakref.WeakSet()
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
@@ -40,12 +40,13 @@ class DaemonPool:
         self._name = name
         self._tasks: queue.SimpleQueue[_Task] = queue.SimpleQueue()
         self._started = 0
-        # The threads know the queue alone, so a pool without references ends its idle threads.
+        # The threads hold a reference to the queue and none to the pool. When the pool is garbage-collected,
+        # the queue gets a None, which ends the threads.
         weakref.finalize(self, self._tasks.put, None)
         _pools.add(self)
 
     def submit(self, function: Callable[[], Any]) -> concurrent.futures.Future:
-        """Starts a function; returns the future of its result."""
+        """Queues a function and starts a thread if fewer than `workers` exist; returns the future of its result."""
         future: concurrent.futures.Future = concurrent.futures.Future()
         self._tasks.put((future, function))
         if self._started < self._workers:
@@ -57,7 +58,7 @@ class DaemonPool:
         return future
 
     def stop(self) -> None:
-        """Ends the threads after the functions in progress; functions that have not begun never run."""
+        """Cancels the functions that have not begun, and ends the threads after the functions in progress."""
         with contextlib.suppress(queue.Empty):
             while True:
                 task = self._tasks.get_nowait()
@@ -67,14 +68,15 @@ class DaemonPool:
 
 
 def _work(tasks: queue.SimpleQueue[_Task]) -> None:
+    """Runs the functions of a queue until it yields None; executed by every thread of a pool."""
     while True:
         task = tasks.get()
         if task is None:
-            # For the next thread of the pool.
+            # None is put back for the next thread of the pool.
             tasks.put(None)
             return
         future, function = task
-        # A future that was cancelled while it waited.
+        # False for a future that was cancelled while it waited.
         if not future.set_running_or_notify_cancel():
             continue
         try:
@@ -89,7 +91,7 @@ def _work(tasks: queue.SimpleQueue[_Task]) -> None:
 
 @atexit.register
 def _finish() -> None:
-    """At the end of the process: waits a moment for functions in progress."""
+    """Stops all pools and waits up to `_EXIT_SECONDS` for functions in progress; runs at the end of the process."""
     for pool in list(_pools):
         pool.stop()
     deadline = time.monotonic() + _EXIT_SECONDS

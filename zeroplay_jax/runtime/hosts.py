@@ -59,7 +59,7 @@ class Hosts:
         self.index = jax.process_index()
         self.count = jax.process_count()
         # A future per identity: an episode may wait for a value before another episode publishes it.
-        self._published: dict[Identity, asyncio.Future] = {}
+        self._shared: dict[Identity, asyncio.Future] = {}
 
     @property
     def is_first(self) -> bool:
@@ -126,7 +126,7 @@ class Hosts:
 
     # ---- between episodes of one step ----------------------------------------------------------------------
 
-    def publish(self, identity: Identity, value: Any) -> None:
+    def share(self, identity: Identity, value: Any) -> None:
         """Makes a JSON value readable in all processes under an identity; later values are ignored."""
         future = self._future(identity)
         if future.done():
@@ -135,7 +135,7 @@ class Hosts:
         if self.count > 1:
             _key_value_store().key_value_set(_key(identity), _encode_json(value))
 
-    async def await_published(self, identity: Identity) -> Any:
+    async def await_shared(self, identity: Identity) -> Any:
         """Waits until a value is published under an identity and returns it."""
         if self.owns(identity):
             return await self._future(identity)
@@ -144,19 +144,19 @@ class Hosts:
         text = await loop.run_in_executor(None, _read_blocking, _key(identity))
         return json.loads(text)
 
-    def clear_published(self) -> None:
+    def clear_shared(self) -> None:
         """Deletes all published values. Call it when no process plays an episode."""
         if self.count > 1:
-            for identity, future in self._published.items():
+            for identity, future in self._shared.items():
                 # Each key is deleted once, by the process that set it.
                 if self.owns(identity) and future.done():
                     _key_value_store().key_value_delete(_key(identity))
-        self._published.clear()
+        self._shared.clear()
 
     def _future(self, identity: Identity) -> asyncio.Future:
-        if identity not in self._published:
-            self._published[identity] = asyncio.get_running_loop().create_future()
-        return self._published[identity]
+        if identity not in self._shared:
+            self._shared[identity] = asyncio.get_running_loop().create_future()
+        return self._shared[identity]
 
 
 def _encode_json(value: Any) -> str:

@@ -86,17 +86,17 @@ class Engine:
         self.learning = LearningRecord()
         self.proposals = ProposalRecord()
         for name in learners:
-            self.publish(name)
+            self.publish_weights(name)
 
     @property
     def scheduler(self) -> Scheduler:
         """Where rollouts run."""
         return self.context.scheduler
 
-    def publish(self, weights: str) -> None:
+    def publish_weights(self, weights: str) -> None:
         """Copies a learner's weights to the sampler, in the sampler's layout and dtype."""
         published = self.learners[weights].published()
-        self.scheduler.publish(weights, published, self.versions[weights])
+        self.scheduler.publish_weights(weights, published, self.versions[weights])
 
     # ---- one step ----------------------------------------------------------------------------------
 
@@ -110,13 +110,13 @@ class Engine:
         judge_before = collections.Counter(self.context.judge_stats)
         self.scheduler.workers.seconds.clear()
         late_rows = self._begin_phase(step)
-        self.context.hosts.clear_published()
+        self.context.hosts.clear_shared()
 
         tasks, outcomes = self._collect(step, on_episode_end)
         # Both checks can stop the run. They come before the update, so that a checkpoint never holds
         # weights that were trained on failed searches or missing verdicts.
         failure_metrics = dict(sums(self._on_all_hosts(self.check_failures)))
-        judge_stats = self._judge_stats_since(judge_before)
+        judge_stats = self.context.gather_judge_stats(judge_before)
         rows: list[Row] = []
         for outcome in outcomes:
             rows += outcome.rows
@@ -163,15 +163,6 @@ class Engine:
     def _on_all_hosts(self, call: Callable[[], Any]) -> list[Any]:
         # An error on one process is raised on all of them: none waits for a dead one.
         return self.context.hosts.run_on_all_and_gather(call)
-
-    def _judge_stats_since(self, before: collections.Counter[str]) -> collections.Counter[str]:
-        """Counts of the step over all processes; stops the run if too many judgements failed."""
-        local = self.context.judge_stats - before
-        total = sums(self.context.hosts.gather(local))
-        # On the total, so that all processes decide alike.
-        if self.context.judge:
-            self.context.judge.check(total)
-        return total
 
     def _fill_pool(self, outcomes: Sequence[Outcome]) -> list[list[str | None]]:
         """Adds the questions of a step to the pool; returns why each was refused, or None."""
@@ -348,7 +339,7 @@ class Engine:
             # of about 13.5 steps whatever `minibatches` is.
             learner.update_ema_teacher()
         self.versions[weights] += 1
-        self.publish(weights)
+        self.publish_weights(weights)
         return stats, learnt
 
     def _log_skipped_update(self, role: str, rows: Sequence[Row]) -> None:
@@ -417,7 +408,7 @@ class Engine:
         self.proposals.restore(host_state['proposals'])
         # The constructor published the initial weights; versions must be restored before this.
         for name in self.learners:
-            self.publish(name)
+            self.publish_weights(name)
 
 
 def _ratios(stats: Stats) -> dict[str, float]:

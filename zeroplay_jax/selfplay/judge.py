@@ -39,7 +39,7 @@ class Judge(abc.ABC):
         self.stats: collections.Counter[str] = collections.Counter()
         self._max_failure_rate = max_failure_rate
 
-    def check(self, stats: collections.Counter[str]) -> None:
+    def check_failure_rate(self, stats: collections.Counter[str]) -> None:
         """Stops a run whose judge gives too few verdicts, before a batch is trained on.
 
         Raises:

@@ -12,9 +12,9 @@ from jaxtyping import Int
 
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.environment import Environment
+from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.rollout.scheduler import Scheduler
-from zeroplay_jax.rollout.slots import Request
-from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.runtime.hosts import Hosts, sums
 from zeroplay_jax.selfplay.judge import Judge
 from zeroplay_jax.selfplay.serialization import outcome_from_json, outcome_to_json
 from zeroplay_jax.tools.base import Tool
@@ -72,8 +72,23 @@ class RolloutContext:
 
     @property
     def judge_stats(self) -> collections.Counter[str]:
-        """How many judgements were asked for and failed, by reason code."""
+        """This process's counts of judgements since the start (`Judge.stats`); empty without a judge."""
         return self.judge.stats if self.judge else collections.Counter()
+
+    def gather_judge_stats(self, before: collections.Counter[str]) -> collections.Counter[str]:
+        """Returns the judge's counts since `before`, summed over processes; all processes must call it.
+
+        Args:
+          before: a copy of `judge_stats`, made by this process at an earlier time.
+
+        Raises:
+          UserError: too many of these judgements failed (`config.judge.max_failure_rate`).
+        """
+        total = sums(self.hosts.gather(self.judge_stats - before))
+        # The total is checked, so that all processes decide alike.
+        if self.judge:
+            self.judge.check_failure_rate(total)
+        return total
 
     def run_episodes(
         self,

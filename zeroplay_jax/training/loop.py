@@ -23,16 +23,20 @@ from zeroplay_jax.learner.fingerprint import weights_fingerprint
 from zeroplay_jax.policy import hf
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime import atomic
-from zeroplay_jax.runtime.hosts import Hosts, sums
+from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.metrics import MetricsWriter
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluations
 from zeroplay_jax.training import build, tool_record
+from zeroplay_jax.training.outcome import (
+    learning_summary,
+    raise_if_stopped_or_untrained,
+    stop_line,
+)
 from zeroplay_jax.training.progress_bar import ProgressBar
 from zeroplay_jax.training.rollout_text import rollout_text
 from zeroplay_jax.training.summary import summarise_run
 from zeroplay_jax.training.trajectory_log import rendering_check, trajectory_records
-from zeroplay_jax.training.verdict import learning_summary, raise_if_untrained, stop_line
 from zeroplay_jax.types import Json, Row
 
 # Fields that may change on resume: the result does not depend on them.
@@ -111,7 +115,7 @@ def run(config, workdir) -> dict:
             print(table)
             print(f'{summary["seconds"]:.0f} s; the report is {page}')
     # Outside the lock, and on every process: all of them exit with the same status.
-    raise_if_untrained(config, summary)
+    raise_if_stopped_or_untrained(config, summary)
     return summary
 
 
@@ -228,7 +232,6 @@ def _evaluate(
     state: dict[str, Any],
     on_episode_end: Callable[[], None],
 ) -> tuple[dict[str, float], list[Row]]:
-    hosts = context.rollouts.hosts
     judge_before = collections.Counter(context.evaluation.judge_stats)
     correct, rows = evaluate(
         context.evaluation,
@@ -237,12 +240,10 @@ def _evaluate(
         engine.recipe.evaluated_role,
         on_episode_end,
     )
-    # Before any result enters the state: failed searches and judgements would be measured as errors
-    # of the policy.
-    hosts.run_on_all_and_gather(context.check_failures)
-    judge_stats = sums(hosts.gather(context.evaluation.judge_stats - judge_before))
-    if context.evaluation.judge:
-        context.evaluation.judge.check(judge_stats)
+    # Checked before any result enters the state: failed searches, tools and judgements would be measured
+    # as errors of the policy.
+    context.rollouts.hosts.run_on_all_and_gather(context.check_failures)
+    judge_stats = context.evaluation.gather_judge_stats(judge_before)
     # Texts as keys and numbers as values, because the state is stored as JSON.
     results_by_hops: dict[str, list[int]] = {}
     metrics: dict[str, float] = {}

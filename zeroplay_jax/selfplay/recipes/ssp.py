@@ -193,7 +193,7 @@ class Recipe(RecipeBase):
             return await self._propose_and_solve(context, task)
         finally:
             # Checks of other episodes that wait for this one's passages must not wait forever.
-            context.hosts.publish(task.identity, [])
+            context.hosts.share(task.identity, [])
 
     async def _propose_and_solve(self, context, task: Task) -> Outcome:
         """Proposals that hide one answer, and the solver's rollouts on those that pass both checks."""
@@ -210,7 +210,7 @@ class Recipe(RecipeBase):
         passages = []
         for trajectory in proposals:
             passages += retrieved_passages(trajectory)
-        context.hosts.publish(task.identity, passages)
+        context.hosts.share(task.identity, passages)
         proposer_rows: list[Row] = []
         solver_rows: list[Row] = []
         questions: list[Question] = []
@@ -309,7 +309,7 @@ class Recipe(RecipeBase):
         """Passages of other proposers that this one has not read."""
         noise: list[Json] = []
         for identity in hidden.noise_from:
-            passages = await context.hosts.await_published(tuple(identity))
+            passages = await context.hosts.await_shared(tuple(identity))
             if self.config.ssp.noise_unit == 'document':
                 passages = passages[:1]
             # A passage that both proposers read is evidence, not noise.

@@ -122,7 +122,7 @@ def learning_summary(
     }
 
 
-def raise_if_untrained(config, summary: Json) -> None:
+def raise_if_stopped_or_untrained(config, summary: Json) -> None:
     """Ends a run that stopped early, or that trained no policy at all, with exit status 3.
 
     Raises:
