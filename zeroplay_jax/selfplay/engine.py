@@ -186,7 +186,8 @@ class Engine:
     def _update_roles(self, step: Step, rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Stats:
         stats: Stats = {}
         has_learnt: dict[str, bool] = {}
-        is_nonfinite = False
+        # Policies with an update that was skipped because its gradient was not finite.
+        nonfinite: set[str] = set()
         # The order matters with shared weights (SSP): the second role is updated from weights that
         # the first one has just changed.
         for role in step.phase.trains:
@@ -197,13 +198,17 @@ class Engine:
             # The learner reports a norm of count 0 after a gradient that is not finite, and none
             # after an empty batch.
             _, finite_updates = role_stats.get('gradient_norm', (0.0, 1.0))
-            is_nonfinite = is_nonfinite or (not learnt and not finite_updates)
+            if not learnt and not finite_updates:
+                nonfinite.add(weights)
             # With one trained role its metrics need no prefix.
             prefix = f'{role}/' if len(step.phase.trains) > 1 else ''
             for name, value in role_stats.items():
                 stats[prefix + name] = value
-        empty_roles = [role for role in step.phase.trains if not has_learnt[self.weights_of[role]]]
-        reasons = empty_step_reasons(outcomes, empty_roles, is_nonfinite)
+        reasons = {}
+        for policy, learnt in has_learnt.items():
+            if not learnt:
+                roles = [role for role in step.phase.trains if self.weights_of[role] == policy]
+                reasons[policy] = empty_step_reasons(outcomes, roles, policy in nonfinite)
         self.learning.add_training_step(step, has_learnt, reasons)
         return stats
 
@@ -404,8 +409,9 @@ class Engine:
         self.external_items = host_state['external_items']
         self.drawn, self.drawn_external = host_state['drawn']
         self.filter.restore(host_state['carried_over'])
-        self.learning.restore(host_state['learning'])
-        self.proposals.restore(host_state['proposals'])
+        # A checkpoint of an earlier version has no records: their counts then begin at this step.
+        self.learning.restore(host_state.get('learning', {}))
+        self.proposals.restore(host_state.get('proposals', {}))
         # The constructor published the initial weights; versions must be restored before this.
         for name in self.learners:
             self.publish_weights(name)

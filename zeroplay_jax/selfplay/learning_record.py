@@ -94,6 +94,16 @@ def step_name(step: Step) -> str:
     return f'step {step.number} ({step.phase.name} {step.phase.iteration + 1}.{step.index + 1})'
 
 
+def policies_text(reasons: Mapping[str, Mapping[str, int]], policies: Sequence[str]) -> str:
+    """The shares of each policy's reasons; with several policies each with its name."""
+    if len(policies) == 1:
+        return shares_text(reasons.get(policies[0], {}), 'tasks')
+    texts = []
+    for policy in policies:
+        texts.append(f'{policy}: {shares_text(reasons.get(policy, {}), "tasks")}')
+    return '; '.join(texts)
+
+
 class LearningRecord:
     """Counts of training steps by policy (name of the weights).
 
@@ -101,34 +111,41 @@ class LearningRecord:
       trained_steps: steps with an update that teaches.
       empty_steps: steps without.
       consecutive_empty: empty steps since the last one that taught.
-      last_reasons: reason → tasks of the last empty step; see `empty_step_reasons`.
+      last_reasons: policy → reason → tasks of its last empty step; see `empty_step_reasons`.
       empty_policies: policies that the last step trained and that learnt nothing in it.
       lacks_tasks: the last step had no task at all, which no further step of its phase can change.
       notices: lines about the last step, for the terminal.
+      counts_all_steps: False after the checkpoint of an earlier version, which had no counts.
 
-    The last three describe a single step and are no part of a checkpoint.
+    `empty_policies`, `lacks_tasks` and `notices` describe a single step and are no part of a checkpoint.
     """
 
     def __init__(self) -> None:
         self.trained_steps: collections.Counter[str] = collections.Counter()
         self.empty_steps: collections.Counter[str] = collections.Counter()
         self.consecutive_empty: collections.Counter[str] = collections.Counter()
-        self.last_reasons: collections.Counter[str] = collections.Counter()
+        self.last_reasons: dict[str, collections.Counter[str]] = {}
         self.empty_policies: list[str] = []
         self.lacks_tasks = False
         self.notices: list[str] = []
-        # Of the current phase: steps that taught anything, and reasons of the others.
+        self.counts_all_steps = True
+        # Of the current phase: steps that taught anything, and per policy the reasons of the others.
         self._phase_trained = 0
-        self._phase_reasons: collections.Counter[str] = collections.Counter()
+        self._phase_reasons: dict[str, collections.Counter[str]] = {}
+        # Why the last phase that makes questions left none.
+        self._pool_reasons: collections.Counter[str] = collections.Counter()
 
     def add_training_step(
-        self, step: Step, has_learnt: Mapping[str, bool], reasons: collections.Counter[str]
+        self,
+        step: Step,
+        has_learnt: Mapping[str, bool],
+        reasons: Mapping[str, collections.Counter[str]],
     ) -> None:
         """Counts a step that trains policies.
 
         Args:
           has_learnt: policy → whether an update of the step taught it anything.
-          reasons: see `empty_step_reasons`; of the policies that learnt nothing.
+          reasons: policy that learnt nothing → why, see `empty_step_reasons`; empty without tasks.
         """
         self._begin_step(step)
         for policy, learnt in has_learnt.items():
@@ -140,20 +157,21 @@ class LearningRecord:
                 self.consecutive_empty[policy] += 1
         self.empty_policies = [policy for policy, learnt in has_learnt.items() if not learnt]
         self._phase_trained += len(self.empty_policies) < len(has_learnt)
-        # A step may train several policies; with one there is no need to name it.
-        names = ''
-        if len(has_learnt) > 1:
-            names = f' in {", ".join(self.empty_policies)}'
-        if self.empty_policies:
+        for policy in self.empty_policies:
             # Without tasks the reason is that of the phase that should have made them.
-            self.last_reasons = reasons or self.last_reasons
-            self._phase_reasons += reasons
-            text = shares_text(reasons, 'tasks')
-            self.notices.append(f'{step_name(step)} trained nothing{names}: {text}')
-        self.lacks_tasks = bool(self.empty_policies) and not reasons
+            policy_reasons = reasons[policy] or self._pool_reasons
+            if policy_reasons:
+                self.last_reasons[policy] = policy_reasons
+            phase_reasons = self._phase_reasons.setdefault(policy, collections.Counter())
+            phase_reasons.update(reasons[policy])
+            # A step may train several policies; with one there is no need to name it.
+            name = f' in {policy}' if len(has_learnt) > 1 else ''
+            text = shares_text(reasons[policy], 'tasks')
+            self.notices.append(f'{step_name(step)} trained nothing{name}: {text}')
+        self.lacks_tasks = bool(self.empty_policies) and not any(reasons.values())
         is_last = step.index == step.phase.steps - 1
         if is_last and not self._phase_trained:
-            text = shares_text(self._phase_reasons, 'tasks')
+            text = policies_text(self._phase_reasons, list(self._phase_reasons))
             self.notices.append(
                 f'phase {step.phase.name} of iteration {step.phase.iteration + 1} made no update: {text}'
             )
@@ -173,8 +191,9 @@ class LearningRecord:
             text = shares_text(reasons, 'tasks')
             self.notices.append(f'{step_name(step)}: all tasks were dropped: {text}')
         is_last = step.index == step.phase.steps - 1
+        self._pool_reasons = collections.Counter()
         if is_last and not pool_size and drops:
-            self.last_reasons = collections.Counter(drops)
+            self._pool_reasons = collections.Counter(drops)
             text = shares_text(drops, 'tasks')
             self.notices.append(
                 f'phase {step.phase.name} of iteration {step.phase.iteration + 1} left the pool of '
@@ -187,7 +206,7 @@ class LearningRecord:
         self.lacks_tasks = False
         if step.index == 0:
             self._phase_trained = 0
-            self._phase_reasons = collections.Counter()
+            self._phase_reasons = {}
 
     def stuck_policies(self, limit: int) -> list[str]:
         """Policies of the last step because of which the run has to stop.
@@ -208,16 +227,28 @@ class LearningRecord:
             'trained_steps': dict(self.trained_steps),
             'empty_steps': dict(self.empty_steps),
             'consecutive_empty': dict(self.consecutive_empty),
-            'last_reasons': dict(self.last_reasons),
+            'reasons_by_policy': _plain(self.last_reasons),
             'phase_trained': self._phase_trained,
-            'phase_reasons': dict(self._phase_reasons),
+            'phase_reasons_by_policy': _plain(self._phase_reasons),
+            'pool_reasons': dict(self._pool_reasons),
+            'counts_all_steps': self.counts_all_steps,
         }
 
     def restore(self, state: Json) -> None:
-        """Inverse of `state`."""
-        self.trained_steps = collections.Counter(state['trained_steps'])
-        self.empty_steps = collections.Counter(state['empty_steps'])
-        self.consecutive_empty = collections.Counter(state['consecutive_empty'])
-        self.last_reasons = collections.Counter(state['last_reasons'])
-        self._phase_trained = state['phase_trained']
-        self._phase_reasons = collections.Counter(state['phase_reasons'])
+        """Inverse of `state`; what a checkpoint of an earlier version lacks is empty."""
+        self.trained_steps = collections.Counter(state.get('trained_steps'))
+        self.empty_steps = collections.Counter(state.get('empty_steps'))
+        self.consecutive_empty = collections.Counter(state.get('consecutive_empty'))
+        self.last_reasons = _counters(state.get('reasons_by_policy', {}))
+        self._phase_trained = state.get('phase_trained', 0)
+        self._phase_reasons = _counters(state.get('phase_reasons_by_policy', {}))
+        self._pool_reasons = collections.Counter(state.get('pool_reasons'))
+        self.counts_all_steps = bool(state) and state.get('counts_all_steps', True)
+
+
+def _plain(reasons: Mapping[str, Mapping[str, int]]) -> Json:
+    return {policy: dict(counts) for policy, counts in reasons.items()}
+
+
+def _counters(reasons: Json) -> dict[str, collections.Counter[str]]:
+    return {policy: collections.Counter(counts) for policy, counts in reasons.items()}

@@ -87,10 +87,10 @@ class ProposalRecord:
         return {'total': self._total, 'readable': self._readable, 'sample': self._sample}
 
     def restore(self, state: Json) -> None:
-        """Inverse of `state`."""
-        self._total = state['total']
-        self._readable = state['readable']
-        self._sample = [list(record) for record in state['sample']]
+        """Inverse of `state`; {} of an earlier version is an empty record."""
+        self._total = state.get('total', 0)
+        self._readable = state.get('readable', 0)
+        self._sample = [list(record) for record in state.get('sample', [])]
 
 
 def _seed_document(task: Task) -> Json | None:

@@ -39,6 +39,8 @@ from zeroplay_jax.training.summary import summarise_run
 from zeroplay_jax.training.trajectory_log import rendering_check, trajectory_records
 from zeroplay_jax.types import Json, Row
 
+# Number of steps after which the last report was written.
+_REPORTED_FILE = '.reported'
 # Fields that may change on resume: the result does not depend on them.
 FREE_FIELDS = (
     'progress',
@@ -82,7 +84,13 @@ def run(config, workdir) -> dict:
         checkpoints = Checkpointer(workdir, config.checkpoint.keep)
         is_resumed = checkpoints.latest() is not None
         tool_record.check(hosts, workdir, context.rollouts.roles, is_resumed)
-        state: dict[str, Any] = {'cursor': 0, 'evaluations': {}, 'rubrics': {}, 'seconds': 0.0}
+        state: dict[str, Any] = {
+            'cursor': 0,
+            'evaluations': {},
+            'rubrics': {},
+            'seconds': 0.0,
+            'stopped': None,
+        }
         if is_resumed:
             with progress.clock('restore', shows_progress):
                 device_state, saved_state = checkpoints.restore(engine.device_state())
@@ -95,10 +103,14 @@ def run(config, workdir) -> dict:
                 print(f'resumes at step {state["cursor"]} of {len(steps)}', file=sys.stderr)
 
         # ---- train ---------------------------------------------------------------------------------
-        stopped: str | None = None
-        if state['cursor'] < len(steps):
+        # A run that was killed between its stopping checkpoint and its report is reported first: whether
+        # it plays on must not depend on the kill.
+        is_report_due = config.stop_after_empty_steps and state['stopped']
+        if is_report_due:
+            is_report_due = not _is_reported(hosts, workdir, state['cursor'])
+        if state['cursor'] < len(steps) and not is_report_due:
             _remove_exports(hosts, workdir)
-            stopped = _train(config, workdir, context, engine, checkpoints, steps, state)
+            _train(config, workdir, context, engine, checkpoints, steps, state)
         checkpoints.close()
 
         # ---- report --------------------------------------------------------------------------------
@@ -106,12 +118,14 @@ def run(config, workdir) -> dict:
             config, context.library, engine.external_items, state, len(steps)
         )
         unchanged = _unchanged_policies(engine, first_weights)
+        stopped = state['stopped'] if config.stop_after_empty_steps else None
         summary |= learning_summary(engine, steps, unchanged, stopped)
         summary |= _proposal_summary(hosts, context, engine)
         _export(hosts, workdir, context, engine, shows_progress, unchanged)
         if hosts.is_first:
             atomic.write_text(workdir / 'summary.json', json.dumps(summary, indent=2) + '\n')
             page = report_builder.write_report(workdir)
+            atomic.write_text(workdir / _REPORTED_FILE, f'{state["cursor"]}\n')
             print(table)
             print(f'{summary["seconds"]:.0f} s; the report is {page}')
     # Outside the lock, and on every process: all of them exit with the same status.
@@ -127,14 +141,12 @@ def _train(
     checkpoints: Checkpointer,
     steps: list[Step],
     state: dict[str, Any],
-) -> str | None:
+) -> None:
     """All remaining steps; `state` is updated in place.
 
-    Returns:
-      Why the run stopped before its last step; None if it did not.
-
     A checkpoint holds: `engine.device_state()` (weights, moments, teachers), `engine.host_state()`
-    (pool, cursors, carried-over groups), the number of the next step, evaluation results, seconds.
+    (pool, cursors, carried-over groups), the number of the next step, evaluation results, seconds, and
+    why the run stopped after this step (None if it did not).
     """
     hosts = context.rollouts.hosts
     first_step = state['cursor']
@@ -145,7 +157,6 @@ def _train(
         writer = MetricsWriter(workdir, first_step)
     shows_progress = config.progress and hosts.is_first
     planned_rollouts = _planned_rollouts(context, engine)
-    stopped: str | None = None
     with (
         checkpoints.saved_on_interrupt(),
         ProgressBar(shows_progress, steps, first_step, planned_rollouts) as bar,
@@ -160,22 +171,30 @@ def _train(
                 _print_step(config, engine, step, rows, bar)
             # Equal on all processes: the counts come from gathered outcomes.
             stuck_policies = _stuck_policies(config, engine, step)
+            state['stopped'] = None
             if stuck_policies:
-                stopped = stop_line(engine, stuck_policies, step)
+                state['stopped'] = stop_line(engine, stuck_policies, step)
             # The last step is always saved: the export and the summary can then be repeated.
             next_step = step.number + 1
             is_due = next_step % config.checkpoint.every == 0
-            if is_due or stopped or next_step == len(steps):
+            if is_due or state['stopped'] or next_step == len(steps):
                 # Logs are written before the checkpoint, so no saved step lacks its records.
                 state['engine'] = engine.host_state()
                 state['cursor'] = next_step
                 state['seconds'] = seconds_before + _process_age()
                 checkpoints.save(next_step, engine.device_state(), state)
-            if stopped:
+            if state['stopped']:
                 break
     if writer:
         writer.close()
-    return stopped
+
+
+def _is_reported(hosts: Hosts, workdir: pathlib.Path, cursor: int) -> bool:
+    """Whether the report of a run that stopped before step `cursor` was written; equal on all processes."""
+    path = workdir / _REPORTED_FILE
+    is_reported = path.is_file() and path.read_text(encoding='utf-8').strip() == str(cursor)
+    # The first process decides: only its folder has the reports.
+    return hosts.gather(is_reported)[0]
 
 
 def _stuck_policies(config, engine: Engine, step: Step) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.learning_record import (
     EQUAL_REWARDS,
     NONFINITE_GRADIENT,
+    policies_text,
     shares_text,
     step_name,
 )
@@ -45,21 +47,22 @@ def stop_line(engine: Engine, policies: Sequence[str], step: Step) -> str:
     names = ', '.join(policies)
     if learning.lacks_tasks:
         problem = f'{step_name(step)} has nothing to train {names} on'
-        if learning.last_reasons:
-            problem += f': {shares_text(learning.last_reasons, "tasks")}'
+        # Without tasks the reasons are those of an earlier phase: the same for all policies.
+        reasons = learning.last_reasons.get(policies[0])
+        if reasons:
+            problem += f': {shares_text(reasons, "tasks")}'
     else:
         count = max(learning.consecutive_empty[name] for name in policies)
         steps = 'step' if count == 1 else f'{count} steps in a row'
-        reasons = shares_text(learning.last_reasons, 'tasks')
-        problem = (
-            f'{steps} trained nothing in {names}, the last of them {step_name(step)}: {reasons}'
-        )
+        text = policies_text(learning.last_reasons, policies)
+        problem = f'{steps} trained nothing in {names}, the last of them {step_name(step)}: {text}'
     return f'stopped: {problem}; {remedy(engine, policies[0])}'
 
 
 def remedy(engine: Engine, policy: str) -> str:
-    """What to change so that a policy learns, by the commonest reason of the last empty step."""
-    for reason, _ in engine.learning.last_reasons.most_common(1):
+    """What to change so that a policy learns, by the commonest reason of its last empty step."""
+    reasons = engine.learning.last_reasons.get(policy, collections.Counter())
+    for reason, _ in reasons.most_common(1):
         text = _REMEDIES.get(reason, _INFORMATION)
         roles = [role for role, weights in engine.weights_of.items() if weights == policy]
         return text.replace('<role>', roles[0])
@@ -96,7 +99,9 @@ def learning_summary(
     untrained = []
     for name in policies_due(engine, steps):
         # Weight decay alone changes weights, and an update of size 0 leaves them as they were.
-        is_trained = learning.trained_steps[name] > 0 and name not in unchanged
+        # A checkpoint of an earlier version has no counts.
+        has_learnt = learning.trained_steps[name] > 0 or not learning.counts_all_steps
+        is_trained = has_learnt and name not in unchanged
         if not is_trained:
             untrained.append(name)
         policies[name] = {
@@ -107,10 +112,12 @@ def learning_summary(
     sentences = []
     if untrained:
         sentences.append(f'Nothing was trained in {", ".join(untrained)}.')
-        # Otherwise the line about the stop has the reasons.
-        if not stopped and learning.last_reasons:
-            reasons = shares_text(learning.last_reasons, 'tasks')
-            sentences.append(f'The last empty step: {reasons}; {remedy(engine, untrained[0])}.')
+        for name in untrained:
+            reasons = learning.last_reasons.get(name)
+            # After a stop the line about it has the reasons.
+            if reasons and not stopped:
+                text = shares_text(reasons, 'tasks')
+                sentences.append(f'The last empty step of {name}: {text}; {remedy(engine, name)}.')
     if stopped:
         sentences.append(f'The run {stopped}.')
         sentences.append('The figures after training are those of the last evaluation before that.')
