@@ -61,7 +61,20 @@ def rollout_stats(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Stats:
         accumulator.add('informative_share', len(rewards) > 1)
     dropped = sum(outcome.drop is not None for outcome in outcomes)
     accumulator.add('dropped_episodes', dropped, len(outcomes) or 1)
+    # Per task, because a dropped task may have rows, too: they must not count twice.
+    for outcome in outcomes:
+        accumulator.add('dropped_share', _dropped_share(outcome))
     return accumulator.stats()
+
+
+def _dropped_share(outcome: Outcome) -> float:
+    """Share of a task that is not used: 1 if the task is dropped, otherwise that of its dropped rows."""
+    if outcome.drop is not None:
+        return 1.0
+    if not outcome.rows:
+        return 0.0
+    dropped_rows = [row for row in outcome.rows if row.drop is not None]
+    return len(dropped_rows) / len(outcome.rows)
 
 
 def _add_row(accumulator: _Accumulator, row: Row) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.training.rollout_text import COLUMNS, wrapped
-from zeroplay_jax.training.time_left import TimeLeft, compile_clock
+from zeroplay_jax.training.time_left import Prediction, TimeLeft, compile_clock
 
 # Episodes between two updates of their count: a terminal is slow, and episodes end in bursts.
 _EPISODES_PER_UPDATE = 8
@@ -18,6 +19,21 @@ _ORDER = ('speed', 'drop', 'reward', 'em', 'episodes')
 # Columns of the bar itself, of the blanks around it, and of the longest time.
 _BAR_COLUMNS = 3
 _TIME_COLUMNS = len(' || 00:00:00 left')
+
+
+@dataclasses.dataclass(frozen=True)
+class _CurrentStep:
+    """Clock of the step that runs.
+
+    Attributes:
+      begin: `time.monotonic()` at its begin.
+      compiled_before: seconds of compilations before it.
+      prediction: of this step and all further ones; None before the first step has ended.
+    """
+
+    begin: float
+    compiled_before: float
+    prediction: Prediction | None
 
 
 class ProgressBar:
@@ -40,9 +56,7 @@ class ProgressBar:
         self._time_left = TimeLeft(steps, rollouts)
         self._compile_clock = compile_clock()
         self._total = len(steps)
-        self._next_step = cursor
-        self._begin = time.monotonic()
-        self._compiled_before = self._compile_clock.seconds
+        self._current = self._begin(cursor)
         # Texts by name, see `_ORDER`.
         self._values: dict[str, str] = {}
         self._episodes = 0
@@ -62,9 +76,7 @@ class ProgressBar:
         if step.phase.name != 'evaluation':
             position = f' {step.phase.iteration + 1}.{step.index + 1}'
         self._description = step.phase.name + position
-        self._next_step = step.number
-        self._begin = time.monotonic()
-        self._compiled_before = self._compile_clock.seconds
+        self._current = self._begin(step.number)
         self._episodes = 0
         # Drawn once, with the values.
         self._bar.set_description_str(self._description, refresh=False)
@@ -78,10 +90,8 @@ class ProgressBar:
 
     def end_step(self, step: Step, metrics: Mapping[str, float]) -> None:
         """Advances the bar and shows the main metrics."""
-        self._time_left.add(step, self._step_seconds())
-        self._next_step = step.number + 1
-        self._begin = time.monotonic()
-        self._compiled_before = self._compile_clock.seconds
+        self._time_left.add(step, self._step_seconds(self._current))
+        self._current = self._begin(step.number + 1)
         self._bar.update()
         self._values |= _shown_metrics(metrics)
         self._show()
@@ -96,16 +106,24 @@ class ProgressBar:
         lines = wrapped(text, COLUMNS - 2)
         self.write('\n  '.join(lines))
 
-    def _step_seconds(self) -> float:
-        """Seconds of the current step, without compilations."""
+    def _begin(self, next_step: int) -> _CurrentStep:
+        """Starts the clock of a step."""
+        prediction = self._time_left.predict(next_step)
+        return _CurrentStep(time.monotonic(), self._compile_clock.seconds, prediction)
+
+    def _step_seconds(self, current: _CurrentStep) -> float:
+        """Seconds since a step began, without compilations."""
         # Every program compiles once: its time says nothing about further steps.
-        compiled = self._compile_clock.seconds - self._compiled_before
-        return max(time.monotonic() - self._begin - compiled, 0.0)
+        compiled = self._compile_clock.seconds - current.compiled_before
+        return max(time.monotonic() - current.begin - compiled, 0.0)
 
     def _time_left_text(self) -> str:
-        seconds = self._time_left.seconds_left(self._next_step, self._step_seconds())
-        if seconds is None:
+        # Called by the thread that redraws the line: it reads this one attribute, which is replaced as a
+        # whole, and never `TimeLeft`, which the main thread changes.
+        current = self._current
+        if current.prediction is None:
             return '--:-- left'
+        seconds = current.prediction.seconds_left(self._step_seconds(current))
         return f'{self._bar.format_interval(round(seconds))} left'
 
     def _show(self) -> None:
@@ -140,23 +158,13 @@ def _shown_metrics(metrics: Mapping[str, float]) -> dict[str, str]:
     # Of training and generation; the rollouts of an evaluation are not counted.
     if 'tokens_per_second' in metrics:
         values['speed'] = f'{_short(metrics["tokens_per_second"])} tok/s'
-        values['drop'] = f'drop {round(100 * dropped_share(metrics))}%'
+    if 'dropped_share' in metrics:
+        values['drop'] = f'drop {round(100 * metrics["dropped_share"])}%'
     if 'reward_mean' in metrics:
         values['reward'] = f'reward {metrics["reward_mean"]:.2f}'
     if 'em/mean' in metrics:
         values['em'] = f'EM {metrics["em/mean"]:.2f}'
     return values
-
-
-def dropped_share(metrics: Mapping[str, float]) -> float:
-    """Share of a step's items that are not used: dropped tasks, and dropped rollouts of the others."""
-    dropped_tasks = metrics.get('dropped_episodes', 0.0)
-    dropped_rows = 0.0
-    for name, value in metrics.items():
-        if name.startswith('row_drop/'):
-            dropped_rows += value
-    # Dropped rollouts are a share of those that exist, which a dropped task has none of.
-    return dropped_tasks + (1 - dropped_tasks) * dropped_rows
 
 
 def _short(number: float) -> str:

@@ -8,6 +8,7 @@ the time of compilations, and a phase that has not begun from its number of roll
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
@@ -21,6 +22,24 @@ _RECENT_STEPS = 8
 _UPDATE_FACTOR = 2.0
 # Of XLA alone: events of tracing are nested, so that their sum would exceed the time that they took.
 _COMPILE_EVENT = '/jax/core/compile/backend_compile_duration'
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """Predicted seconds.
+
+    Attributes:
+      total: of all remaining steps, the one that runs included.
+      current: of the step that runs.
+    """
+
+    total: float
+    current: float
+
+    def seconds_left(self, elapsed: float) -> float:
+        """Seconds left, `elapsed` seconds after the current step began."""
+        # A step that takes longer than predicted has no negative time left.
+        return self.total - min(elapsed, self.current)
 
 
 class TimeLeft:
@@ -50,18 +69,13 @@ class TimeLeft:
         recent.append(seconds)
         self._phases[name] = step.phase
 
-    def seconds_left(self, next_step: int, elapsed: float = 0.0) -> float | None:
-        """Seconds of all steps from number `next_step` on; None before the first step has ended.
-
-        Args:
-          next_step: number of the step that runs.
-          elapsed: seconds since it began.
-        """
+    def predict(self, next_step: int) -> Prediction | None:
+        """Seconds of all steps from number `next_step` on; None before the first step has ended."""
         if not self._seconds:
             return None
         remaining_steps = self._steps[next_step:]
         if not remaining_steps:
-            return 0.0
+            return Prediction(0.0, 0.0)
         # A few kinds of phases, but thousands of steps.
         count_of_phase: collections.Counter[str] = collections.Counter()
         phases: dict[str, Phase] = {}
@@ -71,9 +85,7 @@ class TimeLeft:
         total = 0.0
         for name, count in count_of_phase.items():
             total += count * self._step_seconds(phases[name])
-        # A step that takes longer than predicted has no negative time left.
-        current = self._step_seconds(remaining_steps[0].phase)
-        return total - min(elapsed, current)
+        return Prediction(total, current=self._step_seconds(remaining_steps[0].phase))
 
     def _step_seconds(self, phase: Phase) -> float:
         recent = self._seconds.get(phase.name)
@@ -85,7 +97,7 @@ class TimeLeft:
         if rate is None:
             factor = _UPDATE_FACTOR if trains else 1 / _UPDATE_FACTOR
             other_rate = self._seconds_per_rollout(not trains)
-            # `seconds_left` has made sure that some phase was seen.
+            # `predict` has made sure that some phase was seen.
             assert other_rate is not None
             rate = factor * other_rate
         return rate * self._rollouts(phase)
