@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 
 from . import folder, shards
-from .command import Parser, one_line
+from .command import Parser, one_line, passage_words
 from .lexical import LexicalEncoder
 from .types import Encoder, RetrievalError
 
@@ -32,8 +32,6 @@ _SCANN_PARAMETERS = (
     'threshold',
     'reorder',
 )
-# Shorter passages would be parts of sentences.
-_MIN_PASSAGE_WORDS = 20
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -68,17 +66,9 @@ def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
     words_help = (
         'cut long passages and texts into whole sentences of this many words (0: as they are)'
     )
-    add('--passage-words', type=_word_count, default=0, metavar='N', help=words_help)
+    add('--passage-words', type=passage_words, default=0, metavar='N', help=words_help)
     dtype_help = 'type of the vectors on disk'
     add('--dtype', choices=('float32', 'float16'), default='float32', help=dtype_help)
-
-
-def _word_count(text: str) -> int:
-    """An argparse type: 0, or enough words for a sentence."""
-    if not text.isdecimal() or 0 < int(text) < _MIN_PASSAGE_WORDS:
-        message = f'{text!r} words are no passage; give 0, or {_MIN_PASSAGE_WORDS} or more'
-        raise argparse.ArgumentTypeError(message)
-    return int(text)
 
 
 def _add_encoder_arguments(parser: argparse.ArgumentParser) -> None:

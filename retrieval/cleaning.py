@@ -63,8 +63,19 @@ class Inventory:
 
     def __str__(self) -> str:
         # The most frequent problem first, equal ones by name: the same line for the same source.
-        ordered = sorted(self.problems.items(), key=lambda item: (-item[1], item[0]))
+        ordered = sorted(self.problems.items(), key=_by_count)
         return ', '.join(f'{count} {problem}' for problem, count in ordered)
+
+
+def _by_count(item: tuple[str, int]) -> tuple[int, str]:
+    """Sort key of (name, count): the largest count first, equal ones by name."""
+    name, count = item
+    return -count, name
+
+
+def _printable(suffix: str) -> str:
+    """A suffix without characters that would change the terminal: names of files may hold any bytes."""
+    return ''.join(character if character.isprintable() else '\ufffd' for character in suffix)
 
 
 class _CountedLines(BadLines):
@@ -193,8 +204,10 @@ def _count_other_files(
     suffixes: collections.Counter[str] = collections.Counter()
     for path in visible_files(source):
         if path not in texts:
-            suffixes[path.suffix.lower() or 'without suffix'] += 1
-    for number, (suffix, count) in enumerate(sorted(suffixes.items())):
+            suffixes[_printable(path.suffix.lower()) or 'without suffix'] += 1
+    # The most frequent ones are named; equally frequent ones in the order of their names.
+    ordered = sorted(suffixes.items(), key=_by_count)
+    for number, (suffix, count) in enumerate(ordered):
         name = suffix if number < _NAMED_SUFFIXES else 'of other formats'
         inventory.problems[name] += count
 

@@ -249,7 +249,7 @@ def write(
       RetrievalError: a bad line (strict), a repeated id, no passage at all, a file that cannot be read.
     """
     # Shared with `read`, which adds to it.
-    skipped = BadLines(source, strict)
+    skipped = BadLines(source, strict, fix='correct the line or pass --skip-bad-lines')
     digest = hashlib.sha256()
     # 8 bytes of a hash per id find repeated ids; two of 21 million ids collide by chance in one of 80,000 corpora.
     id_hashes = _Column(np.uint64)

@@ -42,11 +42,15 @@ csv.field_size_limit(sys.maxsize)  # LONGEST_LINE is the limit
 
 
 class BadLines:
-    """Bad lines of a source: an error if `strict`, otherwise counted and the first ten logged."""
+    """Bad lines of a source: an error if `strict`, otherwise counted and the first ten logged.
 
-    def __init__(self, source: pathlib.Path, strict: bool):
+    `fix` ends the error line: what the user of the command can do.
+    """
+
+    def __init__(self, source: pathlib.Path, strict: bool, fix: str = 'correct the line'):
         self.source = source
         self.strict = strict
+        self.fix = fix
         self.count = 0
 
     def add(self, number: int, reason: str) -> None:
@@ -57,9 +61,7 @@ class BadLines:
         """
         self.count += 1
         if self.strict:
-            raise RetrievalError(
-                f'{self.source}:{number}: {reason}; correct the line or pass --skip-bad-lines'
-            )
+            raise RetrievalError(f'{self.source}:{number}: {reason}; {self.fix}')
         if self.count <= _LOGGED_LINES:
             logging.warning('%s:%d: %s; skipped', self.source, number, reason)
 

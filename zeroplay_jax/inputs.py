@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from zeroplay_jax.retrieval import progress
-from zeroplay_jax.retrieval.command import Parser
+from zeroplay_jax.retrieval.command import Parser, passage_words
 from zeroplay_jax.retrieval.corpus import Record, read
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import interrupts
@@ -231,7 +231,7 @@ def _add_cloze(commands) -> None:
     parser.add_argument(
         '--passage-words',
         metavar='N',
-        type=_whole_number(0),
+        type=passage_words,
         default=0,
         help='as for python -m zeroplay_jax.retrieval.build (0)',
     )

@@ -135,6 +135,15 @@ def test_a_folder_with_nothing_usable_is_refused_with_what_is_in_it(tmp_path):
     assert 'none of its 8 files can be used (3 .pdf, 1 binary, ' in text
 
 
+def test_the_most_frequent_suffixes_are_named_without_control_characters(tmp_path):
+    (tmp_path / 'texts').mkdir()
+    for number, suffix in enumerate(('a', 'b', 'c', 'd', 'x\x1b[31m', 'zip', 'zip', 'zip')):
+        (tmp_path / 'texts' / f'{number}.{suffix}').write_bytes(b'')
+    (tmp_path / 'texts' / '8.x\x1b[31m').write_bytes(b'')
+    text = refused(tmp_path / 'texts', tmp_path)
+    assert '(3 .zip, 2 .x\ufffd[31m, 2 of other formats, 1 .a, 1 .b)' in text
+
+
 def test_other_sources_with_nothing_usable_are_refused(tmp_path):
     (tmp_path / 'empty').mkdir()
     assert 'there are no files in it' in refused(tmp_path / 'empty', tmp_path)

@@ -68,25 +68,30 @@ class DaemonPool:
 
 
 def _work(tasks: queue.SimpleQueue[_Task]) -> None:
-    """Runs the functions of a queue until it yields None; executed by every thread of a pool."""
-    while True:
-        task = tasks.get()
-        if task is None:
-            # None is put back for the next thread of the pool.
-            tasks.put(None)
-            return
-        future, function = task
-        # False for a future that was cancelled while it waited.
-        if not future.set_running_or_notify_cancel():
-            continue
-        try:
-            result = function()
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-        # An idle thread must not keep the last result alive.
-        del task, future, function
+    while _run_next(tasks):
+        pass
+
+
+def _run_next(tasks: queue.SimpleQueue[_Task]) -> bool:
+    """Runs the next function of the queue; returns False if the thread has to end."""
+    # A function of its own: a thread that waits for the next task must not keep the variables of the
+    # last one alive, such as its result.
+    task = tasks.get()
+    if task is None:
+        # For the next thread of the pool.
+        tasks.put(None)
+        return False
+    future, function = task
+    # A future that was cancelled while it waited.
+    if not future.set_running_or_notify_cancel():
+        return True
+    try:
+        future.set_result(function())
+    except BaseException as error:
+        future.set_exception(error)
+    # An error refers to this frame: its future would keep itself alive through it.
+    del task, future, function
+    return True
 
 
 @atexit.register

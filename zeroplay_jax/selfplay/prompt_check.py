@@ -119,16 +119,24 @@ def check_prompts(
         if measurement.too_long > _REFUSED_SHARE:
             refused.append(measurement)
         elif measurement.too_long > _WARNED_SHARE:
-            warnings.append(_problem(measurement) + f'; {_fix(config, measurement)}')
+            warnings.append(_problem(measurement) + f'; {_fix(config, [measurement])}')
     if refused:
-        # The largest need: after this change none of the others remains.
-        worst = max(refused, key=_required)
-        fail(_field(worst.role), _limit(config, worst.role), _problem(worst), _fix(config, worst))
+        worst = _worst_per_field(refused)
+        problem = '; '.join(_problem(measurement) for measurement in worst)
+        role = worst[0].role
+        # All of them in one line: after this change none remains.
+        fail(_field(role), _limit(config, role), problem, _fix(config, worst))
     return warnings
 
 
-def _required(measurement: _Measurement) -> int:
-    return measurement.required
+def _worst_per_field(measurements: Sequence[_Measurement]) -> list[_Measurement]:
+    """Per field that limits prompts the measurement with the largest need."""
+    worst: dict[str, _Measurement] = {}
+    for measurement in measurements:
+        field = _field(measurement.role)
+        if field not in worst or measurement.required > worst[field].required:
+            worst[field] = measurement
+    return list(worst.values())
 
 
 # ---- measurement -------------------------------------------------------------------------------------
@@ -225,17 +233,18 @@ def _problem(measurement: _Measurement) -> str:
     )
 
 
-def _fix(config, measurement: _Measurement) -> str:
+def _fix(config, measurements: Sequence[_Measurement]) -> str:
     """The fields to set so that the measured prompts fit, and all that depends on them."""
     values = {}
     context = config.sampler.context
-    if _field(measurement.role) == 'rollout.prompt_tokens':
-        values['rollout.prompt_tokens'] = measurement.required
-        turns = config.rollout.max_turns * config.rollout.turn_tokens
-        required_context = measurement.required + turns
-    else:
-        reply_tokens = context - measurement.role.prompt_tokens
-        required_context = measurement.required + reply_tokens
+    required_context = 0
+    for measurement in measurements:
+        if _field(measurement.role) == 'rollout.prompt_tokens':
+            values['rollout.prompt_tokens'] = measurement.required
+            reply_tokens = config.rollout.max_turns * config.rollout.turn_tokens
+        else:
+            reply_tokens = context - measurement.role.prompt_tokens
+        required_context = max(required_context, measurement.required + reply_tokens)
     if required_context > context:
         values['sampler.context'] = context = required_context
     if config.micro.tokens < context:

@@ -28,15 +28,14 @@ class ProposalRecord:
     def __init__(self) -> None:
         self._total = 0
         self._readable = 0
-        # [hash, query or None, document id, hash of the document], sorted.
+        # [hash, query or None, hash of the document], sorted.
         self._sample: list[list[Any]] = []
 
     def add(self, tasks: Sequence[Task], outcomes: Sequence[Outcome]) -> None:
         """Counts the proposals of a step."""
         records: list[list[Any]] = []
         for task, outcome in zip(tasks, outcomes, strict=True):
-            # Only recipes set `valid`, and only for proposals.
-            proposals = [row for row in outcome.rows if row.info.valid is not None]
+            proposals = [row for row in outcome.rows if row.info.is_proposal]
             document = _seed_document(task) if proposals else None
             if document is None:
                 continue
@@ -72,7 +71,7 @@ class ProposalRecord:
                 count += 1
         for start in range(0, len(asked), _BATCH):
             batch = asked[start : start + _BATCH]
-            results = corpus.search([query for _, query, _, _ in batch])
+            results = corpus.search([record[1] for record in batch])
             for record, passages in zip(batch, results, strict=True):
                 if passages is None:
                     continue
@@ -94,7 +93,7 @@ class ProposalRecord:
 
 
 def _seed_document(task: Task) -> Json | None:
-    """Title, text and, where it has one, id of the document that a task starts from; None without one."""
+    """Title and text of the document that a task starts from; None without one."""
     payload = task.payload
     record = payload.to_json() if hasattr(payload, 'to_json') else payload
     if not isinstance(record, dict) or not {'title', 'text'} <= record.keys():
@@ -107,18 +106,15 @@ def _sample_record(row: Row, document: Json) -> list[Any]:
     if row.info.rejected is None and row.info.question is not None:
         query = row.info.question.text
     identity = ','.join(map(str, row.trajectory.identity))
-    document_id = str(document.get('document_id', ''))
     content = f'{document["title"]}\n{document["text"]}'
-    return [_hash(identity), query, document_id, _hash(content)]
+    return [_hash(identity), query, _hash(content)]
 
 
 def _contains(passages: Sequence[Json], record: Sequence[Any]) -> bool:
     """Whether the document of a sample record is among the passages."""
-    _, _, document_id, content_hash = record
+    content_hash = record[-1]
     for passage in passages:
-        # A file of documents may have no ids, or those of another index: equal text is enough.
-        if document_id and str(passage['id']) == document_id:
-            return True
+        # Not the id: the documents may be those of another index, where it names another passage.
         if _hash(f'{passage["title"]}\n{passage["text"]}') == content_hash:
             return True
     return False

@@ -94,7 +94,7 @@ def rollout_text(step: Step, rows: Sequence[Row]) -> str:
     question = row.info.question
     lines = [f'── {step_name(step)}, a rollout of role {row.role} '.ljust(COLUMNS, '─')]
     # A proposal's question is its result, so it follows the searches.
-    is_proposal = row.info.valid is not None
+    is_proposal = row.info.is_proposal
     question_lines: list[str] = []
     if question is not None:
         question_lines = _labelled('task' if question.is_open_task else 'question', question.text)

@@ -35,11 +35,16 @@ _MAX_VALUE_CHARACTERS = 80  # of a value that an error quotes
 Listing = dict[str, dict[str, Any]]
 
 
-def listing(roles: Mapping[str, Role]) -> Listing:
-    """The tools of all roles, as JSON values."""
-    tools: dict[str, Tool] = {}
-    for role in roles.values():
-        tools.update(role.env.tools)
+def listings(roles: Mapping[str, Role]) -> dict[str, Listing]:
+    """The tools of each role that has any, as JSON values."""
+    listing_of_role: dict[str, Listing] = {}
+    for name, role in roles.items():
+        if role.env.tools:
+            listing_of_role[name] = _listing(role.env.tools)
+    return listing_of_role
+
+
+def _listing(tools: Mapping[str, Tool]) -> Listing:
     attributes_of_tool: Listing = {}
     for name, tool in tools.items():
         attributes_of_tool[name] = {
@@ -65,7 +70,7 @@ def check(hosts: Hosts, workdir: pathlib.Path, roles: Mapping[str, Role], is_res
     def check_locally() -> None:
         if not hosts.is_first:
             return
-        current = listing(roles)
+        current = listings(roles)
         if is_resumed and path.is_file():
             _check_equal(path, current)
         else:
@@ -74,15 +79,30 @@ def check(hosts: Hosts, workdir: pathlib.Path, roles: Mapping[str, Role], is_res
     hosts.run_on_all_and_gather(check_locally)
 
 
-def _check_equal(path: pathlib.Path, current: Listing) -> None:
+def _check_equal(path: pathlib.Path, current: dict[str, Listing]) -> None:
     fix = f'bring the earlier tools back, or remove {path} to continue with these'
     try:
-        saved: Listing = json.loads(path.read_text(encoding='utf-8'))
-        difference = find_difference(saved, current)
+        saved: Json = json.loads(path.read_text(encoding='utf-8'))
+        difference = _role_difference(saved, current)
     except (ValueError, AttributeError):
         raise UserError(f'{path}: no record of tools; remove it to continue') from None
     if difference:
         raise UserError(f'{path.parent}: the run started with other tools: {difference}; {fix}')
+
+
+def _role_difference(saved: Json, current: dict[str, Listing]) -> str:
+    """The first difference of any role in words; '' without one."""
+    # A record of an earlier version has one listing for all roles.
+    if any(isinstance(value.get('description'), str) for value in saved.values()):
+        merged: Listing = {}
+        for listing in current.values():
+            merged |= listing
+        return find_difference(saved, merged)
+    for role in dict.fromkeys((*saved, *current)):
+        difference = find_difference(saved.get(role, {}), current.get(role, {}))
+        if difference:
+            return f'role {role}: {difference}'
+    return ''
 
 
 def find_difference(saved: Listing, current: Listing) -> str:
