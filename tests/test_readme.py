@@ -50,8 +50,7 @@ ENGLISH = ''
 if not ENGLISH_CHECKPOINT.is_dir():
     # The tokenizer of the miniature world takes more tokens for the same text.
     ENGLISH = '--config.policy.path=zeroplay_jax/mini/base --config.rollout.prompt_tokens=512'
-if 'stop_after_empty_steps' in fields.default_config():
-    ENGLISH += ' --config.stop_after_empty_steps=0'
+ENGLISH += ' --config.stop_after_empty_steps=0'
 # How a command that begins so is made small: what is put behind it; a function rewrites it.
 SMALL = {
     'make quickstart CORPUS': lambda c: f'{c} ARGS="{FEW} {ENGLISH}"',

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from zeroplay_jax import main as training
-from zeroplay_jax.configuration import entry, fields
+from zeroplay_jax.configuration import command_line, entry, fields, rules
 from zeroplay_jax.configuration.packaged import config as packaged_config
 from zeroplay_jax.retrieval import cleaning, progress
 from zeroplay_jax.retrieval.command import Parser
@@ -33,7 +33,7 @@ from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import interrupts
 from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.selfplay import cloze_files, files
-from zeroplay_jax.selfplay.recipe import recipe_class
+from zeroplay_jax.selfplay.recipe import BUILT_IN, recipe_class
 from zeroplay_jax.settings.paths import CONFIGS
 from zeroplay_jax.types import Json, UserError
 
@@ -48,6 +48,7 @@ _MAX_DOCUMENTS = 5_000
 # The split does not depend on --seed: runs with different seeds are compared on the same questions.
 _SPLIT_SEED = 0
 _BLOCK_BYTES = 1 << 20
+_CORPUS_SUFFIXES = ('.txt', '.md', '.json', '.jsonl', '.tsv', '.gz', '.zst')
 # Folder of the run in the workdir.
 _RUN = 'run'
 
@@ -95,25 +96,44 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
     """
     # Settings of the run are no arguments of this parser: they are handed on as they are.
     args, run_flags = _parser().parse_known_args(argv)
-    schema = packaged_config(_CONFIG)
+    config = packaged_config(_CONFIG)
+    recipe = command_line.recipe_flag([_NAME, *run_flags])
     for flag in run_flags:
-        field, has_value, _ = flag.removeprefix('--config.').partition('=')
+        field, has_value, value = flag.removeprefix('--config.').partition('=')
         if not flag.startswith('--config.') or not has_value:
             fix = 'settings of the run are given as --config.FIELD=VALUE'
             raise UserError(f'{flag!r} has no meaning here; {fix}')
         # A mistake shows before the index is built and not after it.
-        fields.check_name(field, schema)
+        if recipe in (None, *BUILT_IN):
+            fields.check_name(field, config)
+        if field == 'policy.path':
+            config.policy.path = value
+    # Sections of a recipe from elsewhere are not in the config of this command.
+    command_line.check_arguments([_NAME, *run_flags], recipe)
+    rules.check_checkpoint(config, recipe_class(recipe or config.recipe))
     args.corpus = args.corpus.expanduser()
     if args.workdir is None:
-        # Without the suffixes of a file.
-        name = args.corpus.resolve().name.partition('.')[0]
-        args.workdir = pathlib.Path('runs') / (name or 'corpus')
+        args.workdir = pathlib.Path('runs') / (_corpus_name(args.corpus) or 'corpus')
     args.workdir = args.workdir.expanduser()
+    # Its files would be read as texts, and the corpus would differ after every step.
+    if args.corpus.is_dir() and args.workdir.resolve().is_relative_to(args.corpus.resolve()):
+        raise UserError(
+            f'{args.workdir}: the workdir lies in the corpus {args.corpus}; name a folder outside of it with --workdir'
+        )
     if args.eval is not None:
         args.eval = args.eval.expanduser()
         # For its errors only; the run reads the questions itself.
         files.questions(str(args.eval))
     return args, run_flags
+
+
+def _corpus_name(corpus: pathlib.Path) -> str:
+    """Name of a corpus; that of a file has no suffixes."""
+    path = corpus.resolve()
+    if not path.is_dir():
+        while path.suffix.lower() in _CORPUS_SUFFIXES:
+            path = path.with_suffix('')
+    return path.name
 
 
 # ---- what a workdir was made from ------------------------------------------------------------------------
@@ -280,7 +300,7 @@ def _training_command(args: argparse.Namespace, run_flags: Sequence[str]) -> lis
 
 
 def _advice(args: argparse.Namespace) -> str:
-    """The command that asks the trained policy, with a question of the evaluation."""
+    """The command that asks the trained policy, with a question of the evaluation; why there is none."""
     config = json.loads((args.workdir / _RUN / 'config.json').read_text(encoding='utf-8'))
     question = files.questions(config['eval']['file'])[0].text
     role = recipe_class(config['recipe']).evaluated_role
@@ -292,7 +312,9 @@ def _advice(args: argparse.Namespace) -> str:
     policy = policies / role
     # Shared weights have a name of their own.
     if not policy.exists():
-        policy = min(policies.iterdir())
+        policy = policies / 'policy'
+    if not policy.exists():
+        return f'there is no trained policy to ask: role {role} has the weights of its start'
     command = [str(python), '-m', 'zeroplay_jax.ask', '--policy', str(policy), question]
     return f'ask the trained policy: {shlex.join(command)}'
 

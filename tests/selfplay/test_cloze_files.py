@@ -225,6 +225,17 @@ def test_the_command_writes_both_files_and_says_how_to_use_them(tmp_path, capsys
     assert before == (out.read_bytes(), documents.read_bytes())
 
 
+def test_the_advice_of_errors_is_about_flags_that_the_command_has(tmp_path, capsys):
+    source = tmp_path / 'c.jsonl'
+    source.write_text('no JSON\n')
+    arguments = ['--corpus', source, '--out', tmp_path / 'o', '--documents', tmp_path / 'd']
+    assert run(*arguments) == 2
+    error = capsys.readouterr().err
+    assert 'correct the line' in error and '--skip-bad-lines' not in error
+    assert run(*arguments, '--passage-words=5') == 2
+    assert "'5' words are no passage" in capsys.readouterr().err
+
+
 def test_a_mistake_is_one_line_and_writes_nothing(tmp_path, capsys):
     source = tmp_path / 'c.jsonl'
     source.write_text(json.dumps({'id': '1', 'contents': '"A"\nToo short.'}) + '\n')

@@ -47,7 +47,7 @@ def _with_packaged_configs(argv: Sequence[str]) -> list[str]:
     return replaced
 
 
-def _chosen_recipe(argv: Sequence[str]) -> str | None:
+def recipe_flag(argv: Sequence[str]) -> str | None:
     """The value of --config.recipe; None without this flag."""
     recipe = None
     for argument, following in itertools.zip_longest(argv[1:], argv[2:]):
@@ -100,7 +100,7 @@ def _sections_of(chosen_recipe: str | None) -> Iterator[None]:
         config_flag.parser = parser
 
 
-def _check_arguments(argv: Sequence[str], chosen_recipe: str | None) -> None:
+def check_arguments(argv: Sequence[str], chosen_recipe: str | None) -> None:
     """Names of files and fields, for which the flag library would print a traceback or a page."""
     # Built only where a field is set: it imports all recipes.
     schema = None
@@ -161,8 +161,8 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         not load.
     """
     argv = _with_packaged_configs(argv)
-    chosen_recipe = _chosen_recipe(argv)
-    _check_arguments(argv, chosen_recipe)
+    chosen_recipe = recipe_flag(argv)
+    check_arguments(argv, chosen_recipe)
     try:
         with _sections_of(chosen_recipe):
             return flags.FLAGS(argv)

@@ -383,7 +383,12 @@ def _check_judge(config: ConfigDict, recipe: type[Recipe]) -> None:
         fail('judge.url', judge.url, 'not a web address', fix)
 
 
-def _check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
+def check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses `config.policy.path` unless it is a checkpoint folder.
+
+    Raises:
+      ConfigError: one line; what is missing.
+    """
     folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
     path_text = config.policy.path or "'' (the built-in checkpoint)"
     fix = 'name a Hugging Face checkpoint folder (config.json, tokenizer.json, *.safetensors)'
@@ -412,5 +417,5 @@ RULES: tuple[Rule, ...] = (
     _check_judge,
     _check_retrieval,
     _check_files,
-    _check_checkpoint,
+    check_checkpoint,
 )
