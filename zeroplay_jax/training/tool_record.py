@@ -105,7 +105,7 @@ def _role_difference(saved: Json, current: dict[str, Listing]) -> str:
     return ''
 
 
-def find_difference(saved: Listing, current: Listing) -> str:
+def find_difference(saved: Json, current: Json) -> str:
     """The first difference between two listings in words; '' without one."""
     for name, attributes in saved.items():
         if name not in current:
