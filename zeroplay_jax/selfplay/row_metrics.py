@@ -148,3 +148,22 @@ def rows_per_context(rows: Sequence[Row]) -> list[Row]:
         for context in row.trajectory.contexts:
             split_rows.append(dataclasses.replace(row, trajectory=context))
     return split_rows
+
+
+def ratios(stats: Stats) -> dict[str, float]:
+    """Returns sums divided by their counts, without those of count 0."""
+    metrics = {}
+    for name, (total, count) in stats.items():
+        # A metric of count 0 (no search, no valid proposal) is left out, because 0 would be misleading.
+        if count:
+            metrics[name] = total / count
+    return metrics
+
+
+def added(left: Stats, right: Stats) -> Stats:
+    """Returns the sums of two sets of statistics, name by name."""
+    result = dict(left)
+    for name, (total, count) in right.items():
+        previous_total, previous_count = result.get(name, (0.0, 0.0))
+        result[name] = (previous_total + total, previous_count + count)
+    return result
