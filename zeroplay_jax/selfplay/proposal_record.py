@@ -1,8 +1,8 @@
-"""Quality of the questions that a run proposes about documents, over the whole run.
+"""Records the quality of the questions that a run proposes about documents, over the whole run.
 
-`readable` is counted. `answerable` needs a search per question, so it is measured at the end, on a
-sample of the proposals: those with the smallest hashes of their identities. Which proposals these are
-depends on the run alone, not on when it was interrupted. A checkpoint holds counts and sample.
+`readable` is counted in every step. `answerable` needs a search per question, so it is measured at the end, on a
+sample of the proposals: those with the smallest hashes of their identities. The sample depends on the run alone,
+not on when it was interrupted. A checkpoint holds counts and sample.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zeroplay_jax.types import Json, Outcome, Row, Task
 SAMPLE_SIZE = 500
 # Queries per search.
 _BATCH = 50
-# Rejections of rollouts without a complete question; in other rejected ones it can be read.
+# Rejection reasons of rollouts from which question and answer (or the task) cannot be read.
 _UNREADABLE = ('unfinished', 'no_question', 'no_answer', 'no_task')
 
 
@@ -32,10 +32,10 @@ class ProposalRecord:
         self._sample: list[list[Any]] = []
 
     def add(self, tasks: Sequence[Task], outcomes: Sequence[Outcome]) -> None:
-        """Counts the proposals of a step."""
+        """Counts the proposals of a step and updates the sample."""
         records: list[list[Any]] = []
         for task, outcome in zip(tasks, outcomes, strict=True):
-            # Only recipes set `valid`, and only for proposals.
+            # Recipes set `valid` for proposals only.
             proposals = [row for row in outcome.rows if row.info.valid is not None]
             document = _seed_document(task) if proposals else None
             if document is None:
@@ -55,7 +55,7 @@ class ProposalRecord:
         return self._readable / self._total
 
     def answerable(self, corpus: SearchableCorpus) -> float | None:
-        """Share of the sampled proposals whose question, as a query, finds the document it is about.
+        """Searches for the questions of the sample; returns the share that find the document they are about.
 
         A rejected proposal counts as not answerable. Queries whose search failed are left out.
 
@@ -83,7 +83,7 @@ class ProposalRecord:
         return found / count
 
     def state(self) -> Json:
-        """JSON, for a checkpoint."""
+        """Returns counts and sample as JSON, for a checkpoint."""
         return {'total': self._total, 'readable': self._readable, 'sample': self._sample}
 
     def restore(self, state: Json) -> None:
@@ -94,7 +94,7 @@ class ProposalRecord:
 
 
 def _seed_document(task: Task) -> Json | None:
-    """Title, text and, where it has one, id of the document that a task starts from; None without one."""
+    """Returns a task's payload as JSON if it is a document (has 'title' and 'text'), else None."""
     payload = task.payload
     record = payload.to_json() if hasattr(payload, 'to_json') else payload
     if not isinstance(record, dict) or not {'title', 'text'} <= record.keys():
@@ -103,6 +103,7 @@ def _seed_document(task: Task) -> Json | None:
 
 
 def _sample_record(row: Row, document: Json) -> list[Any]:
+    """Returns the entry of `ProposalRecord._sample` for a proposal; its query is None if it was rejected."""
     query = None
     if row.info.rejected is None and row.info.question is not None:
         query = row.info.question.text
@@ -113,10 +114,10 @@ def _sample_record(row: Row, document: Json) -> list[Any]:
 
 
 def _contains(passages: Sequence[Json], record: Sequence[Any]) -> bool:
-    """Whether the document of a sample record is among the passages."""
+    """Returns whether the document of a sample record is among the passages."""
     _, _, document_id, content_hash = record
     for passage in passages:
-        # A file of documents may have no ids, or those of another index: equal text is enough.
+        # A file of documents may have no ids, or those of another index, so an equal text is a match too.
         if document_id and str(passage['id']) == document_id:
             return True
         if _hash(f'{passage["title"]}\n{passage["text"]}') == content_hash:
