@@ -19,17 +19,17 @@ from zeroplay_jax.retrieval.english import problem_of
 from zeroplay_jax.selfplay.builders import BottomK, hash_key, unfit
 from zeroplay_jax.types import UserError
 
-# Of the documents of a small corpus at most this share is held out; the others are trained on.
+# Largest share of the documents that is held out; a small corpus reaches it. The others are trained on.
 MAX_SHARE = 0.4
-# Of a large corpus this share is, so that the questions come from many documents.
+# Share of a large corpus that is held out, so that the questions come from many documents.
 USUAL_SHARE = 0.1
 # A corpus of fewer documents, such as two books, is split by passage.
 MIN_DOCUMENTS = 5
-# An interval around a mean over fewer questions is wider than ±0.18.
+# With fewer questions, the interval around a mean is wider than ±0.18.
 MIN_QUESTIONS = 30
 MIN_TRAINING_PASSAGES = 8
 
-# Documents beyond this number are not counted: of so many the share is never reached.
+# Documents beyond this number are not counted: `MAX_SHARE` of so many is more than any number of questions needs.
 _COUNTED_DOCUMENTS = 100_000
 
 # A new stream of (line number, passage) at every call: a corpus is read twice.
@@ -112,11 +112,11 @@ def build(passages: Passages, source: str, count: int, seed: int, max_documents:
             files.divided = files.total
             unit_of = _passage_of
             candidates, files.total = _candidates(passages(), seed, 2 * count, unit_of)
-        # A prefix of the order by hash, so that a larger count holds out the same documents and further ones.
+        # Documents are held out in the order of their hashes, so that a larger count adds documents and removes none.
         max_held_out = int(MAX_SHARE * files.total)
         candidates = dict(itertools.islice(candidates.items(), max_held_out))
         repeats = _repeated_sentences(passages(), candidates)
-        # By document, passage and rank, from which `_take` chooses.
+        # questions_of[document][passage] lists the questions of a passage, best first; `_take` chooses from it.
         questions_of = []
         for document in candidates.values():
             questions_of.append([_questions(part, source, seed, repeats) for part in document])
@@ -151,7 +151,7 @@ class _DocumentNames:
         self._first_document: dict[str, str] = {}
 
     def name_of(self, record: Record) -> str:
-        """Name of the document of a passage; a passage with neither title nor file is a document of its own."""
+        """Returns the name of a passage's document; a passage with neither title nor file is a document of its own."""
         title, _ = split(record.contents)
         if not title:
             return record.document or _passage_of(record)
@@ -165,12 +165,12 @@ class _DocumentNames:
 
 
 def _passage_of(record: Record) -> str:
-    """Name of a passage as a document; a line feed occurs in no title."""
+    """Returns the name of a passage as a document of its own, which no title equals: titles contain no line feed."""
     return f'\n{record.id}'
 
 
 def _parse(line: int, record: Record) -> _Passage | None:
-    """Returns a passage in English with a sentence that can be asked about; None for another one."""
+    """Returns a passage with its usable sentences; None if there are none or if it is not in English."""
     title, text = split(record.contents)
     usable_sentences = sentences(text)
     if not usable_sentences or problem_of(text) is not None:
@@ -196,7 +196,7 @@ def _candidates(
         name = unit_of(record)
         key = hash_key(seed, name)
         is_counted = len(keys) < _COUNTED_DOCUMENTS
-        # Of millions of passages most are skipped without looking for their sentences.
+        # In a large corpus most passages are skipped here, before the costly search for sentences.
         if not is_counted and not sample.admits(key):
             continue
         passage = _parse(line, record)
@@ -217,7 +217,12 @@ def _held_out_count(
 ) -> int:
     """Returns the number of documents to hold out, of those in `questions_of`.
 
-    Enough for one question from each passage, and enough that the questions come from many documents.
+    It is enough for `count` questions with at most one from each passage, and at least the usual share.
+
+    Args:
+      questions_of: per document and passage its questions.
+      count: number of questions.
+      total: number of documents in the corpus.
     """
     needed = len(questions_of)
     passages_so_far = 0
@@ -243,7 +248,7 @@ def _training_documents(
     for line, record in passages:
         title, _ = split(record.contents)
         key = hash_key(seed, record.id)
-        # The cheap tests first: splitting into sentences takes most of the time.
+        # The cheap tests come first, because splitting into sentences takes most of the time.
         if not sample.admits(key) or unit_of(record) in held_out:
             continue
         passage = _parse(line, record)
@@ -267,7 +272,7 @@ def _repeated_sentences(
         for passage in document:
             for sentence in passage.sentences:
                 counts[sentence.lower()] = 0
-    # Without problem_of: a sentence is also repeated by a passage that is not asked about.
+    # All passages are searched, not only usable ones (`_parse`): any copy of a sentence makes it repeated.
     for _, record in passages:
         _, text = split(record.contents)
         for sentence in sentences(text):
@@ -306,7 +311,7 @@ def _questions(
 
 
 def _best_cloze(sentence: str, title: str, seed: int) -> Cloze | None:
-    """Returns one way to ask about a sentence: for a name or number if possible; None if there is no way."""
+    """Returns one cloze of a sentence, about a name or number if possible; None if no cloze is usable."""
     normal_title = f' {normalize_answer(title)} '
     cases = []
     for case in clozes(sentence):
@@ -322,7 +327,7 @@ def _best_cloze(sentence: str, title: str, seed: int) -> Cloze | None:
     preferred = [case for case in cases if case.kind != 'word'] or cases
     if not preferred:
         return None
-    # By a hash instead of the first: the blank would always be at the start otherwise.
+    # Chosen by a hash: the first cloze would always have its blank near the start.
     return preferred[hash_key(seed, sentence) % len(preferred)]
 
 

@@ -263,6 +263,7 @@ def _role(
     tools: Mapping[str, Tool],
     weights: Mapping[str, str],
 ) -> Role:
+    """Returns a role at run time: its environment, weights, temperature and longest prompt."""
     reply_tokens = 0
     if specification.name == _JUDGE.name:
         reply_tokens = config.judge.tokens
@@ -286,9 +287,10 @@ def _role(
 
 
 def _judge(config, library: Library, rollouts: RolloutContext, templates) -> Judge:
+    """Returns the judge of `config.judge.kind`; a judge that is a policy asks `rollouts` for its replies."""
     settings = config.judge
     if settings.kind == 'rule':
-        # Lazy: listing the titles of an encyclopedia would read all of it from disk.
+        # Titles are listed at the first judgement: those of an encyclopedia would be read from disk.
         return RuleJudge(functools.partial(_titles, library), settings.rubrics)
     if settings.kind == 'policy':
         writer = policy_writer(rollouts, settings.temperature)
@@ -302,12 +304,12 @@ def _titles(library: Library) -> Sequence[str]:
 
 
 def build_learners(config, run: RunContext) -> dict[str, Learner]:
-    """One learner per set of trained weights, all initialised with the loaded weights."""
+    """Returns one learner per set of trained weights, by name, all initialised with the loaded weights."""
     roles_of_weights: dict[str, dict] = {}
     for role, weights in weights_of_roles(config).items():
         roles_of_weights.setdefault(weights, {})[role] = config[role]
     micro_batch_shape = (config.micro.rows, config.micro.tokens)
-    # On one device no layout constraints are needed, and the compiled program is simpler without.
+    # One device needs no layout constraints, and the compiled program is simpler without them.
     model = dataclasses.replace(run.model, mesh=run.mesh if run.mesh.size > 1 else None)
     # Each learner copies `run.params`, because an update donates the buffers of its weights.
     learners: dict[str, Learner] = {}

@@ -1,4 +1,4 @@
-"""What a run that trained nothing, or stopped training, tells its user."""
+"""Reports whether a run trained its policies: the stop message, fields of summary.json, and exit status 3."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNFINISHED = (
     '(config.policy.path, config.prompts=paper) or give it more tokens (config.rollout.turn_tokens)'
 )
 _INFORMATION = 'read why in tasks.jsonl, and the rollouts in report.html'
-# Reason code → what to change. Recipes have further codes.
+# Reason code → what to change. Recipes have further codes, which get `_INFORMATION`.
 _REMEDIES = {
     'prompt_too_long': 'raise config.rollout.prompt_tokens, and with it config.sampler.context',
     EQUAL_REWARDS: (
@@ -42,7 +42,12 @@ _REMEDIES = {
 
 
 def stop_line(engine: Engine, policies: Sequence[str], step: Step) -> str:
-    """Why the run stops after this step because of these policies, and what to change; one line."""
+    """Returns one line: why the run stops after this step, and what to change.
+
+    Args:
+      engine: its last step was `step`.
+      policies: those of `LearningRecord.stuck_policies`; at least one.
+    """
     learning = engine.learning
     names = ', '.join(policies)
     if learning.lacks_tasks:
@@ -60,7 +65,7 @@ def stop_line(engine: Engine, policies: Sequence[str], step: Step) -> str:
 
 
 def remedy(engine: Engine, policy: str) -> str:
-    """What to change so that a policy learns, by the commonest reason of its last empty step."""
+    """Returns advice on what to change so that a policy learns, for the commonest reason of its last empty step."""
     reasons = engine.learning.last_reasons.get(policy, collections.Counter())
     for reason, _ in reasons.most_common(1):
         text = _REMEDIES.get(reason, _INFORMATION)
@@ -70,8 +75,8 @@ def remedy(engine: Engine, policy: str) -> str:
 
 
 def policies_due(engine: Engine, steps: Sequence[Step]) -> list[str]:
-    """Names of the weights that the schedule trains."""
-    # A dict and not a set, whose order differs between processes.
+    """Returns the names of the weights that the schedule trains."""
+    # A dict keeps the order of insertion; the order of a set differs between processes.
     due: dict[str, None] = {}
     for step in steps:
         for role in step.phase.trains:
@@ -82,7 +87,7 @@ def policies_due(engine: Engine, steps: Sequence[Step]) -> list[str]:
 def learning_summary(
     engine: Engine, steps: Sequence[Step], unchanged: Sequence[str], stopped: str | None
 ) -> dict[str, Any]:
-    """Fields of summary.json about what was trained.
+    """Returns the fields of summary.json about what was trained.
 
     Args:
       steps: all steps of the run.
@@ -91,15 +96,15 @@ def learning_summary(
 
     Returns:
       'trained': whether all policies that the schedule trains were trained; 'policies': per policy whether
-      it was, and its steps with and without an update; 'stopped'; 'warning': a sentence for the head of
-      the report, or None.
+      it was, and its steps with and without an update; 'stopped': the argument; 'warning': sentences for the head
+      of the report, or None.
     """
     learning = engine.learning
     policies = {}
     untrained = []
     for name in policies_due(engine, steps):
-        # Weight decay alone changes weights, and an update of size 0 leaves them as they were.
-        # A checkpoint of an earlier version has no counts.
+        # Both conditions are needed: weight decay alone changes weights, and an update may be too small to
+        # change them. A checkpoint of an earlier version has no counts.
         has_learnt = learning.trained_steps[name] > 0 or not learning.counts_all_steps
         is_trained = has_learnt and name not in unchanged
         if not is_trained:
@@ -114,7 +119,7 @@ def learning_summary(
         sentences.append(f'Nothing was trained in {", ".join(untrained)}.')
         for name in untrained:
             reasons = learning.last_reasons.get(name)
-            # After a stop the line about it has the reasons.
+            # If the run was stopped, the sentence about it below has the reasons.
             if reasons and not stopped:
                 text = shares_text(reasons, 'tasks')
                 sentences.append(f'The last empty step of {name}: {text}; {remedy(engine, name)}.')
@@ -130,10 +135,12 @@ def learning_summary(
 
 
 def raise_if_stopped_or_untrained(config, summary: Json) -> None:
-    """Ends a run that stopped early, or that trained no policy at all, with exit status 3.
+    """Raises TrainingStopped (exit status 3) if the run stopped early, or if no policy of its schedule was trained.
 
-    Raises:
-      TrainingStopped: one line; never with `config.stop_after_empty_steps=0`.
+    With `config.stop_after_empty_steps=0` it never raises.
+
+    Args:
+      summary: summary.json with the fields of `learning_summary`.
     """
     if not config.stop_after_empty_steps:
         return
@@ -143,6 +150,6 @@ def raise_if_stopped_or_untrained(config, summary: Json) -> None:
             '--config.stop_after_empty_steps=0 keeps it from stopping'
         )
     policies = summary['policies'].values()
-    # A schedule that trains nothing, such as a plain evaluation, has no policy here.
+    # `policies` is empty for a schedule that trains nothing, such as a plain evaluation.
     if policies and not any(policy['trained'] for policy in policies):
         raise TrainingStopped(summary['warning'])
