@@ -70,7 +70,7 @@ class InProcess:
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """See `Backend`."""
         try:
-            ids, scores = self.index.search(queries, k)
+            rows, scores = self.index.search(queries, k)
         # The query is at fault; the client isolates it.
         except RetrievalError:
             raise
@@ -78,9 +78,9 @@ class InProcess:
         except Exception as error:
             raise SearchFailed(f'{type(error).__name__}: {error}') from error
         results = []
-        for query_ids, query_scores in zip(ids, scores):
+        for query_rows, query_scores in zip(rows, scores):
             passages = []
-            for row, score in zip(query_ids, query_scores):
+            for row, score in zip(query_rows, query_scores):
                 # BM25 pads its results with −1.
                 if row >= 0:
                     record = self.index.corpus.record(int(row))
@@ -157,7 +157,7 @@ class Http:
         self._breaker_seconds = breaker_seconds
         # Failed requests in a row, and the time until which nothing is sent.
         self._failures = 0
-        self._closed_until = 0.0
+        self._paused_until = 0.0
         self._lock = threading.Lock()
         # trust_env=False: a search server is in the local network, behind any proxy of the environment.
         pool = httpx2.Limits(max_connections=connections, max_keepalive_connections=connections)
@@ -224,7 +224,7 @@ class Http:
         """
         with self._lock:
             # Fails at once instead of waiting for a server that is down.
-            if time.monotonic() < self._closed_until:
+            if time.monotonic() < self._paused_until:
                 raise SearchFailed(
                     f'{self._base} failed {self._failures} times in a row; nothing is sent for a while'
                 )
@@ -244,7 +244,7 @@ class Http:
                     results = _read_reply(reply, count, read)
                     # A proxy can answer 200 with a text of its own.
                     if results is not None:
-                        self._note(failed=False)
+                        self._record_outcome(failed=False)
                         return results
                     reason = 'a reply that is not of the protocol'
                 # Overload and server errors can pass; a retry is useful.
@@ -253,13 +253,13 @@ class Http:
                     pause = max(pause, self._retry_after(reply))
                 else:
                     # The server works; it refuses this request.
-                    self._note(failed=False)
+                    self._record_outcome(failed=False)
                     self._raise_refusal(path, reply)
             # No pause after the last attempt.
             if attempt < self._retries:
                 self.retried += 1
                 time.sleep(pause)
-        self._note(failed=True)
+        self._record_outcome(failed=True)
         raise SearchFailed(f'{self._base}: {reason}, {self._retries + 1} attempts')
 
     def _raise_refusal(self, path: str, reply: httpx2.Response) -> NoReturn:
@@ -279,7 +279,7 @@ class Http:
             return 0.0
         return min(float(seconds), self._longest_pause)
 
-    def _note(self, failed: bool) -> None:
+    def _record_outcome(self, failed: bool) -> None:
         """Counts failures in a row and opens the circuit breaker."""
         with self._lock:
             if not failed:
@@ -287,7 +287,7 @@ class Http:
                 return
             self._failures += 1
             if self._failures >= self._breaker:
-                self._closed_until = time.monotonic() + self._breaker_seconds
+                self._paused_until = time.monotonic() + self._breaker_seconds
 
 
 def _read_reply(reply: httpx2.Response, count: int, read: Callable[[Any], Any]) -> list[Any] | None:

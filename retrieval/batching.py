@@ -193,11 +193,11 @@ class Batcher:
     def _search(self, queries: list[str], k: int) -> list[list[dict[str, Any]]]:
         """Returns per query its documents with scores; runs in a thread."""
         started = time.perf_counter()
-        ids, scores = self._index.search(queries, k)
+        rows, scores = self._index.search(queries, k)
         results = []
-        for query_ids, query_scores in zip(ids, scores):
+        for query_rows, query_scores in zip(rows, scores):
             items = []
-            for row, score in zip(query_ids, query_scores):
+            for row, score in zip(query_rows, query_scores):
                 # BM25 pads its results with −1.
                 if row >= 0:
                     document = dataclasses.asdict(self._index.corpus.record(int(row)))

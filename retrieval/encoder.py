@@ -20,7 +20,7 @@ from jaxtyping import Float32, Int32, Int64
 
 from . import bert
 from .records import contents
-from .tensorflow_import import tensorflow
+from .tensorflow_import import import_tensorflow
 from .types import RetrievalError
 from .wordpiece import WordPiece
 
@@ -187,7 +187,7 @@ class TextEncoder:
         All batches of a length have the same number of rows, so that each length is compiled once; the last batch is
         filled up, so it can have more rows than texts.
         """
-        tf = tensorflow()
+        tf = import_tensorflow()
 
         devices = self._mesh.size
         batch_sizes = []

@@ -51,11 +51,11 @@ def _run(args: argparse.Namespace) -> None:
     if not args.queries:
         return
     index = folder.open_index(args.index, encoder_folder=args.encoder)
-    ids, scores = index.search(args.queries, args.k)
-    for query, query_ids, query_scores in zip(args.queries, ids, scores):
+    rows, scores = index.search(args.queries, args.k)
+    for query, query_rows, query_scores in zip(args.queries, rows, scores):
         print(query)
         # BM25 pads its results with −1.
-        passages = index.passages(query_ids[query_ids >= 0])
+        passages = index.passages(query_rows[query_rows >= 0])
         for rank, (passage, score) in enumerate(zip(passages, query_scores), 1):
             # One line per passage, whatever white space it has.
             text = ' '.join(passage['text'].split())[:_PRINTED_CHARACTERS]

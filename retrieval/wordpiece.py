@@ -17,7 +17,7 @@ import pathlib
 import unicodedata
 from typing import Any
 
-from .tensorflow_import import tensorflow
+from .tensorflow_import import import_tensorflow
 from .types import RetrievalError
 
 # A longer word is unknown as a whole, as in the reference (characters, not bytes).
@@ -95,7 +95,7 @@ class WordPiece:
 
     def __init__(self, folder: pathlib.Path, max_tokens: int):
         # Imported here, because it takes three seconds and the other encoders do not need it.
-        tf = tensorflow()
+        tf = import_tensorflow()
         import tensorflow_text as tf_text
 
         vocabulary, config = _read_vocabulary(folder)

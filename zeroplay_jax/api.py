@@ -135,14 +135,14 @@ def open_index(source: str | pathlib.Path = '', settings: ConfigDict | None = No
     # TensorFlow and ScaNN write to the terminal while they load; this hides it.
     entry.load_libraries()
     if not source:
-        corpus, questions = library_builder.held_out_world(settings)
+        corpus, questions = library_builder.held_out_corpus_and_questions(settings)
         return Index(corpus, 'the miniature world', questions)
     if str(source).startswith(('http://', 'https://')):
         settings.retrieval.update(kind='http', url=str(source))
     else:
         settings.retrieval.update(kind='folder', path=str(source))
     try:
-        corpus, about = library_builder.open_corpus(settings)
+        corpus, about = library_builder.open_real_corpus(settings)
     except RetrievalError as error:
         raise UserError(str(error)) from None
     return Index(corpus, about)

@@ -187,7 +187,7 @@ def test_searches_that_fail_are_told_once_with_their_reason():
         def retrieve(self, queries, k):
             raise SearchFailed('status 503')
 
-    corpus = OpenCorpus(SearchableCorpus(Client(Down(), most_failed=0.0), 3, 200), 'nothing')
+    corpus = OpenCorpus(SearchableCorpus(Client(Down(), max_failure_rate=0.0), 3, 200), 'nothing')
     assert corpus.warning() == ''
     assert corpus.source.search(['q']) == [None]
     assert 'status 503' in corpus.warning() and corpus.warning() == ''

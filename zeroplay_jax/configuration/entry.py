@@ -11,7 +11,7 @@ from absl import app, logging
 
 from zeroplay_jax.configuration import command_line
 from zeroplay_jax.retrieval.quiet import quiet
-from zeroplay_jax.retrieval.tensorflow_import import tensorflow
+from zeroplay_jax.retrieval.tensorflow_import import import_tensorflow
 from zeroplay_jax.runtime import interrupts
 from zeroplay_jax.types import TrainingStopped, UserError
 
@@ -66,7 +66,7 @@ def load_libraries() -> None:
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
     logging.set_verbosity(logging.WARNING)
     with quiet():
-        tf = tensorflow()
+        tf = import_tensorflow()
         for kind in ('GPU', 'TPU'):
             tf.config.set_visible_devices([], kind)
 

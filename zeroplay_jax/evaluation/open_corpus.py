@@ -9,7 +9,7 @@ from zeroplay_jax.retrieval import folder as index_folder
 from zeroplay_jax.retrieval.client import Client, Http, InProcess
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.selfplay.library import SearchableCorpus
-from zeroplay_jax.selfplay.library_builder import held_out_world
+from zeroplay_jax.selfplay.library_builder import held_out_corpus_and_questions
 from zeroplay_jax.types import UserError
 
 # One question of each of these hop counts is shown as an example.
@@ -34,7 +34,7 @@ class OpenCorpus:
         """Why searches failed since the last call; '' if none did."""
         client = self.source.client
         try:
-            client.check()
+            client.check_failure_rate()
         except RetrievalError as error:
             return str(error)
         finally:
@@ -43,7 +43,7 @@ class OpenCorpus:
         return ''
 
 
-def open_corpus(config, ready_seconds: float) -> OpenCorpus:
+def open_ask_corpus(config, ready_seconds: float) -> OpenCorpus:
     """Opens the corpus of `config.retrieval`; in the miniature world all its worlds.
 
     Args:
@@ -67,7 +67,7 @@ def _open_server(config, ready_seconds: float) -> OpenCorpus:
     # A rollout gives up on a call after `tool_timeout`: two attempts have to fit into it.
     backend = Http(config.retrieval.url, timeout=config.rollout.tool_timeout / 2, retries=1)
     # With an allowed share of 0, every failed search is reported to the user.
-    client = Client(backend, most_failed=0.0)
+    client = Client(backend, max_failure_rate=0.0)
     client.wait_until_ready(ready_seconds)
     source = SearchableCorpus(client, config.tools.top_k, config.tools.page_words)
     return OpenCorpus(source, config.retrieval.url)
@@ -76,7 +76,7 @@ def _open_server(config, ready_seconds: float) -> OpenCorpus:
 def _open_folder(config) -> OpenCorpus:
     path = pathlib.Path(config.retrieval.path)
     index = index_folder.open_index(path, encoder_folder=config.retrieval.encoder or None)
-    client = Client(InProcess(index, index_folder.fingerprint(path)), most_failed=0.0)
+    client = Client(InProcess(index, index_folder.fingerprint(path)), max_failure_rate=0.0)
     # An index cannot return more passages than it has.
     top_k = min(config.tools.top_k, len(index))
     source = SearchableCorpus(client, top_k, config.tools.page_words)
@@ -85,7 +85,7 @@ def _open_folder(config) -> OpenCorpus:
 
 def _open_world(config) -> OpenCorpus:
     config.eval.update(questions=1, hops=_EXAMPLE_HOPS)
-    source, questions = held_out_world(config)
+    source, questions = held_out_corpus_and_questions(config)
     description = f'the miniature world: worlds {config.world.train} and {config.world.evaluation}'
     examples = tuple(question.text for question in questions)
     return OpenCorpus(source, description, examples)

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from zeroplay_jax.evaluation.agent import Agent, build_role, open_codec, trajectory_record
-from zeroplay_jax.evaluation.open_corpus import open_corpus
+from zeroplay_jax.evaluation.open_corpus import open_ask_corpus
 from zeroplay_jax.evaluation.terminal import Printer, clean, one_line_json
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.types import UserError
@@ -57,7 +57,7 @@ class Session:
         self._temperature = temperature
         self._seed = config.seed
         self._codec = open_codec(folder)
-        self._corpus = open_corpus(config, READY_SECONDS)
+        self._corpus = open_ask_corpus(config, READY_SECONDS)
         self._role = build_role(config, self._codec, self._corpus.source)
         # Loading the weights takes longest, so everything else is checked before.
         if first_question is not None:

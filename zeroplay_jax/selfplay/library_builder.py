@@ -71,20 +71,21 @@ def check_failures(library: Library) -> None:
     """Stops a run whose searches fail too often to learn from, or to measure by.
 
     Raises:
-      UserError: more than `retrieval.max_failure_rate` of the searches since the last check failed.
+      UserError: more than `retrieval.max_failure_rate` of the searches of a corpus failed since the metrics of its
+        client were last read.
     """
     for corpus in (library.training, library.held_out):
         try:
-            corpus.client.check()
+            corpus.client.check_failure_rate()
         except RetrievalError as error:
-            raise UserError(str(error)) from None
+            raise UserError(f'{error} (limit: config.retrieval.max_failure_rate)') from None
 
 
-def open_corpus(config) -> tuple[SearchableCorpus, str]:
-    """The index folder or search server of `config.retrieval`, and its name.
+def open_real_corpus(config) -> tuple[SearchableCorpus, str]:
+    """Opens the index folder or search server of `config.retrieval`; returns the corpus and the index's name.
 
     Raises:
-      RetrievalError: a folder that is no index, or a server that does not start.
+      RetrievalError: the folder is not an index, or the server does not answer in time.
     """
     settings = config.retrieval
     backend: InProcess | Http
@@ -95,7 +96,7 @@ def open_corpus(config) -> tuple[SearchableCorpus, str]:
         backend = InProcess(index, index_folder.fingerprint(folder))
     else:
         backend = Http(settings.url, timeout=settings.timeout, retries=settings.retries)
-    client = Client(backend, cache=settings.cache, most_failed=settings.max_failure_rate)
+    client = Client(backend, cache=settings.cache, max_failure_rate=settings.max_failure_rate)
     # A search server loads its index for minutes; the run is often started at the same time.
     client.wait_until_ready(settings.ready_seconds)
     corpus = SearchableCorpus(client, config.tools.top_k, config.tools.page_words)
@@ -105,7 +106,7 @@ def open_corpus(config) -> tuple[SearchableCorpus, str]:
 def _real_library(config) -> Library:
     """A corpus and evaluation questions of the user."""
     # One corpus for both: with a real encyclopedia the questions are held out, not the passages.
-    corpus, corpus_name = open_corpus(config)
+    corpus, corpus_name = open_real_corpus(config)
     questions: list[Question] = []
     if config.eval.file:
         questions = files.questions(config.eval.file)
@@ -133,8 +134,8 @@ def _worlds(config, split_name: Literal['train', 'evaluation']) -> list[World]:
     return worlds
 
 
-def held_out_world(config) -> tuple[SearchableCorpus, tuple[Question, ...]]:
-    """What evaluations in the miniature world search, and their questions."""
+def held_out_corpus_and_questions(config) -> tuple[SearchableCorpus, tuple[Question, ...]]:
+    """Returns (corpus of all training and held-out worlds, questions about the held-out worlds)."""
     held_out = _worlds(config, 'evaluation')
     # Training passages are in the index as distractors; the questions are about held-out worlds only.
     corpus = _world_corpus(config, _worlds(config, 'train') + held_out)
@@ -144,7 +145,7 @@ def held_out_world(config) -> tuple[SearchableCorpus, tuple[Question, ...]]:
 
 def _world_library(config, with_open_tasks: bool) -> Library:
     training_worlds = _worlds(config, 'train')
-    held_out, questions = held_out_world(config)
+    held_out, questions = held_out_corpus_and_questions(config)
     passages: list[tuple[str, str]] = []
     for world in training_worlds:
         for passage in world.passages:
