@@ -76,7 +76,9 @@ def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
 def _word_count(text: str) -> int:
     """An argparse type: 0, or enough words for a sentence."""
     if not text.isdecimal() or 0 < int(text) < _MIN_PASSAGE_WORDS:
-        message = f'{text!r} words are no passage; give 0, or {_MIN_PASSAGE_WORDS} or more'
+        message = (
+            f'{text!r} words are too few for a passage; give 0, or {_MIN_PASSAGE_WORDS} or more'
+        )
         raise argparse.ArgumentTypeError(message)
     return int(text)
 
@@ -101,9 +103,10 @@ def _add_scann_arguments(parser: argparse.ArgumentParser) -> None:
     add('--leaves', type=int, help='ScaNN: partitions')
     add('--leaves-searched', type=int, help='ScaNN: partitions read per query')
     add('--overfetch', type=int, default=32, help='ScaNN: candidates scored again exactly')
-    reordered_help = 'ScaNN: candidates that it scores twice itself; default 4 × overfetch'
+    reordered_help = 'ScaNN: candidates that ScaNN itself scores a second time (4 × overfetch)'
     add('--reordered', type=int, help=reordered_help)
-    add('--threshold', type=float, default=0.2, help='ScaNN: of anisotropic quantisation')
+    threshold_help = 'ScaNN: threshold of anisotropic quantisation'
+    add('--threshold', type=float, default=0.2, help=threshold_help)
     reorder_help = 'ScaNN: type of its own copy of the vectors'
     add('--reorder', choices=('float32', 'bfloat16'), default='float32', help=reorder_help)
 
@@ -155,7 +158,7 @@ def _report(out: pathlib.Path, seconds: float) -> None:
 
 
 def _encoder(args: argparse.Namespace) -> Encoder:
-    """Returns the encoder that the arguments name."""
+    """Returns the encoder of --encoder; RetrievalError if there is none or it cannot be used."""
     if not args.encoder:
         raise RetrievalError(
             "--encoder is missing: name the folder of a BERT checkpoint, or 'lexical'"

@@ -215,9 +215,7 @@ def _load_searcher(folder: pathlib.Path) -> Any:
     """Returns the ScaNN searcher in a folder; RetrievalError if the folder has a pickle file."""
     # ScaNN would unpickle this file, which can run any code; `save` never writes it.
     if (folder / 'scann_docids.pkl').exists():
-        raise RetrievalError(
-            f'{folder}/scann_docids.pkl: not part of an index; remove the file'
-        )
+        raise RetrievalError(f'{folder}/scann_docids.pkl: not part of an index; remove the file')
     with quiet():
         return _scann().load_searcher(str(folder))
 

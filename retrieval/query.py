@@ -43,7 +43,7 @@ def _run(args: argparse.Namespace) -> None:
         raise RetrievalError(
             'no query is given; write one in quotes after the command, or --verify'
         )
-    # Before the index is opened: a damaged file is then reported by its name.
+    # Verified before the index is opened, so that a damaged file is reported by its name.
     if args.verify:
         with progress.clock('verify'):
             manifest = folder.verify(args.index)

@@ -13,8 +13,8 @@ def import_tensorflow() -> ModuleType:
     """Returns the module `tensorflow`; its first import loads neither Keras nor the packages that Keras imports."""
     if 'tensorflow' in sys.modules:
         return sys.modules['tensorflow']
-    # With the value 1 TensorFlow looks for the package tf_keras instead of keras. tf_keras is rarely installed, and then
-    # no Keras is loaded. The variable is restored, because later uses of tf.keras read it again.
+    # With the value 1 TensorFlow looks for the package tf_keras instead of keras. tf_keras is rarely installed, and
+    # then no Keras is loaded. The variable is restored, because later uses of tf.keras read it again.
     before = os.environ.get(_LEGACY_KERAS)
     os.environ[_LEGACY_KERAS] = '1'
     try:

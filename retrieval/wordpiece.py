@@ -60,8 +60,9 @@ class _Replacements(dict):
         return replacement
 
     def _replacement(self, character: str, code: int) -> str | None:
+        """Returns the text that replaces a character, None if it is removed; `code` is its code point."""
         category = _RECLASSIFIED.get(code) or unicodedata.category(character)
-        # These count as white space although they are control characters (Cc).
+        # Tab and line ends count as white space although they are control characters (Cc).
         if character in '\t\n\r':
             return ' '
         # NUL, the replacement character, and control, format, private and surrogate characters.
@@ -90,7 +91,7 @@ class WordPiece:
       max_tokens: longest sequence including [CLS] and [SEP]; further tokens are cut off.
 
     Raises:
-      RetrievalError: no vocabulary, or one without [UNK], [CLS], [SEP] and [PAD].
+      RetrievalError: no vocabulary, one without [UNK], [CLS], [SEP] or [PAD], or `max_tokens` below 3.
     """
 
     def __init__(self, folder: pathlib.Path, max_tokens: int):
