@@ -126,7 +126,7 @@ def test_without_index_it_searches_what_its_run_searched(exported, index, capsys
     monkeypatch.setattr(session, 'Session', None)
     stored['retrieval']['path'] = 'gone'
     run.write_text(json.dumps(stored))
-    assert 'gone (searched by its run): no index folder' in refused(
+    assert 'gone (searched by its run): not an index folder' in refused(
         capsys, '--policy', exported, 'q'
     )
 
@@ -209,7 +209,7 @@ def broken(tmp_path):
             [f'--policy={CLEAN.parent}', 'q'],
             ['has no config.json', f'name a policy in it: {BASE}, {CLEAN}'],
         ),
-        (['--index=nowhere', 'q'], ['--index nowhere: no index folder', 'retrieval.build']),
+        (['--index=nowhere', 'q'], ['--index nowhere: not an index folder', 'retrieval.build']),
         ([' '], ['the question is empty']),
         (['two', 'words'], ["'words'", 'in quotes']),
         (['--topic=3', 'q'], ["'--topic=3'", '--help']),

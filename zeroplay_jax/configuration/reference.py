@@ -29,17 +29,17 @@ one line before anything is loaded. This page is generated from the schema
 
 
 def reference() -> str:
-    """The page as Markdown."""
+    """Returns docs/configuration.md as Markdown."""
     sections: list[str] = [_INTRODUCTION]
     top_fields: list[str] = []
-    # From the class and not from an instance: descriptions exist in the schema only.
+    # The class is read and not an instance, because only the class has the descriptions.
     for name, field in Run.model_fields.items():
         default = field.default
         if isinstance(default, Section):
             sections.append(_section(name, type(default)))
         else:
             top_fields.append(_row(name, default, field.description))
-    # Known only after the loop, but first on the page.
+    # The fields at the top level are known after the loop, but come first in the file.
     sections.insert(1, _table('Top level', '', top_fields))
     # One section for all trained roles: they have the same fields.
     sections.append(_section('<role>', TrainedRole))
@@ -70,7 +70,7 @@ def _section(name: str, section: type[Section]) -> str:
 
 def _table(title: str, text: str, rows: list[str]) -> str:
     lines = [f'## {title}', '']
-    # Of a docstring the first paragraph.
+    # Only the first paragraph of a docstring is used.
     summary = text.strip().split('\n\n')[0]
     if summary:
         lines += [summary, '']

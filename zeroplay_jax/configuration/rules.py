@@ -1,6 +1,7 @@
-"""Combinations of settings that cannot work, apart from those that one recipe knows (`Recipe.check`).
+"""Refuses combinations of settings that cannot work; `Recipe.check` has the rules of one recipe.
 
-Every check raises one line that names the field, its value, the problem and the fix.
+A rule is a function of (config, recipe). It raises ConfigError: one line with the field, its value, the problem and the
+fix.
 """
 
 from __future__ import annotations
@@ -27,17 +28,18 @@ LOSSES_PER_SEQUENCE = ('sequence_pg', 'geometric_pg')
 
 
 def check(config: ConfigDict, has_evaluation: bool = True) -> None:
-    """Refuses a config that cannot run. Reads the disk for names of files and loads none of them.
+    """Refuses a config that cannot run. Checks that files exist, without reading them.
 
     Args:
-      has_evaluation: the command evaluates on questions of its own; a corpus other than the miniature
+      config: config of a run; missing sections of its recipe are added to it.
+      has_evaluation: whether the command evaluates on the questions of the config; a corpus other than the miniature
         worlds then needs `eval.file`.
 
     Raises:
       ConfigError: one line; the first problem.
     """
     fields.add_missing_sections(config)
-    # Types and bounds first: the rules below calculate with the values.
+    # Types and bounds are checked first, because the rules below calculate with the values.
     fields.check_values(config)
     recipe = recipe_class(config.recipe)
     for rule in RULES:
@@ -49,7 +51,7 @@ def check(config: ConfigDict, has_evaluation: bool = True) -> None:
 
 
 def _trained(config: ConfigDict, recipe: type[Recipe]) -> Iterator[tuple[RoleSpec, ConfigDict]]:
-    """Trained roles with their settings."""
+    """Yields the trained roles with their settings."""
     for specification in recipe.roles(config):
         if specification.is_trained:
             yield specification, config[specification.name]
@@ -128,8 +130,8 @@ def _check_roles(config: ConfigDict, recipe: type[Recipe]) -> None:
             )
     if recipe.evaluated_role not in [role.name for role in roles]:
         raise ConfigError(
-            f'config.recipe={config.recipe}: it evaluates {recipe.evaluated_role!r}, which is no role '
-            'of it; set Recipe.evaluated_role'
+            f'config.recipe={config.recipe}: it evaluates {recipe.evaluated_role!r}, which is not one of '
+            'its roles; set Recipe.evaluated_role'
         )
 
 
@@ -145,7 +147,7 @@ def _check_rewards(config: ConfigDict, recipe: type[Recipe]) -> None:
 def _check_worlds(config: ConfigDict, recipe: type[Recipe]) -> None:
     for name in ('train', 'evaluation'):
         first, count = config.world[name]
-        # No name occurs in two worlds, which is what keeps held-out facts out of training.
+        # No name occurs in two worlds, so that held-out facts stay out of training; the number of names is limited.
         available = world.worlds_available(name)
         if first + count > available:
             problem = f'the names suffice for {available} worlds, numbered from 0'
@@ -200,8 +202,8 @@ def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
             )
             fix = f'give 1, or set {role}.loss to token_pg'
             fail(f'{role}.minibatches', settings.minibatches, problem, fix)
-        # With drop_thinking every context of a rollout becomes a row of its own. Sums over tokens do
-        # not notice; means over sequences and sequence ratios would count contexts, not rollouts.
+        # With drop_thinking every context of a rollout becomes a separate row. Sums over tokens do not change; means
+        # over sequences and sequence ratios would count contexts, not rollouts.
         splits_rollouts = config.rollout.drop_thinking
         is_per_token = not splits_rollouts or _is_per_token(settings.loss)
         if splits_rollouts and not (is_per_token and settings.aggregation == 'token'):
@@ -234,7 +236,7 @@ def _is_per_token(loss: str) -> bool:
 
 
 def _imported_loss(name: str):
-    """A loss of another package. Losses need JAX, which is loaded for these only."""
+    """Returns a loss of another package. Imports JAX, which built-in losses do not need here."""
     from zeroplay_jax.objectives import losses
 
     try:
@@ -271,7 +273,7 @@ def _check_distillation(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 def _check_division(config: ConfigDict, recipe: type[Recipe]) -> None:
     mesh = config.mesh
-    # −1 is "all devices that remain", which two axes cannot share.
+    # −1 means all remaining devices, so only one axis can have it.
     if list(mesh.values()).count(-1) > 1:
         sizes = ', '.join(f'{axis}={size}' for axis, size in mesh.items())
         raise ConfigError(
@@ -304,7 +306,7 @@ def _check_division(config: ConfigDict, recipe: type[Recipe]) -> None:
 def _check_processes(config: ConfigDict, recipe: type[Recipe]) -> None:
     settings = config.distributed
     if settings.mode != 'coordinator':
-        # Each process would run alone and believe that it is the first one.
+        # Without an address each process would run alone, as the first one.
         if settings.processes > 1 and settings.mode == 'off':
             problem = 'the processes have no address to meet at'
             fail('distributed.processes', settings.processes, problem, 'set distributed.mode')
@@ -335,7 +337,7 @@ def _check_retrieval(config: ConfigDict, recipe: type[Recipe]) -> None:
     has_index = (pathlib.Path(retrieval.path) / 'manifest.json').is_file()
     if retrieval.kind != 'world' and not has_index:
         fix = 'build one with python -m zeroplay_jax.retrieval.build'
-        fail('retrieval.path', retrieval.path, 'no index folder', fix)
+        fail('retrieval.path', retrieval.path, 'not an index folder', fix)
     if retrieval.kind == 'http' and not retrieval.url.startswith(('http://', 'https://')):
         fix = 'give one such as http://127.0.0.1:8000'
         fail('retrieval.url', retrieval.url, 'not a web address', fix)
@@ -397,7 +399,7 @@ def _check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 Rule = Callable[[ConfigDict, type[Recipe]], None]
-# In the order in which problems are reported. Values come first, files on the disk last.
+# The order is that in which problems are reported: values first, files on the disk last.
 RULES: tuple[Rule, ...] = (
     _check_lengths,
     _check_tools,

@@ -32,7 +32,7 @@ _CONTROLS = re.compile(
 
 
 def clean(text: str) -> str:
-    """Text with control characters escaped as in a Python literal, such as `\\x1b`."""
+    """Returns the text with control characters escaped as in a Python literal, such as `\\x1b`."""
     return _CONTROLS.sub(_python_escape, text)
 
 
@@ -41,7 +41,7 @@ def _python_escape(character: re.Match[str]) -> str:
 
 
 def one_line_json(value: Json) -> str:
-    """JSON on one line; non-ASCII letters are kept, control characters are escaped."""
+    """Returns JSON on one line; non-ASCII letters are kept, control characters are escaped."""
     text = json.dumps(value, ensure_ascii=False)
     return _CONTROLS.sub(_json_escape, text)
 
@@ -65,7 +65,7 @@ class Printer:
         self._held_blanks = ''
 
     def report(self, kind: str, content: Any) -> None:
-        """Prints one event."""
+        """Prints one event: see `tag_stream.TagStream`, and 'call' and 'result' with a `ToolCall`."""
         if kind == 'end':
             self._end_line()
         elif kind == 'call':
@@ -116,7 +116,7 @@ class Printer:
 
     def _print_passages(self, call: ToolCall) -> None:
         for number, passages in enumerate(call.documents, 1):
-            # Numbered only where the call has several queries.
+            # Searches are numbered only if the call has several queries.
             if len(call.documents) > 1:
                 self.line('result', f'of search {number}', label='')
             for rank, passage in enumerate(passages, 1):
@@ -126,7 +126,7 @@ class Printer:
                 self.line('result', 'no passage found', label='')
 
     def _print_piece(self, kind: str, text: str) -> None:
-        """Continues a line, or begins one; blanks around the whole text are left out."""
+        """Continues the line of `kind`, or begins one; blanks before and after the whole text are left out."""
         if self._open_kind != kind:
             self._end_line()
             text = text.lstrip()
@@ -148,7 +148,7 @@ class Printer:
     def _write(self, text: str) -> None:
         indented = clean(text).replace('\n', '\n' + ' ' * _LABEL_WIDTH)
         sys.stdout.write(indented)
-        # A reader follows the text while it is generated.
+        # Flushed at once, so that the user sees the text while it is generated.
         sys.stdout.flush()
 
     def _end_line(self) -> None:
