@@ -24,14 +24,14 @@ def run_command(name: str, main: Callable[[list[str]], None]) -> None:
     """
     try:
         app.run(main, flags_parser=command_line.parse_flags)
-    # Every failing branch but one stops the other processes, which would wait in a collective forever.
+    # A normal exit of one failing process would wait for the other processes, which wait for this one in a collective.
     except UserError as error:
         print(f'{name}: {error}', file=sys.stderr)
         _leave_other_processes(2)
         sys.exit(2)
     except TrainingStopped as error:
         print(f'{name}: {error}', file=sys.stderr)
-        # The other processes stop by themselves, at the same step.
+        # A normal exit is possible: all processes stop at the same step.
         sys.exit(3)
     except KeyboardInterrupt:
         message = 'stopped. What was saved is complete; the same command resumes the run'
@@ -50,7 +50,7 @@ def run_command(name: str, main: Callable[[list[str]], None]) -> None:
 
 
 def _leave_other_processes(status: int) -> None:
-    """Stops the other processes of the run, if there are any."""
+    """Exits at once if the run has other processes, which then stop by themselves; otherwise returns."""
     # If the module was never imported, this process has not joined any others.
     processes = sys.modules.get('zeroplay_jax.runtime.connect')
     if processes is not None:
@@ -78,7 +78,7 @@ def connect(config) -> None:
     from zeroplay_jax.runtime.connect import connect as join_processes
 
     settings = config.distributed
-    # From now on Ctrl-C must raise KeyboardInterrupt, so that `run_command` can stop the other processes.
+    # From now on Ctrl-C must raise KeyboardInterrupt, so that `run_command` ends this process as the others need it.
     if settings.mode != 'off':
         interrupts.raise_again()
     join_processes(
