@@ -32,7 +32,7 @@ from zeroplay_jax.retrieval.index import ExactIndex, ScannIndex
 K, RECALL = 3, 0.95
 # Added to RECALL when tuning, so that the other half of the queries reaches RECALL as well.
 MARGIN = 0.005
-# One query at a time (a person), a decode chunk of a small run, and one of a large run.
+# Queries per call: a single one (a person), those of a decode chunk of a small run, and of a large run.
 BATCHES = (1, 32, 256)
 
 
@@ -87,7 +87,8 @@ def tune(engine: Engine, queries: np.ndarray, truth: np.ndarray) -> tuple[tuple,
 
 def compare(name: str, engines, queries: np.ndarray, truth: np.ndarray, rounds: int) -> list[dict]:
     """Returns a row per engine: tunes it on the even queries, then times all in turns on the odd ones."""
-    rows, searches = [], []
+    rows = []
+    searches = []
     for engine in engines:
         print(f'  built {engine.family} ({engine.build}) in {engine.seconds:.1f} s', flush=True)
         # Tuned and timed on different queries: a setting looks better than it is on the queries that it was tuned on.
@@ -208,33 +209,36 @@ def serve(vectors: np.ndarray, passages, questions, clients: int = 32) -> dict[s
         time.sleep(0.05)
     port = runner.servers[0].sockets[0].getsockname()[1]
     command = [sys.executable, '-c', LOAD, '127.0.0.1', str(port), str(clients)]
-    rows, p99 = [], []
+    rows = []
+    p99 = []
     # Direct calls and the server are timed in turns, three times; the median leaves out one disturbed round.
     for _ in range(3):
-        start, used = time.perf_counter(), time.process_time()
+        start = time.perf_counter()
+        cpu_start = time.process_time()
         # A call has as many queries as the server can collect from its concurrent clients.
-        for at in range(0, len(queries), clients):
-            backend.retrieve(queries[at : at + clients], K)
-        direct, direct_used = time.perf_counter() - start, time.process_time() - used
-        used = time.process_time()
+        for first in range(0, len(queries), clients):
+            backend.retrieve(queries[first : first + clients], K)
+        direct_seconds = time.perf_counter() - start
+        direct_cpu = time.process_time() - cpu_start
+        cpu_start = time.process_time()
         reply = subprocess.run(
             command, input=json.dumps(queries), capture_output=True, text=True, check=True
         )
-        over, over_used = json.loads(reply.stdout), time.process_time() - used
-        times = dict(
-            server_vs_in_process=direct / over['total'],
-            server_vs_in_process_cpu=direct_used / over_used,
+        server_times = json.loads(reply.stdout)
+        server_cpu = time.process_time() - cpu_start
+        row = dict(
+            server_vs_in_process=direct_seconds / server_times['total'],
+            server_vs_in_process_cpu=direct_cpu / server_cpu,
+            in_process_qps=len(queries) / direct_seconds,
+            server_qps=len(queries) / server_times['total'],
         )
-        rows.append(
-            times
-            | dict(in_process_qps=len(queries) / direct, server_qps=len(queries) / over['total'])
-        )
-        p99.append(float(np.percentile(over['seconds'], 99)))
+        rows.append(row)
+        p99.append(float(np.percentile(server_times['seconds'], 99)))
     runner.should_exit = True
     thread.join(30)
-    return {name: float(np.median([row[name] for row in rows])) for name in rows[0]} | dict(
-        server_p99_ms=1e3 * float(np.median(p99))
-    )
+    medians = {name: float(np.median([row[name] for row in rows])) for name in rows[0]}
+    medians['server_p99_ms'] = 1e3 * float(np.median(p99))
+    return medians
 
 
 def words(passages, questions) -> dict[str, float]:
@@ -292,11 +296,14 @@ def main(argv=None) -> None:
     args = parser.parse_args(argv)
     if not data.SHARED.is_dir():
         sys.exit(f'benchmarks.retrieval: the shared corpus is missing: {data.SHARED}')
-    start, passages, questions = time.perf_counter(), data.passages(), data.questions()
+    start = time.perf_counter()
+    passages = data.passages()
+    questions = data.questions()
     figures: dict[str, float] = dict(
         texts=args.texts, synthetic=args.synthetic, cores=len(os.sched_getaffinity(0))
     )
-    vectors, question_vectors = data.embeddings(args.texts), data.question_embeddings(questions)
+    vectors = data.embeddings(args.texts)
+    question_vectors = data.question_embeddings(questions)
 
     # Passages come first among the texts, so their vectors need not be computed again.
     row = {text: i for i, text in enumerate(data.texts()[: len(vectors)])}

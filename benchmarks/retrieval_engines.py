@@ -144,7 +144,7 @@ def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engin
     rows = len(vectors)
     # The same number of leaves for ScaNN and for our index, so that both trees are equally fine.
     leaves = max(16, 1 << round(math.log2(2 * math.sqrt(rows))))
-    # From half a percent to a sixth of the leaves; small trees give equal entries, removed below.
+    # The counts range from half a percent to a sixth of the leaves; small trees give equal counts, removed below.
     shares = [max(1, leaves * n // 1000) for n in (5, 10, 15, 20, 30, 40, 60, 80, 120, 160)]
     grid = [(searched, reorder) for searched in dict.fromkeys(shares) for reorder in (12, 24, 48)]
     for name in names:

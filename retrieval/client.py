@@ -95,7 +95,7 @@ class Client:
             if answer is _FAILED:
                 results.append(None)
             else:
-                # Copies: the caller may change the passages, but not those in the cache.
+                # Copied, so that a caller who changes a passage does not change the cache.
                 results.append([dict(passage) for passage in answer])
         return results
 

@@ -54,7 +54,7 @@ class MemoryCorpus:
             raise RetrievalError(
                 f'corpus: {len(titles)} titles and {len(texts)} texts; give at least one passage'
             )
-        # Copies: the caller may change its lists.
+        # Copied, because the caller may change its lists.
         self._titles = list(titles)
         self._texts = list(texts)
 
@@ -291,7 +291,7 @@ class _DocumentColumns:
     """Collects the starts and titles of documents from passages that arrive one by one."""
 
     def __init__(self, by_number: bool):
-        """Documents are separated by their file number (`by_number`, for a folder of texts) or by their title."""
+        """Separates documents by their file number (`by_number`, for a folder of texts) or else by their title."""
         self._by_number = by_number
         # The file number or title of the previous passage.
         self._previous: int | str | None = None

@@ -105,7 +105,7 @@ class _Bar(tqdm.tqdm):
 
     @property
     def format_dict(self):
-        """The values that tqdm fills into its line."""
+        """Returns the values that tqdm fills into its line; calls `time_left`."""
         values = super().format_dict
         if self._time_left is not None:
             values['time_left'] = self._time_left()

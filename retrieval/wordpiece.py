@@ -177,5 +177,5 @@ def _read_vocabulary(folder: pathlib.Path) -> tuple[list[str], dict[str, Any]]:
         raise RetrievalError(
             f'{folder}: the tokenizer cannot be read ({error}); give a BERT checkpoint'
         ) from error
-    # Not `splitlines`: some tokens are line separators of Unicode.
+    # `splitlines` would break tokens that are line separators of Unicode.
     return text.rstrip('\n').split('\n'), config

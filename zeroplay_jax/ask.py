@@ -55,7 +55,7 @@ EXAMPLES = """examples:
 exit status: 0; 2 after a mistake in the command, which is named in one line; 130 after Ctrl-C.
 """
 
-# From the config schema: rollout/call_syntax.py would load transformers before the command is checked.
+# Read from the config schema, because rollout/call_syntax.py would load transformers before the command is checked.
 SYNTAXES: tuple[str, ...] = typing.get_args(schema.Tools.model_fields['syntax'].annotation)
 # Follows the name of the policy above a prompt without --policy.
 BUILT_IN_REMARK = ' (as it ships; --policy zeroplay_jax/mini/clean is seldom wrong)'
@@ -387,7 +387,10 @@ def _load(args: argparse.Namespace, folder: pathlib.Path, config: ConfigDict) ->
 
 
 def _run(argv: list[str] | None) -> int:
-    """Asks one question, a prompt's or those of stdin; returns the exit status. Replaces the handler of SIGINT."""
+    """Asks the question of the command line, or those of a prompt or stdin; returns the exit status.
+
+    Replaces the handler of SIGINT, which is not restored.
+    """
     args = _arguments(argv)
     for stream in (sys.stdin, sys.stdout):
         # In a notebook the standard streams have other types.

@@ -78,7 +78,7 @@ def connect(config) -> None:
     from zeroplay_jax.runtime.connect import connect as join_processes
 
     settings = config.distributed
-    # From now on Ctrl-C must raise KeyboardInterrupt, so that `run_command` ends this process as the others need it.
+    # From now on Ctrl-C must raise KeyboardInterrupt, which `run_command` handles for a run of several processes.
     if settings.mode != 'off':
         interrupts.raise_again()
     join_processes(

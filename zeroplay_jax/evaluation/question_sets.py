@@ -196,7 +196,7 @@ async def _answer_after(
     if len(turn_starts) > 0:
         prompt = searched.tokens[: turn_starts[-1]]
     limits = dataclasses.replace(env.limits, max_turns=1)
-    # Without tools: the answerer gets one turn, whose text must be final.
+    # The answerer gets no tools and one turn, whose text must be final.
     final_env = dataclasses.replace(env, tools={}, limits=limits)
     identity = (*searched.identity, 1)
     request = Request(weights, prompt, identity, final_env, 1, 0.0)
@@ -248,7 +248,7 @@ def results(
         result_of_set[name] = {
             'questions': _fingerprint(questions),
             'mean': means(answered),
-            # Per question, so that two results can be compared pairwise.
+            # Stored per question, so that two results can be compared pairwise.
             'answered': list(map(dataclasses.asdict, answered)),
         }
     return {'settings': dict(settings), 'sets': result_of_set}

@@ -177,6 +177,8 @@ def _differences(reference: dict[str, Any], run: dict[str, Any]) -> dict[str, li
         reason = 'one summary.json has no results per question'
     elif _question_hash(reference['summary']) != _question_hash(run['summary']):
         reason = 'the held-out questions differ'
+    elif reference_flags.keys() != run_flags.keys():
+        reason = 'the hop counts differ'
     if reason:
         run['notes'].append(f'No interval for the difference from {reference["name"]}: {reason}.')
         return _plain_differences(reference['summary'], run['summary'])

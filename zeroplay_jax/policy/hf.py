@@ -44,7 +44,7 @@ class _StoredTensor(NamedTuple):
     dtype: str
 
 
-# By tensor name.
+# Tensor name → header.
 _StoredTensors: TypeAlias = dict[str, _StoredTensor]
 
 

@@ -18,7 +18,7 @@ from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.attention import AnyArray
 from zeroplay_jax.types import UserError
 
-# Most tokens of a row that the kernel processes at a time.
+# Largest number of tokens of a row that the kernel processes at a time.
 MAX_BLOCK = 512
 # Width of a TPU register tile, of which every block length must be a multiple.
 LANES = 128
