@@ -107,6 +107,7 @@ class _Search(Tool):
         self._turns = iter(range(TURNS))
 
     def run(self, calls):
+        """Returns a result per row with the token ids of the next turn's observation."""
         # All rows reach the end of a turn in the same decode chunk, in the order of their slots.
         assert len(calls) == BATCH
         rows = observation(next(self._turns))

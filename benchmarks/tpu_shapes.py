@@ -46,6 +46,7 @@ def _config(
     tied=False,
     **further_fields,
 ):
+    """Returns the fields of a config.json."""
     return dict(
         architectures=[architecture],
         hidden_size=width,

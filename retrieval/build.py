@@ -121,6 +121,7 @@ def _add_stage_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> None:
+    """Runs the stages that the arguments name."""
     started = time.monotonic()
     stages = (args.stage,) if args.stage else folder.STAGES
     encoder = None

@@ -219,6 +219,7 @@ class Corpus:
         return None
 
     def _title(self, row: int) -> str:
+        """Returns the title of a row."""
         title, _ = split(self.record(row).contents)
         return title
 
@@ -329,6 +330,7 @@ class _Column:
         self._dtype = dtype
 
     def append(self, value: int) -> None:
+        """Adds a number at the end."""
         self._tail.append(value)
         # An array takes 8 bytes per number, a list of Python integers about 40.
         if len(self._tail) == 1 << 16:

@@ -39,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(args: argparse.Namespace) -> None:
+    """Verifies the index and searches for the queries, as the arguments ask."""
     if not args.queries and not args.verify:
         raise RetrievalError(
             'no query is given; write one in quotes after the command, or --verify'

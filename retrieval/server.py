@@ -82,6 +82,7 @@ class App:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """Loads and serves the index in a task as long as the application runs."""
         # Loading takes minutes; /health must answer in the meantime.
         task = asyncio.create_task(self._serve())
         yield
@@ -277,6 +278,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(args: argparse.Namespace) -> None:
+    """Serves the index that the arguments name, until a signal."""
     # Checked before the port is opened: the folder must hold an index.
     folder.read_manifest(args.index)
     limits = Limits(

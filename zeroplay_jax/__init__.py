@@ -58,6 +58,7 @@ if sys.argv[:1] == ['-m'] and {f'zeroplay_jax.{name}' for name in _COMMANDS} & s
 
 
 def __getattr__(name: str) -> Any:
+    """Loads the API or the packaged configs when one of their names is first used."""
     # Loading the API imports JAX and transformers, which `--help` and config checks must not wait for (PEP 562).
     if name == 'config':
         from zeroplay_jax.configuration import packaged

@@ -255,6 +255,7 @@ def _answer_lines(path: str) -> Iterator[builders.Line]:
 
 
 def _is_public(name: str) -> bool:
+    """Returns whether a set is named instead of being a file."""
     return not pathlib.Path(name).is_file()
 
 
@@ -274,6 +275,7 @@ def _set_lines(name: str, answered: bool = True) -> Iterator[builders.Line]:
 
 
 def _held_out_questions(names: Sequence[str]) -> Iterator[str]:
+    """Yields the questions of the held-out sets."""
     for name in names:
         for _, _, record in _set_lines(name, answered=False):
             yield record['question']
@@ -321,6 +323,7 @@ def _report(args: argparse.Namespace, built: builders.BuiltFile) -> str:
 
 
 def _hop_counts(args: argparse.Namespace, built: builders.BuiltFile) -> str:
+    """Returns the number of documents per hop count, in brackets; '' for other kinds."""
     if args.kind != 'documents':
         return ''
     counts = collections.Counter(line['hops'] for line in built.lines)

@@ -186,6 +186,7 @@ def _check_origin(workdir: pathlib.Path, origin: Json) -> None:
 
 
 def _report(step: str, text: object) -> None:
+    """Prints the result of a step."""
     print(f'== {step}: {text}', flush=True)
 
 
@@ -252,6 +253,7 @@ def _make_questions(args: argparse.Namespace) -> None:
 
 
 def _write_lines(path: pathlib.Path, lines: Iterable[Json]) -> None:
+    """Writes a file of JSON lines, completely or not at all."""
     write_text(path, (json.dumps(line, ensure_ascii=False) + '\n' for line in lines))
 
 

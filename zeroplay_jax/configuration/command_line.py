@@ -75,6 +75,7 @@ class _ConfigWithSections(flags.ArgumentParser):
         self._recipe = recipe
 
     def parse(self, argument: str) -> ConfigDict:
+        """Returns the loaded config with `config.recipe` set and the sections of that recipe added."""
         config = self._parser.parse(argument)
         # A file that could not be loaded gives another object, which raises when it is used.
         if isinstance(config, ConfigDict) and 'recipe' in config:

@@ -53,6 +53,7 @@ def reference() -> str:
 
 
 def _old_names() -> str:
+    """Returns the table of renamed fields."""
     lines = ['## Old names', '', '| old | new |', '|---|---|']
     for old_name, new_name in RENAMED_FIELDS.items():
         lines.append(f'| `{old_name}` | `{new_name}` |')
@@ -62,6 +63,7 @@ def _old_names() -> str:
 
 
 def _section(name: str, section: type[Section]) -> str:
+    """Returns the heading and the table of one section."""
     rows = []
     for field_name, field in section.model_fields.items():
         rows.append(_row(f'{name}.{field_name}', field.default, field.description))
@@ -69,6 +71,7 @@ def _section(name: str, section: type[Section]) -> str:
 
 
 def _table(title: str, text: str, rows: list[str]) -> str:
+    """Returns a heading, the first paragraph of `text` and a table of `rows`."""
     lines = [f'## {title}', '']
     # Only the first paragraph of a docstring is used.
     summary = text.strip().split('\n\n')[0]
@@ -79,6 +82,7 @@ def _table(title: str, text: str, rows: list[str]) -> str:
 
 
 def _row(name: str, default: Any, description: str | None) -> str:
+    """Returns the row of one field."""
     # A field's text may be wrapped in the source; a row of a table is one line, and '|' ends a cell.
     words = (description or '').split()
     meaning = ' '.join(words).replace('|', '\\|')

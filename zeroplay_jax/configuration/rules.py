@@ -61,6 +61,7 @@ def _trained(config: ConfigDict, recipe: type[Recipe]) -> Iterator[tuple[RoleSpe
 
 
 def _check_lengths(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses lengths that do not fit into each other: turns, slots, packed rows, passages."""
     rollout = config.rollout
     context = config.sampler.context
     turns = rollout.max_turns
@@ -94,6 +95,7 @@ def _check_lengths(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def _check_tools(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses unknown tools, a role's tool that is not in tools.names, and a bad MCP address."""
     names = tuple(config.tools.names)
     for name in names:
         check_tool_name(name)
@@ -110,6 +112,7 @@ def _check_tools(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def _check_roles(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses roles without a prompt or without weights, and an unknown evaluated role."""
     roles = recipe.roles(config)
     trained = [role.name for role in roles if role.is_trained]
     try:
@@ -136,6 +139,7 @@ def _check_roles(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def _check_rewards(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses unknown reward functions; imports those of other packages."""
     try:
         rewards.resolve_difficulty(config.reward.difficulty)
         if config.reward.answer != 'judge':
@@ -145,6 +149,7 @@ def _check_rewards(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def _check_worlds(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses more worlds than there are names for."""
     for name in ('train', 'evaluation'):
         first, count = config.world[name]
         # No name occurs in two worlds, so that held-out facts stay out of training; the number of names is limited.
@@ -159,6 +164,7 @@ def _check_worlds(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def _check_groups(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses group settings of a trained role that give meaningless advantages or that its recipe lacks."""
     for specification, settings in _trained(config, recipe):
         role = specification.name
         # A group of equal rewards has deviation 0: without a baseline its advantages are the reward
@@ -179,6 +185,7 @@ def _check_groups(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses losses, minibatches and corrections of a trained role that contradict each other."""
     for specification, settings in _trained(config, recipe):
         role = specification.name
         if ':' in settings.loss:
@@ -224,12 +231,14 @@ def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def _uses_ratio(loss: str) -> bool:
+    """Returns whether a loss has an importance ratio."""
     if ':' in loss:
         return _imported_loss(loss).uses_ratio
     return loss not in LOSSES_WITHOUT_RATIO
 
 
 def _is_per_token(loss: str) -> bool:
+    """Returns whether the ratio of a loss belongs to a token and not to a sequence."""
     if ':' in loss:
         return _imported_loss(loss).per_token
     return loss not in LOSSES_PER_SEQUENCE
@@ -246,6 +255,7 @@ def _imported_loss(name: str):
 
 
 def _check_distillation(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses a teacher without prompts, without weight or without enough tokens."""
     for specification, settings in _trained(config, recipe):
         role = specification.name
         if not settings.distill_top_k:
@@ -272,6 +282,7 @@ def _check_distillation(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def _check_division(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses rows, slots and lengths that the mesh or the TPU kernel cannot divide."""
     mesh = config.mesh
     # −1 means all remaining devices, so only one axis can have it.
     if list(mesh.values()).count(-1) > 1:
@@ -304,6 +315,7 @@ def _check_division(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def _check_processes(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses numbers and addresses of processes that cannot work."""
     settings = config.distributed
     if settings.mode != 'coordinator':
         # Without an address each process would run alone, as the first one.
@@ -331,6 +343,7 @@ def _check_processes(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def _check_retrieval(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses a missing index folder and a bad server address."""
     retrieval = config.retrieval
     # The manifest is written last: a folder without one is incomplete. A search server needs the
     # folder as well, because proposers read their documents from it.
@@ -344,6 +357,7 @@ def _check_retrieval(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def _check_files(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses missing files and files that the recipe or the corpus does not take."""
     is_world = config.retrieval.kind == 'world'
     for name, lines in (('file', 'questions with answers'), ('tasks', 'open tasks with rubrics')):
         path = config.eval[name]
@@ -368,6 +382,7 @@ def _check_files(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def _check_judge(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses a judge that cannot answer for this corpus."""
     judge = config.judge
     # The rule compares sentences of the worlds' plain form; on other text it would reject everything.
     is_used = config.reward.answer == 'judge' or bool(config.eval.tasks)
@@ -386,6 +401,7 @@ def _check_judge(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def _check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses a policy folder that is not a checkpoint."""
     folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
     path_text = config.policy.path or "'' (the built-in checkpoint)"
     fix = 'name a Hugging Face checkpoint folder (config.json, tokenizer.json, *.safetensors)'

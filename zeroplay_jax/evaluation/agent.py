@@ -156,6 +156,7 @@ class ReportingEnvironment(Environment):
     stream: TagStream | None = None
 
     def end_turn(self, text: str) -> TurnEnd:
+        """Ends a turn as `Environment` does, and reports its text and then its call."""
         end = super().end_turn(text)
         call = end.call
         is_read = call is not None and call.is_valid
@@ -167,6 +168,7 @@ class ReportingEnvironment(Environment):
         return end
 
     def observation(self, call: ToolCall) -> np.ndarray:
+        """Reports the result of a call and returns its observation."""
         self.report('result', call)
         return super().observation(call)
 

@@ -66,6 +66,7 @@ def open_ask_corpus(config, ready_seconds: float) -> OpenCorpus:
 
 
 def _open_server(config, ready_seconds: float) -> OpenCorpus:
+    """Waits for the search server and returns its corpus."""
     # A rollout abandons a tool call after `tool_timeout`, so two attempts have to fit into it.
     backend = Http(config.retrieval.url, timeout=config.rollout.tool_timeout / 2, retries=1)
     # With a limit of 0, every failed search is reported to the user.
@@ -76,6 +77,7 @@ def _open_server(config, ready_seconds: float) -> OpenCorpus:
 
 
 def _open_folder(config) -> OpenCorpus:
+    """Returns the corpus of an index folder."""
     path = pathlib.Path(config.retrieval.path)
     index = index_folder.open_index(path, encoder_folder=config.retrieval.encoder or None)
     client = Client(InProcess(index, index_folder.fingerprint(path)), max_failure_rate=0.0)
@@ -86,6 +88,7 @@ def _open_folder(config) -> OpenCorpus:
 
 
 def _open_world(config) -> OpenCorpus:
+    """Returns the corpus of all worlds; overwrites eval.questions and eval.hops of the config."""
     config.eval.update(questions=1, hops=_EXAMPLE_HOPS)
     source, questions = held_out_corpus_and_questions(config)
     description = f'the miniature world: worlds {config.world.train} and {config.world.evaluation}'

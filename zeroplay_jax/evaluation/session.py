@@ -83,6 +83,7 @@ class Session:
             clock.enter_context(progress.clock('thinking'))
 
             def report(kind: str, content: Any) -> None:
+                """Prints an event, unless the rollout is written as JSON."""
                 if not self.as_json:
                     # The clock would overwrite the answer on the same terminal.
                     clock.close()

@@ -90,6 +90,7 @@ class Printer:
         self._end_line()
 
     def _print_call(self, call: ToolCall) -> None:
+        """Prints a line per search query, or one line with the arguments of another tool."""
         arguments = call.arguments or {}
         if call.tool == 'search' and call.queries:
             for query in call.queries:
@@ -102,9 +103,11 @@ class Printer:
         self.line('call', text, label=call.tool)
 
     def _print_unread_call(self, call: UnreadCall) -> None:
+        """Prints the text of a call that could not be parsed."""
         self.line('call', call.text, label=call.tool or 'call')
 
     def _print_result(self, call: ToolCall) -> None:
+        """Prints the error, the passages or the text of a call."""
         if call.error is not None:
             self.line('error', call.text)
         elif call.tool == 'search' and call.documents:
@@ -115,6 +118,7 @@ class Printer:
                     self.line('result', line, label='')
 
     def _print_passages(self, call: ToolCall) -> None:
+        """Prints a line per passage of a search."""
         for number, passages in enumerate(call.documents, 1):
             # Searches are numbered only if the call has several queries.
             if len(call.documents) > 1:
@@ -139,6 +143,7 @@ class Printer:
         self._write(printed)
 
     def _begin_line(self, kind: str, label: str) -> None:
+        """Starts a line with its colour and its label, padded to the column of the text."""
         if self._colour:
             sys.stdout.write(f'\x1b[{_COLOURS[kind]}m')
         # At least one blank, also after a tool name that fills the whole column.
@@ -146,12 +151,14 @@ class Printer:
         self._open_kind = kind
 
     def _write(self, text: str) -> None:
+        """Prints text with control characters escaped and further lines indented."""
         indented = clean(text).replace('\n', '\n' + ' ' * _LABEL_WIDTH)
         sys.stdout.write(indented)
         # Flushed at once, so that the user sees the text while it is generated.
         sys.stdout.flush()
 
     def _end_line(self) -> None:
+        """Ends the line in progress, if there is one; drops blanks that were held back."""
         if self._open_kind:
             if self._colour:
                 sys.stdout.write(_RESET)

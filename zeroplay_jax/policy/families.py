@@ -122,6 +122,7 @@ class _Fields:
 
 
 def _read_fields(path: Path) -> _Fields:
+    """Returns the JSON object in config.json; CheckpointError if it cannot be read."""
     fix = 'name a Hugging Face checkpoint folder'
     try:
         values = json.loads(path.read_text(encoding='utf-8'))

@@ -146,6 +146,8 @@ def to_device(tree):
 
 
 def _to_memory(tree, memory_kind: str):
+    """Returns copies of the arrays in a kind of memory, with the same partition."""
+
     def move(array):
         # Moved shard by shard: `device_put` of the whole array would involve the shards of the other processes.
         shards = []
