@@ -112,7 +112,7 @@ class Bm25Index:
         Raises:
           RetrievalError: k outside 1 … N; a blank query.
         """
-        # Dense indexes refuse a blank query, so BM25 does too, although it could return no passage.
+        # A blank query is refused as by dense indexes, although BM25 could return no passages for it.
         check_queries(queries, k, len(self))
         rows = np.full((len(queries), k), -1, np.int64)
         scores = np.zeros((len(queries), k), np.float32)

@@ -72,8 +72,8 @@ class ScannIndex(ExactIndex):
           leaves_searched: partitions read per query; None: min(leaves, 8·√leaves), which is all of them at
             G = 1,000, nine in ten at 6,000, four in ten at 200,000, one in eight at 20 million.
           threshold: anisotropic quantisation threshold of ScaNN (Guo et al. 2020, section 3).
-          reorder: dtype of ScaNN's own copy of the vectors, which it scores `reordered` candidates with; float32 or
-            bfloat16.
+          reorder: dtype of ScaNN's own copy of the vectors, with which the `reordered` candidates are scored; float32
+            or bfloat16.
           saved: a folder that `save` wrote, with the same settings: nothing is trained.
 
         Raises:

@@ -27,7 +27,7 @@ def bar(
 ) -> _Bar:
     """Returns a progress bar; use it as a context manager and call its `update(n)`.
 
-    A daemon thread redraws its clock every second. It shows 'compiling' while XLA compiles, which can take minutes.
+    A daemon thread redraws the bar every second. While XLA compiles, which can take minutes, the bar shows 'compiling'.
 
     Args:
       total: number of units; None if it is unknown.

@@ -165,7 +165,7 @@ def fill_cache(
 def logits(
     config: ModelConfig, params: Params, hidden_states: Float[Array, 'tokens hidden_size']
 ) -> Float[Array, 'tokens vocab']:
-    """Returns the float32 logits of the output head; `params` needs only the result of `_head`."""
+    """Returns the float32 logits of the output head; `_head(config, params)` suffices as `params`."""
     # `product` accumulates in float32 also for bfloat16 inputs: rounded logits would change the log-probabilities.
     if config.tied:
         embedding = params['embedding'].astype(hidden_states.dtype)
