@@ -91,9 +91,10 @@ def _add_scann_arguments(parser: argparse.ArgumentParser) -> None:
     add('--leaves', type=int, help='ScaNN: partitions')
     add('--leaves-searched', type=int, help='ScaNN: partitions read per query')
     add('--overfetch', type=int, default=32, help='ScaNN: candidates scored again exactly')
-    reordered_help = 'ScaNN: candidates that it scores twice itself; default 4 × overfetch'
+    reordered_help = 'ScaNN: candidates that ScaNN itself scores a second time (4 × overfetch)'
     add('--reordered', type=int, help=reordered_help)
-    add('--threshold', type=float, default=0.2, help='ScaNN: of anisotropic quantisation')
+    threshold_help = 'ScaNN: threshold of anisotropic quantisation'
+    add('--threshold', type=float, default=0.2, help=threshold_help)
     reorder_help = 'ScaNN: type of its own copy of the vectors'
     add('--reorder', choices=('float32', 'bfloat16'), default='float32', help=reorder_help)
 
@@ -108,6 +109,7 @@ def _add_stage_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> None:
+    """Runs the stages that the arguments name."""
     started = time.monotonic()
     stages = (args.stage,) if args.stage else folder.STAGES
     encoder = None
@@ -145,7 +147,7 @@ def _report(out: pathlib.Path, seconds: float) -> None:
 
 
 def _encoder(args: argparse.Namespace) -> Encoder:
-    """Returns the encoder that the arguments name."""
+    """Returns the encoder of --encoder; RetrievalError if there is none or it cannot be used."""
     if not args.encoder:
         raise RetrievalError(
             "--encoder is missing: name the folder of a BERT checkpoint, or 'lexical'"

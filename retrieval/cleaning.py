@@ -1,4 +1,4 @@
-"""Makes a corpus of any folder or file: English passages of whole sentences, and a count of what is unusable."""
+"""Makes a corpus of English passages from any folder or file, and counts its unusable texts by reason."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _NAMED_SUFFIXES = 4
 
 @dataclasses.dataclass
 class Inventory:
-    """What a source holds, in files of a folder of texts, otherwise in passages of the file.
+    """Counts the units of a source: the files of a folder of texts, or the passages of a corpus file.
 
     Attributes:
       unit: 'files' or 'passages'.
-      usable: number of those in English.
-      problems: reason → number of the others.
-      passages: passages that were written.
+      usable: number of units that are English prose.
+      problems: reason → number of units that are not.
+      passages: number of passages that were written.
     """
 
     unit: str
@@ -50,7 +50,7 @@ class Inventory:
     passages: int = 0
 
     def add(self, problem: str | None) -> None:
-        """Counts one; None is a usable one."""
+        """Counts one unit; `problem` is None for a usable one."""
         if problem is None:
             self.usable += 1
         else:
@@ -58,11 +58,11 @@ class Inventory:
 
     @property
     def unusable(self) -> int:
-        """Number of those that are not in English."""
+        """Number of units with a problem."""
         return self.problems.total()
 
     def __str__(self) -> str:
-        # The most frequent problem first, equal ones by name: the same line for the same source.
+        # The most frequent problem comes first, ties by name, so that the same source gives the same line.
         ordered = sorted(self.problems.items(), key=_by_count)
         return ', '.join(f'{count} {problem}' for problem, count in ordered)
 
@@ -86,7 +86,7 @@ class _CountedLines(BadLines):
         self.first = ''
 
     def add(self, number: int, reason: str) -> None:
-        """Counts a bad line."""
+        """Counts a bad line; never raises."""
         self.count += 1
         if not self.first:
             self.first = f'line {number}: {reason}'
@@ -104,15 +104,15 @@ def write_clean(source: pathlib.Path, out: pathlib.Path, passage_words: int) -> 
       passage_words: words of a passage at most, see `splitting`.
 
     Raises:
-      RetrievalError: nothing usable in the source, and the line says what is there instead; or a repeated id.
+      RetrievalError: the source has no usable text (the error lists the problems), or a repeated id.
     """
     if not source.exists():
         raise RetrievalError(
             f'{source}: no such file or folder; give texts (.txt, .md) or passages'
         )
-    # Renamed when complete: an interrupted command leaves no half of a corpus.
+    # The draft is renamed when it is complete, so that an interrupted command leaves no partial corpus.
     draft = out.with_name(f'.{os.getpid()}.{out.name}')
-    # 8 bytes for each passage: a set of their ids would not fit into memory.
+    # A hash takes 8 bytes per passage; a set of the ids of a large corpus would not fit into memory.
     id_hashes = array.array('Q')
     try:
         with draft.open('w', encoding='utf-8') as file:
@@ -164,7 +164,7 @@ def _refuse_repeated_ids(source: pathlib.Path, draft: pathlib.Path, id_hashes: a
 def _text_passages(
     source: pathlib.Path, passage_words: int, inventory: Inventory
 ) -> Iterator[Record]:
-    """Yields the passages of the English texts of a folder, and counts its files."""
+    """Yields the passages of the English texts of a folder, and counts its files in `inventory`."""
     texts = files_of(source)
     if source.is_dir():
         _count_other_files(source, set(texts), inventory)
@@ -200,7 +200,7 @@ def _read_text(path: pathlib.Path) -> tuple[str, str | None]:
 def _count_other_files(
     source: pathlib.Path, texts: set[pathlib.Path], inventory: Inventory
 ) -> None:
-    """Counts the files of a folder that are no texts, by suffix."""
+    """Counts the files of a folder that are not texts, by suffix, as problems of `inventory`."""
     suffixes: collections.Counter[str] = collections.Counter()
     for path in visible_files(source):
         if path not in texts:
@@ -215,7 +215,7 @@ def _count_other_files(
 def _file_passages(
     source: pathlib.Path, passage_words: int, inventory: Inventory
 ) -> Iterator[Record]:
-    """Yields the passages of a corpus file, long ones cut, and counts them."""
+    """Yields the passages of a corpus file, long ones cut, and counts the uncut ones in `inventory`."""
     bad_lines = _CountedLines(source)
     with progress.bar(None, 'passages', 'read passages') as bar:
         for _, record in read(source, bad_lines):
@@ -223,7 +223,7 @@ def _file_passages(
             problem = problem_of(text)
             inventory.add(problem)
             bar.update()
-            # A title alone is no passage; other texts can at least be found by a search.
+            # Passages with another problem are kept, because a search can still find them; a title alone is left out.
             if problem not in ('empty', 'binary'):
                 yield from split_record(record, passage_words)
     if bad_lines.count:

@@ -28,7 +28,9 @@ class Parser(argparse.ArgumentParser):
 def passage_words(text: str) -> int:
     """An argparse type: 0, or enough words for a sentence."""
     if not text.isdecimal() or 0 < int(text) < _MIN_PASSAGE_WORDS:
-        message = f'{text!r} words are no passage; give 0, or {_MIN_PASSAGE_WORDS} or more'
+        message = (
+            f'{text!r} words are too few for a passage; give 0, or {_MIN_PASSAGE_WORDS} or more'
+        )
         raise argparse.ArgumentTypeError(message)
     return int(text)
 

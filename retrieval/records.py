@@ -28,7 +28,7 @@ def contents(title: str, text: str) -> str:
 
 def split(contents: str) -> tuple[str, str]:
     """Returns (title, text) of a passage in wire form; no title where the first line is not in quotes."""
-    # Not `splitlines`: only a line feed ends the title.
+    # `splitlines` would split at other characters as well; only a line feed ends the title.
     first_line, _, text = contents.partition('\n')
     if len(first_line) >= 2 and first_line[0] == first_line[-1] == '"':
         return first_line[1:-1], text

@@ -30,7 +30,7 @@ _LOGGED_LINES = 10
 
 _TSV_HEADINGS = b'id\ttext\ttitle'
 _TEXT_SUFFIXES = ('.txt', '.md')
-# A longer first line of a text is no title but its first paragraph.
+# A longer first line of a text is not its title but its first paragraph.
 _TITLE_WORDS = 15
 # YAML between two lines of dashes at the start of a Markdown file, as Jekyll and Obsidian write it. The key in its
 # first line tells it from a text that begins with a horizontal rule.
@@ -42,7 +42,7 @@ csv.field_size_limit(sys.maxsize)  # LONGEST_LINE is the limit
 
 
 class BadLines:
-    """Bad lines of a source: an error if `strict`, otherwise counted and the first ten logged.
+    """Counts the bad lines of a source: an error if `strict`, otherwise the first ten are logged.
 
     `fix` ends the error line: what the user of the command can do.
     """
@@ -54,7 +54,7 @@ class BadLines:
         self.count = 0
 
     def add(self, number: int, reason: str) -> None:
-        """Counts a bad line.
+        """Counts line `number`, which is bad for `reason`.
 
         Raises:
           RetrievalError: `strict` is set.
@@ -74,9 +74,9 @@ def read(
     JSON lines hold {"id": string or whole number, "contents": '"Title"\\ntext'} and may hold "document_name", which
     separates documents of the same title; other keys are ignored. A TSV is that
     of Wikipedia-18 (Karpukhin et al. 2020, arXiv:2004.04906): columns id, text, title, with one line of headings.
-    Of a folder all .txt and .md files are read in the order of their names: the first line of each is its title, the
-    remainder is cut into passages of 100 words; YAML front matter is skipped. The number is then that of the file
-    instead of the line. A single .txt or .md file is read as a folder that holds nothing else.
+    In a folder, all .txt and .md files are read in the order of their names: the first line of each is its title, the
+    remainder is cut into passages of 100 words; YAML front matter is skipped. The number then counts files instead of
+    lines. A single .txt or .md file is read as a folder with one file.
 
     Args:
       source: a file (.jsonl, .json or .tsv, also .gz and .zst) or a folder.
@@ -89,7 +89,7 @@ def read(
     """
     if skipped is None:
         skipped = BadLines(source, strict=True)
-    # A folder has no format of its own.
+    # The suffix of a folder does not matter, so folders are handled before the suffix is read.
     if holds_texts(source):
         yield from _read_texts(source, skipped, passage_words)
         return
@@ -177,7 +177,7 @@ def split_title(whole_text: str, default: str) -> tuple[str, str]:
 def _read_texts(
     source: pathlib.Path, skipped: BadLines, passage_words: int
 ) -> Iterator[tuple[int, Record]]:
-    """Yields (file number from 1, passage) of a folder of texts."""
+    """Yields (file number from 1, passage) of a folder of texts or of one text; see `read`."""
     files = files_of(source)
     if not source.exists():
         raise RetrievalError(f'{source}: cannot be read (no such file); give a text or a folder')
@@ -221,7 +221,7 @@ def _blocks_of_words(text: str) -> list[str]:
 
 
 def _parser_of(source: pathlib.Path) -> tuple[bool, Callable[[str], Record | str]]:
-    """Returns (whether the file is a TSV, the function that parses one of its lines)."""
+    """Returns (whether the file is a TSV, function that parses one of its lines); RetrievalError for other formats."""
     # A name such as 'wiki.v2.jsonl.gz' has further suffixes in front.
     suffixes = [suffix for suffix in source.suffixes if suffix not in ('.gz', '.zst')]
     kind = ''.join(suffixes)
@@ -242,7 +242,7 @@ def _check_headings(source: pathlib.Path, line: bytes) -> None:
 
 def _parse_line(parse: Callable[[str], Record | str], line: bytes) -> Record | str:
     """Returns the passage of a line, or the reason why the line is bad."""
-    # Before decoding and parsing, which cost several times the memory.
+    # Checked before decoding and parsing, which take several times the memory.
     if len(line) > LONGEST_LINE:
         return f'longer than {LONGEST_LINE >> 20} MiB'
     try:
@@ -313,7 +313,7 @@ def _lines(source: pathlib.Path) -> Generator[bytes, None, None]:
     """
     with contextlib.ExitStack() as stack:
         stream: Any = stack.enter_context(source.open('rb'))
-        # By the last suffix only; `_parser_of` reads the ones before.
+        # Only the last suffix names the compression; `_parser_of` reads the suffixes before it.
         if source.suffix == '.gz':
             stream = stack.enter_context(gzip.open(stream))
         elif source.suffix == '.zst':
@@ -323,7 +323,7 @@ def _lines(source: pathlib.Path) -> Generator[bytes, None, None]:
         line = stream.readline(LONGEST_LINE + 1)
         while line:
             yield line
-            # Skip what is left of a line that was cut.
+            # The remainder of a line that was cut is skipped.
             while len(line) > LONGEST_LINE and not line.endswith(b'\n'):
                 line = stream.readline(LONGEST_LINE + 1)
             line = stream.readline(LONGEST_LINE + 1)

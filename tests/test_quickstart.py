@@ -344,7 +344,7 @@ def test_the_config_is_sound(texts, tmp_path):
     config.policy.path = str(POLICY)
     rules.check(config)
     assert config.eval.questions >= 200
-    with pytest.raises(UserError, match='no index folder'):
+    with pytest.raises(UserError, match='not an index folder'):
         without = english.get_config()
         without.policy.path = str(POLICY)
         rules.check(without)

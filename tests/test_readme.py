@@ -231,7 +231,7 @@ def test_a_command_of_the_launch_page_is_accepted(project, command):
     fields.check_values(config)
     recipe = recipe_class(config.recipe)
     # Files on the disks of a cluster are not here.
-    elsewhere = (rules._check_retrieval, rules._check_files, rules._check_checkpoint)
+    elsewhere = (rules._check_retrieval, rules._check_files, rules.check_checkpoint)
     for rule in rules.RULES:
         if rule not in elsewhere:
             rule(config, recipe)

@@ -233,7 +233,7 @@ def test_the_advice_of_errors_is_about_flags_that_the_command_has(tmp_path, caps
     error = capsys.readouterr().err
     assert 'correct the line' in error and '--skip-bad-lines' not in error
     assert run(*arguments, '--passage-words=5') == 2
-    assert "'5' words are no passage" in capsys.readouterr().err
+    assert "'5' words are too few for a passage" in capsys.readouterr().err
 
 
 def test_a_mistake_is_one_line_and_writes_nothing(tmp_path, capsys):

@@ -127,10 +127,10 @@ def test_too_many_failed_searches_stop_a_run_before_it_learns(config):
         def ready(self):
             return True
 
-    client = Client(Broken(), most_failed=0.1)
+    client = Client(Broken(), max_failure_rate=0.1)
     assert client.retrieve(['a', 'b'], 3) == [None, None]
     with pytest.raises(RetrievalError, match='2 of 2 searches failed'):
-        client.check()
+        client.check_failure_rate()
     library = Library(SearchableCorpus(client, 3, 100), SearchableCorpus(client, 3, 100), (), ())
     with pytest.raises(
         UserError, match='2 of 2 searches failed.*config.retrieval.max_failure_rate'
@@ -152,7 +152,7 @@ def test_failures_of_the_held_out_corpus_count_once(config):
             return True
 
     def flaky_corpus():
-        return SearchableCorpus(Client(Flaky(), most_failed=0.5), 3, 100)
+        return SearchableCorpus(Client(Flaky(), max_failure_rate=0.5), 3, 100)
 
     library = Library(flaky_corpus(), flaky_corpus(), (), ())
     held_out = library.held_out

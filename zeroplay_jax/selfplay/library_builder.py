@@ -85,7 +85,7 @@ def check_failures(library: Library) -> float:
     failed = 0.0
     for corpus in corpora:
         try:
-            corpus.client.check()
+            corpus.client.check_failure_rate()
         except RetrievalError as error:
             raise UserError(f'{error} (limit: config.retrieval.max_failure_rate)') from None
         # `metrics` resets the counters. Only the failures are returned: times and cache hits depend on
@@ -111,7 +111,7 @@ def open_real_corpus(config) -> tuple[SearchableCorpus, str]:
         backend = InProcess(index, index_folder.fingerprint(folder))
     else:
         backend = Http(settings.url, timeout=settings.timeout, retries=settings.retries)
-    client = Client(backend, cache=settings.cache, most_failed=settings.max_failure_rate)
+    client = Client(backend, cache=settings.cache, max_failure_rate=settings.max_failure_rate)
     # A search server takes minutes to load its index, and the run is often started at the same time.
     client.wait_until_ready(settings.ready_seconds)
     corpus = SearchableCorpus(client, config.tools.top_k, config.tools.page_words)
