@@ -86,7 +86,7 @@ class Checkpointer:
 
     @contextlib.contextmanager
     def saved_on_interrupt(self) -> Iterator[None]:
-        """Returns a context in which Ctrl-C completes the save in progress, which would otherwise be lost, before it is raised."""
+        """Returns a context in which Ctrl-C first completes the save in progress, which would be lost otherwise."""
         try:
             yield
         except KeyboardInterrupt:

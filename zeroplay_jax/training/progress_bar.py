@@ -21,10 +21,10 @@ _TIME_COLUMNS = len(' || 00:00:00 left')
 
 
 class ProgressBar:
-    """One line over all steps; the line is silent where no terminal is attached.
+    """A bar of one line over all steps, drawn only if a terminal is attached; a context manager.
 
     Args:
-      shown: draws the bar, where there is a terminal.
+      shown: whether to draw the bar at all.
       steps: all steps of the run.
       cursor: number of the first step to play.
       rollouts: planned rollouts per step of a phase, for the time left.
@@ -66,18 +66,18 @@ class ProgressBar:
         self._begin = time.monotonic()
         self._compiled_before = self._compile_clock.seconds
         self._episodes = 0
-        # Drawn once, with the values.
+        # `_show` draws the line, with the values.
         self._bar.set_description_str(self._description, refresh=False)
         self._show()
 
     def end_episode(self) -> None:
-        """Counts an episode of the step."""
+        """Counts an episode of the step; redraws the bar from time to time."""
         self._episodes += 1
         if self._episodes % _EPISODES_PER_UPDATE == 0:
             self._show()
 
     def end_step(self, step: Step, metrics: Mapping[str, float]) -> None:
-        """Advances the bar and shows the main metrics."""
+        """Advances the bar, shows the main metrics and records the duration for the time left."""
         self._time_left.add(step, self._step_seconds())
         self._next_step = step.number + 1
         self._begin = time.monotonic()
@@ -92,13 +92,13 @@ class ProgressBar:
 
     def write_wrapped(self, text: str) -> None:
         """Prints a text above the bar in lines of 80 columns; further lines are indented."""
-        # Two columns less: those of the indentation.
+        # Two columns are kept free for the indentation.
         lines = wrapped(text, COLUMNS - 2)
         self.write('\n  '.join(lines))
 
     def _step_seconds(self) -> float:
-        """Seconds of the current step, without compilations."""
-        # Every program compiles once: its time says nothing about further steps.
+        """Returns the seconds of the current step so far, without compilations."""
+        # Every program compiles once, so this time is not needed to predict further steps.
         compiled = self._compile_clock.seconds - self._compiled_before
         return max(time.monotonic() - self._begin - compiled, 0.0)
 
@@ -109,11 +109,12 @@ class ProgressBar:
         return f'{self._bar.format_interval(round(seconds))} left'
 
     def _show(self) -> None:
-        # Values of earlier steps remain: an evaluation's result is shown until the next one.
+        """Draws the line, with as many values as fit (`_ORDER`)."""
+        # Values of earlier steps remain, so that the result of an evaluation is shown until the next one.
         values = dict(self._values)
         if self._episodes:
             values['episodes'] = f'{self._episodes} episodes'
-        # As wide as at the end of the run, so that values do not disappear as the numbers grow.
+        # The counts get the width that they have at the end, so that no value disappears as the numbers grow.
         counts = f' {self._total}/{self._total}'
         fixed_columns = len(self._description) + len(counts) + _BAR_COLUMNS + _TIME_COLUMNS
         free_columns = COLUMNS - fixed_columns
@@ -121,7 +122,7 @@ class ProgressBar:
         for name in _ORDER:
             if name not in values:
                 continue
-            # The comma and blank in front of it included.
+            # A comma and a blank precede the value.
             free_columns -= len(values[name]) + 2
             if free_columns >= 0:
                 shown.append(values[name])
@@ -135,9 +136,9 @@ class ProgressBar:
 
 
 def _shown_metrics(metrics: Mapping[str, float]) -> dict[str, str]:
-    """Texts of the main metrics; an evaluation has no reward, a training step no exact match."""
+    """Returns the texts of the main metrics; an evaluation has no reward, a training step no exact match."""
     values = {}
-    # Of training and generation; the rollouts of an evaluation are not counted.
+    # Evaluations have no 'tokens_per_second', because their rollouts are not counted.
     if 'tokens_per_second' in metrics:
         values['speed'] = f'{_short(metrics["tokens_per_second"])} tok/s'
         values['drop'] = f'drop {round(100 * dropped_share(metrics))}%'
@@ -149,18 +150,18 @@ def _shown_metrics(metrics: Mapping[str, float]) -> dict[str, str]:
 
 
 def dropped_share(metrics: Mapping[str, float]) -> float:
-    """Share of a step's items that are not used: dropped tasks, and dropped rollouts of the others."""
+    """Returns the share of a step's items that are not used: dropped tasks, and dropped rollouts of other tasks."""
     dropped_tasks = metrics.get('dropped_episodes', 0.0)
     dropped_rows = 0.0
     for name, value in metrics.items():
         if name.startswith('row_drop/'):
             dropped_rows += value
-    # Dropped rollouts are a share of those that exist, which a dropped task has none of.
+    # `row_drop` is a share of the existing rollouts, and dropped tasks have none.
     return dropped_tasks + (1 - dropped_tasks) * dropped_rows
 
 
 def _short(number: float) -> str:
-    """A number of at most four characters, such as 812, 1.2k or 15k."""
+    """Returns a number in at most four characters, such as 812, 1.2k or 15k, if it is below a million."""
     if number < 1_000:
         return f'{number:.0f}'
     if number < 10_000:
