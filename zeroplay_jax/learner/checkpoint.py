@@ -130,7 +130,7 @@ def claim(
     # The config is compared before the lock is taken: a wrong config is the more useful error.
     workdir.mkdir(parents=True, exist_ok=True)
     with (workdir / '.lock').open('w') as lock:
-        # The kernel releases the lock when the process ends in whatever way; a lock file alone would remain.
+        # The kernel releases the lock when the process ends, even if it is killed; a plain lock file would remain.
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -87,7 +87,7 @@ class ProgressBar:
         self._show()
 
     def write(self, text: str) -> None:
-        """Prints lines above the bar, and where there is no bar."""
+        """Prints lines above the bar, to standard error; works without a bar as well."""
         self._bar.write(text, file=sys.stderr)
 
     def write_wrapped(self, text: str) -> None:

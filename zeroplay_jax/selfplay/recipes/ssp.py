@@ -155,8 +155,8 @@ class Recipe(RecipeBase):
         if not cursor.missing:
             return []
         if settings.fill == 'resample' and cursor.round <= settings.fill_rounds:
-            # As many answers as groups are missing. If the batch is incomplete after the last round, it stays
-            # so: SSP's code duplicates valid questions instead, which doubles their weight.
+            # A round draws as many answers as groups are missing. A batch that is incomplete after the last
+            # round stays so: SSP's code duplicates valid questions instead, which doubles their weight.
             return self._answer_tasks(step, cursor, cursor.missing)
         if settings.fill.startswith('replay') and cursor.round == 1:
             # The pool is shuffled in every step: the step's number takes the place of the iteration. The
