@@ -91,7 +91,7 @@ def test_open_index(tmp_path):
         (['Who?'], {'samples': 0}, 'samples=0'),
         (['Who?'], {'temperature': -1.0}, 'temperature=-1.0'),
         (['Who?'], {'tools': 'search'}, 'tools is a str'),
-        (['Who?'], {'tools': ['serch']}, "'serch' is no tool"),
+        (['Who?'], {'tools': ['serch']}, "'serch' is not a tool"),
         (['Who?'], {'tools': [CalculatorTool]}, 'CalculatorTool is a class'),
         (['Who?'], {'tools': [3]}, 'a tool is a int'),
         (['Who? ' * 500], {}, "questions[0] ('Who? Who?"),

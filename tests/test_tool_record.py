@@ -149,6 +149,7 @@ SMALL = [
     '--config.solver.samples=2',
     '--config.solver.minibatches=1',
     '--config.solver.filter_groups=False',
+    '--config.stop_after_empty_steps=0',
 ]
 
 

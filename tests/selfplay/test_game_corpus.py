@@ -152,7 +152,7 @@ def test_failures_of_the_held_out_corpus_count_once(config):
             return True
 
     def flaky_corpus():
-        return SearchableCorpus(Client(Flaky(), max_failure_rate=0.5), 3, 100)
+        return SearchableCorpus(Client(Flaky(), 100, 0.5), 3, 100)
 
     library = Library(flaky_corpus(), flaky_corpus(), (), ())
     held_out = library.held_out

@@ -1,8 +1,8 @@
 """Call syntaxes: how a policy writes a tool call, and how the result is written into its context.
 
-A syntax owns the stop strings, the parser, the form of an observation and the layout of passages.
-It is part of the contract with a trained model: mixing two syntaxes in one run is not possible. It
-knows nothing about what a tool does; tools (zeroplay_jax/tools) know nothing about syntaxes.
+A syntax defines the stop strings, the parser, the form of an observation and the layout of passages.
+A model is trained with one syntax, so a run uses a single one. Syntaxes do not depend on what a tool
+does, and tools (zeroplay_jax/tools) do not depend on the syntax.
 """
 
 from __future__ import annotations

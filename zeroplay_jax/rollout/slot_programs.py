@@ -165,7 +165,7 @@ def _put(
         state,
         tokens=written_tokens,
         length=_write_rows(state.length, slots, length),
-        # Only ever lowered: an earlier piece of the same tokens may not be prefilled yet.
+        # `cached` is never raised here, because an earlier piece of the same tokens may not be prefilled yet.
         cached=_lower_rows(state.cached, slots, cached),
         limit=_write_rows(state.limit, slots, limit),
         status=_write_rows(state.status, slots, status),

@@ -243,7 +243,7 @@ class Engine:
             'rollouts': float(total['rollouts']),
             'tokens_per_second': total['generated_tokens'] / max(seconds, 1e-9),
         }
-        # Not gathered: percentiles of several processes cannot be merged from the percentiles of each.
+        # These are of this process only: percentiles of several processes cannot be merged.
         for tool, tool_seconds in self.scheduler.workers.seconds.items():
             metrics[f'tool_seconds/{tool}/p50'] = float(np.percentile(tool_seconds, 50))
             metrics[f'tool_seconds/{tool}/p95'] = float(np.percentile(tool_seconds, 95))
@@ -313,7 +313,7 @@ class Engine:
 
     def _missing_groups(self, step: Step, rows: Sequence[Row]) -> int:
         """Returns how many groups the batch lacks: the largest number over the trained roles; 0 without one."""
-        # Not the sum over roles, because one item can yield a group of each role (SSP).
+        # The maximum and not the sum is taken, because one item can yield a group of each role (SSP).
         missing = [self.filter.missing_groups(role, rows) for role in step.phase.trains]
         return max(missing, default=0)
 

@@ -53,7 +53,7 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
     number = 0
     has_lines = False
     try:
-        # With newline='\n' only line feeds end a line: JSON texts may contain carriage returns.
+        # With newline='\n' only line feeds end a line: carriage returns may be white space inside an object.
         with pathlib.Path(path).open(encoding='utf-8', newline='\n') as lines:
             for number, line in enumerate(lines, 1):
                 if not line.strip():

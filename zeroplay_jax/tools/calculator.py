@@ -48,7 +48,7 @@ _FUNCTIONS: dict[str, Callable[..., Number]] = {
 }
 _SYMBOLS = {'×': '*', '÷': '/', '^': '**'}
 _CONSTANTS = {'pi': math.pi, 'e': math.e}
-# Also bounds the depth of the recursion over the expression.
+# Bounds the length of an expression and thereby the depth of the recursion over it.
 _MAX_CHARACTERS = 200
 # Bounds the work of one operation: 9**9**9 would otherwise run for hours.
 _MAX_BITS = 4096

@@ -37,10 +37,10 @@ class _CurrentStep:
 
 
 class ProgressBar:
-    """One line over all steps; the line is silent where no terminal is attached.
+    """A bar of one line over all steps, drawn only if a terminal is attached; a context manager.
 
     Args:
-      shown: draws the bar, where there is a terminal.
+      shown: whether to draw the bar at all.
       steps: all steps of the run.
       cursor: number of the first step to play.
       rollouts: planned rollouts per step of a phase, for the time left.
@@ -78,18 +78,18 @@ class ProgressBar:
         self._description = step.phase.name + position
         self._current = self._begin(step.number)
         self._episodes = 0
-        # Drawn once, with the values.
+        # `_show` draws the line, with the values.
         self._bar.set_description_str(self._description, refresh=False)
         self._show()
 
     def end_episode(self) -> None:
-        """Counts an episode of the step."""
+        """Counts an episode of the step; redraws the bar from time to time."""
         self._episodes += 1
         if self._episodes % _EPISODES_PER_UPDATE == 0:
             self._show()
 
     def end_step(self, step: Step, metrics: Mapping[str, float]) -> None:
-        """Advances the bar and shows the main metrics."""
+        """Advances the bar, shows the main metrics and records the duration for the time left."""
         self._time_left.add(step, self._step_seconds(self._current))
         self._current = self._begin(step.number + 1)
         self._bar.update()
@@ -97,23 +97,23 @@ class ProgressBar:
         self._show()
 
     def write(self, text: str) -> None:
-        """Prints lines above the bar, and where there is no bar."""
+        """Prints lines above the bar, to standard error; works without a bar as well."""
         self._bar.write(text, file=sys.stderr)
 
     def write_wrapped(self, text: str) -> None:
         """Prints a text above the bar in lines of 80 columns; further lines are indented."""
-        # Two columns less: those of the indentation.
+        # Two columns are kept free for the indentation.
         lines = wrapped(text, COLUMNS - 2)
         self.write('\n  '.join(lines))
 
     def _begin(self, next_step: int) -> _CurrentStep:
-        """Starts the clock of a step."""
+        """Returns the clock of a step that begins now."""
         prediction = self._time_left.predict(next_step)
         return _CurrentStep(time.monotonic(), self._compile_clock.seconds, prediction)
 
     def _step_seconds(self, current: _CurrentStep) -> float:
-        """Seconds since a step began, without compilations."""
-        # Every program compiles once: its time says nothing about further steps.
+        """Returns the seconds since a step began, without compilations."""
+        # Every program compiles once, so this time is not needed to predict further steps.
         compiled = self._compile_clock.seconds - current.compiled_before
         return max(time.monotonic() - current.begin - compiled, 0.0)
 
@@ -127,11 +127,12 @@ class ProgressBar:
         return f'{self._bar.format_interval(round(seconds))} left'
 
     def _show(self) -> None:
-        # Values of earlier steps remain: an evaluation's result is shown until the next one.
+        """Draws the line, with as many values as fit (`_ORDER`)."""
+        # Values of earlier steps remain, so that the result of an evaluation is shown until the next one.
         values = dict(self._values)
         if self._episodes:
             values['episodes'] = f'{self._episodes} episodes'
-        # As wide as at the end of the run, so that values do not disappear as the numbers grow.
+        # The counts get the width that they have at the end, so that no value disappears as the numbers grow.
         counts = f' {self._total}/{self._total}'
         fixed_columns = len(self._description) + len(counts) + _BAR_COLUMNS + _TIME_COLUMNS
         free_columns = COLUMNS - fixed_columns
@@ -139,7 +140,7 @@ class ProgressBar:
         for name in _ORDER:
             if name not in values:
                 continue
-            # The comma and blank in front of it included.
+            # A comma and a blank precede the value.
             free_columns -= len(values[name]) + 2
             if free_columns >= 0:
                 shown.append(values[name])
@@ -153,9 +154,9 @@ class ProgressBar:
 
 
 def _shown_metrics(metrics: Mapping[str, float]) -> dict[str, str]:
-    """Texts of the main metrics; an evaluation has no reward, a training step no exact match."""
+    """Returns the texts of the main metrics; an evaluation has no reward, a training step no exact match."""
     values = {}
-    # Of training and generation; the rollouts of an evaluation are not counted.
+    # Evaluations have no 'tokens_per_second', because their rollouts are not counted.
     if 'tokens_per_second' in metrics:
         values['speed'] = f'{_short(metrics["tokens_per_second"])} tok/s'
     if 'dropped_share' in metrics:
@@ -168,7 +169,7 @@ def _shown_metrics(metrics: Mapping[str, float]) -> dict[str, str]:
 
 
 def _short(number: float) -> str:
-    """A number of at most four characters, such as 812, 1.2k or 15k."""
+    """Returns a number in at most four characters, such as 812, 1.2k or 15k, if it is below a million."""
     if number < 1_000:
         return f'{number:.0f}'
     if number < 10_000:
