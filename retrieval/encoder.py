@@ -28,8 +28,8 @@ from .wordpiece import WordPiece
 LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 # Default of `max_tokens`: passages of 100 words have up to 180 tokens.
-_MOST_TOKENS = 256
-_FEWEST_TOKENS = 3
+_MAX_TOKENS = 256
+_MIN_TOKENS = 3
 # Default of `batch_tokens`. On a CPU larger batches exceed the cache; accelerators need them to be busy.
 _CPU_BATCH_TOKENS = 2_048
 _ACCELERATOR_BATCH_TOKENS = 1 << 17
@@ -113,8 +113,8 @@ class TextEncoder:
         # The default is capped: the passages are shorter, so more lengths would only cost compilations.
         if max_tokens is None:
             settings = _read_optional_json(self.folder / 'sentence_bert_config.json')
-            max_tokens = min(_MOST_TOKENS, settings.get('max_seq_length') or positions)
-        valid_length = _FEWEST_TOKENS <= max_tokens <= positions
+            max_tokens = min(_MAX_TOKENS, settings.get('max_seq_length') or positions)
+        valid_length = _MIN_TOKENS <= max_tokens <= positions
         if not valid_length or dtype not in ('float32', 'bfloat16'):
             raise RetrievalError(
                 f'{self.folder}: max_tokens {max_tokens} must lie between 3 and {positions}, '

@@ -27,7 +27,7 @@ _UNKNOWN = '\ufffe'
 # UTF-8 needs at most four bytes per character.
 _LONGEST_WORD_BYTES = 4 * LONGEST_WORD
 # Enough for [CLS], [SEP] and at least one token.
-_FEWEST_TOKENS = 3
+_MIN_TOKENS = 3
 
 # First and last code points of Chinese characters, each of which is a word.
 _CHINESE = (
@@ -102,7 +102,7 @@ class WordPiece:
         vocabulary, config = _read_vocabulary(folder)
         ids = {token: number for number, token in enumerate(vocabulary)}
         missing = [token for token in ('[PAD]', '[UNK]', '[CLS]', '[SEP]') if token not in ids]
-        if missing or max_tokens < _FEWEST_TOKENS:
+        if missing or max_tokens < _MIN_TOKENS:
             raise RetrievalError(
                 f'{folder}/vocab.txt: {", ".join(missing) or "nothing"} missing, max_tokens {max_tokens}; '
                 'give a BERT vocabulary and at least 3 tokens'
