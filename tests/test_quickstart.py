@@ -20,13 +20,21 @@ from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT, ENGLISH_CHECKPOINT,
 from zeroplay_jax.types import UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
-POLICY = ENGLISH_CHECKPOINT if ENGLISH_CHECKPOINT.is_dir() else BUILT_IN_CHECKPOINT
+POLICY = ENGLISH_CHECKPOINT
+LENGTHS: tuple[str, ...] = ()
+if not ENGLISH_CHECKPOINT.is_dir():
+    POLICY = BUILT_IN_CHECKPOINT
+    # The tokenizer of the miniature world takes more tokens for the same text.
+    LENGTHS = (
+        '--config.rollout.prompt_tokens=512',
+        '--config.sampler.context=832',
+        '--config.micro.tokens=832',
+    )
 SMALL = (
     # So few steps may all be empty.
     '--config.stop_after_empty_steps=0',
     f'--config.policy.path={POLICY}',
-    # The tokenizer of the miniature world takes more tokens for the same text.
-    '--config.rollout.prompt_tokens=512',
+    *LENGTHS,
     '--config.sampler.slots=16',
     '--config.proposer.batch=16',
     '--config.proposer.steps=1',

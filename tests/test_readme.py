@@ -49,7 +49,10 @@ MINI = f'--config.sampler.slots=16 --config.micro.rows=2 --config.eval.questions
 ENGLISH = ''
 if not ENGLISH_CHECKPOINT.is_dir():
     # The tokenizer of the miniature world takes more tokens for the same text.
-    ENGLISH = '--config.policy.path=zeroplay_jax/mini/base --config.rollout.prompt_tokens=512'
+    ENGLISH = (
+        '--config.policy.path=zeroplay_jax/mini/base --config.rollout.prompt_tokens=512 '
+        '--config.sampler.context=832 --config.micro.tokens=832'
+    )
 ENGLISH += ' --config.stop_after_empty_steps=0'
 # How a command that begins so is made small: what is put behind it; a function rewrites it.
 SMALL = {
