@@ -5,12 +5,18 @@
 #   WORKDIR=folder SEED=n     workdir and seed of `make quickstart`
 #   ARGS='--config.FIELD=VALUE …'  further flags of `make quickstart`
 PYTHON ?=
-CORPUS ?=
-EVAL ?=
-ENCODER ?= lexical
-WORKDIR ?= $(if $(CORPUS),,runs/quickstart)
-SEED ?= 0
-ARGS ?=
+# With `=` variables of the same name in the shell have no effect; those of the command line do.
+CORPUS =
+EVAL =
+ENCODER = lexical
+WORKDIR = $(if $(CORPUS),,runs/quickstart)
+SEED = 0
+ARGS =
+ifeq ($(CORPUS),)
+ifneq ($(findstring command,$(origin EVAL) $(origin ENCODER)),)
+$(error EVAL and ENCODER have no effect without CORPUS; add CORPUS=folder)
+endif
+endif
 # The shell reads these from its environment, so that blanks and quotes in a path stay as they are.
 export CORPUS EVAL WORKDIR
 

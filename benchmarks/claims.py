@@ -46,7 +46,7 @@ SEEDS = 3
 # Half-width of an interval that counts as narrow.
 NARROW = 0.05
 # Upper limit of the search for the number of seeds.
-MOST_SEEDS = 1000
+MAX_SEEDS = 1000
 # Columns of a curve: solver steps, rollouts, correct by question, and for SCOPE rubrics met by open task.
 CORRECT, RUBRICS = 2, 3
 
@@ -184,7 +184,7 @@ def config_of(arm: str, seed: int):
 
 
 def run_arm(arm: str, seed: int, folder: pathlib.Path) -> dict:
-    """Returns the result of one run, from `folder` if the run was executed before.
+    """Returns the result of one run: from `folder` if it is stored there, else it executes the run and stores it.
 
     Returns:
       {'arm', 'seed', 'curve', 'seconds', …}; 'curve' has one entry per evaluation, see `_curve`.
@@ -193,7 +193,7 @@ def run_arm(arm: str, seed: int, folder: pathlib.Path) -> dict:
     # The name depends on the changed fields only, so a field that configs/common.py gains later keeps old results.
     defaults = dict(fields.leaves(common.get_config()))
     changes = {k: v for k, v in fields.leaves(config) if v != defaults[k]}
-    # When a run stops early is no property of its arm: results of earlier versions keep their names.
+    # This field is not a property of an arm, and results of versions without it keep their names.
     changes.pop('stop_after_empty_steps', None)
     text = json.dumps(changes, sort_keys=True)
     path = folder / f'{hashlib.sha256(text.encode()).hexdigest()[:16]}.json'
@@ -201,7 +201,7 @@ def run_arm(arm: str, seed: int, folder: pathlib.Path) -> dict:
         return json.loads(path.read_text())
     from zeroplay_jax.training import loop
 
-    # An arm that trains nothing is a result, too.
+    # 0: a run is never stopped, because an arm that trains nothing is a result, too.
     config.stop_after_empty_steps = 0
     rules.check(config)
     started = time.perf_counter()
@@ -274,20 +274,20 @@ def value(run: dict, other: dict, by: str, budget: bool) -> np.ndarray:
       by: see Claim.
       budget: whether the score is taken at the smaller number of rollouts of the two.
     """
-    most_rollouts = np.inf
+    max_rollouts = np.inf
     if budget:
-        most_rollouts = min(run['curve'][-1][1], other['curve'][-1][1])
+        max_rollouts = min(run['curve'][-1][1], other['curve'][-1][1])
     if by == 'final':
-        return _until(run, most_rollouts, CORRECT)[-1]
+        return _until(run, max_rollouts, CORRECT)[-1]
     if by == 'rubrics':
-        return _until(run, most_rollouts, RUBRICS)[-1]
+        return _until(run, max_rollouts, RUBRICS)[-1]
     if by == 'stability':
-        exact_match = _until(run, most_rollouts).mean(1)
+        exact_match = _until(run, max_rollouts).mean(1)
         falls = np.maximum.accumulate(exact_match) - exact_match
         return np.array([-np.max(falls)])
     level = np.mean(other['curve'][-1][CORRECT])
     last_step = run['curve'][-1][0]
-    # A run that never reaches the level counts as if it did so one step after its end.
+    # A run that never reaches the level counts as if it reached it one step after its end.
     reached_at = last_step + 1
     for steps, _, correct, *_ in run['curve']:
         if np.mean(correct) >= level:
@@ -305,11 +305,11 @@ def _half_width(values: np.ndarray, count: int) -> float:
 
 
 def _seeds_needed(seed_means: np.ndarray) -> int:
-    """Returns the number of seeds whose interval is narrow, at the spread of these seeds."""
-    for count in range(len(seed_means), MOST_SEEDS):
+    """Returns the number of seeds whose interval is narrow, at the spread of these seeds; at most MAX_SEEDS."""
+    for count in range(len(seed_means), MAX_SEEDS):
         if _half_width(seed_means, count) <= NARROW:
             return count
-    return MOST_SEEDS
+    return MAX_SEEDS
 
 
 def judge(better: list[dict], worse: list[dict], by: str = 'final', budget: bool = True) -> dict:
@@ -389,7 +389,7 @@ def run_all(claims: list[Claim], seeds: int, folder: pathlib.Path) -> dict[str, 
 
 
 def judge_all(claims: list[Claim], runs: dict[str, list[dict]], seeds: int) -> list[dict]:
-    """Returns the rows of the table, and prints a line for each."""
+    """Returns the rows of the claims' table, and prints a line for each."""
     table = []
     for claim in claims:
         better = runs[claim.better]

@@ -70,7 +70,7 @@ def check_memory(model: ModelConfig, sizes: Sizes, update: bool, limit: int) -> 
       UserError: the need exceeds the limit.
     """
     weights = sum(leaf.size for leaf in jax.tree.leaves(gpu_work.parameter_shapes(model)))
-    # The smallest count: larger ones that do not fit are skipped with a line.
+    # The smallest count is decisive: larger ones that do not fit are skipped with a line.
     slots = min(sizes.slots)
     # Keys and values, two bytes each.
     position_bytes = 2 * 2 * model.layers * model.kv_heads * model.head_dim
@@ -110,7 +110,7 @@ def call_if_it_fits(name: str, call: Callable[[], Any]) -> Any:
     try:
         return call()
     except Exception as error:
-        # By the text: the class of this error differs between versions of JAX.
+        # Recognised by its text, because the class of this error differs between versions of JAX.
         if 'RESOURCE_EXHAUSTED' not in str(error):
             raise
         print(f'{name}: does not fit into the memory of this device', flush=True)
@@ -122,7 +122,7 @@ def measure(model: ModelConfig, sizes: Sizes, update: bool, peak: Peak) -> dict[
     learner = None
     if update:
         learner = gpu_work.make_learner(model, sizes)
-        # The sampler's copy, as in a run: both kinds of weights are on the device.
+        # The sampler gets a copy, as in a run, so both kinds of weights are on the device.
         params = learner.published()
     else:
         params = gpu_work.make_weights(model, model.dtype)
@@ -148,7 +148,7 @@ def measure(model: ModelConfig, sizes: Sizes, update: bool, peak: Peak) -> dict[
             row = figures(step, peak)
             rows['update'] = row | dict(rows=sizes.rows, tokens=sizes.tokens, micro=sizes.micro)
             show(f'update of {step.tokens} tokens', row)
-    # Deleted here and not earlier: as in a run, the slots stay in memory during the update.
+    # Deleted only here, because the slots stay in memory during the update, as in a run.
     del sampler
     return rows
 
@@ -190,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # XLA refuses both names at once, and the first is the older one.
     if 'XLA_PYTHON_CLIENT_MEM_FRACTION' not in os.environ:
         os.environ.setdefault('XLA_CLIENT_MEM_FRACTION', '0.95')
-    # Only now: asking for devices starts the backend, which reads the variable above.
+    # This call starts the backend, which reads the variable above.
     device = jax.devices()[0]
     if device.platform != 'gpu' and not args.small:
         raise UserError(
@@ -212,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f'{device.device_kind}: {version_list}', flush=True)
     check_memory(model, sizes, update, memory().get('limit', 0))
 
-    # A data sheet where there is one: a measured peak is lower and would flatter the shares.
+    # The data sheet is preferred: a measured peak is lower, so shares relative to it would look better.
     peak = PEAKS.get(device.device_kind)
     origin = 'data sheet'
     if peak is None:

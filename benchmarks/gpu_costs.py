@@ -26,8 +26,8 @@ class Peak(NamedTuple):
     bandwidth: float
 
 
-# By the name that the driver reports. From the vendor's data sheets, without sparsity: many of them print twice the
-# operations, which is the rate for sparse matrices.
+# Device name as the driver reports it → peak rates of the vendor's data sheet, without sparsity. Many data sheets print
+# twice the operations, which is the rate for sparse matrices.
 PEAKS = {
     'NVIDIA B200': Peak(2250e12, 8.0e12),
     'NVIDIA H200': Peak(989e12, 4.8e12),

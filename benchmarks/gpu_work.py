@@ -42,7 +42,7 @@ class Sizes:
       copied: bytes of the array that measures peak bandwidth.
     """
 
-    # The largest first: if it does not fit, the others still are measured.
+    # The smallest is last, because its slots stay in memory during the update.
     slots: tuple[int, ...] = (256, 128, 32)
     prompt: int = 1024
     generated: int = 256
@@ -124,7 +124,7 @@ def make_model(small: bool) -> ModelConfig:
 
 def parameter_shapes(model: ModelConfig):
     """Returns the shapes of the parameters."""
-    # Shapes alone: the need for memory is printed before anything is allocated.
+    # Nothing is allocated: the need for memory is printed first.
     return jax.eval_shape(functools.partial(transformer.init, model), jax.random.key(0))
 
 
@@ -154,9 +154,9 @@ def make_batches(model: ModelConfig, sizes: Sizes) -> list:
     for i in range(sizes.rows * sizes.micro):
         tokens = rng.integers(1, model.vocab_size, sizes.tokens).astype(np.int32)
         source = np.full(sizes.tokens, POLICY, np.int8)
-        # The first token is predicted by nothing.
+        # The first token has no token before it that predicts it.
         source[0] = PROMPT
-        # What random weights give on average, so that few ratios are clipped.
+        # The mean log-prob of random weights, so that few ratios are clipped.
         logp = np.where(source == POLICY, -np.log(model.vocab_size), 0.0).astype(np.float32)
         trajectory = Trajectory(tokens, source, logp, (), 'eos', 'policy', 0, (i,))
         rows.append(Row('policy', trajectory, 0.0, 0, advantage=float(rng.normal())))
@@ -197,21 +197,21 @@ def measured_peak(sizes: Sizes) -> Peak:
 def measure_sampler(
     model: ModelConfig, params: Params, sizes: Sizes, slots: int
 ) -> tuple[Sampler, Measurement, Measurement]:
-    """Measures the sampler at one slot count, after a round that compiles.
+    """Returns a sampler with one slot count and its measured times, after a round that compiles.
 
     Returns:
       The sampler with its slots in memory, the prefill of all slots, and one decode step.
     """
     sampler = Sampler(model, sizes.sampler(slots), sharding.make_mesh())
     _prefill(sampler, params, sizes)
-    # The fastest: transfers from the host vary, the device's own time does not.
+    # The fastest repetition counts: transfers from the host vary, the device's own time does not.
     prefill_seconds = min(_prefill(sampler, params, sizes) for _ in range(sizes.repeats))
     # The first decode compiles. The prompts are then written again, so that the timed steps begin after the prompt.
     jax.block_until_ready(sampler.decode(params))
     _prefill(sampler, params, sizes)
     bursts = sizes.generated // sizes.burst
     start = time.perf_counter()
-    # Without waiting in between, as the scheduler does while no call is pending.
+    # The bursts are dispatched without waiting in between, as the scheduler does while no tool call is pending.
     chunks = [sampler.decode(params) for _ in range(bursts)]
     jax.block_until_ready(chunks)
     step_seconds = (time.perf_counter() - start) / (bursts * sizes.burst)

@@ -32,17 +32,17 @@ from zeroplay_jax.retrieval.index import ExactIndex, ScannIndex
 K, RECALL = 3, 0.95
 # Added to RECALL when tuning, so that the other half of the queries reaches RECALL as well.
 MARGIN = 0.005
-# One query at a time (a person), a decode chunk of a small run, and one of a large run.
+# Queries per call: a single one (a person), those of a decode chunk of a small run, and of a large run.
 BATCHES = (1, 32, 256)
 
 
 def exact(vectors: np.ndarray, queries: np.ndarray) -> np.ndarray:
     """Returns the ids of the K nearest vectors, int64 [Q, K]; among equal scores the lower id comes first."""
     nearest = []
-    # In blocks: the scores of all queries at once would take gigabytes at a million vectors.
+    # Computed in blocks: the scores of all queries at once would take gigabytes at a million vectors.
     for start in range(0, len(queries), 64):
         scores = queries[start : start + 64] @ vectors.T
-        # Candidates in order of their ids, so that the stable sort below resolves ties by id.
+        # Candidates are sorted by id, so that the stable sort below resolves ties by id.
         candidates = np.argpartition(-scores, 32, axis=1)[:, :32]
         candidates.sort(axis=1)
         candidate_scores = np.take_along_axis(scores, candidates, 1)
@@ -69,14 +69,14 @@ def tune(engine: Engine, queries: np.ndarray, truth: np.ndarray) -> tuple[tuple,
     reached = []
     for setting in engine.settings:
         search = engine.search(*setting)
-        # The faster of two passes: the first one also pays for caches that are cold.
+        # The faster of two passes counts, because the first one starts with cold caches.
         ids, first_seconds = run(search, queries, 32)
         _, second_seconds = run(search, queries, 32)
         seconds = min(first_seconds, second_seconds)
         reached_recall = recall(ids, truth)
         rate = f'{len(queries) / seconds:.0f}/s'
         print(f'    {engine.family} {engine.build} {setting}: recall {reached_recall:.3f}, {rate}')
-        # Too fast a setting is useless if its recall is missed, so recall is a bound and not traded for time.
+        # Recall is a bound, not traded for time: a fast setting of too low recall is useless.
         if reached_recall >= RECALL + MARGIN:
             reached.append((seconds, setting, reached_recall))
     if not reached:
@@ -87,10 +87,11 @@ def tune(engine: Engine, queries: np.ndarray, truth: np.ndarray) -> tuple[tuple,
 
 def compare(name: str, engines, queries: np.ndarray, truth: np.ndarray, rounds: int) -> list[dict]:
     """Returns a row per engine: tunes it on the even queries, then times all in turns on the odd ones."""
-    rows, searches = [], []
+    rows = []
+    searches = []
     for engine in engines:
         print(f'  built {engine.family} ({engine.build}) in {engine.seconds:.1f} s', flush=True)
-        # Tuned and timed on different queries: a setting chosen on its own test would look better than it is.
+        # Tuned and timed on different queries: a setting looks better than it is on the queries that it was tuned on.
         chosen = tune(engine, queries[::2], truth[::2])
         if chosen is None:
             print(f'    does not reach a recall of {RECALL}')
@@ -102,7 +103,7 @@ def compare(name: str, engines, queries: np.ndarray, truth: np.ndarray, rounds: 
         rows.append(row | dict(memory_mb=engine.memory / 1e6, size_mb=engine.size / 1e6))
         searches.append(engine.search(*setting))
     fastest = {(i, batch): np.inf for i in range(len(rows)) for batch in BATCHES}
-    # In turns of one pass: a drift of the machine's speed then hits all engines alike.
+    # The engines take turns of one pass, so that a drift of the machine's speed affects all alike.
     for _ in range(rounds):
         for batch in BATCHES:
             for i, search in enumerate(searches):
@@ -153,7 +154,8 @@ def titles(
         for kind, ids in ids_by_index.items():
             shares = []
             for i in rows:
-                # Titles, not ids: several passages of an article support a question equally well. BM25 pads with -1.
+                # Titles are compared, not ids: several passages of an article support a question equally well. BM25
+                # pads with -1.
                 returned_titles = {names[row] for row in ids[i] if row >= 0}
                 supporting_titles = questions[i]['supporting_titles']
                 shares.append(np.mean([title in returned_titles for title in supporting_titles]))
@@ -161,8 +163,8 @@ def titles(
     return result
 
 
-# Program of the client process: concurrent connections, each with one query at a time.
-# A process of its own: threads of this one would share the interpreter lock with the server.
+# Program of the client process: concurrent connections, each with one query at a time. It is a separate process,
+# because threads of this one would share the interpreter lock with the server.
 LOAD = """
 import http.client, json, sys, threading, time
 host, port, clients, queries = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), json.load(sys.stdin)
@@ -190,13 +192,13 @@ def serve(vectors: np.ndarray, passages, questions, clients: int = 32) -> dict[s
     """
     import uvicorn
 
-    # The same index behind the server and in the direct calls, so that only the server itself differs.
+    # Server and direct calls use the same index, so that only the server itself differs.
     index = ScannIndex(
         data.encoder(), MemoryCorpus([p[0] for p in passages], [p[1] for p in passages]), vectors
     )
     queries = [q['question'] for q in questions][:960]
     backend = client.InProcess(index)
-    # Compiles the encoder for every length.
+    # This first call compiles the encoder for all lengths.
     backend.retrieve(queries, K)
     app = server.App(lambda: (index, 'benchmark'), server.Limits())
     runner = uvicorn.Server(uvicorn.Config(app.asgi, port=0, log_level='error'))
@@ -207,33 +209,36 @@ def serve(vectors: np.ndarray, passages, questions, clients: int = 32) -> dict[s
         time.sleep(0.05)
     port = runner.servers[0].sockets[0].getsockname()[1]
     command = [sys.executable, '-c', LOAD, '127.0.0.1', str(port), str(clients)]
-    rows, p99 = [], []
-    # Direct calls and the server in turns, three times; the median leaves out one disturbed round.
+    rows = []
+    p99 = []
+    # Direct calls and the server are timed in turns, three times; the median leaves out one disturbed round.
     for _ in range(3):
-        start, used = time.perf_counter(), time.process_time()
-        # As many queries per call as the server can collect from its concurrent clients.
-        for at in range(0, len(queries), clients):
-            backend.retrieve(queries[at : at + clients], K)
-        direct, direct_used = time.perf_counter() - start, time.process_time() - used
-        used = time.process_time()
+        start = time.perf_counter()
+        cpu_start = time.process_time()
+        # A call has as many queries as the server can collect from its concurrent clients.
+        for first in range(0, len(queries), clients):
+            backend.retrieve(queries[first : first + clients], K)
+        direct_seconds = time.perf_counter() - start
+        direct_cpu = time.process_time() - cpu_start
+        cpu_start = time.process_time()
         reply = subprocess.run(
             command, input=json.dumps(queries), capture_output=True, text=True, check=True
         )
-        over, over_used = json.loads(reply.stdout), time.process_time() - used
-        times = dict(
-            server_vs_in_process=direct / over['total'],
-            server_vs_in_process_cpu=direct_used / over_used,
+        server_times = json.loads(reply.stdout)
+        server_cpu = time.process_time() - cpu_start
+        row = dict(
+            server_vs_in_process=direct_seconds / server_times['total'],
+            server_vs_in_process_cpu=direct_cpu / server_cpu,
+            in_process_qps=len(queries) / direct_seconds,
+            server_qps=len(queries) / server_times['total'],
         )
-        rows.append(
-            times
-            | dict(in_process_qps=len(queries) / direct, server_qps=len(queries) / over['total'])
-        )
-        p99.append(float(np.percentile(over['seconds'], 99)))
+        rows.append(row)
+        p99.append(float(np.percentile(server_times['seconds'], 99)))
     runner.should_exit = True
     thread.join(30)
-    return {name: float(np.median([row[name] for row in rows])) for name in rows[0]} | dict(
-        server_p99_ms=1e3 * float(np.median(p99))
-    )
+    medians = {name: float(np.median([row[name] for row in rows])) for name in rows[0]}
+    medians['server_p99_ms'] = 1e3 * float(np.median(p99))
+    return medians
 
 
 def words(passages, questions) -> dict[str, float]:
@@ -249,7 +254,7 @@ def words(passages, questions) -> dict[str, float]:
         index.search(queries, K)
         our_seconds.append(time.perf_counter() - start)
         start = time.perf_counter()
-        # With our stemmer and stop words, so that both tokenise alike and search the same index.
+        # bm25s gets our stemmer and stop words, so that both tokenise alike and search the same index.
         tokens = bm25s.tokenize(
             queries, stopwords='en', stemmer=index._stemmer, show_progress=False
         )
@@ -262,7 +267,7 @@ def words(passages, questions) -> dict[str, float]:
 
 def all_engines(vectors: np.ndarray, variants: tuple[str, ...], hnsw: bool) -> Iterator[Engine]:
     """Yields all engines. Each is built only when it is requested."""
-    # Lazily, because two indexes of a million vectors at a time would not fit into memory.
+    # A generator, because two indexes of a million vectors at a time would not fit into memory.
     yield from scann_engines(vectors, variants)
     yield from faiss_engines(vectors, hnsw)
 
@@ -291,11 +296,14 @@ def main(argv=None) -> None:
     args = parser.parse_args(argv)
     if not data.SHARED.is_dir():
         sys.exit(f'benchmarks.retrieval: the shared corpus is missing: {data.SHARED}')
-    start, passages, questions = time.perf_counter(), data.passages(), data.questions()
+    start = time.perf_counter()
+    passages = data.passages()
+    questions = data.questions()
     figures: dict[str, float] = dict(
         texts=args.texts, synthetic=args.synthetic, cores=len(os.sched_getaffinity(0))
     )
-    vectors, question_vectors = data.embeddings(args.texts), data.question_embeddings(questions)
+    vectors = data.embeddings(args.texts)
+    question_vectors = data.question_embeddings(questions)
 
     # Passages come first among the texts, so their vectors need not be computed again.
     row = {text: i for i, text in enumerate(data.texts()[: len(vectors)])}

@@ -19,10 +19,10 @@ from zeroplay_jax.retrieval.encoder import TextEncoder
 ROOT = pathlib.Path(__file__).parents[1]
 SHARED = ROOT.parent / 'shared' / 'data'
 CACHE = ROOT / '.cache' / 'retrieval'
-# As many as a core embeds in half an hour.
+# Number of texts: as many as a core embeds in half an hour.
 TEXTS = 200_000
 BENCHMARKS = ('nq', 'triviaqa', 'popqa', 'hotpotqa', '2wikimultihopqa', 'musique', 'bamboogle')
-# End of a sentence: a full stop in the middle of a name or number is followed by no capital.
+# End of a sentence: a full stop inside a name or number is not followed by white space and a capital.
 _END = re.compile(r'(?<=[.!?])\s+(?=[A-Z0-9"\'(])')
 
 
@@ -38,7 +38,7 @@ def texts() -> list[str]:
     sentences = []
     for title, text in passages():
         parts.append(contents(title, text))
-        # Shorter ones are headings and fragments, which would be near duplicates of one another.
+        # Shorter sentences are headings and fragments, which would be near duplicates of one another.
         sentences += [sentence for sentence in _END.split(text) if len(sentence) >= 20]
     parts += sentences
     for sentence in sentences:
@@ -70,7 +70,7 @@ def embeddings(count: int = TEXTS) -> np.ndarray:
     They are stored; the first call takes half an hour on one core.
     """
     all_texts = texts()
-    # The folder is named by the texts: vectors of another corpus are never read by mistake.
+    # The folder is named by a hash of the texts, so that vectors of another corpus are never read by mistake.
     digest = hashlib.sha256('\0'.join(all_texts).encode()).hexdigest()
     folder = CACHE / digest[:16]
     shard_rows = 8_192
@@ -86,7 +86,7 @@ def embeddings(count: int = TEXTS) -> np.ndarray:
 
 
 def question_embeddings(questions: list[dict]) -> np.ndarray:
-    """Returns MiniLM vectors of questions, float32 [Q, 384], which are stored too."""
+    """Returns MiniLM vectors of questions, float32 [Q, 384]; the first call stores them."""
     question_texts = [question['question'] for question in questions]
     digest = hashlib.sha256(json.dumps(question_texts).encode()).hexdigest()
     path = CACHE / f'questions-{digest[:16]}.npy'
@@ -109,14 +109,14 @@ def synthetic(
     def normal(*shape):
         return rng.standard_normal(shape, np.float32)
 
-    # Fixed seed and one generator: the corpus is the same in every run and on every machine.
+    # One generator with a fixed seed gives the same corpus in every run and on every machine.
     basis = normal(64, dimension)
     centres = normal(10_000, 64)
 
     def draw(count):
         own_centres = centres[rng.integers(len(centres), size=count)]
         vectors = (own_centres + np.float32(0.7) * normal(count, 64)) @ basis
-        # Noise outside the subspace, without which quantisation would be unrealistically exact.
+        # Without noise outside the subspace, quantisation would be unrealistically exact.
         vectors += np.float32(0.5) * normal(count, dimension)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         return vectors

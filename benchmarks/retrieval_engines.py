@@ -62,7 +62,7 @@ def resident() -> int:
 
 def _timed(make) -> tuple[Any, float, int]:
     """Returns (result of `make`, seconds, bytes of memory that it added)."""
-    # Resident memory, not an estimate: both libraries allocate outside of Python.
+    # Resident memory is compared, because both libraries allocate outside of Python.
     memory_before = resident()
     started = time.perf_counter()
     result = make()
@@ -71,7 +71,7 @@ def _timed(make) -> tuple[Any, float, int]:
 
 def faiss_engines(vectors: np.ndarray, hnsw: bool) -> Iterator[Engine]:
     """Yields IVF-Flat, IVF-PQ fast-scan with refinement, and with `hnsw` HNSW, on one thread."""
-    # One thread for everybody: libraries divide work differently, and cores differ between machines.
+    # All engines get one thread: libraries divide work differently, and cores differ between machines.
     faiss.omp_set_num_threads(1)
     rows, dimension = vectors.shape
     # About 4·√rows lists, the lower end of what FAISS's guidelines recommend, as a power of two.
@@ -119,7 +119,7 @@ def faiss_engines(vectors: np.ndarray, hnsw: bool) -> Iterator[Engine]:
     grid = [(p, factor) for p in probes for factor in (4, 8, 16)]
     yield Engine('FAISS IVF-PQ fast-scan', factory, seconds, memory, size, grid, refined_search)
     if hnsw:
-        # A graph has no training, but building it takes far longer: only for the smaller corpus.
+        # A graph needs no training, but building it takes far longer, so it is built for the smaller corpus only.
         graph = faiss.IndexHNSWFlat(dimension, 24, faiss.METRIC_INNER_PRODUCT)
         graph.hnsw.efConstruction = 100
         _, seconds, memory = _timed(lambda: graph.add(vectors))
@@ -144,7 +144,7 @@ def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engin
     rows = len(vectors)
     # The same number of leaves for ScaNN and for our index, so that both trees are equally fine.
     leaves = max(16, 1 << round(math.log2(2 * math.sqrt(rows))))
-    # From half a percent to a sixth of the leaves; small trees give equal entries, removed below.
+    # The counts range from half a percent to a sixth of the leaves; small trees give equal counts, removed below.
     shares = [max(1, leaves * n // 1000) for n in (5, 10, 15, 20, 30, 40, 60, 80, 120, 160)]
     grid = [(searched, reorder) for searched in dict.fromkeys(shares) for reorder in (12, 24, 48)]
     for name in names:
@@ -165,12 +165,12 @@ def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engin
             builder.score_ah(2, anisotropic_quantization_threshold=threshold)
             return builder.reorder(48, quantize=reorder).set_n_training_threads(1).build()
 
-        # Default arguments of `make` bind this variant; a closure would see the last one.
+        # The default arguments of `make` bind the values of this variant; a closure would read those of the last one.
         searcher, seconds, memory = _timed(make)
 
         def library(searched, reorder, searcher=searcher):
             def search(q, k):
-                # A batch of one has a function of its own, which skips the set-up of batches.
+                # ScaNN has a separate function for one query, which skips the set-up of batches.
                 if len(q) == 1:
                     return searcher.search(q[0], k, reorder, searched)[0][None]
                 return searcher.search_batched(q, k, reorder, searched)[0]
@@ -202,7 +202,7 @@ def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engin
 
     def search_ours(searched, reorder):
         def search(q, k):
-            # Private fields: a user sets them when the index is opened, the grid changes them in between.
+            # The grid changes private fields between searches; a user sets them when the index is opened.
             ours._leaves_searched, ours._reordered = searched, reorder
             return ours.search_vectors(q, k)[0]
 

@@ -47,10 +47,11 @@ from zeroplay_jax.learner.packing import pack
 from zeroplay_jax.policy import sharding, transformer
 from zeroplay_jax.rollout.call_syntax import TagSyntax
 from zeroplay_jax.rollout.environment import Environment, Limits
+from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.rollout.sampler import Sampler
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slot_programs import SamplerConfig
-from zeroplay_jax.rollout.slots import Request, SlotPool
+from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.tools.base import Tool, ToolResult
 from zeroplay_jax.types import POLICY, Row, Trajectory, UserError
@@ -107,6 +108,7 @@ class _Search(Tool):
         self._turns = iter(range(TURNS))
 
     def run(self, calls):
+        """Returns a result per row with the token ids of the next turn's observation."""
         # All rows reach the end of a turn in the same decode chunk, in the order of their slots.
         assert len(calls) == BATCH
         rows = observation(next(self._turns))
@@ -122,19 +124,19 @@ class _Environment(Environment):
 
 
 def prompts() -> np.ndarray:
-    """The prompts' token ids, int32 [BATCH, PROMPT]."""
+    """Returns the prompts' token ids, int32 [BATCH, PROMPT]."""
     return np.array(workload.prompts(MODEL.vocab_size), np.int32)
 
 
 def observation(turn: int) -> np.ndarray:
-    """The token ids that the search returns after a turn, int32 [BATCH, TOOL]."""
+    """Returns the token ids that the search returns after a turn, int32 [BATCH, TOOL]."""
     return np.array(workload.observation(turn, MODEL.vocab_size), np.int32)
 
 
 def rollout(scheduler: Scheduler) -> list[Trajectory]:
-    """The scripted rollouts through the real scheduler, search thread included."""
+    """Returns the scripted rollouts of the real scheduler, search thread included."""
+    # The limit is one token more than a turn has, so that the stop string ends the turn and not the limit.
     limits = Limits(TURNS, GEN + 1, TOOL)
-    # One token more than a turn has, so that the stop string ends it and not the limit.
     env = _Environment(_Codec(), _Syntax(), limits, {'search': _Search()}, terminal_tags=())
     requests = [Request('policy', p, (i,), env, temperature=0.0) for i, p in enumerate(prompts())]
     out = [group[0] for group in scheduler.run([scheduler.rollout(r) for r in requests])]
@@ -144,33 +146,33 @@ def rollout(scheduler: Scheduler) -> list[Trajectory]:
 
 
 def make_scheduler(params) -> Scheduler:
-    """One pool of slots with these weights."""
+    """Returns a scheduler with one pool of slots and these weights."""
     scheduler = Scheduler(
         {'policy': SlotPool(Sampler(MODEL, SAMPLER, sharding.make_mesh()), seed=0)}
     )
-    scheduler.publish('policy', params, 0)
+    scheduler.publish_weights('policy', params, 0)
     return scheduler
 
 
 def matmul_rate() -> float:
-    """float32 operations per second of a 2048³ product."""
-    # Large enough to reach the peak rate of the cores.
+    """Returns the float32 operations per second of a 2048³ product."""
+    # The product is large enough to reach the peak rate of the cores.
     a = jnp.ones((2048, 2048), jnp.float32)
     product = jax.jit(lambda x, y: x @ y)
     return 2 * 2048**3 / median_seconds(lambda: jax.block_until_ready(product(a, a)), 5)
 
 
 def useful_operations() -> float:
-    """Operations of one rollout batch: matrix products only."""
+    """Returns the operations of one rollout batch: matrix products only."""
     m = MODEL
-    # Projections of queries, keys, values and output; the product with the cache is left out, being small.
+    # Counts the projections of queries, keys, values and output; the product with the cache is small and left out.
     attention = 2 * m.hidden_size * (m.heads + m.kv_heads) * m.head_dim
     layers = m.layers * (attention + 3 * m.hidden_size * m.intermediate_size)
     return 2.0 * BATCH * (LENGTH * layers + GEN * TURNS * m.hidden_size * m.vocab_size)
 
 
 def make_update(params):
-    """A function that does one update step on TRAIN_BATCH × TRAIN_LEN tokens."""
+    """Returns a function that does one update step on TRAIN_BATCH × TRAIN_LEN tokens."""
     role = ml_collections.ConfigDict(common.get_config().solver.to_dict() | dict(weight_decay=1e-4))
     learner = Learner(
         MODEL, sharding.make_mesh(), {'solver': role}, params, (TRAIN_BATCH, TRAIN_LEN)
@@ -191,7 +193,7 @@ def make_update(params):
 
 
 def peer(name: str, folder: pathlib.Path, cache_tokens: int) -> dict[str, float]:
-    """The rates of another engine, measured in a process of its own.
+    """Returns the rates of another engine, measured in a separate process.
 
     Args:
       name: 'tunix' or 'hf', the engine whose script `peer_<name>.py` is run.
@@ -209,7 +211,7 @@ def peer(name: str, folder: pathlib.Path, cache_tokens: int) -> dict[str, float]
         command += ['--cache-tokens', str(cache_tokens)]
     # The scripts import benchmarks.peers, and Python puts only a script's own folder on its path.
     environment = os.environ | {'PYTHONPATH': str(ROOT)}
-    # In a process of their own: two versions of JAX, and PyTorch, cannot share an interpreter.
+    # A separate process is needed, because two versions of JAX, and PyTorch, cannot share an interpreter.
     process = subprocess.run(command, env=environment, capture_output=True, text=True)
     if process.returncode:
         error_lines = process.stderr.strip().split('\n')
@@ -224,7 +226,7 @@ def peer(name: str, folder: pathlib.Path, cache_tokens: int) -> dict[str, float]
 
 
 def measure(scheduler, update) -> dict[str, float]:
-    """Our figures of one round."""
+    """Returns our figures of one round."""
     # The bound is measured with the rollouts, not once per machine: its clock rate changes.
     before = matmul_rate()
     seconds = median_seconds(lambda: rollout(scheduler), 3)
@@ -241,9 +243,9 @@ def measure(scheduler, update) -> dict[str, float]:
 
 
 def shares(scheduler) -> dict[str, float]:
-    """Where the time of a rollout goes when the host waits for every device call."""
+    """Returns the shares of a rollout's time when the host waits for every device call."""
     scheduler.stats.clear()
-    # Waiting for every call takes the overlap away, so these seconds say where time goes, not how much.
+    # Waiting for every call prevents overlap, so only the shares of these seconds are meaningful, not their sum.
     scheduler.profile = True
     rollout(scheduler)
     scheduler.profile = False
@@ -257,7 +259,7 @@ def shares(scheduler) -> dict[str, float]:
 
 
 def compare(scheduler, update, arguments) -> tuple[list[dict[str, float]], dict[str, list[float]]]:
-    """Measures ours and the other engines in turn, and prints a line per engine and round.
+    """Measures our engine and the others in turn, and prints a line per engine and round.
 
     Returns:
       Our figures by round, and the ratios ours ÷ theirs by round for rollouts and updates of every engine.
@@ -284,14 +286,14 @@ def compare(scheduler, update, arguments) -> tuple[list[dict[str, float]], dict[
 
 
 def available_peers(folder: pathlib.Path) -> tuple[str, ...]:
-    """The names of the other engines; none without PEERS_PYTHON or without the folder of their scripts."""
+    """Returns the names of the other engines; none without PEERS_PYTHON or without the folder of their scripts."""
     if folder.is_dir() and os.environ.get('PEERS_PYTHON'):
         return PEERS
     return ()
 
 
 def parse_arguments(argv) -> argparse.Namespace:
-    """The command line."""
+    """Returns the parsed command line."""
     parser = argparse.ArgumentParser(
         prog='python -m benchmarks.rollout',
         description=__doc__.split('\n')[0],
@@ -317,7 +319,7 @@ def parse_arguments(argv) -> argparse.Namespace:
 def main(argv=None) -> None:
     """Prints a line per engine and round, then one JSON line."""
     arguments = parse_arguments(argv)
-    # Before JAX counts the cores; the processes of the other engines inherit it.
+    # Set before JAX counts the cores; the processes of the other engines inherit the limit.
     cores = sorted(os.sched_getaffinity(0))[: workload.CORES]
     os.sched_setaffinity(0, cores)
     os.environ['JAX_PLATFORMS'] = 'cpu'

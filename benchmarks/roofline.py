@@ -13,7 +13,7 @@ import jax
 from benchmarks.tpu_shapes import Chip
 from zeroplay_jax.policy.transformer import ModelConfig
 
-# In units of a forward pass: a rematerialised layer runs forward twice, and a backward pass costs two of them.
+# Cost of an update in forward passes: a rematerialised layer runs forward twice, and a backward pass costs two.
 UPDATE_PASSES = 4
 # Bytes of an element, by the type names of HLO.
 _BYTES = {

@@ -33,13 +33,13 @@ RESULTS = pathlib.Path(__file__).parent / 'results' / 'tpu_aot.json'
 GIB = 2**30
 # Rows per data shard of a micro-batch, in the order in which they are tried.
 ROWS = {'v5e': (1,), 'v6e': (2, 1), 'v5p': (2, 1)}
-# Slots of a host, likewise. The few are tried only where 64 never fit.
+# Slots of a host, in the order in which they are tried. FEW_SLOTS are tried only if 64 do not fit.
 ENOUGH_SLOTS = (256, 128, 64)
 FEW_SLOTS = (32, 16, 8, 4)
 OTHER_ROLE = "other role's masters and moments"
 OTHER_VIEW = "other role's view"
 OTHER_SLOTS = "other role's slots"
-# What leaves the chip when memory is short, in this order. Slots are empty during an update and are freed.
+# Arrays that are moved off the chip when memory is short, in this order. Slots are empty during an update and freed.
 OFFLOAD = {
     'rollout': (OTHER_ROLE, 'reference', 'teacher', 'moments', 'masters'),
     'update': (OTHER_ROLE, 'reference', 'teacher', 'slots', OTHER_VIEW, 'view', 'moments'),
@@ -65,16 +65,16 @@ _COMPILED: dict[tuple, tuple] = {}
 def settle(
     peak: int, beside: dict[str, int], order: tuple[str, ...], memory: float
 ) -> dict[str, Any]:
-    """Chooses what leaves the chip so that a program fits: the first entries of `order`, as few as possible.
+    """Chooses the arrays to offload so that a program fits: the first entries of `order`, as few as possible.
 
     Args:
       peak: bytes of the program.
-      beside: bytes of everything else on the chip, by name.
-      order: names in the order in which they leave.
+      beside: bytes of all other arrays on the chip, by name.
+      order: names in the order in which they are offloaded.
       memory: bytes of the chip.
 
     Returns:
-      {'fits', 'hbm_bytes': total on the chip, 'offloaded': names that left and had any bytes}.
+      {'fits', 'hbm_bytes': total on the chip, 'offloaded': offloaded names that had any bytes}.
     """
     for count in range(len(order) + 1):
         offloaded = [name for name in order[:count] if beside.get(name)]
@@ -99,7 +99,7 @@ class Case:
         masters = tpu_programs.bytes_per_chip(state['params'])
         moments = tpu_programs.bytes_per_chip(state['opt'])
         view = tpu_programs.bytes_per_chip(tpu_programs.published(name, self.host))
-        # Two trained roles with weights of their own, a reference and a teacher.
+        # There are two trained roles with separate weights, a reference and a teacher.
         self.state = {OTHER_ROLE: masters + moments, 'reference': masters, 'teacher': masters}
         self.own_state = {'moments': moments, 'masters': masters}
         self.views = {'view': view, OTHER_VIEW: view}
@@ -152,7 +152,7 @@ class Case:
         return _COMPILED[key]
 
     def rollout(self) -> list[dict]:
-        """Returns the rows of 'extend' and 'decode', with the most slots that fit."""
+        """Returns the rows of 'extend' and 'decode', with the most slots that fit; sets `slots`."""
         memory = self.slice.chip.memory
         rows: list[dict] = []
         for slots in self.slot_counts():
@@ -177,7 +177,7 @@ class Case:
         return rows
 
     def update(self) -> dict:
-        """Returns the row of 'update', with the most rows per micro-batch that fit."""
+        """Returns the row of 'update', with the most rows per micro-batch that fit; needs `slots` of `rollout`."""
         memory = self.slice.chip.memory
         generation, _, _ = self.topology.partition(':')
         row: dict[str, Any] = {}
@@ -201,7 +201,7 @@ class Case:
         return row
 
     def beside_update(self) -> dict[str, dict[str, int]]:
-        """Returns, per program of an update, what is on the chip besides its arguments."""
+        """Returns, per program of an update, the bytes on the chip besides its arguments, by name."""
         beside = self.state | self.views | {'slots': 2 * self.slot_bytes(self.slots)}
         # The moments are an argument of 'apply'.
         return dict(accumulate=beside | {'moments': self.own_state['moments']}, apply=beside)
@@ -209,7 +209,7 @@ class Case:
     def step(self, parts: dict[str, dict]) -> dict:
         """Returns the columns of an update from those of its two programs.
 
-        What leaves the chip for one program is off the chip for both.
+        An array that is offloaded for one program is off the chip for both.
         """
         offloaded = max((part['offloaded'] for part in parts.values()), key=len)
         beside = self.beside_update()
@@ -302,7 +302,7 @@ def table(rows: list[dict]) -> str:
             setting = f'{row["micro_rows"]} rows × {row["micro_batches"]}'
         collectives = []
         for kind, size in row['collectives'].items():
-            # Smaller ones would be printed as 0.00.
+            # Smaller sizes would be printed as 0.00.
             if size > GIB / 200:
                 collectives.append(f'{kind} {size / GIB:.2f}')
         cells = [row['model'], row['topology'], row['program'], setting]
@@ -384,6 +384,7 @@ def measure(
 
 
 def _compiler_columns(row: dict) -> dict:
+    """Returns a row without the columns that `complete` computes."""
     return {name: column for name, column in row.items() if name not in DERIVED}
 
 

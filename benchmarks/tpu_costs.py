@@ -50,7 +50,7 @@ def _unrolled_update(name: str, mesh, layers: int) -> dict:
         layers=layers,
         attention='dense',
         scan=False,
-        # A chunk as long as a chip's rows: the head without a loop.
+        # A chunk is as long as a chip's rows, so that the head has no loop.
         logit_chunk=tpu_programs.TOKENS,
     )
     return _compiled_cost(name, 'update', learner.lower('solver')['accumulate'], layers)
@@ -63,6 +63,7 @@ def _unrolled_sampler(name: str, host, program: str, layers: int) -> dict:
 
 
 def _compiled_cost(name: str, program: str, lowered, layers: int) -> dict:
+    """Compiles a traced program; returns its operations and the bytes of its collectives."""
     compiled = tpu_programs.compile_program(lowered, plain=True)
     tpu_programs.log(name, program, f'{layers} layers unrolled: {compiled.flops:.3e} operations')
     return dict(flops=compiled.flops, moved=roofline.collectives(compiled.text))

@@ -33,8 +33,8 @@ ROWS, TOKENS = 256, 4096
 CHUNK, FILL_ROWS, BURST = 256, 16, 16
 # Compiler effort: -1 compiles about five times faster than the default 0, with a worse schedule.
 EFFORT = -1.0
-# Otherwise XLA turns a gather and its product into a loop of partial products, and `cost_analysis` counts the body of
-# a loop once.
+# Compiler options that keep a gather and its product whole. Otherwise XLA makes a loop of partial products, and
+# `cost_analysis` counts the body of a loop once.
 PLAIN_PRODUCTS = {'xla_jf_spmd_threshold_for_windowed_einsum_mib': 1 << 20}
 
 
@@ -64,7 +64,7 @@ class OutOfMemory(Exception):
 def compile_program(
     lowered: jax.stages.Lowered, effort: float = EFFORT, plain: bool = False
 ) -> Compiled:
-    """Compiles a program for the chips of its shardings.
+    """Returns the figures of a program, compiled for the chips of its shardings.
 
     Args:
       lowered: the traced program.
@@ -134,6 +134,8 @@ def bytes_per_chip(tree) -> int:
 
 
 def _with_shardings(shapes, shardings):
+    """Returns the tree of shapes with the shardings of the other tree."""
+
     def with_sharding(x, leaf_sharding):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=leaf_sharding)
 
@@ -195,7 +197,7 @@ def slots(name: str, mesh: Mesh, count: int, layers: int = 0):
 def lower_sampler(
     name: str, mesh: Mesh, count: int, layers: int = 0
 ) -> dict[str, jax.stages.Lowered]:
-    """Traces 'extend' and 'decode' of a sampler.
+    """Returns the traced programs 'extend' and 'decode' of a sampler.
 
     With `layers` other than 0 the model is truncated to its first layers and `extend` has no loop over rows, so that
     `cost_analysis`, which counts the body of a loop once, counts all rows.

@@ -32,7 +32,7 @@ _YARN = dict(
 )
 
 
-# Positional, so that a row of MODELS reads like the table of a model card.
+# The parameters are positional, so that a row of MODELS reads like the table of a model card.
 def _config(
     architecture,
     width,
@@ -46,6 +46,7 @@ def _config(
     tied=False,
     **further_fields,
 ):
+    """Returns the fields of a config.json."""
     return dict(
         architectures=[architecture],
         hidden_size=width,
@@ -134,7 +135,7 @@ def model_config(name: str, **overrides) -> ModelConfig:
       name: key of MODELS.
       **overrides: as in `families.read_config`.
     """
-    # Written to a folder so that the config takes the same path as that of a real checkpoint.
+    # Written to a folder, so that the config is read by the same code as that of a real checkpoint.
     with tempfile.TemporaryDirectory() as folder:
         pathlib.Path(folder, 'config.json').write_text(json.dumps(MODELS[name]), encoding='utf-8')
         return families.read_config(folder, **overrides)

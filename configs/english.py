@@ -8,7 +8,8 @@ builds an index, held-out questions and training documents in runs/own, and then
 
 The text after the colon is that folder. Questions are sentences with a blank (`python -m zeroplay_jax.inputs cloze`) of
 one hop: a proposer reads a passage and leaves words out of a sentence; a solver searches for the passage and fills them
-in. Made for two CPU cores without a GPU.
+in. No proposer starts from a document that questions are about; with one hop it needs no search to find another one.
+Made for two CPU cores without a GPU.
 """
 
 import pathlib

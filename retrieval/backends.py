@@ -70,17 +70,17 @@ class InProcess:
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """See `Backend`."""
         try:
-            ids, scores = self.index.search(queries, k)
-        # The query is at fault; the client isolates it.
+            rows, scores = self.index.search(queries, k)
+        # The query is at fault: the client finds it by bisection.
         except RetrievalError:
             raise
-        # Anything else is a failure of the index: counted by the client, not raised in a run.
+        # Any other exception is a failure of the index, which the client counts instead of ending the run.
         except Exception as error:
             raise SearchFailed(f'{type(error).__name__}: {error}') from error
         results = []
-        for query_ids, query_scores in zip(ids, scores):
+        for query_rows, query_scores in zip(rows, scores):
             passages = []
-            for row, score in zip(query_ids, query_scores):
+            for row, score in zip(query_rows, query_scores):
                 # BM25 pads its results with −1.
                 if row >= 0:
                     record = self.index.corpus.record(int(row))
@@ -139,7 +139,7 @@ class Http:
     ):
         # Search-R1's configurations name the endpoint, ours the server.
         self._base = url.rstrip('/').removesuffix('/retrieve')
-        # Without a scheme httpx would fail at the first query only.
+        # The scheme is checked here, because httpx would report a missing one at the first query only.
         valid_url = self._base.startswith(('http://', 'https://'))
         if not valid_url or timeout <= 0 or retries < 0 or batch < 1 or breaker < 1:
             raise RetrievalError(
@@ -157,7 +157,7 @@ class Http:
         self._breaker_seconds = breaker_seconds
         # Failed requests in a row, and the time until which nothing is sent.
         self._failures = 0
-        self._closed_until = 0.0
+        self._paused_until = 0.0
         self._lock = threading.Lock()
         # trust_env=False: a search server is in the local network, behind any proxy of the environment.
         pool = httpx2.Limits(max_connections=connections, max_keepalive_connections=connections)
@@ -169,7 +169,7 @@ class Http:
         # A server refuses requests above its own limit.
         for start in range(0, len(queries), self._batch):
             part = list(queries[start : start + self._batch])
-            # Always with scores: the reference server unpacks its results incorrectly without.
+            # Scores are always requested: without them the reference server (Search-R1's) unpacks its results wrongly.
             body = {'queries': part, 'topk': k, 'return_scores': True}
             results.extend(self._request('/retrieve', body, len(part), _read_passages))
         return results
@@ -191,7 +191,10 @@ class Http:
         return results
 
     def ready(self) -> bool:
-        """Returns whether GET /health succeeds; a server without it (Search-R1's) gets a query instead."""
+        """Returns whether GET /health succeeds, and sets `name` to the fingerprint of the index that it names.
+
+        A server without /health (Search-R1's) gets a query instead.
+        """
         try:
             reply = self._http.get(f'{self._base}/health')
             # FastAPI answers 404 for an unknown path, and 405 for a known path with another method.
@@ -202,7 +205,7 @@ class Http:
                 return False
             status = reply.json()
             if isinstance(status, dict):
-                # The fingerprint of the index: after a restart with another index, the cache is not used.
+                # The client caches answers by this name: after a restart with another index it uses none of them.
                 self.name = status.get('index', self._base)
             else:
                 self.name = self._base
@@ -221,10 +224,15 @@ class Http:
           count: expected number of results.
           read: function from a result to the value returned for it; raises ValueError, KeyError, TypeError or
             AttributeError for a malformed one.
+
+        Raises:
+          SearchFailed: all attempts failed, or too many requests in a row did and nothing is sent for a while.
+          RetrievalError: the server refuses the request, or it cannot be sent.
+          CannotOpen: the server has no endpoint /open.
         """
         with self._lock:
-            # Fails at once instead of waiting for a server that is down.
-            if time.monotonic() < self._closed_until:
+            # The request fails at once instead of waiting for a server that is down.
+            if time.monotonic() < self._paused_until:
                 raise SearchFailed(
                     f'{self._base} failed {self._failures} times in a row; nothing is sent for a while'
                 )
@@ -242,24 +250,24 @@ class Http:
             else:
                 if reply.status_code < 400:
                     results = _read_reply(reply, count, read)
-                    # A proxy can answer 200 with a text of its own.
+                    # A proxy can answer 200 with its own text.
                     if results is not None:
-                        self._note(failed=False)
+                        self._record_outcome(failed=False)
                         return results
                     reason = 'a reply that is not of the protocol'
-                # Overload and server errors can pass; a retry is useful.
+                # Overload and server errors can be temporary, so the request is repeated.
                 elif reply.status_code == 429 or reply.status_code >= 500:
                     reason = f'status {reply.status_code}'
                     pause = max(pause, self._retry_after(reply))
                 else:
                     # The server works; it refuses this request.
-                    self._note(failed=False)
+                    self._record_outcome(failed=False)
                     self._raise_refusal(path, reply)
             # No pause after the last attempt.
             if attempt < self._retries:
                 self.retried += 1
                 time.sleep(pause)
-        self._note(failed=True)
+        self._record_outcome(failed=True)
         raise SearchFailed(f'{self._base}: {reason}, {self._retries + 1} attempts')
 
     def _raise_refusal(self, path: str, reply: httpx2.Response) -> NoReturn:
@@ -279,15 +287,15 @@ class Http:
             return 0.0
         return min(float(seconds), self._longest_pause)
 
-    def _note(self, failed: bool) -> None:
-        """Counts failures in a row and opens the circuit breaker."""
+    def _record_outcome(self, failed: bool) -> None:
+        """Counts failures in a row; after `breaker` of them nothing is sent for `breaker_seconds`."""
         with self._lock:
             if not failed:
                 self._failures = 0
                 return
             self._failures += 1
             if self._failures >= self._breaker:
-                self._closed_until = time.monotonic() + self._breaker_seconds
+                self._paused_until = time.monotonic() + self._breaker_seconds
 
 
 def _read_reply(reply: httpx2.Response, count: int, read: Callable[[Any], Any]) -> list[Any] | None:
@@ -326,7 +334,7 @@ def _read_page(result: dict[str, Any] | None) -> DocumentPage | None:
     """Returns the page of one reference; ValueError if a field has another type."""
     if result is None:
         return None
-    # Checked here, so that a policy never sees a value of another type.
+    # The types are checked here, so that a policy never sees a value of another type.
     texts = (result['title'], result['text'], result['id'])
     numbers = (result['page'], result['pages'])
     valid_texts = all(isinstance(text, str) for text in texts)

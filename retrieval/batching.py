@@ -103,7 +103,10 @@ class _Job:
 
 
 class Batcher:
-    """Collects the queries of concurrent requests and searches for many at a time, in one thread."""
+    """Collects the queries of concurrent requests and searches for many at a time, in one thread.
+
+    `search` and `run` belong to one event loop. `run` must be running there: it answers the searches.
+    """
 
     def __init__(self, index: Index, limits: Limits, metrics: Metrics):
         self._index = index
@@ -120,7 +123,7 @@ class Batcher:
         Raises:
           Refused: too many queries wait (503), or the index failed (500).
         """
-        # A bound keeps the waiting time, and the memory, finite.
+        # The bound limits the waiting time and the memory.
         if self._waiting + len(queries) > self._limits.waiting:
             raise Refused(
                 503, f'{self._waiting} queries wait already; try again later', retry_after=1
@@ -141,16 +144,16 @@ class Batcher:
                 await self._answer(self._next_jobs())
 
     async def _answer(self, jobs: list[_Job]) -> None:
-        """Searches for the queries of some jobs together and sets the results of their futures."""
-        # Jobs of one k only (see `_next_jobs`), because the index takes one k per call.
+        """Searches for the queries of some jobs together; sets the result or the exception of their futures."""
+        # All jobs have one k (see `_next_jobs`), because the index takes one k per call.
         queries: list[str] = []
         for job in jobs:
             queries.extend(job.queries)
         try:
-            # In a thread, so that further requests are received in the meantime.
+            # The search runs in a thread, so that further requests are received in the meantime.
             results = await asyncio.to_thread(self._search, queries, jobs[0].k)
         except Exception as error:
-            # Any failure of the index is an answer to these requests; the server continues.
+            # A failure of the index is reported to these requests only; the server continues.
             logging.exception('search failed')
             refused = Refused(500, f'the index failed: {type(error).__name__}')
             for job in jobs:
@@ -164,12 +167,12 @@ class Batcher:
                 if not job.future.done():
                     job.future.set_result(results[start:end])
                 start = end
-        # Also after a failure, or the server would refuse requests forever.
+        # Counted down after a failure too, or the server would refuse requests forever.
         finally:
             self._change_waiting(-len(queries))
 
     def _next_jobs(self) -> list[_Job]:
-        """Returns the next jobs of one k in order of arrival, up to the size of a batch.
+        """Removes and returns the next jobs of one k in order of arrival, up to the size of a batch.
 
         The first job is always taken, also if it is larger than a batch.
         """
@@ -179,7 +182,7 @@ class Batcher:
         size = len(first.queries)
         while self._jobs and size < self._limits.batch:
             job = self._jobs.popleft()
-            # A later, smaller job may fill the batch; the postponed one is first in the next batch.
+            # A later, smaller job may fill the batch; postponed jobs come first in the next batch.
             fits = size + len(job.queries) <= self._limits.batch
             if job.k == first.k and fits:
                 batch.append(job)
@@ -191,13 +194,13 @@ class Batcher:
         return batch
 
     def _search(self, queries: list[str], k: int) -> list[list[dict[str, Any]]]:
-        """Returns per query its documents with scores; runs in a thread."""
+        """Returns per query its documents with scores and updates the metrics; runs in a thread."""
         started = time.perf_counter()
-        ids, scores = self._index.search(queries, k)
+        rows, scores = self._index.search(queries, k)
         results = []
-        for query_ids, query_scores in zip(ids, scores):
+        for query_rows, query_scores in zip(rows, scores):
             items = []
-            for row, score in zip(query_ids, query_scores):
+            for row, score in zip(query_rows, query_scores):
                 # BM25 pads its results with −1.
                 if row >= 0:
                     document = dataclasses.asdict(self._index.corpus.record(int(row)))
@@ -210,6 +213,6 @@ class Batcher:
         return results
 
     def _change_waiting(self, change: int) -> None:
-        """Adds to the number of waiting queries."""
+        """Adds to the number of waiting queries and to its metric."""
         self._waiting += change
         self._metrics.waiting.set(self._waiting)

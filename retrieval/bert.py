@@ -117,7 +117,11 @@ class _Tensors:
             self._stored_names[stored_name.removeprefix('bert.')] = stored_name
 
     def tensor(self, name: str, *shape: int) -> Float[Array, ' ...']:
-        """Returns a tensor, of the given shape if one is given."""
+        """Returns a tensor in the dtype of the constructor.
+
+        Raises:
+          RetrievalError: the file has no such tensor, or `shape` is given and its shape differs.
+        """
         if name not in self._stored_names:
             raise RetrievalError(f'{self._path}: no tensor {name}; give a whole BERT checkpoint')
         value = self._file.get_tensor(self._stored_names[name]).astype(self._dtype)
@@ -137,7 +141,7 @@ class _Tensors:
 
     def dense(self, *names: str) -> Params:
         """Returns kernel and bias of dense layers with the same input, concatenated along their outputs."""
-        # PyTorch stores [output, input].
+        # PyTorch stores a kernel as [output, input].
         kernels = [self.tensor(f'{name}.weight').T for name in names]
         biases = [self.tensor(f'{name}.bias') for name in names]
         return {'kernel': jnp.concatenate(kernels, 1), 'bias': jnp.concatenate(biases)}
@@ -159,7 +163,7 @@ class _Tensors:
 
 
 def load(folder: pathlib.Path, config: BertConfig, dtype: str = 'float32') -> Params:
-    """Returns the parameters in `model.safetensors`.
+    """Returns the parameters in `model.safetensors`, converted to `dtype`.
 
     Raises:
       RetrievalError: no such file, or a tensor that is missing or of another shape.
@@ -176,7 +180,7 @@ def load(folder: pathlib.Path, config: BertConfig, dtype: str = 'float32') -> Pa
             layers = [tensors.layer(number, size) for number in range(config.layers)]
             return {
                 'words': tensors.tensor('embeddings.word_embeddings.weight'),
-                # Every text has token type 0, so that embedding is added to the positions once and for all.
+                # Every text has token type 0, so that type's embedding is added to the positions here, once.
                 'positions': positions + token_types[0],
                 'norm': tensors.norm('embeddings.LayerNorm', size),
                 'layers': layers,
@@ -186,7 +190,7 @@ def load(folder: pathlib.Path, config: BertConfig, dtype: str = 'float32') -> Pa
             f'{path}: cannot be read ({error}); give a folder with safetensors'
         ) from error
     except Exception as error:
-        # The class is private to the library's compiled module and cannot be imported reliably.
+        # SafetensorError is private to the library's compiled module and cannot be imported reliably.
         if type(error).__name__ == 'SafetensorError':
             raise RetrievalError(
                 f'{path}: damaged or not safetensors ({error}); download it again'
@@ -209,7 +213,7 @@ def encode(
       ids: token ids [B, L], padded at the end.
       length: tokens of each text without padding, at least 1.
     """
-    # Static under jit: one program per padded length.
+    # Shapes are static under jit, so there is one program per padded length.
     batch, tokens = ids.shape
     is_token = jnp.arange(tokens) < length[:, None]  # [B, L]
     embeddings = params['words'][ids] + params['positions'][:tokens]
@@ -219,12 +223,12 @@ def encode(
         x = _norm(x + attended, layer['attention_norm'], config.eps)
         hidden = jax.nn.gelu(_dense(x, layer['up']), approximate=False)
         x = _norm(x + _dense(hidden, layer['down']), layer['norm'], config.eps)
-    # Pooling and normalisation in float32 also when the layers are computed in bfloat16.
+    # Pooled and normalised in float32, also when the layers are computed in bfloat16.
     x = x.astype(jnp.float32)
     if config.pooling == 'cls':
         pooled = x[:, 0]
     else:
-        # The mean over real tokens only.
+        # Padding is left out of the mean.
         pooled = jnp.sum(x * is_token[:, :, None], axis=1) / length[:, None]
     return pooled / jnp.linalg.norm(pooled, axis=-1, keepdims=True)
 
@@ -235,8 +239,8 @@ def _attention(config: BertConfig, x: Array, layer: Params, is_token: Array) -> 
     heads = config.heads
     head_size = config.hidden_size // heads
     projected = _dense(x, layer['qkv']).reshape(batch, tokens, 3, heads, head_size)
-    # To [3, B, H, L, D/H]. Plain matrix products per head: XLA's CPU backend takes six times as long for products of
-    # transposed operands.
+    # Transposed to [3, B, H, L, D/H], so that each head is a plain matrix product: XLA's CPU backend takes six times as
+    # long for products of transposed operands.
     q, k, v = projected.transpose(2, 0, 3, 1, 4)
     logits = (q @ k.swapaxes(2, 3)).astype(jnp.float32) * head_size**-0.5  # [B, H, L, L]
     masked_logits = jnp.where(is_token[:, None, None, :], logits, _MASKED_LOGIT)
@@ -260,7 +264,7 @@ def _norm(x: Array, params: Params, eps: float) -> Array:
 
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:
-    """Returns a JSON file of a checkpoint."""
+    """Returns the contents of a JSON file of a checkpoint; RetrievalError if it cannot be read."""
     try:
         return json.loads(path.read_text(encoding='utf-8'))
     except (OSError, ValueError) as error:

@@ -38,7 +38,7 @@ class Bm25Index:
         # A stemmer is not safe to use from several threads.
         self._lock = threading.Lock()
         if saved:
-            # Memory-mapped, without bm25s's own copy of the texts.
+            # Maps the files into memory and leaves out bm25s's own copy of the texts.
             self._bm25 = bm25s.BM25.load(
                 str(saved), load_corpus=False, mmap=True, show_progress=False
             )
@@ -58,8 +58,8 @@ class Bm25Index:
         }
 
     def _train(self) -> bm25s.BM25:
-        """Returns the scores of all words in all passages."""
-        # The title counts as text: a query often names it.
+        """Returns the scores of all words in all passages; RetrievalError if no passage has a word."""
+        # The title is indexed with the text, because queries often name it.
         texts = [self.corpus.record(row).contents for row in range(len(self.corpus))]
         tokens = self._tokenize(texts, return_ids=True)
         # bm25s gives a corpus without words the single word ''.
@@ -72,7 +72,10 @@ class Bm25Index:
         return bm25
 
     def _tokenize(self, texts: list[str], return_ids: bool) -> Any:
-        """Returns the stems of each text, as numbers with their vocabulary or as strings."""
+        """Returns the stems of each text, as numbers with their vocabulary or as strings.
+
+        The stemmer is not thread-safe: callers hold the lock, except in the constructor.
+        """
         return bm25s.tokenize(
             texts,
             stopwords='en',
@@ -109,36 +112,36 @@ class Bm25Index:
         Raises:
           RetrievalError: k outside 1 … N; a blank query.
         """
-        # The same rules as for dense indexes, although BM25 could answer a blank query.
+        # A blank query is refused as by dense indexes, although BM25 could return no passages for it.
         check_queries(queries, k, len(self))
-        ids = np.full((len(queries), k), -1, np.int64)
+        rows = np.full((len(queries), k), -1, np.int64)
         scores = np.zeros((len(queries), k), np.float32)
         with self._lock:
             stems_by_query = self._tokenize(list(queries), return_ids=False)
-        # One query at a time, so that its scores do not depend on the others.
-        for row, stems in enumerate(stems_by_query):
+        # Each query is scored alone, so that its scores do not depend on the others.
+        for number, stems in enumerate(stems_by_query):
             # Stems that no passage contains have no id.
             stem_ids = self._bm25.get_tokens_ids([stem for stem in stems if stem])
             if not stem_ids:
                 continue
             all_scores = self._bm25.get_scores_from_ids(stem_ids)
             best = _best_rows(all_scores, k)
-            ids[row, : len(best)] = best
-            scores[row, : len(best)] = all_scores[best]
-        return ids, scores
+            rows[number, : len(best)] = best
+            scores[number, : len(best)] = all_scores[best]
+        return rows, scores
 
-    def passages(self, ids: Sequence[int] | Int64[np.ndarray, ' ids']) -> list[Passage]:
-        """Returns the passages with some row numbers; RetrievalError for one outside 0 … N−1."""
-        return read_passages(self.corpus, ids)
+    def passages(self, rows: Sequence[int] | Int64[np.ndarray, ' rows']) -> list[Passage]:
+        """Returns {'id', 'title', 'text'} of each row; raises RetrievalError for a row outside 0 … N−1."""
+        return read_passages(self.corpus, rows)
 
 
 def _best_rows(scores: Float32[np.ndarray, ' passages'], k: int) -> Int64[np.ndarray, ' best']:
     """Returns up to k rows with positive scores, best first, equal scores by lower row."""
-    # First discard the many passages that share no word: NumPy's selection is slow among so many equal values.
+    # Passages that share no word are discarded first: NumPy's selection is slow among so many equal values.
     candidates = np.flatnonzero(scores > 0)
     if len(candidates) > k:
         candidate_scores = scores[candidates]
-        # Keep all that tie with the k-th best; the sort below decides by row.
+        # All candidates that tie with the k-th best remain; the sort below decides by row.
         kth_score = np.partition(candidate_scores, -k)[-k]
         candidates = candidates[candidate_scores >= kth_score]
     order = np.lexsort((candidates, -scores[candidates]))

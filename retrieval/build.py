@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 
 from . import folder, shards
-from .command import Parser, one_line
+from .command import Parser, one_line, passage_words
 from .lexical import LexicalEncoder
 from .types import Encoder, RetrievalError
 
@@ -32,8 +32,6 @@ _SCANN_PARAMETERS = (
     'threshold',
     'reorder',
 )
-# Shorter passages would be parts of sentences.
-_MIN_PASSAGE_WORDS = 20
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -68,17 +66,9 @@ def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
     words_help = (
         'cut long passages and texts into whole sentences of this many words (0: as they are)'
     )
-    add('--passage-words', type=_word_count, default=0, metavar='N', help=words_help)
+    add('--passage-words', type=passage_words, default=0, metavar='N', help=words_help)
     dtype_help = 'type of the vectors on disk'
     add('--dtype', choices=('float32', 'float16'), default='float32', help=dtype_help)
-
-
-def _word_count(text: str) -> int:
-    """An argparse type: 0, or enough words for a sentence."""
-    if not text.isdecimal() or 0 < int(text) < _MIN_PASSAGE_WORDS:
-        message = f'{text!r} words are no passage; give 0, or {_MIN_PASSAGE_WORDS} or more'
-        raise argparse.ArgumentTypeError(message)
-    return int(text)
 
 
 def _add_encoder_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,9 +91,10 @@ def _add_scann_arguments(parser: argparse.ArgumentParser) -> None:
     add('--leaves', type=int, help='ScaNN: partitions')
     add('--leaves-searched', type=int, help='ScaNN: partitions read per query')
     add('--overfetch', type=int, default=32, help='ScaNN: candidates scored again exactly')
-    reordered_help = 'ScaNN: candidates that it scores twice itself; default 4 × overfetch'
+    reordered_help = 'ScaNN: candidates that ScaNN itself scores a second time (4 × overfetch)'
     add('--reordered', type=int, help=reordered_help)
-    add('--threshold', type=float, default=0.2, help='ScaNN: of anisotropic quantisation')
+    threshold_help = 'ScaNN: threshold of anisotropic quantisation'
+    add('--threshold', type=float, default=0.2, help=threshold_help)
     reorder_help = 'ScaNN: type of its own copy of the vectors'
     add('--reorder', choices=('float32', 'bfloat16'), default='float32', help=reorder_help)
 
@@ -118,6 +109,7 @@ def _add_stage_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> None:
+    """Runs the stages that the arguments name."""
     started = time.monotonic()
     stages = (args.stage,) if args.stage else folder.STAGES
     encoder = None
@@ -155,7 +147,7 @@ def _report(out: pathlib.Path, seconds: float) -> None:
 
 
 def _encoder(args: argparse.Namespace) -> Encoder:
-    """Returns the encoder that the arguments name."""
+    """Returns the encoder of --encoder; RetrievalError if there is none or it cannot be used."""
     if not args.encoder:
         raise RetrievalError(
             "--encoder is missing: name the folder of a BERT checkpoint, or 'lexical'"

@@ -1,4 +1,4 @@
-"""Makes a corpus of any folder or file: English passages of whole sentences, and a count of what is unusable."""
+"""Makes a corpus of English passages from any folder or file, and counts its unusable texts by reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,16 @@ from . import progress
 from .english import problem_of
 from .lookup import key_hash
 from .records import Record, contents, split
-from .sources import BadLines, files_of, holds_texts, read, split_title, text_name, visible_files
+from .sources import (
+    BadLines,
+    files_of,
+    holds_texts,
+    read,
+    split_title,
+    text_name,
+    visible_files,
+    without_front_matter,
+)
 from .splitting import split_record, split_text
 from .types import RetrievalError, short
 
@@ -26,13 +35,13 @@ _NAMED_SUFFIXES = 4
 
 @dataclasses.dataclass
 class Inventory:
-    """What a source holds, in files of a folder of texts, otherwise in passages of the file.
+    """Counts the units of a source: the files of a folder of texts, or the passages of a corpus file.
 
     Attributes:
       unit: 'files' or 'passages'.
-      usable: number of those in English.
-      problems: reason → number of the others.
-      passages: passages that were written.
+      usable: number of units that are English prose.
+      problems: reason → number of units that are not.
+      passages: number of passages that were written.
     """
 
     unit: str
@@ -41,7 +50,7 @@ class Inventory:
     passages: int = 0
 
     def add(self, problem: str | None) -> None:
-        """Counts one; None is a usable one."""
+        """Counts one unit; `problem` is None for a usable one."""
         if problem is None:
             self.usable += 1
         else:
@@ -49,13 +58,24 @@ class Inventory:
 
     @property
     def unusable(self) -> int:
-        """Number of those that are not in English."""
+        """Number of units with a problem."""
         return self.problems.total()
 
     def __str__(self) -> str:
-        # The most frequent problem first, equal ones by name: the same line for the same source.
-        ordered = sorted(self.problems.items(), key=lambda item: (-item[1], item[0]))
+        # The most frequent problem comes first, ties by name, so that the same source gives the same line.
+        ordered = sorted(self.problems.items(), key=_by_count)
         return ', '.join(f'{count} {problem}' for problem, count in ordered)
+
+
+def _by_count(item: tuple[str, int]) -> tuple[int, str]:
+    """Sort key of (name, count): the largest count first, equal ones by name."""
+    name, count = item
+    return -count, name
+
+
+def _printable(suffix: str) -> str:
+    """A suffix without characters that would change the terminal: names of files may hold any bytes."""
+    return ''.join(character if character.isprintable() else '\ufffd' for character in suffix)
 
 
 class _CountedLines(BadLines):
@@ -66,7 +86,7 @@ class _CountedLines(BadLines):
         self.first = ''
 
     def add(self, number: int, reason: str) -> None:
-        """Counts a bad line."""
+        """Counts a bad line; never raises."""
         self.count += 1
         if not self.first:
             self.first = f'line {number}: {reason}'
@@ -80,19 +100,19 @@ def write_clean(source: pathlib.Path, out: pathlib.Path, passage_words: int) -> 
 
     Args:
       source: see `sources.read`.
-      out: JSON lines {'id', 'contents'}; its folder must exist.
+      out: JSON lines {'id', 'contents'}, with the 'document_name' of passages that have one; its folder must exist.
       passage_words: words of a passage at most, see `splitting`.
 
     Raises:
-      RetrievalError: nothing usable in the source, and the line says what is there instead; or a repeated id.
+      RetrievalError: the source has no usable text (the error lists the problems), or a repeated id.
     """
     if not source.exists():
         raise RetrievalError(
             f'{source}: no such file or folder; give texts (.txt, .md) or passages'
         )
-    # Renamed when complete: an interrupted command leaves no half of a corpus.
+    # The draft is renamed when it is complete, so that an interrupted command leaves no partial corpus.
     draft = out.with_name(f'.{os.getpid()}.{out.name}')
-    # 8 bytes for each passage: a set of their ids would not fit into memory.
+    # A hash takes 8 bytes per passage; a set of the ids of a large corpus would not fit into memory.
     id_hashes = array.array('Q')
     try:
         with draft.open('w', encoding='utf-8') as file:
@@ -104,6 +124,9 @@ def write_clean(source: pathlib.Path, out: pathlib.Path, passage_words: int) -> 
                 passages = _file_passages(source, passage_words, inventory)
             for record in passages:
                 line = {'id': record.id, 'contents': record.contents}
+                # Files of the same title stay separate documents.
+                if record.document:
+                    line['document_name'] = record.document
                 file.write(json.dumps(line, ensure_ascii=False) + '\n')
                 inventory.passages += 1
                 id_hashes.append(key_hash(record.id))
@@ -141,7 +164,7 @@ def _refuse_repeated_ids(source: pathlib.Path, draft: pathlib.Path, id_hashes: a
 def _text_passages(
     source: pathlib.Path, passage_words: int, inventory: Inventory
 ) -> Iterator[Record]:
-    """Yields the passages of the English texts of a folder, and counts its files."""
+    """Yields the passages of the English texts of a folder, and counts its files in `inventory`."""
     texts = files_of(source)
     if source.is_dir():
         _count_other_files(source, set(texts), inventory)
@@ -155,7 +178,7 @@ def _text_passages(
             name = text_name(source, path)
             title, text = split_title(whole_text, default=pathlib.PurePath(name).stem)
             for number, passage in enumerate(split_text(text, passage_words)):
-                yield Record(f'{name}#{number}', contents(title, passage))
+                yield Record(f'{name}#{number}', contents(title, passage), document=name)
 
 
 def _read_text(path: pathlib.Path) -> tuple[str, str | None]:
@@ -169,18 +192,22 @@ def _read_text(path: pathlib.Path) -> tuple[str, str | None]:
         text = data.decode('utf-8-sig')
     except UnicodeDecodeError:
         return '', 'binary' if b'\0' in data else 'not UTF-8'
+    # Before the check: front matter alone is no text.
+    text = without_front_matter(text)
     return text, problem_of(text)
 
 
 def _count_other_files(
     source: pathlib.Path, texts: set[pathlib.Path], inventory: Inventory
 ) -> None:
-    """Counts the files of a folder that are no texts, by suffix."""
+    """Counts the files of a folder that are not texts, by suffix, as problems of `inventory`."""
     suffixes: collections.Counter[str] = collections.Counter()
     for path in visible_files(source):
         if path not in texts:
-            suffixes[path.suffix.lower() or 'without suffix'] += 1
-    for number, (suffix, count) in enumerate(sorted(suffixes.items())):
+            suffixes[_printable(path.suffix.lower()) or 'without suffix'] += 1
+    # The most frequent ones are named; equally frequent ones in the order of their names.
+    ordered = sorted(suffixes.items(), key=_by_count)
+    for number, (suffix, count) in enumerate(ordered):
         name = suffix if number < _NAMED_SUFFIXES else 'of other formats'
         inventory.problems[name] += count
 
@@ -188,7 +215,7 @@ def _count_other_files(
 def _file_passages(
     source: pathlib.Path, passage_words: int, inventory: Inventory
 ) -> Iterator[Record]:
-    """Yields the passages of a corpus file, long ones cut, and counts them."""
+    """Yields the passages of a corpus file, long ones cut, and counts the uncut ones in `inventory`."""
     bad_lines = _CountedLines(source)
     with progress.bar(None, 'passages', 'read passages') as bar:
         for _, record in read(source, bad_lines):
@@ -196,7 +223,7 @@ def _file_passages(
             problem = problem_of(text)
             inventory.add(problem)
             bar.update()
-            # A title alone is no passage; other texts can at least be found by a search.
+            # Passages with another problem are kept, because a search can still find them; a title alone is left out.
             if problem not in ('empty', 'binary'):
                 yield from split_record(record, passage_words)
     if bad_lines.count:

@@ -6,7 +6,7 @@
     client.open(['Iliad'], pages=[1], words_per_page=500)  # per id or title a page of its document
 
 A failed search raises no exception: its result is None, which the policy sees as a failed call, and it is counted.
-`check` stops a run in which too many searches failed, before anything is learnt from them.
+`check_failure_rate` stops a run in which too many searches failed, before a policy is trained on their results.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class Client:
     Args:
       backend: answers the requests.
       cache: number of cached answers, of which the least recently used are dropped; 0: no cache.
-      most_failed: share of failed requests beyond which `check` stops the run.
+      max_failure_rate: share of failed requests above which `check_failure_rate` raises.
     """
 
     def __init__(
         self,
         backend: Backend | DocumentBackend,
         cache: int = 100_000,
-        most_failed: float = 0.1,
+        max_failure_rate: float = 0.1,
     ):
         self.backend = backend
         self._cache_size = cache
-        self._most_failed = most_failed
+        self._max_failure_rate = max_failure_rate
         # Keys are (name of the index, endpoint, query or reference, …).
         self._cache: collections.OrderedDict[tuple, Any] = collections.OrderedDict()
         self._lock = threading.Lock()
@@ -62,7 +62,7 @@ class Client:
         Raises:
           RetrievalError: it does not answer within `seconds`.
         """
-        # Not the clock time, which can be set back.
+        # The monotonic clock, because the time of day can be set back.
         deadline = time.monotonic() + seconds
         while not self.backend.ready():
             if time.monotonic() + pause > deadline:
@@ -95,7 +95,7 @@ class Client:
             if answer is _FAILED:
                 results.append(None)
             else:
-                # Copies: the caller may change the passages, but not those in the cache.
+                # Copied, so that a caller who changes a passage does not change the cache.
                 results.append([dict(passage) for passage in answer])
         return results
 
@@ -113,8 +113,9 @@ class Client:
           Per reference the page; None if there is no such document or page.
 
         Raises:
-          RetrievalError: the search server has no endpoint for whole documents, or the numbers of references and pages
-            differ.   SearchFailed: some reference could not be looked up; the others are cached.
+          RetrievalError: the numbers of references and pages differ.
+          CannotOpen: the backend or its search server has no whole documents.
+          SearchFailed: some reference could not be looked up; the answers to the others are cached.
         """
         if len(references) != len(pages):
             raise RetrievalError(
@@ -131,14 +132,14 @@ class Client:
             return backend.open(texts, numbers, words_per_page)
 
         requests = [(text, int(page), words_per_page) for text, page in zip(references, pages)]
-        # A policy can ask for a page that no document has; that is no failure of the search.
+        # A policy can ask for a page that no document has; that does not count as a failed request.
         absent = {}
         for request in requests:
             reference, page, _ = request
             if page < 1 or not reference.strip():
                 absent[request] = None
         answers = self._answers('open', requests, absent, open_pages)
-        # Not None: a policy would read that a document does not exist.
+        # Raised instead of returning None, which would tell the policy that the document does not exist.
         if any(answer is _FAILED for answer in answers):
             raise SearchFailed('documents could not be opened; the search server failed')
         return answers
@@ -158,7 +159,7 @@ class Client:
           trivial_answers: answers that need neither cache nor backend.
           ask: function that asks the backend.
         """
-        # Read once: `ready` of another thread may change it.
+        # The name is read once, because `backend.ready` may change it in another thread.
         name = self.backend.name
         answers = dict(trivial_answers)
         with self._lock:
@@ -167,11 +168,11 @@ class Client:
                 if key in self._cache:
                     answers[request] = self._cache[key]
                     self._cache.move_to_end(key)
-        # Distinct requests in order.
+        # `dict.fromkeys` removes repeated requests and keeps their order.
         new_requests = [request for request in dict.fromkeys(requests) if request not in answers]
         new_answers: dict[tuple, Any] = {}
         started = time.perf_counter()
-        # Without the lock: other threads can search at the same time.
+        # The lock is not held here, so that other threads can search at the same time.
         if new_requests:
             new_answers = dict(zip(new_requests, self._ask(new_requests, ask)))
         seconds = time.perf_counter() - started
@@ -188,16 +189,22 @@ class Client:
         return results
 
     def _store(self, name: str, endpoint: str, answers: dict[tuple, Any]) -> None:
-        """Adds answers to the cache and drops the least recently used ones; needs the lock."""
+        """Adds answers to the cache and drops the least recently used ones; the caller holds the lock."""
         for request, answer in answers.items():
-            # A failure may pass, so it is asked again.
+            # A failure may be temporary, so it is not cached.
             if answer is not _FAILED and self._cache_size:
                 self._cache[name, endpoint, *request] = answer
         while len(self._cache) > self._cache_size:
             self._cache.popitem(last=False)
 
     def _ask(self, requests: list[tuple], ask: Callable[[list[tuple]], list[Any]]) -> list[Any]:
-        """Asks the backend; bisects a batch that is refused so that one bad request fails alone."""
+        """Returns the backend's answer to each request, `_FAILED` for one that failed; keeps the last error text.
+
+        A batch that is refused is bisected, so that one bad request fails alone.
+
+        Raises:
+          CannotOpen: the search server has no whole documents.
+        """
         try:
             return list(ask(requests))
         except CannotOpen:
@@ -213,26 +220,28 @@ class Client:
                 return [_FAILED]
             return self._ask(requests[:half], ask) + self._ask(requests[half:], ask)
 
-    def check(self) -> None:
-        """Stops a run whose searches fail; called before anything is learnt from a batch.
+    def check_failure_rate(self) -> None:
+        """Raises RetrievalError if more than `max_failure_rate` of the requests failed.
 
-        Raises:
-          RetrievalError: more than the allowed share failed since `metrics` was last read.
+        Counts the requests since `metrics` last reset the counters.
         """
         with self._lock:
-            # Without any request nothing has failed.
+            # `max` avoids a division by zero: without any request the share is 0.
             share = self._failed / max(1, self._queries)
-            if share > self._most_failed:
+            if share > self._max_failure_rate:
                 raise RetrievalError(
-                    f'{self._failed} of {self._queries} searches failed, more than {self._most_failed:.0%}; the last '
-                    f'one: {self._last_failure[:_QUOTED_CHARACTERS]}; repair the search at {self.backend.name} '
-                    'and start again'
+                    f'{self._failed} of {self._queries} searches failed, more than '
+                    f'{100 * self._max_failure_rate:g} %; the last one: {self._last_failure[:_QUOTED_CHARACTERS]}; '
+                    f'repair the search at {self.backend.name} and start again'
                 )
 
     def metrics(self) -> dict[str, float]:
-        """Returns the counters since the last call: requests, cached share, failures, retries, seconds of a call."""
+        """Returns the counters since the last call and resets them.
+
+        They are: requests, cached share, failures, retries, and percentiles of the seconds of a backend call.
+        """
         with self._lock:
-            # Percentiles of nothing are undefined; 0 keeps the metric a number.
+            # Percentiles of an empty list are undefined; 0 keeps the metric a number.
             seconds = self._seconds or [0.0]
             retried = getattr(self.backend, 'retried', 0)
             values = {
@@ -247,7 +256,7 @@ class Client:
         return values
 
     def _reset(self) -> None:
-        """Sets the counters to zero."""
+        """Sets the counters to zero; the caller holds the lock."""
         self._queries = 0
         self._cached = 0
         self._failed = 0

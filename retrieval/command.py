@@ -13,6 +13,9 @@ _USER_ERROR = 2
 # The status of a process that SIGINT ended: 128 + 2.
 _INTERRUPTED = 130
 
+# Shorter passages would be parts of sentences.
+_MIN_PASSAGE_WORDS = 20
+
 
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises RetrievalError instead of printing its usage and exiting."""
@@ -20,6 +23,16 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         # argparse prints its usage over many lines, which hides the error.
         raise RetrievalError(f'{message}; {self.prog} --help shows how to call it')
+
+
+def passage_words(text: str) -> int:
+    """An argparse type: 0, or enough words for a sentence."""
+    if not text.isdecimal() or 0 < int(text) < _MIN_PASSAGE_WORDS:
+        message = (
+            f'{text!r} words are too few for a passage; give 0, or {_MIN_PASSAGE_WORDS} or more'
+        )
+        raise argparse.ArgumentTypeError(message)
+    return int(text)
 
 
 def one_line(run: Callable[[], None]) -> None:

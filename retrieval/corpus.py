@@ -30,7 +30,7 @@ from .lookup import KeyTable, key_hash, write_table
 from .records import Record as Record
 from .records import contents as contents
 from .records import split as split
-from .sources import BadLines, holds_texts
+from .sources import BadLines
 from .sources import files_of as files_of
 from .sources import read as read
 from .types import Passage, RetrievalError, short
@@ -54,7 +54,7 @@ class MemoryCorpus:
             raise RetrievalError(
                 f'corpus: {len(titles)} titles and {len(texts)} texts; give at least one passage'
             )
-        # Copies: the caller may change its lists.
+        # Copied, because the caller may change its lists.
         self._titles = list(titles)
         self._texts = list(texts)
 
@@ -109,7 +109,7 @@ class Corpus:
         """Maps the files into memory.
 
         Raises:
-          RetrievalError: a file that cannot be read or does not fit the others.
+          RetrievalError: a file cannot be read, or does not match the other files.
         """
         self._folder = folder
         try:
@@ -138,7 +138,7 @@ class Corpus:
         """Returns the passage in wire form, with the id of its source."""
         start = int(self._offsets[number])
         end = int(self._offsets[number + 1])
-        # A copy of this passage only.
+        # Copies the bytes of this passage only.
         line = self._bytes[start:end].tobytes().decode('utf-8')
         record_id, _, body = line.partition('\n')
         return Record(record_id, body)
@@ -152,7 +152,7 @@ class Corpus:
         """Returns the rows of the document which a passage belongs to.
 
         A document is a file of a folder of texts; in other sources it is a run of consecutive passages with the same
-        non-empty title.
+        document name, or without one with the same non-empty title.
 
         Raises:
           RetrievalError: no such row.
@@ -160,7 +160,7 @@ class Corpus:
         number = _checked_row(row, len(self))
         if self._document_starts is None:
             return title_run(self._title, number, len(self), _WINDOW)
-        # The bisection needs a uint64 as well: a Python integer would convert the whole file to float64.
+        # Converted to uint64, because a Python integer would make NumPy convert the whole file to float64.
         after = int(np.searchsorted(self._document_starts, np.uint64(number), side='right'))
         first = int(self._document_starts[after - 1])
         # The last document ends with the corpus.
@@ -175,7 +175,7 @@ class Corpus:
         several documents with the same title the first.
 
         Raises:
-          RetrievalError: the reference is no id, and the index was built before titles could be looked up.
+          RetrievalError: the reference is not an id, and the index was built before titles could be looked up.
         """
         # An id is what a search returned, so it is more reliable than a title typed by a policy.
         row = self._row_of_id(reference)
@@ -186,7 +186,7 @@ class Corpus:
         return self.document_rows(row)
 
     def _row_of_id(self, reference: str) -> int | None:
-        """Returns the row of a passage by its id or its row number as text."""
+        """Returns the row of the passage with this id or this row number as text; None if there is none."""
         number = row_number(reference)
         candidates: list[int] = []
         if self._id_table is not None:
@@ -194,17 +194,17 @@ class Corpus:
         elif number is not None:
             # The JSON lines of Wikipedia-18 count their ids from 0, its TSV from 1.
             candidates = [number, number - 1]
-        # The table compares hashes only.
+        # The table compares hashes only, so the ids are compared here.
         for row in candidates:
             if 0 <= row < len(self) and self.record(row).id == reference:
                 return row
-        # No source id: the reference can still be a row number.
+        # No passage has this id, but the reference can still be a row number.
         if number is not None and number < len(self):
             return number
         return None
 
     def _row_of_title(self, title: str) -> int | None:
-        """Returns the first passage of the first document with a title."""
+        """Returns the first row of the first document with this title; None if there is none."""
         if not title:
             return None
         if self._title_table is None:
@@ -219,6 +219,7 @@ class Corpus:
         return None
 
     def _title(self, row: int) -> str:
+        """Returns the title of a row."""
         title, _ = split(self.record(row).contents)
         return title
 
@@ -248,21 +249,21 @@ def write(
     Raises:
       RetrievalError: a bad line (strict), a repeated id, no passage at all, a file that cannot be read.
     """
-    # Shared with `read`, which adds to it.
-    skipped = BadLines(source, strict)
+    # `read` counts the bad lines in this object.
+    skipped = BadLines(source, strict, fix='correct the line or pass --skip-bad-lines')
     digest = hashlib.sha256()
     # 8 bytes of a hash per id find repeated ids; two of 21 million ids collide by chance in one of 80,000 corpora.
     id_hashes = _Column(np.uint64)
     ends = _Column(np.uint64)
     ends.append(0)
-    documents = _DocumentColumns(by_number=holds_texts(source))
+    documents = _DocumentColumns()
     with (
         (folder / 'passages.bin').open('wb') as out,
         progress.bar(None, 'passages', 'read') as bar,
     ):
         for row, (number, record) in enumerate(read(source, skipped, passage_words)):
             line = f'{record.id}\n{record.contents}'.encode()
-            # With its length, so that moving a character between two passages changes the digest.
+            # The length is hashed too, so that moving a character between two passages changes the digest.
             digest.update(len(line).to_bytes(8, 'little') + line)
             id_hashes.append(key_hash(record.id))
             documents.add(row, number, record)
@@ -270,7 +271,7 @@ def write(
             out.write(line)
             bar.update()
     hashes = id_hashes.array()
-    # An empty file, or one with bad lines only.
+    # The file is empty or has bad lines only.
     if not len(hashes):
         raise RetrievalError(
             f'{source}: no passage in it ({skipped.count} lines skipped); give a corpus with some'
@@ -278,7 +279,7 @@ def write(
     np.save(folder / 'offsets.npy', ends.array())
     documents.save(folder)
     write_table(folder / 'ids.npy', hashes, np.arange(len(hashes), dtype=np.uint64))
-    # Needs the written corpus to name the id.
+    # Checked last, because the error reads the repeated id from the written corpus.
     _refuse_repeated_ids(source, Corpus(folder), hashes)
     if skipped.count:
         logging.warning(
@@ -290,21 +291,25 @@ def write(
 class _DocumentColumns:
     """Collects the starts and titles of documents from passages that arrive one by one."""
 
-    def __init__(self, by_number: bool):
-        """Takes what separates documents: the file number (`by_number`) or the title."""
-        self._by_number = by_number
-        # The file number or title of the previous passage.
-        self._previous: int | str | None = None
+    def __init__(self) -> None:
+        # (kind, value) of what the previous passage shares with others of its document.
+        self._previous: tuple[str, int | str] | None = None
         self._starts = _Column(np.uint64)
         self._title_hashes = _Column(np.uint64)
         self._title_rows = _Column(np.uint64)
 
     def add(self, row: int, number: int, record: Record) -> None:
-        """Adds the next passage; `number` is that of its file in a folder of texts."""
+        """Adds the next passage; `number` counts its file in a folder of texts, otherwise its line."""
         title, _ = split(record.contents)
-        # Neighbouring files can have the same title, so files are separated by their number. Passages without a title
+        mark: tuple[str, int | str]
+        # Neighbouring files can have the same title, so the name of the document comes first. Passages with neither
         # belong together only if they were cut from one line.
-        mark = number if self._by_number or not title else title
+        if record.document:
+            mark = ('document', record.document)
+        elif title:
+            mark = ('title', title)
+        else:
+            mark = ('line', number)
         continues = mark == self._previous
         self._previous = mark
         if continues:
@@ -329,6 +334,7 @@ class _Column:
         self._dtype = dtype
 
     def append(self, value: int) -> None:
+        """Adds a number at the end."""
         self._tail.append(value)
         # An array takes 8 bytes per number, a list of Python integers about 40.
         if len(self._tail) == 1 << 16:

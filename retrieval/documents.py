@@ -77,7 +77,7 @@ def document_page(
         raise RetrievalError(
             f'open: page {page} with {words_per_page} words per page; both must be at least 1'
         )
-    # Only the rows: the text is read below if the document exists.
+    # This looks up the rows only; the text is read below if the document exists.
     rows = corpus.find_document(reference)
     if rows is None:
         return None
@@ -113,7 +113,7 @@ def title_run(title_of: Callable[[int], str], row: int, total: int, window: int)
     # Passages without a title do not belong together.
     if not title:
         return range(first, end)
-    # Bounds the passages that are read if a corpus has one title throughout.
+    # The window bounds the number of passages read if a corpus has one title throughout.
     lowest_row = max(0, row - window)
     while first > lowest_row and title_of(first - 1) == title:
         first -= 1

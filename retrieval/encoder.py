@@ -20,7 +20,7 @@ from jaxtyping import Float32, Int32, Int64
 
 from . import bert
 from .records import contents
-from .tensorflow_import import tensorflow
+from .tensorflow_import import import_tensorflow
 from .types import RetrievalError
 from .wordpiece import WordPiece
 
@@ -28,8 +28,8 @@ from .wordpiece import WordPiece
 LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 # Default of `max_tokens`: passages of 100 words have up to 180 tokens.
-_MOST_TOKENS = 256
-_FEWEST_TOKENS = 3
+_MAX_TOKENS = 256
+_MIN_TOKENS = 3
 # Default of `batch_tokens`. On a CPU larger batches exceed the cache; accelerators need them to be busy.
 _CPU_BATCH_TOKENS = 2_048
 _ACCELERATOR_BATCH_TOKENS = 1 << 17
@@ -98,7 +98,7 @@ class TextEncoder:
                 f'{self.folder}: vocab.txt has {self.tokenizer.vocab_size} tokens, the weights '
                 f'{len(params["words"])}; they are of different checkpoints'
             )
-        # Local devices only: every host encodes its own shards.
+        # Only local devices are used, because every host encodes its own shards.
         self._mesh = jax.sharding.Mesh(np.array(jax.local_devices()), ('data',))
         self._batch_sharding = jax.NamedSharding(self._mesh, jax.P('data'))
         # Passages use all devices. Queries use one, because a batch of one query cannot be split.
@@ -110,11 +110,11 @@ class TextEncoder:
     def _checked_max_tokens(self, max_tokens: int | None, dtype: str) -> int:
         """Returns the longest sequence; RetrievalError if it or the dtype is not supported."""
         positions = self._config.positions
-        # Longer sequences than the passages need would cost compilations, not quality.
+        # The default is capped: the passages are shorter, so more lengths would only cost compilations.
         if max_tokens is None:
             settings = _read_optional_json(self.folder / 'sentence_bert_config.json')
-            max_tokens = min(_MOST_TOKENS, settings.get('max_seq_length') or positions)
-        valid_length = _FEWEST_TOKENS <= max_tokens <= positions
+            max_tokens = min(_MAX_TOKENS, settings.get('max_seq_length') or positions)
+        valid_length = _MIN_TOKENS <= max_tokens <= positions
         if not valid_length or dtype not in ('float32', 'bfloat16'):
             raise RetrievalError(
                 f'{self.folder}: max_tokens {max_tokens} must lie between 3 and {positions}, '
@@ -123,7 +123,7 @@ class TextEncoder:
         return max_tokens
 
     def encode_queries(self, queries: Sequence[str]) -> Float32[np.ndarray, 'queries dimension']:
-        """Returns unit vectors, float32 [Q, D]; each depends on its own query only, bit for bit."""
+        """Returns unit vectors of queries, float32 [Q, D]; each depends on its own query only, bit for bit."""
         pending = []
         for query in queries:
             token_ids = self.tokenizer(self.query_prefix + query)
@@ -149,7 +149,7 @@ class TextEncoder:
         return self.encode(contents(title, text) for title, text in zip(titles, texts))
 
     def encode(self, texts: Iterable[str]) -> Float32[np.ndarray, 'passages dimension']:
-        """Returns unit vectors of texts as passages, float32 [N, D], in the order of the texts.
+        """Returns unit vectors of passages in wire form, float32 [N, D], in the order of `texts`.
 
         Passages share batches, so the last bits of a vector depend on the other texts of the call.
         """
@@ -159,6 +159,7 @@ class TextEncoder:
             device_length = jax.device_put(length, self._batch_sharding)
             vectors = bert.encode(self._config, self._replicated_params, device_ids, device_length)
             encoded.append((rows, vectors))
+            # Waits for an earlier batch, so that the device queue stays short.
             if len(encoded) > _BATCHES_AHEAD:
                 encoded[-_BATCHES_AHEAD][1].block_until_ready()
         # The number of texts is known at the end only: they can come from a generator.
@@ -187,7 +188,7 @@ class TextEncoder:
         All batches of a length have the same number of rows, so that each length is compiled once; the last batch is
         filled up, so it can have more rows than texts.
         """
-        tf = tensorflow()
+        tf = import_tensorflow()
 
         devices = self._mesh.size
         batch_sizes = []
@@ -201,7 +202,7 @@ class TextEncoder:
 
         signature = (tf.TensorSpec((), tf.int64), tf.TensorSpec((), tf.string))
         dataset = tf.data.Dataset.from_generator(normalised_texts, output_signature=signature)
-        # Tokenised in parallel by TensorFlow, outside of Python's lock.
+        # TensorFlow tokenises in parallel, without Python's global lock.
         dataset = dataset.map(
             lambda row, text: (row, self.tokenizer.tokenize(text)),
             num_parallel_calls=tf.data.AUTOTUNE,
@@ -230,7 +231,11 @@ class TextEncoder:
 def _prefixes(
     folder: pathlib.Path, query_prefix: str | None, passage_prefix: str | None
 ) -> tuple[str, str]:
-    """Returns (query prefix, passage prefix); a prefix that is None is taken from the folder."""
+    """Returns (query prefix, passage prefix); a prefix that is None is taken from the folder.
+
+    Raises:
+      RetrievalError: a prefix is None and the folder has none either.
+    """
     prompts = _read_optional_json(folder / 'config_sentence_transformers.json').get('prompts') or {}
     if query_prefix is None:
         # An empty prompt in the folder counts as none: many checkpoints have empty entries by default.
@@ -267,7 +272,7 @@ def _checkpoint_digest(folder: pathlib.Path) -> str:
 
 
 def _read_optional_json(path: pathlib.Path) -> dict[str, Any]:
-    """Returns a JSON file; empty if it is absent."""
+    """Returns the contents of a JSON file; {} if there is no such file; RetrievalError if it is not JSON."""
     if not path.exists():
         return {}
     try:

@@ -1,16 +1,16 @@
-"""Whether a text is English prose, by its letters and its most frequent words; no model and no dictionary."""
+"""Decides whether a text is English prose by its letters and frequent words, without a model or a dictionary."""
 
 from __future__ import annotations
 
 # Shorter texts hold no sentence that could be asked about.
 MIN_WORDS = 8
 
-# Judged by its beginning: reading all of a long book would take longer than indexing it.
+# Only the beginning of a text is judged: reading all of a long book would take longer than indexing it.
 _SAMPLE_CHARACTERS = 20_000
 _MIN_ASCII_SHARE = 0.8
 _MAX_CONTROL_SHARE = 0.01
-# Frequent words of English that are rare or absent in other languages of the Latin script, so neither 'in' (German,
-# Dutch, Italian), 'on' (French) nor 'a' (Spanish). They are about a quarter of English prose.
+# Frequent words of English that are rare or absent in other languages of the Latin script: neither 'in' (German,
+# Dutch, Italian) nor 'on' (French) nor 'a' (Spanish) is listed. These words are about a quarter of English prose.
 _COMMON_WORDS = frozenset(
     'the of and to for with by from that which are were its this be it have has been their is was they or as at'.split()
 )
@@ -33,15 +33,15 @@ def problem_of(text: str) -> str | None:
         return 'binary'
     letters = [character for character in sample if character.isalpha()]
     ascii_letters = [character for character in letters if character.isascii()]
-    # Before the length: other scripts do not separate words by blanks.
+    # Checked before the length, because other scripts do not separate words by blanks.
     if len(ascii_letters) < _MIN_ASCII_SHARE * len(letters):
         return 'not English'
     if len(words) < MIN_WORDS:
         return 'too short'
     common_words = [word for word in words if word.strip('.,;:()"\'') in _COMMON_WORDS]
-    # Lists of names in English have few of them, too, but they have no sentences either.
-    enough = 1 if len(words) < _FEW_WORDS else _MIN_COMMON_SHARE * len(words)
-    if len(common_words) < enough:
+    # English lists of names fail this test as well, which is intended: they have no sentences.
+    min_common_words = 1 if len(words) < _FEW_WORDS else _MIN_COMMON_SHARE * len(words)
+    if len(common_words) < min_common_words:
         return 'not English'
     return None
 

@@ -1,8 +1,8 @@
 """Exact search: scores every passage of a corpus on the devices.
 
 The answer to a query depends on that query only. A first step selects candidates by a float32 matrix product; a second
-step scores them again in float64 in one fixed order, and equal scores go to the lower id. Neither the other queries of
-the call, nor their number, nor the thread change an answer.
+step scores them again in float64 in one fixed order, and equal scores go to the lower row number. Neither the other
+queries of the call, nor their number, nor the thread change an answer.
 
 Letters: N passages, Q queries, D dimension, C candidates of one query.
 """
@@ -55,16 +55,16 @@ class Passages(Protocol):
         ...
 
 
-def check_queries(queries: Sequence[str], k: int, passages: int) -> None:
-    """Raises RetrievalError if k lies outside 1 … N or a query is blank."""
+def check_queries(queries: Sequence[str], k: int, num_passages: int) -> None:
+    """Raises RetrievalError if `queries` is a single text, k lies outside 1 … N, or a query is blank."""
     # A text is a sequence of texts as well: without this check each letter would be a query.
     if isinstance(queries, str):
         raise RetrievalError(
             f'search: queries is the single text {short(queries)}; give a list of texts'
         )
-    if not 1 <= k <= passages:
+    if not 1 <= k <= num_passages:
         raise RetrievalError(
-            f'search: k is {k}, but must lie between 1 and the number of passages, {passages}'
+            f'search: k is {k}, but must lie between 1 and the number of passages, {num_passages}'
         )
     for row, query in enumerate(queries):
         if not query.strip():
@@ -74,19 +74,19 @@ def check_queries(queries: Sequence[str], k: int, passages: int) -> None:
 
 
 def read_passages(
-    source: Passages, ids: Sequence[int] | Int64[np.ndarray, ' ids']
+    source: Passages, rows: Sequence[int] | Int64[np.ndarray, ' rows']
 ) -> list[Passage]:
-    """Returns the passages with some row numbers; RetrievalError for one outside 0 … N−1."""
-    for number in ids:
-        if not 0 <= number < len(source):
+    """Returns {'id', 'title', 'text'} of each row; raises RetrievalError for a row outside 0 … N−1."""
+    for row in rows:
+        if not 0 <= row < len(source):
             raise RetrievalError(
-                f'passages: no passage has id {number}; ids lie between 0 and {len(source) - 1}'
+                f'passages: no passage has row number {row}; give numbers from 0 to {len(source) - 1}'
             )
-    return [source.passage(int(number)) for number in ids]
+    return [source.passage(int(row)) for row in rows]
 
 
 def check_vectors(vectors: Float[np.ndarray, 'passages dimension'], corpus: Passages) -> None:
-    """Raises RetrievalError if a vector is not finite and of norm 1."""
+    """Raises RetrievalError if a vector is not finite or its norm is not 1; the error names the passage."""
     bad_rows = np.flatnonzero(~is_unit(vectors))
     if bad_rows.size:
         title = corpus.passage(int(bad_rows[0]))['title']
@@ -138,10 +138,10 @@ class ExactIndex:
         texts: Sequence[str],
         **parameters: Any,
     ) -> _AnyIndex:
-        """Returns an index of N passages in memory; `parameters` are those of the class.
+        """Encodes N passages and returns an index of them in memory; `parameters` go to the constructor.
 
         Raises:
-          RetrievalError: no passages, or a vector that is not finite and of norm 1.
+          RetrievalError: no passages, or a vector that is not finite or whose norm is not 1.
         """
         corpus = MemoryCorpus(titles, texts)
         vectors = encoder.encode_passages(titles, texts)
@@ -164,10 +164,10 @@ class ExactIndex:
           (row numbers [Q, k], cosines [Q, k]), best first, equal scores by lower row number.
 
         Raises:
-          RetrievalError: k outside 1 … N; a query that is blank or whose vector is zero or not finite.
+          RetrievalError: k outside 1 … N; a query that is blank, or whose vector is not finite or not of norm 1.
         """
         check_queries(queries, k, len(self))
-        # Encoders may return a view or another precision.
+        # An encoder may return a view or another precision.
         vectors = np.ascontiguousarray(self.encoder.encode_queries(queries), np.float32)
         bad_rows = np.flatnonzero(~is_unit(vectors))
         if bad_rows.size:
@@ -181,38 +181,41 @@ class ExactIndex:
     def search_vectors(
         self, vectors: Float32[np.ndarray, 'queries dimension'], k: int
     ) -> tuple[Int64[np.ndarray, 'queries k'], Float32[np.ndarray, 'queries k']]:
-        """Returns the same as `search` for unit vectors of queries."""
-        ids = np.empty((len(vectors), k), np.int64)
+        """Returns the same as `search` for unit vectors of queries. Neither vectors nor k are checked."""
+        rows = np.empty((len(vectors), k), np.int64)
         scores = np.empty((len(vectors), k), np.float32)
-        # A superset of the answer; the exact scores decide.
+        # The candidates are a superset of the answer; the exact scores decide.
         candidates = self._candidates(vectors, k)
         for start in range(0, len(vectors), _QUERIES_PER_RESCORING):
             part = slice(start, start + _QUERIES_PER_RESCORING)
-            ids[part], scores[part] = self._rank(vectors[part], candidates[part], k)
-        return ids, scores
+            rows[part], scores[part] = self._rank(vectors[part], candidates[part], k)
+        return rows, scores
 
-    def passages(self, ids: Sequence[int] | Int64[np.ndarray, ' ids']) -> list[Passage]:
-        """Returns the passages with some row numbers, each {'id': int, 'title': str, 'text': str}.
+    def passages(self, rows: Sequence[int] | Int64[np.ndarray, ' rows']) -> list[Passage]:
+        """Returns {'id': int, 'title': str, 'text': str} of each row.
 
         Raises:
           RetrievalError: a row number outside 0 … N−1.
         """
-        return read_passages(self.corpus, ids)
+        return read_passages(self.corpus, rows)
 
     def _candidates(
         self, vectors: Float32[np.ndarray, 'queries dimension'], k: int
     ) -> list[Int64[np.ndarray, ' _']]:
-        """Returns per query the rows of all passages that can be among its best k."""
+        """Returns per query the rows of all passages that can be among its best k.
+
+        The first call copies the vectors to the devices.
+        """
         if self._matrix is None:
             self._matrix = _on_devices(self._vectors)
-        # A power of two, like the number of queries: few programs are compiled.
-        wanted = min(_next_power_of_two(k + _SPARE_CANDIDATES), len(self))
+        # Rounded up to a power of two, like the number of queries, so that few programs are compiled.
+        count = min(_next_power_of_two(k + _SPARE_CANDIDATES), len(self))
         candidates = []
         for start in range(0, len(vectors), _QUERIES_PER_CALL):
             part = vectors[start : start + _QUERIES_PER_CALL]
             padded = np.zeros((_next_power_of_two(len(part)), vectors.shape[1]), np.float32)
             padded[: len(part)] = part
-            device_scores, device_rows = _nearest(self._matrix, padded, wanted, len(self))
+            device_scores, device_rows = _nearest(self._matrix, padded, count, len(self))
             rough_scores = np.asarray(device_scores)
             rows = np.asarray(device_rows)
             for number, vector in enumerate(part):
@@ -235,7 +238,7 @@ class ExactIndex:
             rows = self._vectors[start : start + _SCANNED_ROWS].astype(np.float32, copy=False)
             parts.append(rows @ vector)
         rough_scores = np.concatenate(parts)
-        # Selecting takes linear time, sorting would not.
+        # Selecting the k-th score takes linear time; sorting would not.
         kth_score = np.partition(rough_scores, -k)[-k]
         return np.flatnonzero(rough_scores >= kth_score - 2 * _MARGIN)
 
@@ -245,21 +248,21 @@ class ExactIndex:
         candidates: list[Int64[np.ndarray, ' _']],
         k: int,
     ) -> tuple[Int64[np.ndarray, 'queries k'], Float32[np.ndarray, 'queries k']]:
-        """Scores the candidates of some queries exactly and returns (rows, scores) of the best k."""
-        # Queries have different numbers of candidates; the shorter rows are padded.
-        most = max(len(rows) for rows in candidates)
-        # N is no row: it marks padding and sorts behind all real rows.
+        """Returns (rows, scores) of the best k candidates per query, by exact scores; ties: lower row first."""
+        # Queries have different numbers of candidates; the shorter lists are padded.
+        max_candidates = max(len(rows) for rows in candidates)
+        # N is not a row number: it marks padding and sorts behind all real rows.
         padding = len(self)
-        ids = np.full((len(candidates), most), padding, np.int64)
+        padded_rows = np.full((len(candidates), max_candidates), padding, np.int64)
         for number, rows in enumerate(candidates):
-            ids[number, : len(rows)] = rows
-        passage_vectors = self._vectors[np.minimum(ids, len(self) - 1)].astype(np.float64)
+            padded_rows[number, : len(rows)] = rows
+        passage_vectors = self._vectors[np.minimum(padded_rows, len(self) - 1)].astype(np.float64)
         # NumPy's own sum over the last axis of [Q, C, D] has a fixed order; a BLAS product does not.
         scores = (passage_vectors * vectors[:, None, :]).sum(axis=2).astype(np.float32)
-        scores[ids == padding] = -np.inf
-        # The last key is the primary one: by falling score, then by row.
-        best = np.lexsort((ids, -scores), axis=1)[:, :k]
-        return np.take_along_axis(ids, best, 1), np.take_along_axis(scores, best, 1)
+        scores[padded_rows == padding] = -np.inf
+        # The last key is the primary one: by descending score, then by row.
+        best = np.lexsort((padded_rows, -scores), axis=1)[:, :k]
+        return np.take_along_axis(padded_rows, best, 1), np.take_along_axis(scores, best, 1)
 
 
 def _next_power_of_two(number: int) -> int:
@@ -270,7 +273,7 @@ def _next_power_of_two(number: int) -> int:
 def _on_devices(
     vectors: Float[np.ndarray, 'passages dimension'],
 ) -> Float32[Array, 'rows dimension']:
-    """Returns the matrix split over all local devices, with rows of zeros at the end if N is not divisible."""
+    """Returns the matrix split by rows over all local devices, padded with zero rows to equal parts."""
     devices = jax.local_devices()
     mesh = jax.sharding.Mesh(np.array(devices), ('rows',))
     sharding = jax.NamedSharding(mesh, jax.P('rows'))
@@ -289,19 +292,19 @@ def _on_devices(
 def _nearest(
     matrix: Float32[Array, 'rows dimension'],
     vectors: Float32[Array | np.ndarray, 'queries dimension'],
-    wanted: int,
-    passages: int,
-) -> tuple[Float32[Array, 'queries wanted'], Int32[Array, 'queries wanted']]:
-    """Returns (scores, rows) of the nearest passages by falling score, of equal ones the lower row first.
+    count: int,
+    num_passages: int,
+) -> tuple[Float32[Array, 'queries count'], Int32[Array, 'queries count']]:
+    """Returns (scores, rows) of the `count` nearest passages per query, highest score first; ties: lower row first.
 
     Args:
       matrix: vectors of the passages, padded with zero rows.
       vectors: vectors of the queries.
-      wanted: passages per query.
-      passages: N, rows of the matrix that are passages.
+      count: passages per query.
+      num_passages: N, rows of the matrix that are passages.
     """
-    # 'highest' keeps a TPU or GPU from rounding the factors, which `_MARGIN` does not allow for.
+    # 'highest': TPU and GPU otherwise round the inputs to bfloat16 or TF32, an error larger than `_MARGIN`.
     scores = jnp.matmul(vectors, matrix.T, precision='highest')
-    is_passage = jnp.arange(len(matrix)) < passages
-    best_scores, best_rows = jax.lax.top_k(jnp.where(is_passage, scores, -jnp.inf), wanted)
+    is_passage = jnp.arange(len(matrix)) < num_passages
+    best_scores, best_rows = jax.lax.top_k(jnp.where(is_passage, scores, -jnp.inf), count)
     return best_scores, best_rows

@@ -75,11 +75,11 @@ def build(
       out: folder of the index; must not exist.
       kind: one of `KINDS`.
       encoder: encodes passages and queries; None for bm25.
-      parameters: of `ScannIndex`.
-      dtype: of the vectors on disk, float32 or float16.
+      parameters: keyword arguments of `ScannIndex`; ignored for other kinds.
+      dtype: dtype of the vectors on disk, float32 or float16.
       strict: see `corpus.write`.
       passage_words: see `corpus.read`.
-      stages: parts to do, in order; several hosts do 'encode', each with its own `host`.
+      stages: members of `STAGES` to run, in order; several hosts can run 'encode', each with its own `host`.
       shard_rows: passages per shard.
       host: number of this host, from 0.
       hosts: number of hosts that share the encoding.
@@ -103,7 +103,7 @@ def build(
         raise RetrievalError(
             f'{source}: no such file; name a corpus (.jsonl or .tsv, also .gz or .zst, or a folder)'
         )
-    # In the same folder as `out`, so that the rename stays within one file system.
+    # The temporary folder is beside `out`, so that the rename stays within one file system.
     staging = out.with_name(f'{out.name}.partial')
     staging.mkdir(parents=True, exist_ok=True)
     # Each stage checks that the previous one was done with the same settings.
@@ -115,9 +115,9 @@ def build(
         _encode_stage(staging, encoder, shard_rows, host, hosts)
     if 'index' in stages:
         _index_stage(staging, kind, encoder, parameters or {}, dtype)
-        # The only moment at which the index appears under its name.
+        # The index appears under its name only when it is complete.
         os.replace(staging, out)
-        # The index is complete: only now the intermediate files can go.
+        # Removed only now: an interrupted build needs the intermediate files.
         shutil.rmtree(out / 'shards', ignore_errors=True)
         (out / 'plan.json').unlink()
 
@@ -125,7 +125,11 @@ def build(
 def _corpus_stage(
     source: pathlib.Path, staging: pathlib.Path, strict: bool, passage_words: int
 ) -> None:
-    """Writes the corpus, unless it is there and was made from the same source."""
+    """Writes the corpus and its plan, unless the folder already has the corpus of the same source and settings.
+
+    Raises:
+      RetrievalError: the folder has the corpus of another source or other settings, or the source cannot be used.
+    """
     size = 0
     changed = 0
     for path in corpus_lib.files_of(source):
@@ -135,7 +139,7 @@ def _corpus_stage(
         changed = max(changed, status.st_mtime_ns)
     plan: dict[str, Any] = {'source': str(source.resolve()), 'bytes': size, 'changed': changed}
     plan['strict'] = strict
-    # Absent as before this setting existed, so that builds begun by then can be resumed.
+    # Left out if it is 0: plans written before this setting existed lack it, and those builds can be resumed.
     if passage_words:
         plan['passage_words'] = passage_words
     plan_path = staging / 'plan.json'
@@ -149,7 +153,7 @@ def _corpus_stage(
         _need_space(staging, size * _COMPRESSION)
     else:
         _need_space(staging, size)
-    # As with the whole index: renamed when complete.
+    # Renamed when complete, like the whole index.
     unfinished = staging / '.corpus'
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
@@ -167,9 +171,9 @@ def _corpus_stage(
 def _encode_stage(
     staging: pathlib.Path, encoder: Encoder, shard_rows: int, host: int, hosts: int
 ) -> None:
-    """Encodes the shards of this host."""
+    """Writes those shards of this host that are not there yet."""
     corpus = corpus_lib.Corpus(staging / 'corpus')
-    # Its hash ties the shards to this corpus.
+    # The shards store the hash of the corpus, so that those of another corpus are refused.
     summary = _corpus_summary(staging)
     # 4 bytes per component, once in the shards and once in the file assembled from them.
     _need_space(staging, 8 * len(corpus) * encoder.dimension)
@@ -189,7 +193,7 @@ def _index_stage(
     parameters: Mapping[str, Any],
     dtype: str,
 ) -> None:
-    """Trains the index and writes the manifest."""
+    """Trains the index; writes its files and, last, the manifest."""
     corpus = corpus_lib.Corpus(staging / 'corpus')
     trained = staging / kind
     # An interrupted stage starts again from the beginning.
@@ -235,7 +239,11 @@ def _dense_index(
     parameters: Mapping[str, Any],
     dtype: str,
 ) -> ExactIndex:
-    """Assembles the shards and returns the index of their vectors."""
+    """Writes `vectors.npy` from the shards and returns the index of these vectors.
+
+    Raises:
+      RetrievalError: a shard is missing, or another encoder made the shards.
+    """
     shard_folder = staging / 'shards'
     plan_path = shard_folder / 'plan.json'
     if not plan_path.exists():
@@ -256,17 +264,17 @@ def _dense_index(
 def open_index(
     folder: pathlib.Path, encoder: Encoder | None = None, encoder_folder: str | None = None
 ) -> AnyIndex:
-    """Opens an index; only sizes and samples of the files are checked (`verify` reads everything).
+    """Opens an index folder; checks sizes and samples of its files only (`verify` reads all bytes).
 
     Args:
       folder: an index folder that `build` wrote.
-      encoder: None opens the encoder of the manifest, from `encoder_folder` or the folder of the build.
-      encoder_folder: checkpoint folder, if it has moved.
+      encoder: encodes the queries; None: the encoder of the manifest is opened.
+      encoder_folder: checkpoint folder of that encoder; None: the folder at the time of the build.
 
     Raises:
       RetrievalError: damage, another version of the library that reads the index, or an encoder of other settings.
     """
-    # Reading every byte would take minutes; the samples find truncated or mixed-up files.
+    # Reading all bytes would take minutes; the samples find truncated and interchanged files.
     manifest = verify(folder, everything=False)
     kind = manifest['kind']
     _check_version(manifest, folder)
@@ -285,7 +293,7 @@ def open_index(
     vectors = np.load(folder / 'vectors.npy', mmap_mode='r')
     if kind == 'exact':
         return ExactIndex(encoder, corpus, vectors)
-    # A corpus too small for ScaNN has no such settings.
+    # The manifest lacks these settings if the corpus was too small for ScaNN.
     parameters = {}
     for name in _SCANN_SETTINGS:
         if name in manifest['parameters']:
@@ -309,7 +317,7 @@ def _check_version(manifest: Mapping[str, Any], folder: pathlib.Path) -> None:
 
 
 def _open_encoder(manifest: Mapping[str, Any], folder: str | None) -> Encoder:
-    """Returns the encoder with the settings in a manifest."""
+    """Returns the encoder with the settings in a manifest; `folder` replaces its checkpoint folder."""
     settings = dict(manifest['encoder'])
     # The remaining settings are arguments of the encoder.
     if settings.pop('kind') == 'lexical':
@@ -345,12 +353,12 @@ def _corpus_summary(folder: pathlib.Path) -> dict[str, Any]:
     return json.loads((folder / 'corpus' / 'about.json').read_text(encoding='utf-8'))
 
 
-def _need_space(folder: pathlib.Path, wanted: int) -> None:
-    """Raises RetrievalError if the disk has fewer than `wanted` free bytes."""
-    # Checked in advance: encoding takes hours.
+def _need_space(folder: pathlib.Path, required: int) -> None:
+    """Raises RetrievalError if the disk has fewer than `required` free bytes."""
+    # Checked in advance, because encoding takes hours.
     free = shutil.disk_usage(folder).free
-    if free < wanted:
+    if free < required:
         raise RetrievalError(
-            f'{folder}: {wanted / 1e9:.1f} GB are needed there, {free / 1e9:.1f} GB are free; free some or choose '
+            f'{folder}: {required / 1e9:.1f} GB are needed there, {free / 1e9:.1f} GB are free; free some or choose '
             'another --out'
         )

@@ -23,7 +23,7 @@ from .exact import check_queries as check_queries
 from .exact import check_vectors as check_vectors
 from .exact import read_passages as read_passages
 from .quiet import quiet
-from .tensorflow_import import tensorflow
+from .tensorflow_import import import_tensorflow
 from .types import Encoder, RetrievalError
 from .types import Index as Index
 
@@ -42,8 +42,8 @@ class ScannIndex(ExactIndex):
     """ScaNN selects candidates by tree, asymmetric hashing and reordering; these are scored again exactly.
 
     ScaNN holds every distinct vector once, so that hashing cannot decide which of several equal passages is found.
-    Equal passages give an equal index in every process. With fewer than `SCANN_MINIMUM` distinct vectors there is too
-    little to learn from: the index scans all passages, `parameters['kind']` is 'exact', and this is logged.
+    The same corpus gives the same index in every process. With fewer than `SCANN_MINIMUM` distinct vectors ScaNN is not
+    trained: the index scores all passages exactly, `parameters['kind']` is 'exact', and this is logged.
     """
 
     def __init__(
@@ -59,23 +59,25 @@ class ScannIndex(ExactIndex):
         reorder: str = 'float32',
         saved: pathlib.Path | None = None,
     ):
-        """Trains the index on passages and their vectors ([N, D]); `build` encodes them.
+        """Trains the index on the vectors of passages, or loads it from `saved`; `build` encodes the passages.
 
         Args:
           encoder: see `ExactIndex`.
           corpus: see `ExactIndex`.
           vectors: see `ExactIndex`.
-          overfetch: candidates per query that are scored again exactly (more for a large k).
-          reordered: candidates that ScaNN itself scores twice, with its own copy of the vectors; None: 4·overfetch.
-          leaves: partitions of the tree; None: √N.
-          leaves_searched: partitions read per query; None: 8·√leaves, which is all of them at N = 1,000, nine
-            in ten at 6,000, four in ten at 200,000, one in eight at 20 million.
-          threshold: of anisotropic quantisation (ibid., section 3).
-          reorder: float32 or bfloat16, ScaNN's own copy of the vectors for its second scoring.
+          overfetch: least number of candidates per query to score exactly; a search takes max(overfetch, 2·k).
+          reordered: number of candidates per query that ScaNN scores a second time, before it returns `overfetch` of
+            them; None: 4·overfetch.
+          leaves: partitions of the tree; None: √G, rounded down.
+          leaves_searched: partitions read per query; None: min(leaves, 8·√leaves), which is all of them at
+            G = 1,000, nine in ten at 6,000, four in ten at 200,000, one in eight at 20 million.
+          threshold: anisotropic quantisation threshold of ScaNN (Guo et al. 2020, section 3).
+          reorder: dtype of ScaNN's own copy of the vectors, with which the `reordered` candidates are scored; float32
+            or bfloat16.
           saved: a folder that `save` wrote, with the same settings: nothing is trained.
 
         Raises:
-          RetrievalError: vectors of another shape, or a parameter outside its range.
+          RetrievalError: no passages, vectors of another shape, or a parameter outside its range.
         """
         super().__init__(encoder, corpus, vectors)
         if saved:
@@ -88,11 +90,11 @@ class ScannIndex(ExactIndex):
         reordered = reordered or 4 * overfetch
         valid_candidates = 1 <= overfetch <= reordered
         valid_leaves = 1 <= leaves_searched <= leaves <= distinct
-        # Checked also for a small corpus, so that settings fail early rather than when it grows.
+        # A small corpus is checked too, so that a bad setting fails early rather than when the corpus grows.
         if not valid_candidates or not valid_leaves or reorder not in ('float32', 'bfloat16'):
             raise RetrievalError(
                 f'ScannIndex: overfetch {overfetch}, reordered {reordered}, leaves {leaves}, leaves_searched '
-                f'{leaves_searched} with {distinct} vectors, reorder {reorder!r}: needs 1 ≤ overfetch ≤ '
+                f'{leaves_searched} with {distinct} distinct vectors, reorder {reorder!r}: needs 1 ≤ overfetch ≤ '
                 'reordered, 1 ≤ leaves_searched ≤ leaves ≤ vectors, and float32 or bfloat16'
             )
         self._overfetch = overfetch
@@ -125,7 +127,7 @@ class ScannIndex(ExactIndex):
         first_rows = self._rows[self._starts[:-1]]
         all_distinct = len(first_rows) == len(self._vectors)
         if all_distinct and self._vectors.dtype == np.float32:
-            # Without a copy: the vectors of a large corpus take tens of gigabytes.
+            # Not copied: the vectors of a large corpus take tens of gigabytes.
             return self._vectors
         return self._vectors[first_rows].astype(np.float32)
 
@@ -139,19 +141,19 @@ class ScannIndex(ExactIndex):
     def _candidates(
         self, vectors: Float32[np.ndarray, 'queries dimension'], k: int
     ) -> list[Int64[np.ndarray, ' _']]:
-        """Returns per query at least k rows that ScaNN finds nearest; of equal vectors the k lowest rows."""
+        """Returns per query at least k rows, those that ScaNN finds nearest; of equal vectors the k lowest rows."""
         if self._searcher is None:
             return super()._candidates(vectors, k)
-        # A margin beyond k, because ScaNN's own scores are approximate.
-        wanted = max(self._overfetch, 2 * k)
-        reordered = max(self._reordered, 2 * wanted)
+        # More than k, because ScaNN's own scores are approximate.
+        count = max(self._overfetch, 2 * k)
+        reordered = max(self._reordered, 2 * count)
         candidates = []
         for vector in vectors:
-            # One query per call: a batched call can share work between queries, and with it their rounding.
-            groups, _ = self._searcher.search(vector, wanted, reordered, self._leaves_searched)
+            # One query per call: in a batched call the rounding of a score can depend on the other queries.
+            groups, _ = self._searcher.search(vector, count, reordered, self._leaves_searched)
             starts = self._starts[groups]
             counts = np.minimum(self._starts[groups + 1] - starts, k)
-            # All passages of each group, at most k of them: more cannot be in the answer.
+            # Takes the first k passages of each group: more cannot be in the answer.
             positions = np.repeat(starts, counts) + _offsets_within(counts)
             rows = self._rows[positions]
             if rows.size < k:
@@ -173,10 +175,10 @@ def _group(
     """Groups passages with equal vectors.
 
     Returns:
-      (rows by group [N], position in it at which each group starts [G + 1]); groups are in the order of their first
-      row, and rows ascend within a group.
+      (row numbers, group by group [N]; start of each group in them, and N at the end [G + 1]). Groups are in the order
+      of their first row, and rows ascend within a group.
     """
-    # 128 bits of a hash represent a vector, so that 21 million take 0.3 GB.
+    # A hash of 128 bits represents a vector, so that 21 million vectors take 0.3 GB.
     digests = np.empty((len(vectors), 2), np.uint64)
     for row in range(len(vectors)):
         digest = hashlib.blake2b(vectors[row].tobytes(), digest_size=16).digest()
@@ -199,9 +201,9 @@ def _load_groups(
 
 
 def _scann() -> Any:
-    """Returns ScaNN's module."""
+    """Imports and returns ScaNN's module; hides all GPUs from TensorFlow in this process."""
     # Imported here, because ScaNN imports TensorFlow, which an exact index does not need.
-    tf = tensorflow()
+    tf = import_tensorflow()
     from scann.scann_ops.py import scann_ops_pybind
 
     # TensorFlow would reserve all memory of the GPUs.
@@ -210,10 +212,10 @@ def _scann() -> Any:
 
 
 def _load_searcher(folder: pathlib.Path) -> Any:
-    """Returns the ScaNN searcher in a folder."""
+    """Returns the ScaNN searcher in a folder; RetrievalError if the folder has a pickle file."""
     # ScaNN would unpickle this file, which can run any code; `save` never writes it.
     if (folder / 'scann_docids.pkl').exists():
-        raise RetrievalError(f'{folder}/scann_docids.pkl: no part of an index; remove the file')
+        raise RetrievalError(f'{folder}/scann_docids.pkl: not part of an index; remove the file')
     with quiet():
         return _scann().load_searcher(str(folder))
 
@@ -231,8 +233,8 @@ def _train_searcher(
     with quiet():
         scann = _scann()
     builder = scann.builder(vectors, overfetch, 'dot_product')
-    # Reproducible bit for bit, as measured (README.md): k-means++ from ScaNN's fixed seed on one thread builds the
-    # same index every time; a random start does not, and with SOAR distances vary from call to call.
+    # These options make the index reproducible bit for bit, as measured (README.md): k-means++ from ScaNN's fixed seed
+    # on one thread builds the same index every time. A random start does not, and with SOAR distances vary by call.
     builder.tree(
         leaves,
         leaves_searched,

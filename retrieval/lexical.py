@@ -33,7 +33,7 @@ _CACHED_WORDS = 1 << 14
 # Bytes of a hash per component: one bit for the sign, the others for the position.
 _HASH_BYTES = 4
 
-# Words that are no part of a name. They keep a small weight: a query of only such words still has a direction.
+# Words that are not part of a name. Their weight is small but not 0, so that a query of only such words has a vector.
 _COMMON = frozenset(
     'a about an and are as at be by did do does for from had has have he her his how i in into is it its '
     'me of on or she that the their them they this to was were what when where which who whom whose why '
@@ -90,7 +90,7 @@ class LexicalEncoder:
             'common_weight': common_weight,
             'places': places,
         }
-        # A cache per encoder: encoders of different settings have different vectors.
+        # Each encoder has its own cache, because encoders of different settings give different vectors.
         self._cached_word_vector = functools.lru_cache(maxsize=_CACHED_WORDS)(self._word_vector)
 
     def encode_passages(

@@ -51,7 +51,7 @@ class KeyTable:
             ) from error
         if table.ndim != 2 or len(table) != 2 or table.dtype != np.uint64:
             raise RetrievalError(
-                f'{path}: {table.dtype} {table.shape} is no table of hashes; build the index again'
+                f'{path}: {table.dtype} {table.shape} is not a table of hashes; build the index again'
             )
         self._hashes = table[0]
         self._rows = table[1]

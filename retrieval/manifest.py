@@ -42,14 +42,14 @@ def fingerprint(folder: pathlib.Path) -> str:
 
 
 def verify(folder: pathlib.Path, everything: bool = True) -> dict[str, Any]:
-    """Compares the files with the manifest and returns the manifest.
+    """Returns the manifest after comparing the files with it.
 
     Args:
       folder: an index folder.
       everything: read all bytes (False: sizes and sampled blocks only).
 
     Raises:
-      RetrievalError: a file is missing, of another size or of other bytes.
+      RetrievalError: there is no manifest of this format, or a file is missing or differs in size or bytes.
     """
     manifest = read_manifest(folder)
     for name, expected in manifest['files'].items():

@@ -27,7 +27,7 @@ def bar(
 ) -> _Bar:
     """Returns a progress bar; use it as a context manager and call its `update(n)`.
 
-    Its clock is redrawn every second, and it shows when XLA compiles, which can take minutes.
+    A daemon thread redraws the bar every second. While XLA compiles, which can take minutes, the bar shows 'compiling'.
 
     Args:
       total: number of units; None if it is unknown.
@@ -36,7 +36,8 @@ def bar(
       initial: units that are done already.
       shown: False draws nothing.
       leave: whether the line remains when the work is done.
-      time_left: text in place of the times, for units that take different times; called at every drawing.
+      time_left: returns the text shown instead of elapsed and remaining time, for units that take different times;
+        called whenever the bar is drawn.
     """
     options: dict[str, Any] = {
         'disable': not _is_drawn(shown),
@@ -46,12 +47,12 @@ def bar(
         'smoothing': 0.0,
     }
     if total is not None:
-        # Without the rate, whose space the numbers after it need.
+        # The rate is left out, because the numbers after the bar need the space.
         options['bar_format'] = (
             '{l_bar}{bar}| {n_fmt}/{total_fmt}{unit}, {elapsed}<{remaining}{postfix}'
         )
     if time_left is not None:
-        # Shorter: the numbers of a run need the space.
+        # A shorter format, because the numbers of a run need the space.
         options['bar_format'] = '{desc} {n_fmt}/{total_fmt} |{bar}| {time_left}{postfix}'
         options['time_left'] = time_left
     return _Bar(total=total, initial=initial, unit=f' {unit}', desc=what, **options)
@@ -63,7 +64,7 @@ def clock(what: str, shown: bool = True) -> Iterator[None]:
     if not _is_drawn(shown):
         yield
         return
-    # A file descriptor of its own: `quiet` may redirect the usual one in the meantime.
+    # The bar writes to a copy of the file descriptor, because `quiet` may redirect the original meanwhile.
     with (
         os.fdopen(os.dup(sys.stderr.fileno()), 'w') as file,
         _Bar(desc=what, bar_format='{desc}: {elapsed}{postfix}', leave=False, file=file),
@@ -80,7 +81,7 @@ class _Bar(tqdm.tqdm):
     """A bar with a background thread that redraws it every second."""
 
     def __init__(self, time_left: Callable[[], str] | None = None, **options):
-        # Before tqdm's constructor, which draws the line.
+        # Set before tqdm's constructor, which draws the line and reads this attribute.
         self._time_left = time_left
         super().__init__(**options)
         self._closed = threading.Event()
@@ -104,7 +105,7 @@ class _Bar(tqdm.tqdm):
 
     @property
     def format_dict(self):
-        """The values that tqdm fills into its line."""
+        """Returns the values that tqdm fills into its line; calls `time_left`."""
         values = super().format_dict
         if self._time_left is not None:
             values['time_left'] = self._time_left()

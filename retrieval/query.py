@@ -39,11 +39,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(args: argparse.Namespace) -> None:
+    """Verifies the index and searches for the queries, as the arguments ask."""
     if not args.queries and not args.verify:
         raise RetrievalError(
             'no query is given; write one in quotes after the command, or --verify'
         )
-    # Before the index is opened: a damaged file is then reported by its name.
+    # Verified before the index is opened, so that a damaged file is reported by its name.
     if args.verify:
         with progress.clock('verify'):
             manifest = folder.verify(args.index)
@@ -51,11 +52,11 @@ def _run(args: argparse.Namespace) -> None:
     if not args.queries:
         return
     index = folder.open_index(args.index, encoder_folder=args.encoder)
-    ids, scores = index.search(args.queries, args.k)
-    for query, query_ids, query_scores in zip(args.queries, ids, scores):
+    rows, scores = index.search(args.queries, args.k)
+    for query, query_rows, query_scores in zip(args.queries, rows, scores):
         print(query)
         # BM25 pads its results with −1.
-        passages = index.passages(query_ids[query_ids >= 0])
+        passages = index.passages(query_rows[query_rows >= 0])
         for rank, (passage, score) in enumerate(zip(passages, query_scores), 1):
             # One line per passage, whatever white space it has.
             text = ' '.join(passage['text'].split())[:_PRINTED_CHARACTERS]

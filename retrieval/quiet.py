@@ -13,8 +13,8 @@ _STDERR = 2  # the file descriptor, which C++ writes to
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Hides all output of this process to file descriptor 2; an exception prints it after all."""
-    # Text that Python has buffered was written before and must appear.
+    """Hides all output of this process to file descriptor 2; if the block raises, prints the hidden output."""
+    # Text that Python has buffered was written before the block and must appear.
     sys.stderr.flush()
     terminal = os.dup(_STDERR)
     with tempfile.TemporaryFile() as hidden:

@@ -88,26 +88,26 @@ def _texts(fields: dict[str, Any], key: str, noun: str, limits: Limits) -> list[
     for row, text in enumerate(texts):
         if len(text) > limits.query_characters:
             raise Refused(400, f'{noun} {row} is longer than {limits.query_characters} characters')
-        # JSON can contain them, but encoders cannot convert them to UTF-8.
+        # JSON can contain lone surrogates, but encoders cannot convert them to UTF-8.
         if not text.isascii() and any('\ud800' <= c <= '\udfff' for c in text):
             raise Refused(400, f'{noun} {row} has a lone surrogate (half a character)')
     return texts
 
 
-def _number(fields: dict[str, Any], key: str, default: int, most: int) -> int:
-    """Returns the whole number from 1 to `most` under a key; the default if it is absent or null."""
+def _number(fields: dict[str, Any], key: str, default: int, maximum: int) -> int:
+    """Returns the whole number from 1 to `maximum` under a key; the default if it is absent or null."""
     number = fields.get(key)
     if number is None:
         number = default
-    if not _is_whole(number) or not 1 <= number <= most:
+    if not _is_whole(number) or not 1 <= number <= maximum:
         raise Refused(
-            400, f'"{key}" is {_quoted(number)}; it must be a whole number from 1 to {most}'
+            400, f'"{key}" is {_quoted(number)}; it must be a whole number from 1 to {maximum}'
         )
     return number
 
 
 def _is_whole(value: Any) -> bool:
-    """Returns whether a JSON value is a whole number; in Python `true` is an int."""
+    """Returns whether a JSON value is a whole number; `true` is not one, although bool is a subclass of int."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

@@ -6,7 +6,7 @@ import re
 
 # A full stop, the quotes or brackets that close the sentence, white space, and the start of another sentence.
 _SENTENCE_END = re.compile(r'(?<=[.!?])["\')\]”’]{0,2}\s+(?=["\'(\[“‘]?[A-Z0-9])')
-# Full stops after these do not end a sentence, nor after initials.
+# A full stop after one of these, or after an initial, does not end a sentence.
 _ABBREVIATION = re.compile(
     r'(?:\b(?:Mr|Mrs|Ms|Dr|St|Jr|Sr|Prof|Rev|Gen|Col|Capt|Lt|Sgt|No|Nos|vs|ca|c|b|d|r|ft|approx|est|cf|e\.g|i\.e|U\.S'
     r'|Ltd|Inc|Co|Corp|Bros|Mt|Ave|Vol|pp|p)|\b[A-Z])\.$'
@@ -20,12 +20,12 @@ _WRAPPED_LINE = 40
 
 
 def split_sentences(text: str) -> list[str]:
-    """Returns the sentences of a text without line ends, in order; what follows the last full stop is one, too."""
+    """Returns the sentences of a text without line ends, in order; the text after the last full stop counts as one."""
     parts = []
     start = 0
     for boundary in _SENTENCE_END.finditer(text):
         end_of_words = boundary.start()
-        # Only the end is searched: a text full of initials would take quadratic time otherwise.
+        # Only the last characters are searched: a text full of initials would take quadratic time otherwise.
         tail = text[max(start, end_of_words - _ABBREVIATION_LENGTH) : end_of_words]
         if _ABBREVIATION.search(tail):
             continue

@@ -68,9 +68,9 @@ class App:
         self._name = ''
         # References of /open requests that are being answered.
         self._opening = 0
-        # The exception that ended the server, and the function that stops it.
+        # The exception that ended the server.
         self.failure: BaseException | None = None
-        # Replaced by `serve`; tests run the application without it.
+        # Stops the server. `serve` replaces it; tests run the application without `serve`.
         self.stop: Callable[[], None] = lambda: None
         routes = [
             Route('/retrieve', self.retrieve, methods=['POST']),
@@ -82,17 +82,18 @@ class App:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """Loads and serves the index in a task as long as the application runs."""
         # Loading takes minutes; /health must answer in the meantime.
         task = asyncio.create_task(self._serve())
         yield
         task.cancel()
 
     async def _serve(self) -> None:
-        """Loads the index and answers queries; a failure stops the server."""
+        """Loads the index and answers queries until cancelled; an exception is stored and stops the server."""
         try:
             index, self._name = await asyncio.to_thread(self._load)
             self.batcher = Batcher(index, self.limits, self.metrics)
-            # Set last: from now on requests are accepted.
+            # Set last, because requests are accepted from now on.
             self._index = index
             logging.info('ready: %d passages, index %s', len(index), self._name[:12])
             await self.batcher.run()
@@ -140,7 +141,7 @@ class App:
         return response
 
     async def _read_body(self, request: Request) -> bytes:
-        """Returns the body; stops reading where it exceeds the limit, whatever its headers say."""
+        """Returns the body; raises Refused (413) as soon as it exceeds the limit, whatever its headers say."""
         body = bytearray()
         async for chunk in request.stream():
             body += chunk
@@ -149,9 +150,9 @@ class App:
         return bytes(body)
 
     async def _retrieve(self, index: Index, body: bytes) -> list:
-        """Returns the documents of each query of a /retrieve body."""
+        """Returns the documents of each query of a /retrieve body; raises Refused."""
         search = parse_search(body, self.limits, len(index))
-        # Policies do send blank queries, and the clients in use cannot handle a refusal: such a query finds nothing.
+        # A blank query finds nothing: policies do write blank queries, and the clients in use cannot handle a refusal.
         queries = [query for query in search.queries if query.strip()]
         answers: list[list[dict]] = []
         if queries:
@@ -171,21 +172,21 @@ class App:
         return results
 
     async def _open(self, index: Index, body: bytes) -> list:
-        """Returns the page of each reference of an /open body."""
+        """Returns the page of each reference of an /open body; raises Refused."""
         request = parse_open(body, self.limits)
-        # The same bound as for waiting queries.
+        # The bound is the same as for waiting queries.
         if self._opening + len(request.references) > self.limits.waiting:
             raise Refused(
                 503, f'{self._opening} references wait already; try again later', retry_after=1
             )
         self._opening += len(request.references)
         try:
-            # Reading from disk would block the other requests.
+            # Reading from disk runs in a thread, so that it does not block the other requests.
             pages = await asyncio.to_thread(_open_pages, index, request)
         except RetrievalError as error:
             raise Refused(400, str(error)) from error
         except Exception as error:
-            # Any failure of the index is an answer to this request; the server continues.
+            # A failure of the index is reported to this request only; the server continues.
             logging.exception('open failed')
             raise Refused(500, f'the index failed: {type(error).__name__}') from error
         finally:
@@ -217,13 +218,14 @@ def serve(load: Callable[[], tuple[Index, str]], host: str, port: int, limits: L
       limits: limits of requests.
 
     Raises:
-      RetrievalError: the port is in use, or `load` raises it.
+      RetrievalError: the port cannot be listened on.
+      Exception: whatever `load` raised.
     """
     app = App(load, limits)
     # Only IPv6 addresses contain colons.
     family = socket.AF_INET6 if ':' in host else socket.AF_INET
     listener = socket.socket(family)
-    # Without it a restart fails for a minute, while old connections time out.
+    # Without this option a restart fails for a minute, while old connections time out.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
@@ -276,7 +278,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(args: argparse.Namespace) -> None:
-    # Fails before the port is opened if the folder holds no index.
+    """Serves the index that the arguments name, until a signal."""
+    # Checked before the port is opened: the folder must hold an index.
     folder.read_manifest(args.index)
     limits = Limits(
         **{field.name: getattr(args, field.name) for field in dataclasses.fields(Limits)}

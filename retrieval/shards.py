@@ -46,7 +46,7 @@ def replace(path: pathlib.Path, write: Callable[[Any], Any]) -> None:
 
 
 def check_plan(path: pathlib.Path, plan: Mapping[str, Any]) -> None:
-    """Writes the settings that a folder is built from, or compares them with the settings that are there.
+    """Writes the plan (the settings that a folder is built from); if there is one, compares it instead.
 
     Raises:
       RetrievalError: the folder holds unfinished work of other settings.
@@ -90,7 +90,8 @@ def encode(
       hosts: number of hosts that share the work.
 
     Raises:
-      RetrievalError: the folder holds unfinished work of other settings, or a number is outside its range.
+      RetrievalError: the folder holds unfinished work of other settings, a number is outside its range, or the encoder
+        returns vectors of another shape.
     """
     if not 0 <= host < hosts or total < 1 or shard_rows < 1:
         raise RetrievalError(
@@ -121,7 +122,7 @@ def encode(
     with progress.bar(host_rows, 'passages', 'encode', initial=encoded_rows) as bar:
         for shard in missing:
             rows = ranges[shard]
-            # A generator: the texts of a shard are never in memory together.
+            # The texts come from a generator, so those of a shard are never in memory together.
             vectors = encoder.encode(_counted(texts(rows), bar))
             if vectors.shape != (len(rows), encoder.dimension):
                 raise RetrievalError(
@@ -140,7 +141,7 @@ def assemble(folder: pathlib.Path, out: pathlib.Path, dtype: str = 'float32') ->
     """Writes the vectors of all shards into one file, [N, D] of `dtype`.
 
     Raises:
-      RetrievalError: a shard is missing, or a vector is not finite and of norm 1.
+      RetrievalError: a shard is missing, or a vector is not finite or its norm is not 1.
     """
     plan = json.loads((folder / 'plan.json').read_text(encoding='utf-8'))
     ranges = shard_ranges(plan['passages'], plan['shard_rows'])
@@ -156,7 +157,7 @@ def assemble(folder: pathlib.Path, out: pathlib.Path, dtype: str = 'float32') ->
         'fortran_order': False,
         'shape': (plan['passages'], plan['encoder']['dimension']),
     }
-    # Not through a memory map: a full disk would kill the process with SIGBUS instead of raising an error.
+    # Written without a memory map, with which a full disk would kill the process by SIGBUS instead of raising OSError.
     with out.open('wb') as file:
         np.lib.format.write_array_header_1_0(file, header)
         for shard, rows in enumerate(ranges):
@@ -173,7 +174,7 @@ def assemble(folder: pathlib.Path, out: pathlib.Path, dtype: str = 'float32') ->
 
 def is_unit(vectors: Float[np.ndarray, 'rows dimension']) -> Bool[np.ndarray, ' rows']:
     """Returns whether each vector is finite and of norm 1."""
-    # Accumulated in float64, because the vectors can be float16.
+    # Computed in float64, because the vectors can be float16.
     norms = np.sqrt(np.einsum('nd,nd->n', vectors, vectors, dtype=np.float64))
     # The comparison is False for NaN and infinity too.
     return np.abs(norms - 1) < _NORM_TOLERANCE

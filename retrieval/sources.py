@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import pathlib
+import re
 import sys
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
@@ -29,31 +30,38 @@ _LOGGED_LINES = 10
 
 _TSV_HEADINGS = b'id\ttext\ttitle'
 _TEXT_SUFFIXES = ('.txt', '.md')
-# A longer first line of a text is no title but its first paragraph.
+# A longer first line of a text is not its title but its first paragraph.
 _TITLE_WORDS = 15
+# YAML between two lines of dashes at the start of a Markdown file, as Jekyll and Obsidian write it. The key in its
+# first line tells it from a text that begins with a horizontal rule.
+_FRONT_MATTER = re.compile(
+    r'\s*---[ \t]*\r?\n(?=[\w-]+[ \t]*:).*?^(?:---|\.\.\.)[ \t]*$', re.DOTALL | re.MULTILINE
+)
 
 csv.field_size_limit(sys.maxsize)  # LONGEST_LINE is the limit
 
 
 class BadLines:
-    """Bad lines of a source: an error if `strict`, otherwise counted and the first ten logged."""
+    """Counts the bad lines of a source: an error if `strict`, otherwise the first ten are logged.
 
-    def __init__(self, source: pathlib.Path, strict: bool):
+    `fix` ends the error line: what the user of the command can do.
+    """
+
+    def __init__(self, source: pathlib.Path, strict: bool, fix: str = 'correct the line'):
         self.source = source
         self.strict = strict
+        self.fix = fix
         self.count = 0
 
     def add(self, number: int, reason: str) -> None:
-        """Counts a bad line.
+        """Counts line `number`, which is bad for `reason`.
 
         Raises:
           RetrievalError: `strict` is set.
         """
         self.count += 1
         if self.strict:
-            raise RetrievalError(
-                f'{self.source}:{number}: {reason}; correct the line or pass --skip-bad-lines'
-            )
+            raise RetrievalError(f'{self.source}:{number}: {reason}; {self.fix}')
         if self.count <= _LOGGED_LINES:
             logging.warning('%s:%d: %s; skipped', self.source, number, reason)
 
@@ -63,11 +71,12 @@ def read(
 ) -> Iterator[tuple[int, Record]]:
     """Yields (line number from 1, passage) of a corpus file, in order.
 
-    JSON lines hold {"id": string or whole number, "contents": '"Title"\\ntext'}; other keys are ignored. A TSV is that
+    JSON lines hold {"id": string or whole number, "contents": '"Title"\\ntext'} and may hold "document_name", which
+    separates documents of the same title; other keys are ignored. A TSV is that
     of Wikipedia-18 (Karpukhin et al. 2020, arXiv:2004.04906): columns id, text, title, with one line of headings.
-    Of a folder all .txt and .md files are read in the order of their names: the first line of each is its title, the
-    remainder is cut into passages of 100 words. The number is then that of the file instead of the line. A single
-    .txt or .md file is read as a folder that holds nothing else.
+    In a folder, all .txt and .md files are read in the order of their names: the first line of each is its title, the
+    remainder is cut into passages of 100 words; YAML front matter is skipped. The number then counts files instead of
+    lines. A single .txt or .md file is read as a folder with one file.
 
     Args:
       source: a file (.jsonl, .json or .tsv, also .gz and .zst) or a folder.
@@ -80,7 +89,7 @@ def read(
     """
     if skipped is None:
         skipped = BadLines(source, strict=True)
-    # A folder has no format of its own.
+    # The suffix of a folder does not matter, so folders are handled before the suffix is read.
     if holds_texts(source):
         yield from _read_texts(source, skipped, passage_words)
         return
@@ -139,6 +148,14 @@ def text_name(source: pathlib.Path, path: pathlib.Path) -> str:
     return os.fsencode(name).decode('utf-8', 'replace').replace('\n', ' ')
 
 
+def without_front_matter(whole_text: str) -> str:
+    """Returns a text without the YAML front matter at its start, which is no prose."""
+    front_matter = _FRONT_MATTER.match(whole_text)
+    if front_matter is None:
+        return whole_text
+    return whole_text[front_matter.end() :]
+
+
 def split_title(whole_text: str, default: str) -> tuple[str, str]:
     """Returns (title, text) of a text whose first line may be its title.
 
@@ -149,8 +166,10 @@ def split_title(whole_text: str, default: str) -> tuple[str, str]:
     first_line, _, text = whole_text.strip().partition('\n')
     # Markdown headings start with '#'.
     title = ' '.join(first_line.lstrip('# ').split())
-    is_title = 0 < len(title.split()) <= _TITLE_WORDS and not title.endswith('.')
-    if is_title and text.strip():
+    is_short = len(title.split()) <= _TITLE_WORDS
+    # A horizontal rule or a date does not name a text.
+    has_letter = any(character.isalpha() for character in title)
+    if is_short and has_letter and not title.endswith('.') and text.strip():
         return title, text
     return default, whole_text
 
@@ -158,7 +177,7 @@ def split_title(whole_text: str, default: str) -> tuple[str, str]:
 def _read_texts(
     source: pathlib.Path, skipped: BadLines, passage_words: int
 ) -> Iterator[tuple[int, Record]]:
-    """Yields (file number from 1, passage) of a folder of texts."""
+    """Yields (file number from 1, passage) of a folder of texts or of one text; see `read`."""
     files = files_of(source)
     if not source.exists():
         raise RetrievalError(f'{source}: cannot be read (no such file); give a text or a folder')
@@ -167,7 +186,7 @@ def _read_texts(
     for number, path in enumerate(files, 1):
         try:
             # 'utf-8-sig' drops the byte order mark that some editors write.
-            whole_text = path.read_text(encoding='utf-8-sig')
+            whole_text = without_front_matter(path.read_text(encoding='utf-8-sig'))
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, 'reason', error)
             skipped.add(number, f'{path} cannot be read as UTF-8 text ({reason})')
@@ -184,7 +203,8 @@ def _read_texts(
             title = first_line.lstrip('# ').strip()
             parts = _blocks_of_words(text)
         for part_number, passage_text in enumerate(parts):
-            record = _validated(Record(f'{name}#{part_number}', contents(title, passage_text)))
+            passage_id = f'{name}#{part_number}'
+            record = _validated(Record(passage_id, contents(title, passage_text), document=name))
             if isinstance(record, Record):
                 yield number, record
             else:
@@ -201,7 +221,7 @@ def _blocks_of_words(text: str) -> list[str]:
 
 
 def _parser_of(source: pathlib.Path) -> tuple[bool, Callable[[str], Record | str]]:
-    """Returns (whether the file is a TSV, the function that parses one of its lines)."""
+    """Returns (whether the file is a TSV, function that parses one of its lines); RetrievalError for other formats."""
     # A name such as 'wiki.v2.jsonl.gz' has further suffixes in front.
     suffixes = [suffix for suffix in source.suffixes if suffix not in ('.gz', '.zst')]
     kind = ''.join(suffixes)
@@ -222,7 +242,7 @@ def _check_headings(source: pathlib.Path, line: bytes) -> None:
 
 def _parse_line(parse: Callable[[str], Record | str], line: bytes) -> Record | str:
     """Returns the passage of a line, or the reason why the line is bad."""
-    # Before decoding and parsing, which cost several times the memory.
+    # Checked before decoding and parsing, which take several times the memory.
     if len(line) > LONGEST_LINE:
         return f'longer than {LONGEST_LINE >> 20} MiB'
     try:
@@ -241,7 +261,7 @@ def _validated(record: Record) -> Record | str:
         return f'the id {short(record.id)} is empty or has a line feed'
     try:
         # JSON escapes can write half of a surrogate pair, which UTF-8 cannot represent.
-        f'{record.id}{record.contents}'.encode()
+        f'{record.id}{record.contents}{record.document}'.encode()
     except UnicodeEncodeError:
         return 'a lone surrogate (half a character)'
     title, text = split(record.contents)
@@ -267,7 +287,10 @@ def _parse_json(line: str) -> Record | str:
     if not valid_id or not isinstance(body, str):
         types = f'"id" is {type(record_id).__name__} and "contents" {type(body).__name__}'
         return f'{types}; both must be strings'
-    return Record(str(record_id), body)
+    document = fields.get('document_name', '')
+    if not isinstance(document, str):
+        return f'"document_name" is {type(document).__name__}; it must be a string'
+    return Record(str(record_id), body, document)
 
 
 def _parse_tsv(line: str) -> Record | str:
@@ -290,7 +313,7 @@ def _lines(source: pathlib.Path) -> Generator[bytes, None, None]:
     """
     with contextlib.ExitStack() as stack:
         stream: Any = stack.enter_context(source.open('rb'))
-        # By the last suffix only; `_parser_of` reads the ones before.
+        # Only the last suffix names the compression; `_parser_of` reads the suffixes before it.
         if source.suffix == '.gz':
             stream = stack.enter_context(gzip.open(stream))
         elif source.suffix == '.zst':
@@ -300,7 +323,7 @@ def _lines(source: pathlib.Path) -> Generator[bytes, None, None]:
         line = stream.readline(LONGEST_LINE + 1)
         while line:
             yield line
-            # Skip what is left of a line that was cut.
+            # The remainder of a line that was cut is skipped.
             while len(line) > LONGEST_LINE and not line.endswith(b'\n'):
                 line = stream.readline(LONGEST_LINE + 1)
             line = stream.readline(LONGEST_LINE + 1)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from .records import Record, contents, split
 from .sentences import split_paragraphs, split_sentences
 
-# A passage that is longer by up to this factor stays whole: halves of a passage of Wikipedia-18 say little.
+# A passage that is longer by up to this factor is not cut: half a passage of Wikipedia-18 contains too few facts.
 TOLERANCE = 1.5
 
 
@@ -25,11 +25,11 @@ def split_text(text: str, max_words: int) -> list[str]:
     for paragraph in split_paragraphs(text):
         for sentence in split_sentences(paragraph):
             sentence_words = sentence.split()
-            # Passages of one length would cut sentences; these are a little shorter instead.
+            # A passage ends before a sentence that would exceed the limit, so passages differ in length.
             if words and len(words) + len(sentence_words) > max_words:
                 passages.append(' '.join(words))
                 words = []
-            # All but the last part of a sentence that is longer than a passage.
+            # A sentence longer than a passage is cut; its last part can share a passage with the next sentence.
             last_start = (len(sentence_words) - 1) // max_words * max_words
             for start in range(0, last_start, max_words):
                 passages.append(' '.join(sentence_words[start : start + max_words]))
@@ -40,10 +40,11 @@ def split_text(text: str, max_words: int) -> list[str]:
 
 
 def split_record(record: Record, max_words: int) -> Iterator[Record]:
-    """Yields a passage as it is, or if it is too long the passages that it is cut into.
+    """Yields a passage unchanged, or if it is too long the passages that it is cut into.
 
-    Parts have the title of the whole and its id with '#' and their number from 0. Consecutive passages with the same
-    title are one document, so `open` shows the whole.
+    Each part has the title of the passage, and as its id that of the passage with '#' and the number of the part from
+    0. Consecutive passages with the same title are one document, so `open` shows all parts. Parts of a passage without
+    a title get its id as their document.
 
     Args:
       record: a passage of a corpus file.
@@ -53,5 +54,8 @@ def split_record(record: Record, max_words: int) -> Iterator[Record]:
     if not max_words or len(text.split()) <= TOLERANCE * max_words:
         yield record
         return
+    document = record.document
+    if not document and not title:
+        document = record.id
     for number, part in enumerate(split_text(text, max_words)):
-        yield Record(f'{record.id}#{number}', contents(title, part))
+        yield Record(f'{record.id}#{number}', contents(title, part), document)

@@ -1,4 +1,4 @@
-"""Imports TensorFlow without Keras, which takes a third of its loading time and is not used here."""
+"""Imports TensorFlow without Keras: Keras takes a third of the import time and is not used here."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from types import ModuleType
 _LEGACY_KERAS = 'TF_USE_LEGACY_KERAS'
 
 
-def tensorflow() -> ModuleType:
-    """Returns the module `tensorflow`; its first import loads neither Keras nor what Keras loads."""
+def import_tensorflow() -> ModuleType:
+    """Returns the module `tensorflow`; its first import loads neither Keras nor the packages that Keras imports."""
     if 'tensorflow' in sys.modules:
         return sys.modules['tensorflow']
-    # While it loads, TensorFlow imports the Keras that this variable names. The old one is rarely installed, and then
-    # nothing is imported. Later uses of `tf.keras` read the variable again, so it is restored for them.
+    # With the value 1 TensorFlow looks for the package tf_keras instead of keras. tf_keras is rarely installed, and
+    # then no Keras is loaded. The variable is restored, because later uses of tf.keras read it again.
     before = os.environ.get(_LEGACY_KERAS)
     os.environ[_LEGACY_KERAS] = '1'
     try:

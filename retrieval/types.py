@@ -75,11 +75,14 @@ class Index(Protocol):
         """Returns (row numbers, scores) of the best k passages of each query, best first.
 
         Where fewer than k passages match (BM25), the remaining row numbers are −1 and the scores 0.
+
+        Raises:
+          RetrievalError: k outside 1 … N, or a blank query.
         """
         ...
 
-    def passages(self, ids: Sequence[int]) -> list[Passage]:
-        """Returns {'id', 'title', 'text'} of each row number."""
+    def passages(self, rows: Sequence[int]) -> list[Passage]:
+        """Returns {'id', 'title', 'text'} of each row."""
         ...
 
 

@@ -17,7 +17,7 @@ import pathlib
 import unicodedata
 from typing import Any
 
-from .tensorflow_import import tensorflow
+from .tensorflow_import import import_tensorflow
 from .types import RetrievalError
 
 # A longer word is unknown as a whole, as in the reference (characters, not bytes).
@@ -27,7 +27,7 @@ _UNKNOWN = '\ufffe'
 # UTF-8 needs at most four bytes per character.
 _LONGEST_WORD_BYTES = 4 * LONGEST_WORD
 # Enough for [CLS], [SEP] and at least one token.
-_FEWEST_TOKENS = 3
+_MIN_TOKENS = 3
 
 # First and last code points of Chinese characters, each of which is a word.
 _CHINESE = (
@@ -60,8 +60,9 @@ class _Replacements(dict):
         return replacement
 
     def _replacement(self, character: str, code: int) -> str | None:
+        """Returns the text that replaces a character, None if it is removed; `code` is its code point."""
         category = _RECLASSIFIED.get(code) or unicodedata.category(character)
-        # These count as white space although they are control characters (Cc).
+        # Tab and line ends count as white space although they are control characters (Cc).
         if character in '\t\n\r':
             return ' '
         # NUL, the replacement character, and control, format, private and surrogate characters.
@@ -90,18 +91,18 @@ class WordPiece:
       max_tokens: longest sequence including [CLS] and [SEP]; further tokens are cut off.
 
     Raises:
-      RetrievalError: no vocabulary, or one without [UNK], [CLS], [SEP] and [PAD].
+      RetrievalError: no vocabulary, one without [UNK], [CLS], [SEP] or [PAD], or `max_tokens` below 3.
     """
 
     def __init__(self, folder: pathlib.Path, max_tokens: int):
         # Imported here, because it takes three seconds and the other encoders do not need it.
-        tf = tensorflow()
+        tf = import_tensorflow()
         import tensorflow_text as tf_text
 
         vocabulary, config = _read_vocabulary(folder)
         ids = {token: number for number, token in enumerate(vocabulary)}
         missing = [token for token in ('[PAD]', '[UNK]', '[CLS]', '[SEP]') if token not in ids]
-        if missing or max_tokens < _FEWEST_TOKENS:
+        if missing or max_tokens < _MIN_TOKENS:
             raise RetrievalError(
                 f'{folder}/vocab.txt: {", ".join(missing) or "nothing"} missing, max_tokens {max_tokens}; '
                 'give a BERT vocabulary and at least 3 tokens'
@@ -176,5 +177,5 @@ def _read_vocabulary(folder: pathlib.Path) -> tuple[list[str], dict[str, Any]]:
         raise RetrievalError(
             f'{folder}: the tokenizer cannot be read ({error}); give a BERT checkpoint'
         ) from error
-    # Not `splitlines`: some tokens are line separators of Unicode.
+    # `splitlines` would break tokens that are line separators of Unicode.
     return text.rstrip('\n').split('\n'), config

@@ -13,10 +13,11 @@ from zeroplay_jax.policy import hf, sharding
 from zeroplay_jax.rollout import prompts, slot_programs
 from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
+from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.rollout.sampler import Sampler
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slot_programs import SamplerConfig
-from zeroplay_jax.rollout.slots import Request, SlotPool
+from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec
 
 CONFIG = SamplerConfig(
@@ -82,7 +83,7 @@ def play(policy, syntax, tools, scripts, order=1, slots=2, **options):
     turns = {(i, 0): [codec.encode(text) for text in script] for i, script in enumerate(scripts)}
     sampler.script(pool, turns)
     scheduler = Scheduler({'policy': pool}, **options)
-    scheduler.publish('policy', params, 0)
+    scheduler.publish_weights('policy', params, 0)
     env = Environment(codec, syntax_of(syntax), Limits(12, 300, 1200), tools)
     chat = prompts.fill('{tools}\nQuestion: {question}', env.syntax.explain(tools), question='q')
     prompt = codec.render(chat)

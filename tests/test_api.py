@@ -60,7 +60,7 @@ def built_run(settings):
 @pytest.fixture
 def run(built_run):
     # A test that trains leaves other weights in the slots.
-    built_run.publish(['solver'])
+    built_run.publish_weights(['solver'])
     return built_run
 
 

@@ -91,7 +91,7 @@ def test_open_index(tmp_path):
         (['Who?'], {'samples': 0}, 'samples=0'),
         (['Who?'], {'temperature': -1.0}, 'temperature=-1.0'),
         (['Who?'], {'tools': 'search'}, 'tools is a str'),
-        (['Who?'], {'tools': ['serch']}, "'serch' is no tool"),
+        (['Who?'], {'tools': ['serch']}, "'serch' is not a tool"),
         (['Who?'], {'tools': [CalculatorTool]}, 'CalculatorTool is a class'),
         (['Who?'], {'tools': [3]}, 'a tool is a int'),
         (['Who? ' * 500], {}, "questions[0] ('Who? Who?"),
@@ -120,7 +120,7 @@ def test_show(value):
         (ROLLOUTS, [['Rome'], [3]], 'em', 'score: answers[1] is a list'),
         (ROLLOUTS, ['Rome', 'Paris'], 'eem', "score: answer metric 'eem' is not built in"),
         (ROLLOUTS, ['Rome', 'Paris'], 'no_package.x:f', 'cannot import module'),
-        (ROLLOUTS[0], ['Rome', 'Paris'], 'em', 'score: rollouts[0] is no list of rollouts'),
+        (ROLLOUTS[0], ['Rome', 'Paris'], 'em', 'score: rollouts[0] is not a list of rollouts'),
         (ROLLOUTS[0][0], ['Rome'], 'em', 'score: rollouts is a Trajectory'),
     ],
 )
@@ -142,9 +142,9 @@ REWARDS = [[0.0, 1.0], [1.0, 0.0]]
         (REWARDS, {'distill_top_k': 5}, 'no teacher prompt; set distill_top_k to 0'),
         (REWARDS[:1], {}, 'rewards for 1 questions and rollouts of 2'),
         ([[0.0], [1.0, 0.0]], {}, '1 rewards for the 2 rollouts of question 0'),
-        ([0.0, 1.0], {}, 'rewards is no table of numbers'),
+        ([0.0, 1.0], {}, 'rewards is not a table of numbers'),
         ([[0.0, float('nan')], [1.0, 0.0]], {}, 'a reward of question 0 is nan'),
-        (None, {}, 'rewards is no table of numbers (NoneType)'),
+        (None, {}, 'rewards is not a table of numbers (NoneType)'),
     ],
 )
 def test_policy_loss(policy, rewards, options, part):
@@ -153,7 +153,7 @@ def test_policy_loss(policy, rewards, options, part):
 
 def test_policy_loss_of_something_else(policy):
     refused(lambda: zp.policy_loss(None, ROLLOUTS, REWARDS), 'policy is a NoneType')
-    refused(lambda: zp.policy_loss(policy, ROLLOUTS[0], REWARDS), 'rollouts[0] is no list')
+    refused(lambda: zp.policy_loss(policy, ROLLOUTS[0], REWARDS), 'rollouts[0] is not a list')
 
 
 def test_train(tmp_path):

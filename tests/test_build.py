@@ -1,14 +1,20 @@
 """What a run is built of, and what it lets go of."""
 
+import collections
 import dataclasses
 import gc
+import types
 import weakref
 
 import jax
 import pytest
 
 from zeroplay_jax.configs import drzero
+from zeroplay_jax.retrieval.client import Client
+from zeroplay_jax.rollout.tool_workers import ToolWorkers
+from zeroplay_jax.selfplay.library import Library, SearchableCorpus
 from zeroplay_jax.training import build
+from zeroplay_jax.types import UserError
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
@@ -23,3 +29,22 @@ def test_an_engine_does_not_keep_the_loaded_weights(dtype):
     gc.collect()
     assert leaves and all(ref() is None for ref in leaves)
     assert parts.library is not None and engine.learners
+
+
+def test_an_evaluation_with_a_broken_tool_stops_the_run():
+    backend = types.SimpleNamespace(name='unused', retrieve=None, ready=None)
+    corpus = SearchableCorpus(Client(backend), 3, 100)
+    workers = ToolWorkers(deterministic=True, timeout=1.0)
+    scheduler = types.SimpleNamespace(workers=workers)
+    run = types.SimpleNamespace(
+        library=Library(corpus, corpus, (), ()),
+        rollouts=types.SimpleNamespace(scheduler=scheduler),
+        max_tool_failure_rate=0.5,
+    )
+    workers.counts.update({'calculator/calls': 20, 'calculator/failed': 11})
+    with pytest.raises(UserError, match="11 of 20 calls of the tool 'calculator'"):
+        build.RunContext.check_failures(run)
+    # Failures below the limit must not be counted for the training step after the evaluation.
+    workers.counts.update({'calculator/calls': 20, 'calculator/failed': 10})
+    build.RunContext.check_failures(run)
+    assert workers.counts == collections.Counter()

@@ -221,16 +221,16 @@ except (RuntimeError, KeyError) as error:
     assert (str(error) == "process 1: 'gone'") if h.is_first else isinstance(error, KeyError), error
 async def board():
     mine, other = (7, h.index), (7, 1 - h.index)
-    waiting = asyncio.ensure_future(h.await_published(other))
+    waiting = asyncio.ensure_future(h.await_shared(other))
     await asyncio.sleep(0.2 * h.index)
-    h.publish(mine, ['from', h.index])
-    h.publish(mine, 'too late')
-    assert await h.await_published(mine) == ['from', h.index]
+    h.share(mine, ['from', h.index])
+    h.share(mine, 'too late')
+    assert await h.await_shared(mine) == ['from', h.index]
     assert await waiting == ['from', 1 - h.index]
 for _ in range(2):  # names can be used again once the board was cleared
     asyncio.run(board())
     h.gather(None)
-    h.clear_published()
+    h.clear_shared()
     h.gather(None)
 print('fine')
 """

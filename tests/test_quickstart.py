@@ -1,5 +1,6 @@
 """A corpus of one's own from end to end: passages, index, held-out questions, self-play, report, ask."""
 
+import argparse
 import json
 import os
 import pathlib
@@ -10,7 +11,7 @@ import sys
 import pytest
 
 from zeroplay_jax import quickstart
-from zeroplay_jax.configs import common, english
+from zeroplay_jax.configs import english
 from zeroplay_jax.configuration import rules
 from zeroplay_jax.retrieval import folder
 from zeroplay_jax.retrieval.corpus import split
@@ -19,16 +20,21 @@ from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT, ENGLISH_CHECKPOINT,
 from zeroplay_jax.types import UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
-# The field of the checks for runs that train nothing, where this version has it: so few steps may all be empty.
-MAY_BE_EMPTY = ('--config.stop_after_empty_steps=0',)
-if 'stop_after_empty_steps' not in common.get_config():
-    MAY_BE_EMPTY = ()
-POLICY = ENGLISH_CHECKPOINT if ENGLISH_CHECKPOINT.is_dir() else BUILT_IN_CHECKPOINT
-SMALL = (
-    *MAY_BE_EMPTY,
-    f'--config.policy.path={POLICY}',
+POLICY = ENGLISH_CHECKPOINT
+LENGTHS: tuple[str, ...] = ()
+if not ENGLISH_CHECKPOINT.is_dir():
+    POLICY = BUILT_IN_CHECKPOINT
     # The tokenizer of the miniature world takes more tokens for the same text.
-    '--config.rollout.prompt_tokens=512',
+    LENGTHS = (
+        '--config.rollout.prompt_tokens=512',
+        '--config.sampler.context=832',
+        '--config.micro.tokens=832',
+    )
+SMALL = (
+    # So few steps may all be empty.
+    '--config.stop_after_empty_steps=0',
+    f'--config.policy.path={POLICY}',
+    *LENGTHS,
     '--config.sampler.slots=16',
     '--config.proposer.batch=16',
     '--config.proposer.steps=1',
@@ -71,8 +77,8 @@ def played(tmp_path_factory):
 def test_every_step_says_what_it_made(played):
     _, done = played
     text = done.stdout
-    assert '== corpus: 15 of 16 files are English text; 48 passages' in text
-    assert '== questions: 78 questions of 6 held-out documents (of 15), 30 passages' in text
+    assert '== corpus: 15 of 16 files are English text; 80 passages' in text
+    assert '== questions: 78 questions of 6 held-out documents (of 15), 47 passages' in text
     assert '== index: scann in runs/a b/index' in text
     assert 'Exact match on held-out questions' in text
     assert 'the report is runs/a b/run/report.html' in text
@@ -85,9 +91,11 @@ def test_the_run_has_a_report_a_policy_and_a_real_index(played):
     summary = json.loads((workdir / 'run' / 'summary.json').read_text())
     # Self-play without questions from outside.
     assert summary['external_items'] == 0
-    assert (workdir / 'run' / 'policy' / 'solver' / 'model.safetensors').is_file()
+    # The built-in checkpoint writes no question about real text, so that nothing is trained with it.
+    is_trained = (workdir / 'run' / 'policy' / 'solver' / 'model.safetensors').is_file()
+    assert is_trained == (POLICY == ENGLISH_CHECKPOINT)
     manifest = folder.verify(workdir / 'index')
-    assert manifest['kind'] == 'scann' and manifest['corpus']['passages'] == 48
+    assert manifest['kind'] == 'scann' and manifest['corpus']['passages'] == 80
 
 
 def test_training_never_draws_a_held_out_document(played):
@@ -104,6 +112,9 @@ def test_training_never_draws_a_held_out_document(played):
 
 def test_the_printed_command_asks_the_trained_policy(played):
     workdir, done = played
+    if POLICY != ENGLISH_CHECKPOINT:
+        assert 'there is no trained policy to ask' in done.stdout
+        pytest.skip('the checkpoint that learns from real text is not here')
     (advice,) = [line for line in done.stdout.splitlines() if line.startswith('ask the trained')]
     command = advice.partition(': ')[2]
     assert '____' in command
@@ -122,11 +133,17 @@ def test_the_printed_command_asks_the_trained_policy(played):
     assert 'answer' in asked.stdout
 
 
+def policy_files(workdir):
+    paths = sorted((workdir / 'run' / 'policy').rglob('*'))
+    return {path: path.read_bytes() for path in paths if path.is_file()}
+
+
 def test_the_same_command_repeats_no_step(played):
     workdir, _ = played
     place = workdir.parents[1]
     before = {path: path.stat().st_mtime_ns for path in workdir.glob('*')}
-    trained = (workdir / 'run' / 'policy' / 'solver' / 'model.safetensors').read_bytes()
+    summary = (workdir / 'run' / 'summary.json').read_bytes()
+    policies = policy_files(workdir)
     again = call('quickstart', '--corpus=the texts', '--workdir=runs/a b', *SMALL, cwd=place)
     assert again.returncode == 0, again.stderr[-2000:]
     assert again.stdout.count('== ') == 1 and 'the report is' in again.stdout
@@ -134,10 +151,18 @@ def test_the_same_command_repeats_no_step(played):
     assert {p: t for p, t in after.items() if p.name != 'run'} == {
         p: t for p, t in before.items() if p.name != 'run'
     }
-    assert trained == (workdir / 'run' / 'policy' / 'solver' / 'model.safetensors').read_bytes()
+    assert summary == (workdir / 'run' / 'summary.json').read_bytes()
+    assert policies == policy_files(workdir)
 
 
 # ---- without a run ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def checkpoint(monkeypatch):
+    """A checkpoint that exists is the default: without one the command ends before it does anything."""
+    monkeypatch.setattr(english, 'ENGLISH_CHECKPOINT', POLICY)
+    monkeypatch.syspath_prepend(ROOT / 'tests' / 'outside_package')
 
 
 @pytest.fixture
@@ -218,9 +243,8 @@ def test_a_workdir_of_something_else_is_refused(texts, tmp_path, capsys):
 def test_a_folder_of_the_user_is_not_written_into(texts, tmp_path, capsys):
     (tmp_path / 'mine').mkdir()
     (tmp_path / 'mine' / 'corpus.jsonl').write_text('{}')
-    for workdir in (tmp_path / 'mine', texts, texts / 'saturn.txt'):
-        line = refused(capsys, f'--corpus={texts}', f'--workdir={workdir}')
-        assert 'is not empty and was not made from a corpus' in line
+    line = refused(capsys, f'--corpus={texts}', f'--workdir={tmp_path / "mine"}')
+    assert 'is not empty and was not made from a corpus' in line
     assert contents(tmp_path / 'mine') == {'corpus.jsonl': b'{}'}
 
 
@@ -268,6 +292,11 @@ def test_a_refused_corpus_can_be_corrected(texts, tmp_path, capsys):
         (('--corpus=none', '--encoder=e5'), 'invalid choice'),
         (('--corpus=none', '--eval=none.jsonl'), 'none.jsonl: cannot be read'),
         (('--corpus=none', '--config.solver.stepps=1'), 'stepps'),
+        (('--corpus=none', '--config.policy.path=weights'), 'weights: no such folder'),
+        (
+            ('--corpus=none', '--config.recipe=zp_outside.critic', '--config.solver.stepps=1'),
+            'stepps',
+        ),
         (('--corpus=none', '--solver.steps=1'), 'has no meaning here'),
         (('--corpus=none', 'more'), 'has no meaning here'),
     ],
@@ -284,6 +313,49 @@ def test_without_a_workdir_the_run_is_called_after_the_corpus(texts, tmp_path, m
     assert args.workdir == pathlib.Path('runs/texts')
     args, _ = quickstart._arguments(['--corpus=/data/wiki-18.jsonl.gz'])
     assert args.workdir == pathlib.Path('runs/wiki-18')
+    # Only files have suffixes, and only those of their format are left out.
+    args, _ = quickstart._arguments(['--corpus=/data/notes.2024.jsonl'])
+    assert args.workdir == pathlib.Path('runs/notes.2024')
+    texts.rename(tmp_path / 'notes.2023')
+    args, _ = quickstart._arguments([f'--corpus={tmp_path / "notes.2023"}'])
+    assert args.workdir == pathlib.Path('runs/notes.2023')
+
+
+def test_a_workdir_inside_of_the_corpus_is_refused(texts, monkeypatch, capsys):
+    monkeypatch.chdir(texts)
+    before = sorted(texts.rglob('*'))
+    for arguments in (
+        ['--corpus=.'],
+        [f'--corpus={texts}', '--workdir=../texts/deeper/run'],
+        [f'--corpus={texts}', f'--workdir={texts}'],
+    ):
+        assert 'the workdir lies in the corpus' in refused(capsys, *arguments)
+    assert sorted(texts.rglob('*')) == before
+
+
+def test_sections_of_a_recipe_from_elsewhere_are_settings():
+    section = ['--config.recipe=zp_outside.critic', '--config.critic_game.drafts=2']
+    _, run_flags = quickstart._arguments(['--corpus=c', *section])
+    assert run_flags == section
+
+
+@pytest.mark.parametrize('name', ['solver', 'policy', 'proposer', None])
+def test_the_advice_names_the_evaluated_policy_if_there_is_one(tmp_path, name):
+    args = argparse.Namespace(workdir=tmp_path)
+    (tmp_path / 'run').mkdir()
+    questions = tmp_path / 'q.jsonl'
+    questions.write_text(json.dumps({'question': 'Who?', 'answers': ['A']}) + '\n')
+    config = {'eval': {'file': str(questions)}, 'recipe': 'drzero'}
+    (tmp_path / 'run' / 'config.json').write_text(json.dumps(config))
+    if name is not None:
+        (tmp_path / 'run' / 'policy' / name).mkdir(parents=True)
+    advice = quickstart._advice(args)
+    if name in ('solver', 'policy'):
+        assert str(tmp_path / 'run' / 'policy' / name) in advice
+    else:
+        assert (
+            advice == 'there is no trained policy to ask: role solver has the weights of its start'
+        )
 
 
 def test_the_config_is_sound(texts, tmp_path):
@@ -292,10 +364,41 @@ def test_the_config_is_sound(texts, tmp_path):
     config.policy.path = str(POLICY)
     rules.check(config)
     assert config.eval.questions >= 200
-    with pytest.raises(UserError, match='no index folder'):
+    with pytest.raises(UserError, match='not an index folder'):
         without = english.get_config()
         without.policy.path = str(POLICY)
         rules.check(without)
+
+
+def make(*arguments, **environment):
+    """What `make -n quickstart` would run."""
+    return subprocess.run(
+        ['make', '-n', 'quickstart', *arguments],
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_variables_of_make_without_effect_are_refused():
+    for variable in ('EVAL=own.jsonl', 'ENCODER=bm25', 'ENCODER=lexical'):
+        result = make(variable)
+        assert result.returncode and 'CORPUS' in result.stderr, variable
+        assert make(variable, 'CORPUS=texts').returncode == 0
+    assert make().returncode == 0
+
+
+def test_variables_of_the_shell_do_not_change_the_quickstart():
+    shell = {
+        'CORPUS': '/data/wiki',
+        'EVAL': 'x',
+        'SEED': '7',
+        'WORKDIR': '/data',
+        'ENCODER': 'bm25',
+    }
+    assert make(**shell).stdout == make().stdout
+    assert make('CORPUS=texts', **shell).stdout == make('CORPUS=texts').stdout
 
 
 def test_an_error_of_the_index_is_one_line(texts, tmp_path, monkeypatch, capsys):

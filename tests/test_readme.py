@@ -49,9 +49,11 @@ MINI = f'--config.sampler.slots=16 --config.micro.rows=2 --config.eval.questions
 ENGLISH = ''
 if not ENGLISH_CHECKPOINT.is_dir():
     # The tokenizer of the miniature world takes more tokens for the same text.
-    ENGLISH = '--config.policy.path=zeroplay_jax/mini/base --config.rollout.prompt_tokens=512'
-if 'stop_after_empty_steps' in fields.default_config():
-    ENGLISH += ' --config.stop_after_empty_steps=0'
+    ENGLISH = (
+        '--config.policy.path=zeroplay_jax/mini/base --config.rollout.prompt_tokens=512 '
+        '--config.sampler.context=832 --config.micro.tokens=832'
+    )
+ENGLISH += ' --config.stop_after_empty_steps=0'
 # How a command that begins so is made small: what is put behind it; a function rewrites it.
 SMALL = {
     'make quickstart CORPUS': lambda c: f'{c} ARGS="{FEW} {ENGLISH}"',
@@ -232,7 +234,7 @@ def test_a_command_of_the_launch_page_is_accepted(project, command):
     fields.check_values(config)
     recipe = recipe_class(config.recipe)
     # Files on the disks of a cluster are not here.
-    elsewhere = (rules._check_retrieval, rules._check_files, rules._check_checkpoint)
+    elsewhere = (rules._check_retrieval, rules._check_files, rules.check_checkpoint)
     for rule in rules.RULES:
         if rule not in elsewhere:
             rule(config, recipe)

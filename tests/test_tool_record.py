@@ -34,7 +34,8 @@ class Weather(Tool):
 
 def roles(*tools):
     env = types.SimpleNamespace(tools={tool.name: tool for tool in tools})
-    return {'solver': types.SimpleNamespace(env=env)}
+    without_tools = types.SimpleNamespace(env=types.SimpleNamespace(tools={}))
+    return {'solver': types.SimpleNamespace(env=env), 'judge': without_tools}
 
 
 def check(workdir, *tools, is_resumed=True):
@@ -42,7 +43,8 @@ def check(workdir, *tools, is_resumed=True):
 
 
 def recorded(workdir):
-    return json.loads((workdir / 'tools.json').read_text())
+    (listing,) = json.loads((workdir / 'tools.json').read_text()).values()
+    return listing
 
 
 def test_the_record_can_be_read(tmp_path):
@@ -99,8 +101,25 @@ def test_an_attribute_that_a_later_version_adds_is_no_difference(tmp_path):
     check(tmp_path, Weather())
     listing = recorded(tmp_path)
     del listing['weather']['note']
-    (tmp_path / 'tools.json').write_text(json.dumps(listing))
+    (tmp_path / 'tools.json').write_text(json.dumps({'solver': listing}))
     check(tmp_path, Weather())
+
+
+def test_a_tool_of_one_role_does_not_hide_that_of_another(tmp_path):
+    both = roles(Weather()) | {'proposer': roles(Weather('the same name'))['solver']}
+    tool_record.check(Hosts(), tmp_path, both, is_resumed=False)
+    tool_record.check(Hosts(), tmp_path, both, is_resumed=True)
+    both['solver'] = roles(Weather('another description'))['solver']
+    with pytest.raises(UserError, match="role solver: 'weather' differs in description"):
+        tool_record.check(Hosts(), tmp_path, both, is_resumed=True)
+
+
+def test_a_record_of_an_earlier_version_has_one_listing_for_all_roles(tmp_path):
+    check(tmp_path, Weather(), is_resumed=False)
+    (tmp_path / 'tools.json').write_text(json.dumps(recorded(tmp_path)))
+    check(tmp_path, Weather())
+    with pytest.raises(UserError, match="'weather' differs in description"):
+        check(tmp_path, Weather('another one'))
 
 
 CLOCK = """
@@ -130,6 +149,7 @@ SMALL = [
     '--config.solver.samples=2',
     '--config.solver.minibatches=1',
     '--config.solver.filter_groups=False',
+    '--config.stop_after_empty_steps=0',
 ]
 
 

@@ -48,9 +48,9 @@ __all__ = [
 # transformers warns at import that PyTorch is missing. Only its tokenizers are used, which do not need PyTorch.
 os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
 
-# Commands that load libraries for seconds.
+# Commands that load libraries for seconds, during which Ctrl-C should end them at once.
 _COMMANDS = ('ask', 'compare', 'evaluate', 'inputs', 'main', 'report')
-# What argv holds while `python -m zeroplay_jax.main` imports this package.
+# While `python -m zeroplay_jax.main` imports this package, sys.argv begins with '-m'.
 if sys.argv[:1] == ['-m'] and {f'zeroplay_jax.{name}' for name in _COMMANDS} & set(sys.orig_argv):
     from zeroplay_jax.runtime import interrupts
 
@@ -58,6 +58,7 @@ if sys.argv[:1] == ['-m'] and {f'zeroplay_jax.{name}' for name in _COMMANDS} & s
 
 
 def __getattr__(name: str) -> Any:
+    """Loads the API or the packaged configs when one of their names is first used."""
     # Loading the API imports JAX and transformers, which `--help` and config checks must not wait for (PEP 562).
     if name == 'config':
         from zeroplay_jax.configuration import packaged

@@ -70,8 +70,8 @@ class Index:
 
     Attributes:
       corpus: searches and opens documents.
-      about: its name.
-      questions: questions with answers, of the miniature world; none for other corpora.
+      about: name of the corpus.
+      questions: held-out questions with answers for the miniature world; none for other corpora.
     """
 
     corpus: SearchableCorpus
@@ -79,7 +79,7 @@ class Index:
     questions: tuple[Question, ...] = ()
 
     def search(self, query: str) -> list[Json]:
-        """Passages {'id', 'title', 'text', 'score'} for one query, best first.
+        """Returns the passages {'id', 'title', 'text', 'score'} for one query, best first.
 
             index.search('Arvenburg')[0]['text']
 
@@ -93,7 +93,7 @@ class Index:
 
 
 def load_policy(path: str | pathlib.Path = '', settings: ConfigDict | None = None) -> Policy:
-    """Loads a checkpoint folder.
+    """Returns the policy in a checkpoint folder. `settings` is copied.
 
         policy = zp.load_policy()
         policy = zp.load_policy('checkpoints/Qwen2.5-3B-Instruct', zp.config('drzero', changes={'sampler.slots': 16}))
@@ -104,13 +104,13 @@ def load_policy(path: str | pathlib.Path = '', settings: ConfigDict | None = Non
         paper's config for an instruction-tuned model.
 
     Raises:
-      UserError: files that cannot be used.
+      UserError: `settings` is not a config, or a file cannot be used.
     """
     settings = _copy('load_policy', settings)
     if path:
         settings.policy.path = str(path)
     opened = build.open_policy(settings)
-    # The learner's layout suits both uses: a sampler's copy is made from it, and losses read it as it is.
+    # The learner's layout serves both uses: the sampler's copy is made from it, and losses read it directly.
     params = hf.load(
         opened.folder, opened.model, opened.mesh, owned=True, progress=settings.progress
     )
@@ -118,7 +118,7 @@ def load_policy(path: str | pathlib.Path = '', settings: ConfigDict | None = Non
 
 
 def open_index(source: str | pathlib.Path = '', settings: ConfigDict | None = None) -> Index:
-    """Opens what a policy searches.
+    """Opens the corpus that a policy searches. `settings` is copied.
 
         index = zp.open_index()                                # the miniature world
         index = zp.open_index('indexes/wiki18_e5')             # a folder that retrieval.build wrote
@@ -129,20 +129,20 @@ def open_index(source: str | pathlib.Path = '', settings: ConfigDict | None = No
       settings: worlds, passages per query, time limits; None: the defaults.
 
     Raises:
-      UserError: a folder that is no index, or a server that does not answer.
+      UserError: `settings` is not a config, the folder is not an index, or the server does not answer.
     """
     settings = _copy('open_index', settings)
-    # TensorFlow and ScaNN write to the terminal while they load; this hides it.
+    # Imports TensorFlow with its terminal output hidden.
     entry.load_libraries()
     if not source:
-        corpus, questions = library_builder.held_out_world(settings)
+        corpus, questions = library_builder.held_out_corpus_and_questions(settings)
         return Index(corpus, 'the miniature world', questions)
     if str(source).startswith(('http://', 'https://')):
         settings.retrieval.update(kind='http', url=str(source))
     else:
         settings.retrieval.update(kind='folder', path=str(source))
     try:
-        corpus, about = library_builder.open_corpus(settings)
+        corpus, about = library_builder.open_real_corpus(settings)
     except RetrievalError as error:
         raise UserError(str(error)) from None
     return Index(corpus, about)
@@ -159,7 +159,7 @@ def sample_rollouts(
     seed: int = 0,
     step: int = 0,
 ) -> list[list[Trajectory]]:
-    """Lets the policy answer questions with tools; returns per question its `samples` rollouts.
+    """Returns per question `samples` rollouts in which the policy answers it with tools.
 
         rollouts = zp.sample_rollouts(policy, index, ['Who founded Arvenburg?'], samples=4)
         answer = rollouts[0][0].turns[-1].text
@@ -184,7 +184,7 @@ def sample_rollouts(
     settings.seed = seed
     settings.tools.names = tuple(tool for tool in tools if isinstance(tool, str))
     tools_by_name = build_tools(settings, index.corpus)
-    # Objects come last: one of a notebook's own replaces a built-in tool of the same name.
+    # Tool objects are added last, so that one of them replaces a built-in tool of the same name.
     for tool in tools:
         if isinstance(tool, Tool):
             tools_by_name[tool.name] = tool
@@ -197,10 +197,10 @@ def sample_rollouts(
         {_SOLVER: _SOLVER},
     )
     published = publisher(policy.model, policy.opened.mesh, policy.params)(policy.params)
-    context.scheduler.publish(_SOLVER, published, 0)
+    context.scheduler.publish_weights(_SOLVER, published, 0)
 
     async def ask(number: int, question: str) -> list[Trajectory]:
-        # The identity that the engine and evaluations give the item of this number.
+        # The engine and evaluations use the same identity for item `number` of step `step`.
         identity = (step, number)
         try:
             return await context.ask(_SOLVER, identity, samples, temperature, question=question)
@@ -215,12 +215,12 @@ def sample_rollouts(
 
 
 def show(trajectory: Trajectory) -> str:
-    """Returns a rollout as text: what the policy wrote, its calls, and what came back.
+    """Returns a rollout as text: the policy's turns, its tool calls and their results.
 
-    print(zp.show(rollouts[0][0]))
+        print(zp.show(rollouts[0][0]))
 
     Raises:
-      UserError: no rollout.
+      UserError: `trajectory` is not a single rollout.
     """
     if not isinstance(trajectory, Trajectory):
         kind = type(trajectory).__name__
@@ -239,7 +239,7 @@ def show(trajectory: Trajectory) -> str:
 def score(
     rollouts: Rollouts, answers: Sequence[Sequence[str] | str], metric: str = 'em'
 ) -> Float[np.ndarray, 'questions samples']:
-    """Scores the final answers of rollouts, each in [0, 1]; float64 [questions, samples].
+    """Returns the scores of the final answers of rollouts, each in [0, 1]; float64 [questions, samples].
 
         scores = zp.score(rollouts, [['Mara Velling', 'M. Velling']])
 
@@ -272,7 +272,7 @@ def policy_loss(
     params: Params | None = None,
     **settings: Any,
 ) -> tuple[Float[Array, ''], dict[str, Any]]:
-    """Computes the loss that a training step on these rollouts minimises, and its statistics.
+    """Returns the loss that a training step on these rollouts minimises, and its statistics.
 
     Advantages are relative to the samples of the same question. With `params` it can be differentiated:
 
@@ -302,7 +302,7 @@ def policy_loss(
     for group, (trajectories, values) in enumerate(zip(rollouts, reward_table, strict=True)):
         for trajectory, value in zip(trajectories, values, strict=True):
             rows.append(Row(_SOLVER, trajectory, value, group))
-    # Groups are compared as in a training step; `rows` get their advantages here.
+    # This writes the advantages into `rows`, computed within groups as in a training step.
     micro = policy.config.micro
     group_stats = set_advantages(rows, role)
     total_loss, loss_stats = rows_loss(
@@ -313,14 +313,14 @@ def policy_loss(
         role,
         (micro.rows, micro.tokens),
     )
-    # A statistic of groups has count 0 where there is no group, and is left out as in metrics.jsonl.
+    # A group statistic with count 0 has no groups to average; it is left out, as in metrics.jsonl.
     stats = {name: total / count for name, (total, count) in group_stats.items() if count}
     stats |= {name: total / count for name, (total, count) in loss_stats.items()}
     return total_loss, stats
 
 
 def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
-    """Runs a config to its end, or resumes it, like python -m zeroplay_jax.main; returns the summary.
+    """Trains a config to its end, or resumes it, like python -m zeroplay_jax.main; returns the summary.
 
         summary = zp.train(zp.config('drzero', 'mini'), 'runs/mini')
 
@@ -334,7 +334,7 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
     """
     arguments.check_settings('train', settings)
     folder = pathlib.Path(workdir)
-    # Parents, too: mkdir would fail only after the policy was loaded.
+    # Parents are checked too, because mkdir would fail only after the policy was loaded.
     if any(path.is_file() for path in (folder, *folder.parents)):
         raise UserError(f'train: workdir {workdir}: there is a file in this place; name a folder')
     rules.check(settings)
@@ -348,9 +348,13 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
 
 
 def _copy(function: str, settings: ConfigDict | None) -> ConfigDict:
-    """A copy that may be changed; of the defaults where there are no settings."""
+    """Returns a copy of the settings that may be changed, or the defaults if `settings` is None.
+
+    Raises:
+      UserError: `settings` is not a config; the error names `function`.
+    """
     if settings is None:
         return fields.default_config()
     arguments.check_settings(function, settings)
-    # The caller's config stays as it is, and later changes to it do not reach a loaded policy.
+    # Copied, so that the caller's config is not changed, and its later changes do not affect a loaded policy.
     return settings.copy_and_resolve_references()

@@ -1,4 +1,4 @@
-"""Checks of what the functions of the API receive: one line with the function, the argument and the fix."""
+"""Checks of the arguments of the API's functions. An error is one line: the function, the argument and the fix."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _FLAT_ROLLOUTS = 'give what sample_rollouts returns: one list of rollouts per qu
 
 
 def _kind(value: Any) -> str:
-    """Type of a value, as an error names it."""
+    """Returns the name of a value's type, for an error text."""
     return type(value).__name__
 
 
 def check_settings(function: str, settings: Any) -> None:
-    """Refuses settings that are no config.
+    """Refuses settings that are not a config.
 
     Raises:
       UserError: one line.
@@ -46,7 +46,7 @@ def check_instance(function: str, name: str, value: Any, kind: type, source: str
 
 
 def check_questions(function: str, questions: Any) -> None:
-    """Refuses questions that are no list of texts.
+    """Refuses questions that are not a list of texts.
 
     Raises:
       UserError: one line.
@@ -76,7 +76,7 @@ def check_sampling(function: str, samples: Any, temperature: Any) -> None:
 
 
 def check_tools(function: str, tools: Any) -> None:
-    """Refuses tools that are no list of names and Tool objects.
+    """Refuses tools that are not a list of names and Tool objects, or Tool objects that fail their own check.
 
     Raises:
       UserError: one line.
@@ -111,7 +111,7 @@ def check_rollouts(function: str, rollouts: Any) -> None:
         is_list = isinstance(samples, Sequence) and not isinstance(samples, str)
         if not is_list or not all(isinstance(sample, Trajectory) for sample in samples):
             raise UserError(
-                f'{function}: rollouts[{number}] is no list of rollouts; {_FLAT_ROLLOUTS}'
+                f'{function}: rollouts[{number}] is not a list of rollouts; {_FLAT_ROLLOUTS}'
             )
 
 
@@ -141,17 +141,17 @@ def check_answers(function: str, answers: Any, rollouts: Sequence[Sequence[Traje
 def reward_table(
     function: str, rewards: Any, rollouts: Sequence[Sequence[Trajectory]]
 ) -> list[list[float]]:
-    """The rewards as numbers: one list per question with one reward per rollout.
+    """Returns the rewards as floats: one list per question with one reward per rollout.
 
     Raises:
-      UserError: one line; another shape, or a reward that is no finite number.
+      UserError: one line; the shape differs from that of `rollouts`, or a reward is not a finite number.
     """
     fix = 'give one list per question with one number per rollout, such as zp.score returns'
     try:
         table = [[float(value) for value in values] for values in rewards]
     except (TypeError, ValueError):
         raise UserError(
-            f'{function}: rewards is no table of numbers ({_kind(rewards)}); {fix}'
+            f'{function}: rewards is not a table of numbers ({_kind(rewards)}); {fix}'
         ) from None
     if len(table) != len(rollouts):
         raise UserError(
@@ -169,10 +169,10 @@ def reward_table(
 
 
 def role_settings(function: str, role: str, loss: str, settings: Mapping[str, Any]) -> ConfigDict:
-    """Settings of a role with this loss.
+    """Returns all settings of a role: `settings` and `loss`, and defaults for the others.
 
     Raises:
-      UserError: one line; an unknown loss or setting, or a value out of bounds.
+      UserError: one line; an unknown loss or setting, a value out of bounds, or distillation.
     """
     try:
         checked = fields.checked_section(TrainedRole, role, {**settings, 'loss': loss})

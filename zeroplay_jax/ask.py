@@ -55,7 +55,7 @@ EXAMPLES = """examples:
 exit status: 0; 2 after a mistake in the command, which is named in one line; 130 after Ctrl-C.
 """
 
-# From the config schema: rollout/call_syntax.py would load transformers before the command is checked.
+# Read from the config schema, because rollout/call_syntax.py would load transformers before the command is checked.
 SYNTAXES: tuple[str, ...] = typing.get_args(schema.Tools.model_fields['syntax'].annotation)
 # Follows the name of the policy above a prompt without --policy.
 BUILT_IN_REMARK = ' (as it ships; --policy zeroplay_jax/mini/clean is seldom wrong)'
@@ -65,7 +65,7 @@ BUILT_IN_REMARK = ' (as it ships; --policy zeroplay_jax/mini/clean is seldom wro
 
 
 def _number(kind: Callable[[str], Any], minimum: float) -> Callable[[str], Any]:
-    """An argparse type: a finite number of at least `minimum`."""
+    """Returns an argparse type that accepts finite numbers of at least `minimum`; `kind` converts the text."""
 
     def parse(text: str):
         try:
@@ -89,7 +89,7 @@ def _tool_names(text: str) -> tuple[str, ...]:
         # Earlier versions chose the call syntax with --tools.
         if name in SYNTAXES:
             raise argparse.ArgumentTypeError(
-                f'{name!r} is a call syntax and no tool; give --syntax={name}'
+                f'{name!r} is a call syntax, not a tool; give --syntax={name}'
             )
         try:
             registry.check_name(name)
@@ -178,6 +178,11 @@ def _parser() -> Parser:
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    """Returns the arguments.
+
+    Raises:
+      UserError, RetrievalError: a mistake in the command line.
+    """
     args, unknown = _parser().parse_known_args(argv)
     if unknown:
         fix = '--help shows the flags'
@@ -185,7 +190,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
             fix = 'put the question in quotes'
         raise UserError(f'{unknown[0]!r} has no meaning here; {fix}')
     if args.question is not None:
-        # Bytes of the command line that are no UTF-8 arrive as surrogates.
+        # Bytes of the command line that are not UTF-8 arrive as surrogates.
         raw_question = args.question.encode(errors='surrogateescape')
         args.question = raw_question.decode(errors='replace')
         if not args.question.strip():
@@ -199,10 +204,10 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _policy_folder(path: str | None) -> pathlib.Path:
-    """The folder of --policy.
+    """Returns the folder of --policy; without the flag the built-in checkpoint.
 
     Raises:
-      UserError: it is no checkpoint; the line lists checkpoints inside it.
+      UserError: the folder is not a checkpoint; the error lists checkpoints inside it.
     """
     folder = BUILT_IN_CHECKPOINT if path is None else pathlib.Path(path)
     fix = 'name a Hugging Face folder (config.json, tokenizer.json, *.safetensors)'
@@ -220,10 +225,13 @@ def _policy_folder(path: str | None) -> pathlib.Path:
 
 
 def settings(folder: pathlib.Path) -> ConfigDict:
-    """The config by which a policy is asked: its run's, quickstart's or drzero's (see above).
+    """Returns the config by which a policy is asked.
+
+    It is that of the policy's run if the folder lies in one. Otherwise the tokenizer decides: quickstart's or english's
+    config for this project's tokenizers, drzero's for any other.
 
     Raises:
-      UserError: the run that the folder is in was made by another version.
+      UserError: the folder lies in a run of another version.
     """
     # A run exports its policies to WORKDIR/policy/ROLE.
     run_config = read_stored_config(folder.absolute().parent.parent / 'config.json')
@@ -235,7 +243,7 @@ def settings(folder: pathlib.Path) -> ConfigDict:
         return common.get_config()
     if tokenizer == (ENGLISH_CHECKPOINT / 'tokenizer.json').read_bytes():
         return english.get_config()
-    # A model of another family: instruction-tuned, with the long prompts of the paper.
+    # Any other tokenizer belongs to an instruction-tuned model, which gets the long prompts of the paper.
     config = drzero.get_config()
     config.retrieval.update(kind='world', path='')
     model = json.loads((folder / 'config.json').read_text(encoding='utf-8'))
@@ -247,7 +255,11 @@ def settings(folder: pathlib.Path) -> ConfigDict:
 
 
 def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
-    """The config with the values of the flags."""
+    """Writes the values of the flags into the config and returns it.
+
+    Raises:
+      UserError: the index folder is missing.
+    """
     config.seed = args.seed
     if args.syntax is not None:
         config.tools.syntax = args.syntax
@@ -259,7 +271,7 @@ def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
         if args.index.startswith(('http://', 'https://')):
             config.retrieval.update(kind='http', url=args.index)
         else:
-            # '': the encoder that the index names, not that of the run's index.
+            # encoder='' selects the encoder that this index names, not that of the run's index.
             config.retrieval.update(kind='folder', path=args.index, encoder='')
     manifest = pathlib.Path(config.retrieval.path) / 'manifest.json'
     if config.retrieval.kind == 'folder' and not manifest.is_file():
@@ -285,7 +297,7 @@ def _set_mcp_server(config: ConfigDict, url: str | None) -> None:
 
 
 def _set_lengths(config: ConfigDict, turns: int | None, top_k: int | None) -> None:
-    """Sets turns and passages per search; observations and context grow in proportion."""
+    """Sets turns and passages per search; scales the observation length, and lengthens the context to fit."""
     rollout = config.rollout
     tokens_before = rollout.max_turns * (rollout.turn_tokens + rollout.observation_tokens)
     if turns is not None:
@@ -304,7 +316,7 @@ def _set_lengths(config: ConfigDict, turns: int | None, top_k: int | None) -> No
 
 
 def _is_coloured() -> bool:
-    """Whether to colour the output (https://no-color.org)."""
+    """Returns whether to colour the output (https://no-color.org)."""
     environment = os.environ
     return (
         sys.stdout.isatty() and 'NO_COLOR' not in environment and environment.get('TERM') != 'dumb'
@@ -312,19 +324,19 @@ def _is_coloured() -> bool:
 
 
 def _exit_at_once(*_: Any) -> NoReturn:
-    """Handler of SIGINT outside of a prompt."""
+    """Handler of SIGINT outside of a prompt: ends the process with status 130."""
     if sys.stdout.isatty():
         os.write(1, b'\x1b[0m\n')
-    # Neither a library that is loading nor a thread that waits for a server can delay it.
+    # os._exit is not delayed by a library that is loading or a thread that waits for a server.
     os._exit(130)
 
 
 def _ignore_signal(*_: Any) -> None:
-    """Handler of SIGINT between prompt and answer."""
+    """Handler of SIGINT between prompt and answer: does nothing."""
 
 
 def _run_prompt(session: Session, remark: str) -> int:
-    """Asks what is typed at a terminal; returns the exit status."""
+    """Asks the questions typed at a terminal until Ctrl-D or Ctrl-C; returns the exit status."""
     import readline  # noqa: F401, input() edits lines with it
 
     session.greet(remark)
@@ -345,24 +357,25 @@ def _run_prompt(session: Session, remark: str) -> int:
 
 
 def _run_pipe(session: Session) -> int:
-    """Asks every line of stdin; returns the exit status: 2 if some line could not be asked."""
+    """Asks every line of stdin; returns the exit status, 2 if some line could not be asked."""
     status = 0
     for line in sys.stdin:
         if not line.strip():
             continue
         if not session.as_json:
             session.printer.line('question', line)
-        # The other questions do not depend on this one.
+        # A question that cannot be asked does not stop the others.
         if not session.try_to_answer(line.strip()):
             status = 2
     return status
 
 
 def _load(args: argparse.Namespace, folder: pathlib.Path, config: ConfigDict) -> Session:
-    # A search server needs none of the libraries that search an index.
+    """Loads libraries, corpus and weights, and returns the session."""
+    # With a search server, the libraries that search an index are not needed.
     if config.retrieval.kind != 'http':
         entry.load_libraries()
-    # Loads JAX: only after the command was checked.
+    # This import loads JAX, so it follows the checks of the command.
     from zeroplay_jax.evaluation import session
 
     return session.Session(
@@ -376,14 +389,18 @@ def _load(args: argparse.Namespace, folder: pathlib.Path, config: ConfigDict) ->
 
 
 def _run(argv: list[str] | None) -> int:
+    """Asks the question of the command line, or those of a prompt or stdin; returns the exit status.
+
+    Replaces the handler of SIGINT, which is not restored.
+    """
     args = _arguments(argv)
     for stream in (sys.stdin, sys.stdout):
-        # In a notebook these are objects of other types.
+        # In a notebook the standard streams have other types.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors='replace')
     folder = _policy_folder(args.policy)
     config = _with_flags(settings(folder), args)
-    # From here on libraries load in C++ code, where a KeyboardInterrupt would be delayed.
+    # Libraries now load in C++ code, where a KeyboardInterrupt would be delayed.
     signal.signal(signal.SIGINT, _exit_at_once)
     with progress.clock('loading'):
         session = _load(args, folder, config)
@@ -397,7 +414,7 @@ def _run(argv: list[str] | None) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Asks; returns the exit status."""
+    """Runs the command and returns its exit status; errors of the user are one line on stderr."""
     try:
         return _run(argv)
     except (UserError, RetrievalError) as error:

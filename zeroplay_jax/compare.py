@@ -21,6 +21,7 @@ from zeroplay_jax.types import UserError
 
 
 def _read_result(path: pathlib.Path) -> dict:
+    """Returns the result in a file of `zeroplay_jax.evaluate --out`; UserError for another file."""
     try:
         result = json.loads(path.read_text(encoding='utf-8'))
         # Any JSON file parses; these two fields tell a result from another file.
@@ -33,13 +34,13 @@ def _read_result(path: pathlib.Path) -> dict:
     # Both json.loads and a wrong encoding raise a ValueError.
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f'{path}: no result ({error}); name a file of zeroplay_jax.evaluate --out'
+            f'{path}: not a result ({error}); name a file of zeroplay_jax.evaluate --out'
         ) from None
     return result
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prints the comparison; returns the exit code."""
+    """Prints the comparison and returns the exit status, 2 after an error of the user."""
     parser = Parser(
         prog='python -m zeroplay_jax.compare',
         description=__doc__,

@@ -69,7 +69,7 @@ def main(argv: list[str]) -> None:
     """Checks the command, then evaluates."""
     config = _CONFIG.value
     if _SETS.value and config is not None:
-        # Only the sets are asked, so files of the config need not exist.
+        # Only the questions of --sets are asked, so the question files of the config need not exist.
         config.eval.file = ''
         config.eval.tasks = ''
     # An evaluation has no workdir; '.' passes its check.
@@ -77,14 +77,14 @@ def main(argv: list[str]) -> None:
     _check_flags(config)
     with progress.clock('loading', config.progress):
         entry.load_libraries()
-        # Loads JAX: only after the command was checked.
+        # This import loads JAX, so it follows the checks of the command.
         from zeroplay_jax.training import build
 
     interrupts.raise_again()
     extra_pool = _ANSWERER_POOL if _ANSWERER.value else ''
     run = build.build(config, extra_pool)
-    run.publish(run.rollouts.scheduler.pools)
-    # The slot pools have copies; the loaded weights would only take up memory.
+    run.publish_weights(run.rollouts.scheduler.pools)
+    # The slot pools have copies, so the loaded weights are dropped to free their memory.
     run = dataclasses.replace(run, params={})
     if _SETS.value:
         _evaluate_sets(config, run)
@@ -93,16 +93,16 @@ def main(argv: list[str]) -> None:
 
 
 def _check_flags(config) -> None:
-    """Refuses files that are missing and settings that an evaluation does not support."""
+    """Raises UserError for missing files and for settings that an evaluation does not support."""
     if _OUT.value and not pathlib.Path(_OUT.value).absolute().parent.is_dir():
-        raise UserError(f'--out={_OUT.value}: its folder is not there; make it first')
+        raise UserError(f'--out={_OUT.value}: its folder does not exist; create it first')
     if config.distributed.mode != 'off':
         raise UserError('config.distributed.mode: an evaluation runs in one process; set it to off')
     _check_metric(_METRIC.value)
     needs_judge = _METRIC.value in _JUDGED_METRICS
     if needs_judge and config.judge.kind == 'rule' and config.retrieval.kind != 'world':
         raise UserError(
-            f'--metric={_METRIC.value}: the rule (config.judge.kind) knows the miniature worlds only; '
+            f'--metric={_METRIC.value}: the rule (config.judge.kind) works in the miniature worlds only; '
             'set it to policy or endpoint'
         )
     names = {pathlib.Path(path).stem for path in _SETS.value}
@@ -113,7 +113,8 @@ def _check_flags(config) -> None:
 
 
 def _check_metric(name: str) -> None:
-    # With the judged metrics, so that the error lists them as well.
+    """Raises UserError unless the metric is built in, judged or an importable function."""
+    # The judged metrics are included so that the error lists them as well.
     metrics = {**rewards.ANSWER_METRICS, **dict.fromkeys(_JUDGED_METRICS)}
     try:
         resolve('metric', name, metrics)
@@ -122,21 +123,25 @@ def _check_metric(name: str) -> None:
 
 
 def _evaluate_held_out(config, run: RunContext) -> None:
-    """Asks the library's held-out questions and prints a line per hop count."""
+    """Asks the library's held-out questions; prints a line per hop count and a JSON object.
+
+    Raises:
+      UserError: too many searches or judgements failed.
+    """
     from zeroplay_jax.evaluation import held_out, statistics
 
     items = run.library.evaluation_items
     role = recipe_class(config.recipe).evaluated_role
     with progress.bar(len(items), 'questions') as bar:
         correct, rows = held_out.evaluate(run.evaluation, items, 0, role, bar.update)
-    # Before anything is printed: figures of an evaluation with failed searches would mislead.
+    # Checked before anything is printed: figures of an evaluation with failed searches would mislead.
     run.check_failures()
     judge = run.rollouts.judge
     if judge is not None:
-        judge.check(judge.stats)
+        judge.check_failure_rate(judge.stats)
     intervals = {f'hop{hops}': statistics.mean_interval(flags) for hops, flags in correct.items()}
     intervals['mean'] = statistics.mean_interval(statistics.headline(correct))
-    # Open tasks, which `correct` leaves out.
+    # `correct` leaves out the open tasks.
     rubric_scores = [row.reward for row in rows if 'rubrics' in row.parts]
     if rubric_scores:
         intervals['rubrics'] = statistics.mean_score(rubric_scores)
@@ -149,7 +154,7 @@ def _evaluate_held_out(config, run: RunContext) -> None:
 
 
 def _load_sets(seed: int) -> dict[str, list[Question]]:
-    """Questions of the sets of --sets, by name."""
+    """Returns the questions of each set of --sets, by the set's name."""
     from zeroplay_jax.evaluation import question_sets
 
     sets: dict[str, list[Question]] = {}
@@ -161,15 +166,15 @@ def _load_sets(seed: int) -> dict[str, list[Question]]:
 
 
 def _evaluate_sets(config, run: RunContext) -> None:
-    """Asks the questions of --sets, prints a line per set and writes --out."""
+    """Asks the questions of --sets; prints a line per set and a JSON object, and writes --out."""
     from zeroplay_jax.evaluation import question_sets
     from zeroplay_jax.training import build
 
     sets = _load_sets(config.seed)
-    # After the sets were read: an unusable line should not cost the loading of weights.
+    # Loaded after the sets were read, so that an unusable line is reported before weights are loaded.
     if _ANSWERER.value:
-        run.publish([_ANSWERER_POOL], build.load_like(run, _ANSWERER.value))
-    # Of package.module:function the function.
+        run.publish_weights([_ANSWERER_POOL], build.load_like(run, _ANSWERER.value))
+    # For package.module:function the heading is the function.
     metric_heading = _METRIC.value.rpartition(':')[2][:_METRIC_WIDTH]
     print(f'{"set":20} {"n":>6} {metric_heading:>7} {"searches":>9} {"repeated":>9}')
     answered_of_set: dict[str, tuple[Sequence[Question], Sequence[Answered]]] = {}
@@ -192,14 +197,14 @@ def _evaluate_sets(config, run: RunContext) -> None:
 def _answer_set(
     config, run: RunContext, number: int, name: str, questions: Sequence[Question]
 ) -> list[Answered]:
-    """Asks the questions of one set.
+    """Returns the results of the questions of one set; `number` is its position among the sets.
 
     Raises:
       UserError: too many searches or judgements failed.
     """
     from zeroplay_jax.evaluation import question_sets
 
-    # The judge counts over all sets; its failures are judged per set.
+    # The judge's counters cover all sets, and the limit applies to each set: a difference is checked.
     stats_before = collections.Counter(run.rollouts.judge_stats)
     with progress.bar(len(questions), 'questions', name) as bar:
         answered = question_sets.answer_all(
@@ -214,16 +219,16 @@ def _answer_set(
         )
     run.check_failures()
     if run.rollouts.judge is not None:
-        run.rollouts.judge.check(run.rollouts.judge_stats - stats_before)
+        run.rollouts.judge.check_failure_rate(run.rollouts.judge_stats - stats_before)
     return answered
 
 
 def _result_settings(config, run: RunContext) -> Mapping[str, Any]:
-    """Settings of a result file; `zeroplay_jax.compare` requires most of them to be equal."""
+    """Returns the settings of a result file; `zeroplay_jax.compare` requires most of them to be equal."""
     judge = ''
     if _METRIC.value in _JUDGED_METRICS:
         judge = f'{config.judge.kind} {config.judge.model}'
-    # With search alone the syntax suffices: files of versions without other tools stay comparable.
+    # With search alone only the syntax is written, so that results of versions without other tools stay comparable.
     tools = config.tools.syntax
     if tuple(config.tools.names) != ('search',):
         tools = ' '.join([config.tools.syntax, *config.tools.names])

@@ -1,7 +1,7 @@
-"""Builds the files that runs take their inputs from: answers to hide, questions to solve, documents to ask about.
+"""Builds the input files of runs: answers to hide, questions to solve, documents to ask about.
 
-Every line names its origin. The same command writes the same file, whole or not at all. Corpora are read as streams:
-.jsonl or .tsv, also .gz and .zst, as `python -m retrieval.build` takes them.
+Every line names its origin. The same command writes the same file, completely or not at all. Corpora are read as
+streams: .jsonl or .tsv, also .gz and .zst, as `python -m retrieval.build` takes them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from zeroplay_jax.retrieval import progress
-from zeroplay_jax.retrieval.command import Parser
+from zeroplay_jax.retrieval.command import Parser, passage_words
 from zeroplay_jax.retrieval.corpus import Record, read
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import interrupts
@@ -31,18 +31,18 @@ T = TypeVar('T')
 
 
 def _whole_number(minimum: int) -> Callable[[str], int]:
-    """An argparse type."""
+    """Returns an argparse type that accepts whole numbers of at least `minimum`."""
 
     def parse(text: str) -> int:
         if not text.isdecimal() or int(text) < minimum:
-            raise argparse.ArgumentTypeError(f'{text!r} is no whole number from {minimum} on')
+            raise argparse.ArgumentTypeError(f'{text!r} is not a whole number of {minimum} or more')
         return int(text)
 
     return parse
 
 
 def _names(text: str) -> list[str]:
-    """An argparse type."""
+    """An argparse type: distinct names with commas between them."""
     names = [name.strip() for name in text.split(',')]
     is_repeated = len(set(names)) < len(names)
     if is_repeated or not all(names):
@@ -53,9 +53,9 @@ def _names(text: str) -> list[str]:
 
 
 def _ratio(text: str) -> tuple[int, ...]:
-    """An argparse type."""
+    """An argparse type: one to four whole numbers with colons between them."""
     shares = text.split(':')
-    # isdecimal: int() would also take signs, blanks and underscores.
+    # isdecimal, because int() would also accept signs, blanks and underscores.
     are_numbers = all(share.isdecimal() for share in shares)
     if len(shares) > 4 or not are_numbers or not any(map(int, shares)):
         raise argparse.ArgumentTypeError(
@@ -82,7 +82,7 @@ def _parser() -> Parser:
 
 
 def _add_command(commands, name: str, summary: str, description: str, examples: str) -> Parser:
-    """Adds a command with the flags that all commands have."""
+    """Adds a command with the flags that all commands have; returns its parser."""
     parser = commands.add_parser(
         name,
         help=summary,
@@ -231,7 +231,7 @@ def _add_cloze(commands) -> None:
     parser.add_argument(
         '--passage-words',
         metavar='N',
-        type=_whole_number(0),
+        type=passage_words,
         default=0,
         help='as for python -m zeroplay_jax.retrieval.build (0)',
     )
@@ -241,7 +241,7 @@ def _add_cloze(commands) -> None:
 
 
 def _with_progress(items: Iterable[T], name: str, unit: str) -> Iterator[T]:
-    """The same items, with a progress bar on a terminal."""
+    """Yields the same items and shows a progress bar on a terminal."""
     with progress.bar(None, unit, pathlib.Path(name).name) as bar:
         for item in items:
             yield item
@@ -249,21 +249,22 @@ def _with_progress(items: Iterable[T], name: str, unit: str) -> Iterator[T]:
 
 
 def _answer_lines(path: str) -> Iterator[builders.Line]:
-    """Lines of a file with answers; questions are not required."""
+    """Yields (path, line number, record) of a file with answers; questions are not required."""
     for number, record in _with_progress(files.numbered_lines(path), path, 'lines'):
         yield path, number, record
 
 
 def _is_public(name: str) -> bool:
+    """Returns whether a set is named instead of being a file."""
     return not pathlib.Path(name).is_file()
 
 
 def _set_lines(name: str, answered: bool = True) -> Iterator[builders.Line]:
-    """Lines of a file with questions, or of a public set, whose lines have its name as source."""
+    """Yields (name, line number, record) of a file with questions, or of a public set, which is downloaded."""
     path = name
     if _is_public(name):
         files.check_set(name)
-        # Loads JAX, which files do not need.
+        # This import loads JAX, which local files do not need.
         from zeroplay_jax.evaluation import question_sets
 
         path = question_sets.path_of(name)
@@ -274,13 +275,14 @@ def _set_lines(name: str, answered: bool = True) -> Iterator[builders.Line]:
 
 
 def _held_out_questions(names: Sequence[str]) -> Iterator[str]:
+    """Yields the questions of the held-out sets."""
     for name in names:
         for _, _, record in _set_lines(name, answered=False):
             yield record['question']
 
 
 def build(args: argparse.Namespace) -> builders.BuiltFile:
-    """The lines that the arguments ask for."""
+    """Returns the lines of the file that the arguments ask for; not for the kind 'cloze'."""
     if args.kind == 'questions':
         sets = [_set_lines(name) for name in args.sets]
         held_out = _held_out_questions(args.not_in)
@@ -301,7 +303,7 @@ def build(args: argparse.Namespace) -> builders.BuiltFile:
 
 
 def _report_cloze(args: argparse.Namespace, built: cloze_files.ClozeFiles) -> str:
-    """What was written, and which flags of a run take it."""
+    """Returns a line about the files written and the flags with which a run takes them."""
     flags = [
         f'--config.eval.file={args.out}',
         f'--config.eval.questions={len(built.questions)}',
@@ -312,7 +314,7 @@ def _report_cloze(args: argparse.Namespace, built: cloze_files.ClozeFiles) -> st
 
 
 def _report(args: argparse.Namespace, built: builders.BuiltFile) -> str:
-    """What was written, what was left out, and which run takes it."""
+    """Returns a line about the file written, the lines left out, and the run that takes it."""
     dropped = [f'{count} {reason}' for reason, count in sorted(built.dropped.items()) if count]
     return (
         f'{args.out}: {len(built.lines)} {args.kind}{_hop_counts(args, built)}; '
@@ -321,6 +323,7 @@ def _report(args: argparse.Namespace, built: builders.BuiltFile) -> str:
 
 
 def _hop_counts(args: argparse.Namespace, built: builders.BuiltFile) -> str:
+    """Returns the number of documents per hop count, in brackets; '' for other kinds."""
     if args.kind != 'documents':
         return ''
     counts = collections.Counter(line['hops'] for line in built.lines)
@@ -329,7 +332,7 @@ def _hop_counts(args: argparse.Namespace, built: builders.BuiltFile) -> str:
 
 
 def _usage(args: argparse.Namespace) -> str:
-    """The recipe and the flags with which a run takes the file."""
+    """Returns the recipe and the flags with which a run takes the file."""
     flags = [f'--config.inputs.{args.kind}={args.out}']
     if args.kind == 'answers':
         recipe = 'ssp'
@@ -341,7 +344,7 @@ def _usage(args: argparse.Namespace) -> str:
         # A run refuses a file without the hops that its own ratio asks for.
         flags.append(f'--config.schedule.hop_ratio={ratio}')
     elif any(map(_is_public, args.sets)):
-        # Public sets are those that papers report on: nothing may be trained on them.
+        # Papers report results on the public sets, so they are for evaluation only.
         return f'to be measured by: {shlex.join([f"--config.eval.file={args.out}"])}'
     else:
         recipe = 'dspo'
@@ -349,12 +352,12 @@ def _usage(args: argparse.Namespace) -> str:
 
 
 def _check_out(args: argparse.Namespace) -> None:
-    """Refuses to overwrite an input."""
+    """Raises UserError if an output would overwrite an input or the other output."""
     names = [*(getattr(args, 'sets', None) or []), *getattr(args, 'not_in', [])]
     if getattr(args, 'corpus', None):
         names.append(args.corpus)
     inputs = {pathlib.Path(name).resolve() for name in names}
-    # Inputs are streams: the file would be replaced while it is read.
+    # Inputs are read as streams, so the file would be replaced while it is read.
     if args.out.resolve() in inputs:
         raise UserError(f'--out {args.out} is one of the inputs; choose another file')
     if args.kind == 'cloze' and args.documents.resolve() in {*inputs, args.out.resolve()}:
@@ -363,13 +366,13 @@ def _check_out(args: argparse.Namespace) -> None:
 
 
 def _write(path: pathlib.Path, lines: Iterable[Json]) -> None:
-    """Writes a file of JSON lines, whole or not at all."""
+    """Writes a file of JSON lines, completely or not at all; creates its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, (json.dumps(line, ensure_ascii=False) + '\n' for line in lines))
 
 
 def _run(args: argparse.Namespace) -> str:
-    """Writes what the arguments ask for; returns the report."""
+    """Writes the file or files that the arguments ask for; returns the report line."""
     if args.kind != 'cloze':
         built = build(args)
         _write(args.out, built.lines)
@@ -382,6 +385,8 @@ def _run(args: argparse.Namespace) -> str:
     split_corpus = cloze_files.build(passages, source, args.count, args.seed, args.most_documents)
     _write(args.documents, split_corpus.documents)
     _write(args.out, split_corpus.questions)
+    if split_corpus.warning:
+        print(f'zeroplay_jax.inputs: warning: {source}: {split_corpus.warning}', file=sys.stderr)
     return _report_cloze(args, split_corpus)
 
 

@@ -29,7 +29,7 @@ def main(argv: list[str]) -> None:
     with progress.clock('loading', config.progress):
         entry.load_libraries()
         entry.connect(config)
-        # Loads JAX and TensorFlow: only after the config was checked.
+        # This import loads JAX and TensorFlow, so it follows the checks of the config.
         from zeroplay_jax.training import loop
 
     interrupts.raise_again()

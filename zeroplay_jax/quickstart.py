@@ -4,8 +4,8 @@
     make quickstart CORPUS=texts WORKDIR=runs/own
 
 The corpus is a folder of .txt and .md files, or JSON lines or TSV of passages (retrieval/README.md). Long texts are
-cut into passages. Questions are made from documents that training never draws; --eval takes a file of your own instead.
-Everything is written into the workdir: passages, index and questions, and the run itself in run/. The same command
+cut into passages. Questions are made of documents that training never starts from; --eval takes a file of your own
+instead. Passages, index and questions are written into the workdir, the run itself into run/ in it. The same command
 resumes at the step that was interrupted. Further arguments are settings of the run (configs/english.py):
 --config.FIELD=VALUE.
 """
@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from zeroplay_jax import main as training
-from zeroplay_jax.configuration import entry, fields
+from zeroplay_jax.configuration import command_line, entry, fields, rules
 from zeroplay_jax.configuration.packaged import config as packaged_config
 from zeroplay_jax.retrieval import cleaning, progress
 from zeroplay_jax.retrieval.command import Parser
@@ -32,21 +32,22 @@ from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import interrupts
 from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.selfplay import cloze_files, files
-from zeroplay_jax.selfplay.recipe import recipe_class
+from zeroplay_jax.selfplay.recipe import BUILT_IN, recipe_class
 from zeroplay_jax.settings.paths import CONFIGS
 from zeroplay_jax.types import Json, UserError
 
-# The name that opens every error line, as that of the run.
+# The name at the start of every error line, the same as for the run.
 _NAME = 'zeroplay_jax'
 _CONFIG = 'english'
 _ENCODERS = ('lexical', 'bm25')
 _PASSAGE_WORDS = 50
 _QUESTIONS = 240
-# A quickstart reads about a thousand documents; more of them make the file larger and nothing else.
+# A quickstart reads about a thousand documents; more of them would only make the file larger.
 _MAX_DOCUMENTS = 5_000
 # The split does not depend on --seed: runs with different seeds are compared on the same questions.
 _SPLIT_SEED = 0
 _BLOCK_BYTES = 1 << 20
+_CORPUS_SUFFIXES = ('.txt', '.md', '.json', '.jsonl', '.tsv', '.gz', '.zst')
 # Folder of the run in the workdir.
 _RUN = 'run'
 
@@ -87,39 +88,58 @@ def _parser() -> Parser:
 
 
 def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The arguments, and the settings of the run.
+    """Returns (arguments, settings of the run as flags).
 
     Raises:
-      UserError, RetrievalError: an unknown argument or field, or a file that is not there.
+      UserError, RetrievalError: an unknown argument or field, or an unusable file of --eval.
     """
-    # Settings of the run are no arguments of this parser: they are handed on as they are.
+    # Settings of the run are unknown to this parser; they are passed on unchanged.
     args, run_flags = _parser().parse_known_args(argv)
-    schema = packaged_config(_CONFIG)
+    config = packaged_config(_CONFIG)
+    recipe = command_line.recipe_flag([_NAME, *run_flags])
     for flag in run_flags:
-        field, has_value, _ = flag.removeprefix('--config.').partition('=')
+        field, has_value, value = flag.removeprefix('--config.').partition('=')
         if not flag.startswith('--config.') or not has_value:
             fix = 'settings of the run are given as --config.FIELD=VALUE'
             raise UserError(f'{flag!r} has no meaning here; {fix}')
-        # A mistake shows before the index is built and not after it.
-        fields.check_name(field, schema)
+        # Checked here, so that a mistake is reported before the index is built.
+        if recipe in (None, *BUILT_IN):
+            fields.check_name(field, config)
+        if field == 'policy.path':
+            config.policy.path = value
+    # Sections of a recipe from elsewhere are not in the config of this command.
+    command_line.check_arguments([_NAME, *run_flags], recipe)
+    rules.check_checkpoint(config, recipe_class(recipe or config.recipe))
     args.corpus = args.corpus.expanduser()
     if args.workdir is None:
-        # Without the suffixes of a file.
-        name = args.corpus.resolve().name.partition('.')[0]
-        args.workdir = pathlib.Path('runs') / (name or 'corpus')
+        args.workdir = pathlib.Path('runs') / (_corpus_name(args.corpus) or 'corpus')
     args.workdir = args.workdir.expanduser()
+    # Its files would be read as texts, and the corpus would differ after every step.
+    if args.corpus.is_dir() and args.workdir.resolve().is_relative_to(args.corpus.resolve()):
+        raise UserError(
+            f'{args.workdir}: the workdir lies in the corpus {args.corpus}; name a folder outside of it with --workdir'
+        )
     if args.eval is not None:
         args.eval = args.eval.expanduser()
-        # For its errors only; the run reads the questions itself.
+        # Called for its errors only; the run reads the questions itself.
         files.questions(str(args.eval))
     return args, run_flags
 
 
-# ---- what a workdir was made from ------------------------------------------------------------------------
+def _corpus_name(corpus: pathlib.Path) -> str:
+    """Returns the name of a corpus, of a file without its suffixes."""
+    path = corpus.resolve()
+    if not path.is_dir():
+        while path.suffix.lower() in _CORPUS_SUFFIXES:
+            path = path.with_suffix('')
+    return path.name
+
+
+# ---- origin of a workdir ---------------------------------------------------------------------------------
 
 
 def _fingerprint(source: pathlib.Path) -> str:
-    """A hash of the names and contents of all files that a corpus is read from.
+    """Returns a hash of the names and contents of all files that a corpus is read from.
 
     Raises:
       RetrievalError: no such file or folder.
@@ -128,14 +148,14 @@ def _fingerprint(source: pathlib.Path) -> str:
         raise RetrievalError(
             f'{source}: no such file or folder; give texts (.txt, .md) or passages (.jsonl)'
         )
-    # Contents and not times: a copied or unpacked corpus is still the same.
+    # The contents are hashed, not the times, so that a copied or unpacked corpus has the same hash.
     digest = hashlib.blake2b(digest_size=16)
     with progress.clock('checksum of the corpus'):
         for path in files_of(source):
             # A file that cannot be read is left out of the corpus as well.
             with contextlib.suppress(PermissionError):
                 size = path.stat().st_size
-                # With the size, so that text cannot move from one file to the next unseen.
+                # The size is hashed too, so that moving text from one file to the next changes the hash.
                 digest.update(f'{text_name(source, path)}\n{size}\n'.encode(errors='replace'))
                 with path.open('rb') as file:
                     while block := file.read(_BLOCK_BYTES):
@@ -144,7 +164,7 @@ def _fingerprint(source: pathlib.Path) -> str:
 
 
 def _origin(args: argparse.Namespace) -> dict[str, Any]:
-    """Everything that the files in the workdir depend on, by the argument that it comes from."""
+    """Returns all values that the files in the workdir depend on, by argument; reads the whole corpus."""
     return {
         'corpus': _fingerprint(args.corpus),
         'eval': '' if args.eval is None else _fingerprint(args.eval),
@@ -155,21 +175,21 @@ def _origin(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check_origin(workdir: pathlib.Path, origin: Json) -> None:
-    """Refuses a workdir that holds something else.
+    """Refuses a workdir that was made from another corpus or with other arguments.
 
     Raises:
-      UserError: the line names the argument that differs.
+      UserError: the error names the first argument that differs.
     """
     fix = 'choose another workdir, or remove this one'
     path = workdir / 'origin.json'
     if not path.exists():
-        # Files with the names of ours could be there, such as the corpus itself.
+        # A folder with other files is refused: they could have the names of ours, as the corpus itself does.
         is_foreign = workdir.is_file() or (workdir.is_dir() and any(workdir.iterdir()))
         if is_foreign:
             problem = 'is not empty and was not made from a corpus'
             raise UserError(f'{workdir}: {problem}; choose another workdir')
         return
-    # In the order of `_origin`, so that a changed corpus is named first.
+    # Compared in the order of `_origin`, so that a changed corpus is named first.
     recorded = json.loads(path.read_text(encoding='utf-8'))
     for name, value in origin.items():
         if recorded.get(name) == value:
@@ -187,36 +207,37 @@ def _check_origin(workdir: pathlib.Path, origin: Json) -> None:
 
 
 def _report(step: str, text: object) -> None:
+    """Prints the result of a step."""
     print(f'== {step}: {text}', flush=True)
 
 
 def _make_corpus(args: argparse.Namespace, origin: Json) -> None:
-    """Writes the passages into the workdir, which belongs to this corpus from then on."""
+    """Writes origin.json and the passages into the workdir, unless the passages exist; reports unusable texts."""
     out = args.workdir / 'corpus.jsonl'
     if out.exists():
         return
     args.workdir.mkdir(parents=True, exist_ok=True)
-    # First, so that an interrupted command can be repeated.
+    # Written first: `_check_origin` refuses a workdir with files but without it, so a repetition needs it.
     write_text(args.workdir / 'origin.json', json.dumps(origin, indent=1) + '\n')
     inventory = cleaning.write_clean(args.corpus, out, _PASSAGE_WORDS)
     total = inventory.usable + inventory.unusable
     english = f'{inventory.usable} of {total} {inventory.unit} are English text'
     _report('corpus', f'{english}; {inventory.passages} passages')
     if inventory.unusable:
-        # Of a file of passages all but empty ones are indexed (see `cleaning.write_clean`).
+        # In a file of passages, all but empty ones are indexed (see `cleaning.write_clean`).
         consequence = 'left out' if inventory.unit == 'files' else 'not asked about'
         line = f'{inventory.unusable} of {total} {inventory.unit} are {consequence}: {inventory}'
         print(f'{_NAME}: warning: {args.corpus}: {line}', file=sys.stderr)
 
 
 def _make_index(args: argparse.Namespace) -> None:
-    """Builds the index; an interrupted build is resumed."""
+    """Builds the index unless it exists; an interrupted build is resumed."""
     out = args.workdir / 'index'
     if out.exists():
         return
     with progress.clock('loading'):
         entry.load_libraries()
-        # Loads TensorFlow and ScaNN: only after the corpus was accepted.
+        # These imports load TensorFlow and ScaNN, so they follow the checks of the corpus.
         from zeroplay_jax.retrieval import folder
         from zeroplay_jax.retrieval.lexical import LexicalEncoder
     source = args.workdir / 'corpus.jsonl'
@@ -228,7 +249,7 @@ def _make_index(args: argparse.Namespace) -> None:
 
 
 def _make_questions(args: argparse.Namespace) -> None:
-    """Writes the documents to train on and, without a file of the user, the held-out questions."""
+    """Writes the documents to train on and, without --eval, the held-out questions, unless they exist."""
     documents_path = args.workdir / 'documents.jsonl'
     if documents_path.exists():
         return
@@ -240,33 +261,36 @@ def _make_questions(args: argparse.Namespace) -> None:
                 yield item
                 bar.update()
 
-    # Own questions may be about any document, so there is none to hold out.
+    # The user's own questions may be about any document, so none is held out.
     count = 0 if args.eval else _QUESTIONS
     split = cloze_files.build(passages, str(args.corpus), count, _SPLIT_SEED, _MAX_DOCUMENTS)
     if count:
         _write_lines(args.workdir / 'questions.jsonl', split.questions)
         _report('questions', split)
+        if split.warning:
+            print(f'{_NAME}: warning: {args.corpus}: {split.warning}', file=sys.stderr)
     else:
         _report('questions', f'those of {args.eval}; {len(split.documents)} passages to train on')
-    # Last, because it says that both are complete.
+    # Written last: its existence means that both files are complete.
     _write_lines(documents_path, split.documents)
 
 
 def _write_lines(path: pathlib.Path, lines: Iterable[Json]) -> None:
+    """Writes a file of JSON lines, completely or not at all."""
     write_text(path, (json.dumps(line, ensure_ascii=False) + '\n' for line in lines))
 
 
 def _remove_refused(workdir: pathlib.Path) -> None:
-    """Removes what was made of a corpus that is refused, so that the corrected one can take its place."""
+    """Removes the files made from a refused corpus, so that the command can be repeated with a corrected one."""
     for name in ('corpus.jsonl', 'origin.json'):
         (workdir / name).unlink(missing_ok=True)
-    # Only an empty folder: the user may have put something else there.
+    # rmdir removes an empty folder only; the user may have put other files there.
     with contextlib.suppress(OSError):
         workdir.rmdir()
 
 
 def _training_command(args: argparse.Namespace, run_flags: Sequence[str]) -> list[str]:
-    """The command line of the run."""
+    """Returns the command line of the run."""
     command = ['zeroplay_jax.main']
     command.append(f'--config={CONFIGS / _CONFIG}.py:{args.workdir}')
     command.append(f'--workdir={args.workdir / _RUN}')
@@ -277,31 +301,33 @@ def _training_command(args: argparse.Namespace, run_flags: Sequence[str]) -> lis
 
 
 def _advice(args: argparse.Namespace) -> str:
-    """The command that asks the trained policy, with a question of the evaluation."""
+    """Returns the command that asks the trained policy the first question of the evaluation, or why there is none."""
     config = json.loads((args.workdir / _RUN / 'config.json').read_text(encoding='utf-8'))
     question = files.questions(config['eval']['file'])[0].text
     role = recipe_class(config['recipe']).evaluated_role
     python = pathlib.Path(sys.executable)
-    # Shorter and easier to read, where the environment lies in this folder.
+    # A relative path is easier to read if the environment lies in the current folder.
     if python.is_relative_to(pathlib.Path.cwd()):
         python = python.relative_to(pathlib.Path.cwd())
     policies = args.workdir / _RUN / 'policy'
     policy = policies / role
-    # Shared weights have a name of their own.
+    # Shared weights are not exported under the name of a role.
     if not policy.exists():
-        policy = min(policies.iterdir())
+        policy = policies / 'policy'
+    if not policy.exists():
+        return f'there is no trained policy to ask: role {role} has the weights of its start'
     command = [str(python), '-m', 'zeroplay_jax.ask', '--policy', str(policy), question]
     return f'ask the trained policy: {shlex.join(command)}'
 
 
 def _prepare(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """Makes everything that the run reads; returns the arguments and the command line of the run."""
+    """Makes all files that the run reads; returns the arguments and the command line of the run."""
     args, run_flags = _arguments(argv)
     origin = _origin(args)
     _check_origin(args.workdir, origin)
     try:
         _make_corpus(args, origin)
-        # Before the index: a corpus with too few sentences is refused without one.
+        # Made before the index, so that a corpus with too few sentences is refused at once.
         _make_questions(args)
     except (UserError, RetrievalError):
         _remove_refused(args.workdir)
@@ -311,7 +337,7 @@ def _prepare(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs all steps; exits with status 2 after a user error, which is one line, and 130 after Ctrl-C."""
+    """Runs all steps and replaces sys.argv; exits with status 2 after a user error (one line), 130 after Ctrl-C."""
     interrupts.raise_again()
     try:
         args, command = _prepare(argv)
@@ -334,7 +360,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _fail(status: int, reason: object) -> int:
-    """Prints one error line; returns the status to exit with."""
+    """Prints one error line; returns `status`."""
     print(f'{_NAME}: {reason}', file=sys.stderr)
     return status
 

@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     """Writes the file and prints its path; a user error is one line on stderr and exit code 2."""
     parser = _parser()
     try:
-        # Parsing is inside: mistakes on the command line are user errors, too, not argparse's two lines.
+        # Parsed inside the `try`: `Parser` raises RetrievalError for mistakes on the command line.
         print(_write(parser.parse_args(argv)))
     except (UserError, RetrievalError) as error:
         print(f'zeroplay_jax.report: {error}', file=sys.stderr)
@@ -56,7 +56,7 @@ def _parser() -> Parser:
 
 def _write(arguments: argparse.Namespace) -> pathlib.Path:
     """Writes the report or the plot; returns the path of the file."""
-    # The plot is a file of its own, for a README: it shows one run and needs no browser.
+    # A plot is an SVG file for a README; an HTML report would need a browser.
     if not arguments.picture:
         return report_builder.write_report(*arguments.workdirs, out=arguments.out)
     if len(arguments.workdirs) > 1 or arguments.out:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-# Author of a token. Loss masks and metrics derive from this label and from nothing else.
+# Labels of the author of a token. Loss masks and metrics derive from this label alone.
 PROMPT, POLICY, ENV = 0, 1, 2
 
 Json = Mapping[str, Any]
@@ -23,7 +23,7 @@ class UserError(ValueError):
 
 
 class TrainingStopped(Exception):
-    """A run that trains nothing: commands print its one line and exit with status 3."""
+    """A run stopped early or trained no policy: commands print its one line and exit with status 3."""
 
 
 class TaskDropped(Exception):
@@ -43,7 +43,7 @@ class Question:
       answers: accepted answers; empty for an open task.
       hops: facts that have to be found to answer it (searches, for an open task).
       rubrics: grading criteria of an open task, each {'text', 'priority'}.
-      path: how the question was constructed (see recipes/parts/construction_path.py), for a teacher.
+      path: record of the question's construction (recipes/parts/construction_path.py), for a distillation teacher.
       unique_key: the pool keeps one question per non-empty key (SCOPE: the source document).
       solve_rate: measured share of solver rollouts that answer it, in [0, 1].
       origin: JSON-able provenance for the logs only (document, task identity, source file, …).
@@ -101,9 +101,9 @@ class Task:
     Attributes:
       identity: integers that name this item uniquely within a run (step number, index). All
         randomness of the episode derives from them, so scheduling cannot change the samples.
-      payload: the recipe's input for the episode: a `Question`, or a record of its own with
-        `to_json()` for the task log.
-      external: whether a question or answer in it was supplied from outside the run.
+      payload: the recipe's input for the episode: a `Question`, another record with `to_json()` for the task
+        log, or a dict.
+      external: whether a question or answer in the payload was supplied from outside the run.
     """
 
     identity: tuple[int, ...]
@@ -169,7 +169,7 @@ class Trajectory:
         not POLICY.
       turns: the assistant turns in order.
       finish: why the rollout ended: 'answer' | 'malformed' | 'eos' | 'turn_tokens' | 'turns' | 'context'.
-      weights: name of the weights that sampled it; version: how often those had been published.
+      weights: name of the weights that sampled it; version: their version (`Scheduler.publish_weights`).
       identity: the request's identity plus the sample index.
       earlier: with `rollout.drop_thinking`, the contexts before each cut, as trajectories without
         turns. Policy tokens of an earlier context are PROMPT in later ones, so every sampled token
@@ -229,7 +229,8 @@ class RowInfo:
       question: what the rollout was asked, or the question that it proposed.
       answer: the solver's final answer.
       score: the answer's score in [0, 1], before penalties; None if it could not be graded.
-      valid: whether a proposal passed its recipe's checks; None for other roles.
+      valid: whether a proposal passed its recipe's checks (Dr. Zero, π-Play: format only, not grounding); None for
+        other roles.
       solve_count: how many solver rollouts answered a proposed question.
       rejected: reason code of a proposal that was not asked.
       privileged_cut: 1.0 if passages were left out of the teacher's prompt.
@@ -296,7 +297,13 @@ class Row:
 
 @dataclasses.dataclass
 class Outcome:
-    """Result of one episode: rows to learn from, questions for the pool, or the reason for neither."""
+    """Result of one episode.
+
+    Attributes:
+      rows: scored rollouts, also of items that are dropped.
+      questions: questions for the pool.
+      drop: reason code of an item that could not be run or gave no question, else None.
+    """
 
     rows: list[Row] = dataclasses.field(default_factory=list)
     questions: list[Question] = dataclasses.field(default_factory=list)
@@ -377,12 +384,12 @@ class Batch:
 
 
 def identity_key(seed: int, identity: tuple[int, ...]) -> np.ndarray:
-    """Key data of a random stream as a pure function of identity: uint32 [2] (threefry)."""
+    """Returns the key data of a random stream, uint32 [2] (threefry): a pure function of seed and identity."""
     text = ','.join(str(int(number)) for number in (seed, *identity))
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return np.frombuffer(digest, np.uint32).copy()
 
 
 def identity_rng(seed: int, *identity: int) -> np.random.Generator:
-    """A host random generator whose stream is a pure function of identity."""
+    """Returns a new host random generator whose stream is a pure function of seed and identity."""
     return np.random.default_rng(identity_key(seed, identity))

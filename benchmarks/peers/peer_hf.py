@@ -16,7 +16,7 @@ EOS_ID = 1
 
 
 def make_model() -> transformers.Qwen3ForCausalLM:
-    """The policy with random weights in float32."""
+    """Returns the policy with random weights in float32."""
     torch.manual_seed(0)
     config = transformers.Qwen3Config(
         **workload.QWEN3, max_position_embeddings=2048, attention_bias=False
@@ -25,7 +25,7 @@ def make_model() -> transformers.Qwen3ForCausalLM:
 
 
 def rollout(model: transformers.Qwen3ForCausalLM) -> torch.Tensor:
-    """One rollout batch; returns the token ids, int64 [BATCH, LENGTH]."""
+    """Returns the token ids of one rollout batch, int64 [BATCH, LENGTH]."""
     context = torch.tensor(workload.prompts())
     for turn in range(workload.TURNS):
         # Every turn reads the whole context again: `generate` starts with an empty key/value cache.
@@ -47,14 +47,14 @@ def rollout(model: transformers.Qwen3ForCausalLM) -> torch.Tensor:
 
 
 def token_log_probs(model: transformers.Qwen3ForCausalLM, ids: torch.Tensor) -> torch.Tensor:
-    """Log-probability of every token after the first, float32 [rows, tokens - 1]."""
+    """Returns the log-probability of every token after the first, float32 [rows, tokens - 1]."""
     logits = model(ids).logits[:, :-1].float()
     log_probs = torch.log_softmax(logits, dim=-1)
     return log_probs.gather(-1, ids[:, 1:, None])[..., 0]
 
 
 def make_update(model: transformers.Qwen3ForCausalLM) -> Callable[[], float]:
-    """A function that does one clipped policy-gradient step and returns the loss."""
+    """Returns a function that does one clipped policy-gradient step and returns the loss."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=workload.LEARNING_RATE)
     rows = workload.TRAIN_BATCH
     ids = torch.randint(workload.FIRST_TOKEN, model.config.vocab_size, (rows, workload.TRAIN_LEN))

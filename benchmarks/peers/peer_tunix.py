@@ -28,33 +28,33 @@ class IntegerTokenizer:
     """A tokenizer whose text is a list of token ids: Tunix's sampler takes strings only."""
 
     def encode(self, text: str, **options) -> list[int]:
-        """The token ids that the text lists."""
+        """Returns the token ids that the text lists."""
         return [int(word) for word in text.split()]
 
     def decode(self, ids, **options) -> str:
-        """The token ids as text."""
+        """Returns the token ids as text."""
         return to_text(ids)
 
     def bos_id(self) -> int:
-        """The first id of a text; the workload never adds it."""
+        """Returns the first id of a text; the workload never adds it."""
         return PAD_ID
 
     def eos_id(self) -> int:
-        """The end-of-sequence id."""
+        """Returns the end-of-sequence id."""
         return EOS_ID
 
     def pad_id(self) -> int:
-        """The padding id."""
+        """Returns the padding id."""
         return PAD_ID
 
 
 def to_text(ids) -> str:
-    """Token ids as the text that IntegerTokenizer reads."""
+    """Returns token ids as the text that IntegerTokenizer reads."""
     return ' '.join(str(int(token)) for token in ids)
 
 
 def make_model() -> qwen3.Qwen3:
-    """The policy with random weights in float32."""
+    """Returns the policy with random weights in float32."""
     sizes = workload.QWEN3
     config = qwen3.ModelConfig(
         num_layers=sizes['num_hidden_layers'],
@@ -72,7 +72,7 @@ def make_model() -> qwen3.Qwen3:
 
 
 def make_sampler(model: qwen3.Qwen3, cache_tokens: int) -> tunix_sampler.Sampler:
-    """Tunix's sampler with a key/value cache of `cache_tokens` places per rollout."""
+    """Returns Tunix's sampler with a key/value cache of `cache_tokens` places per rollout."""
     cache_config = tunix_sampler.CacheConfig(
         cache_size=cache_tokens,
         num_layers=model.config.num_layers,
@@ -83,14 +83,14 @@ def make_sampler(model: qwen3.Qwen3, cache_tokens: int) -> tunix_sampler.Sampler
 
 
 def rollout(sampler: tunix_sampler.Sampler) -> np.ndarray:
-    """One rollout batch; returns the token ids, int [BATCH, LENGTH]."""
+    """Returns the token ids of one rollout batch, int [BATCH, LENGTH]."""
     context = np.array(workload.prompts())
     for turn in range(workload.TURNS):
         # Every turn reads the whole context again: the sampler starts with an empty key/value cache.
         output = sampler(
             [to_text(row) for row in context],
             max_generation_steps=workload.GEN,
-            # The exact length; without it Tunix pads prompts to the next power of two.
+            # The exact length is given, because otherwise Tunix pads prompts to the next power of two.
             max_prompt_length=context.shape[1],
             # An end-of-sequence token would end a turn early.
             forbidden_tokens=(PAD_ID, EOS_ID),
@@ -104,7 +104,7 @@ def rollout(sampler: tunix_sampler.Sampler) -> np.ndarray:
 
 
 def make_update(model: qwen3.Qwen3) -> Callable[[], jax.Array]:
-    """A function that does one clipped policy-gradient step and returns the loss."""
+    """Returns a function that does one clipped policy-gradient step and returns the loss."""
     rows = workload.TRAIN_BATCH
     length = workload.TRAIN_LEN
     ids = jax.random.randint(

@@ -8,7 +8,7 @@ from benchmarks.peers import workload
 
 
 def median_seconds(call: Callable[[], object], repeats: int) -> float:
-    """The median wall-clock time of `repeats` calls in seconds, after one call that is not timed."""
+    """Returns the median wall-clock time of `repeats` calls in seconds, after one call that is not timed."""
     # The first call compiles programs, allocates memory and fills caches.
     call()
     seconds = []

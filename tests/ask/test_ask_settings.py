@@ -126,7 +126,7 @@ def test_without_index_it_searches_what_its_run_searched(exported, index, capsys
     monkeypatch.setattr(session, 'Session', None)
     stored['retrieval']['path'] = 'gone'
     run.write_text(json.dumps(stored))
-    assert 'gone (searched by its run): no index folder' in refused(
+    assert 'gone (searched by its run): not an index folder' in refused(
         capsys, '--policy', exported, 'q'
     )
 
@@ -187,7 +187,7 @@ def test_searches_that_fail_are_told_once_with_their_reason():
         def retrieve(self, queries, k):
             raise SearchFailed('status 503')
 
-    corpus = OpenCorpus(SearchableCorpus(Client(Down(), most_failed=0.0), 3, 200), 'nothing')
+    corpus = OpenCorpus(SearchableCorpus(Client(Down(), max_failure_rate=0.0), 3, 200), 'nothing')
     assert corpus.warning() == ''
     assert corpus.source.search(['q']) == [None]
     assert 'status 503' in corpus.warning() and corpus.warning() == ''
@@ -209,7 +209,7 @@ def broken(tmp_path):
             [f'--policy={CLEAN.parent}', 'q'],
             ['has no config.json', f'name a policy in it: {BASE}, {CLEAN}'],
         ),
-        (['--index=nowhere', 'q'], ['--index nowhere: no index folder', 'retrieval.build']),
+        (['--index=nowhere', 'q'], ['--index nowhere: not an index folder', 'retrieval.build']),
         ([' '], ['the question is empty']),
         (['two', 'words'], ["'words'", 'in quotes']),
         (['--topic=3', 'q'], ["'--topic=3'", '--help']),
@@ -217,7 +217,7 @@ def broken(tmp_path):
         (['--temperature=nan', 'q'], ['--temperature', "'nan'", '0 or more']),
         (['--syntax=bing', 'q'], ['--syntax', 'search_r1', 'qwen']),
         (['--tools=qwen', 'q'], ['--tools', "'qwen' is a call syntax", '--syntax=qwen']),
-        (['--tools=search,bing', 'q'], ['--tools', "'bing' is no tool", 'calculator']),
+        (['--tools=search,bing', 'q'], ['--tools', "'bing' is not a tool", 'calculator']),
         (['--mcp-url=localhost:9', 'q'], ['--mcp-url', 'not a web address', 'http://']),
     ],
 )

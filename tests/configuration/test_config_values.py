@@ -302,8 +302,11 @@ def test_the_built_in_checkpoint_says_how_it_is_made(sound, monkeypatch, tmp_pat
 @pytest.mark.parametrize(
     ('names', 'contains'),
     [
-        (('serach',), "'serach' is no tool; give search, open, calculator, mcp, or package.module"),
-        (('search', 'answer'), "'answer' is no tool"),
+        (
+            ('serach',),
+            "'serach' is not a tool; give search, open, calculator, mcp, or package.module",
+        ),
+        (('search', 'answer'), "'answer' is not a tool"),
         (('search', 3), 'config.tools.names'),
         ((), 'config.tools.names'),
     ],

@@ -203,7 +203,7 @@ OWN_CORPUS = ['--config.retrieval.kind=folder', '--config.retrieval.path=INDEX']
         (['--config.distributed.mode=auto'], 'an evaluation runs in one process'),
         (
             ['--metric=rubrics', *OWN_CORPUS],
-            'knows the miniature',
+            'works in the miniature',
         ),
         (
             ['--metric=eem'],
@@ -257,4 +257,4 @@ def test_the_commands_from_a_set_to_a_comparison(tmp_path, capsys):
     assert swapped.returncode == 0, swapped.stderr[-2000:]
     assert compare.main([str(a), str(b)]) == 0 and 'difference' in capsys.readouterr().out
     wrong = evaluate(*small, f'--sets={path}', f'--out={tmp_path}/none/x.json')
-    assert wrong.returncode == 2 and 'its folder is not there' in wrong.stderr
+    assert wrong.returncode == 2 and 'its folder does not exist' in wrong.stderr

@@ -112,6 +112,17 @@ def test_differences_between_runs_are_paired_by_question(run, other, tmp_path):
     assert differences['mean'] == list(headline_difference)
 
 
+def test_a_summary_without_a_hop_count_gets_no_interval(run, tmp_path):
+    other = sample_run.write_run(tmp_path / 'other', count=1, after=sample_run.BETTER)
+    path = other / 'summary.json'
+    summary = json.loads(path.read_text())
+    del summary['results']['after']['4']
+    path.write_text(json.dumps(summary))
+    data = page_data(report_builder.write_report(run, other, out=tmp_path / 'both.html'))
+    assert data['differences'][1]['mean'] == pytest.approx([0.05])
+    assert has_note(data['runs'][1], 'the hop counts differ')
+
+
 def test_runs_with_different_questions_get_no_interval(run, tmp_path):
     different = sample_run.write_run(
         tmp_path / 'different', count=1, after=sample_run.BETTER, questions='those'

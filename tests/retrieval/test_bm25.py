@@ -90,5 +90,5 @@ def test_bad_input_is_named(index):
         index.search(['Gumu', ' '], 1)
     with pytest.raises(RetrievalError, match='no passage has a word that counts'):
         Bm25Index.build(['a'], ['the'])
-    with pytest.raises(RetrievalError, match='no passage has id 5'):
+    with pytest.raises(RetrievalError, match='no passage has row number 5'):
         index.passages([5])

@@ -68,7 +68,53 @@ def test_unusable_files_are_counted_and_left_out(tmp_path):
     assert (inventory.usable, inventory.unusable, inventory.passages) == (1, 8, 1)
     assert str(inventory) == '3 .pdf, 1 binary, 1 empty, 1 not English, 1 not UTF-8, 1 too short'
     line = json.loads(out.read_text())
-    assert line == {'id': 'deeper/lomi.txt#0', 'contents': corpus.contents('Lomi', ENGLISH)}
+    assert line == {
+        'id': 'deeper/lomi.txt#0',
+        'contents': corpus.contents('Lomi', ENGLISH),
+        'document_name': 'deeper/lomi.txt',
+    }
+
+
+def test_files_of_one_title_stay_documents(tmp_path):
+    (tmp_path / 'texts').mkdir()
+    (tmp_path / 'index').mkdir()
+    for name in 'abc':
+        (tmp_path / 'texts' / f'{name}.md').write_text(f'# Notes\n{ENGLISH} {ENGLISH}')
+    cleaning.write_clean(tmp_path / 'texts', tmp_path / 'out.jsonl', 20)
+    corpus.write(tmp_path / 'out.jsonl', tmp_path / 'index')
+    built = corpus.Corpus(tmp_path / 'index')
+    ids = [built.record(row).id for row in range(len(built))]
+    ids_of_b = [built.record(row).id for row in built.document_rows(ids.index('b.md#0'))]
+    assert ids_of_b == [passage_id for passage_id in ids if passage_id.startswith('b.md')]
+
+
+FRONT_MATTER = '---\ntitle: Lomi\ntags:\n  - town\n---\n'
+
+
+@pytest.mark.parametrize(
+    ('text', 'title'),
+    [
+        (f'{FRONT_MATTER}# Lomi\n{ENGLISH}', 'Lomi'),
+        (f'{FRONT_MATTER}\n{ENGLISH}', 'file'),
+        # A horizontal rule is no front matter.
+        (f'---\n\n{ENGLISH}\n\n---\n{ENGLISH}', 'file'),
+        (f'***\n{ENGLISH}', 'file'),
+    ],
+)
+def test_front_matter_and_rules_are_no_titles(tmp_path, text, title):
+    (tmp_path / 'file.md').write_text(text)
+    cleaning.write_clean(tmp_path / 'file.md', tmp_path / 'out.jsonl', 80)
+    records = [record for _, record in corpus.read(tmp_path / 'out.jsonl')]
+    assert {corpus.split(record.contents)[0] for record in records} == {title}
+    assert 'tags' not in records[0].contents
+    read_directly = [record for _, record in corpus.read(tmp_path / 'file.md', passage_words=80)]
+    assert read_directly == records
+
+
+def test_front_matter_alone_is_an_empty_file(tmp_path):
+    (tmp_path / 'texts').mkdir()
+    (tmp_path / 'texts' / 'a.md').write_text(FRONT_MATTER)
+    assert '1 empty' in refused(tmp_path / 'texts', tmp_path)
 
 
 def refused(source, tmp_path):
@@ -87,6 +133,15 @@ def test_a_folder_with_nothing_usable_is_refused_with_what_is_in_it(tmp_path):
     (tmp_path / 'texts' / 'deeper' / 'lomi.txt').unlink()
     text = refused(tmp_path / 'texts', tmp_path)
     assert 'none of its 8 files can be used (3 .pdf, 1 binary, ' in text
+
+
+def test_the_most_frequent_suffixes_are_named_without_control_characters(tmp_path):
+    (tmp_path / 'texts').mkdir()
+    for number, suffix in enumerate(('a', 'b', 'c', 'd', 'x\x1b[31m', 'zip', 'zip', 'zip')):
+        (tmp_path / 'texts' / f'{number}.{suffix}').write_bytes(b'')
+    (tmp_path / 'texts' / '8.x\x1b[31m').write_bytes(b'')
+    text = refused(tmp_path / 'texts', tmp_path)
+    assert '(3 .zip, 2 .x\ufffd[31m, 2 of other formats, 1 .a, 1 .b)' in text
 
 
 def test_other_sources_with_nothing_usable_are_refused(tmp_path):

@@ -143,8 +143,8 @@ def test_a_server_killed_in_the_middle_fails_its_searches_and_is_found_again(fak
     fake.script = ['close'] * 2
     client = Client(http(fake, retries=1))
     assert client.retrieve(['a', 'b'], 1) == [None, None]
-    with pytest.raises(RetrievalError, match=r'2 of 2 searches failed, more than 10%.*attempts'):
-        client.check()
+    with pytest.raises(RetrievalError, match=r'2 of 2 searches failed, more than 10 %.*attempts'):
+        client.check_failure_rate()
     assert client.retrieve(['a'], 1)[0][0]['id'] == '7'  # a failure is not cached
 
 
@@ -227,11 +227,11 @@ def test_the_cache_knows_index_query_and_k(fake):
 
 
 def test_counters_and_the_bound_on_failures(fake):
-    client = Client(http(fake, retries=1, breaker=100), most_failed=0.25)
+    client = Client(http(fake, retries=1, breaker=100), max_failure_rate=0.25)
     client.retrieve(['a', 'b', 'c', 'a'], 1)
     fake.script = ['close', 'close']
     client.retrieve(['d'], 1)
-    client.check()  # one of five
+    client.check_failure_rate()  # one of five
     found = client.metrics()
     assert (
         found['search/queries'] == 5
@@ -243,8 +243,8 @@ def test_counters_and_the_bound_on_failures(fake):
     assert client.metrics()['search/queries'] == 0
     fake.script = ['close', 'close']
     client.retrieve(['e', 'a'], 1)
-    with pytest.raises(RetrievalError, match='1 of 2 searches failed, more than 25%'):
-        client.check()
+    with pytest.raises(RetrievalError, match='1 of 2 searches failed, more than 25 %'):
+        client.check_failure_rate()
 
 
 def test_an_index_that_breaks_is_a_failed_search(index):

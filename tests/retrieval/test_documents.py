@@ -361,7 +361,7 @@ def test_pages_are_cached_and_failures_counted(index):
     assert client.open(['0'], [1], 4)[0].title == 'Gumu'
     assert len(backend.calls) == calls, 'what could be opened is cached'
     with pytest.raises(RetrievalError, match='1 of 3 searches failed.*refused'):
-        client.check()
+        client.check_failure_rate()
     with pytest.raises(SearchFailed):
         client.open(['refused'], [1], 4)
     assert backend.calls[-1] == ['refused']  # a failure is not cached
@@ -406,7 +406,7 @@ def test_an_old_index_refuses_titles_over_http_too(tmp_path):
         with pytest.raises(SearchFailed):
             client.open(['Gumu'], [1], 500)
         with pytest.raises(RetrievalError, match='1 of 2 searches failed.*build the index again'):
-            client.check()
+            client.check_failure_rate()
 
 
 def test_a_server_without_the_endpoint_is_one_clear_error(index):

@@ -127,8 +127,8 @@ class SlowIndex:
             raise RuntimeError('broken')
         return self.index.search(queries, k)
 
-    def passages(self, ids):
-        return self.index.passages(ids)
+    def passages(self, rows):
+        return self.index.passages(rows)
 
 
 def test_what_waits_goes_into_one_call_and_overload_is_refused(index):

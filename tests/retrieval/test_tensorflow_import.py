@@ -5,9 +5,9 @@ import sys
 
 CODE = """
 import os, sys
-from zeroplay_jax.retrieval.tensorflow_import import tensorflow
-tf = tensorflow()
-assert tf is tensorflow()
+from zeroplay_jax.retrieval.tensorflow_import import import_tensorflow
+tf = import_tensorflow()
+assert tf is import_tensorflow()
 assert 'keras' not in sys.modules and 'sklearn' not in sys.modules, 'Keras was loaded'
 assert 'TF_USE_LEGACY_KERAS' not in os.environ
 assert tf.keras.__version__.startswith('3')

@@ -1,5 +1,6 @@
 """A tool that never returns: the process ends all the same, and results of other tools are not lost."""
 
+import functools
 import os
 import pathlib
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -99,6 +101,29 @@ def test_a_cancelled_function_never_runs_and_workers_run_side_by_side():
     release.set()
     assert [future.result(timeout=10) for future in waiting] == [True, True]
     assert pool.submit(lambda: 'later').result(timeout=10) == 'later' and not ran
+
+
+class Argument:
+    """An object that can be referenced weakly."""
+
+
+@pytest.mark.parametrize('fails', [False, True])
+def test_an_idle_thread_keeps_neither_function_nor_result_alive(fails):
+    def function(argument, results):
+        if fails:
+            raise ValueError(argument)
+        results.append(Argument())
+        return results[0]
+
+    pool, argument, results = DaemonPool(1, 'idle'), Argument(), []
+    future = pool.submit(functools.partial(function, argument, results))
+    future.exception(timeout=10)
+    references = [weakref.ref(item) for item in (argument, *results)]
+    del future, argument, results
+    deadline = time.monotonic() + 10
+    while any(reference() for reference in references) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(reference() for reference in references)
 
 
 def threads_of(name):

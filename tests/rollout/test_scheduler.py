@@ -12,10 +12,11 @@ import tiny
 
 from zeroplay_jax.policy import hf, sharding, transformer
 from zeroplay_jax.rollout.environment import Environment, Limits
+from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.rollout.sampler import PutRow, Sampler
 from zeroplay_jax.rollout.scheduler import PromptTooLong, Scheduler
 from zeroplay_jax.rollout.slot_programs import SamplerConfig, programs
-from zeroplay_jax.rollout.slots import Request, SlotPool
+from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.tools.search import SearchTool
 from zeroplay_jax.types import ENV, POLICY, PROMPT
@@ -48,7 +49,7 @@ def requests(env, count=7, samples=3, temperature=1.0):
 
 def run(policy, reqs, config=CONFIG, mesh=None, order=1, **options):
     scheduler = Scheduler({'policy': make_pool(policy, config, mesh)}, **options)
-    scheduler.publish('policy', policy[2], 1)
+    scheduler.publish_weights('policy', policy[2], 1)
     results = scheduler.run([scheduler.rollout(r) for r in reqs[::order]])[::order]
     return [t for group in results for t in group]
 
@@ -129,7 +130,7 @@ def test_group_shares_one_prefill_and_equals_separate_ones(policy, baseline):
         for sample in range(request.samples):
             pool = make_pool(policy)
             scheduler = Scheduler({'policy': pool})
-            scheduler.publish('policy', policy[2], 1)
+            scheduler.publish_weights('policy', policy[2], 1)
 
             async def only(request=request, sample=sample, scheduler=scheduler, pool=pool):
                 enter = pool._enter
@@ -311,7 +312,7 @@ def test_waiting_for_a_search_does_not_spin(policy):
         return echo(queries)
 
     scheduler = Scheduler({'policy': make_pool(policy, dataclasses.replace(CONFIG, slots=1))})
-    scheduler.publish('policy', policy[2], 1)
+    scheduler.publish_weights('policy', policy[2], 1)
     scheduler.run([scheduler.rollout(r) for r in requests(make_env(policy[0], slow), samples=1)])
     assert scheduler.stats['rounds'] < 6 * scheduler.stats['chunks']
 
@@ -402,7 +403,7 @@ def test_prompt_without_room_is_refused(policy):
 def test_an_episode_that_raises_stops_the_run_and_frees_the_slots(policy):
     pool = make_pool(policy)
     scheduler = Scheduler({'policy': pool})
-    scheduler.publish('policy', policy[2], 1)
+    scheduler.publish_weights('policy', policy[2], 1)
     reqs = requests(make_env(policy[0]))
 
     async def bad():

@@ -9,6 +9,7 @@ import pytest
 from zeroplay_jax import inputs
 from zeroplay_jax.mini.cloze import BLANK
 from zeroplay_jax.objectives.rewards import normalize_answer
+from zeroplay_jax.retrieval import cleaning
 from zeroplay_jax.retrieval.corpus import Record, contents, read, split
 from zeroplay_jax.selfplay import cloze_files, files
 from zeroplay_jax.settings.paths import EXAMPLE_TEXTS
@@ -46,7 +47,8 @@ def check(built, records):
     trained = {document['document_id'] for document in built.documents}
     assert not asked & trained and len(trained) == len(built.documents)
     if built.unit == 'documents':
-        assert not {texts[i][0] for i in asked} & {texts[i][0] for i in trained}
+        name_of = {r.id: r.document or split(r.contents)[0] for r in records}
+        assert not {name_of[i] for i in asked} & {name_of[i] for i in trained}
     assert len({question['question'] for question in built.questions}) == len(built.questions)
     for question in built.questions:
         title, text = texts[question['document_id']]
@@ -119,6 +121,42 @@ def test_two_books_are_split_by_passage():
     assert built.unit == 'passages' and built.held_out <= 24 and len(built.documents) >= 36
 
 
+NOTES = (
+    '---\ntitle: Note\ntags: [town]\n---\n# Meeting notes\n{text}',
+    '# Meeting notes\n{text}',
+    '---\ndate: 2024-05-01\n---\n{text}',
+    '2024\n{text}',
+)
+
+
+@pytest.mark.parametrize('form', NOTES)
+def test_files_of_one_title_are_documents_of_their_own(tmp_path, form):
+    (tmp_path / 'notes').mkdir()
+    for number, record in enumerate(towns(40, sentences=6)):
+        text = split(record.contents)[1]
+        (tmp_path / 'notes' / f'{number}.md').write_text(form.format(text=text))
+    out = tmp_path / 'corpus.jsonl'
+    cleaning.write_clean(tmp_path / 'notes', out, 50)
+    records = [record for _, record in read(out)]
+    assert not any(split(record.contents)[0] in ('---', '2024') for record in records)
+    built = build(records, count=60)
+    check(built, records)
+    assert (built.unit, built.total, built.warning) == ('documents', 40, '')
+    asked = {question['document_id'].partition('#')[0] for question in built.questions}
+    trained = {document['document_id'].partition('#')[0] for document in built.documents}
+    assert asked and trained and not asked & trained
+
+
+def test_several_documents_that_are_split_by_passage_give_a_warning():
+    texts = [split(record.contents)[1] for record in towns(60)]
+    names = ['A', 'B', 'C']
+    records = [Record(f'{i}', contents(names[i % 3], text)) for i, text in enumerate(texts)]
+    built = build(records, count=40)
+    assert built.unit == 'passages' and '3 documents' in built.warning
+    one = [Record(record.id, contents('A', split(record.contents)[1])) for record in records]
+    assert build(one, count=40).warning == ''
+
+
 def test_sentences_that_occur_twice_are_not_asked_about():
     records = towns(40, sentences=4)
     repeated = 'The people of every town met the famous Lomi near the old bridge in 1999.'
@@ -185,6 +223,17 @@ def test_the_command_writes_both_files_and_says_how_to_use_them(tmp_path, capsys
     before = out.read_bytes(), documents.read_bytes()
     assert run(*arguments, '--passage-words=80') == 0
     assert before == (out.read_bytes(), documents.read_bytes())
+
+
+def test_the_advice_of_errors_is_about_flags_that_the_command_has(tmp_path, capsys):
+    source = tmp_path / 'c.jsonl'
+    source.write_text('no JSON\n')
+    arguments = ['--corpus', source, '--out', tmp_path / 'o', '--documents', tmp_path / 'd']
+    assert run(*arguments) == 2
+    error = capsys.readouterr().err
+    assert 'correct the line' in error and '--skip-bad-lines' not in error
+    assert run(*arguments, '--passage-words=5') == 2
+    assert "'5' words are too few for a passage" in capsys.readouterr().err
 
 
 def test_a_mistake_is_one_line_and_writes_nothing(tmp_path, capsys):

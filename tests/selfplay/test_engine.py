@@ -225,7 +225,7 @@ def test_slots_and_other_weights_leave_the_devices_during_an_update(policy, monk
     pools = engine.scheduler.pools
     sampler = Sampler(model, pools['solver'].sampler.config, sharding.make_mesh())
     pools['other'] = SlotPool(sampler, 0)
-    engine.scheduler.publish('other', params, 0)
+    engine.scheduler.publish_weights('other', params, 0)
     prompt = [PutRow(0, np.arange(3, dtype=np.int32), 0, 8, 0.0, np.zeros(2, np.uint32))]
     pools['other'].sampler.put(prompt)
     pools['other'].sampler.rewind([0], [1])

@@ -127,10 +127,47 @@ def test_too_many_failed_searches_stop_a_run_before_it_learns(config):
         def ready(self):
             return True
 
-    client = Client(Broken(), most_failed=0.1)
+    client = Client(Broken(), max_failure_rate=0.1)
     assert client.retrieve(['a', 'b'], 3) == [None, None]
     with pytest.raises(RetrievalError, match='2 of 2 searches failed'):
-        client.check()
+        client.check_failure_rate()
     library = Library(SearchableCorpus(client, 3, 100), SearchableCorpus(client, 3, 100), (), ())
+    with pytest.raises(
+        UserError, match='2 of 2 searches failed.*config.retrieval.max_failure_rate'
+    ):
+        check_failures(library)
+
+
+def test_failures_of_the_held_out_corpus_count_once(config):
+    class Flaky:
+        name = 'flaky'
+        fails = True
+
+        def retrieve(self, queries, k):
+            if self.fails:
+                raise SearchFailed('connection refused')
+            return [[] for _ in queries]
+
+        def ready(self):
+            return True
+
+    def flaky_corpus():
+        return SearchableCorpus(Client(Flaky(), 100, 0.5), 3, 100)
+
+    library = Library(flaky_corpus(), flaky_corpus(), (), ())
+    held_out = library.held_out
+    held_out.search(['a'])
+    held_out.client.backend.fails = False
+    held_out.search(['b', 'c', 'd'])
+    assert check_failures(library) == 1
+    # Of the six searches of both evaluations half failed; of the last two all did.
+    held_out.client.backend.fails = True
+    held_out.search(['e', 'f'])
     with pytest.raises(UserError, match='2 of 2 searches failed'):
         check_failures(library)
+    shared = flaky_corpus()
+    shared.search(['a'])
+    shared.client.backend.fails = False
+    shared.search(['b', 'c'])
+    assert check_failures(Library(shared, shared, (), ())) == 1
+    assert check_failures(Library(shared, shared, (), ())) == 0

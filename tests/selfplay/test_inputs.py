@@ -407,7 +407,7 @@ def test_a_file_of_documents_that_does_not_fit_is_named(tmp_path):
         (('answers', '--corpus=none.txt'), 'none.txt: cannot be read'),
         (('answers', '--corpus=none.doc'), 'name the file .jsonl or .tsv'),
         (('documents', '--corpus=none.jsonl', '--count=3'), 'none.jsonl: cannot be read'),
-        (('documents', '--corpus=c.jsonl', '--count=x'), "'x' is no whole number from 1 on"),
+        (('documents', '--corpus=c.jsonl', '--count=x'), "'x' is not a whole number of 1 or more"),
         (
             ('documents', '--corpus=c.jsonl', '--count=3', '--hops=1:-1'),
             'one to four whole numbers',

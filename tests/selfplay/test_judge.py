@@ -152,9 +152,9 @@ def test_text_of_a_model_brings_no_control_token_to_the_server(judge_of):
 
 def test_a_run_without_verdicts_stops():
     judge = TextJudge(None, (3, 5), max_failure_rate=0.5)
-    judge.check(collections.Counter(asked=10, failed=3, unread=2))
+    judge.check_failure_rate(collections.Counter(asked=10, failed=3, unread=2))
     with pytest.raises(UserError, match='6 of 10 judgements'):
-        judge.check(collections.Counter(asked=10, failed=4, unread=2))
+        judge.check_failure_rate(collections.Counter(asked=10, failed=4, unread=2))
 
 
 DOCUMENTS = '(Title: Gumu) Gumu was born in Lomi.\n(Title: Lomi) Lomi is a city in Tarva. It is led by Puto.'

@@ -10,6 +10,7 @@ from test_engine import make, play, policy  # noqa: F401 - a fixture
 
 from zeroplay_jax.selfplay.learning_record import LearningRecord, shares_text
 from zeroplay_jax.selfplay.schedule import Phase, Step
+from zeroplay_jax.training.outcome import learning_summary, remedy, stop_line
 from zeroplay_jax.types import Outcome, TaskDropped
 
 
@@ -30,7 +31,7 @@ def test_equal_rewards_train_nothing(policy, settings):  # noqa: F811
     engine, _ = make(policy, lambda item: (1, 1), **settings)
     play(engine, 0)
     assert engine.learning.empty_steps == {'solver': 1}
-    assert engine.learning.last_reasons == {'equal_rewards': 2}
+    assert engine.learning.last_reasons == {'solver': {'equal_rewards': 2}}
     assert engine.learning.notices == [
         'step 0 (solver 1.1) trained nothing: equal_rewards 100 % of 2 tasks'
     ]
@@ -59,7 +60,7 @@ def test_a_gradient_that_is_not_finite_trains_nothing(policy, monkeypatch):  # n
     monkeypatch.setattr(engine, '_pack', poisoned)
     play(engine, 0)
     play(engine, 1)
-    assert engine.learning.last_reasons == {'nonfinite_gradient': 2}
+    assert engine.learning.last_reasons == {'solver': {'nonfinite_gradient': 2}}
     assert engine.learning.stuck_policies(2) == ['solver']
 
 
@@ -95,21 +96,58 @@ def test_the_counts_survive_a_checkpoint(policy):  # noqa: F811
     assert again.learning.stuck_policies(2) == ['solver']
 
 
+def test_a_checkpoint_of_an_earlier_version_has_no_counts(policy):  # noqa: F811
+    engine, _ = make(policy, lambda item: (1, 1))
+    play(engine, 0)
+    saved = json.loads(json.dumps(engine.host_state()))
+    del saved['learning'], saved['proposals']
+    again, _ = make(policy, lambda item: (1, 1))
+    again.restore(engine.device_state(), saved)
+    assert not again.learning.counts_all_steps and again.proposals.readable is None
+    summary = learning_summary(again, [training_step(0)], [], None)
+    # Nothing is known about its earlier steps, but its weights differ from those of the start.
+    assert summary['trained'] and summary['warning'] is None
+    assert not learning_summary(again, [training_step(0)], ['solver'], None)['trained']
+
+
+def test_every_policy_has_reasons_of_its_own(policy):  # noqa: F811
+    record = LearningRecord()
+    reasons = {
+        'first': collections.Counter(truncated=2),
+        'second': collections.Counter(equal_rewards=2),
+    }
+    step = training_step(0, 1)
+    record.add_training_step(step, {'first': False, 'second': False}, reasons)
+    record.add_training_step(training_step(1), {'second': False}, {'second': reasons['second']})
+    record.restore(json.loads(json.dumps(record.state())))
+    engine, _ = make(policy, lambda item: (1, 1))
+    engine.learning = record
+    engine.weights_of = {'proposer': 'first', 'solver': 'second'}
+    assert 'turn_tokens' in remedy(engine, 'first')
+    assert 'config.solver.samples' in remedy(engine, 'second')
+    trains_both = Step(Phase('both', 1, ('proposer', 'solver')), 0, 0)
+    warning = learning_summary(engine, [trains_both], [], None)['warning']
+    assert 'step of first: truncated 100 % of 2 tasks; raise config.rollout.turn_tokens' in warning
+    assert 'step of second: equal_rewards 100 % of 2 tasks' in warning
+    line = stop_line(engine, ['first', 'second'], step)
+    assert 'first: truncated 100 % of 2 tasks; second: equal_rewards 100 % of 2 tasks' in line
+
+
 def test_policies_of_a_step_are_counted_one_by_one():
     record = LearningRecord()
-    reasons = collections.Counter(equal_rewards=3)
+    reasons = {'second': collections.Counter(equal_rewards=3)}
     for index in range(2):
         record.add_training_step(training_step(index), {'first': True, 'second': False}, reasons)
     assert record.stuck_policies(2) == ['second']
     assert 'trained nothing in second: equal_rewards' in record.notices[0]
     # A step of another policy does not stop the run because of this one.
-    record.add_training_step(training_step(2), {'first': True}, collections.Counter())
+    record.add_training_step(training_step(2), {'first': True}, {})
     assert record.stuck_policies(2) == []
 
 
 def test_a_phase_without_an_update_is_reported_at_its_end():
     record = LearningRecord()
-    reasons = collections.Counter(prompt_too_long=1)
+    reasons = {'solver': collections.Counter(prompt_too_long=1)}
     for index in range(2):
         record.add_training_step(training_step(index, 2), {'solver': False}, reasons)
     assert record.notices[-1] == (
@@ -126,9 +164,11 @@ def test_a_pool_that_stays_empty_is_reported_and_stops_the_next_phase():
     assert record.notices[0].startswith('step 1 (generate 1.1): all tasks were dropped: ')
     assert 'left the pool of questions empty: no_question 50 %' in record.notices[1]
     # The first step without a task is enough, whatever the limit.
-    record.add_training_step(training_step(0), {'solver': False}, collections.Counter())
+    record.add_training_step(training_step(0), {'solver': False}, {'solver': collections.Counter()})
     assert record.stuck_policies(5) == ['solver'] and record.stuck_policies(0) == []
-    assert record.last_reasons == drops, 'the reasons of the phase that made no questions'
+    assert record.last_reasons == {'solver': drops}, (
+        'the reasons of the phase that made no questions'
+    )
 
 
 def test_some_dropped_tasks_of_a_generation_step_are_no_news():

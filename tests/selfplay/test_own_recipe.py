@@ -183,7 +183,7 @@ def test_every_declared_role_is_trained_under_its_name(run):
 
 def test_a_role_without_tools_can_be_evaluated(run):
     _, context = run
-    context.publish(['critic'])
+    context.publish_weights(['critic'])
     # Held-out questions are asked on the prompt 'solver', which this recipe replaced by one about topics.
     prompts = {**context.evaluation.prompts, 'solver': 'Question: {question}'}
     evaluation = dataclasses.replace(context.evaluation, prompts=prompts)

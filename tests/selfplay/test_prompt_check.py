@@ -114,6 +114,24 @@ def test_the_instructions_of_a_role_without_inputs_have_to_fit_into_the_context(
     assert str(caught.value).startswith('config.sampler.context=100: ')
 
 
+def test_all_fields_that_are_too_small_are_part_of_one_line():
+    config = ssp.get_config('mini')
+    config.prompts = 'paper'
+    config.rollout.prompt_tokens = 10
+    config.sampler.context = config.micro.tokens = 100
+    material = scripted.Material(answers=['Lomi'])
+    with pytest.raises(ConfigError) as caught:
+        measure(config, worlds=material)
+    message = str(caught.value)
+    assert 'role proposer' in message and 'role checker' in message and '\n' not in message
+    values = flags_in(message)
+    assert {'rollout.prompt_tokens', 'sampler.context', 'micro.tokens'} <= values.keys()
+    for name, value in values.items():
+        section, field = name.split('.')
+        config[section][field] = value
+    assert measure(config, worlds=material) == []
+
+
 def test_a_run_is_refused_before_its_weights_are_loaded(monkeypatch):
     config = drzero.get_config('mini')
     config.world.update(train=(0, 2), evaluation=(0, 1))

@@ -48,6 +48,21 @@ def test_solve_counts_of_proposals_are_a_histogram():
     assert (metrics['k_histogram/0'], metrics['k_histogram/2']) == (0.25, 0.5)
 
 
+def test_dropped_tasks_and_rollouts_are_one_share():
+    used, masked = solver_row(), solver_row()
+    masked.drop = 'truncated'
+    outcomes = [
+        # A dropped task counts once, with and without rollouts.
+        Outcome([masked, masked], drop='unfinished'),
+        Outcome(drop='prompt_too_long'),
+        Outcome([used, masked]),
+        Outcome([used, used]),
+    ]
+    rows = [row for outcome in outcomes for row in outcome.rows]
+    total, count = row_metrics.rollout_stats(rows, outcomes)['dropped_share']
+    assert total / count == (1 + 1 + 0.5 + 0) / 4
+
+
 def test_calls_are_counted_in_total_and_by_tool():
     search = Turn('a', scripted.search_call(['x']))
     failed_search = Turn('b', scripted.search_call(['x'], error='failed'))

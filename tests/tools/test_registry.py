@@ -107,10 +107,10 @@ def test_two_tools_of_one_name_are_refused():
 @pytest.mark.parametrize(
     ('entry', 'contains'),
     [
-        ('serach', "'serach' is no tool; give search, open, calculator, mcp, or package.module"),
-        ('', "'' is no tool"),
-        (':x', 'is no tool'),
-        ('their_tools.clock:', 'is no tool'),
+        ('serach', "'serach' is not a tool; give search, open, calculator, mcp, or package.module"),
+        ('', "'' is not a tool"),
+        (':x', 'is not a tool'),
+        ('their_tools.clock:', 'is not a tool'),
         ('their_tools.gone:x', 'cannot be imported'),
         ('their_tools.clock:gone', 'cannot be imported'),
         ('their_tools.broken:x', 'a_package_that_is_not_there'),

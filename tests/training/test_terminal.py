@@ -2,19 +2,20 @@
 
 import io
 import re
+import threading
 
 import numpy as np
 
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.selfplay.schedule import Phase, Step
-from zeroplay_jax.training.progress_bar import ProgressBar, dropped_share
+from zeroplay_jax.training.progress_bar import ProgressBar
 from zeroplay_jax.training.rollout_text import columns_of, plain, rollout_text, wrapped
+from zeroplay_jax.training.time_left import TimeLeft
 from zeroplay_jax.types import POLICY, Question, Row, RowInfo, ToolCall, Trajectory, Turn
 
 METRICS = {
     'tokens_per_second': 812.3,
-    'dropped_episodes': 0.5,
-    'row_drop/truncated': 0.5,
+    'dropped_share': 0.75,
     'reward_mean': 0.53,
 }
 
@@ -79,9 +80,26 @@ def test_notices_are_printed_with_and_without_a_terminal(monkeypatch):
     assert quiet.getvalue().startswith('step 3') and quiet.getvalue().count('\n') == 2
 
 
-def test_dropped_tasks_and_rollouts_are_one_share():
-    assert dropped_share(METRICS) == 0.75
-    assert dropped_share({}) == 0
+def test_only_the_main_thread_computes_the_estimate(monkeypatch):
+    threads = set()
+    predict = TimeLeft.predict
+
+    def noted(self, next_step):
+        threads.add(threading.current_thread())
+        return predict(self, next_step)
+
+    monkeypatch.setattr(TimeLeft, 'predict', noted)
+    use_terminal(monkeypatch)
+    steps = make_steps(count=3)
+    texts = []
+    with ProgressBar(True, steps, 0, lambda phase: 8) as bar:
+        bar.begin_step(steps[0])
+        bar.end_step(steps[0], METRICS)
+        redraw = threading.Thread(target=lambda: texts.append(bar._time_left_text()))
+        redraw.start()
+        redraw.join()
+    assert texts == ['00:00 left']
+    assert threads == {threading.main_thread()}
 
 
 HOSTILE = 'Gumu\x1b[31m red\x1b]0;title\x07 \x1b[2J\u202edlo\u200b\x00\x9b5A\nnext\tword'

@@ -25,13 +25,13 @@ def rollouts(phase):
 def test_the_estimate_does_not_grow_by_more_than_half_as_the_phases_appear():
     steps = schedule()
     estimate = TimeLeft(steps, rollouts)
-    assert estimate.seconds_left(0) is None
+    assert estimate.predict(0) is None
     smallest_total = float('inf')
     elapsed = 0.0
     for step in steps[:40]:
         estimate.add(step, SECONDS[step.phase.name])
         elapsed += SECONDS[step.phase.name]
-        total = elapsed + estimate.seconds_left(step.number + 1)
+        total = elapsed + estimate.predict(step.number + 1).seconds_left(0.0)
         assert total < 1.6 * smallest_total
         smallest_total = min(smallest_total, total)
 
@@ -42,11 +42,11 @@ def test_phases_that_were_seen_are_predicted_exactly():
     for step in steps[:12]:
         estimate.add(step, SECONDS[step.phase.name])
     expected = sum(SECONDS[step.phase.name] for step in steps[12:])
-    assert estimate.seconds_left(12) == pytest.approx(expected)
-    assert estimate.seconds_left(12, elapsed=1.0) == pytest.approx(expected - 1.0)
+    assert estimate.predict(12).seconds_left(0.0) == pytest.approx(expected)
+    assert estimate.predict(12).seconds_left(1.0) == pytest.approx(expected - 1.0)
     # A step that takes longer than expected.
-    assert estimate.seconds_left(12, elapsed=1e6) >= 0
-    assert estimate.seconds_left(len(steps)) == 0
+    assert estimate.predict(12).seconds_left(1e6) >= 0
+    assert estimate.predict(len(steps)).seconds_left(0.0) == 0
 
 
 def test_a_phase_that_was_not_seen_is_scaled_by_its_rollouts():
@@ -54,7 +54,7 @@ def test_a_phase_that_was_not_seen_is_scaled_by_its_rollouts():
     steps = all_steps([first, second])
     estimate = TimeLeft(steps, lambda phase: {'a': 10, 'b': 30}[phase.name])
     estimate.add(steps[0], 5.0)
-    assert estimate.seconds_left(1) == pytest.approx(2 * 15.0)
+    assert estimate.predict(1).seconds_left(0.0) == pytest.approx(2 * 15.0)
 
 
 def test_the_first_step_of_a_phase_is_forgotten():
@@ -63,7 +63,7 @@ def test_the_first_step_of_a_phase_is_forgotten():
     # It traces the programs of the phase.
     for step, seconds in zip(steps, (20.0, 2.0, 4.0)):
         estimate.add(step, seconds)
-    assert estimate.seconds_left(30) == pytest.approx(10 * 3.0)
+    assert estimate.predict(30).seconds_left(0.0) == pytest.approx(10 * 3.0)
 
 
 def test_recent_steps_count():
@@ -73,7 +73,7 @@ def test_recent_steps_count():
         estimate.add(step, 100.0)
     for step in steps[10:20]:
         estimate.add(step, 1.0)
-    assert estimate.seconds_left(20) == pytest.approx(20.0)
+    assert estimate.predict(20).seconds_left(0.0) == pytest.approx(20.0)
 
 
 def test_compilations_are_measured():
@@ -89,4 +89,4 @@ def test_a_schedule_of_evaluations_only():
     steps = [Step(Phase('evaluation', 1), 0, number) for number in range(2)]
     estimate = TimeLeft(steps, lambda phase: 0)
     estimate.add(steps[0], 4.0)
-    assert estimate.seconds_left(1) == pytest.approx(4.0)
+    assert estimate.predict(1).seconds_left(0.0) == pytest.approx(4.0)

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -86,6 +87,19 @@ def test_nothing_is_lost_and_nothing_is_called_trained(stopped):
     page = (workdir / 'report.html').read_text()
     assert page.index('id="banner"') < page.index('<header')
     assert 'Nothing was trained in proposer, solver.' in page
+
+
+def test_a_kill_between_the_last_checkpoint_and_the_report_changes_nothing(stopped, tmp_path):
+    workdir, _ = stopped
+    killed = tmp_path / 'killed'
+    shutil.copytree(workdir, killed)
+    for name in ('summary.json', 'report.html', '.reported'):
+        (killed / name).unlink()
+    again = train(killed)
+    assert again.returncode == 3 and 'stopped: 2 steps in a row' in again.stderr
+    assert steps_of(killed) == [0, 1, 2]
+    assert summary_of(killed) == summary_of(workdir)
+    assert (killed / 'report.html').is_file()
 
 
 def test_the_same_command_counts_on_and_ends_where_it_may_not_stop(stopped):

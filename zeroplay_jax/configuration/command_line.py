@@ -1,7 +1,7 @@
-"""Command lines: flags and config files are checked before anything heavy is loaded.
+"""Command lines: flags and config files are checked before slow libraries are loaded.
 
-Only absl, ml_collections, pydantic and NumPy are imported, so that a mistake shows in a second and
-not after JAX, TensorFlow and transformers are loaded.
+Only absl, ml_collections, pydantic and NumPy are imported, so that a mistake is reported within a second and not after
+JAX, TensorFlow and transformers are loaded.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from zeroplay_jax.settings.renamed import RENAMED_FIELDS
 
 
 def available_configs() -> str:
-    """The config files of the project, as flags."""
+    """Returns the config files of the project, as flags in one text."""
     config_flags = []
-    # Sorted: the order of `glob` depends on the file system.
+    # Sorted, because the order of `glob` depends on the file system.
     for path in sorted(CONFIGS.glob('[a-z]*.py')):
-        # The defaults that the others start from, no run of its own.
+        # common.py has the defaults that the others start from; it is not a run.
         if path.stem != 'common':
             config_flags.append(f'--config=configs/{path.name}')
     return ', '.join(config_flags)
 
 
 def _with_packaged_configs(argv: Sequence[str]) -> list[str]:
-    """Replaces --config=configs/NAME.py by the packaged file where the project is installed."""
+    """Returns the arguments with --config=configs/NAME.py replaced by the packaged file, unless the file exists."""
     replaced = []
     for argument in argv:
         match = re.fullmatch(r'(--?config=)configs/(\w+\.py)(:.*)?', argument)
-        # A file in the current folder wins: in a checkout the user edits that one.
+        # A file in the current folder takes precedence: in a checkout the user edits that one.
         if match and not (pathlib.Path('configs') / match[2]).is_file():
             packaged = CONFIGS / match[2]
             if packaged.is_file():
@@ -47,14 +47,14 @@ def _with_packaged_configs(argv: Sequence[str]) -> list[str]:
     return replaced
 
 
-def _chosen_recipe(argv: Sequence[str]) -> str | None:
-    """The value of --config.recipe; None without this flag."""
+def recipe_flag(argv: Sequence[str]) -> str | None:
+    """Returns the value of --config.recipe; None without this flag."""
     recipe = None
     for argument, following in itertools.zip_longest(argv[1:], argv[2:]):
         flag, equals, value = argument.lstrip('-').partition('=')
         if not argument.startswith('-') or flag != 'config.recipe':
             continue
-        # absl also accepts the value as an argument of its own. The last flag wins.
+        # absl also accepts the value as the next argument. The last flag takes effect.
         recipe = value if equals else following
     return recipe
 
@@ -62,11 +62,12 @@ def _chosen_recipe(argv: Sequence[str]) -> str | None:
 class _ConfigWithSections(flags.ArgumentParser):
     """Parses --config, and adds the sections of the recipe that --config.recipe chooses.
 
-    ml_collections applies flags to the fields that the config file defines. A recipe from elsewhere
-    has sections of its own, which must be there before their fields are set.
+    ml_collections applies flags to the fields that the config file defines. An external recipe has additional
+    sections, which must exist before their fields are set.
 
     Args:
-      parser: parses --config.   recipe: the value of --config.recipe.
+      parser: parses --config.
+      recipe: the value of --config.recipe.
     """
 
     def __init__(self, parser: flags.ArgumentParser, recipe: str):
@@ -74,6 +75,7 @@ class _ConfigWithSections(flags.ArgumentParser):
         self._recipe = recipe
 
     def parse(self, argument: str) -> ConfigDict:
+        """Returns the loaded config with `config.recipe` set and the sections of that recipe added."""
         config = self._parser.parse(argument)
         # A file that could not be loaded gives another object, which raises when it is used.
         if isinstance(config, ConfigDict) and 'recipe' in config:
@@ -87,7 +89,7 @@ class _ConfigWithSections(flags.ArgumentParser):
 
 @contextlib.contextmanager
 def _sections_of(chosen_recipe: str | None) -> Iterator[None]:
-    """Inside, a config that is loaded by --config gets the sections of this recipe."""
+    """Inside the block, a config loaded by --config gets the sections of this recipe."""
     if chosen_recipe is None:
         yield
         return
@@ -100,9 +102,13 @@ def _sections_of(chosen_recipe: str | None) -> Iterator[None]:
         config_flag.parser = parser
 
 
-def _check_arguments(argv: Sequence[str], chosen_recipe: str | None) -> None:
-    """Names of files and fields, for which the flag library would print a traceback or a page."""
-    # Built only where a field is set: it imports all recipes.
+def check_arguments(argv: Sequence[str], chosen_recipe: str | None) -> None:
+    """Checks names of files and fields, for which the flag library would print a traceback or many lines.
+
+    Raises:
+      ConfigError: no such config file or field.
+    """
+    # The schema is built only if a field is set, because it imports all recipes.
     schema = None
     for argument in argv[1:]:
         flag, _, value = argument.lstrip('-').partition('=')
@@ -113,21 +119,22 @@ def _check_arguments(argv: Sequence[str], chosen_recipe: str | None) -> None:
         if re.match(r'(no)?config\.', flag):
             schema = schema or _schema(chosen_recipe)
             name = flag.split('.', 1)[1]
-            # Fields of a recipe from elsewhere are known only once its config file is loaded.
+            # Fields of an external recipe are known only once its config file is loaded.
             if name.split('.')[0] in schema or '.' not in name or name in RENAMED_FIELDS:
                 fields.check_name(name, schema)
 
 
 def _schema(chosen_recipe: str | None) -> ConfigDict:
+    """Returns all fields with their defaults, with the sections of the chosen recipe."""
     if chosen_recipe is None:
         return fields.default_config()
     return fields.default_config(chosen_recipe)
 
 
 def _check_recipe_fields(argv: Sequence[str], chosen_recipe: str | None) -> None:
-    """Names the field of a flag that the loaded config does not have, if that is what went wrong.
+    """Called after flags failed; raises ConfigError if a flag sets a field that the config file does not have.
 
-    Before the config file is loaded, sections of a recipe from elsewhere are not known.
+    Executes the config file, because the sections of an external recipe are known only then.
     """
     settings = [argument.lstrip('-').partition('=') for argument in argv[1:]]
     config_files = [value for flag, _, value in settings if flag == 'config']
@@ -139,7 +146,7 @@ def _check_recipe_fields(argv: Sequence[str], chosen_recipe: str | None) -> None
         config_recipe = get_config(*filter(None, [variant])).recipe
         schema = fields.default_config(chosen_recipe or config_recipe)
     except Exception:
-        # The config file itself is wrong: the caller reports it.
+        # The config file itself fails, which the caller reports.
         return
     for flag, _, _ in settings:
         section, _, name = flag.partition('.')
@@ -148,7 +155,7 @@ def _check_recipe_fields(argv: Sequence[str], chosen_recipe: str | None) -> None
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
-    """Reads the command line into absl's flags.
+    """Reads the command line into absl's flags (`flags.FLAGS`).
 
     Args:
       argv: the command line, the program's name first.
@@ -161,20 +168,20 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         not load.
     """
     argv = _with_packaged_configs(argv)
-    chosen_recipe = _chosen_recipe(argv)
-    _check_arguments(argv, chosen_recipe)
+    chosen_recipe = recipe_flag(argv)
+    check_arguments(argv, chosen_recipe)
     try:
         with _sections_of(chosen_recipe):
             return flags.FLAGS(argv)
     except flags.IllegalFlagValueError as error:
-        # absl gives only the text of its message, so field and value are read from that.
+        # The exception has only a text, so field and value are read from the text.
         field = re.match(r'flag --config\.([\w.]+)=(.*?): ', str(error), re.DOTALL)
         defaults = dict(fields.leaves(_schema(chosen_recipe)))
         if field and field[1] in defaults:
             default = defaults[field[1]]
             problem = f'must be {fields.type_name(default)}'
             fail(field[1], field[2], problem, f'give one such as {default!r}')
-        # Not a field, so the config file itself: its function raised this error.
+        # The flag is not a field, so it is --config: the function of the config file raised this error.
         message = _last_line(error)
         config_file = re.match(r'flag (--config=.*?): ', str(error))
         if config_file:
@@ -186,7 +193,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         raise
     except Exception as error:
         _check_recipe_fields(argv, chosen_recipe)
-        # A config is a Python file: any exception of it arrives here.
+        # A config is a Python file, so any exception is possible.
         reason = f'{type(error).__name__}: {_last_line(error)}'
         raise ConfigError(f'the config could not be loaded: {reason}') from error
 
@@ -201,7 +208,8 @@ def check_command(
 
     Args:
       argv: positional arguments left over by the flags, the program's name first.
-      config: the value of --config.   workdir: the value of --workdir, a path.
+      config: the value of --config; sections that its recipe needs are added.
+      workdir: the value of --workdir, a path.
       has_evaluation: see `rules.check`.
 
     Raises:
@@ -215,7 +223,7 @@ def check_command(
         raise ConfigError(
             'no folder for the run; give --workdir=FOLDER, such as --workdir=runs/first'
         )
-    # Parents, too: mkdir would fail only after the policy was loaded.
+    # Parents are checked too, because mkdir would fail only after the policy was loaded.
     folder = pathlib.Path(workdir)
     if any(path.is_file() for path in (folder, *folder.parents)):
         raise ConfigError(f'--workdir={workdir}: there is a file in this place; name a folder')
@@ -223,5 +231,6 @@ def check_command(
 
 
 def _last_line(error: Exception) -> str:
+    """Returns the last line of an error's text."""
     # Errors of config files quote their traceback first.
     return str(error).strip().splitlines()[-1].strip()

@@ -1,4 +1,4 @@
-"""Start and end of a command: user errors become one line, and libraries stay off the terminal."""
+"""Start and end of a command: user errors become one line, and the output of libraries is hidden."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from absl import app, logging
 
 from zeroplay_jax.configuration import command_line
 from zeroplay_jax.retrieval.quiet import quiet
-from zeroplay_jax.retrieval.tensorflow_import import tensorflow
+from zeroplay_jax.retrieval.tensorflow_import import import_tensorflow
 from zeroplay_jax.runtime import interrupts
 from zeroplay_jax.types import TrainingStopped, UserError
 
 
 def run_command(name: str, main: Callable[[list[str]], None]) -> None:
-    """Runs `main` with the flags of the command line.
+    """Runs `main` with the flags of the command line, and ends the process.
 
-    Exit status: 2 after a `UserError` and 3 after `TrainingStopped` (a run that trains nothing), each
+    Exit status: 0; 2 after a `UserError` and 3 after `TrainingStopped` (a run that trains nothing), each
     with its one line; 130 after Ctrl-C; 1 after a crash.
     """
     try:
         app.run(main, flags_parser=command_line.parse_flags)
-    # Every failing branch tells the other processes: they would wait in a collective for ever.
+    # A normal exit of one failing process would wait for the other processes, which wait for this one in a collective.
     except UserError as error:
         print(f'{name}: {error}', file=sys.stderr)
         _leave_other_processes(2)
         sys.exit(2)
     except TrainingStopped as error:
         print(f'{name}: {error}', file=sys.stderr)
-        # No process waits for another one: all of them stop at the same step.
+        # A normal exit is possible: all processes stop at the same step.
         sys.exit(3)
     except KeyboardInterrupt:
         message = 'stopped. What was saved is complete; the same command resumes the run'
@@ -39,7 +39,7 @@ def run_command(name: str, main: Callable[[list[str]], None]) -> None:
         _leave_other_processes(130)
         sys.exit(130)
     except SystemExit:
-        # absl ends --help with status 1.
+        # absl exits with status 1 after --help.
         if {'--help', '-help', '--helpshort'} & set(sys.argv):
             sys.exit(0)
         raise
@@ -50,34 +50,35 @@ def run_command(name: str, main: Callable[[list[str]], None]) -> None:
 
 
 def _leave_other_processes(status: int) -> None:
-    # Not imported: then JAX is not loaded, and there is no other process.
+    """Exits at once if the run has other processes, which then stop by themselves; otherwise returns."""
+    # If the module was never imported, this process has not joined any others.
     processes = sys.modules.get('zeroplay_jax.runtime.connect')
     if processes is not None:
         processes.leave(status)
 
 
 def load_libraries() -> None:
-    """Loads the slow and talkative libraries, after the config was checked.
+    """Imports TensorFlow, which is slow: call it after the config was checked.
 
-    TensorFlow only logs and searches here, so it is kept off the accelerators. What its C++ parts
-    and those of ScaNN print while loading is dropped, unless loading fails.
+    TensorFlow only logs and searches here, so GPUs and TPUs are hidden from it. The output of its C++ code is hidden,
+    unless the import fails. Sets TF_CPP_MIN_LOG_LEVEL and absl's log level.
     """
-    # Before the import: TensorFlow reads it while loading.
+    # Set before the import, during which TensorFlow reads it.
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
     logging.set_verbosity(logging.WARNING)
     with quiet():
-        tf = tensorflow()
+        tf = import_tensorflow()
         for kind in ('GPU', 'TPU'):
             tf.config.set_visible_devices([], kind)
 
 
 def connect(config) -> None:
-    """Joins the other processes of the run (`config.distributed`), before JAX looks for devices."""
-    # Loads JAX: only after the config was checked.
+    """Joins the other processes of the run (`config.distributed`); call it before JAX looks for devices."""
+    # This import loads JAX, so the config must have been checked before.
     from zeroplay_jax.runtime.connect import connect as join_processes
 
     settings = config.distributed
-    # Other processes have to be told of an interrupt from now on (`run_command`).
+    # From now on Ctrl-C must raise KeyboardInterrupt, which `run_command` handles for a run of several processes.
     if settings.mode != 'off':
         interrupts.raise_again()
     join_processes(

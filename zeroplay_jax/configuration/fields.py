@@ -1,4 +1,4 @@
-"""From the schema to an ml_collections config, and back: names, types and bounds of all fields."""
+"""Makes ml_collections configs from the schema, and checks names, types and bounds of their fields against it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zeroplay_jax.settings.schema import Run, TrainedRole
 
 
 def default_config(recipe: str = 'drzero') -> ConfigDict:
-    """All fields with their defaults, and the sections of all built-in recipes and of `recipe`.
+    """Returns all fields with their defaults, and the sections of all built-in recipes and of `recipe`.
 
     Args:
       recipe: a built-in name, or the import path of a module.
@@ -27,14 +27,14 @@ def default_config(recipe: str = 'drzero') -> ConfigDict:
     """
     config = ConfigDict(Run().model_dump())
     config.recipe = recipe
-    # All built-in recipes, so that one config file and its flags work whichever recipe is chosen.
+    # All built-in recipes are included, so that one config file and its flags work with any of them.
     for name in dict.fromkeys((*recipes.BUILT_IN, recipe)):
         _add_sections(config, recipes.recipe_class(name))
     return config
 
 
 def _schema_of(config: ConfigDict) -> ConfigDict:
-    """Defaults of all fields that this config may have: its roles may depend on its own settings."""
+    """Returns the defaults of all fields that this config may have; its roles may depend on its settings."""
     schema = default_config(config.recipe)
     with schema.unlocked():
         for name, section in _sections(config).items():
@@ -44,12 +44,12 @@ def _schema_of(config: ConfigDict) -> ConfigDict:
 
 
 def _add_sections(config: ConfigDict, recipe: type[recipes.Recipe]) -> None:
-    """Adds the sections that a recipe needs and the config lacks."""
+    """Adds to the config the sections with defaults that a recipe needs and the config lacks."""
     with config.unlocked():
         for name, settings in recipe.settings.items():
             if name not in config:
                 config[name] = ConfigDict(settings().model_dump())
-        # Afterwards: which roles there are may depend on the recipe's settings.
+        # The roles come second, because they may depend on the recipe's settings.
         for specification in recipe.roles(config):
             _check_role_name(recipe, specification)
             if specification.is_trained and specification.name not in config:
@@ -57,6 +57,7 @@ def _add_sections(config: ConfigDict, recipe: type[recipes.Recipe]) -> None:
 
 
 def _check_role_name(recipe: type[recipes.Recipe], specification: recipes.RoleSpec) -> None:
+    """Raises ConfigError if the name of a role is that of another section."""
     # A role's section would otherwise be mistaken for a section of the run, such as `pool`.
     reserved = (*Run.model_fields, *recipe.settings, *recipes.RESERVED_ROLES)
     if specification.name in reserved:
@@ -67,7 +68,7 @@ def _check_role_name(recipe: type[recipes.Recipe], specification: recipes.RoleSp
 
 
 def add_missing_sections(config: ConfigDict) -> None:
-    """Adds sections of `config.recipe` with defaults, where a flag chose another recipe.
+    """Adds to the config the missing sections of `config.recipe`, after a flag chose another recipe.
 
     Raises:
       ConfigError: there is no such recipe.
@@ -76,7 +77,7 @@ def add_missing_sections(config: ConfigDict) -> None:
 
 
 def leaves(config: ConfigDict, prefix: str = '') -> Iterator[tuple[str, Any]]:
-    """All fields of a config as (dotted name, value), in their order."""
+    """Yields all fields of a config as (dotted name, value), in their order."""
     for name in config:
         value = config[name]
         if isinstance(value, ConfigDict):
@@ -89,16 +90,16 @@ def leaves(config: ConfigDict, prefix: str = '') -> Iterator[tuple[str, Any]]:
 
 
 def check_name(path: str, schema: ConfigDict) -> None:
-    """Refuses a dotted name that is not in the schema; suggests the field that was probably meant.
+    """Refuses a dotted name that is not in the schema.
 
     Raises:
-      ConfigError: one line.
+      ConfigError: one line, which suggests a field of similar spelling or gives the new name.
     """
     if path in RENAMED_FIELDS:
         raise ConfigError(f'config.{path}: renamed; it is config.{RENAMED_FIELDS[path]} now')
     level: Any = schema
     closest_path = ['config']
-    # A misspelt section is corrected on the way, so that the suggestion is a complete field.
+    # A misspelt section is replaced by the closest one, so that the suggestion is a complete field.
     for name in path.split('.'):
         section = '.'.join(closest_path)
         if not isinstance(level, ConfigDict):
@@ -119,7 +120,7 @@ def check_name(path: str, schema: ConfigDict) -> None:
 
 
 def _similar(name: str, fields: Sequence[str]) -> str | None:
-    """A field of similar spelling, or with these initials (lr for learning_rate)."""
+    """Returns a field of similar spelling, or with these initials (lr for learning_rate); None if there is none."""
     close = difflib.get_close_matches(name, fields, n=1)
     if close:
         return close[0]
@@ -144,8 +145,8 @@ _TYPE_ERRORS = (
 
 
 def type_name(value: Any) -> str:
-    """What kind of value a field takes, for an error line."""
-    # Lists hold elements of one type, and no default is an empty list.
+    """Returns the kind of value that a field takes, for an error line; `value` is its default."""
+    # Lists have elements of one type, and no default is an empty list.
     if isinstance(value, tuple):
         return f'a list, each {type_name(value[0])}'
     names = {bool: 'true or false', int: 'a whole number', float: 'a number', str: 'a text'}
@@ -159,7 +160,7 @@ def check_values(config: ConfigDict) -> None:
       ConfigError: the first problem.
     """
     schema = _schema_of(config)
-    # Names first: a renamed field must not be reported as a missing one.
+    # Names are checked first, so that a renamed field is not reported as a missing one.
     for name, _ in leaves(config):
         check_name(name, schema)
     present = dict(leaves(config))
@@ -176,10 +177,12 @@ def check_values(config: ConfigDict) -> None:
 
 
 def checked_section(section: type[Section], name: str, values: Mapping[str, Any]) -> ConfigDict:
-    """One section with these values, and defaults elsewhere.
+    """Returns a section with these values, and defaults for its other fields.
 
     Args:
-      section: its schema.   name: its name, for errors.
+      section: schema of the section.
+      name: name of the section, for errors.
+      values: field → value.
 
     Raises:
       ConfigError: an unknown field, a wrong type, or a value out of bounds.
@@ -189,12 +192,12 @@ def checked_section(section: type[Section], name: str, values: Mapping[str, Any]
         check_name(f'{name}.{field}', defaults)
     merged = ConfigDict(section().model_dump() | dict(values))
     _check_section(section, merged, name, dict(leaves(defaults)))
-    # The schema's own values: a whole number for a float becomes a float.
+    # The values are read back from the schema, which converts a whole number to a float where it has a float.
     return ConfigDict(section(**merged.to_dict()).model_dump())
 
 
 def _sections(config: ConfigDict) -> dict[str, type[Section]]:
-    """Dotted name → schema of all sections; '' holds the fields at the top."""
+    """Returns {name: schema} of all sections of a config; '' names the fields at the top level."""
     sections: dict[str, type[Section]] = {'': Run}
     for name in dict.fromkeys((*recipes.BUILT_IN, config.recipe)):
         recipe = recipes.recipe_class(name)
@@ -208,8 +211,9 @@ def _sections(config: ConfigDict) -> dict[str, type[Section]]:
 def _check_section(
     section: type[Section], values: ConfigDict, prefix: str, defaults: Mapping[str, Any]
 ) -> None:
+    """Raises ConfigError for the first wrong value of a section; `defaults` has dotted names."""
     fields = values.to_dict()
-    # At the top the config also has sections of recipes and roles, which are no fields of `Run`.
+    # At the top level the config also has sections of recipes and roles, which are not fields of `Run`.
     schema_fields = {name: fields[name] for name in section.model_fields if name in fields}
     try:
         section.model_validate(schema_fields)
@@ -223,6 +227,7 @@ def _raise_first(
     values: Mapping[str, Any],
     defaults: Mapping[str, Any],
 ) -> None:
+    """Raises ConfigError for the first problem that pydantic found."""
     problem = error.errors()[0]
     # Integers in the location are positions in a list; the field is the list as a whole.
     path = [str(part) for part in problem['loc'] if isinstance(part, str)]
@@ -239,7 +244,7 @@ def _raise_first(
 
 
 def _fix(problem: Any) -> str:
-    """How to correct a value, from pydantic's description of the problem."""
+    """Returns how to correct a value, from pydantic's description of the problem."""
     kind = problem['type']
     context = problem.get('ctx', {})
     if kind == 'greater_than_equal':

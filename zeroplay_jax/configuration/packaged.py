@@ -35,7 +35,7 @@ def config(
     elif variant:
         fix = 'leave it out, or name a file of configs/'
         raise ConfigError(
-            f'config: {name!r} is no file of configs/, so it has no variant {variant!r}; {fix}'
+            f'config: {name!r} is not a file of configs/, so it has no variant {variant!r}; {fix}'
         )
     else:
         settings = fields.default_config(name)
@@ -43,7 +43,7 @@ def config(
         fix = "give a dict, such as {'solver.batch': 16}"
         raise ConfigError(f'config: changes is a {type(changes).__name__}; {fix}')
     changes = dict(changes or {})
-    # ml_collections would raise a KeyError without the field that was probably meant.
+    # Checked here, because ml_collections would raise a KeyError without a suggestion.
     for field in changes:
         fields.check_name(field, settings)
     defaults = dict(fields.leaves(settings))
@@ -57,7 +57,8 @@ def config(
 
 
 def _of_variant(name: str, get_config: Callable[..., ConfigDict], variant: str) -> ConfigDict:
-    # Not every file has variants, and those without take no argument.
+    """Returns the config of a variant, '' for none; ConfigError if the file does not have it."""
+    # `get_config` of a file without variants takes no argument.
     if not variant:
         return get_config()
     if not inspect.signature(get_config).parameters:

@@ -29,17 +29,17 @@ one line before anything is loaded. This page is generated from the schema
 
 
 def reference() -> str:
-    """The page as Markdown."""
+    """Returns docs/configuration.md as Markdown."""
     sections: list[str] = [_INTRODUCTION]
     top_fields: list[str] = []
-    # From the class and not from an instance: descriptions exist in the schema only.
+    # The class is read and not an instance, because only the class has the descriptions.
     for name, field in Run.model_fields.items():
         default = field.default
         if isinstance(default, Section):
             sections.append(_section(name, type(default)))
         else:
             top_fields.append(_row(name, default, field.description))
-    # Known only after the loop, but first on the page.
+    # The fields at the top level are known after the loop, but come first in the file.
     sections.insert(1, _table('Top level', '', top_fields))
     # One section for all trained roles: they have the same fields.
     sections.append(_section('<role>', TrainedRole))
@@ -53,6 +53,7 @@ def reference() -> str:
 
 
 def _old_names() -> str:
+    """Returns the table of renamed fields."""
     lines = ['## Old names', '', '| old | new |', '|---|---|']
     for old_name, new_name in RENAMED_FIELDS.items():
         lines.append(f'| `{old_name}` | `{new_name}` |')
@@ -62,6 +63,7 @@ def _old_names() -> str:
 
 
 def _section(name: str, section: type[Section]) -> str:
+    """Returns the heading and the table of one section."""
     rows = []
     for field_name, field in section.model_fields.items():
         rows.append(_row(f'{name}.{field_name}', field.default, field.description))
@@ -69,8 +71,9 @@ def _section(name: str, section: type[Section]) -> str:
 
 
 def _table(title: str, text: str, rows: list[str]) -> str:
+    """Returns a heading, the first paragraph of `text` and a table of `rows`."""
     lines = [f'## {title}', '']
-    # Of a docstring the first paragraph.
+    # Only the first paragraph of a docstring is used.
     summary = text.strip().split('\n\n')[0]
     if summary:
         lines += [summary, '']
@@ -79,6 +82,7 @@ def _table(title: str, text: str, rows: list[str]) -> str:
 
 
 def _row(name: str, default: Any, description: str | None) -> str:
+    """Returns the row of one field."""
     # A field's text may be wrapped in the source; a row of a table is one line, and '|' ends a cell.
     words = (description or '').split()
     meaning = ' '.join(words).replace('|', '\\|')

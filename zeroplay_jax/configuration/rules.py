@@ -1,6 +1,7 @@
-"""Combinations of settings that cannot work, apart from those that one recipe knows (`Recipe.check`).
+"""Refuses combinations of settings that cannot work; `Recipe.check` has the rules of one recipe.
 
-Every check raises one line that names the field, its value, the problem and the fix.
+A rule is a function of (config, recipe). It raises ConfigError: one line with the field, its value, the problem and the
+fix.
 """
 
 from __future__ import annotations
@@ -27,17 +28,18 @@ LOSSES_PER_SEQUENCE = ('sequence_pg', 'geometric_pg')
 
 
 def check(config: ConfigDict, has_evaluation: bool = True) -> None:
-    """Refuses a config that cannot run. Reads the disk for names of files and loads none of them.
+    """Refuses a config that cannot run. Checks that files exist, without reading them.
 
     Args:
-      has_evaluation: the command evaluates on questions of its own; a corpus other than the miniature
+      config: config of a run; missing sections of its recipe are added to it.
+      has_evaluation: whether the command evaluates on the questions of the config; a corpus other than the miniature
         worlds then needs `eval.file`.
 
     Raises:
       ConfigError: one line; the first problem.
     """
     fields.add_missing_sections(config)
-    # Types and bounds first: the rules below calculate with the values.
+    # Types and bounds are checked first, because the rules below calculate with the values.
     fields.check_values(config)
     recipe = recipe_class(config.recipe)
     for rule in RULES:
@@ -49,7 +51,7 @@ def check(config: ConfigDict, has_evaluation: bool = True) -> None:
 
 
 def _trained(config: ConfigDict, recipe: type[Recipe]) -> Iterator[tuple[RoleSpec, ConfigDict]]:
-    """Trained roles with their settings."""
+    """Yields the trained roles with their settings."""
     for specification in recipe.roles(config):
         if specification.is_trained:
             yield specification, config[specification.name]
@@ -59,6 +61,7 @@ def _trained(config: ConfigDict, recipe: type[Recipe]) -> Iterator[tuple[RoleSpe
 
 
 def _check_lengths(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses lengths that do not fit into each other: turns, slots, packed rows, passages."""
     rollout = config.rollout
     context = config.sampler.context
     turns = rollout.max_turns
@@ -92,6 +95,7 @@ def _check_lengths(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def _check_tools(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses unknown tools, a role's tool that is not in tools.names, and a bad MCP address."""
     names = tuple(config.tools.names)
     for name in names:
         check_tool_name(name)
@@ -108,6 +112,7 @@ def _check_tools(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def _check_roles(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses roles without a prompt or without weights, and an unknown evaluated role."""
     roles = recipe.roles(config)
     trained = [role.name for role in roles if role.is_trained]
     try:
@@ -128,12 +133,13 @@ def _check_roles(config: ConfigDict, recipe: type[Recipe]) -> None:
             )
     if recipe.evaluated_role not in [role.name for role in roles]:
         raise ConfigError(
-            f'config.recipe={config.recipe}: it evaluates {recipe.evaluated_role!r}, which is no role '
-            'of it; set Recipe.evaluated_role'
+            f'config.recipe={config.recipe}: it evaluates {recipe.evaluated_role!r}, which is not one of '
+            'its roles; set Recipe.evaluated_role'
         )
 
 
 def _check_rewards(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses unknown reward functions; imports those of other packages."""
     try:
         rewards.resolve_difficulty(config.reward.difficulty)
         if config.reward.answer != 'judge':
@@ -143,9 +149,10 @@ def _check_rewards(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def _check_worlds(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses more worlds than there are names for."""
     for name in ('train', 'evaluation'):
         first, count = config.world[name]
-        # No name occurs in two worlds, which is what keeps held-out facts out of training.
+        # No name occurs in two worlds, so that held-out facts stay out of training; the number of names is limited.
         available = world.worlds_available(name)
         if first + count > available:
             problem = f'the names suffice for {available} worlds, numbered from 0'
@@ -157,6 +164,7 @@ def _check_worlds(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def _check_groups(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses group settings of a trained role that give meaningless advantages or that its recipe lacks."""
     for specification, settings in _trained(config, recipe):
         role = specification.name
         # A group of equal rewards has deviation 0: without a baseline its advantages are the reward
@@ -177,6 +185,7 @@ def _check_groups(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses losses, minibatches and corrections of a trained role that contradict each other."""
     for specification, settings in _trained(config, recipe):
         role = specification.name
         if ':' in settings.loss:
@@ -200,8 +209,8 @@ def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
             )
             fix = f'give 1, or set {role}.loss to token_pg'
             fail(f'{role}.minibatches', settings.minibatches, problem, fix)
-        # With drop_thinking every context of a rollout becomes a row of its own. Sums over tokens do
-        # not notice; means over sequences and sequence ratios would count contexts, not rollouts.
+        # With drop_thinking every context of a rollout becomes a separate row. Sums over tokens do not change; means
+        # over sequences and sequence ratios would count contexts, not rollouts.
         splits_rollouts = config.rollout.drop_thinking
         is_per_token = not splits_rollouts or _is_per_token(settings.loss)
         if splits_rollouts and not (is_per_token and settings.aggregation == 'token'):
@@ -222,19 +231,21 @@ def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def _uses_ratio(loss: str) -> bool:
+    """Returns whether a loss has an importance ratio."""
     if ':' in loss:
         return _imported_loss(loss).uses_ratio
     return loss not in LOSSES_WITHOUT_RATIO
 
 
 def _is_per_token(loss: str) -> bool:
+    """Returns whether the ratio of a loss belongs to a token and not to a sequence."""
     if ':' in loss:
         return _imported_loss(loss).per_token
     return loss not in LOSSES_PER_SEQUENCE
 
 
 def _imported_loss(name: str):
-    """A loss of another package. Losses need JAX, which is loaded for these only."""
+    """Returns a loss of another package. Imports JAX, which built-in losses do not need here."""
     from zeroplay_jax.objectives import losses
 
     try:
@@ -244,6 +255,7 @@ def _imported_loss(name: str):
 
 
 def _check_distillation(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses a teacher without prompts, without weight or without enough tokens."""
     for specification, settings in _trained(config, recipe):
         role = specification.name
         if not settings.distill_top_k:
@@ -270,8 +282,9 @@ def _check_distillation(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def _check_division(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses rows, slots and lengths that the mesh or the TPU kernel cannot divide."""
     mesh = config.mesh
-    # −1 is "all devices that remain", which two axes cannot share.
+    # −1 means all remaining devices, so only one axis can have it.
     if list(mesh.values()).count(-1) > 1:
         sizes = ', '.join(f'{axis}={size}' for axis, size in mesh.items())
         raise ConfigError(
@@ -302,9 +315,10 @@ def _check_division(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def _check_processes(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses numbers and addresses of processes that cannot work."""
     settings = config.distributed
     if settings.mode != 'coordinator':
-        # Each process would run alone and believe that it is the first one.
+        # Without an address each process would run alone, as the first one.
         if settings.processes > 1 and settings.mode == 'off':
             problem = 'the processes have no address to meet at'
             fail('distributed.processes', settings.processes, problem, 'set distributed.mode')
@@ -329,19 +343,21 @@ def _check_processes(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def _check_retrieval(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses a missing index folder and a bad server address."""
     retrieval = config.retrieval
     # The manifest is written last: a folder without one is incomplete. A search server needs the
     # folder as well, because proposers read their documents from it.
     has_index = (pathlib.Path(retrieval.path) / 'manifest.json').is_file()
     if retrieval.kind != 'world' and not has_index:
         fix = 'build one with python -m zeroplay_jax.retrieval.build'
-        fail('retrieval.path', retrieval.path, 'no index folder', fix)
+        fail('retrieval.path', retrieval.path, 'not an index folder', fix)
     if retrieval.kind == 'http' and not retrieval.url.startswith(('http://', 'https://')):
         fix = 'give one such as http://127.0.0.1:8000'
         fail('retrieval.url', retrieval.url, 'not a web address', fix)
 
 
 def _check_files(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses missing files and files that the recipe or the corpus does not take."""
     is_world = config.retrieval.kind == 'world'
     for name, lines in (('file', 'questions with answers'), ('tasks', 'open tasks with rubrics')):
         path = config.eval[name]
@@ -366,6 +382,7 @@ def _check_files(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def _check_judge(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses a judge that cannot answer for this corpus."""
     judge = config.judge
     # The rule compares sentences of the worlds' plain form; on other text it would reject everything.
     is_used = config.reward.answer == 'judge' or bool(config.eval.tasks)
@@ -383,7 +400,12 @@ def _check_judge(config: ConfigDict, recipe: type[Recipe]) -> None:
         fail('judge.url', judge.url, 'not a web address', fix)
 
 
-def _check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
+def check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses a policy folder that is not a checkpoint.
+
+    Raises:
+      ConfigError: one line; what is missing.
+    """
     folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
     path_text = config.policy.path or "'' (the built-in checkpoint)"
     fix = 'name a Hugging Face checkpoint folder (config.json, tokenizer.json, *.safetensors)'
@@ -397,7 +419,7 @@ def _check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 Rule = Callable[[ConfigDict, type[Recipe]], None]
-# In the order in which problems are reported. Values come first, files on the disk last.
+# The order is that in which problems are reported: values first, files on the disk last.
 RULES: tuple[Rule, ...] = (
     _check_lengths,
     _check_tools,
@@ -412,5 +434,5 @@ RULES: tuple[Rule, ...] = (
     _check_judge,
     _check_retrieval,
     _check_files,
-    _check_checkpoint,
+    check_checkpoint,
 )

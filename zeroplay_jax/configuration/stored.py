@@ -17,7 +17,7 @@ _REQUIRED = {'recipe', 'rollout', 'tools', 'retrieval'}
 
 
 def read_stored_config(path: pathlib.Path) -> ConfigDict | None:
-    """The config of a run; None if the file is absent or is not a run's.
+    """Returns the config of a run; None if the file does not exist or is not the config of a run.
 
     Fields that are missing in the file get their defaults.
 
@@ -31,7 +31,7 @@ def read_stored_config(path: pathlib.Path) -> ConfigDict | None:
         return None
     if not isinstance(stored, dict) or not stored.keys() >= _REQUIRED:
         return None
-    # From the defaults and not from the file: fields that were added since then are complete.
+    # The values are written into the defaults, so that fields added since then have a value.
     try:
         config = fields.default_config(stored['recipe'])
         for name, value in _leaves(stored):
@@ -45,7 +45,7 @@ def read_stored_config(path: pathlib.Path) -> ConfigDict | None:
 
 
 def _leaves(stored: Mapping[str, Any], prefix: str = '') -> list[tuple[str, Any]]:
-    """All values with their dotted names."""
+    """Returns all values with their dotted names."""
     leaves: list[tuple[str, Any]] = []
     for name, value in stored.items():
         if isinstance(value, dict):
@@ -56,11 +56,12 @@ def _leaves(stored: Mapping[str, Any], prefix: str = '') -> list[tuple[str, Any]
 
 
 def _set(config: ConfigDict, name: str, value: Any) -> None:
+    """Sets the field with a dotted name."""
     *sections, field = name.split('.')
     section = config
     for section_name in sections:
         section = section[section_name]
-    # JSON has no tuples.
+    # Lists of a config are tuples, which JSON does not have.
     if isinstance(value, list):
         value = tuple(value)
     section[field] = value

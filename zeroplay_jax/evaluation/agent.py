@@ -30,10 +30,11 @@ from zeroplay_jax.evaluation.tag_stream import Report, TagStream
 from zeroplay_jax.policy import hf, sharding, transformer
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.environment import Environment, TurnEnd
+from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.rollout.sampler import Sampler
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slot_programs import SamplerConfig
-from zeroplay_jax.rollout.slots import Request, SlotPool
+from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec, text_spans
 from zeroplay_jax.selfplay.answers import final_answer, prompt_and_field
 from zeroplay_jax.selfplay.recipe import RoleSpec, recipe_class
@@ -43,23 +44,23 @@ from zeroplay_jax.types import ToolCall, Trajectory, UserError
 
 # Name of the only slot pool.
 _WEIGHTS = 'policy'
-# Tokens per device call. A reader sees them at once, so many would look jerky; few cost many calls.
+# Tokens per device call. They appear on the terminal together: more would look jerky, fewer would cost more calls.
 _DECODE_BURST = 4
 _MAX_REASON_CHARACTERS = 200
 
 
 def open_codec(folder: pathlib.Path) -> Codec:
-    """The tokenizer and chat template of a folder.
+    """Returns the tokenizer and chat template of a folder.
 
     Raises:
-      UserError: they cannot be used.
+      UserError: the tokenizer or the template cannot be used.
     """
     try:
         codec = Codec(folder)
-        # A template that fails is found here, not after the weights were loaded.
+        # Rendered once, so that a template that fails is reported before the weights are loaded.
         codec.render([{'role': 'user', 'content': 'x'}])
     except Exception as error:
-        # tokenizers, transformers and jinja raise exceptions of many types.
+        # The libraries tokenizers, transformers and jinja raise exceptions of many types.
         lines = str(error).strip().splitlines()
         reason = lines[0][:_MAX_REASON_CHARACTERS] if lines else ''
         raise UserError(
@@ -85,7 +86,7 @@ class AskedRole:
     max_prompt_tokens: int
 
     def prompt_ids(self, question: str) -> Int32[np.ndarray, ' length']:
-        """Ids of the prompt with a question.
+        """Returns the token ids of the prompt with a question.
 
         Raises:
           UserError: the question is too long.
@@ -102,7 +103,7 @@ class AskedRole:
 
     @property
     def call_tags(self) -> dict[str, str]:
-        """Tag around a tool call → the tool that it calls; '' where it does not determine the tool."""
+        """Returns {tag around a tool call: the tool that it calls}; '' if the tag does not determine the tool."""
         tools = list(self.env.tools)
         tool_of_shared_tag = tools[0] if len(tools) == 1 else ''
         tags = [stop.strip('</>') for stop in self.env.call_stops]
@@ -110,16 +111,16 @@ class AskedRole:
 
 
 def build_role(config, codec: Codec, source: DocumentSource) -> AskedRole:
-    """The role that `config.recipe` evaluates, with the tools of the config over one corpus.
+    """Returns the role that `config.recipe` evaluates, with the tools of the config on one corpus.
 
     Raises:
-      UserError: its prompt needs more than a question, or a tool cannot be used.
+      UserError: the role's prompt needs more than a question, or a tool cannot be used.
     """
     recipe = recipe_class(config.recipe)
     specifications = {role.name: role for role in recipe.roles(config)}
     specification = specifications[recipe.evaluated_role]
     templates = prompts.select(config.prompts, recipe.prompts)
-    # As evaluations do. A question of a user has no rubrics; it is put in the form of the training.
+    # The user's question goes into the prompt that the role was trained with; like an evaluation's, without rubrics.
     prompt, field = prompt_and_field(templates, specification.prompt, recipe.has_open_tasks)
     _check_fields(config, specification, prompt, templates[prompt], field)
     tools = build_tools(config, source)
@@ -130,6 +131,7 @@ def build_role(config, codec: Codec, source: DocumentSource) -> AskedRole:
 def _check_fields(
     config, specification: RoleSpec, prompt: str, template: str, question_field: str
 ) -> None:
+    """Raises UserError if a template has a field other than {tools} and the question's."""
     for _, field, _, _ in string.Formatter().parse(template):
         if field is not None and field not in ('tools', question_field):
             raise UserError(
@@ -139,26 +141,27 @@ def _check_fields(
 
 
 def _ignore_event(kind: str, content: Any) -> None:
-    """Default of `report`."""
+    """Default of `report`: does nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ReportingEnvironment(Environment):
-    """An environment that reports the calls of its rollout.
+    """An environment that reports the calls of its rollout. It serves one rollout, because `stream` has its state.
 
     Attributes:
       report: receives 'call' and 'result'.
-      stream: reports the policy's text; None reports no text.
+      stream: reports the policy's text, closed at the end of every turn; None reports no text.
     """
 
     report: Report = _ignore_event
     stream: TagStream | None = None
 
     def end_turn(self, text: str) -> TurnEnd:
+        """Ends a turn as `Environment` does, and reports its text and then its call."""
         end = super().end_turn(text)
         call = end.call
         is_read = call is not None and call.is_valid
-        # First the text of the turn: its last part may still be held back by the stream.
+        # The stream is closed before the call is reported: it may still hold back the last text of the turn.
         if self.stream is not None:
             self.stream.close(call_was_read=is_read)
         if is_read:
@@ -166,6 +169,7 @@ class ReportingEnvironment(Environment):
         return end
 
     def observation(self, call: ToolCall) -> np.ndarray:
+        """Reports the result of a call and returns its observation."""
         self.report('result', call)
         return super().observation(call)
 
@@ -174,7 +178,7 @@ class Agent:
     """A policy with its weights and a single slot.
 
     Args:
-      config: a run's; read are policy.dtype, sampler, rollout.tool_timeout and seed.
+      config: config of a run, of which policy.dtype, sampler, rollout.tool_timeout and seed are read.
       folder: Hugging Face folder of the weights.
       role: prompt, tools and limits.
 
@@ -199,16 +203,16 @@ class Agent:
             put_tokens=settings.put_tokens,
             eos=role.env.codec.eos_ids,
         )
-        # The command shows a clock of its own while it loads.
+        # No progress bar: the command shows a clock while it loads.
         params = hf.load(folder, model, mesh, progress=False)
         self._pool = SlotPool(Sampler(model, sampler_config, mesh), config.seed)
-        # A user should not wait for a slow tool without end.
+        # Not deterministic: a tool call ends after the timeout, so that a user does not wait without end.
         self._scheduler = Scheduler(
             {_WEIGHTS: self._pool},
             deterministic=False,
             tool_timeout=config.rollout.tool_timeout,
         )
-        self._scheduler.publish(_WEIGHTS, transformer.published(model, params), 0)
+        self._scheduler.publish_weights(_WEIGHTS, transformer.published(model, params), 0)
 
     def ask(
         self,
@@ -218,7 +222,7 @@ class Agent:
         report: Report = _ignore_event,
         stoppable: bool = False,
     ) -> Trajectory | None:
-        """The rollout on a question; None if it was stopped.
+        """Returns the rollout on a question; None if it was stopped. One question at a time.
 
         Args:
           number: names the question; another number gives another sample.
@@ -231,7 +235,7 @@ class Agent:
         """
         prompt = self._role.prompt_ids(question)
         stream = TagStream(report, self._role.call_tags)
-        # A new one per question: the stream has the state of one rollout.
+        # A new environment per question, because its stream has the state of one rollout.
         env = ReportingEnvironment(**vars(self._role.env), report=report, stream=stream)
         request = Request(_WEIGHTS, prompt, (number,), env, 1, temperature)
 
@@ -248,17 +252,17 @@ class Agent:
             return None
         finally:
             self._pool.on_tokens = None
-            # A turn that no stop string ended, or one that was stopped.
+            # Reports the end of a turn that no stop string ended, or that was stopped.
             stream.close()
 
 
 def _text_feeder(codec: Codec, stream: TagStream):
-    """A listener for new tokens that feeds their text to a stream."""
-    # Incremental, because a token may end inside a character.
+    """Returns a listener for new tokens that feeds their text to a stream."""
+    # The decoder is incremental, because a token may end inside a character.
     decoder = codecs.getincrementaldecoder('utf-8')('replace')
 
     def feed(identity: tuple[int, ...], ids: list[int]) -> None:
-        # The end-of-turn token is no text of the policy.
+        # The end-of-turn token is not text of the policy.
         pieces = [codec.token_bytes[token] for token in ids if token not in codec.eos_ids]
         stream.feed(decoder.decode(b''.join(pieces)))
 
@@ -267,11 +271,11 @@ def _text_feeder(codec: Codec, stream: TagStream):
 
 @contextlib.contextmanager
 def _cancelled_by_interrupt() -> Iterator[None]:
-    """Inside, SIGINT cancels the running task."""
+    """Makes SIGINT cancel the running task inside the block; only in the main thread."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
-    # asyncio resets SIGINT to Python's handler, not to the one before.
+    # Restored below by hand: asyncio resets SIGINT to Python's handler, not to the previous one.
     previous_handler = signal.getsignal(signal.SIGINT)
     loop.add_signal_handler(signal.SIGINT, task.cancel)
     try:
@@ -282,7 +286,7 @@ def _cancelled_by_interrupt() -> Iterator[None]:
 
 
 def trajectory_record(codec: Codec, question: str, trajectory: Trajectory) -> dict[str, Any]:
-    """A rollout as JSON: question, answer (None without one), finish, turns with calls, and segments."""
+    """Returns a rollout as JSON: question, answer (None without one), finish, turns with calls, and segments."""
     return {
         'question': question,
         'answer': final_answer(trajectory),

@@ -66,7 +66,11 @@ def write_curve_plot(run: dict[str, Any], out: str | os.PathLike[str]) -> Path:
 
 
 def _evaluations(summary: dict[str, Any]) -> Evaluations:
-    """Returns the evaluations of a summary in order of steps; raises if an entry is damaged."""
+    """Returns the evaluations of a summary in order of steps.
+
+    Raises:
+      AttributeError, KeyError, TypeError or ValueError: an entry is damaged.
+    """
     results = summary.get('results') or {}
     flags_by_step = results.get('evaluations') or {}
     evaluations: Evaluations = {}
@@ -76,7 +80,7 @@ def _evaluations(summary: dict[str, Any]) -> Evaluations:
             by_hop[int(hop)] = np.asarray(flags, bool)
         statistics.mean_interval(by_hop)  # raises ValueError for empty or nested lists
         evaluations[int(step)] = by_hop
-    # Each hop count is one line through all evaluations.
+    # A hop count is plotted as one line through all evaluations, so all need the same hop counts.
     hop_counts = {tuple(by_hop) for by_hop in evaluations.values()}
     if len(hop_counts) > 1:
         raise ValueError('hop counts differ between evaluations')
@@ -146,7 +150,7 @@ def _add_labels(axes: Any, labels: list[tuple[float, str, str]]) -> None:
     axes_height = axes.get_position().height * axes.figure.get_figheight() * POINTS_PER_INCH
     labels = sorted(labels)
     heights = [value * axes_height for value, _, _ in labels]
-    # Push overlapping labels down from the top, then up again if the lowest ones left the axes.
+    # Overlapping labels are moved down from the top, then up again if the lowest ones left the axes.
     highest = axes_height
     for index in reversed(range(len(heights))):
         heights[index] = min(heights[index], highest)

@@ -15,7 +15,7 @@ from zeroplay_jax.types import Outcome, Question, Row, RowInfo, TaskDropped, Use
 
 
 def _nothing() -> None:
-    """Default of `on_answer`."""
+    """Default of `on_answer`: does nothing."""
 
 
 def evaluate(
@@ -25,12 +25,15 @@ def evaluate(
     role: str = 'solver',
     on_answer: Callable[[], None] = _nothing,
 ) -> tuple[dict[int, Bool[np.ndarray, ' questions']], list[Row]]:
-    """Exact match of a greedy answer per question; a judge's grade per open task.
+    """Returns the exact match of a greedy answer per question, and the rollouts; open tasks are graded by a judge.
+
+    With several processes all must call this.
 
     Args:
       questions: questions and open tasks.
       number: names this evaluation within the run.
       role: the evaluated role, with or without tools.
+      on_answer: called after every answer.
 
     Returns:
       correct: hop count → bool [N], in the order of the questions; without the open tasks.
@@ -45,14 +48,14 @@ def evaluate(
         identity = (number, index)
         episodes[identity] = functools.partial(_answer, context, role, identity, question)
     outcomes = context.run_episodes(episodes, on_answer)
-    # One rollout per question, so one row per outcome, in the order of the questions on every process.
+    # Each question has one rollout, so each outcome has one row; all processes have them in the order of the questions.
     rows = [outcome.rows[0] for outcome in outcomes]
     results_of_hops: dict[int, list[bool]] = {}
     for question, row in zip(questions, rows, strict=True):
         # Open tasks have grades between 0 and 1, which must not enter the exact match.
         if not question.is_open_task:
             results_of_hops.setdefault(question.hops, []).append(row.reward > 0)
-    # Sorted: metrics and tables list the hop counts in this order, whatever the order of a file.
+    # Sorted, because metrics and tables list the hop counts in this order, whatever the order of a file.
     correct: dict[int, np.ndarray] = {}
     for hops in sorted(results_of_hops):
         correct[hops] = np.array(results_of_hops[hops])
@@ -62,7 +65,8 @@ def evaluate(
 async def _answer(
     context: RolloutContext, role: str, identity: tuple[int, int], question: Question
 ) -> Outcome:
-    # Exact match whatever `reward.answer` is: results of all recipes are compared by one metric.
+    """Returns the outcome of one question; `identity` seeds its sample."""
+    # Exact match is used whatever `reward.answer` is, so that results of all recipes are compared by one metric.
     metric, part = ('em', 'exact_match')
     if question.is_open_task:
         metric, part = ('rubrics', 'rubrics')
@@ -70,7 +74,7 @@ async def _answer(
     try:
         (trajectory,) = await context.ask(role, identity, samples=1, temperature=0.0, **fields)
     except TaskDropped as drop:
-        # An error and no drop: leaving a question out would change what the mean is taken over.
+        # Raised instead of dropped: without this question the mean would be taken over another set.
         raise UserError(
             f'in the evaluation, {question.text[:60]!r} cannot be asked: {drop.reason}; raise '
             'config.rollout.prompt_tokens'
@@ -78,7 +82,7 @@ async def _answer(
     answer = final_answer(trajectory)
     value = await score(context, metric, identity, question, answer)
     reward = value or 0.0
-    # Nothing is trained here: the reason is recorded so that ungraded answers can be counted.
+    # Evaluation rows are never trained on; the reason is recorded so that ungraded answers can be counted.
     drop_reason = 'ungraded' if value is None else None
     row = Row(
         role=role,

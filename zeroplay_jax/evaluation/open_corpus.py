@@ -1,4 +1,4 @@
-"""Opens the corpus that a single policy reads while its user waits."""
+"""Opens the corpus for `zeroplay_jax.ask`: one policy answers a user's questions, without training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zeroplay_jax.retrieval import folder as index_folder
 from zeroplay_jax.retrieval.client import Client, Http, InProcess
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.selfplay.library import SearchableCorpus
-from zeroplay_jax.selfplay.library_builder import held_out_world
+from zeroplay_jax.selfplay.library_builder import held_out_corpus_and_questions
 from zeroplay_jax.types import UserError
 
 # One question of each of these hop counts is shown as an example.
@@ -21,9 +21,9 @@ class OpenCorpus:
     """A corpus that was opened.
 
     Attributes:
-      source: searches and opens its documents.
-      description: names it in one line.
-      examples: questions that it has the answers to; none for a corpus of the user.
+      source: searches and opens the documents.
+      description: names the corpus in one line.
+      examples: questions that the corpus answers; none for a corpus of the user.
     """
 
     source: SearchableCorpus
@@ -31,10 +31,10 @@ class OpenCorpus:
     examples: tuple[str, ...] = ()
 
     def warning(self) -> str:
-        """Why searches failed since the last call; '' if none did."""
+        """Returns why searches failed since the last call, '' if none did; resets the client's counters."""
         client = self.source.client
         try:
-            client.check()
+            client.check_failure_rate()
         except RetrievalError as error:
             return str(error)
         finally:
@@ -43,15 +43,17 @@ class OpenCorpus:
         return ''
 
 
-def open_corpus(config, ready_seconds: float) -> OpenCorpus:
-    """Opens the corpus of `config.retrieval`; in the miniature world all its worlds.
+def open_ask_corpus(config, ready_seconds: float) -> OpenCorpus:
+    """Opens the corpus of `config.retrieval`.
+
+    For 'world': one corpus of all training and held-out worlds, with examples.
 
     Args:
-      config: a run's; `config.eval` is changed.
+      config: config of the run; for 'world', eval.questions and eval.hops are overwritten.
       ready_seconds: how long to wait for a search server.
 
     Raises:
-      UserError: a folder that is no index, or a server that does not answer in time.
+      UserError: the folder is not an index, or the server does not answer in time.
     """
     try:
         if config.retrieval.kind == 'http':
@@ -64,19 +66,21 @@ def open_corpus(config, ready_seconds: float) -> OpenCorpus:
 
 
 def _open_server(config, ready_seconds: float) -> OpenCorpus:
-    # A rollout gives up on a call after `tool_timeout`: two attempts have to fit into it.
+    """Waits for the search server and returns its corpus."""
+    # A rollout abandons a tool call after `tool_timeout`, so two attempts have to fit into it.
     backend = Http(config.retrieval.url, timeout=config.rollout.tool_timeout / 2, retries=1)
-    # With an allowed share of 0, every failed search is reported to the user.
-    client = Client(backend, most_failed=0.0)
+    # With a limit of 0, every failed search is reported to the user.
+    client = Client(backend, max_failure_rate=0.0)
     client.wait_until_ready(ready_seconds)
     source = SearchableCorpus(client, config.tools.top_k, config.tools.page_words)
     return OpenCorpus(source, config.retrieval.url)
 
 
 def _open_folder(config) -> OpenCorpus:
+    """Returns the corpus of an index folder."""
     path = pathlib.Path(config.retrieval.path)
     index = index_folder.open_index(path, encoder_folder=config.retrieval.encoder or None)
-    client = Client(InProcess(index, index_folder.fingerprint(path)), most_failed=0.0)
+    client = Client(InProcess(index, index_folder.fingerprint(path)), max_failure_rate=0.0)
     # An index cannot return more passages than it has.
     top_k = min(config.tools.top_k, len(index))
     source = SearchableCorpus(client, top_k, config.tools.page_words)
@@ -84,8 +88,9 @@ def _open_folder(config) -> OpenCorpus:
 
 
 def _open_world(config) -> OpenCorpus:
+    """Returns the corpus of all worlds; overwrites eval.questions and eval.hops of the config."""
     config.eval.update(questions=1, hops=_EXAMPLE_HOPS)
-    source, questions = held_out_world(config)
+    source, questions = held_out_corpus_and_questions(config)
     description = f'the miniature world: worlds {config.world.train} and {config.world.evaluation}'
     examples = tuple(question.text for question in questions)
     return OpenCorpus(source, description, examples)

@@ -20,14 +20,14 @@ import numpy as np
 
 from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.retrieval import progress
-from zeroplay_jax.rollout.slots import Request
+from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.selfplay import files
 from zeroplay_jax.selfplay.answers import final_answer, prompt_fields, score
 from zeroplay_jax.selfplay.roles import RolloutContext
 from zeroplay_jax.types import POLICY, Json, Question, TaskDropped, Trajectory, UserError
 
 COLLECTION = 'RUC-NLPIR/FlashRAG_datasets'
-# Two results are comparable only if these are equal.
+# Settings of a result; two results are comparable only if all of these are equal.
 SETTINGS = (
     'retrieval',
     'top_k',
@@ -48,9 +48,9 @@ class Answered:
 
     Attributes:
       score: best score of its samples.
-      searches: search queries of the first sample.
-      redundancy: repetition among them, see `redundancy`.
-      given: the best answer; None without one.
+      searches: number of search queries of the first sample.
+      redundancy: repetition among these queries, see the function `redundancy`.
+      given: the answer with the best score; None if that sample has no answer.
     """
 
     score: float
@@ -60,10 +60,11 @@ class Answered:
 
 
 def load(name: str, limit: int = 0, seed: int = 0, rubrics: bool = False) -> list[Question]:
-    """Questions of a file or a public set; with `rubrics` the open tasks of a file.
+    """Returns the questions of a file or a public set, which is downloaded; with `rubrics` the open tasks of a file.
 
     Args:
-      limit: questions drawn from the set; 0: all.
+      limit: number of questions drawn from the set; 0: all.
+      seed: seed of the draw.
 
     Raises:
       UserError: neither a file nor a public name; an unusable line; no connection.
@@ -77,7 +78,7 @@ def load(name: str, limit: int = 0, seed: int = 0, rubrics: bool = False) -> lis
 
 
 def path_of(name: str) -> str:
-    """The file of a set: itself, or the downloaded file of a public name.
+    """Returns the path of a set's file: `name` itself, or the downloaded file of a public name.
 
     Raises:
       UserError: neither a file nor a public name; no connection.
@@ -85,10 +86,10 @@ def path_of(name: str) -> str:
     if pathlib.Path(name).is_file():
         return name
     files.check_set(name)
-    # Slow to load, and needed for public names only.
+    # Imported here, because it is slow to load and needed for public names only.
     import huggingface_hub
 
-    # Its warnings about retries would repeat the one error below.
+    # The library's warnings about retries would repeat the error below.
     logging.getLogger('huggingface_hub').setLevel(logging.ERROR)
     huggingface_hub.utils.disable_progress_bars()
     file_name = f'{name}/{files.PUBLIC[name]}.jsonl'
@@ -96,7 +97,7 @@ def path_of(name: str) -> str:
         with progress.clock(f'fetch {name}'):
             return huggingface_hub.hf_hub_download(COLLECTION, file_name, repo_type='dataset')
     except Exception as error:
-        # Connection, cache and permission errors come as many types.
+        # Connection, cache and permission errors have many types.
         lines = str(error).strip().splitlines()
         reason = lines[0] if lines else type(error).__name__
         raise UserError(
@@ -105,7 +106,7 @@ def path_of(name: str) -> str:
 
 
 def _nothing() -> None:
-    """Default of `on_answer`."""
+    """Default of `on_answer`: does nothing."""
 
 
 def answer_all(
@@ -119,10 +120,12 @@ def answer_all(
     answerer: str = '',
     on_answer: Callable[[], None] = _nothing,
 ) -> list[Answered]:
-    """Greedy answers (`samples` 1), or the best of several at the role's temperature (pass@k).
+    """Returns the result of each question: a greedy answer (`samples` 1), or the best of several samples (pass@k).
 
     Args:
-      number: names this evaluation; with the index of a question it seeds its samples.
+      number: names this evaluation; with the index of a question it seeds the question's samples.
+      metric: name of the metric, see `selfplay.answers.score`.
+      samples: number of samples; several are drawn at the role's temperature.
       role: the evaluated role.
       answerer: name of the weights that write the last turn, after another policy's searches (SCOPE
         table 4); '' leaves it to the role.
@@ -133,7 +136,7 @@ def answer_all(
 
     async def answer(index: int, question: Question) -> Answered:
         identity = (number, index)
-        # Several greedy samples would all be the same.
+        # None selects the role's temperature: several greedy samples would be equal.
         temperature = 0.0 if samples == 1 else None
         try:
             trajectories = await context.ask(
@@ -153,11 +156,11 @@ def answer_all(
         scores = []
         for sample, text in enumerate(answers):
             value = await score(context, metric, (*identity, sample), question, text)
-            # No verdict is no approval.
+            # An answer without a verdict of the judge scores 0.
             scores.append(value or 0.0)
-        # Of the first sample, so that the number does not grow with `samples`.
+        # Only the queries of the first sample count, so that their number does not grow with `samples`.
         queries = _queries(trajectories[0])
-        # The first of equals.
+        # On ties the first sample is taken.
         best = int(np.argmax(scores))
         return Answered(
             score=scores[best],
@@ -171,9 +174,10 @@ def answer_all(
 
 
 def _queries(trajectory: Trajectory) -> list[str]:
+    """Returns the search queries of a rollout in order."""
     queries: list[str] = []
     for call in trajectory.calls_of('search'):
-        # `calls_of` returns calls with arguments only; the schema requires the list.
+        # `calls_of` returns calls with arguments only; this test is for the type checker.
         if call.arguments is not None:
             queries += call.queries
     return queries
@@ -182,17 +186,17 @@ def _queries(trajectory: Trajectory) -> list[str]:
 async def _answer_after(
     context: RolloutContext, role: str, weights: str, searched: Trajectory
 ) -> Trajectory:
-    """The last turn of a rollout, written by other weights that see everything before it."""
+    """Returns the rollout with its last turn written anew by other weights, which read all tokens before that turn."""
     env = context.roles[role].env
-    # A turn starts where the author changes to the policy. Token ids are reused as they are, so the
-    # answerer reads exactly what the searcher read.
+    # A turn starts where the author changes to the policy. Token ids are reused unchanged, so the answerer reads
+    # exactly the tokens that the searcher read.
     is_policy = (searched.source == POLICY).astype(np.int8)
     turn_starts = np.flatnonzero(np.diff(is_policy, prepend=0) == 1)
     prompt = searched.tokens
     if len(turn_starts) > 0:
         prompt = searched.tokens[: turn_starts[-1]]
     limits = dataclasses.replace(env.limits, max_turns=1)
-    # Without tools: the answerer gets one turn, whose text must be final.
+    # The answerer gets no tools and one turn, whose text must be final.
     final_env = dataclasses.replace(env, tools={}, limits=limits)
     identity = (*searched.identity, 1)
     request = Request(weights, prompt, identity, final_env, 1, 0.0)
@@ -201,8 +205,11 @@ async def _answer_after(
 
 
 def redundancy(queries: Sequence[str]) -> float:
-    """Repetition among queries: mean over all but the first of the largest Jaccard overlap of words with
-    an earlier one; 0 for fewer than two. π-Play reports such a number without defining it."""
+    """Returns the repetition among queries, from 0 to 1.
+
+    It is the mean, over all queries but the first, of the largest Jaccard overlap of words with an earlier query; 0 for
+    fewer than two queries. π-Play reports such a number without defining it.
+    """
     earlier_words: list[set[str]] = []
     overlaps: list[float] = []
     for query in queries:
@@ -217,7 +224,7 @@ def redundancy(queries: Sequence[str]) -> float:
 
 
 def _jaccard(first: set[str], second: set[str]) -> float:
-    """Shared words as a share of all words; 0 for two queries without words."""
+    """Returns the shared words as a share of all words; 0 for two queries without words."""
     union = first | second
     if not union:
         return 0.0
@@ -225,7 +232,7 @@ def _jaccard(first: set[str], second: set[str]) -> float:
 
 
 def means(answered: Sequence[Answered]) -> dict[str, float]:
-    """Means over questions of score, searches and redundancy."""
+    """Returns the means over questions of score, searches and redundancy."""
     values: dict[str, float] = {}
     for name in ('score', 'searches', 'redundancy'):
         values[name] = float(np.mean([getattr(result, name) for result in answered]))
@@ -235,20 +242,20 @@ def means(answered: Sequence[Answered]) -> dict[str, float]:
 def results(
     settings: Json, sets: dict[str, tuple[Sequence[Question], Sequence[Answered]]]
 ) -> dict[str, Any]:
-    """What `--out` writes: settings, and per set its fingerprint and one entry per question."""
+    """Returns the content of `--out`: settings, and per set its fingerprint, means and one entry per question."""
     result_of_set: dict[str, Any] = {}
     for name, (questions, answered) in sets.items():
         result_of_set[name] = {
             'questions': _fingerprint(questions),
             'mean': means(answered),
-            # Per question, so that two results can be compared pairwise.
+            # Stored per question, so that two results can be compared pairwise.
             'answered': list(map(dataclasses.asdict, answered)),
         }
     return {'settings': dict(settings), 'sets': result_of_set}
 
 
 def _fingerprint(questions: Sequence[Question]) -> str:
-    """A hash of the questions with everything that an answer is compared with."""
+    """Returns a hash of the questions and of their accepted answers or rubrics."""
     records: list[list[Any]] = []
     for question in questions:
         if question.is_open_task:
@@ -260,17 +267,22 @@ def _fingerprint(questions: Sequence[Question]) -> str:
 
 
 def compare(one: Json, other: Json, draws: int = 10_000) -> dict[str, tuple[float, float, float]]:
-    """Set → (mean difference other − one, low, high): 95 % interval of a paired bootstrap with a fixed seed.
+    """Returns {set: (mean difference other − one, low, high)}: 95 % interval of a paired bootstrap with a fixed seed.
+
+    Args:
+      one: a result of `results`.
+      other: the result that is compared with it.
+      draws: number of bootstrap samples.
 
     Raises:
-      UserError: results of different settings, or on other questions; names the difference.
+      UserError: the results differ in settings or questions, or have no set in common; names the difference.
     """
     _check_comparable(one, other)
     shared = [name for name in one['sets'] if name in other['sets']]
     intervals: dict[str, tuple[float, float, float]] = {}
     for name in shared:
         pairs = zip(one['sets'][name]['answered'], other['sets'][name]['answered'], strict=True)
-        # Paired: questions differ in difficulty far more than policies do, and that part cancels.
+        # Paired by question: questions differ in difficulty far more than policies do, and this variance cancels.
         differences = np.array([second['score'] - first['score'] for first, second in pairs])
         # A generator per set, so that an interval does not depend on which other sets there are.
         rng = np.random.default_rng(0)
@@ -284,6 +296,7 @@ def compare(one: Json, other: Json, draws: int = 10_000) -> dict[str, tuple[floa
 
 
 def _check_comparable(one: Json, other: Json) -> None:
+    """Raises UserError as `compare` does."""
     differences: list[str] = []
     for name in SETTINGS:
         # `get`: results of earlier versions lack the newer settings.

@@ -112,7 +112,7 @@ def read_run(workdir: Path) -> dict[str, Any]:
         raise UserError(
             f'{workdir}: contains none of {", ".join(RUN_FILES)}; pass the workdir of a run'
         )
-    # A run in progress has no summary yet, and a killed one never: missing files become notes, not errors.
+    # A run in progress has no summary yet, and a killed run never gets one: missing files become notes, not errors.
     notes: list[str] = []
     summary = _read_object(workdir / 'summary.json', MISSING_SUMMARY, notes)
     config = _read_object(workdir / 'config.json', MISSING_CONFIG, notes)
@@ -120,10 +120,11 @@ def read_run(workdir: Path) -> dict[str, Any]:
     trajectories = _read_lines(workdir / 'trajectories.jsonl', notes)
     text_ids: dict[str, int] = {}
     for row in trajectories:
-        # All rollouts of a group share the prompt, and popular documents recur: the HTML file stores a text once.
+        # The HTML file stores each text once, because rollouts of a group share the prompt, and some documents are
+        # retrieved often.
         row['segments'] = [_intern_segment(segment, text_ids) for segment in row['segments']]
         row['turns'] = _tool_calls(row.get('turns'))
-        # Older logs lack the field; there, too, only proposals have a validity.
+        # Older logs lack `is_proposal`; in them, too, only proposals have the field 'valid'.
         row.setdefault('is_proposal', 'valid' in (row.get('info') or {}))
     return {
         'name': workdir.resolve().name,
@@ -149,13 +150,13 @@ def render(runs: list[dict[str, Any]]) -> str:
     )
     # In JSON, '<' occurs only inside strings, where the escape is equivalent. No text can close the script element.
     data = data.replace('<', '\\u003c')
-    # A hash allows one exact text: scripts inserted later, by whatever means, do not run.
+    # A hash allows one exact text, so a script that is inserted later does not run.
     policy = (
         f"default-src 'none'; style-src {_csp_hash(style)}; script-src {_csp_hash(script)}; "
         "base-uri 'none'; form-action 'none'"
     )
     parts = {'POLICY': policy, 'STYLE': style, 'SCRIPT': script, 'DATA': data}
-    # Split the template once instead of replacing marker by marker: a marker inside the data is not replaced.
+    # The template is split once, not replaced marker by marker, so that a marker inside the data is not replaced.
     pieces = _asset('page.html').split('%%')
     for index in range(1, len(pieces), 2):
         pieces[index] = parts[pieces[index]]
@@ -163,10 +164,10 @@ def render(runs: list[dict[str, Any]]) -> str:
 
 
 def _differences(reference: dict[str, Any], run: dict[str, Any]) -> dict[str, list[float]]:
-    """Returns a run's last evaluation minus the reference's: {hop count or 'mean': [difference, low, high]}.
+    """Returns {hop count or 'mean': [difference, low, high]} of a run's last evaluation minus the reference's.
 
-    The comparison is paired by question, so both summaries need the results of the same questions. Otherwise the
-    lists contain only the difference, and a note of the run gives the reason.
+    'mean' averages the hop counts of statistics.HEADLINE. Questions are paired. If a summary lacks results per
+    question, or the questions differ, the lists hold only [difference] and the reason is appended to run['notes'].
     """
     reference_flags = _final_flags(reference['summary'])
     run_flags = _final_flags(run['summary'])
@@ -176,12 +177,14 @@ def _differences(reference: dict[str, Any], run: dict[str, Any]) -> dict[str, li
         reason = 'one summary.json has no results per question'
     elif _question_hash(reference['summary']) != _question_hash(run['summary']):
         reason = 'the held-out questions differ'
+    elif reference_flags.keys() != run_flags.keys():
+        reason = 'the hop counts differ'
     if reason:
         run['notes'].append(f'No interval for the difference from {reference["name"]}: {reason}.')
         return _plain_differences(reference['summary'], run['summary'])
     differences = {}
-    for hop, flags in reference_flags.items():
-        differences[str(hop)] = list(statistics.paired_difference(flags, run_flags[hop]))
+    for hops, correct in reference_flags.items():
+        differences[str(hops)] = list(statistics.paired_difference(correct, run_flags[hops]))
     headline_difference = statistics.paired_difference(
         statistics.headline(reference_flags), statistics.headline(run_flags)
     )
@@ -197,17 +200,18 @@ def _final_flags(summary: dict[str, Any]) -> dict[int, np.ndarray]:
         for hop, flags in results.get('after', {}).items():
             flags_by_hop[int(hop)] = np.asarray(flags)
     except (AttributeError, ValueError):
-        # A list instead of an object, or a hop count that is no number: the file was edited by hand.
+        # The file was edited by hand: a list instead of an object, or a hop count that is not a number.
         return {}
     return flags_by_hop
 
 
 def _question_hash(summary: dict[str, Any]) -> str | None:
+    """Returns the hash of the evaluated questions; the summary must have results, see `_final_flags`."""
     return summary['results'].get('questions')
 
 
 def _plain_differences(reference: dict[str, Any], run: dict[str, Any]) -> dict[str, list[float]]:
-    """Returns {hop count or 'mean': [difference]} of two summaries where both have the figure."""
+    """Returns {hop count or 'mean': [run − reference]} of the figures that both summaries have."""
     reference_em = _final_em(reference)
     run_em = _final_em(run)
     differences = {}
@@ -224,13 +228,17 @@ def _final_em(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unique_names(workdirs: list[Path]) -> list[str]:
-    """Returns the last part of each path, or as many parts as make the names distinct."""
+    """Returns the last part of each path, or as many parts as make the names distinct.
+
+    Raises:
+      UserError: two paths are the same folder.
+    """
     # Resolved paths: 'runs/a' and 'runs/../runs/a' are the same run.
     paths = [path.resolve() for path in workdirs]
     for index, path in enumerate(paths):
         if path in paths[:index]:
             raise UserError(f'{workdirs[index]} is listed twice; pass each run once')
-    # Ends at the latest with whole paths, which are distinct.
+    # Terminates: whole paths are distinct.
     length = 1
     while len({path.parts[-length:] for path in paths}) < len(paths):
         length += 1
@@ -363,7 +371,7 @@ def _read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
             else:
                 damaged_lines.append(line_count)
     if damaged_lines == [line_count]:
-        # A killed run leaves half a line at the end of the file: no reason to suspect the other lines.
+        # A killed run leaves half a line at the end of the file; the other lines are not suspect.
         notes.append(
             f'The last line of {path.name} (line {line_count}) is incomplete and was ignored: '
             'the run was interrupted there.'

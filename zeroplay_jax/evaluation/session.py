@@ -8,14 +8,14 @@ import sys
 from typing import Any
 
 from zeroplay_jax.evaluation.agent import Agent, build_role, open_codec, trajectory_record
-from zeroplay_jax.evaluation.open_corpus import open_corpus
+from zeroplay_jax.evaluation.open_corpus import open_ask_corpus
 from zeroplay_jax.evaluation.terminal import Printer, clean, one_line_json
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.types import UserError
 
-# How long a search server may take to answer the first request.
+# Seconds that a search server may take to become ready.
 READY_SECONDS = 5.0
-# `Trajectory.finish` → why there is no answer.
+# `Trajectory.finish` → reason why there is no answer.
 ENDINGS = {
     'answer': 'its tags do not match',
     'malformed': 'it is inside a tool call that was never closed',
@@ -30,7 +30,7 @@ class Session:
     """An agent, its corpus and the printer of its answers.
 
     Args:
-      config: how the policy is asked.
+      config: config of a run, with which the policy is asked; see `open_ask_corpus` for what is overwritten.
       folder: Hugging Face folder of the policy.
       printer: prints the rollouts.
       temperature: 0 is greedy.
@@ -57,16 +57,16 @@ class Session:
         self._temperature = temperature
         self._seed = config.seed
         self._codec = open_codec(folder)
-        self._corpus = open_corpus(config, READY_SECONDS)
+        self._corpus = open_ask_corpus(config, READY_SECONDS)
         self._role = build_role(config, self._codec, self._corpus.source)
-        # Loading the weights takes longest, so everything else is checked before.
+        # The question is checked before the weights are loaded, which takes longest.
         if first_question is not None:
             self._role.prompt_ids(first_question)
         self._agent = Agent(config, folder, self._role)
         self._question_count = 0
 
     def answer(self, question: str, stoppable: bool = False) -> None:
-        """Asks and prints.
+        """Asks the policy and prints the rollout, or its JSON record with `as_json`; failed searches go to stderr.
 
         Args:
           stoppable: Ctrl-C ends the answer only.
@@ -74,7 +74,7 @@ class Session:
         Raises:
           UserError: the question is too long.
         """
-        # Refused before it gets a number: the samples of later questions must not depend on it.
+        # A question that is too long is refused before it gets a number, so that later samples do not depend on it.
         self._role.prompt_ids(question)
         number = self._question_count
         self._question_count += 1
@@ -83,15 +83,16 @@ class Session:
             clock.enter_context(progress.clock('thinking'))
 
             def report(kind: str, content: Any) -> None:
+                """Prints an event, unless the rollout is written as JSON."""
                 if not self.as_json:
-                    # The clock and the answer are on the same terminal.
+                    # The clock would overwrite the answer on the same terminal.
                     clock.close()
                     self.printer.report(kind, content)
 
             trajectory = self._agent.ask(
                 question, number, self._temperature, report, stoppable=stoppable
             )
-        # The user stopped it.
+        # None: the user stopped the answer.
         if trajectory is None:
             self.printer.line('note', 'stopped', label='')
             return
@@ -110,7 +111,7 @@ class Session:
             print(f'zeroplay_jax.ask: {clean(warning)}', file=sys.stderr)
 
     def try_to_answer(self, question: str, stoppable: bool = False) -> bool:
-        """As `answer`, but prints a user error as one line; returns whether the question was asked."""
+        """Calls `answer` and prints a user error as one line; returns whether the question was asked."""
         try:
             self.answer(question, stoppable)
         except UserError as error:

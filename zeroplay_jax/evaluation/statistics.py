@@ -179,7 +179,7 @@ def before_after_table(
 def mean_score(scores: Scores) -> Interval:
     """Returns the mean of scores between 0 and 1, or of their differences, and its 95 % interval.
 
-    The interval is the normal one, mean ± 1.96 standard errors, because such scores are no proportions.
+    The interval is the normal one, mean ± 1.96 standard errors, because such scores are not proportions.
 
     Args:
       scores: [N], not empty. A single score has no standard error; its interval is mean ± 1.
@@ -337,14 +337,14 @@ def _newcombe(before: CheckedFlags, after: CheckedFlags) -> Interval:
 
 def _correlated_width(width_after: float, width_before: float, phi: float) -> float:
     """Returns the half-width of a difference of two figures of correlation phi."""
-    # Order of the products as in the formula sqrt(a² - 2 phi a b + b²).
+    # The products are in the order of the formula sqrt(a² - 2 phi a b + b²).
     interaction = 2 * phi * width_after * width_before
     squared = width_after * width_after - interaction + width_before * width_before
     return float(np.sqrt(squared))
 
 
 def _combine(intervals: list[Interval]) -> Interval:
-    """Returns the interval of the mean of independent figures: half-widths of a side add by squares."""
+    """Returns the interval of the mean of independent figures; the half-widths of a side are added as squares."""
     # A single interval is returned unchanged: adding and subtracting its mean would round its ends.
     if len(intervals) == 1:
         return intervals[0]

@@ -25,7 +25,7 @@ class UnreadCall:
 
 
 class TagStream:
-    """Reports the text of a policy by its tags.
+    """Reports the text of a policy by its tags. One stream serves one rollout: `feed` its text, `close` every turn.
 
     Events:
       'think', 'answer', 'text': a piece of text inside these tags, or outside of all tags.
@@ -53,15 +53,15 @@ class TagStream:
         self._call_text = ''
 
     def feed(self, text: str) -> None:
-        """Adds generated text."""
+        """Adds generated text and reports it; holds back the text of calls, and a possible beginning of a tag."""
         self._pending += text
         tag = self._tag_pattern.search(self._pending)
         while tag is not None:
             self._add(self._pending[: tag.start()])
             is_closing = bool(tag[1])
             name = tag[2]
-            # Whether a call can be read is known at the end of the turn, and a call that was read is
-            # reported by the environment. So its text is held back until `close`.
+            # The text of a call is held back until `close`: only at the end of the turn is it known whether the call
+            # can be read, and then the environment reports it.
             if not (is_closing and name in self._call_tags):
                 self._end_part()
             self._kind = 'text' if is_closing else name
@@ -72,7 +72,7 @@ class TagStream:
         self._pending = self._pending[complete_length:]
 
     def _length_before_partial_tag(self) -> int:
-        """Length of the pending text without the beginning of a tag at its end."""
+        """Returns the length of the pending text without the beginning of a tag at its end."""
         # Only the last '<' can begin a tag that is still incomplete: no tag contains another '<'.
         position = self._pending.rfind('<')
         if position >= 0:
@@ -82,7 +82,7 @@ class TagStream:
         return len(self._pending)
 
     def close(self, call_was_read: bool = False) -> None:
-        """Ends the turn; the text of a call that was read is not reported."""
+        """Ends the turn: reports the remaining text, 'end', and an unread call unless `call_was_read`."""
         if call_was_read:
             self._call_text = ''
         self._add(self._pending)
@@ -91,6 +91,7 @@ class TagStream:
         self._pending = ''
 
     def _add(self, text: str) -> None:
+        """Reports text of the open tag; collects it instead if the tag is that of a call."""
         if self._kind in self._call_tags:
             self._call_tag = self._kind
             self._call_text += text
@@ -98,6 +99,7 @@ class TagStream:
             self._report(self._kind, text)
 
     def _end_part(self) -> None:
+        """Reports a collected call as unread, then 'end'."""
         if self._call_text:
             self._report(
                 'unread_call', UnreadCall(self._call_tags[self._call_tag], self._call_text)

@@ -32,7 +32,7 @@ _CONTROLS = re.compile(
 
 
 def clean(text: str) -> str:
-    """Text with control characters escaped as in a Python literal, such as `\\x1b`."""
+    """Returns the text with control characters escaped as in a Python literal, such as `\\x1b`."""
     return _CONTROLS.sub(_python_escape, text)
 
 
@@ -41,7 +41,7 @@ def _python_escape(character: re.Match[str]) -> str:
 
 
 def one_line_json(value: Json) -> str:
-    """JSON on one line; non-ASCII letters are kept, control characters are escaped."""
+    """Returns JSON on one line; non-ASCII letters are kept, control characters are escaped."""
     text = json.dumps(value, ensure_ascii=False)
     return _CONTROLS.sub(_json_escape, text)
 
@@ -65,7 +65,7 @@ class Printer:
         self._held_blanks = ''
 
     def report(self, kind: str, content: Any) -> None:
-        """Prints one event."""
+        """Prints one event: see `tag_stream.TagStream`, and 'call' and 'result' with a `ToolCall`."""
         if kind == 'end':
             self._end_line()
         elif kind == 'call':
@@ -90,6 +90,7 @@ class Printer:
         self._end_line()
 
     def _print_call(self, call: ToolCall) -> None:
+        """Prints a line per search query, or one line with the arguments of another tool."""
         arguments = call.arguments or {}
         if call.tool == 'search' and call.queries:
             for query in call.queries:
@@ -102,9 +103,11 @@ class Printer:
         self.line('call', text, label=call.tool)
 
     def _print_unread_call(self, call: UnreadCall) -> None:
+        """Prints the text of a call that could not be parsed."""
         self.line('call', call.text, label=call.tool or 'call')
 
     def _print_result(self, call: ToolCall) -> None:
+        """Prints the error, the passages or the text of a call."""
         if call.error is not None:
             self.line('error', call.text)
         elif call.tool == 'search' and call.documents:
@@ -115,8 +118,9 @@ class Printer:
                     self.line('result', line, label='')
 
     def _print_passages(self, call: ToolCall) -> None:
+        """Prints a line per passage of a search."""
         for number, passages in enumerate(call.documents, 1):
-            # Numbered only where the call has several queries.
+            # Searches are numbered only if the call has several queries.
             if len(call.documents) > 1:
                 self.line('result', f'of search {number}', label='')
             for rank, passage in enumerate(passages, 1):
@@ -126,7 +130,7 @@ class Printer:
                 self.line('result', 'no passage found', label='')
 
     def _print_piece(self, kind: str, text: str) -> None:
-        """Continues a line, or begins one; blanks around the whole text are left out."""
+        """Continues the line of `kind`, or begins one; blanks before and after the whole text are left out."""
         if self._open_kind != kind:
             self._end_line()
             text = text.lstrip()
@@ -139,6 +143,7 @@ class Printer:
         self._write(printed)
 
     def _begin_line(self, kind: str, label: str) -> None:
+        """Starts a line with its colour and its label, padded to the column of the text."""
         if self._colour:
             sys.stdout.write(f'\x1b[{_COLOURS[kind]}m')
         # At least one blank, also after a tool name that fills the whole column.
@@ -146,12 +151,14 @@ class Printer:
         self._open_kind = kind
 
     def _write(self, text: str) -> None:
+        """Prints text with control characters escaped and further lines indented."""
         indented = clean(text).replace('\n', '\n' + ' ' * _LABEL_WIDTH)
         sys.stdout.write(indented)
-        # A reader follows the text while it is generated.
+        # Flushed at once, so that the user sees the text while it is generated.
         sys.stdout.flush()
 
     def _end_line(self) -> None:
+        """Ends the line in progress, if there is one; drops blanks that were held back."""
         if self._open_kind:
             if self._colour:
                 sys.stdout.write(_RESET)

@@ -27,7 +27,7 @@ class WorkdirError(UserError):
 
 
 class Checkpointer:
-    """Saves (states, loop) by step under `workdir/checkpoints`, asynchronously and atomically.
+    """Saves pairs (arrays `states`, JSON `loop`) by step under `workdir/checkpoints`, asynchronously and atomically.
 
     The files of a step are written to a temporary folder, which is renamed when complete. A process that is killed at
     any moment leaves the last complete step behind.
@@ -52,7 +52,7 @@ class Checkpointer:
         return self._manager.latest_step()
 
     def save(self, step: int, states: dict[str, Any], loop: Json) -> None:
-        """Starts to save a step; the arguments are copied before it returns, and may be donated or changed then.
+        """Starts to save a step. The arguments are copied before it returns and may be donated or changed afterwards.
 
         Args:
           step: number of the step.
@@ -86,11 +86,11 @@ class Checkpointer:
 
     @contextlib.contextmanager
     def saved_on_interrupt(self) -> Iterator[None]:
-        """Completes the save in progress when Ctrl-C interrupts the context; it would be lost otherwise."""
+        """Returns a context in which Ctrl-C first completes the save in progress, which would be lost otherwise."""
         try:
             yield
         except KeyboardInterrupt:
-            # Among several processes the save needs all of them, and the others may never get here.
+            # With several processes a save needs all of them, and the others may never be interrupted.
             if jax.process_count() == 1:
                 self.close()
             raise
@@ -109,7 +109,7 @@ def claim(
     Args:
       workdir: folder of the run; it is created if missing.
       config: nested plain dict of the whole config.
-      free: fields ('checkpoint.keep') that may differ between a run and its continuation.
+      free: fields, such as 'checkpoint.keep', that may differ between a run and its continuation.
 
     Yields:
       A function that writes `config.json`. Call it once the run is known to be possible: if the start fails before, the
@@ -118,7 +118,7 @@ def claim(
     Raises:
       WorkdirError: the workdir was started with another config, contains other files, or is in use.
     """
-    # Through JSON, so that tuples compare equal to the lists that the file gives back.
+    # Converted to JSON and back, so that tuples compare equal to the lists that are read from the file.
     plain_config = json.loads(json.dumps(config))
     path = workdir / 'config.json'
     if path.exists():
@@ -130,7 +130,7 @@ def claim(
     # The config is compared before the lock is taken: a wrong config is the more useful error.
     workdir.mkdir(parents=True, exist_ok=True)
     with (workdir / '.lock').open('w') as lock:
-        # The kernel releases the lock when the process ends in whatever way; a lock file alone would remain.
+        # The kernel releases the lock when the process ends, even if it is killed; a plain lock file would remain.
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -141,7 +141,7 @@ def claim(
         def write() -> None:
             if path.exists():
                 return
-            # Written aside and renamed: a killed process leaves no half of a file.
+            # Written to another file and renamed, so that a killed process never leaves an incomplete config.json.
             staged = workdir / '.config.json'
             staged.write_text(json.dumps(plain_config, indent=2, sort_keys=True))
             os.replace(staged, path)
@@ -150,6 +150,7 @@ def claim(
 
 
 def _check_empty(workdir: pathlib.Path) -> None:
+    """Raises WorkdirError if the workdir contains visible files."""
     # Hidden files are the lock and the staged config of a run that did not start.
     visible_names = sorted(path.name for path in workdir.iterdir() if path.name[0] != '.')
     if visible_names:
@@ -164,6 +165,7 @@ def _check_equal(
     current: dict[str, Any],
     free: tuple[str, ...],
 ) -> None:
+    """Raises WorkdirError if the flattened configs differ in a field that is not free."""
     differing = []
     for field in sorted(saved.keys() | current.keys()):
         if field not in free and saved.get(field) != current.get(field):
@@ -180,7 +182,7 @@ def _check_equal(
 
 
 def _flatten(tree: Json, prefix: str = '') -> dict[str, Any]:
-    """{'solver.batch': 32} from {'solver': {'batch': 32}}."""
+    """Returns a nested dict as a flat one: {'solver.batch': 32} for {'solver': {'batch': 32}}."""
     flat = {}
     for key, value in tree.items():
         if isinstance(value, dict):

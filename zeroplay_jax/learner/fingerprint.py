@@ -1,4 +1,4 @@
-"""A fingerprint of weights, by which an export knows whether they are still those of the start."""
+"""Computes a fingerprint of weights, which shows at the end of a run whether they are still the initial ones."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from zeroplay_jax.policy.transformer import Params
 
 
 def weights_fingerprint(params: Params, mesh: jax.sharding.Mesh) -> list[int]:
-    """Sums of the bits of each array, modulo 2**32: equal weights give equal lists.
+    """Returns the sum of the bit patterns of each array, modulo 2**32: equal weights give equal lists.
 
-    Integer sums do not depend on the order of summation, so neither on the layout of the weights.
+    Integer sums do not depend on the order of summation, and therefore not on the layout of the weights.
 
     Args:
       params: weights on the devices of `mesh`, in float32.
-      mesh: of the learner.
+      mesh: mesh of the learner.
     """
     sums = jax.jit(_bit_sums, out_shardings=sharding.replicated(mesh))(params)
     return np.asarray(sums).tolist()

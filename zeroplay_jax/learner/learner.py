@@ -1,4 +1,4 @@
-"""The learner: micro-batches in, summed gradients, one optimiser step.
+"""The learner: sums the gradients of micro-batches and takes one optimiser step.
 
 Losses are sums of weighted tokens (objectives/policy_gradient.py), so gradients of micro-batches add up. Any number of
 micro-batches runs through one compiled program, and the division of a batch into micro-batches does not change the
@@ -31,7 +31,8 @@ def publisher(
 ) -> Callable[[Params], Params]:
     """Returns a function from a learner's weights to those that a sampler reads: whole in every replica.
 
-    Where the two are equal nothing is copied, and the next update invalidates both.
+    If layout and dtype are the same, the function returns the learner's own buffers, which the next update
+    invalidates.
 
     Args:
       model: static shape of the decoder.
@@ -146,7 +147,7 @@ class Learner:
         )
 
     def _initial_state(self, params: Params, transforms: Mapping[str, Any]) -> dict[str, Any]:
-        """The state before the first step, with the structure of `shardings`."""
+        """Returns the state before the first step, with the structure of `shardings`."""
         opt_states = {}
         for name, transform in transforms.items():
             opt_states[name] = self._initialize(transform.init, params, self.shardings['opt'][name])
@@ -157,7 +158,7 @@ class Learner:
         return state
 
     def _initialize(self, initializer: Any, params: Params, shardings: Any) -> Any:
-        """initializer(params) with these shardings; its shapes where `params` are shapes."""
+        """Returns initializer(params) with these shardings, or its shapes if `params` are shapes."""
         is_shape = [isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(params)]
         if all(is_shape):
             shapes = jax.eval_shape(initializer, params)
@@ -182,25 +183,27 @@ class Learner:
         )
 
     def _blank_batch(self, config: LossConfig) -> Batch:
-        """A micro-batch of zeros, for its shapes."""
+        """Returns a micro-batch of zeros, of which only the shapes are used."""
         teacher_tokens = 0
         if config.distills:
             teacher_tokens = self.teacher_tokens
         return Batch.blank(self.micro_shape, teacher_tokens)
 
     def _to_device(self, tree: Any) -> Any:
+        """Returns the tree on the devices; with `offload` it is copied from host memory."""
         if self._offload:
             return sharding.to_device(tree)
         return tree
 
     def _to_host(self, tree: Any) -> Any:
+        """Returns the tree where the state lies: with `offload` in host memory, else unchanged."""
         if self._offload:
             return sharding.to_host(tree)
         return tree
 
     @property
     def params(self) -> Params:
-        """Current weights, on the devices; the next update invalidates them."""
+        """Current weights, on the devices; without `offload` the next update invalidates them."""
         return self._to_device(self.state['params'])
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -243,7 +246,7 @@ class Learner:
         params = self.params
         rescored = []
         for batch in batches:
-            # Gathered, because np.asarray needs all rows and each process holds some of them.
+            # Rows are gathered, because each process holds some of them and np.asarray needs all.
             logp = self._gather(score(params, sharding.put(batch, self._row_sharding)))
             # 0 at unmasked positions, as the sampler reports them; the scorer has values for prompts as well.
             trainer_logp = np.where(batch.mask, np.asarray(logp), 0)
@@ -253,10 +256,10 @@ class Learner:
         return rescored
 
     def update(self, role: str, batches: Sequence[Batch], distill_coef: float = 0.0) -> Stats:
-        """Takes one optimiser step with the summed gradients of the micro-batches of one batch.
+        """Takes one optimiser step with the summed gradients of the micro-batches of one batch; replaces `state`.
 
         Args:
-          role: whose loss and optimiser to use.
+          role: role whose loss and optimiser are used.
           batches: the micro-batches.
           distill_coef: weight of the distillation term.
 
@@ -270,8 +273,9 @@ class Learner:
             return {'skipped_updates': (1.0, 1.0)}
         batches = [sharding.put(batch, self._row_sharding) for batch in batches]
 
-        # Without a KL term any array of the shape will do. With it, the reference comes first and is released before
-        # parameters and gradients are on the devices: with `offload` they need not fit at the same time.
+        # Without a KL term the values are not used, and any array of the shape will do. With it, the reference is
+        # used first and released before parameters and gradients are on the devices: with `offload` they need not
+        # fit at the same time.
         ref_logps = [batch.old_logp for batch in batches]
         if role_update.config.kl_coef:
             reference = self._to_device(self.reference)
@@ -300,7 +304,10 @@ class Learner:
         return _host_statistics(device_stats, gradient_norm)
 
     def update_ema_teacher(self) -> None:
-        """Moves the teacher towards the student, once per rollout batch (π-Play eq. 10); nothing without a teacher."""
+        """Moves the teacher towards the student (π-Play eq. 10); call it once per rollout batch.
+
+        Does nothing without a teacher.
+        """
         if 'teacher' not in self.state:
             return
         teacher = self._ema(self._to_device(self.state['teacher']), self.params)
@@ -308,6 +315,7 @@ class Learner:
 
 
 def _check_micro_rows(micro_rows: int, mesh: jax.sharding.Mesh) -> None:
+    """Raises UserError if the rows of a micro-batch cannot be split evenly over the data axes of the mesh."""
     num_shards = mesh.shape['replica'] * mesh.shape['fsdp']
     if micro_rows % num_shards:
         raise UserError(
@@ -316,7 +324,7 @@ def _check_micro_rows(micro_rows: int, mesh: jax.sharding.Mesh) -> None:
 
 
 def _optimizer_names(roles: Mapping[str, Any], shared: bool) -> dict[str, str]:
-    """The optimiser of each role, named by the role whose config it is built from."""
+    """Returns role → name of its optimiser, which is the name of the role whose config it is built from."""
     if not shared:
         return {name: name for name in roles}
     first_role = next(iter(roles))
@@ -324,13 +332,15 @@ def _optimizer_names(roles: Mapping[str, Any], shared: bool) -> dict[str, str]:
 
 
 def _ema_rate(roles: Mapping[str, Any]) -> float:
-    # The roles share one teacher, which follows at the largest of their rates.
+    """Returns the EMA rate of the teacher; 0 if no role distils."""
+    # The roles share one teacher, so one rate has to be chosen: the largest.
     rates = [role.distill_ema_rate for role in roles.values() if role.distill_top_k]
     return max(rates, default=0.0)
 
 
 def _loss_config(name: str, role: Any) -> LossConfig:
-    # objectives/ raises ValueError only; here the field that the user has to change is known.
+    """Returns the loss config of a role; raises UserError for a loss that does not exist."""
+    # objectives/ raises ValueError, which does not name the field that the user has to change.
     try:
         return LossConfig.of(role)
     except ValueError as error:
@@ -346,15 +356,16 @@ def _with_sharding(x: Any, x_sharding: Any) -> jax.ShapeDtypeStruct:
 
 
 def _has_weight(batch: Batch) -> bool:
-    """Whether any token of the batch adds to the loss."""
-    # Weights are 0 where nothing is learnt: at prompts, retrieved passages and in rows that fill up a micro-batch.
+    """Returns whether any token of the batch adds to the loss."""
+    # Weights are 0 at prompts, at retrieved passages and in the empty rows that fill up a micro-batch.
     if batch.weight.any():
         return True
     return batch.teacher is not None and bool(batch.teacher.weight.any())
 
 
 def _host_statistics(device_stats: Any, gradient_norm: jax.Array) -> Stats:
-    # One transfer for all: each would wait for the update to finish.
+    """Returns the statistics of an update as floats, 'gradient_norm' and 'skipped_updates' among them; waits for it."""
+    # All values are fetched in one transfer, because each transfer waits for the device.
     host_stats, host_norm = jax.device_get((device_stats, gradient_norm))
     stats = {}
     for name, (value_sum, count) in host_stats.items():
@@ -363,7 +374,8 @@ def _host_statistics(device_stats: Any, gradient_norm: jax.Array) -> Stats:
     loss_sum, _ = stats['loss']
     stats['loss'] = (loss_sum, 1.0)
 
-    # A norm of infinity or NaN would spoil the mean of the whole run: it is counted as skipped, with count 0.
+    # A norm of infinity or NaN would make the mean of the metric useless, so it gets count 0, and the update counts
+    # as skipped (`role_update` did not apply it).
     if np.isfinite(host_norm):
         stats['gradient_norm'] = (float(host_norm), 1.0)
         stats['skipped_updates'] = (0.0, 1.0)

@@ -90,8 +90,8 @@ def loss(
     if config.distills and batch.teacher is not None:
         logp, entropy, divergences = _score_and_divergences(model, config, params, teacher, batch)
         distillation_loss = aggregation.aggregate(divergences['divergence'], batch.teacher.weight)
-        # The divergence has a mask of its own.
-        # The teacher sees the rollouts of some rows only; weight 0 marks the tokens that it does not.
+        # The statistics of the divergence need a mask of their own: the teacher sees the rollouts of some rows only,
+        # and weight 0 marks all other tokens.
         has_teacher = batch.teacher.weight != 0
         for name, values in divergences.items():
             stats[f'distill_{name}'] = masking.total(values, has_teacher)
@@ -120,7 +120,7 @@ def loss(
 
 
 def _policy_terms(config, batch, logp, entropy, ref_logp):
-    """The per-token sum [B, L] of policy gradient, KL penalty and entropy bonus, and their statistics."""
+    """Returns the per-token sum [B, L] of policy loss, KL penalty and entropy bonus, and their statistics."""
     per_token, stats = config.policy_loss(
         logp,
         batch.old_logp,
@@ -159,7 +159,7 @@ def _policy_terms(config, batch, logp, entropy, ref_logp):
 
 
 def _score_and_divergences(model, config, params, teacher, batch):
-    """Log-probs, entropy, and {'divergence', 'tail_mass'} against a teacher with a prompt of its own; all [B, L]."""
+    """Returns log-probs, entropy, and {'divergence', 'tail_mass'} against a teacher with its own prompt; all [B, L]."""
     view = batch.teacher
     teacher_states = transformer.hidden(model, teacher, view.tokens, view.positions, view.segment)
     # The teacher's rows hold the same rollouts behind other prompts: align its states to the student's positions.

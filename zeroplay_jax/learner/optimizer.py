@@ -32,5 +32,5 @@ def make(role: Any) -> optax.GradientTransformation:
         weight_decay=role.weight_decay,
         mask=matrices,
     )
-    # Clipping comes first: afterwards one bad gradient would already be in AdamW's moments.
+    # Clipping comes before AdamW, so that one large gradient does not enter its moments.
     return optax.chain(optax.clip_by_global_norm(role.clip_norm), adamw)

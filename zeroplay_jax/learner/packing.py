@@ -1,4 +1,4 @@
-"""Packing: trajectories to micro-batches of one static shape.
+"""Packs trajectories into micro-batches of one static shape.
 
 Letters: B rows of a micro-batch, L tokens of a row, M tokens of a teacher's row.
 """
@@ -39,14 +39,14 @@ class _Slot(NamedTuple):
 
 @dataclasses.dataclass
 class _RowUsage:
-    """Tokens in use in a row of either view, and segments in it."""
+    """Tokens in use in a row of the student's and of the teacher's view, and number of segments in it."""
 
     student_tokens: int = 0
     teacher_tokens: int = 0
     segments: int = 0
 
     def fits(self, length: int, teacher_length: int, tokens: int, teacher_tokens: int) -> bool:
-        """Returns whether a trajectory fits into what is free of rows of these lengths."""
+        """Returns whether a trajectory fits into what is free in rows of `tokens` and `teacher_tokens` positions."""
         fits_student = self.student_tokens + length <= tokens
         fits_teacher = self.teacher_tokens + teacher_length <= teacher_tokens
         return fits_student and fits_teacher
@@ -69,8 +69,8 @@ def pack(
       micro_rows: B.
       tokens: L.
       mode: aggregation (objectives/aggregation.py). It becomes token weights here, over the whole batch.
-      total: the denominator of the weights where it is not that of these rows (rows of advantage 0 that were left out
-        count too).
+      total: the denominator of the weights, where it is not that of these rows: rows of advantage 0 that were left out
+        count as well.
       teacher_tokens: M where a teacher reads the trajectories behind its own prompts (`Row.teacher_prompt`), else 0.
       teacher_total: number of distilled tokens of the whole batch, the denominator of the divergence.
 
@@ -82,7 +82,7 @@ def pack(
     """
     slots = _first_fit(rows, tokens, teacher_tokens)
     num_rows_used = max((slot.row + 1 for slot in slots), default=0)
-    # Rounded up. Micro-batches have one shape, so that one compiled program serves all of them.
+    # The number is rounded up: micro-batches have one shape, so that one compiled program serves all of them.
     num_micro_batches = -(-num_rows_used // micro_rows)
     shape = (num_micro_batches * micro_rows, tokens)
     whole = Batch.blank(shape, teacher_tokens)
@@ -97,16 +97,16 @@ def pack(
         whole.tokens[span] = trajectory.tokens
         whole.positions[span] = np.arange(length)
         whole.segment[span] = slot.segment
-        # Learn from what the policy sampled: neither prompts nor retrieved passages have a gradient.
+        # Only tokens that the policy sampled are trained on: prompts and retrieved passages have no gradient.
         whole.mask[span] = trajectory.source == POLICY
         whole.old_logp[span] = trajectory.logp
-        # Both start as the sampler's; Learner.recompute_old_logp replaces the first.
+        # Both arrays hold the sampler's log-probs at first; Learner.recompute_old_logp replaces `old_logp`.
         whole.sampler_logp[span] = trajectory.logp
         whole.advantage[span] = row.advantage
         if whole.teacher is not None and row.teacher_prompt is not None:
             _write_teacher_view(whole.teacher, row, row.teacher_prompt, slot)
 
-    # Weights come before the cut into micro-batches: the denominator is that of the whole batch.
+    # Weights are computed before the cut into micro-batches, because the denominator is that of the whole batch.
     whole.weight[:] = aggregation.token_weights(whole.mask, sequence, mode, total)
     if whole.teacher is not None:
         # Position 0 of the teacher's row is never the place of a policy token, because a prompt comes before it.
@@ -126,7 +126,7 @@ def _take_rows(batch: Batch, start: int, stop: int) -> Batch:
 
 
 def _first_fit(rows: Sequence[Row], tokens: int, teacher_tokens: int) -> list[_Slot]:
-    """A slot per trajectory: in the first row with enough free tokens, in the teacher's view as well."""
+    """Returns a slot per trajectory, in the first row with enough free tokens in both views; raises as `pack` does."""
     usages: list[_RowUsage] = []
     slots = []
     for row in rows:
@@ -134,7 +134,7 @@ def _first_fit(rows: Sequence[Row], tokens: int, teacher_tokens: int) -> list[_S
         teacher_length = 0
         if teacher_tokens and row.teacher_prompt is not None:
             teacher_length = len(row.teacher_prompt) + length - prompt_length(row)
-        # Cutting a trajectory would train on a prefix of it with the reward of the whole.
+        # A trajectory is never cut: its prefix would be trained on with the reward of the whole.
         if length > tokens:
             raise UserError(
                 f'a trajectory of {length} tokens does not fit micro.tokens={tokens}; raise it'

@@ -59,9 +59,9 @@ def make_role_update(
       optimizer: name of the optimiser state that the role updates.
       transform: that optimiser.
       param_shapes: tree of jax.ShapeDtypeStruct.
-      param_shardings: of parameters, gradients and teacher.
-      opt_shardings: of the optimiser state.
-      blank_batch: a micro-batch, for its shapes.
+      param_shardings: shardings of parameters, gradients and teacher.
+      opt_shardings: shardings of the optimiser state.
+      blank_batch: a micro-batch, of which only the shapes are used.
     """
     row_sharding = sharding.rows(mesh)
     replicated = sharding.replicated(mesh)
@@ -74,7 +74,7 @@ def make_role_update(
 
     stat_shapes = _statistic_shapes(model, config, param_shapes, teacher_shapes, blank_batch)
 
-    # A program rather than host zeros: they are created on the devices, sharded like the parameters.
+    # The zeros are made by a program, which creates them on the devices, sharded like the parameters.
     def make_zeros():
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (param_shapes, stat_shapes))
 
@@ -84,7 +84,8 @@ def make_role_update(
         )
         return logp
 
-    # In the order of the arguments: params, gradients, stats, batch, ref_logp, teacher, distill_coef.
+    # One entry per argument of `_accumulate` after the config: params, gradients, stats, batch, ref_logp, teacher,
+    # distill_coef.
     accumulate_shardings = (
         param_shardings,
         param_shardings,
@@ -117,7 +118,8 @@ def make_role_update(
 
 
 def _statistic_shapes(model, config, param_shapes, teacher_shapes, batch):
-    # The names of the statistics depend on the loss: they are found by tracing it once.
+    """Returns the tree of statistics of the loss as shapes."""
+    # The names of the statistics depend on the loss, so it is traced once to get them.
     _, stat_shapes = jax.eval_shape(
         functools.partial(loss, model, config),
         param_shapes,
@@ -130,7 +132,7 @@ def _statistic_shapes(model, config, param_shapes, teacher_shapes, batch):
 
 
 def _accumulate(model, config, params, gradients, stats, batch, ref_logp, teacher, distill_coef):
-    """Adds the gradients and statistics of one micro-batch."""
+    """Returns the accumulated gradients and statistics with those of one micro-batch added."""
     # Losses are sums of weighted tokens with a global denominator, so gradients add up without rescaling.
     gradient_function = jax.grad(loss, argnums=2, has_aux=True)
     batch_gradients, batch_stats = gradient_function(
@@ -142,9 +144,9 @@ def _accumulate(model, config, params, gradients, stats, batch, ref_logp, teache
 
 
 def _apply_gradients(transform, params, opt_state, gradients):
-    """One optimiser step; returns (params, opt_state, gradient norm)."""
+    """Takes one optimiser step; returns (params, opt_state, gradient norm), unchanged if the norm is not finite."""
     gradient_norm = optax.tree.norm(gradients)
-    # The norm is not finite if any entry is not: one scalar decides for all.
+    # If any entry of the gradient is not finite, the norm is not finite either.
     is_finite = jnp.isfinite(gradient_norm)
     updates, new_opt_state = transform.update(gradients, opt_state, params)
     new_params = optax.apply_updates(params, updates)

@@ -1,7 +1,7 @@
 """Trains the tiny checkpoints from scratch: `python -m zeroplay_jax.mini.base_model [--out FOLDER] [--seed 0]`.
 
-Training is supervised, on the demonstrations of `mini/demos.py`, in four stages: copying; reading; all roles, which
-gives `clean/`, the upper bound that plays every role well; and demonstrations with deliberate errors
+Training is supervised, on the demonstrations of `mini/demos.py`, in four stages: copying; reading; all roles without
+errors, which gives `clean/`, an upper bound for self-play; and demonstrations with deliberate errors
 (`demos.ErrorRates`), which gives `base/`, the start of self-play: correct format, imperfect skill. Each folder also
 contains its training log and the hashes of its files.
 
@@ -64,7 +64,7 @@ DIAGNOSED_TOKENS = 640  # longest episode of the diagnosis
 def diagnose(
     config: transformer.ModelConfig, params: transformer.Params, codec: Codec, seed: int
 ) -> dict[str, dict[str, float]]:
-    """Measures teacher-forced accuracy on error-free episodes with held-out names.
+    """Returns the teacher-forced accuracy on error-free episodes with held-out names.
 
     Returns:
       As `supervised.diagnose`, and the solver's 'episodes' also by hop count. A solver's 'episodes' approximates its
@@ -88,6 +88,7 @@ def diagnose(
 
 
 def _search_count(demo: Demo) -> int:
+    """Returns the number of searches of an episode."""
     return sum(part.source == ENV for part in demo.parts)
 
 
@@ -114,7 +115,7 @@ def write_config_and_tokenizer(folder: pathlib.Path) -> None:
 def build(out: pathlib.Path, seed: int, stages: Sequence[Stage] = STAGES) -> None:
     """Trains all stages and writes `out`/<name> for each saved one, replacing existing folders."""
     with tempfile.TemporaryDirectory() as temporary_folder:
-        # hf.save copies config and tokenizer from a folder, which here is only needed during training.
+        # hf.save copies config and tokenizer from a folder; this one is needed during training only.
         template = pathlib.Path(temporary_folder)
         write_config_and_tokenizer(template)
         codec = Codec(template)

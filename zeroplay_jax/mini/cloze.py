@@ -1,6 +1,6 @@
 """Cloze questions from plain text: a sentence with a name, a number or a word left out, and the text left out.
 
-They need no labels and no model, and a search finds their passage in any corpus, so they serve to train the
+Cloze questions need no labels and no model, and a search finds their passage in any corpus. They are used to train the
 checkpoint that reads English and to measure policies on texts of the user (cloze test: Taylor 1953).
 """
 
@@ -13,12 +13,13 @@ from zeroplay_jax.retrieval.sentences import split_sentences
 
 BLANK = '____'
 
-# Shorter sentences leave nothing to search for; longer ones would fill the prompt.
+# Fewest and most words of a sentence: shorter ones have too few words to search for, longer ones would fill the prompt.
 SENTENCE_WORDS = (8, 30)
-# Words before the blank: a reader recognises the sentence by them.
+# Least number of words before the blank, by which a reader recognises the sentence.
 LEFT_WORDS = 3
+# Largest number of words of an answer.
 ANSWER_WORDS = 5
-# Words of 20 characters on average are no words.
+# A sentence of the most words has 20 characters per word at most; a longer one is not prose.
 _MAX_CHARACTERS = 20 * SENTENCE_WORDS[1]
 # Characters of tables, code and markup.
 _MARKUP = frozenset('#|`*_<>{}\\')
@@ -29,8 +30,8 @@ _DATE = rf'(?:\d{{1,2}} (?:{_MONTH})(?: \d{{4}})?|(?:{_MONTH}) \d{{1,2}}(?:, \d{
 _NUMBER = r'\d+(?:[.,:]\d+)*'
 _NAME_WORD = r"[A-Z][\w'’-]*\w"
 _NAME = rf'{_NAME_WORD}(?: (?:(?:of|the|de|la|von|van|and) ){{0,2}}{_NAME_WORD}){{0,3}}'
-# After white space only: a byte-level tokenizer then gives the answer the same tokens in the text and alone. The
-# look-ahead excludes parts of hyphenated compounds.
+# An answer starts after white space only: a byte-level tokenizer then gives it the same tokens in the text and alone.
+# The look-ahead excludes parts of hyphenated compounds.
 _STARTS_WORD = r'(?<!\S)'
 _ENDS_WORD = r'(?=[\s.,;:!?)"”\]]|$)'
 _KINDS = (
@@ -74,7 +75,7 @@ def _is_usable(sentence: str) -> bool:
     ends_complete = sentence.rstrip('"\')]”’').endswith(('.', '!', '?'))
     if not starts_complete or not ends_complete or len(sentence) > _MAX_CHARACTERS:
         return False
-    # Control characters, and the underscores of a blank among the markup.
+    # Refuses control characters and markup, which includes the underscores of a blank.
     if not sentence.isprintable() or not _MARKUP.isdisjoint(sentence):
         return False
     min_words, max_words = SENTENCE_WORDS
@@ -95,7 +96,7 @@ def clozes(sentence: str) -> list[Cloze]:
             is_repeated = lower_sentence.count(answer.lower()) > 1
             if len(left.split()) < LEFT_WORDS or len(answer.split()) > ANSWER_WORDS or is_repeated:
                 continue
-            # Beside it stands the day or year: the date is another case.
+            # A month belongs to a date, which is a case of its own.
             if kind == 'name' and answer in _MONTHS:
                 continue
             cases.append(Cloze(left, answer, sentence[match.end() :], kind))

@@ -51,14 +51,16 @@ def _draw_hops(rng: Generator, shares: Sequence[float]) -> int:
 def _draw_chain(
     library: Library, rng: Generator, shares: Sequence[float] = (0.3, 0.3, 0.25, 0.15)
 ) -> tuple[World, list[Step]]:
+    """Returns a random world and a random chain in it; `shares` as in `_draw_hops`."""
     hops = _draw_hops(rng, shares)
     world = pick(rng, library.worlds)
     return world, _chain_of(world, hops, rng)
 
 
 def _chain_of(world: World, hops: int, rng: Generator) -> list[Step]:
+    """Returns a random chain of a world, which must have one of this length."""
     chain = world.chain(hops, rng)
-    # Only longer chains can be missing from a world.
+    # The demonstrations use up to four hops, and only longer chains can be missing from a world.
     assert chain is not None, f'no chain of {hops} hops'
     return chain
 
@@ -134,6 +136,7 @@ def _add_facts(demo: Demo, world: World, titles: Sequence[str], count: int, rng:
 
 
 def _reordered(text: str, rng: Generator) -> str:
+    """Returns the sentences of a passage in random order."""
     # The split removes the full stop of all sentences but the last.
     sentences = [sentence.rstrip('.') for sentence in text.split('. ')]
     return '. '.join(shuffled(rng, sentences)) + '.'
@@ -162,18 +165,19 @@ def solver_with_path(library: Library, rng: Generator, errors: ErrorRates) -> De
         path = path[:path_length]
     fields = {'path': ' > '.join(path), 'question': question(chain)}
     demo = Demo('solver_with_path', fields)
-    # Self-play distils this role into the plain solver, so it has to be the better one.
+    # Without errors: self-play distils this role into the plain solver, so it has to be better than that one.
     _add_solution(demo, library, world, chain, rng, ErrorRates())
     return demo
 
 
 def answer_from_documents(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
-    """Question and documents, some of them irrelevant → answer without a search."""
+    """Question, the documents of its chain and up to three random ones → answer without a search."""
     _, chain = _draw_chain(library, rng, shares=(0.4, 0.35, 0.25, 0.0))
     documents = [library.document(step.entity) for step in chain]
     for _ in range(int(rng.integers(0, 4))):
         documents.append(pick(rng, library.documents))
-    # In the order of the chain the last document would always be the one to answer from.
+    # Shuffled: otherwise the policy could learn positions, because the chain's documents would always come first, in
+    # order.
     documents_text = passages_text([shuffled(rng, documents)], 'search_r1')
     fields = {
         'documents': documents_text,
@@ -226,7 +230,7 @@ def _add_solution(
 
 
 def _read_value(world: World, step: Step, rng: Generator, errors: ErrorRates) -> str:
-    """Returns the value of a step, or, as a deliberate error, the next fact of the same entity."""
+    """Returns the value of a step, or, as a deliberate error, the value of the entity's next fact."""
     if step.relation in WEAK_RELATIONS and rng.random() < errors.wrong_fact:
         values = list(world.facts[step.entity].values())
         wrong_index = values.index(step.value) + 1
@@ -257,7 +261,7 @@ def proposer(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
         wrong_chain = world.chain(pick(rng, wrong_hop_counts), rng, start)
         # Where no such chain starts at the document, the episode stays correct.
         chain = wrong_chain or chain
-    # Drawn once: an episode has either all thoughts or none.
+    # Drawn once, so that an episode has either all thoughts or none.
     omits_thoughts = rng.random() < errors.no_think
 
     document = prompts.document_text(library.document(start))
@@ -329,7 +333,7 @@ def challenger(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     chain, title = _draw_described_entity(library, rng)
     start = chain[0].entity if chain else title
     document = prompts.document_text(library.document(start))
-    # Counted in passages, the initial document included.
+    # Hops are counted in passages, the initial document included.
     demo = Demo('challenger', {'hops': len(chain) + 1, 'document': document})
     for i, step in enumerate(chain, 1):
         demo.add_search(library, _statement(chain[:i]), step.value)
@@ -359,7 +363,7 @@ def _subject(chain: Sequence[Step], title: str) -> str:
 
 # The solver and the proposer are the roles of all self-play systems and get more than half of the mixture.
 ROLES = {
-    # Exercises: mostly for the first stages; a few in later stages keep reading practised.
+    # Exercises are for the first stages mainly; a small share in later stages preserves reading.
     'copy': Role(0.0, copy),
     'passage': Role(0.02, passage),
     'reading': Role(0.06, reading),

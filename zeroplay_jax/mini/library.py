@@ -15,7 +15,7 @@ TOP_K = 3
 
 
 class Library:
-    """Some worlds and an exact search over all their passages with the encoder that rollouts use.
+    """Some worlds and an exact search over all their passages, with the encoder that rollouts in the worlds use.
 
     Attributes:
       worlds: list of World.
@@ -42,7 +42,7 @@ class Library:
         self._encoder = LexicalEncoder()
         self._passage_vectors = self._encoder.encode_passages(titles, texts)
         self._rows_by_query: dict[str, list[int]] = {}
-        # Most queries are titles; one matrix product for all of them is much faster than one per query.
+        # Most queries are titles, so all titles are searched here: one matrix product is faster than one per query.
         self._search_rows(titles)
 
     def _search_rows(self, queries: Sequence[str]) -> None:
@@ -61,7 +61,7 @@ class Library:
         return [self.documents[row] for row in rows]
 
     def document(self, title: str) -> Document:
-        """Returns the passage of a title."""
+        """Returns the passage with this title; KeyError if a search for the title does not return it."""
         # The encoder ranks a passage with exactly this title among the first.
         for document in self.search(title):
             if document['title'] == title:

@@ -56,7 +56,7 @@ def _heads_by_kind() -> dict[str, tuple[str, ...]]:
     cumulative_counts = np.cumsum([0, *counts])
     exact_boundaries = cumulative_counts * len(HEADS) / counts.sum()
     boundaries = np.round(exact_boundaries).astype(int)
-    # Unshuffled, most names of a kind would share their first vowel.
+    # Shuffled, because otherwise most names of a kind would share their first vowel.
     shuffled_heads = shuffled(np.random.default_rng(0), HEADS)
     heads = {}
     for i, kind in enumerate(NAMES_PER_WORLD):
@@ -82,7 +82,7 @@ def name_pairs(split: str, kind: str) -> tuple[tuple[str, str], ...]:
             name = head + consonant + ending
             if name not in BLOCKED:
                 names.append(name)
-        # The order of the endings would pair the same endings everywhere.
+        # Sorted by a checksum: in the order of the endings, the same endings would form a pair everywhere.
         names.sort(key=_checksum)
         # With an odd number of names the last one stays unused.
         pairs.extend(zip(names[::2], names[1::2], strict=False))

@@ -42,7 +42,7 @@ def write(out: pathlib.Path, worlds: int, per_hop: int, seed: int) -> int:
     """
     if out.exists():
         raise UserError(f'--out {out}: is there already; remove it or choose another folder')
-    # Evaluation worlds: the shipped checkpoints were trained on the names of the other split.
+    # Evaluation worlds are used, because the shipped checkpoints were trained on the names of the other split.
     members = [World(seed + i, 'evaluation') for i in range(worlds)]
     evaluation_set = evaluation_questions(members, per_hop, HOPS)
     training_candidates = evaluation_questions(members, 2 * per_hop, HOPS, seed=1)
@@ -66,6 +66,7 @@ def write(out: pathlib.Path, worlds: int, per_hop: int, seed: int) -> int:
 
 
 def _write_questions(path: pathlib.Path, questions: Sequence[Item], seed: int) -> None:
+    """Writes questions as JSON lines in random order."""
     # Shuffled, so that a prefix of the file contains all hop counts.
     lines = []
     for question in shuffled(np.random.default_rng(seed), questions):
@@ -74,7 +75,7 @@ def _write_questions(path: pathlib.Path, questions: Sequence[Item], seed: int) -
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
+    """Runs the command and returns its exit status, 2 after an error of the user."""
     parser = Parser(
         prog='python -m zeroplay_jax.mini.sample',
         description=__doc__,

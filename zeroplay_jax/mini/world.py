@@ -171,7 +171,7 @@ class World:
     def _write_text(self, name: str) -> str:
         """Returns one sentence per fact, in random order; only the first one contains the name."""
         kind = self.kinds[name]
-        # Drawn for people only, and before the order: the text is reproducible from the seed.
+        # The pronoun is drawn for people only, and before the order: another order of draws would change all texts.
         pronoun = 'It'
         if kind == 'person':
             pronoun = pick(self._rng, ('He', 'She'))
@@ -186,7 +186,7 @@ class World:
         return ' '.join(sentences)
 
     def chain(self, hops: int, rng: Generator, start: str | None = None) -> list[Step] | None:
-        """Draws a chain of facts in which each value is the next entity.
+        """Returns a random chain of facts in which each value is the next entity.
 
         Args:
           hops: number of steps, at least 1.
@@ -194,8 +194,8 @@ class World:
           start: title of the first entity; any title if None.
 
         Returns:
-          The steps, or None if no chain of that length starts there. No entity occurs twice, and the answer is no
-          part of the question's text.
+          The steps, or None if no chain of that length starts there. No entity occurs twice, and the question's text
+          does not contain the answer.
         """
         if start is None:
             starts = shuffled(rng, self.titles)
@@ -239,7 +239,7 @@ class World:
 
         The answer is None if a fact is missing; the result is (None, 0) if the text has another form.
         """
-        # One word per relation and name, as `question` writes them.
+        # Relations and names are single words, as `question` writes them.
         match = re.fullmatch(r'What is ((?:the \w+ of )+)(\w+)\?', text.strip())
         if not match:
             return None, 0
@@ -254,10 +254,11 @@ class World:
 
 
 def _check_arguments(seed: int, split: str, near_misses: float) -> None:
+    """Raises UserError for an argument of `World` outside its range."""
     if split not in ('train', 'evaluation'):
         raise UserError(f"World(split={split!r}): no such split; give 'train' or 'evaluation'")
     if not 0 <= near_misses <= 1:
-        raise UserError(f'World(near_misses={near_misses}): a share; give a number from 0 to 1')
+        raise UserError(f'World(near_misses={near_misses}): not a share; give a number from 0 to 1')
     # The names of a split are finite, and worlds do not share them.
     last_seed = worlds_available(split) - 1
     if not 0 <= seed <= last_seed:
@@ -288,7 +289,7 @@ def question(chain: Sequence[Step]) -> str:
 
 
 def rubrics_of(text: str) -> list[dict[str, str]]:
-    """Returns one rubric {'text', 'priority'} per sentence of a passage, which demands to state it."""
+    """Returns one rubric {'text', 'priority'} per sentence of a passage: an answer must state that sentence."""
     # Each sentence states one fact, so a rubric per sentence checks every fact of the passage.
     rubrics = []
     for part in text.split('. '):
@@ -302,7 +303,7 @@ def rubrics_of(text: str) -> list[dict[str, str]]:
 def evaluation_questions(
     worlds: Sequence[World], per_hop: int, hops: Sequence[int] = DEFAULT_HOPS, seed: int = 0
 ) -> list[Item]:
-    """Draws distinct questions with known answers, spread evenly over the worlds.
+    """Returns random distinct questions with known answers, spread evenly over the worlds.
 
     Args:
       worlds: the worlds to ask about.
@@ -323,7 +324,7 @@ def evaluation_questions(
 def evaluation_tasks(
     worlds: Sequence[World], per_hop: int, hops: Sequence[int] = DEFAULT_HOPS, seed: int = 0
 ) -> list[Item]:
-    """Draws distinct open tasks: to describe the entity at the end of a chain of facts.
+    """Returns random distinct open tasks: to describe the entity at the end of a chain of facts.
 
     Args:
       worlds: the worlds to ask about.
@@ -342,6 +343,7 @@ def evaluation_tasks(
 
 
 def _draw_question(world: World, hops: int, rng: Generator) -> Item | None:
+    """Returns a random question, or None if the world has no chain of this length."""
     chain = world.chain(hops, rng)
     if chain is None:
         return None
@@ -349,6 +351,7 @@ def _draw_question(world: World, hops: int, rng: Generator) -> Item | None:
 
 
 def _draw_task(world: World, hops: int, rng: Generator) -> Item | None:
+    """Returns a random open task, or None if the drawn entity has no passage."""
     if hops == 1:
         title = pick(rng, world.titles)
         subject = title
@@ -376,7 +379,7 @@ def _draw_distinct(
     hops: Sequence[int],
     seed: int,
 ) -> list[Item]:
-    """Draws `per_hop` distinct items per hop count, going round the worlds; `noun` names them in the error text."""
+    """Returns `per_hop` distinct items per hop count, drawn from the worlds in turn; `noun` names them in errors."""
     items = []
     for hop_count in hops:
         # One stream per hop count: the items of one do not depend on the other hop counts.

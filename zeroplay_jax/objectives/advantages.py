@@ -1,4 +1,4 @@
-"""From rewards to advantages: the value of a rollout relative to its group. Host arithmetic in float64."""
+"""Computes advantages from rewards: the value of a rollout relative to its group. Host arithmetic in float64."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def group_advantages(
     rewards, groups, valid = _check_rows('group_advantages', rewards, groups, valid)
     _check_options(baseline, scale, ddof, singleton, lengths, rewards.shape)
     _check_group_sizes(groups, group_size)
-    # A judge or a reward function may return NaN. One such row must not make the whole group NaN.
+    # A reward function may return NaN. One such row must not make its whole group NaN.
     finite = np.isfinite(rewards)
     used = valid & finite
     valid_rewards = rewards[used]
@@ -127,7 +127,7 @@ def informative_groups(
     rewards, groups, valid = _check_rows('informative_groups', rewards, groups, valid)
     used = valid & np.isfinite(rewards)
     group_index, _, informative = _group_rows(rewards[used], groups[used])
-    # An excluded row is not trained on, whatever its group.
+    # Excluded rows are False even in a group with variance, because they are not trained on.
     in_informative_group = np.zeros(rewards.shape, bool)
     in_informative_group[used] = informative[group_index]
     return in_informative_group
@@ -200,13 +200,15 @@ def _group_rows(rewards, groups):
 
 
 def _group_std(deviations, group_index, group_sizes, ddof):
+    """Returns the standard deviation of each group; 1 for groups of one row."""
     squares = np.bincount(group_index, deviations**2, len(group_sizes))
     sample_std = np.sqrt(squares / np.maximum(group_sizes - ddof, 1))
-    # A group of one has no deviation: dividing by 1 keeps the raw reward of singleton='raw'.
+    # A group of one has no deviation. Dividing by 1 keeps the raw reward of singleton='raw'.
     return np.where(group_sizes > 1, sample_std, 1.0)
 
 
 def _check_options(baseline, scale, ddof, singleton, lengths, shape):
+    """Raises ValueError for unknown options and for combinations without a meaning."""
     options = {'baseline': baseline, 'scale': scale, 'ddof': ddof, 'singleton': singleton}
     for name, value in options.items():
         if value not in _OPTIONS[name]:
@@ -225,6 +227,7 @@ def _check_options(baseline, scale, ddof, singleton, lengths, shape):
 
 
 def _check_group_sizes(groups, group_size):
+    """Raises ValueError if a group does not have `group_size` rows; None allows any."""
     if group_size is None:
         return
     keys, counts = np.unique(groups, return_counts=True)
@@ -237,6 +240,7 @@ def _check_group_sizes(groups, group_size):
 
 
 def _group_statistics(group_sizes, informative, valid, finite) -> Stats:
+    """Returns the statistics of `group_advantages`; arrays per group, then per row."""
     num_rows = float(len(valid))
     num_groups = float(len(group_sizes))
     stats = {

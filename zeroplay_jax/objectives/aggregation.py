@@ -1,4 +1,4 @@
-"""From per-token losses to one number: every way of averaging is a choice of token weights.
+"""Averages per-token losses: every way of averaging is a choice of token weights.
 
 The host computes one weight per token for the whole batch (`token_weights`); the device sums loss × weight
 (`aggregate`). The sum over micro-batches, packed rows, padding and devices is therefore the same number, and so is its
@@ -35,7 +35,7 @@ def aggregate(
     Raises:
       ValueError: shapes differ.
     """
-    # Positions of weight 0 are removed instead of multiplied: a NaN in padding times 0 would be NaN.
+    # Positions of weight 0 are masked and not multiplied: a NaN in padding times 0 would be NaN.
     mask, per_token, weights = masked('aggregate', weights != 0, per_token, weights)
     return jnp.sum(per_token * weights)
 
@@ -60,10 +60,10 @@ def denominator(lengths: Int[np.ndarray, ' rollouts'], mode: str) -> float:
         raise ValueError(
             f'denominator: mode {mode!r} has no denominator of its own; choose one of {_MODES_WITH_DENOMINATOR}'
         )
-    # The other modes divide by rollouts. A rollout without trained tokens adds nothing to the sum and must not
-    # lower the mean.
     if mode == 'token':
         return float(np.sum(lengths))
+    # The other modes divide by rollouts. One without trained tokens adds nothing to the sum and must not lower the
+    # mean.
     return float(np.count_nonzero(lengths))
 
 

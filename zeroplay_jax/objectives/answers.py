@@ -1,4 +1,4 @@
-"""Answers: extraction from a reply, and comparison with the accepted ones. Strings in, numbers out; no JAX."""
+"""Extracts answers from a reply and compares them with the accepted ones. Works on plain strings, without JAX."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 
-# As in the SQuAD evaluation script: English articles and ASCII punctuation only.
+# English articles and ASCII punctuation only, as in the SQuAD evaluation script.
 _ARTICLES = re.compile(r'\b(a|an|the)\b')
 _DELETE_PUNCTUATION = str.maketrans('', '', string.punctuation)
 
@@ -105,5 +105,5 @@ def _as_list(golds: Sequence[str] | str) -> Sequence[str]:
 
 
 def _comparable(text: str) -> str:
-    """The normal form or, where that is empty, the text itself in lower case."""
+    """Returns the normal form or, if that is empty, the text itself in lower case."""
     return normalize_answer(text) or text.strip().lower()

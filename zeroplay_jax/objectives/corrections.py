@@ -1,4 +1,4 @@
-"""Terms beside the policy gradient: KL to a reference, entropy, and the mismatch between sampler and trainer.
+"""Terms in addition to the policy gradient: KL to a reference, entropy, and the mismatch of sampler and trainer.
 
 Arrays and masks as in policy_gradient.py: float32 [B, T] per token, 0 where masked; statistics as (sum, count).
 """
@@ -55,7 +55,7 @@ def kl(
     if kind not in KL_KINDS:
         raise ValueError(f'kl: kind is {kind!r}; choose one of {KL_KINDS}')
     mask, logp, ref_logp = masked('kl', mask, logp, ref_logp)
-    # The reference is a constant. Differentiating it would matter where both come from the same weights.
+    # The reference is a constant of the gradient, even where both log-probs come from the same weights.
     ref_logp = jax.lax.stop_gradient(ref_logp)
     log_difference = logp - ref_logp
     k2 = 0.5 * log_difference**2
@@ -91,7 +91,7 @@ def entropy_bonus(
     Raises:
       ValueError: shapes differ.
     """
-    # The sign makes it a term to minimise, like all others: a positive coefficient raises the entropy.
+    # Negated, because all terms are minimised: a positive coefficient raises the entropy.
     mask, entropy = masked('entropy_bonus', mask, entropy)
     return -entropy, {'entropy': total(entropy, mask)}
 
@@ -116,7 +116,7 @@ def agreement(
       ValueError: shapes differ.
     """
     mask, logp, old_logp = masked('agreement', mask, logp, old_logp)
-    # Clipped, so that one token of probability near 0 does not turn the mean of a whole step into infinity.
+    # The log-ratios are clipped, so that one token of probability near 0 does not make the mean of a step infinite.
     log_ratios = log_ratio(logp, old_logp)
     return {
         'ratio': total(jnp.exp(log_ratios), mask),
@@ -163,15 +163,16 @@ def truncated_importance(
     mask, trainer_logp, sampler_logp = masked(
         'truncated_importance', mask, trainer_logp, sampler_logp
     )
-    # The weight is a constant of the gradient: it corrects the sampling distribution and is no objective.
+    # The weight is a constant of the gradient: it corrects the sampling distribution and is not part of the objective.
     log_weight = jax.lax.stop_gradient(trainer_logp - sampler_logp)
     if level == 'sequence':
         if segment is None:
             segment = jnp.ones(mask.shape, jnp.int32)
-        # Before truncation the product over a rollout is unbiased but of high variance; token ratios are the opposite.
+        # The product over a rollout is unbiased before truncation, but its variance is high; single token ratios have
+        # a bias and a low variance.
         check_shapes('truncated_importance', mask, segment)
         log_weight = spread(segment_sum(log_weight, segment), segment)
-    # The clip comes after the sum over a rollout; the difference is already taken, hence the zeros.
+    # `log_ratio` is used for its clip alone, after the sum over a rollout: the second argument is 0.
     untruncated = jnp.exp(log_ratio(log_weight, jnp.zeros_like(log_weight)))
     weight = jnp.where(mask, jnp.minimum(untruncated, cap), 0.0)
     stats = {

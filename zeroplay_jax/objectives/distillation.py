@@ -64,14 +64,14 @@ def topk_tail_divergence(
         divergence = _divergence(student_logp, teacher_logp, kind, mix)
         return divergence, {'tail_mass': jnp.zeros(num_positions)}
 
-    # The student's top tokens, not the teacher's: with 'reverse' those carry nearly all of the divergence.
+    # The top tokens are the student's, because with 'reverse' they carry nearly all of the divergence.
     _, top_tokens = jax.lax.top_k(jax.lax.stop_gradient(student_logits), k)
     # A mask of positions instead of a threshold on the K-th logit: with ties a threshold would select more than K.
     nowhere = jnp.zeros(student_logp.shape, bool)
     is_top = jnp.put_along_axis(nowhere, top_tokens, True, axis=1, inplace=False)
 
     def merge_outcomes(logp):
-        """[N, V] token log-probs to ([N, K + 1] outcome log-probs, [N] tail log-prob)."""
+        """Returns ([N, K + 1] outcome log-probs, [N] tail log-prob) of [N, V] token log-probs."""
         top_logp = jnp.take_along_axis(logp, top_tokens, axis=1)
         # The tail is summed over its own tokens, in log space. 1 − P(top) would have no digits left in float32 where
         # the top tokens hold nearly all probability.
@@ -106,7 +106,7 @@ def _check_options(student_logits, teacher_logits, k, kind, mix):
 
 
 def _divergence(student_logp, teacher_logp, kind, mix):
-    """[N] from log-probs [N, C] over the same C outcomes."""
+    """Returns the divergence [N] of `kind` from log-probs [N, C] over the same C outcomes."""
     if kind == 'reverse':
         return _kl(student_logp, teacher_logp)
     if kind == 'forward':
@@ -119,7 +119,7 @@ def _divergence(student_logp, teacher_logp, kind, mix):
 
 
 def _kl(p_logp, q_logp):
-    """KL(p ‖ q) [N] from log-probs [N, C]."""
+    """Returns KL(p ‖ q) [N] from log-probs [N, C]."""
     return jnp.sum(jnp.exp(p_logp) * (p_logp - q_logp), axis=1)
 
 
@@ -141,7 +141,7 @@ def ema(teacher: Tree, student: Tree, rate: float) -> Tree:
         raise ValueError(f'ema: rate {rate} must lie in 0 … 1')
 
     def move(teacher_weight, student_weight):
-        # In bfloat16 a step of 5 % of a small difference would be rounded away, and the teacher would never move.
+        # Computed in float32: in bfloat16 a step of 5 % of a small difference is rounded away.
         teacher_part = (1 - rate) * teacher_weight.astype(jnp.float32)
         student_part = rate * student_weight.astype(jnp.float32)
         return teacher_part + student_part

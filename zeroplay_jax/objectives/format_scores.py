@@ -1,4 +1,4 @@
-"""Format scores of rollouts and SSP's rule gate for proposals. Strings and counts in, numbers out; no JAX."""
+"""Computes format scores of rollouts, and SSP's rule gate for proposals. Works on strings and counts, without JAX."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def drzero_format(
     num_thoughts = sum(_begins_with_thought(turn) for turn in turns)
     think = num_thoughts / max(1, len(turns))
 
-    # A call without a response was cut off or failed, so what the rollout saw is not known in full.
+    # A call without a response was cut off or failed, so the text that the rollout saw is not known completely.
     has_searched = calls == responses > 0
     if has_searched:
         # A question of n hops takes n − 1 searches: the source document is the first hop.
@@ -162,7 +162,7 @@ def scope_solver_format(
 
 
 def _scope_format(turns: Sequence[str], code: bool, parts: dict[str, float]) -> dict[str, float]:
-    """The parts with `think` and their mean `raw`."""
+    """Returns the parts with 'think' added, and their mean as 'raw'."""
     # The code requires the turn to begin with its thought, the paper only to contain one.
     has_thought = _contains_thought
     if code:
@@ -193,7 +193,7 @@ def ssp_gate(
     distinct: bool = False,
     whole_words: bool = True,
 ) -> str | None:
-    """SSP's rule gate, applied before any model is queried (section 3.3): returns a reason for rejection, or None.
+    """Returns why SSP's rule gate rejects a proposal before any model is queried (section 3.3); None if it passes.
 
     The paper rejects a proposal that has no question, is "excessively short" (without a number; 10 characters are the
     code's), never searched, or contains the answer; those are the defaults. The released code is stricter:
@@ -240,6 +240,7 @@ def ssp_gate(
 
 
 def _leaks(question: str, answer: str, whole_words: bool) -> bool:
+    """Returns whether the question contains the answer; see `ssp_gate` for `whole_words`."""
     if not whole_words:
         return answer.lower() in question.lower()
     normal_answer = normalize_answer(answer)

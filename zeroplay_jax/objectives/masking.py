@@ -52,7 +52,7 @@ def masked(
     """
     check_shapes(name, mask, *arrays)
     mask = jnp.asarray(mask).astype(bool)
-    # Inputs are set to 0 before any arithmetic. Masking the result alone would not do: in the backward pass the zero
+    # Inputs are set to 0 before any arithmetic. Masking the result alone is not enough: in the backward pass the zero
     # cotangent of a masked position is multiplied by the derivative there, and 0 · NaN is NaN.
     zeroed = []
     for array in arrays:

@@ -62,8 +62,8 @@ def reinforce(
     Raises:
       ValueError: shapes differ.
     """
-    # Without a ratio, agreement still shows how far the sampler's weights are from the trained ones.
     del segment, clip_low, clip_high, dual_clip
+    # The loss has no ratio; the statistics still show how far the sampler's weights are from the trained ones.
     stats = agreement(logp, old_logp, mask)
     mask, logp, advantage = masked('reinforce', mask, logp, advantage)
     # −A·logp of zeroed inputs is −0.0 or 0.0; the selection makes it 0.0.
@@ -115,7 +115,7 @@ def token_pg(
 
     is_bounded = jnp.zeros(mask.shape, bool)
     if dual_clip:
-        # For A < 0 the ordinary clip leaves large ratios unbounded: one token could dominate the batch.
+        # The ordinary clip does not bound large ratios where A < 0: one token could dominate the batch.
         upper_bound = -advantage * dual_clip
         is_bounded = (advantage < 0) & (loss > upper_bound)
         loss = jnp.where(is_bounded, upper_bound, loss)
@@ -214,13 +214,13 @@ def geometric_pg(
     check_shapes('geometric_pg', mask, segment)
     mask, logp, old_logp, advantage = masked('geometric_pg', mask, logp, old_logp, advantage)
     lengths = segment_sum(mask, segment)
-    # Not clipped to ±20: the bounds below apply to the side that matters, and the mean is limited after it.
+    # `log_ratio`, which clips to ±20, is not used: the bounds below apply first, and the mean is limited after them.
     log_ratios = logp - jax.lax.stop_gradient(old_logp)
     bounded_above = jnp.minimum(log_ratios, clip_high)
     bounded_below = jnp.maximum(log_ratios, -clip_low)
     bounded = jnp.where(advantage > 0, bounded_above, bounded_below)
     constant = jax.lax.stop_gradient(bounded)
-    # As in `sequence_pg`: the first two terms cancel in value and carry each token's own gradient.
+    # The first two terms cancel in value and carry each token's own gradient, as in `sequence_pg`.
     log_mean = bounded - constant + _rollout_mean(constant, lengths, segment)
     ratio = jnp.exp(jnp.minimum(log_mean, _SEQUENCE_LOG_RATIO_LIMIT))
     stats['sequence_ratio'] = _rollout_total(ratio, lengths, mask, segment)
@@ -262,8 +262,8 @@ def cispo(
     _check_clip('cispo', clip_low, clip_high)
     stats = agreement(logp, old_logp, mask)
     mask, logp, old_logp, advantage = masked('cispo', mask, logp, old_logp, advantage)
-    # The weight corrects for the sampling policy and is no part of the objective: its gradient is stopped, and the
-    # gradient of every token is weight · A · ∇logp.
+    # The weight corrects for the sampling policy and is not part of the objective. Its gradient is stopped, so the
+    # loss of a token has the gradient −weight · A · ∇logp.
     ratio = jax.lax.stop_gradient(jnp.exp(log_ratio(logp, old_logp)))
     weight = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
     stats['clip_share'] = total(weight != ratio, mask)
@@ -271,6 +271,7 @@ def cispo(
 
 
 def _check_clip(name, clip_low, clip_high):
+    """Raises ValueError for clips out of range; `name` is the loss, for the error text."""
     if not (0 <= clip_low <= 1 and clip_high >= 0):
         raise ValueError(
             f'{name}: needs 0 ≤ clip_low ≤ 1 and clip_high ≥ 0, got {clip_low}, {clip_high}'
@@ -278,7 +279,7 @@ def _check_clip(name, clip_low, clip_high):
 
 
 def _clipped_loss(ratio, advantage, clip_low, clip_high):
-    """PPO's pessimistic loss [B, T], and where the clip determines it, which removes the gradient."""
+    """Returns PPO's pessimistic loss [B, T], and where the clip determines it, which removes the gradient."""
     unclipped_loss = -advantage * ratio
     clipped_ratio = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
     # The larger loss is the pessimistic one. Where it is the clipped one, it is constant in the ratio.
@@ -287,14 +288,19 @@ def _clipped_loss(ratio, advantage, clip_low, clip_high):
 
 
 def _rollout_mean(values, lengths, segment):
-    """Mean [B, T] over the trained tokens of each position's rollout; `lengths` [B, T + 1] from `segment_sum`."""
-    # The maximum avoids 0/0 in segments without trained tokens, the empty segment 0 among them.
+    """Returns the mean [B, T] over the trained tokens of each position's rollout.
+
+    Args:
+      values: [B, T], 0 where masked.
+      lengths: [B, T + 1], trained tokens of each segment (`segment_sum` of the mask).
+    """
+    # The maximum avoids 0/0 in segments without trained tokens, such as segment 0 of empty positions.
     return spread(segment_sum(values, segment) / jnp.maximum(lengths, 1), segment)
 
 
 def _rollout_total(values, lengths, mask, segment):
-    """Statistic of a value that all tokens of a rollout share: counted once per rollout with trained tokens."""
-    # All tokens of a rollout hold the same value: its mean over the tokens is that value, once per rollout.
+    """Returns the (sum, count) of a value that all tokens of a rollout share, once per rollout with trained tokens."""
+    # The mean over the trained tokens of a rollout is the value that they share.
     values = jax.lax.stop_gradient(jnp.where(mask, values, 0.0))
     means = segment_sum(values, segment) / jnp.maximum(lengths, 1)
     return jnp.sum(means), jnp.sum(lengths > 0, dtype=jnp.float32)

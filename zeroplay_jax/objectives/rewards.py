@@ -6,8 +6,8 @@ project, with one of these signatures:
     def my_difficulty(solved, n, target): ...      # float: reward of a question that `solved` of n rollouts answered
     def my_metric(prediction, golds): ...          # bool or float in [0, 1]: score of an answer
 
-Answers and format scores have files of their own; their functions are importable from here, so that a recipe needs one
-import.
+Answers and format scores have modules of their own; their functions can be imported from here as well, so that a
+recipe needs one import.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ def difficulty(solved: float | int, n: int, kind: str = 'linear', target: float 
         raise ValueError(
             f'difficulty: {solved} of {n} solved; needs n ≥ 1 rollouts and 0 ≤ solved ≤ n'
         )
-    # The check of the range comes first: it holds for functions outside this project as well.
+    # The range is checked here, so that functions outside this project need not check it.
     difficulty_function = resolve_difficulty(kind)
     return difficulty_function(solved, n, target)
 
 
 def _linear_difficulty(solved, n, target):
-    """(n − k)/(n − 1) for 0 < k < n, else 0; highest at k = 1 (Dr. Zero eq. 4, π-Play eq. 4)."""
+    """Returns (n − k)/(n − 1) for 0 < k < n, else 0; highest at k = 1 (Dr. Zero eq. 4, π-Play eq. 4)."""
     # A question that nobody or everybody solves has no reward variance and teaches the solver nothing.
     del target
     if not 0 < solved < n:
@@ -91,19 +91,19 @@ def _linear_difficulty(solved, n, target):
 
 
 def _one_minus_difficulty(solved, n, target):
-    """1 − k/n (SSP eq. 7). It is 1 for a question that nobody solved, so questions must be verified before."""
+    """Returns 1 − k/n (SSP eq. 7), which is 1 for a question that nobody solved: verify questions before."""
     del target
     return 1 - solved / n
 
 
 def _parabolic_difficulty(solved, n, target):
-    """4·p·(1 − p) with p = k/n, highest at one half (Dr. Zero's ablation, table 7)."""
+    """Returns 4·p·(1 − p) with p = k/n, highest at one half (Dr. Zero's ablation, table 7)."""
     del target
     return 4.0 * solved * (n - solved) / n**2
 
 
 def _triangle_difficulty(solved, n, target):
-    """`triangle` of the mean score (SCOPE eq. 5)."""
+    """Returns `triangle` of the mean score (SCOPE eq. 5)."""
     return triangle(solved / n, target)
 
 
@@ -135,7 +135,7 @@ def resolve_difficulty(name: str) -> DifficultyFunction:
 def resolve_answer_metric(name: str) -> AnswerMetric:
     """Returns the answer metric of a built-in name, or the one that 'package.module:function' refers to.
 
-    'judge' is not among them: it asks a model, which the caller does.
+    'judge' is not among them, because it asks a model (`selfplay.answers.score`).
 
     Raises:
       ValueError: there is no such metric; the message is one line.
@@ -171,8 +171,8 @@ def length_factor(
       tokens: length of the answer.
       soft: length at which the decline begins.
       hard: length at which it ends.
-      floor: the factor from `hard` on.
-      cutoff: length beyond which the factor is 0 (the released code: 2·hard; None: the paper, no such length).
+      floor: the factor from `hard` on, up to `cutoff`.
+      cutoff: above this length the factor is 0. None: no cutoff, as in the paper; the released code has 2·hard.
 
     Raises:
       ValueError: the lengths are not 0 ≤ soft < hard, or the floor is outside 0 … 1.
@@ -244,7 +244,7 @@ def rubric_score(
         raise ValueError(
             f'rubric_score: {len(grades)} grades need as many weights ≥ 0, not all 0; got {weights}'
         )
-    # An unparsable grade is the judge's fault. With too many of them a score would measure the judge.
+    # An unparsable grade is a failure of the judge. With too many of them a score would measure the judge.
     num_ungraded = grades.count(None)
     if len(grades) - num_ungraded < coverage * len(grades):
         return None

@@ -1,4 +1,4 @@
-"""Batch plans as pure functions: exact ratios, values per iteration, windows of steps."""
+"""Pure functions for schedules: exact ratios, values per iteration, windows of steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def stratify(ratio: Sequence[float | int], n: int) -> list[int]:
         raise ValueError(
             f'stratify: cannot split {n} as {tuple(ratio)}; give n ≥ 0, weights ≥ 0, not all 0'
         )
-    # Through str a weight is the decimal that the user wrote: 0.1 is 1/10, and remainders that should tie do tie.
+    # Converted from text, a weight is the decimal that the user wrote: 0.1 becomes 1/10, so that equal remainders
+    # compare as equal.
     weights = [Fraction(str(weight)) for weight in ratio]
     total = sum(weights)
     shares = [n * weight / total for weight in weights]
@@ -66,8 +67,8 @@ def alpha_at(schedule: Sequence[float | int], iteration: int) -> float:
 def closes_window(step: int, period: int) -> bool:
     """Returns whether a window of `period` steps ends with this step; a period of 0 never ends.
 
-    SSP empties its pool at the end of such a step, so every window has its full length. (The released code tests the
-    counter after its increment, which makes the first window one step shorter.)
+    SSP empties its pool after such a step, so every window has its full length. (The released code tests the counter
+    after its increment, which makes the first window one step shorter.)
 
     Args:
       step: counted from 1.

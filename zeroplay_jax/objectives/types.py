@@ -1,4 +1,4 @@
-"""Types that the objectives share: arrays of either library, and statistics."""
+"""Types that the objectives share: arrays of JAX or NumPy, and statistics."""
 
 from __future__ import annotations
 

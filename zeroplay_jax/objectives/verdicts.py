@@ -1,7 +1,7 @@
-"""Strict parsing of a judge's reply: a reply that is not exactly one verdict gives None, and the caller handles None.
+"""Parses a judge's reply strictly: a reply that is not exactly one verdict gives None, which the caller handles.
 
-A reply may quote text of others, so a verdict must form a sentence of its own; it is not searched for anywhere in the
-reply. Reasoning up to the last `</think>` is ignored, and a reply with unfinished reasoning has no verdict. No JAX.
+A reply may quote other texts, so a verdict must form a sentence of its own. Reasoning up to the last `</think>` is
+ignored, and a reply with unfinished reasoning has no verdict. No JAX.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 
 from zeroplay_jax.objectives.answers import extract_last
 
-# Words of a verdict and their meaning.
+# Words that are verdicts, with their meanings.
 _CORRECT = {'correct': True, 'incorrect': False, 'wrong': False}
 _YES = {'yes': True, 'no': False}
 _SCORE = {'1': True, '0': False}
@@ -87,7 +87,7 @@ def rubrics(
     items = []
     for _, priority, content in _RUBRIC.findall(block):
         item_words = content.split()
-        # A faulty list is rejected as a whole: dropping single items would change what a rubric measures.
+        # A faulty list is rejected completely, because leaving out single items would change what the score measures.
         if not 1 <= len(item_words) <= words:
             return None
         items.append({'text': ' '.join(item_words), 'priority': priority})
@@ -101,7 +101,7 @@ def rubrics(
 
 
 def _reply(text: str) -> str:
-    """The reply after the reasoning; empty if the reasoning never ended."""
+    """Returns the reply after the reasoning; '' if the reasoning never ended."""
     _, _, reply = text.rpartition('</think>')
     if '<think>' in reply:
         return ''
@@ -117,7 +117,10 @@ def _without_possessive(word: str) -> str:
 
 
 def _parse_verdict(text: str, meanings: dict[str, bool]) -> bool | None:
-    """The one meaning of all verdict sentences; None without any, if they differ, or if one holds other words."""
+    """Returns the meaning that all verdict sentences share.
+
+    None if there is no such sentence, if they differ, or if one of them contains words that are not neutral.
+    """
     votes = set()
     for sentence in _SENTENCE_END.split(_reply(text)):
         sentence_words = {_without_possessive(word) for word in _words(sentence)}

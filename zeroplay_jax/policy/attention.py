@@ -115,8 +115,8 @@ def _bias(mask, groups: int):
 
     The query heads of a group are folded into the query axis, hence the tiling.
     """
-    # Added to the scores in four dimensions: with `jnp.where` on the scores, or with the group as a fifth dimension,
-    # XLA's CPU backend runs the softmax several times slower.
+    # The bias is added to the scores in four dimensions: with `jnp.where` on the scores, or with the group as a fifth
+    # dimension, XLA's CPU backend runs the softmax several times slower.
     bias = jnp.where(mask, 0.0, MASKED_SCORE)
     tiled_bias = jnp.tile(bias, (1, groups, 1))
     return tiled_bias[:, None]
@@ -185,7 +185,7 @@ def attend_step(
     step: Int[Array, ''],
     window: int = 0,
 ) -> tuple[Float[Array, 'slots 1 heads*head_dim'], LayerBuffer]:
-    """Attends from one new token of every slot, at position base[s] + step of slot s.
+    """Returns the attention of one new token of every slot, at position base[s] + step of slot s.
 
     The cache is only read during a burst; the burst's own keys and values go to the buffer. All slots write the
     buffer at the same index, a slice update, which costs a fraction of a scatter into the cache at every step.
@@ -253,7 +253,7 @@ def attend_chunk(
     start: Int[Array, ' rows'],
     window: int = 0,
 ) -> tuple[Float[Array, 'rows chunk heads*head_dim'], LayerCache]:
-    """Writes a chunk of prompt tokens to the cache and attends from it to all earlier positions (prefill).
+    """Writes a chunk of prompt tokens to the cache and returns its attention to all positions up to it (prefill).
 
     Args:
       q: queries.
@@ -272,7 +272,7 @@ def attend_chunk(
     chunk, heads = q.shape[1:3]
     new_keys = k.transpose(0, 2, 3, 1)
     new_values = v.transpose(0, 2, 1, 3)
-    # Written first, so that the chunk attends to itself through the cache.
+    # The chunk is written first, so that it attends to itself through the cache.
     cache = write_window(cache, (new_keys, new_values), slots, start)
     kv_heads = cache[0].shape[1]
     cache_length = cache[0].shape[3]
@@ -294,8 +294,8 @@ def attend_chunk(
         probs = probs.astype(values.dtype)
         return jnp.einsum('kct,ktd->kcd', probs, values)
 
-    # A few rows at a time: the caches and scores of all rows together exceed the processor's cache, and would be
-    # written to main memory and read back.
+    # Rows are computed a few at a time: the caches and scores of all rows together exceed the processor's cache, and
+    # would be written to main memory and read back.
     inputs = (grouped_q, slots, start)
     out = jax.lax.map(attend_row, inputs, batch_size=_PREFILL_ROWS)
     return _unfold_groups(out, chunk), cache
@@ -318,7 +318,7 @@ def write_window(
     index = jnp.stack([slots, start], 1)
 
     def write(cache_array, update, position_axis):
-        # A scatter of whole windows, which `.at[].set` cannot express: it would scatter token by token.
+        # This scatters whole windows, which `.at[].set` cannot express: it would scatter token by token.
         dimension_numbers = jax.lax.ScatterDimensionNumbers(
             update_window_dims=(1, 2, 3),
             inserted_window_dims=(0,),

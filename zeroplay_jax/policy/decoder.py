@@ -165,13 +165,13 @@ class Block(nn.Module):
             return RMSNorm(config.norm_eps, name=name)(x)
 
         attention_input = x if config.post_norm else norm('input_norm', x)
-        # Biases on queries, keys and values only (Qwen2).
+        # Only queries, keys and values can have biases (Qwen2).
         q = Linear(query_features, config.qkv_bias, name='q')(attention_input)
         k = Linear(kv_features, config.qkv_bias, name='k')(attention_input)
         v = Linear(kv_features, config.qkv_bias, name='v')(attention_input)
         v = v.reshape(kv_shape)
-        # Both norms have the same name: before the heads are separated it covers all of them (OLMo-3), after that each
-        # one (Qwen3).
+        # Both norms have the same name. One is applied before the heads are separated and covers all heads (OLMo-3),
+        # the other after it and covers each head (Qwen3).
         if config.qk_norm == 'projection':
             q = norm('q_norm', q)
             k = norm('k_norm', k)
@@ -245,8 +245,8 @@ class Decoder(nn.Module):
         x = keep_rows(x)
         windows = config.windows or (0,) * config.layers
         angles = _rotary_angles(config, positions, windows)
-        # Not with a cache, whose entries the loop would copy, and not in `init`, which must create the parameters under
-        # the names of the layers.
+        # The layers are not scanned with a cache, whose entries the loop would copy, nor in `init`, which must create
+        # the parameters under the names of the layers.
         scanned = config.scan and cache is None and not self.is_initializing()
         block = Block
         if config.remat and cache is None:
@@ -264,7 +264,7 @@ class Decoder(nn.Module):
             layer_params = [params[f'layer_{i}'] for i in range(config.layers)]
 
             def apply_layer(params, window, x):
-                # Without a parent, hence functional: the same module is applied to the parameters of many layers.
+                # parent=None makes the module functional: it is applied to the parameters of many layers.
                 layer = block(config, window, parent=None)
                 variables = {'params': params}
                 x, _ = layer.apply(variables, x, angles[window > 0], attend, None)
@@ -287,7 +287,7 @@ class Decoder(nn.Module):
 
 
 def _rotary_angles(config: ModelConfig, positions, windows: tuple[int, ...]) -> dict[bool, tuple]:
-    """Returns {whether a layer has a sliding window: (cos, sin)}, for the kinds of layers that the model has."""
+    """Returns {whether layers have a sliding window: (cos, sin)}, for the kinds of layers that the model has."""
     angles = {}
     for sliding in sorted({window > 0 for window in windows}):
         scaling = config.rope_scaling

@@ -122,6 +122,7 @@ class _Fields:
 
 
 def _read_fields(path: Path) -> _Fields:
+    """Returns the JSON object in config.json; CheckpointError if it cannot be read."""
     fix = 'name a Hugging Face checkpoint folder'
     try:
         values = json.loads(path.read_text(encoding='utf-8'))
@@ -212,7 +213,7 @@ def _check_supported(fields: _Fields) -> None:
 def _windows(fields: _Fields, family: Family, layers: int) -> tuple[int, ...]:
     """Returns the sliding window of every layer (0: full attention), or () if no layer has one."""
     types = fields.get('layer_types')
-    # Older folders do not list the types; then rules of the family apply.
+    # Older folders do not list the types; rules of the family determine them.
     if types is None:
         types = _default_layer_types(fields, family, layers)
     if len(types) != layers:
@@ -247,7 +248,7 @@ def _default_layer_types(fields: _Fields, family: Family, layers: int) -> list[s
             if (i + 1) % family.full_every:
                 types[i] = 'sliding_attention'
     elif _has_sliding_layers(fields, family):
-        # Despite its name, the number of layers at the bottom that have no window.
+        # Despite its name, this field is the number of layers at the bottom that have no window.
         first_sliding = fields.values.get('max_window_layers', 28)
         if not isinstance(first_sliding, int):
             raise fields.error(f'max_window_layers={first_sliding!r} must be an int')
@@ -268,12 +269,12 @@ def _rope(fields: _Fields, family: Family) -> tuple[float, rope.Llama3 | rope.Ya
         full = older if older.values else newer
         sliding = full
         if not family.scale_sliding:
-            # One object for both types of layers describes the full ones; the others share only its theta.
+            # A single object describes the layers with full attention; sliding layers share only its theta.
             sliding = _Fields(full.path, {'rope_theta': full.get('rope_theta')}, full.prefix)
     default_theta = fields.positive_float('rope_theta', family.rope_theta)
     theta = full.positive_float('rope_theta', default_theta)
     sliding_theta = sliding.positive_float('rope_theta', default_theta)
-    # ModelConfig has one theta and one scaling, of which sliding layers may lack the latter.
+    # ModelConfig has one theta and one scaling; sliding layers may lack the scaling.
     if theta != sliding_theta:
         raise fields.error(
             f'rope_parameters: rope_theta={theta} of full and {sliding_theta} of sliding layers must be equal'
@@ -304,7 +305,7 @@ def _scaling(section: _Fields, max_positions: int | None) -> rope.Llama3 | rope.
     _check_rope_fields(section, kind)
     if kind == 'default':
         return None
-    # Older folders leave the original length to the general field.
+    # Older folders name the original length only in max_position_embeddings.
     factor = section.positive_float('factor')
     original = section.positive_int('original_max_position_embeddings', max_positions)
     if kind == 'llama3':

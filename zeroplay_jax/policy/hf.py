@@ -44,7 +44,7 @@ class _StoredTensor(NamedTuple):
     dtype: str
 
 
-# By tensor name.
+# Tensor name → header.
 _StoredTensors: TypeAlias = dict[str, _StoredTensor]
 
 
@@ -79,7 +79,7 @@ def _weight_files(folder: Path) -> list[Path]:
         raise CheckpointError(
             f'{index}: cannot be read as an index of tensors ({error!r})'
         ) from None
-    # With both it is unclear which weights are meant.
+    # If both exist, it is unclear which weights are meant.
     if single.exists() and single not in files:
         raise CheckpointError(
             f'{folder}: holds model.safetensors and an index of other files; remove one of them'
@@ -142,15 +142,15 @@ def _check_tensor(folder: Path, tensor: Tensor, stored: _StoredTensor) -> None:
 def _read_slice(
     stored: _StoredTensor, tensor: Tensor, index: tuple[slice, ...], dtype
 ) -> np.ndarray:
-    """Returns one slice of a tensor, in our axis order.
+    """Returns one slice of a tensor, in the axis order of our parameter.
 
     Args:
-      stored: where to read.
-      tensor: what to read.
-      index: the slice, in our axis order.
-      dtype: of the result.
+      stored: file and dtype of the tensor.
+      tensor: name and shape of the tensor.
+      index: the slice, in the axis order of our parameter.
+      dtype: dtype of the result.
     """
-    # As ranges, whose start, stop and length are numbers where those of a slice may be None.
+    # Converted to ranges, because start and stop of a slice may be None.
     spans = []
     for axis_slice, size in zip(index, tensor.shape, strict=True):
         spans.append(range(size)[axis_slice])
@@ -227,7 +227,7 @@ def load(
     expected = tensors(config)
     stored = _read_headers(folder)
     _check_tensors(folder, config, stored)
-    # Before the first tensor is read: a mesh that does not divide raises here.
+    # Computed before the first tensor is read, so that a mesh that does not divide the shapes raises early.
     shardings = _tensor_shardings(config, expected, mesh, owned)
     params: Params = {}
     with progress_bar(len(expected), 'tensors', 'load', shown=progress) as bar:
@@ -243,7 +243,7 @@ def _tensor_shardings(
 ) -> dict[str, Sharding]:
     """Returns {parameter path: sharding of its array}."""
     if mesh is None:
-        # A local device: with several processes the first device of all belongs to one of them only.
+        # A local device is taken: with several processes `jax.devices()[0]` belongs to one of them only.
         first_device = jax.local_devices()[0]
         return dict.fromkeys(expected, SingleDeviceSharding(first_device))
     sharding.check_heads(config.heads, config.kv_heads, mesh)
@@ -269,7 +269,7 @@ def _flatten(params: Params) -> dict[str, Any]:
 
 
 def _to_numpy(array) -> np.ndarray:
-    """Returns a whole array in host memory. An array split over processes is gathered, on all of them."""
+    """Returns a whole array in host memory. An array split over processes is gathered: all processes must call this."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         array = multihost_utils.process_allgather(array, tiled=True)
     return np.asarray(array)
@@ -369,7 +369,7 @@ def save(folder, config: ModelConfig, params: Params, like) -> None:
         _write_weights(folder, config, params, writes=False)
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # The folder is written beside its destination, on the same file system, where a rename is atomic.
+    # The folder is written next to its destination, on the same file system, where a rename is atomic.
     with tempfile.TemporaryDirectory(prefix=f'.{folder.name}.', dir=folder.parent) as staging:
         staged = Path(staging) / folder.name
         staged.mkdir()

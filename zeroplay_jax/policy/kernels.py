@@ -18,7 +18,7 @@ from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.attention import AnyArray
 from zeroplay_jax.types import UserError
 
-# Most tokens of a row that the kernel processes at a time.
+# Largest number of tokens of a row that the kernel processes at a time.
 MAX_BLOCK = 512
 # Width of a TPU register tile, of which every block length must be a multiple.
 LANES = 128
@@ -50,7 +50,7 @@ def attend_packed(
     batch, length, heads, head_dim = q.shape
     platform = _check_platform(length, mesh)
     model_shards = 1 if mesh is None else mesh.shape['model']
-    # On a CPU the kernel is interpreted, slowly: for tests.
+    # On a CPU the kernel is interpreted, which is slow and serves tests only.
     kernel = _make_kernel(length, heads // model_shards, window, interpret=platform == 'cpu')
     # The kernel does not scale the scores, and wants the heads before the tokens.
     scaled_q = q * head_dim**-0.5
@@ -86,7 +86,7 @@ def _make_kernel(length: int, heads: int, window: int, interpret: bool):
         mask = splash_mask.LocalMask((length, length), (window - 1, 0), 0)
     else:
         mask = splash_mask.CausalMask((length, length))
-    # A mask for every head, although they are equal: the kernel supports one per head.
+    # The kernel takes one mask per head; all are equal here.
     head_masks = splash_mask.MultiHeadMask([mask] * heads)
     block = _block_length(length)
     block_sizes = splash.BlockSizes(

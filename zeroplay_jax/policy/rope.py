@@ -84,7 +84,7 @@ class Yarn:
         low = max(low, 0)
         # The bound is the last channel, not the last pair, as in the published code.
         high = min(high, 2 * pairs - 1)
-        # At least 1e-3 in the divisor: low and high may coincide.
+        # The divisor is at least 1e-3, because low and high may coincide.
         pair = jnp.arange(pairs, dtype=jnp.float32)
         scaled_share = (pair - low) / max(high - low, 1e-3)
         return 1 - jnp.clip(scaled_share, 0, 1)
@@ -113,7 +113,7 @@ def cos_sin(
         # The mean of `frequency` and `frequency / factor`, weighted by the unscaled share.
         multiplier = unscaled + (1 - unscaled) / scaling.factor
         frequency = frequency * multiplier
-    # float32 also for bfloat16 activations: bfloat16 cannot represent positions above 256 exactly.
+    # Computed in float32 also for bfloat16 activations: bfloat16 cannot represent positions above 256 exactly.
     angle = positions[..., None, None].astype(jnp.float32) * frequency
     cos = jnp.cos(angle)
     sin = jnp.sin(angle)

@@ -146,8 +146,10 @@ def to_device(tree):
 
 
 def _to_memory(tree, memory_kind: str):
+    """Returns copies of the arrays in a kind of memory, with the same partition."""
+
     def move(array):
-        # Shard by shard: `device_put` of the whole array would involve the shards of the other processes.
+        # Moved shard by shard: `device_put` of the whole array would involve the shards of the other processes.
         shards = []
         for shard in array.addressable_shards:
             target = SingleDeviceSharding(shard.device, memory_kind=memory_kind)
@@ -164,7 +166,7 @@ def put(tree, target: NamedSharding):
         return jax.device_put(tree, target)
 
     def place(array):
-        # Every process copies its own slices; `device_put` cannot address the devices of the others.
+        # Every process copies its own slices, because `device_put` cannot address the devices of other processes.
         def read(index):
             return array[index]
 
@@ -329,8 +331,8 @@ def per_row_shard(function: Callable, mesh: Mesh) -> Callable:
         return jax.lax.pcast(array, ROW_AXES, to='varying')
 
     def local(shared, *row_arrays):
-        # Marked as different in every shard: else autodiff would sum the gradient over the shards at every use, once
-        # per iteration of a loop.
+        # `shared` is marked as varying over the shards. Otherwise autodiff would sum its gradient over the shards at
+        # every use, once per iteration of a loop.
         shared = jax.tree.map(vary, shared)
         return function(shared, *row_arrays)
 

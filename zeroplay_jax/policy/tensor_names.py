@@ -106,7 +106,8 @@ def _layer_tensors(config: ModelConfig) -> dict[str, tuple[str, tuple[str, ...]]
 
 
 def _tensor(path: str, name: str, dims: tuple[str, ...], sizes: dict[str, int]) -> Tensor:
+    """Returns the tensor of the parameter at `path`."""
     shape = tuple(sizes[dim] for dim in dims)
-    # The embedding is a table in both, not a kernel.
+    # The embedding is a table [vocabulary, hidden] in both formats, not a kernel.
     transposed = path.endswith('/kernel') or path == 'head'
     return Tensor(name, shape, dims, transposed)

@@ -103,7 +103,7 @@ def hidden_step(
     cache: tuple[LayerCache, ...],
     buffer: tuple[LayerBuffer, ...],
 ) -> tuple[Float[Array, 'slots hidden_size'], tuple[LayerBuffer, ...]]:
-    """Runs one decode step of a burst for every slot.
+    """Returns the hidden states of one decode step of a burst, for every slot.
 
     Args:
       config: of the model.
@@ -165,7 +165,7 @@ def fill_cache(
 def logits(
     config: ModelConfig, params: Params, hidden_states: Float[Array, 'tokens hidden_size']
 ) -> Float[Array, 'tokens vocab']:
-    """Applies the output head. The logits are float32."""
+    """Returns the float32 logits of the output head; `_head(config, params)` suffices as `params`."""
     # `product` accumulates in float32 also for bfloat16 inputs: rounded logits would change the log-probabilities.
     if config.tied:
         embedding = params['embedding'].astype(hidden_states.dtype)
@@ -250,7 +250,7 @@ def distil(
       `score`. The gradients of log-probabilities and divergence reach `params` only.
     """
     hidden_states = hidden(config, params, tokens, positions, segment)
-    # No gradient may reach the teacher, also where it shares arrays with the student.
+    # No gradient may reach the teacher, even if it shares arrays with the student.
     teacher_params, teacher_hidden = jax.lax.stop_gradient((teacher_params, teacher_hidden))
 
     def distil_chunk(heads, chunk_hidden, chunk_tokens, chunk_teacher_hidden):
@@ -282,7 +282,7 @@ def _logp_and_entropy(chunk_logits, chunk_tokens, train_entropy: bool):
     token_logits = jnp.take_along_axis(chunk_logits, chunk_tokens[:, None], 1)
     logp = token_logits[:, 0] - log_normaliser
     if not train_entropy:
-        # The entropy is a metric only: without this, its backward pass would be computed and multiplied by zero.
+        # The entropy is only a metric: with a gradient, its backward pass would be computed and multiplied by zero.
         chunk_logits, log_normaliser = jax.lax.stop_gradient((chunk_logits, log_normaliser))
     # H = -Σ p log p = log Z - Σ p · logit.
     probs = jnp.exp(chunk_logits - log_normaliser[:, None])
@@ -291,7 +291,7 @@ def _logp_and_entropy(chunk_logits, chunk_tokens, train_entropy: bool):
 
 
 def _map_chunks(config: ModelConfig, function: Callable, head, *inputs):
-    """Maps a function over the tokens of packed rows, `config.logit_chunk` tokens at a time.
+    """Returns the results of a function over the tokens of packed rows, `config.logit_chunk` tokens at a time.
 
     Only one chunk of logits exists at a time, also in the backward pass, which recomputes it. On a mesh every device
     loops over its own rows: the head is gathered once before the loop, and its gradient summed over the devices once
@@ -309,7 +309,7 @@ def _map_chunks(config: ModelConfig, function: Callable, head, *inputs):
     """
 
     def map_rows(head, *inputs):
-        # Inside the function: on a mesh `batch` is the number of rows of this device.
+        # The shape is read inside the function, because on a mesh `batch` is the number of rows of this device.
         batch, length = inputs[0].shape[:2]
         count = batch * length
         chunk = min(config.logit_chunk, count)
@@ -327,10 +327,10 @@ def _map_chunks(config: ModelConfig, function: Callable, head, *inputs):
         def join(y):
             flat = y.reshape(-1)[:count]
             values = flat.reshape(batch, length)
-            # One column in front: from the token that predicts to the predicted one.
+            # A column in front shifts each value from the token that predicts to the predicted one.
             return jnp.pad(values, ((0, 0), (1, 0)))
 
-        # Rematerialised: else the backward pass would find the logits of all chunks saved.
+        # Rematerialised, because otherwise the logits of all chunks would be saved for the backward pass.
         @jax.checkpoint
         def apply(chunk_inputs):
             return function(head, *chunk_inputs)

@@ -1,8 +1,8 @@
 """Call syntaxes: how a policy writes a tool call, and how the result is written into its context.
 
-A syntax owns the stop strings, the parser, the form of an observation and the layout of passages.
-It is part of the contract with a trained model: mixing two syntaxes in one run is not possible. It
-knows nothing about what a tool does; tools (zeroplay_jax/tools) know nothing about syntaxes.
+A syntax defines the stop strings, the parser, the form of an observation and the layout of passages.
+A model is trained with one syntax, so a run uses a single one. Syntaxes do not depend on what a tool
+does, and tools (zeroplay_jax/tools) do not depend on the syntax.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class CallSyntax(abc.ABC):
         """
 
     def parse(self, text: str, tools: Tools) -> ToolCall:
-        """The call at the end of a turn, checked against the tool's schema.
+        """Reads the call at the end of a turn and checks it against the tool's schema; never raises.
 
         Returns:
           A call with either `arguments`, or `error` and the observation text that explains it.
@@ -104,15 +104,15 @@ class CallSyntax(abc.ABC):
             explanation = tool.error_text(problem.code, problem.detail)
             return ToolCall(name, None, without_surrogates(explanation), error=problem.code)
         except Exception as error:
-            # `prepare` is code of the tool: its bugs are observations, not the end of the run.
+            # `prepare` is code of the tool's author: its exceptions become observations and do not end the run.
             tool.failure_log.add(f'its arguments could not be checked: {error!r}')
             return ToolCall(name, None, tool.error_text('failed'), error='failed')
 
     def result_text(self, tool: Tool, result: ToolResult, show_ids: bool = False) -> str:
-        """What the policy reads of a result.
+        """Returns the text of a result that the policy reads.
 
         Args:
-          show_ids: show passages with their ids.
+          show_ids: whether to show passages with their ids.
         """
         # A text has precedence: some tools explain an error better than its reason code does.
         if result.text is not None:
@@ -126,7 +126,7 @@ class CallSyntax(abc.ABC):
         return tuple(stop.replace('</', '<') for stop in self.stop_strings(tools))
 
     def call_body(self, text: str, tools: Tools) -> tuple[str, str] | None:
-        """(opening tag, text inside) of the turn's only call; None for no call or more than one."""
+        """Returns (opening tag, text inside) of the turn's only call; None without a call or with more than one."""
         openings: list[str] = []
         for tag in self.opening_tags(tools):
             openings += [tag] * text.count(tag)
@@ -144,7 +144,7 @@ class CallSyntax(abc.ABC):
 
 
 def without_surrogates(value: Any) -> Any:
-    """A JSON value with every half of a surrogate pair in its texts replaced by U+FFFD."""
+    """Returns a JSON value with every unpaired surrogate in its texts replaced by U+FFFD; tuples become lists."""
     if isinstance(value, str):
         return value.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
     if isinstance(value, dict):
@@ -165,9 +165,9 @@ def _as_json(value: Any) -> str:
 
 
 def _error_text(code: str, name: str, tools: Tools) -> str:
-    """Observation for a call without a tool to ask for its own text."""
+    """Returns the observation for a call that could not be read, or that names an unknown tool."""
     if code == 'unknown_tool':
-        # With search alone, exactly the text that the built-in checkpoints were trained on.
+        # The built-in checkpoints were trained on exactly this text, with search as the only tool.
         if tuple(tools) == ('search',):
             return 'There is no such tool. Only search is available.'
         return ERROR_TEXTS[code].replace('{tools}', ', '.join(tools))
@@ -222,18 +222,18 @@ class TagSyntax(CallSyntax):
         return tool.name, arguments, None
 
     def wrap(self, codec: Codec, text: str, limit: int) -> Int[np.ndarray, ' tokens']:
-        # Three separate encodings: text and tags must not merge into common tokens, so that the tags
+        # Tags and text are encoded separately, so that they never merge into common tokens and the tags
         # have the same ids around every result.
         head = codec.encode(f'\n\n<{self.result_tag}>')
         tail = codec.encode(f'</{self.result_tag}>\n\n')
         body_limit = max(limit - len(head) - len(tail), 0)
-        # Cut by tokens, not characters: `limit` is a share of the slot's context.
+        # Cut by tokens and not by characters, because `limit` is a number of tokens.
         body = codec.encode_plain(text)[:body_limit]
         return np.asarray(head + body + tail, np.int32)
 
 
 def _tag_arguments(tool: Tool, body: str) -> Any:
-    """Arguments inside a tag; None where they cannot be read."""
+    """Returns the arguments inside a tag; None if they cannot be read."""
     parameter = tool.tag_parameter
     properties = tool.parameters.get('properties', {})
     # A tool with a single text never reads JSON: its text may begin with a brace.
@@ -254,15 +254,19 @@ def _tag_arguments(tool: Tool, body: str) -> Any:
 
 
 class RSearchSyntax(TagSyntax):
-    """The same calls; results are between the tags of R-Search's checkpoints (SSP, table 1)."""
+    """`TagSyntax` with results between the tags of R-Search's checkpoints (SSP, table 1)."""
 
     name = 'r_search'
-    # The checkpoints have seen no other tag: a different one would be out of their distribution.
+    # The checkpoints were trained with this tag only.
     result_tag = 'observation'
 
 
 class MessageSyntax(CallSyntax):
-    """Results are messages of their own, as the checkpoint's chat template writes one of a tool."""
+    """Base of syntaxes whose results are messages of role 'tool', written by the checkpoint's chat template.
+
+    Attributes:
+      stop_string: ends a call of any tool.
+    """
 
     stop_string: str
 
@@ -324,7 +328,7 @@ class QwenSyntax(MessageSyntax):
         return _known_tool(name, arguments, tools)
 
     def message_content(self, text: str) -> str:
-        # The response of verl's search tool, as in Dr. Zero's released code.
+        # The form in which verl's search tool responds, which Dr. Zero's released code uses.
         return _as_json({'result': text})
 
 
@@ -334,8 +338,8 @@ class OlmoSyntax(MessageSyntax):
     name = 'olmo'
     passage_style = 'search_r1'
     stop_string = '</function_calls>'
-    # Tool → (argument that the policy writes, parameter that it fills): OLMo's search takes one `query`,
-    # the tool takes a list of them.
+    # Tool → (argument that the policy writes, parameter that it fills). OLMo's search takes one `query`;
+    # this project's takes a list of them.
     _ALIASES = {'search': ('query', 'query_list')}
 
     def explain_call(self, tool: Tool) -> list[str]:
@@ -350,6 +354,7 @@ class OlmoSyntax(MessageSyntax):
         return f'<function_calls>{self._function_call(tool, arguments)}</function_calls>'
 
     def _function_call(self, tool: Tool, arguments: Json) -> str:
+        """Returns a call as the policy writes it between the tags; of a list for an alias only the first entry."""
         alias, parameter = self._ALIASES.get(tool.name, ('', ''))
         written_arguments = []
         for name, value in arguments.items():
@@ -383,22 +388,24 @@ class OlmoSyntax(MessageSyntax):
 
 
 def _only_search(tools: Tools) -> bool:
-    # The built-in checkpoints, and those of the papers, were trained with the errors of this case: a
-    # call of any tool without a query is malformed.
+    """Returns whether the built-in search is the only tool."""
+    # The built-in checkpoints, and those of the papers, were trained with search alone. A call of any tool
+    # without a query was answered as malformed then, and not as a call of an unknown tool.
     return tuple(tools) == ('search',) and 'query_list' in tools['search'].parameters['properties']
 
 
 def _known_tool(name: Any, arguments: Any, tools: Tools) -> tuple[str, Any, str | None]:
-    # JSON may have any value as the name. The log records the start of it.
+    """Returns a parsed call as `read_call` does, with the error 'unknown_tool' if the run lacks the tool."""
+    # The name may be any JSON value. The log records the beginning of its text.
     if not isinstance(name, str) or name not in tools:
         return without_surrogates(str(name)[:_MAX_UNKNOWN_NAME]), None, 'unknown_tool'
     return name, arguments, None
 
 
 def _keyword_arguments(text: str) -> dict[str, Any] | None:
-    """`name=JSON, name=JSON` as a dict; None where it is anything else."""
-    # Values are read by a JSON decoder, never evaluated as Python: the text comes from a model.
-    # strict=False: a policy may put a line feed into a text.
+    """Returns the arguments of 'name=JSON, name=JSON' as a dict; None for any other text."""
+    # Values are read by a JSON decoder and never evaluated as Python, because the text comes from a model.
+    # strict=False accepts line feeds in texts.
     decoder = json.JSONDecoder(strict=False)
     arguments: dict[str, Any] = {}
     position = 0
@@ -426,7 +433,11 @@ SYNTAXES: dict[str, CallSyntax] = {
 
 
 def syntax_of(name: str) -> CallSyntax:
-    """The call syntax called `name`; ValueError names the known ones."""
+    """Returns the call syntax of a `config.tools.syntax`.
+
+    Raises:
+      ValueError: there is no syntax of that name; the message lists all names.
+    """
     if name not in SYNTAXES:
         raise ValueError(f'tools.syntax={name!r} is unknown; choose one of {", ".join(SYNTAXES)}')
     return SYNTAXES[name]

@@ -22,7 +22,7 @@ _EXIT_SECONDS = 2.0
 
 # A future and the call that will set its result; None ends the thread that takes it.
 _Task = tuple[concurrent.futures.Future, Callable[[], Any]] | None
-# For the end of the process. Threads separately, because they may outlive their pool.
+# `_finish` reads both at the end of the process. Threads are listed apart, because they may outlive their pool.
 _pools: weakref.WeakSet[DaemonPool] = weakref.WeakSet()
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
@@ -40,12 +40,13 @@ class DaemonPool:
         self._name = name
         self._tasks: queue.SimpleQueue[_Task] = queue.SimpleQueue()
         self._started = 0
-        # The threads know the queue alone, so a pool without references ends its idle threads.
+        # The threads hold a reference to the queue and none to the pool. When the pool is garbage-collected,
+        # the queue gets a None, which ends the threads.
         weakref.finalize(self, self._tasks.put, None)
         _pools.add(self)
 
     def submit(self, function: Callable[[], Any]) -> concurrent.futures.Future:
-        """Starts a function; returns the future of its result."""
+        """Queues a function and starts a thread if fewer than `workers` exist; returns the future of its result."""
         future: concurrent.futures.Future = concurrent.futures.Future()
         self._tasks.put((future, function))
         if self._started < self._workers:
@@ -57,7 +58,7 @@ class DaemonPool:
         return future
 
     def stop(self) -> None:
-        """Ends the threads after the functions in progress; functions that have not begun never run."""
+        """Cancels the functions that have not begun, and ends the threads after the functions in progress."""
         with contextlib.suppress(queue.Empty):
             while True:
                 task = self._tasks.get_nowait()
@@ -67,29 +68,35 @@ class DaemonPool:
 
 
 def _work(tasks: queue.SimpleQueue[_Task]) -> None:
-    while True:
-        task = tasks.get()
-        if task is None:
-            # For the next thread of the pool.
-            tasks.put(None)
-            return
-        future, function = task
-        # A future that was cancelled while it waited.
-        if not future.set_running_or_notify_cancel():
-            continue
-        try:
-            result = function()
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-        # An idle thread must not keep the last result alive.
-        del task, future, function
+    while _run_next(tasks):
+        pass
+
+
+def _run_next(tasks: queue.SimpleQueue[_Task]) -> bool:
+    """Runs the next function of the queue; returns False if the thread has to end."""
+    # A function of its own: a thread that waits for the next task must not keep the variables of the
+    # last one alive, such as its result.
+    task = tasks.get()
+    if task is None:
+        # For the next thread of the pool.
+        tasks.put(None)
+        return False
+    future, function = task
+    # A future that was cancelled while it waited.
+    if not future.set_running_or_notify_cancel():
+        return True
+    try:
+        future.set_result(function())
+    except BaseException as error:
+        future.set_exception(error)
+    # An error refers to this frame: its future would keep itself alive through it.
+    del task, future, function
+    return True
 
 
 @atexit.register
 def _finish() -> None:
-    """At the end of the process: waits a moment for functions in progress."""
+    """Stops all pools and waits up to `_EXIT_SECONDS` for functions in progress; runs at the end of the process."""
     for pool in list(_pools):
         pool.stop()
     deadline = time.monotonic() + _EXIT_SECONDS

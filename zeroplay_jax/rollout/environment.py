@@ -41,8 +41,8 @@ class TurnEnd:
 
     Attributes:
       call: the tool call, valid or refused; None for a final turn.
-      done: the episode is over.
-      malformed: the final turn is inside a call that was never closed, so its answer does not count.
+      done: whether the episode is over.
+      malformed: whether the final tag is inside a call that was never closed, so that its answer does not count.
     """
 
     call: ToolCall | None = None
@@ -58,11 +58,12 @@ class Environment:
       codec: tokenizer of the policy.
       syntax: how calls are written.
       limits: bounds of an episode.
-      tools: by name; none for a role that only writes.
+      tools: by name; empty for a role without tools.
       terminal_tags: closing any of these tags terminates the episode.
-      call_openings: for a role without tools: openings of other roles' calls. An answer that it gives
+      call_openings: opening tags of the calls of all tools of the run. Used for a role without tools only: an answer
         inside such a call does not count.
-      drop_thinking: a turn's thoughts leave the context when the turn is over, as in Qwen3's template.
+      drop_thinking: whether a turn's thoughts are removed from the context when the turn is over, as in Qwen3's
+        template.
     """
 
     codec: Codec
@@ -87,26 +88,26 @@ class Environment:
     @property
     def shows_document_ids(self) -> bool:
         """Whether passages are shown with their ids."""
-        # Only where a tool takes them: ids would change the observations of all other runs.
+        # Shown only if a tool takes them as arguments: ids would change the observations of all other runs.
         return any(tool.takes_document_ids for tool in self.tools.values())
 
     def end_turn(self, text: str) -> TurnEnd:
-        """Reads a turn that was cut after a stop string."""
+        """Returns how the episode continues after a turn, given its text cut after a stop string."""
         if text.endswith(self.call_stops):
             return TurnEnd(self.syntax.parse(text, self.tools))
-        # A final tag behind an open call is part of the call's text: the policy was about to search.
-        # Scoring such an answer would reward malformed calls.
+        # A final tag behind an opening tag that is not closed is part of the text of a call. Scoring such
+        # an answer would reward malformed calls.
         openings = self.syntax.opening_tags(self.tools) or self.call_openings
         malformed = any(opening in text for opening in openings)
         return TurnEnd(done=True, malformed=malformed)
 
     def retained_tokens(self, turn_ids: Sequence[int]) -> list[int]:
-        """Ids of a turn as later turns see them.
+        """Returns the ids of a turn that stay in the context of later turns.
 
-        All of them, or with `drop_thinking` those after the last thought and the blank behind it.
+        These are all ids; with `drop_thinking`, those after the last thought and the white space behind it.
         """
         all_ids = [int(token) for token in turn_ids]
-        # Bytes, not text: a character may be spread over several tokens.
+        # Bytes are searched and not text: a character may be spread over several tokens.
         pieces = [self.codec.token_bytes[token] for token in all_ids]
         text = b''.join(pieces)
         thought_end = text.rfind(_THOUGHT_END)
@@ -129,7 +130,7 @@ class Environment:
         return self.codec.encode_plain(torn) + all_ids[first_whole:]
 
     def with_result(self, call: ToolCall, result: ToolResult) -> ToolCall:
-        """The call with its result."""
+        """Returns the call with its result filled in."""
         # The call records the whole text for the log; `observation` cuts it for the policy.
         text = self.syntax.result_text(self.tools[call.tool], result, self.shows_document_ids)
         documents = tuple(
@@ -141,8 +142,8 @@ class Environment:
         )
 
     def observation(self, call: ToolCall) -> Int[np.ndarray, ' tokens']:
-        """Ids, int32, of the reply to a finished or refused call.
+        """Returns the ids, int32, of the reply to a finished or refused call.
 
-        At most `observation_tokens`, unless the tags alone are longer.
+        There are at most `observation_tokens`, unless the tags alone are longer.
         """
         return self.syntax.wrap(self.codec, call.text, self.limits.observation_tokens)

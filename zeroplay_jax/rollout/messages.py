@@ -8,4 +8,4 @@ Message = dict[str, Any]  # {'role': str, 'content': str or a list of str and Un
 
 
 class Untrusted(str):
-    """Text from a model, a page or a tool: encoded as plain characters, never as control tokens."""
+    """Text from a model, a document or a tool: encoded as plain characters, never as control tokens."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from zeroplay_jax.types import Json
 
-# Passage layouts: heading and separator between heading and text. Each is what the published
-# checkpoints of its code base were trained on, so not even a blank may change.
+# Style → heading of a passage, and separator between heading and text. The published checkpoints of each
+# code base were trained on exactly this layout, so not even a blank may change.
 _LAYOUTS = {
     'search_r1': ('Doc {number}{id}(Title: {title})', ' '),
     'verl': ('Doc {number}{id} (Title: {title})', '\n'),
@@ -15,12 +15,12 @@ _LAYOUTS = {
 
 
 def passages_text(documents: Sequence[Sequence[Json]], style: str, show_ids: bool = False) -> str:
-    """Passages of one call as text; numbering restarts for every query.
+    """Returns the passages of one call as text; numbering restarts for every query.
 
     Args:
       documents: per query its passages, each {'title', 'text'}, with 'id' where ids are shown.
       style: 'search_r1' (title and text on one line) or 'verl' (text on the next line).
-      show_ids: add each passage's id, for tools that take one.
+      show_ids: whether to add each passage's id, for tools that take one.
     """
     heading, separator = _LAYOUTS[style]
     blocks = []

@@ -101,7 +101,7 @@ Rubric: {rubric}""",
 
 
 def select(prompt_set: str, *declared: Prompts) -> dict[str, str]:
-    """Name → text of one set; later declarations override earlier ones and the shared prompts.
+    """Returns name → text of one set; later declarations override earlier ones and the shared prompts.
 
     Raises:
       KeyError: a prompt has texts per set, and none for this one.
@@ -117,17 +117,17 @@ def select(prompt_set: str, *declared: Prompts) -> dict[str, str]:
 
 
 def document_text(document: Json) -> str:
-    """A document {'title', 'text'} as it is written in a prompt."""
+    """Returns a document {'title', 'text'} as it is written in a prompt."""
     return f'(Title: {document["title"]}) {document["text"]}'
 
 
 def documents_text(documents: Sequence[Json]) -> str:
-    """Documents as one text, one per line."""
+    """Returns documents as one text, one per line."""
     return '\n'.join(document_text(document) for document in documents)
 
 
 def fill(template: str, tools: Sequence[str] = (), **fields: object) -> list[Message]:
-    """The chat that opens a rollout.
+    """Returns the chat that opens a rollout: one user message.
 
     Args:
       template: text with fields in braces.
@@ -137,8 +137,8 @@ def fill(template: str, tools: Sequence[str] = (), **fields: object) -> list[Mes
     Raises:
       KeyError: the template has a field without a value.
     """
-    # The template is parsed, not formatted: a value with braces stays a value, and every value remains
-    # a part of its own that the codec encodes as untrusted text.
+    # The template is parsed and not formatted, so that every value stays a part of its own, which the codec
+    # encodes as untrusted text, and braces in a value have no meaning.
     content: list[str] = []
     for text, field, _, _ in string.Formatter().parse(template):
         content.append(text)

@@ -46,7 +46,7 @@ class CloneRow:
 
 @dataclasses.dataclass(frozen=True)
 class _TurnSettings:
-    """Settings of rows as arrays; idle rows have zeros."""
+    """Settings of the rows of one device call, as arrays; entries beyond the last row are 0."""
 
     limit: Int[np.ndarray, ' rows']
     temperature: Float[np.ndarray, ' rows']
@@ -67,7 +67,7 @@ def _turn_settings(rows: Iterable[PutRow | CloneRow], capacity: int) -> _TurnSet
 
 
 def _passes(rows: Iterable[PutRow], width: int) -> list[list[PutRow]]:
-    """Rows cut into pieces of `width` tokens; pass i holds the i-th piece of every row.
+    """Returns the rows cut into pieces of `width` tokens; pass i holds the i-th piece of every row.
 
     Pieces of one row must be written in order: the last one leaves the final length behind, and
     rows of one device call have no order.
@@ -86,7 +86,7 @@ def _passes(rows: Iterable[PutRow], width: int) -> list[list[PutRow]]:
 
 
 class Sampler:
-    """Slots of one set of weights.
+    """The slots of one set of weights on the device; the caller decides what is in which slot.
 
     Args:
       model: architecture of the weights.
@@ -99,7 +99,7 @@ class Sampler:
         self.config = config
         self.mesh = mesh
         self.programs = programs(model, config, mesh)
-        # Allocated by the first `put`: a sampler that never runs takes no device memory.
+        # The first `put` allocates it, so a sampler that never runs takes no device memory.
         self.state: SlotState | None = None
 
     def free_cache(self) -> None:
@@ -107,7 +107,7 @@ class Sampler:
         self.state = None
 
     def put(self, rows: Sequence[PutRow]) -> None:
-        """Writes tokens into slots; any number of rows of any length."""
+        """Writes tokens into slots, any number of rows of any length; allocates the state if there is none."""
         if self.state is None:
             self.state = self.programs['empty']()
         for pieces in _passes(rows, self.config.put_tokens):
@@ -115,7 +115,7 @@ class Sampler:
                 self._put(pieces[begin : begin + self.config.put_rows])
 
     def _put(self, rows: Sequence[PutRow]) -> None:
-        """One call of the program: at most `put_rows` rows of at most `put_tokens` tokens."""
+        """Calls the program 'put' once, with at most `put_rows` rows of at most `put_tokens` tokens."""
         capacity = self.config.put_rows
         slots = np.full(capacity, self.config.slots, np.int32)
         tokens = np.zeros((capacity, self.config.put_tokens), np.int32)
@@ -140,7 +140,7 @@ class Sampler:
         )
 
     def extend(self, params: Params, slots: Sequence[int]) -> None:
-        """Prefills one chunk of at most `fill_rows` slots."""
+        """Prefills one chunk of each of these slots, at most `fill_rows` of them."""
         padded_slots = self._pad(slots, self.config.fill_rows)
         self.state = self.programs['extend'](params, self.state, padded_slots)
 
@@ -150,7 +150,7 @@ class Sampler:
         return chunk
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
-        """Parks slots at the given lengths."""
+        """Cuts the rows of these slots to the given lengths and stops their decoding until the next `put`."""
         padded_slots = self._pad(slots, self.config.slots)
         # The padding value of lengths is never read: its slot does not exist.
         padded_lengths = self._pad(lengths, self.config.slots)
@@ -173,7 +173,7 @@ class Sampler:
         )
 
     def _pad(self, values: Sequence[int], size: int) -> Int[np.ndarray, ' rows']:
-        """Values as int32, filled up with the number of a slot that does not exist."""
+        """Returns the values as int32, padded to `size` with the number of a slot that does not exist."""
         padded = np.full(size, self.config.slots, np.int32)
         padded[: len(values)] = values
         return padded

@@ -18,8 +18,9 @@ from typing import Any
 import jax
 
 from zeroplay_jax.policy.transformer import Params
+from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.rollout.slot_programs import DecodeChunk
-from zeroplay_jax.rollout.slots import Request, SlotPool
+from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tool_workers import ToolWorkers
 from zeroplay_jax.types import Trajectory
 
@@ -31,19 +32,19 @@ _DEADLINE_CHECK_SECONDS = 0.05
 
 
 def run_to_end(coroutine: Coroutine) -> None:
-    """asyncio.run, also below an event loop that runs already, such as a notebook's."""
+    """Runs a coroutine with `asyncio.run`, even if this thread already runs an event loop, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         asyncio.run(coroutine)
         return
-    # Event loops do not nest within a thread, so this one gets a thread of its own.
+    # A thread can run one event loop at a time, so the coroutine gets a thread of its own.
     with concurrent.futures.ThreadPoolExecutor(1) as executor:
         executor.submit(asyncio.run, coroutine).result()
 
 
 class PromptTooLong(ValueError):
-    """A prompt that leaves no room for a single new token."""
+    """A prompt that is empty, or that fills its slot so that no token can be sampled."""
 
 
 class Scheduler:
@@ -54,8 +55,10 @@ class Scheduler:
       deterministic, tool_timeout: see `ToolWorkers`.
 
     Attributes:
-      stats: counters ('rollouts', 'generated_tokens', 'rounds', …) and seconds per part of a round.
-      profile: wait after every device call, so that `stats` separates prefill from decode.
+      workers: run the tool calls.
+      stats: counters ('rollouts', 'generated_tokens', 'rounds', …) and seconds per part of a round, since the
+        scheduler was made.
+      profile: whether to wait after every device call, so that `stats` separates prefill from decode.
     """
 
     def __init__(
@@ -72,8 +75,13 @@ class Scheduler:
         self._request_count = 0
         self._new_request: asyncio.Event | None = None
 
-    def publish(self, weights: str, params: Params, version: int) -> None:
-        """Gives a pool new weights.
+    def publish_weights(self, weights: str, params: Params, version: int) -> None:
+        """Gives a pool new weights, under this version, and forgets its cached prompts.
+
+        Args:
+          weights: name of the pool.
+          params: kept by reference, in the layout of the sampler (`learner.publisher`).
+          version: recorded in the trajectories that the weights sample.
 
         Raises:
           RuntimeError: its slots are in use; no trajectory mixes two versions.
@@ -83,14 +91,16 @@ class Scheduler:
             raise RuntimeError(f'weights {weights!r} published while {pool.active} rollouts run')
         pool.params = params
         pool.version = version
-        # Keys and values of old weights must not serve as a prompt's.
+        # Keys and values of a prompt that the old weights computed must not be reused.
         pool.forget_prompts()
 
     async def rollout(self, request: Request) -> list[Trajectory]:
-        """The request's trajectories, in sample order.
+        """Queues a request and waits for it; returns its trajectories in sample order.
+
+        Episodes await it while `run` is in progress: the rounds of `run` serve the queue.
 
         Raises:
-          PromptTooLong: the prompt does not leave room for one token.
+          PromptTooLong: the prompt is empty, or as long as a slot.
         """
         pool = self.pools[request.weights]
         prompt_tokens = len(request.prompt)
@@ -110,7 +120,11 @@ class Scheduler:
     def run(
         self, episodes: Sequence[Coroutine], on_episode_end: Callable[[], None] = lambda: None
     ) -> list[Any]:
-        """Runs coroutines to their end and returns their results in order."""
+        """Runs coroutines to their end and returns their results in order.
+
+        The first exception of an episode ends the run and is raised; the other episodes are cancelled. At the end
+        all slots are free, whatever happened. `on_episode_end` is called in the event loop after each episode.
+        """
         # `_run` returns nothing: asyncio.run calls signal.getsignal, which formats a task's result,
         # and these results hold all trajectories of a step.
         results: list[Any] = []
@@ -118,17 +132,17 @@ class Scheduler:
         return results
 
     async def _run(self, episodes, on_episode_end, results) -> None:
+        """Alternates between episodes and rounds until all episodes have ended; appends to `results`."""
         self._new_request = asyncio.Event()
         tasks = [asyncio.ensure_future(episode) for episode in episodes]
         for task in tasks:
             task.add_done_callback(lambda _: on_episode_end())
-        # The loop drives the devices from within the event loop: rounds and episodes alternate in one
-        # thread, so neither needs locks.
+        # Rounds run inside the event loop: they alternate with episodes in one thread, so neither needs locks.
         try:
             while not all(task.done() for task in tasks):
                 for _ in range(_LOOP_TURNS):
                     await asyncio.sleep(0)
-                # An exception of an episode ends the run at once, not after the longest episode.
+                # `result` raises an episode's exception here, and not after the longest episode.
                 for task in tasks:
                     if task.done():
                         task.result()
@@ -136,7 +150,7 @@ class Scheduler:
                     await self._wait_for_work(tasks)
             results += [task.result() for task in tasks]
         finally:
-            # Also after an interrupt, so that the slots can serve the next run.
+            # Executed after errors and interrupts as well, so that the slots can serve the next run.
             for task in tasks:
                 task.cancel()
             self.workers.abandon()
@@ -144,9 +158,9 @@ class Scheduler:
                 pool.abandon()
 
     async def _wait_for_work(self, tasks) -> None:
-        """Nothing decodes: waits for a tool, a new request, or the end of an episode."""
+        """Waits for a tool, a new request, or the end of an episode; called when no slot is decoding."""
         assert self._new_request is not None
-        # Cleared before the queues are read: a request that comes later sets it again.
+        # The event is cleared before the queues are read: a later request sets it again.
         self._new_request.clear()
         can_admit = any(pool.queue and not pool.active for pool in self.pools.values())
         if can_admit or all(task.done() for task in tasks):
@@ -165,7 +179,7 @@ class Scheduler:
         new_request.cancel()
 
     def _round(self) -> bool:
-        """One round over all pools; False when no slot is decoding."""
+        """Runs one round (see the module) over all pools; returns whether any pool decoded."""
         started = time.perf_counter()
         self.stats['rounds'] += 1
         self._deliver_tool_results()
@@ -180,7 +194,7 @@ class Scheduler:
         fetch_started = time.perf_counter()
         fetched = []
         for pool, chunk in chunks:
-            # One transfer for the three arrays: each would wait for the device on its own.
+            # The three arrays are fetched in one transfer, because each transfer waits for the device.
             arrays = jax.device_get((chunk.tokens, chunk.logp, chunk.count))
             fetched.append((pool, arrays))
         self.stats['fetch_seconds'] += time.perf_counter() - fetch_started
@@ -193,8 +207,8 @@ class Scheduler:
         return bool(chunks)
 
     def _has_decodable(self, pool: SlotPool) -> bool:
-        """Whether some rollout of the pool does not wait for a tool."""
-        # The host knows enough; asking the device would wait for it.
+        """Returns whether some rollout of the pool does not wait for a tool."""
+        # Derived from the host's records, because reading the device's state would wait for the device.
         waiting = self.workers.waiting_rollouts()
         for rollout in pool.rollouts:
             if rollout is not None and id(rollout) not in waiting:
@@ -202,7 +216,8 @@ class Scheduler:
         return False
 
     def _timed(self, name: str, pool: SlotPool, call: Callable[[], Any]) -> Any:
-        # Device calls return before they end. Waiting for each costs the overlap with the host.
+        """Calls `call`; with `profile`, waits for the device and adds the time to `stats`."""
+        # Device calls return before they end. Waiting for them would end the overlap with the host.
         if not self.profile:
             return call()
         started = time.perf_counter()
@@ -212,8 +227,8 @@ class Scheduler:
         return result
 
     def _deliver_tool_results(self) -> None:
-        """Writes the results of finished (or overdue) calls into their slots."""
-        # All observations of a pool in one put: a put is a device call.
+        """Records the results of finished and overdue calls in their rollouts, and puts the observations into slots."""
+        # All observations of a pool are written by one put, because every put is a device call.
         replies: dict[int, list] = collections.defaultdict(list)
         pools: dict[int, SlotPool] = {}
         for pending, call in self.workers.finished():

@@ -28,8 +28,8 @@ from zeroplay_jax.types import UserError
 # Phase of a slot. FILL: some tokens lack keys and values. DECODE: ready to sample. REST: waiting for
 # a tool, ended or empty.
 FILL, DECODE, REST = 0, 1, 2
-# No token has this id. It stands for the end tokens of a config without any, because an empty array
-# would need a branch of its own in the decode loop.
+# An id that no token has. It takes the place of the end tokens in a config without any, because an empty
+# array would need a branch of its own in the decode loop.
 _NO_TOKEN = -1
 
 
@@ -59,14 +59,14 @@ class SamplerConfig:
 
     @property
     def positions(self) -> int:
-        """Positions allocated per slot: a chunk that begins near the end runs past `context`."""
+        """Positions allocated per slot: more than `context`, because a chunk that begins near its end runs past it."""
         return self.context + max(self.chunk, self.burst)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SlotState:
-    """Everything that rollouts in progress have on the device.
+    """All data of rollouts in progress on the device.
 
     Attributes:
       cache: keys and values per layer; entries at or beyond `cached` are undefined and never read.
@@ -106,6 +106,7 @@ class DecodeChunk:
 
 
 def _empty(model: ModelConfig, config: SamplerConfig) -> SlotState:
+    """Returns the state of empty slots."""
     slots = config.slots
     positions = config.positions
 
@@ -127,13 +128,13 @@ def _empty(model: ModelConfig, config: SamplerConfig) -> SlotState:
 
 
 def _write_rows(field: Array, slots: Int[Array, ' rows'], values: Array | int) -> Array:
-    """Writes values into rows; a row number beyond the last slot marks an idle entry."""
-    # Calls with fewer rows than the program has are padded with such entries: shapes stay static.
+    """Writes values into the rows `slots`; a row number beyond the last slot marks an idle entry."""
+    # Calls with fewer rows than the program has are padded with idle entries, so that shapes stay static.
     return field.at[slots].set(values, mode='drop')
 
 
 def _lower_rows(field: Array, slots: Int[Array, ' rows'], values: Array) -> Array:
-    """Minimum of a field and `values` in the rows; idle entries as in `_write_rows`."""
+    """Lowers a field to `values` in the rows `slots` where it is higher; idle entries as in `_write_rows`."""
     return field.at[slots].min(values, mode='drop')
 
 
@@ -147,16 +148,16 @@ def _put(
     temperature: Float[Array, ' rows'],
     key: UInt32[Array, 'rows 2'],
 ) -> SlotState:
-    """tokens[q, :count[q]] are written at start[q] of slots[q]; slot S marks an idle row."""
+    """Writes tokens[q, :count[q]] at position start[q] of slots[q]; a number beyond the last slot marks an idle row."""
     _, width = tokens.shape
     offset = jnp.arange(width)[None]
     # Entries beyond `count` get a position out of range, which mode='drop' ignores.
     out_of_range = state.tokens.shape[1]
     position = jnp.where(offset < count[:, None], start[:, None] + offset, out_of_range)
     length = start + count
-    # The token before `start` was sampled last. Its keys and values are always computed by `extend`,
-    # never taken from a decode chunk that happened to run past it: the two programs round differently,
-    # and whether a chunk ran past the token depends on where the chunk happened to end.
+    # The token before `start` was sampled last. Its keys and values are always computed by `extend`, never
+    # taken from a decode chunk that ran past it: the two programs round differently, and whether a chunk
+    # ran past the token depends on where the chunk ended.
     cached = jnp.maximum(start - 1, 0)
     status = jnp.where(length - 1 > cached, FILL, DECODE)
     written_tokens = state.tokens.at[slots[:, None], position].set(tokens, mode='drop')
@@ -164,7 +165,7 @@ def _put(
         state,
         tokens=written_tokens,
         length=_write_rows(state.length, slots, length),
-        # The minimum, because an earlier piece of the same tokens may not be prefilled yet.
+        # `cached` is never raised here, because an earlier piece of the same tokens may not be prefilled yet.
         cached=_lower_rows(state.cached, slots, cached),
         limit=_write_rows(state.limit, slots, limit),
         status=_write_rows(state.status, slots, status),
@@ -180,7 +181,7 @@ def _extend(
     state: SlotState,
     slots: Int[Array, ' rows'],
 ) -> SlotState:
-    """Prefills one chunk of every row in `slots` (S marks an idle row)."""
+    """Prefills one chunk of every row in `slots` (a number beyond the last slot marks an idle row)."""
     start = state.cached.at[slots].get(mode='clip')
     position = start[:, None] + jnp.arange(config.chunk)[None]
     # Idle rows read some slot's tokens; `fill_cache` drops their keys and values.
@@ -207,7 +208,7 @@ def _sample(
     key: UInt32[Array, 'slots 2'],
     position: Int[Array, ' slots'],
 ) -> tuple[Int[Array, ' slots'], Float[Array, ' slots']]:
-    """Tokens and their log-probs under softmax(logits / temperature).
+    """Samples a token per row; returns tokens and their log-probs under softmax(logits / temperature).
 
     The noise is a function of the request's key and the position alone. Temperature 0 takes the
     most likely token and reports its log-prob at temperature 1.
@@ -222,7 +223,7 @@ def _sample(
         return jax.random.gumbel(position_key, (vocabulary,))
 
     def gumbel_noise(_):
-        # A key per row, not one for the batch: the sample must not depend on the slot or the step.
+        # Each row has a key of its own: its sample must not depend on the slot or on other rows.
         request_keys = jax.random.wrap_key_data(key)
         position_keys = jax.vmap(jax.random.fold_in)(request_keys, position)
         noise = jax.vmap(row_noise)(position_keys)
@@ -233,19 +234,19 @@ def _sample(
 
     # Greedy batches skip the noise, which costs as much as the head on a CPU.
     noisy_logits = scaled_logits + jax.lax.cond(jnp.any(is_sampled), gumbel_noise, no_noise, None)
-    # First maximum by two plain reductions: several times faster on a CPU than argmax's paired one.
+    # The first maximum, found by two plain reductions: several times faster on a CPU than argmax.
     best = jnp.max(noisy_logits, -1, keepdims=True)
     token_ids = jnp.arange(vocabulary, dtype=jnp.int32)
     best_ids = jnp.where(noisy_logits == best, token_ids, vocabulary - 1)
     token = jnp.min(best_ids, -1)
-    # Without the noise: the behaviour log-prob is the denominator of the loss's importance ratio.
+    # The log-prob excludes the noise: it is the denominator of the loss's importance ratio.
     token_logit = jnp.take_along_axis(scaled_logits, token[:, None], 1)[:, 0]
     logp = token_logit - jax.nn.logsumexp(scaled_logits, -1)
     return token, logp
 
 
 def _is_live(state: SlotState) -> Bool[Array, ' slots']:
-    """Rows that can decode another token."""
+    """Returns which rows can decode another token."""
     is_decoding = state.status == DECODE
     return is_decoding & (state.length < state.limit)
 
@@ -262,7 +263,7 @@ def _empty_chunk(config: SamplerConfig) -> DecodeChunk:
 def _decode(
     model: ModelConfig, config: SamplerConfig, params: Params, state: SlotState
 ) -> tuple[SlotState, DecodeChunk]:
-    """Up to `burst` tokens of every DECODE row below its limit; ends early when no row is left."""
+    """Decodes up to `burst` tokens of every DECODE row below its limit; ends early when no row can continue."""
     slots = jnp.arange(config.slots, dtype=jnp.int32)
     eos = jnp.asarray(config.eos or (_NO_TOKEN,), jnp.int32)
     out_of_range = state.tokens.shape[1]
@@ -275,7 +276,7 @@ def _decode(
     buffer = attention.empty_buffer(
         model.layers, config.slots, config.burst, model.kv_heads, model.head_dim, model.dtype
     )
-    # The loop only reads the cache, so the cache is a constant of the loop and not in its carry.
+    # The loop only reads the cache, so the cache is a constant of the loop and not part of its carry.
     state = dataclasses.replace(state, cache=())
 
     def has_work(carry):
@@ -301,8 +302,8 @@ def _decode(
             logp=chunk.logp.at[:, step].set(jnp.where(live, logp, 0.0)),
             count=chunk.count + live,
         )
-        # The end token is part of the episode, as in the chat template; only strings that stop a
-        # turn are left to the host, which knows the bytes of tokens.
+        # The end token is part of the episode, as in the chat template. Stop strings are matched by the
+        # host, which has the bytes of the tokens.
         state = dataclasses.replace(
             state,
             tokens=state.tokens.at[slots, write_position].set(token, mode='drop'),
@@ -324,8 +325,8 @@ def _decode(
 
 
 def _rewind(state: SlotState, slots: Int[Array, ' rows'], length: Int[Array, ' rows']) -> SlotState:
-    """Parks rows (slot S marks an idle entry) at `length`; later positions are ignored."""
-    # The token at `length - 1` is fed again, by `extend` or `decode`.
+    """Cuts rows to `length` and sets them to REST; entries beyond the last slot are idle."""
+    # The token at `length - 1` will be fed again, by `extend` or `decode`.
     cached = jnp.maximum(length - 1, 0)
     return dataclasses.replace(
         state,
@@ -347,8 +348,8 @@ def _clone(
     """Copies the first `length` tokens of prefilled row `source` into `slots`."""
 
     def copy_row(field: Array) -> Array:
-        # The whole row: a copy up to `length` would need a shape that depends on data. The source
-        # may have decoded further; `length` and `cached` hide its later tokens.
+        # The whole row is copied, because a copy up to `length` would need a shape that depends on data. The
+        # source may have decoded further; `length` and `cached` hide its later tokens.
         return _write_rows(field, slots, field[source][None])
 
     return dataclasses.replace(
@@ -365,17 +366,17 @@ def _clone(
 
 
 def _layout(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> SlotState:
-    """The sharding of every array of a state."""
+    """Returns the sharding of every array of a state."""
     shapes = jax.eval_shape(functools.partial(_empty, model, config))
     layout = jax.tree.map(lambda _: sharding.slots(mesh), shapes)
-    # Heads of the cache are split as well: it is by far the largest part of the state.
+    # The cache is also split by heads, because it is by far the largest part of the state.
     cache_layout = jax.tree.map(lambda _: sharding.cache(mesh), shapes.cache)
     return dataclasses.replace(layout, cache=cache_layout)
 
 
 @functools.lru_cache
 def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
-    """The compiled programs of one shape by name, shared by all sets of weights.
+    """Returns the jitted programs of one shape by name ('empty' and those of the module), shared by all weights.
 
     Raises:
       UserError: slots or heads cannot be split evenly over the mesh.
@@ -396,7 +397,7 @@ def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
     chunk_layout = DecodeChunk(replicated, replicated, replicated)
     # functools.partial makes a new object per shape, so that each keeps its own compilations.
     bind = functools.partial
-    # The state is donated: with two copies of the cache half the slots would fit.
+    # The state is donated: with two copies of the cache only half as many slots would fit into memory.
     update = bind(jax.jit, donate_argnames='state')
     return dict(
         empty=jax.jit(bind(_empty, model, config), out_shardings=layout),

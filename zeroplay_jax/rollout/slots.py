@@ -7,107 +7,25 @@ rollout/slot_programs.py), so the order in which slots serve requests changes no
 from __future__ import annotations
 
 import asyncio
-import collections
 import dataclasses
 import heapq
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from zeroplay_jax.policy.transformer import Params
-from zeroplay_jax.rollout.environment import Environment
+from zeroplay_jax.rollout.requests import ActiveRollout, Request, RequestGroup
 from zeroplay_jax.rollout.sampler import CloneRow, PutRow, Sampler
 from zeroplay_jax.rollout.slot_programs import DecodeChunk
-from zeroplay_jax.rollout.tokens import StopMatcher
-from zeroplay_jax.types import ENV, POLICY, PROMPT, ToolCall, Trajectory, Turn, identity_key
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """Rollouts of one prompt.
-
-    Attributes:
-      weights: name of the weights.
-      prompt: int32 ids.
-      identity: names the request within the run; smaller identities are served first.
-      env: tools and limits.
-      samples: number of rollouts.
-      temperature: 0 is greedy decoding.
-    """
-
-    weights: str
-    prompt: Int[np.ndarray, ' tokens']
-    identity: tuple[int, ...]
-    env: Environment
-    samples: int = 1
-    temperature: float = 1.0
-
-
-class RequestGroup:
-    """A request in progress: its samples share the keys and values of the prompt."""
-
-    def __init__(self, request: Request, future: asyncio.Future):
-        self.request = request
-        self.future = future
-        self.waiting = collections.deque(range(request.samples))
-        self.results: list[Trajectory | None] = [None] * request.samples
-
-
-class ActiveRollout:
-    """One sample in a slot: the host's copy of the device state, and the turn in progress."""
-
-    def __init__(self, group: RequestGroup, sample: int, slot: int):
-        request = group.request
-        self.group = group
-        self.sample = sample
-        self.slot = slot
-        self.env = request.env
-        self.identity = (*request.identity, sample)
-        # The author and the log-prob of every token are recorded as it comes: nothing is derived from
-        # text afterwards.
-        self.tokens: list[int] = [int(token) for token in request.prompt]
-        self.source = [PROMPT] * len(self.tokens)
-        self.logp = [0.0] * len(self.tokens)
-        self.turns: list[Turn] = []
-        self.earlier: list[Trajectory] = []
-        self.tool_state: dict[str, dict[str, Any]] = {}
-        # The host's count of what the device still has to prefill; reading the device would wait for it.
-        self.prefill_calls_left = 0
-        self.begin_turn()
-
-    def begin_turn(self) -> None:
-        """Starts to match stop strings at the next token."""
-        self.matcher = StopMatcher(self.env.codec.token_bytes, self.env.stops)
-        self.turn_start = len(self.tokens)
-
-    def turn_limit(self, context: int) -> int:
-        """Length at which the turn in progress is cut."""
-        return min(len(self.tokens) + self.env.limits.turn_tokens, context)
-
-    def append(self, ids: Sequence[int], source: int, logp: Sequence[float]) -> None:
-        """Adds tokens of one author."""
-        self.tokens += ids
-        self.source += [source] * len(ids)
-        self.logp += logp
-
-    def end_context(self, start: int, retained: list[int], ended: Trajectory) -> None:
-        """Starts a new context: the first `start` tokens and `retained` of the last turn.
-
-        Policy tokens of the old context become PROMPT, so no token is trained on twice.
-        """
-        self.earlier.append(ended)
-        prefix_source = []
-        for source in self.source[:start]:
-            prefix_source.append(PROMPT if source == POLICY else source)
-        self.tokens = self.tokens[:start] + retained
-        self.source = prefix_source + [PROMPT] * len(retained)
-        self.logp = [0.0] * len(self.tokens)
+from zeroplay_jax.types import ENV, POLICY, ToolCall, Trajectory, Turn, identity_key
 
 
 class SlotPool:
-    """The slots of one set of weights, and the requests waiting for one."""
+    """The slots of one set of weights, and the requests waiting for a slot.
+
+    The samples of one request are called siblings.
+    """
 
     def __init__(self, sampler: Sampler, seed: int):
         self.sampler = sampler
@@ -116,13 +34,13 @@ class SlotPool:
         self.version = 0
         slots = sampler.config.slots
         self.rollouts: list[ActiveRollout | None] = [None] * slots
-        # The group whose prompt is in the first positions of a slot, also after its rollout ended.
+        # The group whose prompt is in the first positions of a slot; it remains after the rollout has ended.
         self.prompt_of_slot: list[RequestGroup | None] = [None] * slots
         # A heap of (identity, number, group).
         self.queue: list[tuple[tuple[int, ...], int, RequestGroup]] = []
         # Admitted groups that have samples still waiting for a slot.
         self.open_groups: list[RequestGroup] = []
-        # Called with identity and new policy ids after a decode chunk, for live display.
+        # `read_chunk` calls it with a rollout's identity and its new policy ids, for live display.
         self.on_tokens: Callable[[tuple[int, ...], list[int]], None] | None = None
 
     @property
@@ -140,13 +58,16 @@ class SlotPool:
         heapq.heappush(self.queue, (request.identity, number, RequestGroup(request, future)))
 
     def forget_prompts(self) -> None:
-        """Declares all cached prompts invalid."""
+        """Marks all cached prompts as invalid: no sample is cloned from them any more."""
         self.prompt_of_slot = [None] * len(self.prompt_of_slot)
 
     # ---- admission and prefill -----------------------------------------------------------------
 
     def admit(self) -> None:
-        """Fills free slots: first siblings of prefilled prompts, then the oldest requests."""
+        """Fills free slots: first with siblings of prefilled prompts, then with requests, lowest identity first.
+
+        The tokens of new prompts are put into their slots; `prefill` computes their keys and values.
+        """
         free_slots = self.clone_siblings()
         rows: list[PutRow] = []
         while free_slots and self.queue:
@@ -154,8 +75,9 @@ class SlotPool:
             reserved = sum(len(open_group.waiting) for open_group in self.open_groups)
             fits = len(free_slots) - reserved >= group.request.samples
             is_idle = not self.open_groups and not self.active
-            # Samples that come later would find the prompt's keys and values overwritten. Only an idle
-            # pool admits a request with more samples than slots, or it would never be served.
+            # A request is admitted only if all its samples get a slot; later ones would find the prompt's
+            # keys and values overwritten. An idle pool admits any request, because one with more samples
+            # than slots would never be served otherwise.
             if not fits and not is_idle:
                 break
             heapq.heappop(self.queue)
@@ -163,8 +85,8 @@ class SlotPool:
             if group.waiting:
                 self.open_groups.append(group)
         for group in self.open_groups:
-            # The prompt was overwritten before the last sibling came: prefill it once more.
-            # RequestGroup has no __eq__: `in` compares by identity.
+            # The prompt was overwritten before the last sibling got a slot, so it is prefilled again.
+            # RequestGroup has no __eq__: `in` compares by object identity.
             prompt_is_lost = group not in self.prompt_of_slot
             if free_slots and prompt_is_lost:
                 rows.append(self._first_row(group, free_slots.pop(0)))
@@ -173,14 +95,15 @@ class SlotPool:
             self.sampler.put(rows)
 
     def _first_row(self, group: RequestGroup, slot: int) -> PutRow:
-        """Starts the next sample of a group in a slot; its prompt has to be prefilled."""
+        """Starts the next sample of a group in a slot; returns the row with its prompt, to be put and prefilled."""
         rollout = self._enter(group, slot)
-        # Without the last token, which decoding feeds.
+        # The last token is left out: decoding feeds it.
         prefill_tokens = len(rollout.tokens) - 1
         rollout.prefill_calls_left = _ceil_div(prefill_tokens, self.sampler.config.chunk)
         return self._put_row(rollout, rollout.tokens, start=0)
 
     def _enter(self, group: RequestGroup, slot: int) -> ActiveRollout:
+        """Assigns the slot to the next waiting sample of the group; returns its rollout."""
         rollout = ActiveRollout(group, group.waiting.popleft(), slot)
         self.rollouts[slot] = rollout
         self.prompt_of_slot[slot] = group
@@ -197,16 +120,17 @@ class SlotPool:
         )
 
     def _noise_key(self, rollout: ActiveRollout) -> np.ndarray:
+        """Returns the key of the sampling noise in the rollout's current context."""
         identity = rollout.identity
-        # Noise is a function of key and position. A context that was cut reaches the same positions
-        # again, so its number becomes part of the key; -1 separates it, because the identity of
-        # another request may end in the same numbers.
+        # Noise is a function of key and position. After a cut (`end_context`) the new context samples at
+        # the same positions again, so the number of cuts becomes part of the key. -1 separates it, because
+        # the identity of another request may end in the same numbers.
         if rollout.earlier:
             identity = (*identity, -1, len(rollout.earlier))
         return identity_key(self.seed, identity)
 
     def clone_siblings(self) -> list[int]:
-        """Copies prefilled prompts into free slots for waiting samples; returns the slots left."""
+        """Copies prefilled prompts into free slots for waiting siblings; returns the slots that remain free."""
         max_rows = self.sampler.config.put_rows
         free_slots = []
         for slot, rollout in enumerate(self.rollouts):
@@ -230,6 +154,7 @@ class SlotPool:
         return free_slots
 
     def _prefilled_slot(self, group: RequestGroup) -> int | None:
+        """Returns a slot that holds the group's prompt with valid keys and values; None if there is none."""
         for slot, holder in enumerate(self.prompt_of_slot):
             if holder is group and self._is_prefilled(slot):
                 return slot
@@ -237,17 +162,18 @@ class SlotPool:
 
     def _is_prefilled(self, slot: int) -> bool:
         rollout = self.rollouts[slot]
-        # After the first turn the prompt is cached, whatever of an observation is not.
+        # A rollout with a completed turn has decoded, so its prompt is cached; what remains to be
+        # prefilled belongs to an observation.
         return rollout is None or rollout.prefill_calls_left == 0 or bool(rollout.turns)
 
     def _close_served_groups(self) -> None:
         self.open_groups = [group for group in self.open_groups if group.waiting]
 
     def prefill(self) -> None:
-        """Computes keys and values of all tokens that were put."""
+        """Computes the keys and values of all tokens that were put into slots."""
         rows = self.sampler.config.fill_rows
-        # To the end, before anything decodes: a decode chunk takes equally long for one row and for all
-        # of them, so rows that wait for their prefill would waste it.
+        # All rows are prefilled before any row decodes: a decode chunk takes as long for one row as for
+        # all of them, so rows that still wait for their prefill would miss it.
         while True:
             pending: list[ActiveRollout] = []
             for rollout in self.rollouts:
@@ -269,7 +195,13 @@ class SlotPool:
     def add_observations(
         self, replies: Sequence[tuple[ActiveRollout, Int[np.ndarray, ' tokens']]]
     ) -> None:
-        """Appends observations; a rollout whose slot cannot hold one and a further token ends."""
+        """Appends an observation to each rollout and begins its next turn.
+
+        A rollout whose slot cannot hold the observation and one further token ends with 'context'.
+
+        Args:
+          replies: rollouts whose last turn has ended, with the ids of the observation.
+        """
         rows: list[PutRow] = []
         for rollout, ids in replies:
             start = rollout.turn_start
@@ -279,7 +211,7 @@ class SlotPool:
                 # Nothing of the turn is dropped: only the observation is new.
                 start = len(rollout.tokens)
                 retained = []
-            # As in verl, an observation that does not fit ends the rollout; it is not cut any further.
+            # An observation that does not fit ends the rollout, as in verl; it is not cut any further.
             if start + len(retained) + len(ids) >= self.context:
                 self.finish(rollout, 'context')
                 continue
@@ -287,7 +219,8 @@ class SlotPool:
                 ended = self._trajectory(rollout, 'continued', ())
                 rollout.end_context(start, retained, ended)
             rollout.append(ids.tolist(), ENV, [0.0] * len(ids))
-            # No -1 here: the token before `start` was sampled last and has no keys and values yet.
+            # `put` invalidates the keys and values of the token before `start`. That token and all new ones
+            # but the last are prefilled: as many as there are new tokens.
             new_tokens = len(retained) + len(ids)
             rollout.prefill_calls_left = _ceil_div(new_tokens, self.sampler.config.chunk)
             rollout.begin_turn()
@@ -301,7 +234,9 @@ class SlotPool:
         logp: Float[np.ndarray, 'slots burst'],
         count: Int[np.ndarray, ' slots'],
     ) -> list[tuple[ActiveRollout, ToolCall]]:
-        """Reads a decode chunk; returns the tool calls to run.
+        """Appends the tokens of a decode chunk to its rollouts and ends turns; returns the tool calls to run.
+
+        Rollouts that are complete free their slots. Refused calls get their observation at once.
 
         Args:
           tokens: ids; the first `count` of a row are sampled.
@@ -335,7 +270,7 @@ class SlotPool:
                 calls.append((rollout, call))
             else:
                 refused.append((rollout, rollout.env.observation(call)))
-        # Before the observations: a put begins where the rewound row ends.
+        # Rows are rewound before the observations are put: a put begins where the rewound row ends.
         if rewound_slots:
             self.sampler.rewind(rewound_slots, rewound_lengths)
         if refused:
@@ -348,20 +283,25 @@ class SlotPool:
         tokens: Int[np.ndarray, ' tokens'],
         logp: Float[np.ndarray, ' tokens'],
     ) -> None:
+        """Adds sampled tokens to the rollout, and passes them to `on_tokens`."""
         ids = tokens.tolist()
         rollout.append(ids, POLICY, logp.tolist())
         if self.on_tokens:
             self.on_tokens(rollout.identity, ids)
 
     def _end_turn_at_stop(self, rollout: ActiveRollout, text: str) -> ToolCall | None:
-        """Records a turn that a stop string ended; returns its call if the rollout continues."""
+        """Records a turn that a stop string ended; returns its call, or None after finishing the rollout.
+
+        Args:
+          text: the turn, cut after the stop string.
+        """
         end = rollout.env.end_turn(text)
         is_last = len(rollout.turns) + 1 >= rollout.env.limits.max_turns
         call = end.call
         if end.malformed:
             call = ToolCall('', None, error='malformed')
-        # A valid call of the last turn is not run: nobody would read its result. It is not recorded
-        # either, or metrics and rewards would count a search that never happened.
+        # A valid call in the last turn is neither run nor recorded: the policy could not read its result,
+        # and metrics and rewards would count a search that never happened.
         if is_last and call is not None and call.error is None:
             call = None
         rollout.turns.append(Turn(text, call))
@@ -374,13 +314,13 @@ class SlotPool:
         return call
 
     def _end_turn_without_stop(self, rollout: ActiveRollout) -> None:
-        """Ends the rollout if its turn ran into an end token or out of tokens."""
+        """Ends the rollout if its turn reached an end token or a limit of tokens; otherwise the turn continues."""
         env = rollout.env
         at_end_token = rollout.tokens[-1] in env.codec.eos_ids
         limit = min(rollout.turn_start + env.limits.turn_tokens, self.context)
         if not at_end_token and len(rollout.tokens) < limit:
             return
-        # The end token belongs to the tokens, as part of what the policy sampled, but not to the text.
+        # The end token was sampled by the policy, so it stays among the tokens; the turn's text omits it.
         text = rollout.matcher.text
         if at_end_token:
             text = text.removesuffix(env.codec.decode(rollout.tokens[-1:]))
@@ -394,14 +334,18 @@ class SlotPool:
         self.finish(rollout, reason)
 
     def finish(self, rollout: ActiveRollout, reason: str) -> None:
-        """Frees the slot; the last sample of a request resolves its future."""
+        """Stores the trajectory and frees the slot; the last sample of a request resolves its future.
+
+        Args:
+          reason: `Trajectory.finish`.
+        """
         group = rollout.group
         trajectory = self._trajectory(rollout, reason, tuple(rollout.turns))
         trajectory = dataclasses.replace(trajectory, earlier=tuple(rollout.earlier))
         group.results[rollout.sample] = trajectory
         self.rollouts[rollout.slot] = None
         is_complete = all(result is not None for result in group.results)
-        # The future is cancelled when its episode was.
+        # The future is done already if its episode was cancelled.
         if is_complete and not group.future.done():
             group.future.set_result(group.results)
 
@@ -420,8 +364,8 @@ class SlotPool:
         )
 
     def abandon(self) -> None:
-        """Drops all rollouts and requests, after an error or an interrupt."""
-        # Their rows would otherwise decode along with the next run's.
+        """Drops all rollouts and requests, and forgets cached prompts; called at the end of every run."""
+        # After an error or an interrupt rollouts may be left; their rows would decode in the next run.
         busy = [slot for slot, rollout in enumerate(self.rollouts) if rollout is not None]
         if busy:
             self.sampler.rewind(busy, [1] * len(busy))

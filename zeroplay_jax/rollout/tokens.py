@@ -1,4 +1,4 @@
-"""Text ⇄ ids. Sampled ids are never tokenised again, and foreign text never becomes a control token.
+"""Converts text to ids and back. Sampled ids are never tokenised again; foreign text never becomes a control token.
 
 A token of the added vocabulary (`<|im_end|>`, `<search>`, …) can only come from the policy itself
 or from text of this code base. Everything else (a retrieved page, a question that a model
@@ -23,8 +23,8 @@ from zeroplay_jax.types import PROMPT, Trajectory
 
 # Names of the labels in `Trajectory.source`, by number.
 SOURCES = ('prompt', 'policy', 'env')
-# Private-use characters that no template writes: they mark untrusted parts while a template is
-# rendered, and where a turn ends.
+# Private-use characters that no template writes. The first two enclose the number of an untrusted part
+# while a template is rendered; the third stands for an assistant turn in `Codec.suffix`.
 _MARK_START, _MARK_END, _TURN_MARK = '\ue000', '\ue001', '\ue002'
 
 
@@ -52,14 +52,14 @@ class Codec:
 
     def __init__(self, folder):
         self.folder = pathlib.Path(folder)
-        # tokenizer.json without AutoTokenizer, which would import PyTorch where it is installed.
+        # Read without AutoTokenizer, which would import PyTorch where it is installed.
         self._tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(str(self.folder))
         specification = json.loads(self._tokenizer.backend_tokenizer.to_str())
         added_tokens = specification['added_tokens']
         self._added_ids = {token['content']: token['id'] for token in added_tokens}
         vocabulary = specification['model']['vocab']
         self._plain = self._without_added_tokens(specification)
-        # Longest first, so that a token that contains another one is found as a whole.
+        # Sorted longest first, so that a token that contains another one is found as a whole.
         longest_first = sorted(self._added_ids, key=len, reverse=True)
         pattern = '|'.join(re.escape(token) for token in longest_first)
         self._added_pattern = re.compile(pattern or r'(?!)')
@@ -67,13 +67,15 @@ class Codec:
         self.eos_ids = self._end_of_turn_ids()
 
     def _without_added_tokens(self, specification: dict[str, Any]) -> tokenizers.Tokenizer:
-        """The tokenizer for foreign text.
+        """Returns the tokenizer for foreign text, which has no added vocabulary.
 
-        The strings of the added vocabulary leave the model's own vocabulary too: some models map a
-        whole pre-token that is in the vocabulary directly to its id.
+        Args:
+          specification: content of tokenizer.json.
         """
         model = dict(specification['model'])
         model['vocab'] = dict(model['vocab'])
+        # Some models map a whole pre-token that is in their own vocabulary directly to its id, so the
+        # strings of the added vocabulary are removed there as well.
         for token in self._added_ids:
             model['vocab'].pop(token, None)
         plain = dict(specification, model=model)
@@ -84,6 +86,7 @@ class Codec:
         return tokenizers.Tokenizer.from_str(json.dumps(plain))
 
     def _bytes_of_ids(self, vocabulary: dict[str, int]) -> list[bytes]:
+        """Returns `token_bytes`; raises ValueError for a token that is not byte-level."""
         alphabet = _byte_alphabet()
         config = json.loads((self.folder / 'config.json').read_text())
         # A model may have more ids than its tokenizer has tokens; those decode to nothing.
@@ -96,7 +99,7 @@ class Codec:
         for token, token_id in vocabulary.items():
             if token in self._added_ids:
                 continue
-            # The bytes of a token, not its decoded text: half a character has no text.
+            # Bytes are stored and not decoded text, because a token may hold half a character.
             try:
                 token_bytes[token_id] = bytes(alphabet[character] for character in token)
             except KeyError:
@@ -109,6 +112,7 @@ class Codec:
         return token_bytes
 
     def _end_of_turn_ids(self) -> tuple[int, ...]:
+        """Returns `eos_ids`: those of generation_config.json and the tokenizer's own, ascending."""
         # Checkpoints may end a turn with several tokens (Qwen: <|im_end|> and <|endoftext|>); the
         # tokenizer itself names only one.
         ids: set[int] = set()
@@ -124,18 +128,19 @@ class Codec:
         return tuple(sorted(ids))
 
     def encode(self, text: str) -> list[int]:
-        """Ids of text of this code base: added tokens are recognised."""
+        """Returns the ids of trusted text, such as that of this code base: added tokens are recognised."""
         return self._encode([text])
 
     def encode_plain(self, text: str) -> list[int]:
-        """Ids of foreign text: never an id of the added vocabulary."""
+        """Returns the ids of foreign text, none of which is in the added vocabulary."""
         return self._plain.encode(text, add_special_tokens=False).ids
 
     def _encode(self, spans: Iterable[str]) -> list[int]:
-        """Ids of trusted and untrusted spans.
+        """Returns the ids of consecutive spans; those of type `Untrusted` are foreign text.
 
         Text between two trusted added tokens is encoded as one piece across spans, as the tokenizer
-        itself would, so a prompt without tricks has exactly the ids of `apply_chat_template`.
+        itself would. A prompt whose untrusted parts contain no added token therefore has exactly the ids of
+        `apply_chat_template`.
         """
         ids: list[int] = []
         pending: list[str] = []
@@ -155,13 +160,17 @@ class Codec:
         return ids + self.encode_plain(''.join(pending))
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of ids, added tokens included; bytes that are no UTF-8 become U+FFFD."""
+        """Returns the text of ids, added tokens included; bytes that are not valid UTF-8 become U+FFFD."""
         pieces = [self.token_bytes[int(token)] for token in ids]
-        # Joined first: a character may be spread over several tokens.
+        # The bytes are joined before decoding: a character may be spread over several tokens.
         return b''.join(pieces).decode(errors='replace')
 
     def _render_spans(self, messages: Sequence[Message], add_header: bool) -> list[str]:
-        """Chat text as spans: untrusted parts separate from the text of the template."""
+        """Returns the text of a chat as spans in order: `Untrusted` parts, and the trusted text between them.
+
+        Args:
+          add_header: whether the header of the next assistant turn follows.
+        """
         # The template sees numbered marks in place of untrusted parts. It cannot split, strip or
         # interpret them, and the text between two marks is known to be trusted.
         untrusted: list[Untrusted] = []
@@ -193,17 +202,20 @@ class Codec:
         return spans
 
     def render(self, messages: Sequence[Message]) -> Int[np.ndarray, ' tokens']:
-        """Prompt ids, int32, of a chat that the assistant continues."""
+        """Returns the prompt ids, int32, of a chat, with the header of the assistant's turn at the end."""
         spans = self._render_spans(messages, add_header=True)
         return np.asarray(self._encode(spans), np.int32)
 
     def suffix(self, message: Message) -> Int[np.ndarray, ' tokens']:
-        """Ids, int32, to append after an assistant turn that was cut before its end token.
+        """Returns the ids, int32, to append after an assistant turn that was cut before its end token.
 
         They are the template's text behind the turn, `message`, and the next assistant header.
-        Rendered as a difference, so that earlier tokens are never tokenised again.
+
+        Raises:
+          ValueError: the template leaves out the text of assistant turns.
         """
-        # Some templates begin with a system message or refuse a chat that no user opens.
+        # A short chat is rendered and the part behind its assistant turn is taken, so that the real turn
+        # is never tokenised again. It begins with a user message, which some templates require.
         turn = Untrusted(_TURN_MARK)
         chat: list[Message] = [
             {'role': 'user', 'content': 'x'},
@@ -212,7 +224,7 @@ class Codec:
         ]
         spans = self._render_spans(chat, add_header=True)
         for index, span in enumerate(spans):
-            # Identity, not equality: `message` may contain the mark.
+            # Compared by identity, because an equal text may occur in `message`.
             if span is turn:
                 return np.asarray(self._encode(spans[index + 1 :]), np.int32)
         raise ValueError(
@@ -228,7 +240,8 @@ class StopMatcher:
 
     def __init__(self, token_bytes: Sequence[bytes], stops: Sequence[str]):
         self._token_bytes = token_bytes
-        # Strings, not token ids: a stop string has many tokenisations, and the policy may sample any.
+        # The bytes of the text are matched and not token ids: a stop string has many tokenisations, and the
+        # policy may sample any of them.
         self._stops = [stop.encode() for stop in stops]
         stop_lengths = [len(stop) for stop in self._stops]
         self._longest_stop = max(stop_lengths, default=1)
@@ -236,7 +249,12 @@ class StopMatcher:
         self._token_count = 0
 
     def push(self, ids: Iterable[int]) -> tuple[int, str] | None:
-        """Adds ids; on a match returns (tokens of the turn to keep, text cut after the stop string)."""
+        """Adds ids of the turn; looks for a stop string in its whole text so far.
+
+        Returns:
+          None without a match. On the first match: the number of tokens of the turn up to and including the one
+          in which the stop string ends, and the turn's text cut after the stop string. Later ids are ignored.
+        """
         for token in ids:
             # A match must end in the new token, so it cannot start earlier than this.
             search_start = max(len(self._text) - self._longest_stop + 1, 0)
@@ -255,12 +273,12 @@ class StopMatcher:
 
     @property
     def text(self) -> str:
-        """All text so far."""
+        """Text of all ids so far."""
         return self._text.decode(errors='replace')
 
 
 def text_spans(codec: Codec, trajectory: Trajectory) -> Iterator[dict[str, Any]]:
-    """Spans of one author: {'source': of SOURCES, 'text', 'tokens'}.
+    """Yields the spans of a rollout in order, one per change of author: {'source': of SOURCES, 'text', 'tokens'}.
 
     A later context of a rollout repeats tokens of an earlier one; repeated spans are left out.
     """

@@ -1,4 +1,4 @@
-"""Runs tool calls beside decoding: threads per tool, batches, failures and deadlines.
+"""Runs tool calls while other rollouts decode: threads per tool, batches, failures and deadlines.
 
 What happens when a tool fails, in one place:
 - `Tool.run` raises: every call of its batch is run again alone; a call that raises alone is 'failed';
@@ -6,8 +6,8 @@ What happens when a tool fails, in one place:
   alone gets the observation of this code;
 - with `rollout.deterministic=False` a call that takes longer than its time limit is 'timeout'. The
   rollout continues; what the thread returns later is discarded.
-The policy reads the tool's text for the code; the metrics count it; searches that fail too often
-stop the run after the step (`retrieval.max_failure_rate`).
+The policy reads the tool's text for the code, and the metrics count it. Too many failed calls stop the
+run before the update: of any tool above `tools.max_failure_rate`, of searches above `retrieval.max_failure_rate`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from zeroplay_jax.rollout.daemon_pool import DaemonPool
-from zeroplay_jax.rollout.slots import ActiveRollout, SlotPool
+from zeroplay_jax.rollout.requests import ActiveRollout
+from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.tools.base import Invocation, Tool, ToolResult
 from zeroplay_jax.types import ToolCall, UserError
 
-# Fewer calls of a tool in a step do not stop a run, whatever their results.
+# A tool with fewer calls since the last check does not stop a run: one failure of two calls is not evidence.
 _MIN_CALLS = 10
 # Characters of a failed call in the log.
 _MAX_LOGGED_ARGUMENTS = 80
@@ -34,7 +35,7 @@ _MAX_LOGGED_ARGUMENTS = 80
 
 @dataclasses.dataclass(frozen=True)
 class PendingCall:
-    """A call that is being run: its place, and the copy of the tool state that the thread works on."""
+    """A call in progress: the pool and rollout that wait for it, and the copy of the tool state for its thread."""
 
     pool: SlotPool
     rollout: ActiveRollout
@@ -50,7 +51,7 @@ class _Batch:
 
 
 def _snapshot(state: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a tool's state; of values that cannot be copied (connections), the same objects."""
+    """Returns a deep copy of a tool's state; a shallow one if a value cannot be copied, such as a connection."""
     try:
         return copy.deepcopy(state)
     except Exception:
@@ -58,7 +59,7 @@ def _snapshot(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_result(result: ToolResult) -> None:
-    """Raises for a result that could not be written into a context: a mistake of the tool's author."""
+    """Raises TypeError for a result that could not be written into a context, which is a bug in the tool."""
     if not isinstance(result, ToolResult):
         raise TypeError(
             f'a tool returned {type(result).__name__}; it must return ToolResult objects'
@@ -76,10 +77,16 @@ def _check_result(result: ToolResult) -> None:
 class ToolWorkers:
     """Threads of all tools. Tools do not wait for one another.
 
+    All methods belong to the thread of the event loop, except `_run`, which worker threads execute.
+
     Args:
-      deterministic: wait for every call. Otherwise calls have a time limit, the one thing in a
+      deterministic: wait for every call. Otherwise calls have a time limit, which is the only part of a
         rollout that depends on the clock.
       timeout: seconds for tools without a limit of their own.
+
+    Attributes:
+      seconds: tool name → seconds of each `Tool.run`; the engine clears it at the beginning of a step.
+      counts: '<tool name>/calls' and '<tool name>/failed' since the last `check_failure_rate`.
     """
 
     def __init__(self, deterministic: bool, timeout: float):
@@ -92,7 +99,7 @@ class ToolWorkers:
 
     @property
     def futures(self) -> list[asyncio.Future]:
-        """Of the batches in progress."""
+        """Futures of the batches in progress."""
         return list(self._batches)
 
     def waiting_rollouts(self) -> set[int]:
@@ -104,13 +111,13 @@ class ToolWorkers:
         return waiting
 
     def submit(self, pool: SlotPool, calls: Sequence[tuple[ActiveRollout, ToolCall]]) -> None:
-        """Starts the calls of one decode chunk, batched per tool."""
-        # By id: tools of two roles may share a name and be different objects.
+        """Starts the calls of one decode chunk, batched per tool; `finished` returns their results."""
+        # Grouped by `id`: tools of two roles may share a name and be different objects.
         calls_of_tool: dict[int, list[PendingCall]] = collections.defaultdict(list)
         tools: dict[int, Tool] = {}
         for rollout, call in calls:
             tool = rollout.env.tools[call.tool]
-            # The thread gets a copy: a call that fails or comes too late must leave no trace.
+            # The thread gets a copy, because a call that fails or times out must not change the state.
             state = _snapshot(rollout.tool_state.get(tool.name, {}))
             pending = PendingCall(pool, rollout, call, state)
             tools[id(tool)] = tool
@@ -121,6 +128,7 @@ class ToolWorkers:
                 self._start(tool, pending_calls[begin : begin + tool.max_batch])
 
     def _start(self, tool: Tool, pending_calls: list[PendingCall]) -> None:
+        """Submits one batch to the threads of its tool."""
         # A pool per tool: a slow tool must not occupy the threads of the others.
         if id(tool) not in self._pools:
             self._pools[id(tool)] = DaemonPool(tool.workers, f'tool-{tool.name}')
@@ -137,9 +145,12 @@ class ToolWorkers:
         self._batches[future] = _Batch(tool, time.monotonic(), pending_calls)
 
     def _run(self, tool: Tool, calls: Sequence[Invocation]) -> list[ToolResult]:
-        """In a worker thread: results in order, whatever the tool raises."""
+        """Returns the results of a batch in order, whatever the tool raises; runs in a worker thread.
+
+        Changes the states of the calls, logs calls that raise alone, and adds the duration to `seconds`.
+        """
         started = time.perf_counter()
-        # A batch that raised may have changed states half-way; every call runs again on its first one.
+        # A batch that raised may have changed some states; every call runs again on its initial state.
         initial_states = [_snapshot(call.state) for call in calls]
         try:
             results = list(tool.run(calls))
@@ -149,13 +160,13 @@ class ToolWorkers:
                 _check_result(result)
             return results
         except Exception as error:
-            # Whatever a tool raises is an observation of the rollout, not the end of the run.
+            # An exception of a tool becomes an observation of the rollout and does not end the run.
             for call, state in zip(calls, initial_states):
                 call.state.clear()
                 call.state.update(state)
             if len(calls) > 1:
-                # One bad call must not fail the calls of other rollouts. Which calls share a batch
-                # depends on the clock, so results may not depend on it.
+                # One bad call must not fail the calls of other rollouts: which calls share a batch depends
+                # on the clock, and results must not.
                 results = []
                 for call in calls:
                     results += self._run(tool, [call])
@@ -167,9 +178,13 @@ class ToolWorkers:
             self.seconds[tool.name].append(time.perf_counter() - started)
 
     def finished(self) -> list[tuple[PendingCall, ToolCall]]:
-        """Calls that ended or timed out since the last call, each with its result."""
+        """Returns the tool calls that ended or timed out since this method was last called, with their results.
+
+        Removes their batches, counts calls and failures, and stores the tool state of successful calls in
+        their rollouts.
+        """
         ended: list[tuple[PendingCall, ToolCall]] = []
-        # A copy of the items, because finished batches are removed on the way.
+        # The items are copied, because the loop removes finished batches.
         for future, batch in list(self._batches.items()):
             if not future.done() and not self._is_overdue(batch):
                 continue
@@ -184,7 +199,7 @@ class ToolWorkers:
                 self._replace_threads(future, batch.tool)
             self._count(batch.tool, results)
             for pending, result in zip(batch.calls, results, strict=True):
-                # A failed call leaves no state behind, so that the same call can be tried again.
+                # A failed call leaves the state unchanged, so that the same call can be tried again.
                 if result.error is None:
                     pending.rollout.tool_state[batch.tool.name] = pending.state
                 completed = pending.rollout.env.with_result(pending.call, result)
@@ -192,9 +207,9 @@ class ToolWorkers:
         return ended
 
     def _replace_threads(self, future: asyncio.Future, tool: Tool) -> None:
-        """Gives up a batch: if it has not begun it must not run any more, and others must not wait."""
+        """Cancels a batch if it has not begun, and gives the tool new threads for its next call."""
         future.cancel()
-        # Without a reference the pool ends its threads, as soon as their calls return.
+        # The old threads may never return. A pool without references ends its threads when their calls return.
         self._pools.pop(id(tool), None)
 
     def _count(self, tool: Tool, results: Sequence[ToolResult]) -> None:
@@ -203,17 +218,21 @@ class ToolWorkers:
         self.counts[f'{tool.name}/failed'] += failed
 
     def check_failure_rate(self, limit: float) -> None:
-        """Stops a run before it trains on rollouts whose tool was broken.
+        """Stops a run if a tool failed too often since the last call; resets the counts.
+
+        Args:
+          limit: largest allowed share of failed or timed-out calls of one tool.
 
         Raises:
-          UserError: more than this share of a tool's calls failed or timed out since the last check.
+          UserError: a tool with at least _MIN_CALLS calls exceeds the limit.
         """
         counts = self.counts
         self.counts = collections.Counter()
-        for name in {key.partition('/')[0] for key in counts}:
+        # Sorted, so that all processes name the same tool.
+        names = sorted({key.partition('/')[0] for key in counts})
+        for name in names:
             calls = counts[f'{name}/calls']
             failed = counts[f'{name}/failed']
-            # One failure of two calls is no evidence of a broken tool.
             if calls >= _MIN_CALLS and failed > limit * calls:
                 raise UserError(
                     f'{failed} of {calls} calls of the tool {name!r} failed or timed out, more than '
@@ -233,9 +252,8 @@ class ToolWorkers:
         return self.timeout
 
     def abandon(self) -> None:
-        """Forgets all calls in progress."""
-        # Threads cannot be interrupted; they end by themselves or with the process, and their results
-        # are never read.
+        """Drops all calls in progress; `finished` will not return them."""
+        # Threads cannot be interrupted. They end with their calls or with the process.
         for future, batch in self._batches.items():
             if not future.done():
                 self._replace_threads(future, batch.tool)

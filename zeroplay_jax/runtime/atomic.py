@@ -23,5 +23,5 @@ def write_text(path: Path, text: str | Iterable[str]) -> None:
             file.writelines(pieces)
         os.replace(draft, path)
     finally:
-        # Only a failed write leaves a draft behind: os.replace has moved the other one away.
+        # After a success there is no draft any more, because os.replace has moved it.
         draft.unlink(missing_ok=True)

@@ -18,7 +18,7 @@ JOIN_SECONDS = 300.0
 
 
 def connect(mode: str, coordinator: str, processes: int, process: int, heartbeat: int) -> None:
-    """Joins the processes of a run. Call it before JAX looks at its devices.
+    """Joins the processes of a run. Call it before JAX initialises its devices.
 
     Args:
       mode: 'off' (one process), 'auto' (JAX detects the cluster: TPU VMs, SLURM, GKE and others), or 'coordinator'.
@@ -27,10 +27,11 @@ def connect(mode: str, coordinator: str, processes: int, process: int, heartbeat
       process: index of this process.
       heartbeat: seconds without a heartbeat from one process after which JAX stops the other ones.
 
+    If some process is missing after `JOIN_SECONDS`, this process prints one line and exits with code 2; it cannot
+    raise, because JAX waits in C++.
+
     Raises:
       UserError: no cluster was detected, process 0 cannot open its port, or process 0 does not answer.
-      If some process is missing after `JOIN_SECONDS`, the process prints one line and exits with code 2; it cannot
-      raise because JAX waits in C++.
     """
     if mode == 'off':
         return
@@ -39,7 +40,7 @@ def connect(mode: str, coordinator: str, processes: int, process: int, heartbeat
         explicit['coordinator_address'] = coordinator
         explicit['num_processes'] = processes
         explicit['process_id'] = process
-        # With detection on, SLURM's variables would restrict every process to one GPU.
+        # If JAX detected the cluster, SLURM's variables would restrict every process to one GPU.
         explicit['cluster_detection_method'] = 'deactivate'
         if process == 0:
             _check_port_is_free(coordinator)
@@ -83,6 +84,7 @@ def leave(code: int) -> None:
 
 
 def _exit_after_timeout(mode: str) -> None:
+    """Ends the process with an error line; called by the timer of `connect`, in a thread of its own."""
     print(
         f'zeroplay_jax: config.distributed.mode={mode}: not all processes came together within {JOIN_SECONDS:.0f} s; '
         'start the same command on every host, and let the hosts reach each other',
@@ -110,10 +112,10 @@ def _check_port_is_free(coordinator: str) -> None:
 
 
 def _wait_until_open(coordinator: str, seconds: float) -> None:
-    """Waits until process 0 listens; without this check JAX's client would abort in C++ if it never does.
+    """Waits until process 0 listens; if it never did, JAX's client would abort in C++.
 
     Args:
-      coordinator: 'host:port' of process 0; an IPv6 host stands in brackets.
+      coordinator: 'host:port' of process 0; an IPv6 host is in brackets.
       seconds: how long to wait.
 
     Raises:

@@ -3,6 +3,7 @@
 Each process plays its own share of the episodes, with its own sampler slots and search. At the end of a step the
 results are gathered on every process. Between two gathers the processes do not synchronise, since their rollouts
 take different numbers of rounds. All processes compute from the same gathered JSON and so take the same decisions.
+Episodes of one step exchange values with `Hosts.share` and `Hosts.await_shared`.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class Hosts:
     def __init__(self) -> None:
         self.index = jax.process_index()
         self.count = jax.process_count()
-        # A future per identity: an episode may wait for a value before another episode publishes it.
-        self._published: dict[Identity, asyncio.Future] = {}
+        # A future per identity: an episode may wait for a value before another episode shares it.
+        self._shared: dict[Identity, asyncio.Future] = {}
 
     @property
     def is_first(self) -> bool:
@@ -126,8 +127,12 @@ class Hosts:
 
     # ---- between episodes of one step ----------------------------------------------------------------------
 
-    def publish(self, identity: Identity, value: Any) -> None:
-        """Makes a JSON value readable in all processes under an identity; later values are ignored."""
+    def share(self, identity: Identity, value: Any) -> None:
+        """Makes a JSON value readable in all processes. Only the process that owns the identity may call it.
+
+        A second call with the same identity does nothing, so an episode can share a default in a `finally` block.
+        Needs a running event loop.
+        """
         future = self._future(identity)
         if future.done():
             return
@@ -135,8 +140,11 @@ class Hosts:
         if self.count > 1:
             _key_value_store().key_value_set(_key(identity), _encode_json(value))
 
-    async def await_published(self, identity: Identity) -> Any:
-        """Waits until a value is published under an identity and returns it."""
+    async def await_shared(self, identity: Identity) -> Any:
+        """Waits until the owner of the identity shares a value, and returns it.
+
+        It waits up to a day, so every episode must share its value even if it fails.
+        """
         if self.owns(identity):
             return await self._future(identity)
         # The store's read blocks, so it runs in a thread and does not stop the other episodes.
@@ -144,19 +152,20 @@ class Hosts:
         text = await loop.run_in_executor(None, _read_blocking, _key(identity))
         return json.loads(text)
 
-    def clear_published(self) -> None:
-        """Deletes all published values. Call it when no process plays an episode."""
+    def clear_shared(self) -> None:
+        """Deletes all shared values. All processes call it, when none of them plays an episode."""
         if self.count > 1:
-            for identity, future in self._published.items():
+            for identity, future in self._shared.items():
                 # Each key is deleted once, by the process that set it.
                 if self.owns(identity) and future.done():
                     _key_value_store().key_value_delete(_key(identity))
-        self._published.clear()
+        self._shared.clear()
 
     def _future(self, identity: Identity) -> asyncio.Future:
-        if identity not in self._published:
-            self._published[identity] = asyncio.get_running_loop().create_future()
-        return self._published[identity]
+        """Returns the future of an identity; creates it in the running event loop if there is none."""
+        if identity not in self._shared:
+            self._shared[identity] = asyncio.get_running_loop().create_future()
+        return self._shared[identity]
 
 
 def _encode_json(value: Any) -> str:
@@ -171,7 +180,7 @@ def _key(identity: Identity) -> str:
 def _key_value_store() -> Any:
     """Returns the client of JAX's distributed key-value store.
 
-    Episodes publish at different times in different processes, which rules out collectives. JAX has no public
+    Episodes share values at different times in different processes, which rules out collectives. JAX has no public
     interface to this store, hence the private import.
     """
     from jax._src import distributed

@@ -43,7 +43,7 @@ class JsonLines:
 
 
 def _truncate(path: pathlib.Path, keep_below: int) -> None:
-    """Removes the lines of steps from `keep_below` on, and the lines that are no record."""
+    """Removes the lines of steps from `keep_below` on, and the lines that are not records."""
     # str.splitlines would also split at characters such as U+2028, which passages may contain.
     lines = path.read_text(encoding='utf-8').split('\n')
     valid_lines = []

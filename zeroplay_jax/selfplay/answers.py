@@ -1,4 +1,4 @@
-"""Reading, scoring and grading of final answers, for recipes and evaluations."""
+"""Reads, scores and grades final answers, for recipes and evaluations."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _ITEMS_PER_STEP = 1 << 20
 
 
 def group_of(identity: tuple[int, ...]) -> int:
-    """Group key of an item (step number, index): all rollouts of its prompt share it, and no others."""
+    """Returns the group key of an item from its identity (step number, index, …); no other item has the same key."""
     step, index = identity[:2]
     return step * _ITEMS_PER_STEP + index
 
 
 def final_answer(trajectory: Trajectory) -> str | None:
-    """The answer a rollout ended with; None without one, or inside a call that was never closed."""
+    """Returns the answer with which a rollout ended; None if it ended in another way (`Trajectory.finish`)."""
     if trajectory.finish != 'answer':
         return None
     return rewards.extract_last(trajectory.turns[-1].text, 'answer')
 
 
 def prompt_fields(context: RolloutContext, role: str, question: Question) -> dict[str, str]:
-    """Prompt name and field with which an evaluation puts a question, or an open task, to a role."""
+    """Returns the keyword arguments of `RolloutContext.ask` that put a question, or an open task, to a role."""
     own_prompt = context.roles[role].prompt
     prompt, field = prompt_and_field(context.prompts, own_prompt, question.is_open_task)
     return {'prompt': prompt, field: question.text}
@@ -41,9 +41,9 @@ def prompt_fields(context: RolloutContext, role: str, question: Question) -> dic
 def prompt_and_field(
     templates: Mapping[str, str], own_prompt: str, is_open_task: bool
 ) -> tuple[str, str]:
-    """Name of the prompt, and its field, with which a question or an open task is put to a role.
+    """Returns the name of the prompt, and its field, with which a question or an open task is put to a role.
 
-    The role's own prompt if it has the field, else the shared one: SCOPE's solver is trained on open
+    The prompt is the role's own if that has the field, else the shared one: SCOPE's solver is trained on open
     tasks and evaluated on questions as well.
 
     Args:
@@ -64,9 +64,10 @@ async def score(
     question: Question,
     answer: str | None,
 ) -> float | None:
-    """Score of an answer in [0, 1]; None where the judge gave no verdict, which is neither right nor wrong.
+    """Returns the score of an answer in [0, 1]; None if the judge gave no verdict.
 
     Args:
+      context: has a judge, for the metrics 'judge' and 'rubrics'.
       metric: 'rubrics' (share of an open task's rubrics that are met), 'judge', or a metric of
         `objectives.rewards.resolve_answer_metric`.
     """
@@ -75,7 +76,7 @@ async def score(
     if metric != 'judge':
         answer_metric = rewards.resolve_answer_metric(metric)
         return float(answer_metric(answer, question.answers))
-    # No answer is wrong for certain, without the cost and the risk of a judgement.
+    # A missing answer is wrong without doubt, so no judgement is spent on it.
     if not answer:
         return 0.0
     assert context.judge is not None
@@ -88,12 +89,15 @@ async def score(
 async def grade(
     context: RolloutContext, identity: tuple[int, ...], task: Question, answer: str | None
 ) -> float | None:
-    """Share of the rubrics that an answer meets (SCOPE eq. 1); 0 without an answer, None if ungraded."""
+    """Returns the share of the rubrics that an answer meets (SCOPE eq. 1); 0 without an answer.
+
+    None if the judge graded too few of the rubrics (`objectives.rewards.rubric_score`).
+    """
     if not answer:
         return 0.0
     assert context.judge is not None
-    # One judgement per rubric (SCOPE): a list of verdicts in one reply is harder to parse, and one
-    # verdict would influence the next.
+    # Each rubric gets a judgement of its own (SCOPE): a list of verdicts in one reply is harder to parse,
+    # and one verdict would influence the next.
     pending = []
     for number, rubric in enumerate(task.rubrics):
         judgement = (*identity, number)
@@ -103,12 +107,12 @@ async def grade(
 
 
 def retrieved_passages(trajectory: Trajectory) -> list[Json]:
-    """Passages that searches of a rollout returned, each once, in the order returned.
+    """Returns the passages that searches of a rollout found, each once, in order of their first appearance.
 
-    The best passage of the last search comes last.
+    The best passage of the last query that found any comes last.
     """
     searches = trajectory.calls_of('search')
-    # By id: one article may be several passages of the same title.
+    # Distinguished by id, because several passages of one article share its title.
     passages: dict[object, Json] = {}
     best_of_last_query: Json | None = None
     for call in searches:
@@ -118,15 +122,15 @@ def retrieved_passages(trajectory: Trajectory) -> list[Json]:
             if query_passages:
                 best_of_last_query = query_passages[0]
     if best_of_last_query is not None:
-        # Removed and inserted again, which moves a key of a dict to the end. The rule judge takes
-        # its rubrics from the last document.
+        # Removing and inserting a key moves it to the end of a dict. The rule judge takes its rubrics from the
+        # last document.
         last_id = best_of_last_query['id']
         passages[last_id] = passages.pop(last_id)
     return list(passages.values())
 
 
 def mean(values: Sequence[float]) -> float:
-    """Mean, 0 for no values."""
+    """Returns the mean; 0 without values."""
     if not values:
         return 0.0
     return float(np.mean(values))

@@ -1,4 +1,4 @@
-"""The dynamic filter: batches of groups with reward variance only (DSPO eq. 9, DAPO)."""
+"""The dynamic filter: fills batches with groups that have reward variance (DSPO eq. 9, DAPO)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class GroupFilter:
 
     def __init__(self, config):
         self._config = config
-        # By role: groups beyond a full batch.
+        # Role → rows of the groups beyond a full batch, which the next `select` takes first.
         self._carried_over: dict[str, list[Row]] = {}
 
     def missing_groups(self, role: str, rows: Sequence[Row]) -> int:
-        """Groups that the role's batch lacks, given the rows of the step so far."""
+        """Returns how many groups the role's batch lacks, given all rows of the step so far."""
         settings = self._config[role]
         usable = list(self._carried_over.get(role, []))
         for row in rows:
             if row.role == role and row.drop is None:
                 usable.append(row)
-        # Without the filter a group counts as soon as it has one valid row, whatever its rewards.
+        # If the filter is off, a group counts as soon as it has one valid row, whatever its rewards.
         if settings.filter_groups:
             groups = set(_informative_groups(usable))
         else:
@@ -36,19 +36,23 @@ class GroupFilter:
     def select(
         self, role: str, rows: Sequence[Row], version: int
     ) -> tuple[list[Row], Stats, list[Json]]:
-        """The first `batch` groups with reward variance, in the order of issue.
+        """Returns the first `batch` groups with reward variance, in the order of issue.
+
+        Uses up the groups carried over for the role. With `config.<role>.surplus='carry'` it keeps the surplus of
+        this step for the next one.
 
         Args:
-          version: of the role's weights, for the age of carried-over rollouts.
+          rows: all rows of the role in this step.
+          version: version of the role's weights, from which the age of carried-over rollouts is computed.
 
         Returns:
           rows to train on; statistics; task-log records of the excluded groups.
         """
         settings = self._config[role]
-        # Carried-over groups come first: they are the oldest, and a group carried over again and
-        # again would drift away from the policy that it is meant to train.
+        # Carried-over groups come first: they are the oldest, and the policy moves away from them with
+        # every step.
         candidates = [*self._carried_over.pop(role, []), *rows]
-        # Order of issue, not of completion: otherwise short rollouts would be preferred.
+        # Groups are in the order of issue. In the order of completion short rollouts would be preferred.
         groups = _informative_groups(candidates)
         batch_groups = set(groups[: settings.batch])
         surplus_groups = set(groups[settings.batch :])
@@ -56,7 +60,7 @@ class GroupFilter:
         trained: list[Row] = []
         surplus: list[Row] = []
         excluded_rows: list[Row] = []
-        # By group and not by row: a dropped row stays with its group, whose size the advantages check.
+        # Dropped rows stay with their group, because `set_advantages` checks the size of groups.
         for row in candidates:
             if row.group in batch_groups:
                 trained.append(row)
@@ -67,10 +71,11 @@ class GroupFilter:
         if surplus:
             self._carried_over[role] = surplus
         excluded = filtered_groups_log(excluded_rows, surplus_groups)
-        # In updates of the role: how off-policy the batch is.
+        # Ages are numbers of updates and measure how off-policy the batch is.
         ages = [version - row.trajectory.version for row in trained]
         all_groups = {row.group for row in candidates}
-        # 'kept' near 0: too easy or too hard questions; 'full' below 1: `fill_rounds` was reached.
+        # 'kept' near 0 means that questions are too easy or too hard; 'full' below 1, that `fill_rounds` rounds
+        # did not fill the batch.
         stats: Stats = {
             'filter/kept': (len(groups), len(all_groups)),
             'filter/surplus': (len(surplus_groups), 1),
@@ -80,8 +85,8 @@ class GroupFilter:
         return trained, stats, excluded
 
     def discard_carried_over(self) -> list[Row]:
-        """Forgets all surplus, at the start of a phase; returns it for the log."""
-        # A phase trains another role or other questions: older rollouts would be far off-policy.
+        """Forgets the carried-over rows of all roles and returns them for the log; called at the start of a phase."""
+        # The new phase trains another role or other questions, so older rollouts would be far off-policy.
         rows: list[Row] = []
         for surplus in self._carried_over.values():
             rows += surplus
@@ -89,7 +94,7 @@ class GroupFilter:
         return rows
 
     def state(self) -> Json:
-        """Carried-over rows by role as JSON, for a checkpoint."""
+        """Returns the carried-over rows by role as JSON, for a checkpoint."""
         records = {}
         for role, rows in self._carried_over.items():
             records[role] = [row_to_json(row) for row in rows]
@@ -103,10 +108,10 @@ class GroupFilter:
 
 
 def _informative_groups(rows: Sequence[Row]) -> list[int]:
-    """Keys of the groups whose valid rewards differ, each once, in the order of the rows."""
+    """Returns the keys of the groups whose valid rewards differ, each once, in the order of the rows."""
     rewards, groups, valid = reward_columns(rows)
     is_informative = advantages.informative_groups(rewards, groups, valid)
-    # A dict and not a set: its keys keep the order of the rows.
+    # The keys of a dict keep the order of the rows; those of a set would not.
     keys: dict[int, None] = {}
     for row, informative in zip(rows, is_informative, strict=True):
         if informative:

@@ -39,28 +39,28 @@ class BuiltFile:
 
 
 class BottomK(Generic[T]):
-    """The k items of a stream with the lowest keys; holds at most 2 k items.
+    """Collects the k items of a stream with the lowest keys; holds at most 2 k items.
 
-    The bound only ever falls, so an item that is in the result was admitted whenever it occurred:
-    what is counted about it is exact.
+    The bound of `admits` only ever falls, so an item of the result was admitted at each of its occurrences. A
+    caller that counts occurrences therefore counts all of them.
     """
 
     def __init__(self, k: int):
         self._k = k
         self._items: dict[int, T] = {}
-        # Keys have 64 bits: at first every one is below it.
+        # Keys have 64 bits, so all of them are below the initial bound.
         self._bound = 1 << 64
 
     def admits(self, key: int) -> bool:
-        """Whether an item of this key can still be among the lowest."""
+        """Returns whether an item of this key can still be among the k lowest."""
         return key < self._bound
 
     def get(self, key: int) -> T | None:
-        """The item of a key."""
+        """Returns the stored item of a key; None if there is none."""
         return self._items.get(key)
 
     def put(self, key: int, item: T) -> None:
-        """Stores an item of a key that `admits`."""
+        """Stores an item, replacing an earlier one of this key; `admits(key)` must be true."""
         self._items[key] = item
         # Pruning only at 2 k makes the cost of sorting logarithmic per item.
         if len(self._items) >= 2 * self._k:
@@ -69,7 +69,7 @@ class BottomK(Generic[T]):
             self._bound = lowest_keys[-1] + 1
 
     def ordered(self) -> list[T]:
-        """The items of the k lowest keys, by key."""
+        """Returns the items of the k lowest keys, sorted by key."""
         return [self._items[key] for key in self._lowest_keys()]
 
     def _lowest_keys(self) -> list[int]:
@@ -77,17 +77,18 @@ class BottomK(Generic[T]):
 
 
 def hash_key(seed: int, text: str) -> int:
-    """64 bits that are a function of a seed and a text."""
+    """Returns a 64-bit hash of a seed and a text, the same in every process."""
     digest = hashlib.blake2b(f'{seed},{text}'.encode(), digest_size=8).digest()
     return int.from_bytes(digest, 'little')
 
 
 def _one_line(text: str) -> str:
-    """The text with single blanks between its words."""
+    """Returns the text with single blanks between its words."""
     return ' '.join(text.split())
 
 
 def _shuffled(items: Sequence[T], seed: int, *identity: int) -> list[T]:
+    """Returns the items in an order that is a function of seed and identity."""
     permutation = identity_rng(seed, *identity).permutation(len(items))
     return [items[index] for index in permutation]
 
@@ -101,11 +102,7 @@ def _dropped_text(dropped: collections.Counter[str]) -> str:
 
 
 def unfit(answer: str, max_words: int) -> str | None:
-    """Why no question can be asked for an answer; None if one can.
-
-    Returns:
-      'empty' (in normal form), 'yes_no', 'too_long' or None.
-    """
+    """Returns why no question can be asked for an answer: 'empty' (in normal form), 'yes_no', 'too_long'; or None."""
     normal_form = normalize_answer(answer)
     if not normal_form:
         return 'empty'
@@ -119,11 +116,13 @@ def unfit(answer: str, max_words: int) -> str | None:
 def answers_of_sets(
     sets: Sequence[Iterable[Line]], count: int, seed: int, max_words: int, mix: str
 ) -> BuiltFile:
-    """SSP's answer set: a random sample of the first accepted answers of QA training questions.
+    """Returns SSP's answer set: a random sample of the first accepted answers of QA training questions.
 
     Args:
       sets: the lines of each file.
-      mix: 'pool' samples from all answers together, as SSP does; 'equal' equally many from every set.
+      count: answers in the sample.
+      max_words: longest answer.
+      mix: 'pool' samples from all answers together, as SSP does; 'equal' takes equally many from every set.
 
     Raises:
       UserError: there are fewer answers than requested.
@@ -133,7 +132,7 @@ def answers_of_sets(
     answers_of_set: list[list[dict[str, Any]]] = []
     for lines in sets:
         answers_of_set.append(_usable_answers(lines, max_words, used_answers, dropped))
-    # 'pool' samples large sets more often, in proportion to their answers.
+    # With 'pool', sets contribute in proportion to their usable answers.
     groups = answers_of_set
     if mix == 'pool':
         groups = [[answer for answers in answers_of_set for answer in answers]]
@@ -147,7 +146,7 @@ def answers_of_sets(
                 'lower --count'
             )
         sample += _shuffled(answers, seed, number)[:share]
-    # The groups are in sequence so far: a run would take one set after the other.
+    # The sample is shuffled across sets, or a run would take one set after the other.
     return BuiltFile(_shuffled(sample, seed, len(groups)), dropped)
 
 
@@ -157,7 +156,10 @@ def _usable_answers(
     used_answers: set[str],
     dropped: collections.Counter[str],
 ) -> list[dict[str, Any]]:
-    """Answers of one set that are fit and not in `used_answers`, which they are added to."""
+    """Returns the answers of one set that are fit and not in `used_answers`.
+
+    Adds their normal forms to `used_answers`, and counts the others in `dropped`.
+    """
     answers: list[dict[str, Any]] = []
     for source, line, record in lines:
         answer = _one_line(files.accepted_answers(record)[0])
@@ -178,10 +180,10 @@ class _Candidate:
     """A possible answer from a corpus.
 
     Attributes:
-      text: as it was written first.   kind: 'title', 'date' or 'entity'.
-      document_id, line: passage of its first occurrence.
-      document: document of this passage.
-      is_shared: another document has it as well.
+      text: spelling of the first occurrence, or of the first title.   kind: 'title', 'date' or 'entity'.
+      document_id, line: passage of this occurrence.
+      document: name of its document.
+      is_shared: whether another document contains the answer as well.
     """
 
     text: str
@@ -195,14 +197,17 @@ class _Candidate:
 def answers_of_corpus(
     passages: Iterable[tuple[int, Record]], source: str, count: int, seed: int, max_words: int
 ) -> BuiltFile:
-    """Answers from a corpus: its titles, and mentions that at least two documents share.
+    """Returns a sample of the answers in a corpus: its titles, and mentions that at least two documents share.
 
     Passages of one title are one document; a passage without a title is a document of its own.
-    `dropped` counts titles and mentions that are unfit and, of the candidates in the sample, those
-    of one document only.
+    `BuiltFile.dropped` counts titles and mentions that are unfit and, among the candidates in the sample, mentions
+    that occur in one document only.
 
     Args:
       passages: (line number, passage), as `retrieval.corpus.read` yields them.
+      source: name of the corpus in the lines.
+      count: answers in the sample.
+      max_words: longest answer.
 
     Raises:
       UserError: there are fewer answers than requested.
@@ -218,7 +223,7 @@ def answers_of_corpus(
             if reason is not None:
                 dropped[reason] += 1
                 continue
-            # By normal form, so that spellings of one answer are one candidate.
+            # The key is that of the normal form, so that spellings of one answer are one candidate.
             key = hash_key(seed, normalize_answer(answer))
             if not sample.admits(key):
                 continue
@@ -230,7 +235,7 @@ def answers_of_corpus(
             elif earlier.document != document:
                 earlier.is_shared = True
     candidates = sample.ordered()
-    # A name that one document mentions may be an accident of its text; a title is a subject by itself.
+    # A name in one document only may be an accident of its text; a title is the subject of its document.
     usable = [
         candidate for candidate in candidates if candidate.kind == 'title' or candidate.is_shared
     ]
@@ -250,12 +255,12 @@ def answers_of_corpus(
 def _possible_answers(
     title: str, text: str, dropped: collections.Counter[str]
 ) -> list[tuple[str, str]]:
-    """(kind, text) of the title and the mentions of a passage, each once."""
+    """Returns (kind, text) of the title and the mentions of a passage, each once; counts list titles in `dropped`."""
     possible: list[tuple[str, str]] = []
     title_answer = answer_of_title(title) if title else None
     if title_answer:
         possible.append(('title', title_answer))
-    # '' is no list: the title consisted of brackets.
+    # None marks a list. '' is the answer of a title that consists of brackets, which is not counted.
     dropped['list'] += bool(title) and title_answer is None
     return list(dict.fromkeys(possible + mentions(text)))
 
@@ -266,7 +271,7 @@ def _possible_answers(
 def questions_of_sets(
     sets: Sequence[Iterable[Line]], held_out: Iterable[str], count: int, seed: int
 ) -> BuiltFile:
-    """DSPO's training set: the questions of QA training files in one form, shuffled, each once.
+    """Returns DSPO's training set: the questions of QA training files in one form, shuffled, each once.
 
     Args:
       held_out: questions that must not be trained on; questions are compared in the normal form of
@@ -277,7 +282,7 @@ def questions_of_sets(
       UserError: a set has fewer questions, or none remains.
     """
     dropped: collections.Counter[str] = collections.Counter()
-    # One dictionary for both reasons: a question that was taken is excluded from then on.
+    # `_usable_questions` adds the questions that it takes, so that later ones of the same text are excluded.
     excluded = {normalize_answer(text): 'held_out' for text in held_out}
     sample: list[dict[str, Any]] = []
     for number, lines in enumerate(sets):
@@ -297,10 +302,11 @@ def questions_of_sets(
 def _usable_questions(
     lines: Iterable[Line], excluded: dict[str, str], dropped: collections.Counter[str]
 ) -> tuple[str, list[dict[str, Any]]]:
-    """Name of a set, and its questions that are not in `excluded`.
+    """Returns the name of a set, and its questions that are not in `excluded`.
 
     Args:
-      excluded: normal form → why it is excluded; the questions are added as duplicates.
+      excluded: normal form → why it is excluded; the returned questions are added as 'duplicate'.
+      dropped: counts the other questions by reason.
     """
     questions: list[dict[str, Any]] = []
     source = ''
@@ -314,7 +320,7 @@ def _usable_questions(
         excluded[normal_form] = 'duplicate'
         answers = [_one_line(answer) for answer in files.accepted_answers(record)]
         question: dict[str, Any] = {'question': text, 'answers': list(dict.fromkeys(answers))}
-        # Absent hops stay absent: a run then takes 1.
+        # A run takes 1 for a missing number of hops.
         if 'hops' in record:
             question['hops'] = files.hops(source, line, record)
         question['source'] = source
@@ -332,10 +338,12 @@ def documents_of_corpus(
     kinds: Sequence[str] = (),
     min_words: int = 20,
 ) -> BuiltFile:
-    """A uniform sample of passages, each with a number of hops and, with `kinds`, a type of task.
+    """Returns a uniform sample of passages, each with a number of hops and, with `kinds`, a type of task.
 
     Args:
       passages: (line number, passage), as `retrieval.corpus.read` yields them.
+      source: name of the corpus in the lines.
+      count: passages in the sample.
       hops: shares of 1, 2, … hops, met exactly (largest remainder).
       kinds: types of task. They alternate over the documents in the order of their hops: equally
         often in all, and within each number of hops, to one.

@@ -1,7 +1,8 @@
 """Held-out questions and training documents of any corpus, split by document: no passage is in both.
 
 The questions are clozes (`zeroplay_jax.mini.cloze`), so they need neither labels nor a model. The split is a function
-of the seed and the titles alone: documents with the lowest hashes are held out.
+of the seed and the names of the documents alone: those with the lowest hashes are held out. A document is a file of a
+folder of texts, or all passages of the same title in a file of passages.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from zeroplay_jax.retrieval.english import problem_of
 from zeroplay_jax.selfplay.builders import BottomK, hash_key, unfit
 from zeroplay_jax.types import UserError
 
-# Of the documents of a small corpus at most this share is held out; the others are trained on.
+# Largest share of the documents that is held out; a small corpus reaches it. The others are trained on.
 MAX_SHARE = 0.4
-# Of a large corpus this share is, so that the questions come from many documents.
+# Share of a large corpus that is held out, so that the questions come from many documents.
 USUAL_SHARE = 0.1
 # A corpus of fewer documents, such as two books, is split by passage.
 MIN_DOCUMENTS = 5
-# An interval around a mean over fewer questions is wider than ±0.18.
+# With fewer questions, the interval around a mean is wider than ±0.18.
 MIN_QUESTIONS = 30
 MIN_TRAINING_PASSAGES = 8
 
-# Documents beyond this number are not counted: of so many the share is never reached.
+# Documents beyond this number are not counted: `MAX_SHARE` of so many is more than any number of questions needs.
 _COUNTED_DOCUMENTS = 100_000
 
 # A new stream of (line number, passage) at every call: a corpus is read twice.
@@ -45,6 +46,7 @@ class ClozeFiles:
       held_out: number of documents that are held out.
       total: number of documents with a usable sentence; at most 100,000 are counted.
       unit: what was split: 'documents', or 'passages' of a corpus with few documents.
+      divided: number of documents that may have passages both held out and trained on.
     """
 
     questions: list[dict[str, Any]]
@@ -52,6 +54,17 @@ class ClozeFiles:
     held_out: int
     total: int
     unit: str
+    divided: int = 0
+
+    @property
+    def warning(self) -> str:
+        """A sentence for the user where several documents were split by passage; '' otherwise."""
+        if self.divided < 2:
+            return ''
+        return (
+            f'the corpus has {self.divided} documents with usable sentences, fewer than {MIN_DOCUMENTS}, and is split '
+            'by passage: training reads other passages of the documents that questions are about'
+        )
 
     def __str__(self) -> str:
         return (
@@ -91,18 +104,19 @@ def build(passages: Passages, source: str, count: int, seed: int, max_documents:
     """
     files = ClozeFiles([], [], 0, 0, 'documents')
     held_out: set[str] = set()
-    unit_of = _title_of
+    unit_of = _DocumentNames().name_of
     if count:
         candidates, files.total = _candidates(passages(), seed, 2 * count, unit_of)
         if files.total < MIN_DOCUMENTS:
             files.unit = 'passages'
+            files.divided = files.total
             unit_of = _passage_of
             candidates, files.total = _candidates(passages(), seed, 2 * count, unit_of)
-        # A prefix of the order by hash, so that a larger count holds out the same documents and further ones.
+        # Documents are held out in the order of their hashes, so that a larger count adds documents and removes none.
         max_held_out = int(MAX_SHARE * files.total)
         candidates = dict(itertools.islice(candidates.items(), max_held_out))
         repeats = _repeated_sentences(passages(), candidates)
-        # By document, passage and rank, from which `_take` chooses.
+        # questions_of[document][passage] lists the questions of a passage, best first; `_take` chooses from it.
         questions_of = []
         for document in candidates.values():
             questions_of.append([_questions(part, source, seed, repeats) for part in document])
@@ -129,18 +143,34 @@ def build(passages: Passages, source: str, count: int, seed: int, max_documents:
 # ---- the split -----------------------------------------------------------------------------------------
 
 
-def _title_of(record_id: str, title: str) -> str:
-    """Name of the document of a passage; a passage without a title is a document of its own."""
-    return title or _passage_of(record_id, title)
+class _DocumentNames:
+    """Names of documents: their titles, and with the file where several files have the same title, such as 'Notes'."""
+
+    def __init__(self) -> None:
+        # Only of sources that name their documents: the millions of titles of an encyclopedia are not kept.
+        self._first_document: dict[str, str] = {}
+
+    def name_of(self, record: Record) -> str:
+        """Returns the name of a passage's document; a passage with neither title nor file is a document of its own."""
+        title, _ = split(record.contents)
+        if not title:
+            return record.document or _passage_of(record)
+        if not record.document:
+            return title
+        # The title alone where it is enough: a file that is moved stays on its side of the split.
+        first_document = self._first_document.setdefault(title, record.document)
+        if first_document == record.document:
+            return title
+        return f'{title}\n{record.document}'
 
 
-def _passage_of(record_id: str, title: str) -> str:
-    """Name of a passage as a document; a line feed occurs in no title."""
-    return f'\n{record_id}'
+def _passage_of(record: Record) -> str:
+    """Returns the name of a passage as a document of its own, which no title equals: titles contain no line feed."""
+    return f'\n{record.id}'
 
 
 def _parse(line: int, record: Record) -> _Passage | None:
-    """Returns a passage in English with a sentence that can be asked about; None for another one."""
+    """Returns a passage with its usable sentences; None if there are none or if it is not in English."""
     title, text = split(record.contents)
     usable_sentences = sentences(text)
     if not usable_sentences or problem_of(text) is not None:
@@ -152,22 +182,21 @@ def _candidates(
     passages: Iterable[tuple[int, Record]],
     seed: int,
     count: int,
-    unit_of: Callable[[str, str], str],
+    unit_of: Callable[[Record], str],
 ) -> tuple[dict[str, list[_Passage]], int]:
     """Returns the documents with the lowest hashes, lowest first, and the number of documents.
 
     Args:
       count: number of documents to return.
-      unit_of: function from id and title of a passage to the name of its document.
+      unit_of: function from a passage to the name of its document.
     """
     sample: BottomK[tuple[str, list[_Passage]]] = BottomK(count)
     keys: set[int] = set()
     for line, record in passages:
-        title, _ = split(record.contents)
-        name = unit_of(record.id, title)
+        name = unit_of(record)
         key = hash_key(seed, name)
         is_counted = len(keys) < _COUNTED_DOCUMENTS
-        # Of millions of passages most are skipped without looking for their sentences.
+        # In a large corpus most passages are skipped here, before the costly search for sentences.
         if not is_counted and not sample.admits(key):
             continue
         passage = _parse(line, record)
@@ -188,7 +217,12 @@ def _held_out_count(
 ) -> int:
     """Returns the number of documents to hold out, of those in `questions_of`.
 
-    Enough for one question from each passage, and enough that the questions come from many documents.
+    It is enough for `count` questions with at most one from each passage, and at least the usual share.
+
+    Args:
+      questions_of: per document and passage its questions.
+      count: number of questions.
+      total: number of documents in the corpus.
     """
     needed = len(questions_of)
     passages_so_far = 0
@@ -207,15 +241,15 @@ def _training_documents(
     seed: int,
     max_documents: int,
     held_out: set[str],
-    unit_of: Callable[[str, str], str],
+    unit_of: Callable[[Record], str],
 ) -> list[dict[str, Any]]:
     """Returns a uniform sample of the usable passages of all documents but those held out."""
     sample: BottomK[dict[str, Any]] = BottomK(max_documents)
     for line, record in passages:
         title, _ = split(record.contents)
         key = hash_key(seed, record.id)
-        # The cheap tests first: splitting into sentences takes most of the time.
-        if not sample.admits(key) or unit_of(record.id, title) in held_out:
+        # The cheap tests come first, because splitting into sentences takes most of the time.
+        if not sample.admits(key) or unit_of(record) in held_out:
             continue
         passage = _parse(line, record)
         if passage and any(_best_cloze(text, title, seed) for text in passage.sentences):
@@ -238,7 +272,7 @@ def _repeated_sentences(
         for passage in document:
             for sentence in passage.sentences:
                 counts[sentence.lower()] = 0
-    # Without problem_of: a sentence is also repeated by a passage that is not asked about.
+    # All passages are searched, not only usable ones (`_parse`): any copy of a sentence makes it repeated.
     for _, record in passages:
         _, text = split(record.contents)
         for sentence in sentences(text):
@@ -277,7 +311,7 @@ def _questions(
 
 
 def _best_cloze(sentence: str, title: str, seed: int) -> Cloze | None:
-    """Returns one way to ask about a sentence: for a name or number if possible; None if there is no way."""
+    """Returns one cloze of a sentence, about a name or number if possible; None if no cloze is usable."""
     normal_title = f' {normalize_answer(title)} '
     cases = []
     for case in clozes(sentence):
@@ -293,7 +327,7 @@ def _best_cloze(sentence: str, title: str, seed: int) -> Cloze | None:
     preferred = [case for case in cases if case.kind != 'word'] or cases
     if not preferred:
         return None
-    # By a hash instead of the first: the blank would always be at the start otherwise.
+    # Chosen by a hash: the first cloze would always have its blank near the start.
     return preferred[hash_key(seed, sentence) % len(preferred)]
 
 

@@ -1,4 +1,4 @@
-"""Runs a recipe: many episodes at once, then one update per trained role. It knows no paper's method.
+"""Runs a recipe: many episodes at once, then updates of the trained roles. Contains no code for a specific paper.
 
 tasks → episodes over the slots → rows → groups with reward variance → advantages → packed batches → update → publish
 """
@@ -26,7 +26,9 @@ from zeroplay_jax.selfplay.recipe import Recipe, RoleSpec
 from zeroplay_jax.selfplay.roles import RolloutContext
 from zeroplay_jax.selfplay.row_metrics import (
     Stats,
+    added,
     invalid_reason,
+    ratios,
     rollout_stats,
 )
 from zeroplay_jax.selfplay.schedule import BatchCursor, Step
@@ -35,7 +37,7 @@ from zeroplay_jax.selfplay.task_pool import TaskPool
 from zeroplay_jax.selfplay.update_batch import pack_rows, set_advantages
 from zeroplay_jax.types import Batch, Json, Outcome, Row, Task, TaskDropped, UserError
 
-# Generation phases assign no rewards: these two metrics would show zeros there.
+# Omitted in steps that train no role: rewards are not used there, and Dr. Zero's generation leaves them 0.
 _REWARD_METRICS = ('reward_mean', 'informative_share')
 
 
@@ -46,13 +48,15 @@ def _no_failures() -> dict[str, float]:
 class Engine:
     """Rollout context, learners and question pool of a run.
 
+    The constructor publishes the weights of all learners. All processes make the same calls in the same order.
+
     Args:
-      config: the run's.   recipe: what is run.   context: roles and scheduler.
+      config: config of the run.   recipe: its recipe.   context: roles in training, with their scheduler.
       learners: by the name of the weights.
       weights_of: trained role → name of its weights.
-      specs: role → its specification, for trained roles.
-      check_failures: called before a batch is trained on; returns numbers for the log, or raises to
-        stop the run.
+      specs: trained role → its specification.
+      check_failures: called on every process after the rollouts of every step, before an update. Returns metrics
+        to be summed over processes, or raises to stop the run.
     """
 
     def __init__(
@@ -73,54 +77,60 @@ class Engine:
         self.specs = specs
         self.check_failures = check_failures
         self.pool = TaskPool()
-        # How often the weights of each name were published, which is the age of a rollout.
+        # Updates per weights name, skipped ones included; version minus `trajectory.version` is the age of a rollout.
         self.versions: collections.Counter[str] = collections.Counter()
-        # Items with a question or answer that was supplied from outside the run.
+        # Items of the run so far with a question or answer that was supplied from outside it.
         self.external_items = 0
-        # Items drawn in this phase, and the external ones among them: where the datasets continue.
+        # Items drawn in the current phase, and the external ones among them: positions in the datasets.
         self.drawn = 0
         self.drawn_external = 0
-        # Records of the last step for tasks.jsonl.
+        # Records for tasks.jsonl of the last `run_step`.
         self.task_log: list[Json] = []
         self.filter = GroupFilter(config)
         self.learning = LearningRecord()
         self.proposals = ProposalRecord()
         for name in learners:
-            self.publish(name)
+            self.publish_weights(name)
 
     @property
     def scheduler(self) -> Scheduler:
-        """Where rollouts run."""
+        """The scheduler that runs the rollouts."""
         return self.context.scheduler
 
-    def publish(self, weights: str) -> None:
-        """Copies a learner's weights to the sampler, in the sampler's layout and dtype."""
+    def publish_weights(self, weights: str) -> None:
+        """Gives the slots of these weights the learner's current weights, in the sampler's layout and dtype."""
         published = self.learners[weights].published()
-        self.scheduler.publish(weights, published, self.versions[weights])
+        self.scheduler.publish_weights(weights, published, self.versions[weights])
 
     # ---- one step ----------------------------------------------------------------------------------
 
     def run_step(
         self, step: Step, on_episode_end: Callable[[], None]
     ) -> tuple[dict[str, float], list[Row]]:
-        """Collects rollouts and updates the trained roles; returns metrics and rows of the step."""
+        """Collects rollouts and updates the trained roles; returns metrics and rows of the step.
+
+        Changes the pool, the records and, for trained roles, weights and versions. All processes must call it.
+
+        Raises:
+          UserError: too many searches, tool calls or judgements failed, or a recipe made an unusable row.
+        """
         started = time.perf_counter()
-        # Scheduler and judge count over the whole process, so a step's share is a difference.
+        # The counters of scheduler and judge are never reset, so a step's share is a difference.
         scheduler_before = collections.Counter(self.scheduler.stats)
         judge_before = collections.Counter(self.context.judge_stats)
         self.scheduler.workers.seconds.clear()
         late_rows = self._begin_phase(step)
-        self.context.hosts.clear_published()
+        self.context.hosts.clear_shared()
 
         tasks, outcomes = self._collect(step, on_episode_end)
-        # Both checks can stop the run. They come before the update, so that a checkpoint never holds
-        # weights that were trained on failed searches or missing verdicts.
+        # The two checks can stop the run. They come before the update, so that a checkpoint never holds
+        # weights that were trained on failed searches, failed tools or missing verdicts.
         failure_metrics = dict(sums(self._on_all_hosts(self.check_failures)))
-        judge_stats = self._judge_stats_since(judge_before)
+        judge_stats = self.context.gather_judge_stats(judge_before)
         rows: list[Row] = []
         for outcome in outcomes:
             rows += outcome.rows
-        # Over everything that was sampled: the filter selects the trained rows only later.
+        # Computed over all sampled rows; the filter selects the trained ones in `_update_role`.
         stats = rollout_stats(rows, outcomes)
         collected = time.perf_counter()
 
@@ -139,7 +149,7 @@ class Engine:
         for name, count in judge_stats.items():
             stats[f'judge/{name}'] = (count, 1)
 
-        metrics = _ratios(stats)
+        metrics = ratios(stats)
         metrics |= failure_metrics
         metrics |= self._rollout_metrics(scheduler_before, collected - started)
         metrics['seconds/rollout'] = collected - started
@@ -147,7 +157,10 @@ class Engine:
         return metrics, rows
 
     def _begin_phase(self, step: Step) -> list[Row]:
-        """Resets what belongs to a phase; returns carried-over rows that are too late for it."""
+        """Resets dataset positions at the first step of a phase, and clears the pool when its period is over.
+
+        Returns the carried-over rows of the filter that the new phase discards; [] within a phase.
+        """
         late_rows: list[Row] = []
         if step.index == 0:
             late_rows = self.filter.discard_carried_over()
@@ -161,20 +174,14 @@ class Engine:
         return late_rows
 
     def _on_all_hosts(self, call: Callable[[], Any]) -> list[Any]:
-        # An error on one process is raised on all of them: none waits for a dead one.
+        """Returns the results of `call` on all processes; an error on one process is raised on all of them."""
         return self.context.hosts.run_on_all_and_gather(call)
 
-    def _judge_stats_since(self, before: collections.Counter[str]) -> collections.Counter[str]:
-        """Counts of the step over all processes; stops the run if too many judgements failed."""
-        local = self.context.judge_stats - before
-        total = sums(self.context.hosts.gather(local))
-        # On the total, so that all processes decide alike.
-        if self.context.judge:
-            self.context.judge.check(total)
-        return total
-
     def _fill_pool(self, outcomes: Sequence[Outcome]) -> list[list[str | None]]:
-        """Adds the questions of a step to the pool; returns why each was refused, or None."""
+        """Adds the questions of a step to the pool, and counts dropped items there.
+
+        Returns per outcome and question why the pool refused it, or None.
+        """
         refusals = []
         for outcome in outcomes:
             if outcome.drop:
@@ -193,9 +200,11 @@ class Engine:
         return stats
 
     def _update_roles(self, step: Step, rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Stats:
+        """Updates all roles that the step trains and records what they learnt; returns statistics."""
         stats: Stats = {}
         has_learnt: dict[str, bool] = {}
-        is_nonfinite = False
+        # Policies with an update that was skipped because its gradient was not finite.
+        nonfinite: set[str] = set()
         # The order matters with shared weights (SSP): the second role is updated from weights that
         # the first one has just changed.
         for role in step.phase.trains:
@@ -206,13 +215,17 @@ class Engine:
             # The learner reports a norm of count 0 after a gradient that is not finite, and none
             # after an empty batch.
             _, finite_updates = role_stats.get('gradient_norm', (0.0, 1.0))
-            is_nonfinite = is_nonfinite or (not learnt and not finite_updates)
-            # With one trained role its metrics need no prefix.
+            if not learnt and not finite_updates:
+                nonfinite.add(weights)
+            # Names are prefixed only if several roles are trained.
             prefix = f'{role}/' if len(step.phase.trains) > 1 else ''
             for name, value in role_stats.items():
                 stats[prefix + name] = value
-        empty_roles = [role for role in step.phase.trains if not has_learnt[self.weights_of[role]]]
-        reasons = empty_step_reasons(outcomes, empty_roles, is_nonfinite)
+        reasons = {}
+        for policy, learnt in has_learnt.items():
+            if not learnt:
+                roles = [role for role in step.phase.trains if self.weights_of[role] == policy]
+                reasons[policy] = empty_step_reasons(outcomes, roles, policy in nonfinite)
         self.learning.add_training_step(step, has_learnt, reasons)
         return stats
 
@@ -226,11 +239,11 @@ class Engine:
             local[name] = self.scheduler.stats[name] - before[name]
         total = sums(self.context.hosts.gather(local))
         metrics = {
-            # Proposals, attempts, checks and judgements alike: the cost of the step.
+            # Counts proposals, attempts, checks and judgements alike: all of them are a cost of the step.
             'rollouts': float(total['rollouts']),
             'tokens_per_second': total['generated_tokens'] / max(seconds, 1e-9),
         }
-        # Not gathered: percentiles of several processes cannot be merged from the percentiles of each.
+        # These are of this process only: percentiles of several processes cannot be merged.
         for tool, tool_seconds in self.scheduler.workers.seconds.items():
             metrics[f'tool_seconds/{tool}/p50'] = float(np.percentile(tool_seconds, 50))
             metrics[f'tool_seconds/{tool}/p95'] = float(np.percentile(tool_seconds, 95))
@@ -241,14 +254,21 @@ class Engine:
     def _collect(
         self, step: Step, on_episode_end: Callable[[], None]
     ) -> tuple[list[Task], list[Outcome]]:
-        """Runs items until the batch is full or the recipe has no more; in the order of issue."""
+        """Runs episodes in rounds until the recipe returns no more tasks.
+
+        Sets `row.drop` of rows that cannot be trained on, and advances `drawn`, `drawn_external` and
+        `external_items`.
+
+        Returns:
+          tasks; their outcomes, in the same order.
+        """
         all_tasks: list[Task] = []
         all_outcomes: list[Outcome] = []
         all_rows: list[Row] = []
         missing = self._missing_groups(step, all_rows)
         cursor = BatchCursor(self.drawn, missing=missing, external=self.drawn_external)
-        # The recipe decides between rounds and not while episodes run: which items follow then
-        # depends on completed outcomes only, never on the order in which rollouts finish.
+        # The recipe chooses tasks between rounds and not while episodes run, so that its choice depends on
+        # completed outcomes only, never on the order in which rollouts finish.
         while tasks := self.recipe.tasks(step, self.pool, cursor):
             external = sum(task.external for task in tasks)
             self.external_items += external
@@ -259,7 +279,7 @@ class Engine:
             for outcome in outcomes:
                 for row in outcome.rows:
                     self._check_row(row)
-                    # Before the batch is counted: rows that cannot be trained on do not fill it.
+                    # Dropped before `_missing_groups` counts: unusable rows must not fill the batch.
                     row.drop = row.drop or invalid_reason(row, self.config.rollout.truncated)
                     all_rows.append(row)
             all_outcomes += outcomes
@@ -276,8 +296,8 @@ class Engine:
         return all_tasks, all_outcomes
 
     def _check_row(self, row: Row) -> None:
-        """Refuses a row that a recipe made wrongly, when its episode ends."""
-        # NumPy's integers are integers, too.
+        """Raises UserError if the group key of a row is not an integer, which is a bug in its recipe."""
+        # NumPy's integers are valid keys too.
         if not isinstance(row.group, int | np.integer):
             raise UserError(
                 f'recipe {self.config.recipe}: a row of role {row.role} has the group {row.group!r}; '
@@ -285,21 +305,27 @@ class Engine:
             )
 
     async def _episode(self, step: Step, task: Task) -> Outcome:
+        """Returns the outcome of one item; a `TaskDropped` becomes an outcome with its reason."""
         try:
             return await self.recipe.episode(self.context, step, task)
         except TaskDropped as drop:
             return Outcome(drop=drop.reason)
 
     def _missing_groups(self, step: Step, rows: Sequence[Row]) -> int:
-        """Groups that the batch of some trained role still lacks."""
-        # The largest lack: one item can yield a group of several roles (SSP).
+        """Returns how many groups the batch lacks: the largest number over the trained roles; 0 without one."""
+        # The maximum and not the sum is taken, because one item can yield a group of each role (SSP).
         missing = [self.filter.missing_groups(role, rows) for role in step.phase.trains]
         return max(missing, default=0)
 
     # ---- updates -----------------------------------------------------------------------------------
 
     def _update_role(self, step: Step, role: str, rows: list[Row]) -> tuple[Stats, bool]:
-        """Advantages, packing and `minibatches` updates of a role; publishes its new weights.
+        """Computes advantages, packs the rows and makes `minibatches` updates of a role; publishes its weights.
+
+        With `filter_groups` the filter selects the rows; groups that it excludes are added to `task_log`.
+
+        Args:
+          rows: all rows of the role in this step; their advantages are set in place.
 
         Returns:
           Statistics; whether an update had a gradient that teaches (`learning_record.teaches`).
@@ -325,7 +351,7 @@ class Engine:
         if settings.distill_top_k:
             # One coefficient per iteration: π-Play lowers it as the student approaches its teacher.
             distill_coef = schedules.alpha_at(settings.distill_coef, step.phase.iteration)
-        # Advantages were set over the whole batch above: a group may be cut by a minibatch border.
+        # Advantages were set over the whole batch above, because a group may be split between minibatches.
         parts = []
         batches = []
         for indices in np.array_split(range(len(rows)), settings.minibatches):
@@ -334,38 +360,41 @@ class Engine:
             batches.append(self._pack(role, part, distill_coef))
         with self._offloaded_sampler(weights):
             if settings.old_logp == 'trainer':
-                # Before the first update, so that all minibatches share the same old policy.
+                # Computed before the first update, so that all minibatches share the same old policy.
                 batches = [learner.recompute_old_logp(role, batch) for batch in batches]
             for part, batch in zip(parts, batches, strict=True):
                 update_stats = learner.update(role, batch, distill_coef)
-                stats = _added(stats, update_stats)
+                stats = added(stats, update_stats)
                 # The learner counts finite gradients only. An empty batch reports no norm at all.
                 norm, finite_updates = update_stats.get('gradient_norm', (0.0, 1.0))
                 if not finite_updates:
                     self._log_skipped_update(role, part)
                 learnt = learnt or (norm > 0 and teaches(part, settings, distill_coef))
-            # Once per step, not per minibatch (π-Play eq. 10): the rate 0.05 then means a half-life
-            # of about 13.5 steps whatever `minibatches` is.
+            # Updated once per step and not per minibatch (π-Play eq. 10): the rate 0.05 is then a half-life
+            # of about 13.5 steps for any `minibatches`.
             learner.update_ema_teacher()
         self.versions[weights] += 1
-        self.publish(weights)
+        self.publish_weights(weights)
         return stats, learnt
 
     def _log_skipped_update(self, role: str, rows: Sequence[Row]) -> None:
-        """Names the rollouts of a skipped update, so that its cause can be found."""
+        """Adds a record with the rollouts of a skipped update to `task_log`, so that its cause can be found."""
         rollouts = [list(row.trajectory.identity) for row in rows]
         record = {'role': role, 'drop': 'nonfinite_gradient', 'rollouts': rollouts}
         self.task_log.append(record)
 
     @contextlib.contextmanager
     def _offloaded_sampler(self, weights: str) -> Iterator[None]:
-        """With `config.offload`: no sampler weights and KV caches on the devices during an update."""
+        """With `config.offload`, keeps sampler weights and KV caches off the devices inside the context.
+
+        The pool of `weights`, whose learner is updated, loses its weights: they must be published afterwards.
+        """
         pools = self.scheduler.pools
         if self.config.offload:
             for name, pool in pools.items():
                 pool.sampler.free_cache()
                 if name == weights:
-                    # Not worth a copy: they are published anew after the update.
+                    # Freed and not copied, because new weights are published after the update.
                     pool.params = {}
                 else:
                     pool.params = sharding.to_host(pool.params)
@@ -381,19 +410,19 @@ class Engine:
         teacher_tokens = self.config.privileged.tokens if settings.distill_top_k else 0
         return pack_rows(rows, settings, micro_shape, distill_coef, teacher_tokens)
 
-    # ---- what a checkpoint holds -------------------------------------------------------------------
+    # ---- checkpoints -------------------------------------------------------------------------------
 
     def device_state(self) -> dict[str, Any]:
-        """By weights: parameters, optimiser moments, step count and EMA teacher."""
+        """The arrays of a checkpoint, by name of the weights: `Learner.state`."""
         state = {}
         for name, learner in self.learners.items():
             state[name] = learner.state
         return state
 
     def host_state(self) -> Json:
-        """JSON: question pool, versions, dataset cursors and carried-over groups."""
-        # Random generators are absent on purpose: every draw derives from seed and identity, so a
-        # resumed run repeats it from these counters alone.
+        """The JSON part of a checkpoint: pool, versions, dataset positions, carried-over groups and records."""
+        # No state of random generators is needed: every draw derives from seed and identity, so a resumed
+        # run repeats it from these counters.
         return {
             'pool': self.pool.state(),
             'versions': dict(self.versions),
@@ -405,7 +434,7 @@ class Engine:
         }
 
     def restore(self, device_state: dict[str, Any], host_state: Json) -> None:
-        """Inverse of `device_state` and `host_state`."""
+        """Sets the state that `device_state` and `host_state` returned, and publishes all weights."""
         for name, learner in self.learners.items():
             learner.restore(device_state[name])
         self.pool.restore(host_state['pool'])
@@ -413,27 +442,9 @@ class Engine:
         self.external_items = host_state['external_items']
         self.drawn, self.drawn_external = host_state['drawn']
         self.filter.restore(host_state['carried_over'])
-        self.learning.restore(host_state['learning'])
-        self.proposals.restore(host_state['proposals'])
-        # The constructor published the initial weights; versions must be restored before this.
+        # A checkpoint of an earlier version has no records: their counts then begin at this step.
+        self.learning.restore(host_state.get('learning', {}))
+        self.proposals.restore(host_state.get('proposals', {}))
+        # The constructor published the initial weights. The versions have been restored above.
         for name in self.learners:
-            self.publish(name)
-
-
-def _ratios(stats: Stats) -> dict[str, float]:
-    """Sums divided by their counts."""
-    ratios = {}
-    for name, (total, count) in stats.items():
-        # A count of 0 (no search, no valid proposal) gives no metric rather than a misleading 0.
-        if count:
-            ratios[name] = total / count
-    return ratios
-
-
-def _added(left: Stats, right: Stats) -> Stats:
-    """Sums of two sets of statistics."""
-    result = dict(left)
-    for name, (total, count) in right.items():
-        previous_total, previous_count = result.get(name, (0.0, 0.0))
-        result[name] = (previous_total + total, previous_count + count)
-    return result
+            self.publish_weights(name)

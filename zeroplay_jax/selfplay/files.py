@@ -1,4 +1,4 @@
-"""JSON-lines files from users: every line is checked; answers under any of the names of public sets."""
+"""Reads JSON-lines files of users. Every line is checked; answers may have any field name that public sets use."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ class _UnusableLine(Exception):
 
 
 def read_lines(path: str, *required: str, answered: bool = True) -> list[Json]:
-    """All objects of a file, see `numbered_lines`."""
+    """Returns all objects of a file, see `numbered_lines`."""
     lines = numbered_lines(path, *required, answered=answered)
     return [record for _, record in lines]
 
 
 def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator[tuple[int, Json]]:
-    """(line number from 1, object) of a JSON-lines file, as a stream; empty lines are skipped.
+    """Yields (line number from 1, object) of a JSON-lines file; empty lines are skipped.
 
     Args:
       required: text fields that every line must have. A field inside 'extra_info', where verl's
         files keep it, is moved to the top.
-      answered: every line must also have answers.
+      answered: whether every line must also have answers.
 
     Raises:
-      UserError: no such file, no line in it, or an unusable line, named with its number.
+      UserError: the file does not exist or has no line, or a line is unusable; the message has its number.
     """
-    # Outside the loop: the error handlers name the line that was read last.
+    # Set before the loop, because the error handlers name the line that was read last.
     number = 0
     has_lines = False
     try:
-        # newline='\n': texts may contain characters that Python takes for line ends as well.
+        # With newline='\n' only line feeds end a line: carriage returns may be white space inside an object.
         with pathlib.Path(path).open(encoding='utf-8', newline='\n') as lines:
             for number, line in enumerate(lines, 1):
                 if not line.strip():
@@ -76,18 +76,19 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
 
 
 def _parse_line(line: str, required: tuple[str, ...], answered: bool) -> Json:
+    """Returns the object of a line, checked as in `numbered_lines`; raises _UnusableLine."""
     try:
         record = json.loads(line)
         extra = record.get('extra_info')
         for name in required:
             if name not in record and isinstance(extra, dict) and name in extra:
                 record[name] = extra[name]
-        # For its error only; callers read the answers themselves.
+        # Called for its errors alone; callers read the answers themselves.
         if answered:
             accepted_answers(record)
         are_texts = all(isinstance(record[name], str) for name in required)
-    # All that a line of any JSON can raise: a number or list instead of an object, missing fields,
-    # thousands of nested brackets.
+    # These are all errors that a line of any JSON can cause: a number or list instead of an object, missing
+    # fields, thousands of nested brackets.
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _UnusableLine(error) from None
     if not are_texts:
@@ -96,7 +97,7 @@ def _parse_line(line: str, required: tuple[str, ...], answered: bool) -> Json:
 
 
 def _requirement(required: tuple[str, ...], answered: bool) -> str:
-    """What a line must be, for error texts."""
+    """Returns a sentence about what every line must contain, for error texts."""
     fields = [f'"{name}"' for name in required]
     if answered:
         fields.append('"answers" (a text or list of texts)')
@@ -104,10 +105,10 @@ def _requirement(required: tuple[str, ...], answered: bool) -> str:
 
 
 def accepted_answers(record: Json) -> list[str]:
-    """Accepted answers of a line as a list of texts.
+    """Returns the accepted answers of a line as a list of texts.
 
     Raises:
-      ValueError: none, an empty one, or one that is no text.
+      ValueError: there is no answer, or one is empty or not a text.
     """
     value: Any = None
     for name in ANSWER_FIELDS:
@@ -117,8 +118,8 @@ def accepted_answers(record: Json) -> list[str]:
     while isinstance(value, dict):
         # verl: {'reward_model': {'ground_truth': {'target': […]}}}
         value = value.get('target', value.get('ground_truth'))
-    # Always a list from here on. A text in its place would be compared letter by letter, which is
-    # how SSP's loader rejects every question.
+    # A single text becomes a list: a text would be compared letter by letter, which is why SSP's loader
+    # rejects every question.
     answers = [value] if isinstance(value, str) else value
     if not isinstance(answers, list) or not answers or not all(map(_is_text, answers)):
         raise ValueError(f'no answers among the fields {", ".join(ANSWER_FIELDS)}')
@@ -130,7 +131,7 @@ def _is_text(value: Any) -> bool:
 
 
 def provenance(record: Json) -> dict[str, Any]:
-    """Provenance fields of a line; {} in files that `zeroplay_jax.inputs` did not write."""
+    """Returns the provenance fields of a line; {} in files that `zeroplay_jax.inputs` did not write."""
     fields = {}
     for name in PROVENANCE:
         if name in record:
@@ -139,7 +140,7 @@ def provenance(record: Json) -> dict[str, Any]:
 
 
 def questions(path: str) -> list[Question]:
-    """Questions of a file; hops are 1 where a line says nothing.
+    """Returns the questions of a file; a line without 'hops' has one hop.
 
     Raises:
       UserError: an unusable line.
@@ -158,10 +159,10 @@ def questions(path: str) -> list[Question]:
 
 
 def open_tasks(path: str) -> list[Question]:
-    """Open tasks of a file, as SCOPE's solver takes them.
+    """Returns the open tasks of a file, as SCOPE's solver takes them.
 
     Raises:
-      UserError: a line without a task, or whose "rubrics" are no list of texts; names it.
+      UserError: a line has no task, or its "rubrics" are not a list of texts; the message has its number.
     """
     loaded = []
     for number, record in numbered_lines(path, 'task', answered=False):
@@ -170,7 +171,7 @@ def open_tasks(path: str) -> list[Question]:
             raise UserError(
                 f'{path}, line {number}: "rubrics" must be a list of texts, one per criterion to grade'
             )
-        # The middle priority for all: SCOPE's weights are 1 whatever the priority is.
+        # All rubrics get the middle priority: SCOPE's weights are 1 for any priority.
         rubrics = [{'text': text, 'priority': 'important'} for text in texts]
         loaded.append(Question(record['task'], rubrics=tuple(rubrics)))
     return loaded
@@ -182,7 +183,7 @@ def check_set(name: str, allow_public: bool = True) -> None:
     Raises:
       UserError: one line.
     """
-    # A file wins over a public set of the same name.
+    # A file takes precedence over a public set of the same name.
     if pathlib.Path(name).is_file():
         return
     if not allow_public:
@@ -195,16 +196,16 @@ def check_set(name: str, allow_public: bool = True) -> None:
 
 
 def sample(items: Sequence[T], count: int, seed: int) -> list[T]:
-    """`count` items drawn uniformly (a file may be sorted by topic), in their order; all if fewer."""
+    """Returns `count` items drawn uniformly, in their original order; all items if there are fewer."""
     if count >= len(items):
         return list(items)
-    # A prefix of one permutation: a larger sample of the same seed contains the smaller ones.
+    # The sample is a prefix of one permutation: a larger sample of the same seed contains the smaller ones.
     permutation = np.random.default_rng(seed).permutation(len(items))
     return [items[index] for index in np.sort(permutation[:count])]
 
 
 def documents(path: str) -> list[Json]:
-    """Documents {'title', 'text', 'hops', …provenance} of a file, with 'type' where a line has one.
+    """Returns the documents {'title', 'text', 'hops', …provenance} of a file, with 'type' where a line has one.
 
     Raises:
       UserError: an unusable line.
@@ -225,13 +226,17 @@ def documents(path: str) -> list[Json]:
 
 
 def hops(path: str, number: int, record: Json, default: int | None = None) -> int:
-    """Number of hops of a line.
+    """Returns the number of hops of a line.
+
+    Args:
+      path, number: file and line number, for the error.
+      default: value of a line without 'hops'; None: such a line is an error.
 
     Raises:
-      UserError: missing, or not a whole number from 1 on; names the line.
+      UserError: the number is missing or not a whole number from 1 on.
     """
     value = record.get('hops', default)
-    # Not isinstance: true is an int in Python.
+    # isinstance would accept true, because bool is a subclass of int.
     if type(value) is not int or value < 1:
         description = 'missing' if value is None else repr(value)
         raise UserError(

@@ -1,4 +1,4 @@
-"""Judges: verdicts by a policy on the same sampler, by a server, or by a rule.
+"""Judges: they give verdicts by a policy on the same sampler, by a server, or by a rule.
 
 Replies are parsed strictly (objectives/verdicts.py). An unparsable or missing verdict is `None`, is
 counted, and never means approval; each caller decides how to treat it.
@@ -24,29 +24,34 @@ from zeroplay_jax.types import TaskDropped, UserError
 
 Identity = tuple[int, ...]
 Rubric = dict[str, str]
-# (identity, prompt name, fields, temperature or None for the judge's) → reply, None without one.
+# (identity, prompt name, fields, temperature; None: the judge's) → the reply; None if there is none.
 Writer = Callable[[Identity, str, Mapping[str, Any], float | None], Awaitable[str | None]]
 
 
 class Judge(abc.ABC):
-    """Judgements that a recipe may ask for; `identity` names each within the run.
+    """Judgements that a recipe may ask for; `identity` names each of them within the run.
+
+    All verdicts are None if the judge gave none that can be read. Every judgement is counted in `stats`.
 
     Attributes:
-      stats: reason code → count: 'asked', 'unread' (unparsable), 'failed' (no reply).
+      stats: counts of this process since the start: 'asked', 'unread' (unparsable), 'failed' (no reply).
     """
 
     def __init__(self, max_failure_rate: float = 1.0) -> None:
         self.stats: collections.Counter[str] = collections.Counter()
         self._max_failure_rate = max_failure_rate
 
-    def check(self, stats: collections.Counter[str]) -> None:
-        """Stops a run whose judge gives too few verdicts, before a batch is trained on.
+    def check_failure_rate(self, stats: collections.Counter[str]) -> None:
+        """Stops a run whose judge gives too few verdicts; called before an update or an evaluation's results are used.
+
+        Args:
+          stats: counts of the judgements to check, of all processes.
 
         Raises:
-          UserError: more than the allowed share of the judgements failed or could not be parsed.
+          UserError: more than `judge.max_failure_rate` of the judgements failed or could not be parsed.
         """
-        # A share and not a count: single failures are normal, and their rows are left out. At a high
-        # rate the remaining rows would be a biased sample.
+        # Single failures are normal, and their rows are left out. At a high rate the remaining rows would be
+        # a biased sample.
         lost = stats['failed'] + stats['unread']
         if lost > self._max_failure_rate * stats['asked']:
             raise UserError(
@@ -60,26 +65,31 @@ class Judge(abc.ABC):
     async def correct(
         self, identity: Identity, question: str, answers: Sequence[str], given: str
     ) -> bool | None:
-        """Whether `given` means the same as one of the accepted answers."""
+        """Returns whether `given` means the same as one of the accepted answers."""
 
     @abc.abstractmethod
     async def gate(self, identity: Identity, name: str, task: str, document: str) -> bool | None:
-        """Whether a task passes the gate 'entities' (they can be found) or 'relevance' (to its document)."""
+        """Returns whether a task passes a gate.
+
+        Args:
+          name: 'entities' (searching can find the entities of the task) or 'relevance' (it is about `document`).
+          document: the source document and the passages with it, one per line.
+        """
 
     @abc.abstractmethod
     async def rubrics(self, identity: Identity, task: str, document: str) -> list[Rubric] | None:
-        """Grading criteria for answers to the task: [{'text', 'priority'}]."""
+        """Returns grading criteria for answers to the task: [{'text', 'priority'}]."""
 
     @abc.abstractmethod
     async def grade(self, identity: Identity, task: str, answer: str, rubric: str) -> bool | None:
-        """Whether the answer meets one rubric."""
+        """Returns whether the answer meets one rubric."""
 
 
 class TextJudge(Judge):
-    """A judge that reads prompts and writes text.
+    """A judge that gets its verdicts from replies to prompts.
 
     Args:
-      write: gets the reply to a prompt.
+      write: returns the reply to a prompt (`policy_writer`, `endpoint_writer`).
       rubric_count: smallest and largest number of rubrics.
     """
 
@@ -96,13 +106,13 @@ class TextJudge(Judge):
         temperature: float | None = None,
         **fields: Any,
     ) -> Any:
-        """The parsed reply to a prompt; None, and counted, if there is none or it cannot be parsed."""
+        """Returns the parsed reply to a prompt; counts it, and returns None if it is missing or cannot be parsed."""
         self.stats['asked'] += 1
         reply = await self._write(identity, prompt, fields, temperature)
         if reply is None:
             self.stats['failed'] += 1
             return None
-        # Not repeated: another sample until one parses would favour the verdicts that are easy to write.
+        # The question is not repeated: sampling until a reply parses would favour verdicts that are easy to write.
         verdict = parse(reply)
         self.stats['unread'] += verdict is None
         return verdict
@@ -119,7 +129,7 @@ class TextJudge(Judge):
         low, high = self._rubric_count
         parse = functools.partial(verdicts.rubrics, minimum=low, maximum=high)
         fields = dict(task=task, document=document, low=low, high=high)
-        # Greedy, as in SCOPE: the criteria of a task must not depend on a sample.
+        # Temperature 0, as in SCOPE: the criteria of a task must not depend on a sample.
         return await self._ask(parse, identity, 'judge_rubrics', 0.0, **fields)
 
     async def grade(self, identity, task, answer, rubric):
@@ -145,10 +155,11 @@ class RuleJudge(Judge):
 
     @functools.cached_property
     def _titles(self) -> frozenset[str]:
-        # Read at the first judgement: most recipes never ask for one.
+        # Titles are read at the first judgement, because most recipes never ask for one.
         return frozenset(self._list_titles())
 
     def _named_titles(self, task: str) -> frozenset[str]:
+        """Returns the titles that occur as words in a task."""
         # Titles of the miniature worlds are single words; a possessive ends with an apostrophe.
         words = task.replace('.', ' ').replace("'", ' ').split()
         return self._titles.intersection(words)
@@ -166,7 +177,7 @@ class RuleJudge(Judge):
 
     async def rubrics(self, identity, task, document):
         self.stats['asked'] += 1
-        # Documents come one to a line, as '(Title: …) text', the best of the last search at the end.
+        # Each line is a document '(Title: …) text'; the last one is the best of the last search.
         last_document = document.rpartition('\n')[2]
         text = last_document.rpartition(') ')[2]
         low, high = self._rubric_count
@@ -177,14 +188,19 @@ class RuleJudge(Judge):
 
     async def grade(self, identity, task, answer, rubric):
         self.stats['asked'] += 1
-        # The prefix that `rubrics_of` puts before every sentence.
+        # `rubrics_of` writes this prefix before every sentence.
         fact = rewards.normalize_answer(rubric.removeprefix('State that '))
         # An empty fact is contained in every answer.
         return bool(fact) and fact in rewards.normalize_answer(answer)
 
 
 def policy_writer(context: Any, temperature: float) -> Writer:
-    """Replies of the context's role 'judge', the frozen initial policy."""
+    """Returns a writer whose replies are rollouts of the context's role 'judge', the frozen initial policy.
+
+    Args:
+      context: the `RolloutContext`; not annotated, because its module imports this one.
+      temperature: temperature of requests that do not set one.
+    """
 
     async def write(identity, prompt, fields, asked_temperature=None):
         if asked_temperature is None:
@@ -205,18 +221,24 @@ def policy_writer(context: Any, temperature: float) -> Writer:
 
 
 def endpoint_writer(config, templates: Mapping[str, str]) -> Writer:
-    """Replies of an OpenAI-compatible server (fields of `config.judge`); None if it fails or is cut off.
+    """Returns a writer whose replies come from an OpenAI-compatible server; None if it fails or the reply is cut off.
 
     The key is read from OPENAI_API_KEY, never from the config, which every run writes to its workdir.
+
+    Args:
+      config: `config.judge`.
+      templates: prompts by name.
     """
     clients: dict[asyncio.AbstractEventLoop, openai.AsyncOpenAI] = {}
     # SCOPE's ablation varies the rubric writer and the grader separately.
     model_of_prompt = {'judge_rubrics': config.rubric_model, 'judge_grade': config.grade_model}
 
     def client() -> openai.AsyncOpenAI:
+        """The client of the running event loop; those of ended loops are dropped."""
         loop = asyncio.get_running_loop()
         if loop not in clients:
-            # Connections belong to one event loop, and every step runs its own.
+            # A client's connections work only in the event loop that opened them, and every `Scheduler.run`
+            # starts a new loop.
             clients.clear()
             clients[loop] = openai.AsyncOpenAI(
                 base_url=config.url,
@@ -240,7 +262,7 @@ def endpoint_writer(config, templates: Mapping[str, str]) -> Writer:
                 max_tokens=config.tokens,
             )
         except openai.OpenAIError:
-            # After the client's own retries. The caller counts it as failed.
+            # The client has retried already. The caller counts the judgement as failed.
             return None
         # Some servers answer with an empty list when a content filter stops the reply.
         if not reply.choices:
@@ -254,8 +276,8 @@ def endpoint_writer(config, templates: Mapping[str, str]) -> Writer:
 
 
 def _without_control_tokens(part: str) -> str:
-    """A part of a prompt; in untrusted text a zero-width space follows every '<'."""
-    # The server tokenises the prompt itself, and would turn a tag in untrusted text into a token.
+    """Returns a part of a prompt; in untrusted text a zero-width space follows every '<'."""
+    # The server tokenises the prompt itself and would turn a tag in untrusted text into a control token.
     if isinstance(part, Untrusted):
         return part.replace('<', '<\u200b')
     return part

@@ -1,7 +1,8 @@
-"""Which policies learn: training steps with and without an update, and why a step was empty.
+"""Records which policies learn: their training steps with and without an update, and why a step was empty.
 
-A step is empty for a policy if none of its updates had a gradient that comes from rewards, from a
-teacher or from an entropy bonus. A checkpoint holds the counts, so that a resumed run continues them.
+A policy is one set of trained weights. A step is empty for it if none of its updates had a gradient that comes
+from rewards, from a teacher or from an entropy bonus. A checkpoint holds the counts, so that a resumed run
+continues them.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ from typing import Any
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.types import Json, Outcome, Row
 
-# Reason codes beside those of recipes and rows.
+# Reason codes in addition to those of recipes and rows.
 EQUAL_REWARDS = 'equal_rewards'
 NONFINITE_GRADIENT = 'nonfinite_gradient'
 NO_ROLLOUT = 'no_rollout'
-# Reasons that one line lists.
+# Largest number of reasons that one line lists.
 _MAX_REASONS = 4
 
 
 def teaches(rows: Sequence[Row], settings: Any, distill_coef: float) -> bool:
-    """Whether an update on these rows can teach anything.
+    """Returns whether an update on these rows has a gradient from rewards, a teacher or an entropy bonus.
 
-    A KL term and weight decay alone pull the weights towards their start, or towards 0.
+    A KL term or weight decay alone does not count: they only pull the weights towards their start, or towards 0.
 
     Args:
-      rows: of one update, with advantages.
+      rows: rows of one update, with advantages.
       settings: `config.<role>`.
       distill_coef: weight of the distillation term.
     """
@@ -43,10 +44,12 @@ def teaches(rows: Sequence[Row], settings: Any, distill_coef: float) -> bool:
 def empty_step_reasons(
     outcomes: Sequence[Outcome], roles: Collection[str], is_nonfinite: bool
 ) -> collections.Counter[str]:
-    """Reason code → tasks of a step that trained none of `roles`; one reason per task.
+    """Returns reason code → number of tasks, with one reason per task, of a step that did not train `roles`.
 
     Args:
-      is_nonfinite: the update was skipped because its gradient was not finite.
+      outcomes: those of all tasks of the step.
+      roles: roles whose weights learnt nothing in the step.
+      is_nonfinite: whether an update was skipped because its gradient was not finite.
     """
     reasons: collections.Counter[str] = collections.Counter()
     for outcome in outcomes:
@@ -56,6 +59,7 @@ def empty_step_reasons(
 
 
 def _task_reason(outcome: Outcome, rows: Sequence[Row], is_nonfinite: bool) -> str:
+    """Returns why a task did not contribute to an update; `rows` are those of the empty roles."""
     if not rows:
         return outcome.drop or NO_ROLLOUT
     dropped = [row.drop for row in rows if row.drop]
@@ -63,7 +67,7 @@ def _task_reason(outcome: Outcome, rows: Sequence[Row], is_nonfinite: bool) -> s
         return _commonest(dropped)
     if is_nonfinite:
         return NONFINITE_GRADIENT
-    # Equal rewards have a cause where no proposal could be asked: that is the one to remove.
+    # If all proposals were rejected, the rejection is the cause of the equal rewards, so it is reported.
     rejected = [row.info.rejected for row in rows if row.info.rejected]
     if len(rejected) == len(rows):
         return _commonest(rejected)
@@ -76,7 +80,7 @@ def _commonest(reasons: Sequence[str]) -> str:
 
 
 def shares_text(reasons: Mapping[str, int], unit: str) -> str:
-    """Reasons with their shares, largest first: 'prompt_too_long 97 %, equal_rewards 3 % of 32 tasks'."""
+    """Returns reasons with their shares, largest first: 'prompt_too_long 97 %, equal_rewards 3 % of 32 tasks'."""
     total = sum(reasons.values())
     if not total:
         return f'there was none of its {unit}'
@@ -90,45 +94,63 @@ def shares_text(reasons: Mapping[str, int], unit: str) -> str:
 
 
 def step_name(step: Step) -> str:
-    """A step for messages, such as 'step 12 (solver 1.3)': number, phase, iteration and index from 1."""
+    """Returns a step for messages, 'step 12 (solver 1.3)': number, phase, iteration and index; the last two from 1."""
     return f'step {step.number} ({step.phase.name} {step.phase.iteration + 1}.{step.index + 1})'
 
 
+def policies_text(reasons: Mapping[str, Mapping[str, int]], policies: Sequence[str]) -> str:
+    """Returns the shares of each policy's reasons; with several policies each with its name."""
+    if len(policies) == 1:
+        return shares_text(reasons.get(policies[0], {}), 'tasks')
+    texts = []
+    for policy in policies:
+        texts.append(f'{policy}: {shares_text(reasons.get(policy, {}), "tasks")}')
+    return '; '.join(texts)
+
+
 class LearningRecord:
-    """Counts of training steps by policy (name of the weights).
+    """Counts of training steps by policy (name of the weights). Call one `add_` method after each step.
 
     Attributes:
-      trained_steps: steps with an update that teaches.
-      empty_steps: steps without.
-      consecutive_empty: empty steps since the last one that taught.
-      last_reasons: reason → tasks of the last empty step; see `empty_step_reasons`.
+      trained_steps: policy → steps with an update that teaches.
+      empty_steps: policy → steps without one.
+      consecutive_empty: policy → empty steps since the last one that taught.
+      last_reasons: policy → reason → tasks (`empty_step_reasons`) of its last empty step; of a step without tasks those
+        of the phase that left the pool empty.
       empty_policies: policies that the last step trained and that learnt nothing in it.
-      lacks_tasks: the last step had no task at all, which no further step of its phase can change.
+      lacks_tasks: whether the last step had no task at all, which no further step of its phase can change.
       notices: lines about the last step, for the terminal.
+      counts_all_steps: False after the checkpoint of an earlier version, which had no counts.
 
-    The last three describe a single step and are no part of a checkpoint.
+    `empty_policies`, `lacks_tasks` and `notices` describe a single step and are not part of a checkpoint.
     """
 
     def __init__(self) -> None:
         self.trained_steps: collections.Counter[str] = collections.Counter()
         self.empty_steps: collections.Counter[str] = collections.Counter()
         self.consecutive_empty: collections.Counter[str] = collections.Counter()
-        self.last_reasons: collections.Counter[str] = collections.Counter()
+        self.last_reasons: dict[str, collections.Counter[str]] = {}
         self.empty_policies: list[str] = []
         self.lacks_tasks = False
         self.notices: list[str] = []
-        # Of the current phase: steps that taught anything, and reasons of the others.
+        self.counts_all_steps = True
+        # Steps of the current phase that taught any policy, and per policy the reasons of its empty steps.
         self._phase_trained = 0
-        self._phase_reasons: collections.Counter[str] = collections.Counter()
+        self._phase_reasons: dict[str, collections.Counter[str]] = {}
+        # Why the last phase that makes questions left none.
+        self._pool_reasons: collections.Counter[str] = collections.Counter()
 
     def add_training_step(
-        self, step: Step, has_learnt: Mapping[str, bool], reasons: collections.Counter[str]
+        self,
+        step: Step,
+        has_learnt: Mapping[str, bool],
+        reasons: Mapping[str, collections.Counter[str]],
     ) -> None:
-        """Counts a step that trains policies.
+        """Counts a step that trains policies, and sets the attributes about the last step.
 
         Args:
           has_learnt: policy → whether an update of the step taught it anything.
-          reasons: see `empty_step_reasons`; of the policies that learnt nothing.
+          reasons: policy that learnt nothing → its `empty_step_reasons`; empty if the step had no tasks.
         """
         self._begin_step(step)
         for policy, learnt in has_learnt.items():
@@ -140,20 +162,21 @@ class LearningRecord:
                 self.consecutive_empty[policy] += 1
         self.empty_policies = [policy for policy, learnt in has_learnt.items() if not learnt]
         self._phase_trained += len(self.empty_policies) < len(has_learnt)
-        # A step may train several policies; with one there is no need to name it.
-        names = ''
-        if len(has_learnt) > 1:
-            names = f' in {", ".join(self.empty_policies)}'
-        if self.empty_policies:
-            # Without tasks the reason is that of the phase that should have made them.
-            self.last_reasons = reasons or self.last_reasons
-            self._phase_reasons += reasons
-            text = shares_text(reasons, 'tasks')
-            self.notices.append(f'{step_name(step)} trained nothing{names}: {text}')
-        self.lacks_tasks = bool(self.empty_policies) and not reasons
+        for policy in self.empty_policies:
+            # A step without tasks has no reasons. Those of the phase that should have made the tasks are used.
+            policy_reasons = reasons[policy] or self._pool_reasons
+            if policy_reasons:
+                self.last_reasons[policy] = policy_reasons
+            phase_reasons = self._phase_reasons.setdefault(policy, collections.Counter())
+            phase_reasons.update(reasons[policy])
+            # The empty policy is named only if the step trains several.
+            name = f' in {policy}' if len(has_learnt) > 1 else ''
+            text = shares_text(reasons[policy], 'tasks')
+            self.notices.append(f'{step_name(step)} trained nothing{name}: {text}')
+        self.lacks_tasks = bool(self.empty_policies) and not any(reasons.values())
         is_last = step.index == step.phase.steps - 1
         if is_last and not self._phase_trained:
-            text = shares_text(self._phase_reasons, 'tasks')
+            text = policies_text(self._phase_reasons, list(self._phase_reasons))
             self.notices.append(
                 f'phase {step.phase.name} of iteration {step.phase.iteration + 1} made no update: {text}'
             )
@@ -161,9 +184,10 @@ class LearningRecord:
     def add_rollout_step(
         self, step: Step, outcomes: Sequence[Outcome], pool_size: int, drops: Mapping[str, int]
     ) -> None:
-        """Notes a step that trains no policy: only the questions that it makes can be missing.
+        """Sets the attributes about the last step after one that trains no policy, but may fill the pool.
 
         Args:
+          outcomes: those of all tasks of the step.
           pool_size: questions in the pool after the step.
           drops: reason → items that gave no question since the pool was cleared.
         """
@@ -173,8 +197,9 @@ class LearningRecord:
             text = shares_text(reasons, 'tasks')
             self.notices.append(f'{step_name(step)}: all tasks were dropped: {text}')
         is_last = step.index == step.phase.steps - 1
+        self._pool_reasons = collections.Counter()
         if is_last and not pool_size and drops:
-            self.last_reasons = collections.Counter(drops)
+            self._pool_reasons = collections.Counter(drops)
             text = shares_text(drops, 'tasks')
             self.notices.append(
                 f'phase {step.phase.name} of iteration {step.phase.iteration + 1} left the pool of '
@@ -182,42 +207,55 @@ class LearningRecord:
             )
 
     def _begin_step(self, step: Step) -> None:
+        """Resets the attributes about the last step, and at the first step of a phase those about the phase."""
         self.notices = []
         self.empty_policies = []
         self.lacks_tasks = False
         if step.index == 0:
             self._phase_trained = 0
-            self._phase_reasons = collections.Counter()
+            self._phase_reasons = {}
 
     def stuck_policies(self, limit: int) -> list[str]:
-        """Policies of the last step because of which the run has to stop.
+        """Returns the policies because of which the run has to stop after the last step; [] if it can continue.
 
         Args:
-          limit: `config.stop_after_empty_steps`; 0: none ever is.
+          limit: `config.stop_after_empty_steps`; 0: never stop.
         """
         if not limit:
             return []
-        # Without tasks the next step of the phase is as empty as this one.
+        # If there are no tasks, the next step of the phase will be empty as well.
         if self.lacks_tasks:
             return self.empty_policies
         return [name for name in self.empty_policies if self.consecutive_empty[name] >= limit]
 
     def state(self) -> Json:
-        """JSON, for a checkpoint."""
+        """Returns the counts as JSON, for a checkpoint."""
         return {
             'trained_steps': dict(self.trained_steps),
             'empty_steps': dict(self.empty_steps),
             'consecutive_empty': dict(self.consecutive_empty),
-            'last_reasons': dict(self.last_reasons),
+            'reasons_by_policy': _plain(self.last_reasons),
             'phase_trained': self._phase_trained,
-            'phase_reasons': dict(self._phase_reasons),
+            'phase_reasons_by_policy': _plain(self._phase_reasons),
+            'pool_reasons': dict(self._pool_reasons),
+            'counts_all_steps': self.counts_all_steps,
         }
 
     def restore(self, state: Json) -> None:
-        """Inverse of `state`."""
-        self.trained_steps = collections.Counter(state['trained_steps'])
-        self.empty_steps = collections.Counter(state['empty_steps'])
-        self.consecutive_empty = collections.Counter(state['consecutive_empty'])
-        self.last_reasons = collections.Counter(state['last_reasons'])
-        self._phase_trained = state['phase_trained']
-        self._phase_reasons = collections.Counter(state['phase_reasons'])
+        """Inverse of `state`; what a checkpoint of an earlier version lacks is empty."""
+        self.trained_steps = collections.Counter(state.get('trained_steps'))
+        self.empty_steps = collections.Counter(state.get('empty_steps'))
+        self.consecutive_empty = collections.Counter(state.get('consecutive_empty'))
+        self.last_reasons = _counters(state.get('reasons_by_policy', {}))
+        self._phase_trained = state.get('phase_trained', 0)
+        self._phase_reasons = _counters(state.get('phase_reasons_by_policy', {}))
+        self._pool_reasons = collections.Counter(state.get('pool_reasons'))
+        self.counts_all_steps = bool(state) and state.get('counts_all_steps', True)
+
+
+def _plain(reasons: Mapping[str, Mapping[str, int]]) -> Json:
+    return {policy: dict(counts) for policy, counts in reasons.items()}
+
+
+def _counters(reasons: Json) -> dict[str, collections.Counter[str]]:
+    return {policy: collections.Counter(counts) for policy, counts in reasons.items()}

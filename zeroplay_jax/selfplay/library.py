@@ -1,4 +1,4 @@
-"""What a run reads: documents to ask about, corpora to search, and questions to evaluate on."""
+"""The library of a run: documents to ask about, corpora to search, and questions to evaluate on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zeroplay_jax.types import Json, Question
 if TYPE_CHECKING:
     from zeroplay_jax.retrieval.client import Client
 
-# In an encyclopedia every passage names others, so any number of hops may start from any document.
+# Depth of documents whose links are not known. In an encyclopedia a chain of any length may start anywhere.
 UNLIMITED_DEPTH = 4
 
 
@@ -34,6 +34,8 @@ class Document:
 class SearchableCorpus:
     """One corpus as tools read it (`tools.registry.DocumentSource`).
 
+    Tools of all rollouts share the client, whose cache answers repeated queries of a group.
+
     Args:
       client: searches and opens documents; thread-safe.
       top_k: passages per query.   page_words: words per page of a document.
@@ -44,13 +46,16 @@ class SearchableCorpus:
         self._top_k = top_k
         self._page_words = page_words
 
-    # Tools of all rollouts share the client: its cache answers repeated queries of a group.
     def search(self, queries: Sequence[str]) -> list:
-        """Per query its `top_k` passages, best first; None for a query that failed."""
+        """Returns per query its `top_k` passages, best first; None for a query that failed."""
         return self.client.retrieve(queries, self._top_k)
 
     def open(self, references: Sequence[str], pages: Sequence[int]) -> list[Json | None]:
-        """Per reference {'id', 'title', 'text', 'page', 'pages'}; None for an unknown document or page."""
+        """Returns per reference {'id', 'title', 'text', 'page', 'pages'}; None for an unknown document or page.
+
+        Raises:
+          RetrievalError: the search server has no whole documents, or it failed (see `Client.open`).
+        """
         records: list[Json | None] = []
         for page in self.client.open(references, pages, self._page_words):
             if page is None:
@@ -61,22 +66,22 @@ class SearchableCorpus:
 
 
 class WorldMaterial:
-    """Questions and answers of the training worlds, for recipes that are given some."""
+    """Questions and answers of the training worlds, for recipes that start from questions or answers."""
 
     def __init__(self, worlds: Sequence):
         self._worlds = worlds
 
     def questions(self, per_hop: int, hops: Sequence[int]) -> list[Question]:
-        """Distinct questions, `per_hop` for each hop count."""
-        # Imported here: this module is loaded with every config, most of which use no world.
+        """Returns distinct questions, `per_hop` for each hop count."""
+        # Imported in the function, because every config loads this module and most use no world.
         from zeroplay_jax.mini.world import evaluation_questions
 
         records = evaluation_questions(self._worlds, per_hop, hops)
         return list(map(Question.from_json, records))
 
     def answers(self) -> list[str]:
-        """All values of facts, each once, in a fixed order."""
-        # A dict keeps the order of insertion; a set of texts has another order in every process.
+        """Returns the values of all facts, each once, in the same order in every process."""
+        # A dict keeps the order of insertion; the order of a set of texts differs between processes.
         values: dict[str, None] = {}
         for world in self._worlds:
             for facts in world.facts.values():
@@ -91,10 +96,10 @@ class Library:
     Attributes:
       training: the corpus that roles search in training. In the miniature world it holds no passage
         of the evaluation.
-      held_out: the corpus of evaluations; in the miniature world training passages and held-out ones.
-      documents: starting points of proposers.
+      held_out: the corpus of evaluations: in the miniature world, training and held-out passages; else `training`.
+      documents: starting points of proposers: a tuple, or for an index folder a lazy sequence.
       questions: held-out questions.   open_tasks: held-out open tasks with rubrics.
-      about: names corpus, index and encoder of `held_out`; results are comparable only if it is equal.
+      about: description of the corpus of `held_out`; results are comparable only if it is equal.
       worlds: the training worlds' own questions and answers; None for other corpora.
     """
 
@@ -108,14 +113,14 @@ class Library:
 
     @property
     def evaluation_items(self) -> tuple[Question, ...]:
-        """Everything that an evaluation asks."""
+        """Questions and open tasks of an evaluation, in this order."""
         return self.questions + self.open_tasks
 
 
 def documents_for(documents: Sequence[Document], hops: int) -> Sequence[int]:
-    """Indices of the documents from which a chain of that many hops can start."""
-    # Millions of documents are read lazily from disk and have no individual depth; a range of their
-    # indices takes no memory.
+    """Returns the indices of the documents from which a chain of that many hops can start."""
+    # Documents of an index folder are read lazily and have no individual depth, so all of them qualify; a
+    # range of millions of indices takes no memory.
     if not isinstance(documents, tuple):
         return range(len(documents))
     return [index for index, document in enumerate(documents) if document.depth >= hops]

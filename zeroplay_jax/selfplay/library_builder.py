@@ -31,7 +31,7 @@ _MAX_WORLD_TASKS = 50
 
 
 class IndexedDocuments(Sequence[Document]):
-    """The documents of an index folder, read from disk one by one: there may be millions."""
+    """The documents of an index folder, each read from disk when it is indexed: there may be millions."""
 
     def __init__(self, folder: pathlib.Path):
         self._passages = StoredCorpus(folder / 'corpus')
@@ -50,41 +50,57 @@ class IndexedDocuments(Sequence[Document]):
 
 
 def build_library(config, with_open_tasks: bool = False) -> Library:
-    """The library that `config.retrieval` names.
+    """Builds the library that `config.retrieval` names, with the evaluation questions of `config.eval`.
 
     Args:
-      with_open_tasks: evaluations grade open tasks of the held-out worlds as well.
+      with_open_tasks: whether evaluations grade open tasks of the held-out worlds as well. For the user's corpora
+        `config.eval.tasks` decides.
 
     Raises:
-      UserError: a folder that is no index, or a server that does not start.
+      UserError: the folder is not an index, the server does not answer in time, or a line of an evaluation file
+        is unusable.
     """
     try:
         if config.retrieval.kind == 'world':
             return _world_library(config, with_open_tasks)
         return _real_library(config)
     except RetrievalError as error:
-        # `retrieval/` is a package of its own and knows no `UserError`.
+        # `retrieval/` is a package of its own that does not import `UserError`.
         raise UserError(str(error)) from None
 
 
-def check_failures(library: Library) -> None:
-    """Stops a run whose searches fail too often to learn from, or to measure by.
+def check_failures(library: Library) -> float:
+    """Returns the failed searches of both corpora since the last call, and resets all counters of their clients.
+
+    Call it before rollouts are trained on or an evaluation's results are used: without passages, answers measure
+    the search and not the policy.
 
     Raises:
-      UserError: more than `retrieval.max_failure_rate` of the searches since the last check failed.
+      UserError: more than `retrieval.max_failure_rate` of a corpus's searches since the last call failed.
     """
-    for corpus in (library.training, library.held_out):
+    corpora = [library.training]
+    # Two calls for one corpus would read counters that the first has reset.
+    if library.held_out is not library.training:
+        corpora.append(library.held_out)
+    failed = 0.0
+    for corpus in corpora:
         try:
-            corpus.client.check()
+            corpus.client.check_failure_rate()
         except RetrievalError as error:
-            raise UserError(str(error)) from None
+            raise UserError(f'{error} (limit: config.retrieval.max_failure_rate)') from None
+        # `metrics` resets the counters. Only the failures are returned: times and cache hits depend on
+        # when the run was resumed.
+        failed += corpus.client.metrics()['search/failed']
+    return failed
 
 
-def open_corpus(config) -> tuple[SearchableCorpus, str]:
-    """The index folder or search server of `config.retrieval`, and its name.
+def open_real_corpus(config) -> tuple[SearchableCorpus, str]:
+    """Opens the index folder or search server of `config.retrieval`; returns it and its name.
+
+    Waits up to `retrieval.ready_seconds` for a server.
 
     Raises:
-      RetrievalError: a folder that is no index, or a server that does not start.
+      RetrievalError: the folder is not an index, or the server does not answer in time.
     """
     settings = config.retrieval
     backend: InProcess | Http
@@ -95,24 +111,24 @@ def open_corpus(config) -> tuple[SearchableCorpus, str]:
         backend = InProcess(index, index_folder.fingerprint(folder))
     else:
         backend = Http(settings.url, timeout=settings.timeout, retries=settings.retries)
-    client = Client(backend, cache=settings.cache, most_failed=settings.max_failure_rate)
-    # A search server loads its index for minutes; the run is often started at the same time.
+    client = Client(backend, cache=settings.cache, max_failure_rate=settings.max_failure_rate)
+    # A search server takes minutes to load its index, and the run is often started at the same time.
     client.wait_until_ready(settings.ready_seconds)
     corpus = SearchableCorpus(client, config.tools.top_k, config.tools.page_words)
     return corpus, backend.name
 
 
 def _real_library(config) -> Library:
-    """A corpus and evaluation questions of the user."""
-    # One corpus for both: with a real encyclopedia the questions are held out, not the passages.
-    corpus, corpus_name = open_corpus(config)
+    """The library of the user's corpus and evaluation files."""
+    # One corpus serves training and evaluation: of a real encyclopedia questions are held out, not passages.
+    corpus, corpus_name = open_real_corpus(config)
     questions: list[Question] = []
     if config.eval.file:
         questions = files.questions(config.eval.file)
     open_tasks: list[Question] = []
     if config.eval.tasks:
         open_tasks = files.open_tasks(config.eval.tasks)
-    # A fixed seed: runs with different seeds are compared on the same questions.
+    # The seed is fixed, so that runs with different seeds are compared on the same questions.
     sampled_questions = files.sample(questions, config.eval.questions, seed=0)
     sampled_tasks = files.sample(open_tasks, config.eval.questions, seed=0)
     return Library(
@@ -133,10 +149,13 @@ def _worlds(config, split_name: Literal['train', 'evaluation']) -> list[World]:
     return worlds
 
 
-def held_out_world(config) -> tuple[SearchableCorpus, tuple[Question, ...]]:
-    """What evaluations in the miniature world search, and their questions."""
+def held_out_corpus_and_questions(config) -> tuple[SearchableCorpus, tuple[Question, ...]]:
+    """Builds the corpus that evaluations in the miniature world search; returns it and their questions.
+
+    The corpus holds the passages of all training and evaluation worlds (`config.world`).
+    """
     held_out = _worlds(config, 'evaluation')
-    # Training passages are in the index as distractors; the questions are about held-out worlds only.
+    # Training passages are distractors; the questions are about held-out worlds only.
     corpus = _world_corpus(config, _worlds(config, 'train') + held_out)
     records = evaluation_questions(held_out, config.eval.questions, tuple(config.eval.hops))
     return corpus, tuple(map(Question.from_json, records))
@@ -144,7 +163,7 @@ def held_out_world(config) -> tuple[SearchableCorpus, tuple[Question, ...]]:
 
 def _world_library(config, with_open_tasks: bool) -> Library:
     training_worlds = _worlds(config, 'train')
-    held_out, questions = held_out_world(config)
+    held_out, questions = held_out_corpus_and_questions(config)
     passages: list[tuple[str, str]] = []
     for world in training_worlds:
         for passage in world.passages:
@@ -155,7 +174,7 @@ def _world_library(config, with_open_tasks: bool) -> Library:
         worlds = _worlds(config, 'evaluation')
         records = evaluation_tasks(worlds, count, tuple(config.eval.hops))
         open_tasks = list(map(Question.from_json, records))
-    # Part of the fingerprint of results, so every setting that changes the corpus is in it.
+    # The description enters the fingerprint of results, so it names every setting that changes the corpus.
     description = (
         f'worlds {config.world.train} and {config.world.evaluation}, '
         f'near misses {config.world.near_misses}'
@@ -185,20 +204,24 @@ def _world_index(worlds: Sequence[World], overfetch: int) -> Index:
         for passage in world.passages:
             titles.append(passage.title)
             texts.append(passage.text)
-    # A lexical encoder: the miniature world needs no model and no download.
+    # The lexical encoder needs neither a model nor a download.
     return ScannIndex.build(LexicalEncoder(), titles, texts, overfetch=overfetch)
 
 
 def linked_documents(
     passages: Sequence[tuple[str, str]], max_depth: int = UNLIMITED_DEPTH
 ) -> tuple[Document, ...]:
-    """Documents with the length of the longest chain in which each one names the next one's title.
+    """Returns a document per passage, with the longest chain that starts at it as its `depth`.
 
-    A hop follows a name to the document of that title, so a document that names none cannot start a
-    question of two hops. This reads passages only: it is no knowledge about answers.
+    In a chain each document names the title of the next one. A hop follows a name to the document of that
+    title, so a document that names none cannot start a question of two hops. Depths come from the passages
+    alone and give away nothing about answers.
+
+    Args:
+      passages: (title, text); every title is one word, as in the miniature worlds.
+      max_depth: largest depth; longer chains are not searched for.
     """
     titles = {title for title, _ in passages}
-    # Titles of the miniature worlds are single words.
     links: dict[str, list[str]] = {}
     for title, text in passages:
         words = dict.fromkeys(re.findall(r'\w+', text))
@@ -206,7 +229,7 @@ def linked_documents(
 
     def longest_chain(title: str, visited: frozenset[str]) -> int:
         """Documents on the longest chain that continues from `title`, the visited ones included."""
-        # Longer chains are never asked for; the search would visit exponentially many of them.
+        # No question asks for longer chains, and the search would visit exponentially many of them.
         if len(visited) == max_depth:
             return max_depth
         longest = len(visited)

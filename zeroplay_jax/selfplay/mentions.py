@@ -25,7 +25,7 @@ _OPENERS = frozenset(
 
 
 def mentions(text: str) -> list[tuple[str, str]]:
-    """(kind, text) of the dates and names in a passage, in order; kind is 'date' or 'entity'.
+    """Returns (kind, text) of the dates and names in a passage, in order; kind is 'date' or 'entity'.
 
     Dates are full dates (12 March 1998; March 12, 1998) and years from 1000 to 2099 that stand alone.
 
@@ -40,14 +40,14 @@ def mentions(text: str) -> list[tuple[str, str]]:
             mentioned.append(('date', match[0]))
             continue
         name = _name(match[0].split())
-        # One word alone may be any word at the beginning of a sentence.
+        # A single capitalised word may be any word at the beginning of a sentence.
         if ' ' in name and name[0] in _UPPER:
             mentioned.append(('entity', name))
     return mentioned
 
 
 def _name(words: list[str]) -> str:
-    """The name in a sequence of capitalised words."""
+    """Returns the name in a match of `_MENTION`: without openers, and cut where a new sentence begins."""
     while words and words[0] in _OPENERS:
         words = words[1:]
     end = len(words)
@@ -60,7 +60,7 @@ def _name(words: list[str]) -> str:
 
 
 def answer_of_title(title: str) -> str | None:
-    """A title without the brackets that tell it from others; None for lists and disambiguations."""
+    """Returns a title without the brackets at its end; None for titles of lists and disambiguations."""
     is_list = re.match(r'(?:Lists? of|Index of|Outline of) ', title) is not None
     if is_list or '(disambiguation)' in title:
         return None

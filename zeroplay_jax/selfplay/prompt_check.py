@@ -1,7 +1,7 @@
-"""Measures the prompts of a sample of the real inputs before a run, so that too long ones are no surprise.
+"""Measures the prompts of a sample of the real inputs before a run, and refuses or warns if many are too long.
 
-It needs the tokenizer and no weights. Tasks with a prompt that is too long are dropped in a run: a few
-of them do no harm, but if most are dropped, next to nothing is trained.
+It needs the tokenizer and no weights. A run drops tasks whose prompt is too long: a few of them do no harm, but if
+most are dropped, almost nothing is trained.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _WARNED_SHARE = 0.1
 # The suggested limit holds this percentage of the measured prompts, rounded up to a multiple.
 _PERCENTILE = 95
 _MULTIPLE = 16
-# An episode that waits for something other than a rollout is abandoned.
+# Seconds after which episodes that wait for something other than a rollout are cancelled.
 _SECONDS = 60.0
 
 
 class _LocalHosts(Hosts):
-    """A single process: what episodes publish while they are measured stays in this process."""
+    """Hosts of a single process: values that episodes share while they are measured stay in this process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class _Probe(RolloutContext):
         prompt: str = '',
         **fields: object,
     ) -> list[Trajectory]:
-        """Notes the length of the prompt and ends the episode."""
+        """Records the length of the prompt, and ends the episode by raising TaskDropped('measured')."""
         ids = self.prompt_ids(role, prompt, **fields)
         self.lengths.setdefault(role, []).append(len(ids))
         raise TaskDropped('measured')
@@ -77,9 +77,9 @@ class _Measurement:
 
     Attributes:
       role: the role.
-      lengths: in tokens.
-      description: of the prompts, for messages.
-      required: tokens that the limit should be, rounded up.
+      lengths: tokens of each measured prompt.
+      description: names the prompts in messages.
+      required: the limit in tokens that the prompts need, rounded up.
     """
 
     role: Role
@@ -96,16 +96,18 @@ class _Measurement:
 def check_prompts(
     config, recipe: Recipe, context: RolloutContext, questions: Sequence[Question]
 ) -> list[str]:
-    """Refuses a config under which most prompts of some role are too long.
+    """Refuses a config under which most prompts of some role, or any evaluation question, are too long.
+
+    Runs the beginning of episodes in a scheduler loop of its own; no rollout is sampled.
 
     Args:
       recipe: ready for its first step.
       context: the roles in training.
-      questions: of the evaluation. None of them may be too long, because leaving one out would change
-        what the result is a mean of.
+      questions: questions of the evaluation. None may be too long, because leaving one out would change which
+        questions the result averages over.
 
     Returns:
-      A warning per role of which fewer prompts, but many, are too long.
+      A warning for each role with many, but not most, prompts too long.
 
     Raises:
       ConfigError: one line with the fields to change and the values that they need.
@@ -119,16 +121,24 @@ def check_prompts(
         if measurement.too_long > _REFUSED_SHARE:
             refused.append(measurement)
         elif measurement.too_long > _WARNED_SHARE:
-            warnings.append(_problem(measurement) + f'; {_fix(config, measurement)}')
+            warnings.append(_problem(measurement) + f'; {_fix(config, [measurement])}')
     if refused:
-        # The largest need: after this change none of the others remains.
-        worst = max(refused, key=_required)
-        fail(_field(worst.role), _limit(config, worst.role), _problem(worst), _fix(config, worst))
+        worst = _worst_per_field(refused)
+        problem = '; '.join(_problem(measurement) for measurement in worst)
+        role = worst[0].role
+        # The error names the largest limit that is needed of every field, so that no second error follows.
+        fail(_field(role), _limit(config, role), problem, _fix(config, worst))
     return warnings
 
 
-def _required(measurement: _Measurement) -> int:
-    return measurement.required
+def _worst_per_field(measurements: Sequence[_Measurement]) -> list[_Measurement]:
+    """Returns for each field that limits prompts the measurement with the largest need."""
+    worst: dict[str, _Measurement] = {}
+    for measurement in measurements:
+        field = _field(measurement.role)
+        if field not in worst or measurement.required > worst[field].required:
+            worst[field] = measurement
+    return list(worst.values())
 
 
 # ---- measurement -------------------------------------------------------------------------------------
@@ -137,7 +147,7 @@ def _required(measurement: _Measurement) -> int:
 def _evaluation_prompts(
     recipe: Recipe, context: RolloutContext, questions: Sequence[Question]
 ) -> _Measurement | None:
-    """Prompts of all evaluation questions; None without questions."""
+    """Measures the prompts of all evaluation questions; returns None without questions."""
     if not questions:
         return None
     role = recipe.evaluated_role
@@ -151,7 +161,7 @@ def _evaluation_prompts(
 
 
 def _training_prompts(recipe: Recipe, context: RolloutContext) -> list[_Measurement]:
-    """Per role the first prompts of the run; of a role without any, its prompt with empty fields."""
+    """Measures per role the first prompts of the run; for a role without any, its prompt with empty fields."""
     probe = _Probe(
         scheduler=context.scheduler,
         roles=context.roles,
@@ -164,7 +174,7 @@ def _training_prompts(recipe: Recipe, context: RolloutContext) -> list[_Measurem
         lengths = probe.lengths.get(name)
         description = f'of {len(lengths or ())} measured prompts of role {name}'
         if not lengths:
-            # What the role reads is known only during the run, but its instructions must fit.
+            # The inputs of this role are known only during the run, but its instructions must fit.
             lengths = [len(context.prompt_ids(name, **_empty_fields(context.prompts[role.prompt])))]
             description = f'of the instructions of role {name} alone'
         percentile = np.percentile(lengths, _PERCENTILE, method='higher')
@@ -173,7 +183,7 @@ def _training_prompts(recipe: Recipe, context: RolloutContext) -> list[_Measurem
 
 
 async def _run_episodes(recipe: Recipe, probe: _Probe, tasks: Sequence[tuple[Step, Task]]) -> None:
-    """Runs episodes up to their first request."""
+    """Runs episodes up to their first request, which `probe` records; their errors are ignored."""
     episodes = []
     for step, task in tasks:
         episodes.append(asyncio.ensure_future(recipe.episode(probe, step, task)))
@@ -183,16 +193,15 @@ async def _run_episodes(recipe: Recipe, probe: _Probe, tasks: Sequence[tuple[Ste
     for episode in pending:
         episode.cancel()
     for episode in done:
-        # Read, so that asyncio does not report it. An error that is real happens again in the run,
-        # where it is reported with its step.
+        # The exception is retrieved, so that asyncio does not print it. A real error will occur again in the
+        # run, which reports it with its step.
         episode.exception()
 
 
 def _empty_fields(template: str) -> dict[str, str]:
-    """A value for each field of a prompt."""
+    """Returns {field: ''} for all fields of a template but {tools}, which `RolloutContext.prompt_ids` fills."""
     fields = {}
     for _, field, _, _ in string.Formatter().parse(template):
-        # The context fills in `tools`.
         if field and field != 'tools':
             fields[field] = ''
     return fields
@@ -206,8 +215,8 @@ def _rounded_up(tokens: int) -> int:
 
 
 def _field(role: Role) -> str:
-    """The field that limits the prompts of a role."""
-    # A role without tools has one turn, and its prompt may take the whole rest of the slot.
+    """Returns the config field that limits the prompts of a role."""
+    # A role without tools has one turn; its prompt may take all of the slot that the reply leaves free.
     return 'rollout.prompt_tokens' if role.env.tools else 'sampler.context'
 
 
@@ -217,6 +226,7 @@ def _limit(config, role: Role) -> int:
 
 
 def _problem(measurement: _Measurement) -> str:
+    """Returns the part of a message that states which prompts are too long."""
     longest = max(measurement.lengths)
     share = f'{measurement.too_long:.0%}'.replace('%', ' %')
     return (
@@ -225,17 +235,18 @@ def _problem(measurement: _Measurement) -> str:
     )
 
 
-def _fix(config, measurement: _Measurement) -> str:
-    """The fields to set so that the measured prompts fit, and all that depends on them."""
+def _fix(config, measurements: Sequence[_Measurement]) -> str:
+    """Returns the part of a message that lists the fields to set so that the measured prompts fit."""
     values = {}
     context = config.sampler.context
-    if _field(measurement.role) == 'rollout.prompt_tokens':
-        values['rollout.prompt_tokens'] = measurement.required
-        turns = config.rollout.max_turns * config.rollout.turn_tokens
-        required_context = measurement.required + turns
-    else:
-        reply_tokens = context - measurement.role.prompt_tokens
-        required_context = measurement.required + reply_tokens
+    required_context = 0
+    for measurement in measurements:
+        if _field(measurement.role) == 'rollout.prompt_tokens':
+            values['rollout.prompt_tokens'] = measurement.required
+            reply_tokens = config.rollout.max_turns * config.rollout.turn_tokens
+        else:
+            reply_tokens = context - measurement.role.prompt_tokens
+        required_context = max(required_context, measurement.required + reply_tokens)
     if required_context > context:
         values['sampler.context'] = context = required_context
     if config.micro.tokens < context:
@@ -247,5 +258,8 @@ def _fix(config, measurement: _Measurement) -> str:
     settings = ' '.join(f'--config.{name}={value}' for name, value in values.items())
     fix = f'give {settings}'
     if not config.policy.path:
-        fix += ', or a model for real text (config.policy.path): the built-in one spells it out'
+        fix += (
+            ', or a model for real text (config.policy.path): the built-in tokenizer needs far more tokens '
+            'for real text'
+        )
     return fix

@@ -1,8 +1,8 @@
-"""Quality of the questions that a run proposes about documents, over the whole run.
+"""Records the quality of the questions that a run proposes about documents, over the whole run.
 
-`readable` is counted. `answerable` needs a search per question, so it is measured at the end, on a
-sample of the proposals: those with the smallest hashes of their identities. Which proposals these are
-depends on the run alone, not on when it was interrupted. A checkpoint holds counts and sample.
+`readable` is counted in every step. `answerable` needs a search per question, so it is measured at the end, on a
+sample of the proposals: those with the smallest hashes of their identities. The sample depends on the run alone,
+not on when it was interrupted. A checkpoint holds counts and sample.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zeroplay_jax.types import Json, Outcome, Row, Task
 SAMPLE_SIZE = 500
 # Queries per search.
 _BATCH = 50
-# Rejections of rollouts without a complete question; in other rejected ones it can be read.
+# Rejection reasons of rollouts from which question and answer (or the task) cannot be read.
 _UNREADABLE = ('unfinished', 'no_question', 'no_answer', 'no_task')
 
 
@@ -28,15 +28,14 @@ class ProposalRecord:
     def __init__(self) -> None:
         self._total = 0
         self._readable = 0
-        # [hash, query or None, document id, hash of the document], sorted.
+        # [hash, query or None, hash of the document], sorted.
         self._sample: list[list[Any]] = []
 
     def add(self, tasks: Sequence[Task], outcomes: Sequence[Outcome]) -> None:
-        """Counts the proposals of a step."""
+        """Counts the proposals of a step and updates the sample."""
         records: list[list[Any]] = []
         for task, outcome in zip(tasks, outcomes, strict=True):
-            # Only recipes set `valid`, and only for proposals.
-            proposals = [row for row in outcome.rows if row.info.valid is not None]
+            proposals = [row for row in outcome.rows if row.info.is_proposal]
             document = _seed_document(task) if proposals else None
             if document is None:
                 continue
@@ -55,7 +54,7 @@ class ProposalRecord:
         return self._readable / self._total
 
     def answerable(self, corpus: SearchableCorpus) -> float | None:
-        """Share of the sampled proposals whose question, as a query, finds the document it is about.
+        """Searches for the questions of the sample; returns the share that find the document they are about.
 
         A rejected proposal counts as not answerable. Queries whose search failed are left out.
 
@@ -72,7 +71,7 @@ class ProposalRecord:
                 count += 1
         for start in range(0, len(asked), _BATCH):
             batch = asked[start : start + _BATCH]
-            results = corpus.search([query for _, query, _, _ in batch])
+            results = corpus.search([record[1] for record in batch])
             for record, passages in zip(batch, results, strict=True):
                 if passages is None:
                     continue
@@ -83,18 +82,18 @@ class ProposalRecord:
         return found / count
 
     def state(self) -> Json:
-        """JSON, for a checkpoint."""
+        """Returns counts and sample as JSON, for a checkpoint."""
         return {'total': self._total, 'readable': self._readable, 'sample': self._sample}
 
     def restore(self, state: Json) -> None:
-        """Inverse of `state`."""
-        self._total = state['total']
-        self._readable = state['readable']
-        self._sample = [list(record) for record in state['sample']]
+        """Inverse of `state`; {} of an earlier version is an empty record."""
+        self._total = state.get('total', 0)
+        self._readable = state.get('readable', 0)
+        self._sample = [list(record) for record in state.get('sample', [])]
 
 
 def _seed_document(task: Task) -> Json | None:
-    """Title, text and, where it has one, id of the document that a task starts from; None without one."""
+    """Returns a task's payload as JSON if it is a document (has 'title' and 'text'), else None."""
     payload = task.payload
     record = payload.to_json() if hasattr(payload, 'to_json') else payload
     if not isinstance(record, dict) or not {'title', 'text'} <= record.keys():
@@ -103,22 +102,20 @@ def _seed_document(task: Task) -> Json | None:
 
 
 def _sample_record(row: Row, document: Json) -> list[Any]:
+    """Returns the entry of `ProposalRecord._sample` for a proposal; its query is None if it was rejected."""
     query = None
     if row.info.rejected is None and row.info.question is not None:
         query = row.info.question.text
     identity = ','.join(map(str, row.trajectory.identity))
-    document_id = str(document.get('document_id', ''))
     content = f'{document["title"]}\n{document["text"]}'
-    return [_hash(identity), query, document_id, _hash(content)]
+    return [_hash(identity), query, _hash(content)]
 
 
 def _contains(passages: Sequence[Json], record: Sequence[Any]) -> bool:
-    """Whether the document of a sample record is among the passages."""
-    _, _, document_id, content_hash = record
+    """Returns whether the document of a sample record is among the passages."""
+    content_hash = record[-1]
     for passage in passages:
-        # A file of documents may have no ids, or those of another index: equal text is enough.
-        if document_id and str(passage['id']) == document_id:
-            return True
+        # Not the id: the documents may be those of another index, where it names another passage.
         if _hash(f'{passage["title"]}\n{passage["text"]}') == content_hash:
             return True
     return False

@@ -1,8 +1,8 @@
-"""What a recipe declares. The engine does everything else: batches, advantages, updates, checkpoints.
+"""The base class of recipes. A recipe declares roles, schedule, tasks and episodes; the engine does the rest.
 
-A recipe is a module with a class `Recipe`. It is named in the config by its file in
-`selfplay/recipes/` (`config.recipe='drzero'`) or by its import path (`'their_package.rzero'`).
-Recipe modules import no JAX: a config is checked before anything heavy is loaded.
+A recipe is a module with a class `Recipe`. The config names it by its file in `selfplay/recipes/`
+(`config.recipe='drzero'`) or by its import path (`'their_package.rzero'`). Recipe modules do not import JAX,
+because a config is checked before slow libraries are loaded.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 # Name of the slot pool with the frozen weights of the start.
 INITIAL_WEIGHTS = 'initial'
-# The judge is a role of the engine (config.judge), and its weights are the initial ones.
+# Names that no role of a recipe may have: 'judge' is the role of config.judge, the others are names of weights.
 RESERVED_ROLES = (INITIAL_WEIGHTS, 'judge', 'policy')
-# Their sections are in every config, so that one config file can switch between recipes.
+# Built-in recipes. Every config has their sections, so that one config file can switch between recipes.
 BUILT_IN = ('drzero', 'piplay', 'ssp', 'dspo', 'scope')
 
 # Tasks of each kind of phase whose prompts are measured before a run.
@@ -40,12 +40,12 @@ class RoleSpec:
     """One role of a recipe.
 
     Attributes:
-      name: in metrics, logs and, for a trained role, its config section.
+      name: name in metrics and logs; for a trained role also that of its config section.
       prompt: name of its prompt.
       terminal_tags: closing any of these tags terminates its episode.
-      weights_from: trained role whose weights it uses; '' is itself (the role is trained), 'initial'
-        the frozen weights of the start.
-      tools: names of its tools; None: all of `config.tools.names`. Without tools it has one turn.
+      weights_from: trained role whose weights it uses; '': the role is trained itself; 'initial': the frozen
+        weights of the start.
+      tools: names of its tools; None: all of `config.tools.names`. A role without tools has one turn.
       groups_span_prompts: its advantage groups combine several prompts (HRPO groups by hop count),
         so that one rollout per prompt can be compared.
     """
@@ -69,14 +69,14 @@ class Recipe:
     Attributes:
       settings: config sections of its own, by name: `config.<name>.FIELD`.
       prompts: name → text, or name → {prompt set: text}; overrides shared prompts of the same name.
-      input_files: fields of `config.inputs` that it reads; others are refused.
+      input_files: fields of `config.inputs` that it reads; a config that sets others is refused.
       filterable_roles: roles for which `tasks` replaces groups without reward variance.
       distillable_roles: roles whose questions come with a construction path for a teacher.
       evaluated_role: the role that held-out evaluations measure.
-      has_open_tasks: its tasks are graded by rubrics; evaluations then grade open tasks as well.
+      has_open_tasks: whether its tasks are graded by rubrics; evaluations then grade open tasks as well.
 
     Args:
-      config: the run's.   library: documents, questions and answers to start from.
+      config: config of the run.   library: documents, questions and answers to start from.
     """
 
     # Declared, not computed: a config is checked against them before the recipe is constructed.
@@ -92,10 +92,10 @@ class Recipe:
         self.config = config
         self.library = library
 
-    # Class methods where a config is checked: neither library nor JAX is loaded then.
+    # `roles` and `check` are class methods, because a config is checked before the library and JAX are loaded.
     @classmethod
     def roles(cls, config: Any) -> tuple[RoleSpec, ...]:
-        """All roles, trained or frozen. Must not read the sections of the roles themselves."""
+        """Returns all roles, trained or frozen. It must not read `config.<role>` of any role."""
         raise ConfigError(f'{cls.__module__}: Recipe.roles is not defined; return its RoleSpecs')
 
     @classmethod
@@ -103,23 +103,23 @@ class Recipe:
         """Refuses settings that cannot work together (`settings.errors.fail`)."""
 
     def phases(self) -> list[Phase]:
-        """The schedule."""
+        """Returns the schedule without evaluations."""
         raise TypeError(f'{type(self).__module__}: Recipe.phases is not defined')
 
     def tasks(self, step: Step, pool: TaskPool, cursor: BatchCursor) -> list[Task]:
-        """The next items of a step, a function of the arguments alone; an empty list ends the step."""
+        """Returns the next items of a step, a function of the arguments alone; an empty list ends the step."""
         raise TypeError(f'{type(self).__module__}: Recipe.tasks is not defined')
 
-    # A coroutine: thousands of episodes wait for their rollouts at the same time in one thread.
+    # A coroutine, because thousands of episodes wait for their rollouts at the same time in one thread.
     async def episode(self, context: RolloutContext, step: Step, task: Task) -> Outcome:
-        """Runs one item. A `TaskDropped` that it raises becomes an outcome with that reason."""
+        """Runs one item and returns its outcome. A `TaskDropped` that it raises becomes an outcome with its reason."""
         raise TypeError(f'{type(self).__module__}: Recipe.episode is not defined')
 
-    # Both have defaults that suit any recipe; one with inputs or costs of its own kind overrides them.
+    # A recipe may override the following two; the defaults suit recipes like the built-in ones.
     def first_tasks(self) -> list[tuple[Step, Task]]:
-        """Tasks whose first prompts are measured before a run: the first ones of each kind of phase.
+        """Returns tasks whose first prompts are measured before a run: about 64 of each kind of phase.
 
-        Questions that are still to be proposed have no tasks yet.
+        Calls `tasks` with an empty pool, so a phase that trains on proposed questions has none.
         """
         selected: list[tuple[Step, Task]] = []
         tasks_of_phase: dict[str, int] = {}
@@ -128,7 +128,7 @@ class Recipe:
             name = step.phase.name
             if step.index == 0:
                 cursor = BatchCursor()
-            # In later iterations a phase starts anew, possibly with the same items.
+            # Later iterations are not measured: a phase may begin again with the same items.
             is_first = step.phase.iteration == 0
             count = tasks_of_phase.get(name, 0)
             if not is_first or count >= _MEASURED_TASKS:
@@ -136,7 +136,7 @@ class Recipe:
             batches = [self.config[role].batch for role in step.phase.trains]
             cursor = dataclasses.replace(cursor, missing=max(batches, default=0))
             tasks = self.tasks(step, TaskPool(), cursor)
-            # Evenly spaced: tasks may be sorted, for example by hop count.
+            # Every n-th task is taken, because tasks may be sorted, for example by hop count.
             stride = max(len(tasks) // _MEASURED_TASKS, 1)
             for task in tasks[::stride]:
                 selected.append((step, task))
@@ -148,7 +148,7 @@ class Recipe:
         return selected
 
     def rollouts_per_step(self, phase: Phase) -> int:
-        """About how many rollouts a step of a phase takes, for the estimate of the time left."""
+        """Returns about how many rollouts a step of a phase takes, for the estimate of the time left."""
         if not phase.trains:
             return self.config.pool.batch * self.config.pool.samples
         rollouts = 0
@@ -158,20 +158,23 @@ class Recipe:
 
 
 def recipe_class(name: str) -> type[Recipe]:
-    """The `Recipe` of a built-in name or an import path.
+    """Imports a recipe module and returns its class `Recipe`.
+
+    Args:
+      name: `config.recipe`: a built-in name or an import path.
 
     Raises:
-      ConfigError: one line; there is no such module, or no `Recipe` in it.
+      ConfigError: one line; there is no such module, it cannot be imported, or it has no `Recipe` of its own.
     """
     path = name
     built_in_path = f'zeroplay_jax.selfplay.recipes.{name}'
-    # A name without a dot may also be a single file of the user, my_recipe.py.
+    # A name without a dot that is not built in may be a single file of the user, my_recipe.py.
     if '.' not in name and importlib.util.find_spec(built_in_path):
         path = built_in_path
     try:
         module = importlib.import_module(path)
     except ModuleNotFoundError as error:
-        # The recipe exists, and one of its own imports does not: a different repair.
+        # The recipe exists, but a module that it imports does not: the error must name that module.
         if error.name and not path.startswith(error.name):
             raise ConfigError(
                 f'config.recipe={name}: it imports {error.name}, which is not installed'
@@ -181,14 +184,14 @@ def recipe_class(name: str) -> type[Recipe]:
             'path of a module such as their_package.rzero, in the current folder or installed'
         ) from None
     except Exception as error:
-        # The module is a file of the user: any exception of it arrives here.
+        # The module is code of the user and may raise any exception.
         lines = str(error).strip().splitlines() or ['']
         raise ConfigError(
             f'config.recipe={name}: {path} cannot be imported ({type(error).__name__}: {lines[0]})'
         ) from error
     recipe_type = getattr(module, 'Recipe', None)
     if isinstance(recipe_type, type) and issubclass(recipe_type, Recipe):
-        # A module that only imports the base class has a name `Recipe`, too.
+        # A module that only imports the base class also has an attribute `Recipe`.
         if recipe_type is not Recipe:
             return recipe_type
     raise ConfigError(
@@ -198,7 +201,7 @@ def recipe_class(name: str) -> type[Recipe]:
 
 
 def trained_roles(config: Any) -> tuple[str, ...]:
-    """Names of the trained roles of `config.recipe`, in the recipe's order."""
+    """Returns the names of the trained roles of `config.recipe`, in the recipe's order."""
     names: list[str] = []
     for specification in recipe_class(config.recipe).roles(config):
         if specification.is_trained:

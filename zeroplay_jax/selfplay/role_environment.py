@@ -1,4 +1,4 @@
-"""The environment of a role: its tools, limits and terminal tags, from the config and its specification."""
+"""Builds the environment of a role, its tools, limits and terminal tags, from the config and its specification."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zeroplay_jax.selfplay.recipe import RoleSpec
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.types import UserError
 
-# Tags that policies write around text which is no call.
+# Tags that policies write around text that is not a call.
 _TEXT_TAGS = ('think', 'answer')
 
 
@@ -22,14 +22,14 @@ def role_environment(
     tools: Mapping[str, Tool],
     reply_tokens: int = 0,
 ) -> tuple[Environment, int]:
-    """The environment of a role, and the number of tokens that its prompt may have.
+    """Returns the environment of a role, and the number of tokens that its prompt may have.
 
     Args:
       tools: all tools of the run, by name.
-      reply_tokens: longest reply of a role without tools; 0 takes `rollout.turn_tokens`.
+      reply_tokens: longest reply of a role without tools; 0: `rollout.turn_tokens`.
 
     Raises:
-      UserError: the role names a tool that the run does not have, or one whose name is a tag of it.
+      UserError: the role names a tool that the run does not have, or a tool has the name of a tag of the role.
     """
     settings = config.rollout
     syntax = syntax_of(config.tools.syntax)
@@ -41,7 +41,7 @@ def role_environment(
     else:
         reply_tokens = reply_tokens or settings.turn_tokens
         limits = Limits(1, reply_tokens, 0)
-        # One turn only, so the prompt may take the whole rest of the slot.
+        # There is one turn only, so the prompt may take all of the slot that the reply leaves free.
         prompt_tokens = config.sampler.context - reply_tokens
     env = Environment(
         codec=codec,
@@ -50,13 +50,14 @@ def role_environment(
         tools=role_tools,
         terminal_tags=specification.terminal_tags,
         drop_thinking=settings.drop_thinking,
-        # Of all tools: a role without tools must not answer inside a call that it cannot make.
+        # The openings of all tools of the run: a role without tools must not answer inside a call.
         call_openings=syntax.opening_tags(tools),
     )
     return env, prompt_tokens
 
 
 def _tools_of_role(specification: RoleSpec, tools: Mapping[str, Tool]) -> dict[str, Tool]:
+    """Returns the tools of a role by name; raises UserError for a name that the run does not have."""
     if specification.tools is None:
         return dict(tools)
     for name in specification.tools:
@@ -69,7 +70,8 @@ def _tools_of_role(specification: RoleSpec, tools: Mapping[str, Tool]) -> dict[s
 
 
 def _check_tags(specification: RoleSpec, tools: Mapping[str, Tool], syntax: CallSyntax) -> None:
-    # A tool called like a terminal tag would turn every answer into a call.
+    """Raises UserError if a tool has the name of a tag of the role's text format."""
+    # A tool with the name of a terminal tag would turn every answer into a call.
     reserved = {*_TEXT_TAGS, *specification.terminal_tags, getattr(syntax, 'result_tag', '')}
     for name in tools:
         if name in reserved:

@@ -12,29 +12,29 @@ from jaxtyping import Int
 
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.environment import Environment
+from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.rollout.scheduler import Scheduler
-from zeroplay_jax.rollout.slots import Request
-from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.runtime.hosts import Hosts, sums
 from zeroplay_jax.selfplay.judge import Judge
 from zeroplay_jax.selfplay.serialization import outcome_from_json, outcome_to_json
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.types import Outcome, TaskDropped, Trajectory
 
-# A role without tools in a config without a limit of its own.
+# Default of `Role.prompt_tokens`: no limit but that of the slot.
 _NO_LIMIT = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
 class Role:
-    """A role of a recipe, as data.
+    """A role of a recipe at run time.
 
     Attributes:
-      name: in metrics and logs.
+      name: name in metrics and logs.
       weights: name of its weights (a slot pool of the scheduler).
       prompt: name of its prompt.
       env: tools, limits and the tags that terminate its episode.
-      temperature: of its rollouts; 0 is greedy.
-      prompt_tokens: its longest prompt.
+      temperature: temperature of its rollouts unless a request sets another; 0 is greedy.
+      prompt_tokens: length of its longest prompt.
     """
 
     name: str
@@ -45,8 +45,8 @@ class Role:
     prompt_tokens: int = _NO_LIMIT
 
     def with_tools(self, tools: Mapping[str, Tool]) -> Role:
-        """The same role with other tools of the same names, such as those over held-out documents."""
-        # The same names, so that prompts and the syntax of calls do not change with the corpus.
+        """Returns the role with the tools of the same names from `tools`, such as those over held-out documents."""
+        # Names stay the same, so that prompts and the syntax of calls do not change with the corpus.
         role_tools = {name: tools[name] for name in self.env.tools}
         env = dataclasses.replace(self.env, tools=role_tools)
         return dataclasses.replace(self, env=env)
@@ -54,13 +54,13 @@ class Role:
 
 @dataclasses.dataclass(frozen=True)
 class RolloutContext:
-    """Roles that share a scheduler: what an episode or an evaluation needs to get rollouts.
+    """Roles that share a scheduler; episodes and evaluations get their rollouts from it.
 
     Attributes:
       scheduler: runs the rollouts.
-      roles: by name.
+      roles: roles by name.
       prompts: prompt name → template.
-      judge: gives verdicts where no string comparison decides.
+      judge: the judge of `config.judge`; None if the context needs no verdicts.
       hosts: the processes that share the episodes of a step.
     """
 
@@ -72,23 +72,43 @@ class RolloutContext:
 
     @property
     def judge_stats(self) -> collections.Counter[str]:
-        """How many judgements were asked for and failed, by reason code."""
+        """This process's counts of judgements since the start (`Judge.stats`); empty without a judge."""
         return self.judge.stats if self.judge else collections.Counter()
+
+    def gather_judge_stats(self, before: collections.Counter[str]) -> collections.Counter[str]:
+        """Returns the judge's counts since `before`, summed over processes; all processes must call it.
+
+        Args:
+          before: a copy of `judge_stats`, made by this process at an earlier time.
+
+        Raises:
+          UserError: too many of these judgements failed (`config.judge.max_failure_rate`).
+        """
+        total = sums(self.hosts.gather(self.judge_stats - before))
+        # The total is checked, so that all processes decide alike.
+        if self.judge:
+            self.judge.check_failure_rate(total)
+        return total
 
     def run_episodes(
         self,
         episodes: Mapping[tuple[int, ...], Callable[[], Coroutine[Any, Any, Outcome]]],
         on_episode_end: Callable[[], None],
     ) -> list[Outcome]:
-        """Runs episodes by identity and returns all outcomes in their order, on every process.
+        """Runs episodes and returns their outcomes, in the order of `episodes`, on every process.
 
-        Each process runs its share; outcomes are all-gathered as JSON.
+        Each process runs the episodes whose identity it owns; outcomes are gathered as JSON. All processes must call
+        it with the same identities. An exception of an episode is raised on all processes.
+
+        Args:
+          episodes: identity → function that makes the episode's coroutine.
+          on_episode_end: called after each episode of this process.
         """
-        # Owned by identity and not by load, so that the division is the same on every process.
+        # The identity decides and not the load, so that all processes compute the same division.
         local_identities = [identity for identity in episodes if self.hosts.owns(identity)]
 
         def run_local() -> list[Outcome]:
-            # Coroutines are created here: one that is created and never awaited warns.
+            # Only owned coroutines are created, because one that is never awaited causes a warning.
             coroutines = [episodes[identity]() for identity in local_identities]
             return self.scheduler.run(coroutines, on_episode_end)
 
@@ -102,21 +122,26 @@ class RolloutContext:
                 records.append([identity, outcome_to_json(outcome)])
             return records
 
-        # Own outcomes, too, are read back from JSON: all processes then hold equal objects.
+        # This process's own outcomes are read back from JSON as well, so that all processes hold equal objects.
         outcome_of: dict[tuple[int, ...], Outcome] = {}
         for records in self.hosts.run_on_all_and_gather(local_records):
             for identity, record in records:
                 outcome_of[tuple(identity)] = outcome_from_json(record)
-        # In the order of issue, which processes share; the order of completion differs between them.
+        # The order of `episodes` is the same on all processes; the order of completion is not.
         return [outcome_of[identity] for identity in episodes]
 
     def prompt_ids(
         self, role: str, prompt: str = '', **fields: object
     ) -> Int[np.ndarray, ' tokens']:
-        """Ids, int32 [P], of a role's prompt (or another one) with these fields, all untrusted text."""
+        """Returns the ids, int32 [P], of a prompt for a role.
+
+        Args:
+          prompt: name of the prompt; '': the role's own.
+          fields: values of the prompt's fields but {tools}, untrusted text.
+        """
         asked_role = self.roles[role]
         template = self.prompts[prompt or asked_role.prompt]
-        # How to call the tools depends on the role: one without tools gets no explanation.
+        # The field {tools} explains the tools of the role; it is empty for a role without tools.
         explanation = asked_role.env.syntax.explain(asked_role.env.tools)
         messages = prompts.fill(template, explanation, **fields)
         return asked_role.env.codec.render(messages)
@@ -130,19 +155,20 @@ class RolloutContext:
         prompt: str = '',
         **fields: object,
     ) -> list[Trajectory]:
-        """`samples` rollouts of a role on its prompt (or another one) with these fields.
+        """Returns `samples` rollouts of a role on a prompt, in sample order.
 
         Args:
-          identity: names the request within the run; all randomness derives from it.
-          temperature: None takes the role's.
-          fields: values for the prompt's braces, untrusted text.
+          identity: names the request within the run; all randomness derives from it, so it must be unique.
+          temperature: None: the role's.
+          prompt: name of the prompt; '': the role's own.
+          fields: values of the prompt's fields but {tools}, untrusted text.
 
         Raises:
-          TaskDropped('prompt_too_long').
+          TaskDropped('prompt_too_long'): the prompt is longer than `Role.prompt_tokens`.
         """
         asked_role = self.roles[role]
         ids = self.prompt_ids(role, prompt, **fields)
-        # Never truncated: cutting a prompt from the left, as Search-R1 does, removes the question.
+        # Prompts are never truncated: cutting one from the left, as Search-R1 does, may remove the question.
         if len(ids) > asked_role.prompt_tokens:
             raise TaskDropped('prompt_too_long')
         if temperature is None:

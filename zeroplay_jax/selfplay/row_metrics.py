@@ -1,4 +1,4 @@
-"""Metrics over the scored rollouts of a step, and the checks that every rollout must pass."""
+"""Computes metrics over the scored rollouts of a step, and checks that every rollout must pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRUNCATED = ('context', 'turn_tokens', 'turns')
 
 
 class _Accumulator:
-    """Sums values with weights by name."""
+    """Sums values and counts by name."""
 
     def __init__(self) -> None:
         self.sums: dict[str, float] = collections.defaultdict(float)
@@ -36,12 +36,12 @@ class _Accumulator:
 
 
 def rollout_stats(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Stats:
-    """Sums and counts over rows: rewards, parts, turns, tool calls, endings, lengths, solve counts."""
+    """Returns (sum, count) per metric over rows: rewards, parts, turns, tool calls, endings, lengths, solve counts."""
     accumulator = _Accumulator()
     for row in rows:
         _add_row(accumulator, row)
-    # Histograms are shares: of the proposals that were measured, or of all rows. Calls of a tool are
-    # averaged over all rows, with or without such a call.
+    # `_add_row` leaves these counts 0. Solve counts are shares of the measured proposals, rejections and drops
+    # shares of all rows, and calls of a tool are averaged over all rows, with or without such a call.
     measured = 0.0
     for name, total in accumulator.sums.items():
         if name.startswith('k_histogram/'):
@@ -51,20 +51,34 @@ def rollout_stats(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Stats:
             accumulator.counts[name] = measured
         elif name.startswith(('rejected/', 'row_drop/', 'tool_calls/')):
             accumulator.counts[name] = len(rows)
-    # Group keys are unique within a role only: HRPO's keys are hop counts.
+    # The role is part of the key, because group keys are unique within a role only: HRPO's are hop counts.
     rewards_of_group = collections.defaultdict(set)
     for row in rows:
         rewards_of_group[row.role, row.group].add(row.reward)
-    # The share of groups with reward variance: at 0 there is no policy gradient, which the mean
-    # reward does not reveal.
+    # The share of groups with reward variance is logged, because at 0 there is no policy gradient, which the
+    # mean reward does not reveal.
     for rewards in rewards_of_group.values():
         accumulator.add('informative_share', len(rewards) > 1)
     dropped = sum(outcome.drop is not None for outcome in outcomes)
     accumulator.add('dropped_episodes', dropped, len(outcomes) or 1)
+    # Per task, because a dropped task may have rows, too: they must not count twice.
+    for outcome in outcomes:
+        accumulator.add('dropped_share', _dropped_share(outcome))
     return accumulator.stats()
 
 
+def _dropped_share(outcome: Outcome) -> float:
+    """Share of a task that is not used: 1 if the task is dropped, otherwise that of its dropped rows."""
+    if outcome.drop is not None:
+        return 1.0
+    if not outcome.rows:
+        return 0.0
+    dropped_rows = [row for row in outcome.rows if row.drop is not None]
+    return len(dropped_rows) / len(outcome.rows)
+
+
 def _add_row(accumulator: _Accumulator, row: Row) -> None:
+    """Adds the values of one row; those with weight 0 get their count in `rollout_stats`."""
     trajectory = row.trajectory
     accumulator.add('reward_mean', row.reward)
     for name, value in row.parts.items():
@@ -74,13 +88,12 @@ def _add_row(accumulator: _Accumulator, row: Row) -> None:
     accumulator.add('policy_tokens', trajectory.policy_tokens)
     _add_tool_calls(accumulator, row)
     info = row.info
-    # None for solvers: the rate is over proposals.
+    # `valid` is None for solvers, so the rate is over proposals.
     if info.valid is not None:
         accumulator.add('valid_rate', info.valid)
     # Longer answers contain a gold answer more easily (subEM): their length shows that drift.
     if info.answer:
         accumulator.add('answer_words', len(info.answer.split()))
-    # Weight 0 here and below: `rollout_stats` sets these counts, once all names are known.
     if info.rejected:
         accumulator.add(f'rejected/{info.rejected}', 1, weight=0)
     if row.drop:
@@ -102,9 +115,9 @@ def _add_tool_calls(accumulator: _Accumulator, row: Row) -> None:
         if turn.call.is_valid:
             tools.add(turn.call.tool)
     accumulator.add('tool_calls', trajectory.valid_calls)
-    # A share of calls, not of rollouts: rollouts without a call must not dilute it.
+    # The rate is over calls and not over rollouts, so that rollouts without a call do not lower it.
     accumulator.add('tool_error_rate', trajectory.failed_calls, weight=attempted_calls)
-    # Sorted: the order of a set differs between processes, and the names come in this order.
+    # Sorted, because the order of a set differs between processes and decides the order of the metrics.
     for tool in sorted(tools):
         accumulator.add(f'tool_calls/{tool}', len(trajectory.calls_of(tool)), weight=0)
 
@@ -112,9 +125,9 @@ def _add_tool_calls(accumulator: _Accumulator, row: Row) -> None:
 def reward_columns(
     rows: Sequence[Row],
 ) -> tuple[Float[np.ndarray, ' rows'], Int[np.ndarray, ' rows'], Bool[np.ndarray, ' rows']]:
-    """Rewards, group keys, and which rows are valid, as `objectives.advantages` takes them."""
-    # float64: a length factor makes the rewards of a group differ by little, and the deviation of
-    # the group divides by that difference.
+    """Returns rewards, group keys, and which rows are valid, as `objectives.advantages` takes them."""
+    # float64, because a length factor makes the rewards of a group differ by little, and advantages are
+    # divided by their deviation.
     rewards = np.zeros(len(rows), np.float64)
     groups = np.zeros(len(rows), np.int64)
     valid = np.zeros(len(rows), bool)
@@ -126,7 +139,7 @@ def reward_columns(
 
 
 def invalid_reason(row: Row, truncated: str) -> str | None:
-    """Why a row cannot be trained on, whatever the recipe; None if it can.
+    """Returns the reason code of a row that no recipe can train on; None if the row is usable.
 
     Args:
       truncated: `config.rollout.truncated`; 'drop' excludes rollouts that ended at a limit.
@@ -140,7 +153,7 @@ def invalid_reason(row: Row, truncated: str) -> str | None:
 
 
 def rows_per_context(rows: Sequence[Row]) -> list[Row]:
-    """One row per context of each rollout (`Trajectory.earlier`), with the rollout's reward."""
+    """Returns one row per context of each rollout (`Trajectory.contexts`), with the rollout's reward and advantage."""
     # The advantage is copied to each context, as in SCOPE's code for Qwen3; each sampled token is
     # POLICY in exactly one of them, so it is trained once.
     split_rows = []
@@ -148,3 +161,22 @@ def rows_per_context(rows: Sequence[Row]) -> list[Row]:
         for context in row.trajectory.contexts:
             split_rows.append(dataclasses.replace(row, trajectory=context))
     return split_rows
+
+
+def ratios(stats: Stats) -> dict[str, float]:
+    """Returns sums divided by their counts, without those of count 0."""
+    metrics = {}
+    for name, (total, count) in stats.items():
+        # A metric of count 0 (no search, no valid proposal) is left out, because 0 would be misleading.
+        if count:
+            metrics[name] = total / count
+    return metrics
+
+
+def added(left: Stats, right: Stats) -> Stats:
+    """Returns the sums of two sets of statistics, name by name."""
+    result = dict(left)
+    for name, (total, count) in right.items():
+        previous_total, previous_count = result.get(name, (0.0, 0.0))
+        result[name] = (previous_total + total, previous_count + count)
+    return result

@@ -1,4 +1,4 @@
-"""The schedule of a run: phases of equal steps, and the position of a step's items in them."""
+"""The schedule of a run: phases of similar steps, evaluations, and positions in the recipe's items."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ class Phase:
     """A sequence of steps of one kind.
 
     Attributes:
-      name: in metrics and logs.
+      name: name in metrics and logs.
       steps: number of steps.
-      trains: roles that are updated after each step, in this order; none: rollouts only.
-      iteration: round of the recipe's schedule.
+      trains: roles that are updated in each step, in this order; (): rollouts only.
+      iteration: outer iteration of the recipe's schedule, from 0.
       clears_pool: the pool is emptied every this many steps of the phase; 0: never.
     """
 
@@ -42,8 +42,8 @@ class BatchCursor:
       phase: items drawn earlier in this phase.
       step: items drawn earlier in this step.
       round: 0 for the first items of a step; later rounds replace dropped or filtered ones.
-      missing: groups that the batch still lacks; in round 0, all that no carried-over group provides.
-      external: external items drawn earlier in this phase, replays excluded.
+      missing: groups that the batch still lacks; in round 0, the batch size minus carried-over groups.
+      external: external items (`Task.external`) drawn earlier in this phase.
     """
 
     phase: int = 0
@@ -54,7 +54,7 @@ class BatchCursor:
 
 
 def all_steps(phases: Sequence[Phase]) -> list[Step]:
-    """All steps of a run in order."""
+    """Returns all steps of the phases in order, numbered from 0."""
     steps: list[Step] = []
     for phase in phases:
         for index in range(phase.steps):
@@ -64,18 +64,19 @@ def all_steps(phases: Sequence[Phase]) -> list[Step]:
 
 
 def evaluation_step(iteration: int) -> Step:
-    """A step that evaluates the policy on held-out questions; `with_evaluations` numbers it."""
+    """Returns a step that evaluates the policy on held-out questions; its number 0 is a placeholder."""
     phase = Phase('evaluation', 1, iteration=iteration)
     return Step(phase, index=0, number=0)
 
 
 def with_evaluations(steps: Sequence[Step], role: str, every: int) -> list[Step]:
-    """The schedule with an evaluation at the start, at the end, and between; numbered anew.
+    """Returns the steps with evaluations at the start, at the end, and in between; all are numbered again.
 
     Args:
-      role: the evaluated role; every: its training steps between two evaluations, 0: none between.
+      role: the evaluated role.
+      every: its training steps between two evaluations; 0: none in between.
     """
-    # Before any training: results are reported as a difference from the initial policy.
+    # The first evaluation precedes training: results are reported as a difference from the initial policy.
     scheduled = [evaluation_step(0)]
     trained_steps = 0
     for step in steps:
@@ -85,12 +86,12 @@ def with_evaluations(steps: Sequence[Step], role: str, every: int) -> list[Step]
             continue
         trained_steps += 1
         is_due = every > 0 and trained_steps % every == 0
-        # After the last step there is an evaluation in any case.
+        # The evaluation after the last step is added below.
         if is_due and step is not steps[-1]:
             scheduled.append(evaluation_step(step.phase.iteration))
-    # The last iteration, so that the final result is plotted where training ended.
+    # The final evaluation gets the iteration of the last step, so that it is plotted where training ended.
     scheduled.append(evaluation_step(scheduled[-1].phase.iteration))
-    # Numbers last: they seed the steps, and each kind of step must have its own.
+    # Numbers are assigned last. They seed the steps, so an evaluation needs a number of its own.
     numbered: list[Step] = []
     for number, step in enumerate(scheduled):
         numbered.append(Step(step.phase, step.index, number))

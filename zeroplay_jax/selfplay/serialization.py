@@ -1,4 +1,4 @@
-"""Rows and outcomes as JSON, for checkpoints and for the exchange between processes. Exact for floats."""
+"""Converts rows and outcomes to JSON and back, for checkpoints and the exchange between processes; floats are exact."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 
 from zeroplay_jax.types import Json, Outcome, Question, Row, RowInfo, ToolCall, Trajectory, Turn
 
-# JSON has no dtypes: these restore what `Trajectory` documents. A float32 as a decimal is exact,
-# since Python writes the shortest text that reads back as the same float64.
+# Dtypes of the arrays of `Trajectory`, because JSON has none. A float32 written as a decimal is exact:
+# Python writes the shortest text that reads back as the same float64.
 _ARRAY_DTYPES = {'tokens': np.int32, 'source': np.int8, 'logp': np.float32}
 
 
@@ -24,7 +24,7 @@ def _call_from_json(saved: Json | None) -> ToolCall | None:
 
 
 def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
-    """A trajectory with all its contexts as JSON."""
+    """Returns a trajectory with all its contexts as JSON."""
     record: dict[str, Any] = {}
     for name in _ARRAY_DTYPES:
         record[name] = getattr(trajectory, name).tolist()
@@ -59,8 +59,8 @@ def trajectory_from_json(saved: Json) -> Trajectory:
 
 
 def row_to_json(row: Row) -> dict[str, Any]:
-    """A row as JSON."""
-    # `vars` and not `dataclasses.asdict`: asdict would copy the nested records and their arrays.
+    """Returns a row as JSON."""
+    # dataclasses.asdict would copy the nested records and their arrays; `vars` does not.
     info = dict(vars(row.info))
     if row.info.question is not None:
         info['question'] = row.info.question.to_json()
@@ -87,7 +87,7 @@ def row_from_json(saved: Json) -> Row:
 
 
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
-    """An outcome as JSON."""
+    """Returns an outcome as JSON."""
     return {
         'rows': list(map(row_to_json, outcome.rows)),
         'questions': list(map(Question.to_json, outcome.questions)),

@@ -1,4 +1,4 @@
-"""Records of `tasks.jsonl`: every question made in a step, and everything dropped with its reason."""
+"""Makes the records of `tasks.jsonl`: questions made in a step, and dropped rollouts, tasks and groups with reasons."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ def task_log(
     outcomes: Sequence[Outcome],
     pool_refusals: Sequence[Sequence[str | None]],
 ) -> list[Json]:
-    """One record per question made and per rollout or task dropped.
+    """Returns one record per question made and per rollout or task dropped.
 
     Args:
+      outcomes: the outcomes of `tasks`, in the same order.
       pool_refusals: per outcome and question, why the pool refused it, or None.
     """
     records: list[Json] = []
@@ -26,10 +27,11 @@ def task_log(
         task_fields = _task_fields(task)
         dropped_rollouts = _dropped_rollouts(task_fields, outcome.rows)
         records += dropped_rollouts
-        # Otherwise the records of the rollouts give the reason already.
+        # The task gets a record of its own only if no record of a rollout has its reason.
         if outcome.drop and not dropped_rollouts:
             records.append(task_fields | {'drop': outcome.drop})
-        # The first row of an outcome is that of the rollout that made its questions.
+        # The first row of an outcome belongs to the proposer, if there is one. Its role and version are the
+        # same for all proposals of the outcome.
         proposer_fields: dict[str, Any] = {'role': None, 'version': None}
         if outcome.rows:
             first = outcome.rows[0]
@@ -42,7 +44,7 @@ def task_log(
 
 
 def _task_fields(task: Task) -> dict[str, Any]:
-    """Identity of a task and the logged fields of its payload."""
+    """Returns the identity of a task and the logged fields of its payload."""
     payload = task.payload
     # Recipes of other packages may use plain dicts.
     payload_fields = payload.to_json() if hasattr(payload, 'to_json') else payload
@@ -54,7 +56,7 @@ def _task_fields(task: Task) -> dict[str, Any]:
 
 
 def _question_text(row: Row) -> str | None:
-    """The text of a row's question; None without one, and for a proposal without a text."""
+    """Returns the text of a row's question; None without a question, or if its text is empty."""
     question = row.info.question
     if question is None:
         return None
@@ -62,7 +64,7 @@ def _question_text(row: Row) -> str | None:
 
 
 def _dropped_rollouts(task_fields: Json, rows: Sequence[Row]) -> list[Json]:
-    """Records of the rollouts that are not trained on or whose proposal is not asked."""
+    """Returns records of the rollouts that are not trained on or whose proposal is not asked."""
     records: list[Json] = []
     for row in rows:
         reason = row.drop or row.info.rejected
@@ -84,10 +86,10 @@ def _dropped_rollouts(task_fields: Json, rows: Sequence[Row]) -> list[Json]:
 
 
 def filtered_groups_log(rows: Sequence[Row], surplus: Set[int]) -> list[Json]:
-    """Records of whole groups that the dynamic filter excluded, with the rewards of their rollouts.
+    """Returns records of whole groups that the dynamic filter excluded, with the rewards of their rollouts.
 
     Args:
-      rows: of the excluded groups; rows that were dropped earlier are logged already.
+      rows: rows of the excluded groups; dropped rows are ignored, because `task_log` has them.
       surplus: keys of groups with reward variance that came too late for a batch.
     """
     groups: dict[int, list[Row]] = {}
@@ -100,7 +102,7 @@ def filtered_groups_log(rows: Sequence[Row], surplus: Set[int]) -> list[Json]:
         reason = 'surplus' if key in surplus else 'uninformative'
         records.append(
             {
-                # The first two integers name the task; the others a request within it.
+                # The first two integers name the task, the others a request within it.
                 'task': list(first.trajectory.identity[:2]),
                 'role': first.role,
                 'version': first.trajectory.version,

@@ -1,4 +1,4 @@
-"""Questions that a proposer made and a solver will train on, with their provenance."""
+"""The pool of questions that a proposer made and a solver will train on."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ class TaskPool:
     """Questions in order of arrival, without repeats; refusals and drops are counted by reason.
 
     Attributes:
-      questions: in order of arrival.
-      drops: reason code → count.
+      questions: the questions, in order of arrival.
+      drops: reason code → refused questions and dropped items since the pool was last cleared.
     """
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Empties the pool for a new iteration."""
+        """Removes all questions and resets `drops`."""
         self.questions: list[Question] = []
         self.drops: collections.Counter[str] = collections.Counter()
         # (reason to refuse another one, key)
         self._keys: set[tuple[str, str]] = set()
 
     def add(self, question: Question) -> str | None:
-        """Takes a question and returns None, or counts and returns the reason to refuse it.
+        """Adds a question and returns None, or counts and returns the reason to refuse it.
 
-        'duplicate': its text is in the pool; 'document_taken': a question with its `unique_key` is.
+        'duplicate': the pool has a question of the same text; 'document_taken': one of the same `unique_key`.
         """
-        # Normalised: questions that differ in case, articles or punctuation only have the same text.
-        # SSP's code inserts replayed questions again, which makes a few of them dominate its pool.
+        # Texts are compared in normal form, without case, articles and punctuation. SSP's code inserts replayed
+        # questions again, which makes a few of them dominate its pool.
         keys = [('duplicate', normalize_answer(question.text))]
         if question.unique_key:
             keys.append(('document_taken', question.unique_key))
@@ -49,11 +49,14 @@ class TaskPool:
         self.drops[reason] += 1
 
     def batch(self, seed: int, iteration: int, begin: int, size: int) -> list[Question]:
-        """Questions `begin` to `begin + size` of an endless sequence, reshuffled every epoch."""
+        """Returns questions `begin` to `begin + size` of an endless sequence, reshuffled every epoch; [] if empty.
+
+        The order is a function of seed, iteration and epoch.
+        """
         count = len(self.questions)
         if count == 0:
             return []
-        # Position, not state: after a resume the same `begin` gives the same questions.
+        # No state is kept: after a resume the same `begin` gives the same questions.
         selected: list[Question] = []
         order = None
         for index in range(begin, begin + size):
@@ -65,7 +68,7 @@ class TaskPool:
         return selected
 
     def state(self) -> Json:
-        """JSON content, for the checkpoint."""
+        """Returns the content as JSON, for a checkpoint."""
         records = [question.to_json() for question in self.questions]
         return {'questions': records, 'drops': dict(self.drops)}
 

@@ -1,4 +1,4 @@
-"""From scored rollouts to the packed batch of one optimiser step, and its loss, by the settings of a role."""
+"""Turns scored rollouts into the packed batch of one optimiser step and its loss, by the settings of a role."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ from zeroplay_jax.types import POLICY, Batch, Row
 
 
 def set_advantages(rows: Sequence[Row], settings: Any, group_size: int | None = None) -> Stats:
-    """Fills in `Row.advantage` from the rewards of each group; returns statistics as (sum, count).
+    """Sets `Row.advantage` from the rewards of each group; returns statistics as (sum, count).
 
     Args:
+      rows: all rows of one role in a step, dropped ones included; those get advantage 0.
       settings: `config.<role>`.
-      group_size: required rows per group, which catches prompts that got the same key by mistake;
-        None: any.
+      group_size: required rows per group, which detects prompts that got the same key by mistake; None: any.
+
+    Raises:
+      ValueError: a group has another size.
     """
     # Dropped rows keep their place, so that values and rows stay aligned.
     rewards, groups, valid = reward_columns(rows)
@@ -55,7 +58,9 @@ def pack_rows(
     distill_coef: float = 0.0,
     teacher_tokens: int = 0,
 ) -> list[Batch]:
-    """Micro-batches of one optimiser step, from rows with advantages.
+    """Packs rows with advantages into the micro-batches of one optimiser step.
+
+    Dropped rows are left out, and with `skip_uninformative` rows without any gradient.
 
     Args:
       settings: `config.<role>`.
@@ -64,7 +69,7 @@ def pack_rows(
       teacher_tokens: length of a packed teacher row; 0 without a teacher.
     """
     valid = rows_per_context([row for row in rows if row.drop is None])
-    # Policy tokens only. Tool output has no loss and must not lengthen a sequence mean.
+    # Only policy tokens count: tool output has no loss and must not change a mean over a sequence.
     lengths = np.array([np.sum(row.trajectory.source == POLICY) for row in valid], np.int64)
     # Rows of advantage 0 have no policy gradient, but they count in the mean, and KL, entropy
     # and distillation act on them.
@@ -77,8 +82,8 @@ def pack_rows(
     for length, row in zip(lengths, valid):
         if row.teacher_prompt is not None:
             distilled_tokens += length
-    # One denominator for the whole optimiser step, over all valid rows. A mean per micro-batch
-    # would weigh a token by the rows that happen to be packed with it.
+    # All valid rows of the optimiser step share one denominator. With a mean per micro-batch the weight of
+    # a token would depend on the rows that are packed with it.
     if settings.aggregation == 'constant':
         denominator = settings.constant_norm * len(valid)
     else:
@@ -103,10 +108,10 @@ def rows_loss(
     settings: Any,
     micro_shape: tuple[int, int],
 ) -> tuple[Float[Array, ''], dict[str, Any]]:
-    """The loss that one optimiser step on these rows minimises, without distillation.
+    """Returns the loss that one optimiser step on these rows minimises, without distillation.
 
     Args:
-      params: weights to evaluate; the loss can be differentiated by them.
+      params: weights to evaluate; the loss can be differentiated with respect to them.
       reference: weights that a KL term compares them with.
       rows: rollouts with advantages.
       settings: `config.<role>`.
@@ -119,7 +124,7 @@ def rows_loss(
     total_loss = jnp.float32(0)
     stats: dict[str, Any] = {}
     for batch in pack_rows(rows, settings, micro_shape):
-        # Without a KL term any array of the shape will do.
+        # Without a KL term the values are not used; any array of the shape will do.
         reference_logp: Any = batch.old_logp
         if settings.kl_coef:
             reference_logp = _token_logp(model, reference, batch, settings.temperature)

@@ -21,10 +21,10 @@ class Section(pydantic.BaseModel):
 
 
 def requires(is_allowed: Callable[[Any], Any], fix: str) -> AfterValidator:
-    """A bound with its own advice: '…: not possible; {fix}'."""
+    """Returns a pydantic validator that refuses other values with the error '…: not possible; {fix}'."""
 
     def validate(value: Any) -> Any:
-        # Pydantic passes the text of a ValueError on; `configuration.fields` makes it the fix.
+        # pydantic keeps the text of a ValueError, and `configuration.fields` shows it as the fix.
         if not is_allowed(value):
             raise ValueError(fix)
         return value
@@ -33,7 +33,7 @@ def requires(is_allowed: Callable[[Any], Any], fix: str) -> AfterValidator:
 
 
 def one_of_or_function(*choices: str) -> AfterValidator:
-    """A built-in name, or 'package.module:function' for one of another package."""
+    """Returns a pydantic validator that accepts the built-in names `choices` and 'package.module:function'."""
 
     def is_allowed(value: str) -> bool:
         module, colon, function = value.partition(':')

@@ -13,7 +13,7 @@ class ConfigError(UserError):
 
 def fail(field: str, value: Any, problem: str, fix: str) -> NoReturn:
     """Raises ConfigError for `config.{field}`."""
-    # Texts without quotes, as they are given on a command line; an empty one would be invisible.
+    # Texts are written without quotes, as on a command line; an empty one would be invisible and keeps them.
     value_text = repr(value)
     if isinstance(value, str) and value:
         value_text = value

@@ -10,5 +10,5 @@ BUILT_IN_CHECKPOINT = PACKAGE / 'mini' / 'base'
 CONFIGS = PACKAGE / 'configs'
 # A small policy that reads English, for texts of the user (configs/english.py).
 ENGLISH_CHECKPOINT = PACKAGE / 'mini' / 'english' / 'base'
-# Fifteen short texts, to try a corpus of one's own with.
+# Fifteen short texts, an example of a user's corpus.
 EXAMPLE_TEXTS = PACKAGE / 'mini' / 'texts'

@@ -42,7 +42,7 @@ _MAX_DETAIL = 160  # characters of a validation message that a policy reads
 
 
 class InvalidArguments(ValueError):
-    """Raised by `Tool.prepare`: `code` is the reason code, the message completes its text."""
+    """Raised by `Tool.prepare`: `code` is the reason code, `detail` fills '{detail}' in the text of the code."""
 
     def __init__(self, code: str = 'invalid_arguments', detail: str = ''):
         super().__init__(detail)
@@ -56,9 +56,9 @@ class Invocation:
 
     Attributes:
       arguments: JSON values that passed the schema and `Tool.prepare`.
-      state: the rollout's own values for this tool; a run may change them in place. They are kept
-        until the rollout ends and discarded when the call fails. Values should be plain data: what
-        cannot be copied (a connection) is shared with a failed call.
+      state: values that this tool stores for the rollout; `run` may change them in place. They last until the
+        rollout ends; changes by a call that fails are discarded. Values should be plain data: changes to a value
+        that cannot be copied (a connection) are not undone.
       rollout: identity of the rollout, for randomness that is a function of identity.
     """
 
@@ -72,9 +72,10 @@ class ToolResult:
     """Result of one call.
 
     Attributes:
-      text: what the policy reads. None: the call syntax lays out `documents` in its passage style.
+      text: observation of the policy. None: the text of `error`, or else `documents` in the passage style of the
+        call syntax.
       documents: retrieved passages {'id', 'title', 'text', 'score'}, best first, one tuple per query.
-      error: reason code of a call without a result; its text comes from `Tool.errors`, or is `text`.
+      error: reason code of a call without a result, see `Tool.errors`; None after a success.
     """
 
     text: str | None = None
@@ -119,14 +120,14 @@ class Tool(abc.ABC):
 
     @abc.abstractmethod
     def run(self, calls: Sequence[Invocation]) -> Sequence[ToolResult]:
-        """Results in the order of the calls, which may come from many rollouts.
+        """Returns the results in the order of the calls, which may come from many rollouts.
 
-        Called from a worker thread. Results must depend on each call alone, not on its neighbours.
-        If it raises, every call is run again by itself, so that one bad call fails alone.
+        Called from a worker thread. The result of a call must not depend on the other calls. If the method
+        raises, every call is run again alone, so that one bad call fails alone.
         """
 
     def prepare(self, arguments: Json) -> Json:
-        """Arguments as `run` receives them; may normalise or refuse them.
+        """Returns the arguments as `run` receives them; a subclass may normalise or refuse them.
 
         Raises:
           InvalidArguments: with a reason code of `errors`.
@@ -134,34 +135,34 @@ class Tool(abc.ABC):
         return arguments
 
     def validated(self, arguments: Any) -> Json:
-        """Arguments checked against `parameters` and prepared.
+        """Checks arguments against `parameters` and returns them prepared (`prepare`).
 
         Raises:
           InvalidArguments: they do not fit.
         """
-        # Only the first problem: a policy corrects one at a time, and the order is fixed by the schema.
+        # Only the first problem is reported: a policy corrects one at a time. The schema fixes their order.
         problem = next(iter(self._validator.iter_errors(arguments)), None)
         if problem is not None:
             raise InvalidArguments(detail=problem.message[:_MAX_DETAIL])
         return self.prepare(arguments)
 
-    # Built once per tool: building it costs more than validating a call.
+    # Cached, because building a validator costs more than validating a call.
     @functools.cached_property
     def _validator(self) -> jsonschema.Draft202012Validator:
         return jsonschema.Draft202012Validator(self.parameters)
 
-    # Per tool object, not per name: two roles may have different tools of one name.
+    # Each tool object has a log of its own: two roles may have different tools of one name.
     @functools.cached_property
     def failure_log(self) -> FailureLog:
         """Log of the calls that failed for other reasons than their arguments."""
         return FailureLog(self.name)
 
     def error_text(self, code: str, detail: str = '') -> str:
-        """The observation for a reason code; unknown codes read as 'failed'."""
+        """Returns the observation for a reason code; an unknown code gets the text of 'failed'."""
         texts = {**ERROR_TEXTS, **self.errors}
         template = texts.get(code, texts['failed'])
-        # Not str.format: texts of tools may contain other braces, such as a JSON example. The detail
-        # last, so that nothing in it is replaced.
+        # str.format is not used, because texts of tools may contain other braces, such as a JSON example. The
+        # detail is inserted last, so that nothing in it is replaced.
         named = template.replace('{tool}', self.name)
         return named.replace('{detail}', detail)
 
@@ -169,7 +170,7 @@ class Tool(abc.ABC):
     def tag_parameter(self) -> str | None:
         """The parameter that the plain text of a tag fills: the only required text or list of texts.
 
-        None where no single parameter can take it; a tag then holds a JSON object.
+        None if no single parameter can take it; a tag then holds a JSON object.
         """
         properties = self.parameters.get('properties', {})
         required = list(self.parameters.get('required', []))
@@ -189,7 +190,7 @@ class Tool(abc.ABC):
         return [name for name in self.parameters.get('properties', {}) if name not in required]
 
     def check(self) -> None:
-        """Refuses a tool that cannot be called, when it is registered.
+        """Refuses a tool that cannot be called; `tools.registry.build_tools` calls it.
 
         Raises:
           ValueError: its name or its JSON schema cannot be used.
@@ -214,7 +215,7 @@ class Tool(abc.ABC):
         """Arguments for the example in the prompt: every required parameter with a placeholder."""
         properties = self.parameters.get('properties', {})
         example: dict[str, Any] = {}
-        # Without the optional ones: a policy tends to copy whatever the example has.
+        # Optional parameters are left out, because a policy tends to copy the whole example.
         for name in self.parameters.get('required', []):
             schema = properties.get(name, {})
             example[name] = _placeholder(schema, self.argument_hint or name)
@@ -222,6 +223,7 @@ class Tool(abc.ABC):
 
 
 def _placeholder(schema: Json, hint: str) -> Any:
+    """Returns a value of the schema's type; for a text its description, or `hint`."""
     hint = schema.get('description', hint)
     kind = schema.get('type', 'string')
     if isinstance(kind, list):
@@ -238,11 +240,11 @@ def _placeholder(schema: Json, hint: str) -> Any:
 
 
 def string_parameter(name: str, description: str) -> dict[str, Any]:
-    """JSON schema of an object with one required text."""
+    """Returns the JSON schema of an object with one required text."""
     return {
         'type': 'object',
         'properties': {name: {'type': 'string', 'description': description}},
         'required': [name],
-        # A misspelt parameter is an error that the policy reads, not a value that is lost.
+        # A misspelt parameter becomes an error that the policy reads; otherwise its value would be ignored.
         'additionalProperties': False,
     }

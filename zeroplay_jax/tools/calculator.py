@@ -1,4 +1,4 @@
-"""`calculator`: arithmetic, by a parser. Nothing that a policy writes is ever executed as code."""
+"""`calculator`: evaluates arithmetic with a parser. Text of a policy is never executed as code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zeroplay_jax.tools.base import Invocation, Tool, ToolResult, string_paramet
 Number = int | float
 _MAX_DIGITS = 100
 
-# Lists of what is allowed: everything else that Python could parse is refused.
+# The allowed operators; all other expressions that Python can parse are refused.
 _BINARY: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -48,22 +48,23 @@ _FUNCTIONS: dict[str, Callable[..., Number]] = {
 }
 _SYMBOLS = {'×': '*', '÷': '/', '^': '**'}
 _CONSTANTS = {'pi': math.pi, 'e': math.e}
-# Also bounds the depth of the recursion over the expression.
+# Bounds the length of an expression and thereby the depth of the recursion over it.
 _MAX_CHARACTERS = 200
 # Bounds the work of one operation: 9**9**9 would otherwise run for hours.
 _MAX_BITS = 4096
 
 
 class ArithmeticSyntaxError(ValueError):
-    """The expression is not arithmetic that `evaluate` knows."""
+    """The expression is not arithmetic that `evaluate` supports, or its numbers grow too large."""
 
 
 def evaluate(expression: str) -> Number:
-    """Value of an arithmetic expression: numbers, + - * / // % **, brackets, and a few functions.
+    """Returns the value of an arithmetic expression: numbers, + - * / // % **, brackets, and a few functions.
 
     Raises:
-      ArithmeticSyntaxError: not such an expression, or one whose numbers grow too large.
-      ArithmeticError, ValueError: no value is defined, such as a division by zero.
+      ArithmeticSyntaxError: the text is not such an expression, or its numbers grow too large.
+      ArithmeticError, ValueError: the value is undefined, such as that of a division by zero.
+      TypeError: a function got a wrong number of arguments.
     """
     if len(expression) > _MAX_CHARACTERS:
         raise ArithmeticSyntaxError(f'longer than {_MAX_CHARACTERS} characters')
@@ -79,7 +80,8 @@ def evaluate(expression: str) -> Number:
 
 
 def _value(node: ast.expr) -> Number:
-    # bool is a subclass of int, but True is no number.
+    """Returns the value of a node of the syntax tree; raises as `evaluate` does."""
+    # bool is a subclass of int, but True is not a number here.
     if isinstance(node, ast.Constant) and not isinstance(node.value, bool):
         if isinstance(node.value, int | float):
             return _bounded(node.value)
@@ -92,7 +94,7 @@ def _value(node: ast.expr) -> Number:
         apply_binary = _BINARY[type(node.op)]
         first_operand = _value(node.left)
         second_operand = _value(node.right)
-        # Before the operation: afterwards would be too late to bound its work.
+        # Checked before the operation, because computing a huge power would block the process.
         if isinstance(node.op, ast.Pow):
             _check_power(first_operand, second_operand)
         return _bounded(apply_binary(first_operand, second_operand))
@@ -106,6 +108,7 @@ def _value(node: ast.expr) -> Number:
 
 
 def _check_power(base: Number, exponent: Number) -> None:
+    """Raises ArithmeticSyntaxError if base ** exponent has too many bits."""
     # Only integers grow without bound; floats overflow with an error of their own.
     if not isinstance(base, int) or not isinstance(exponent, int):
         return
@@ -114,6 +117,7 @@ def _check_power(base: Number, exponent: Number) -> None:
 
 
 def _bounded(value: Number) -> Number:
+    """Returns the value; raises if it is complex, infinite, NaN or an integer with too many bits."""
     # A negative number to a fractional power is complex in Python.
     if isinstance(value, complex):
         raise ArithmeticSyntaxError('no real result')
@@ -127,8 +131,8 @@ def _bounded(value: Number) -> Number:
 
 
 def as_text(value: Number) -> str:
-    """A number as people write it: whole numbers without a fraction, others with 12 digits."""
-    # Larger floats keep their exponent: the last digits of their integers would be rounding.
+    """Returns a number as text: whole numbers without a fraction, others with 12 digits."""
+    # Larger floats keep their exponent, because the last digits of the integer would be rounding errors.
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         value = int(value)
     if isinstance(value, int):
@@ -155,7 +159,7 @@ class CalculatorTool(Tool):
         try:
             return ToolResult(text=as_text(evaluate(expression)))
         except ArithmeticSyntaxError as error:
-            # The text says what is wrong with the expression; the code alone could not.
+            # The text names the fault in the expression, which the reason code does not.
             code = 'invalid_arguments'
             return ToolResult(text=self.error_text(code, str(error)), error=code)
         except (ArithmeticError, ValueError, TypeError):

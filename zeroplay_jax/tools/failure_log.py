@@ -7,7 +7,7 @@ import threading
 
 
 class FailureLog:
-    """Logs the first failed call of a tool with its cause, then the number whenever it has doubled.
+    """Logs the first failed call of a tool, and again whenever the number of failed calls has doubled.
 
     A broken tool fails in every rollout, thousands of times per step with the same cause. Safe to
     use from several threads.
@@ -23,7 +23,7 @@ class FailureLog:
         self._next_logged = 1
 
     def add(self, cause: str) -> None:
-        """Counts one failed call, and logs it if its turn has come."""
+        """Counts one failed call; logs it if it is the first, or if the number has doubled since the last line."""
         with self._lock:
             self._count += 1
             count = self._count
@@ -33,5 +33,5 @@ class FailureLog:
         if count == 1:
             logging.warning('tool %s: a call failed: %s', self._tool, cause)
         else:
-            # The cause as well: it need not be that of the first failure.
+            # The cause is logged again, because it may differ from that of the first failure.
             logging.warning('tool %s: %d calls failed, the last: %s', self._tool, count, cause)

@@ -1,8 +1,8 @@
 """`mcp`: every tool of an MCP server, over streamable HTTP (optional dependency: the `mcp` package).
 
-Every call opens its own connection, so a server that was restarted is used again without further
-ado, and a call that breaks its connection fails alone. MCP sessions therefore keep nothing between
-two calls; a server that needs a state per rollout takes an identifier as an argument.
+Every call opens its own connection, so a call that breaks its connection fails alone, and a server can be
+restarted during a run. MCP sessions therefore keep no state between two calls; a server that needs a state
+per rollout has to take an identifier as an argument.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zeroplay_jax.types import Json, UserError
 
 _MAX_DESCRIPTION = 300  # characters
 
-# Connections of one batch of calls: a decode chunk can end hundreds of calls at once.
+# Connections of one batch of calls at the same time: a decode chunk can end with hundreds of calls.
 _MAX_CONNECTIONS = 16
 
 
@@ -50,7 +50,8 @@ class McpTool(Tool):
         return list(await asyncio.gather(*pending))
 
     async def _call(self, arguments: dict[str, Any], connections: asyncio.Semaphore) -> ToolResult:
-        # Nothing is raised: `run` would be repeated, and MCP calls may have side effects.
+        """Returns the result of one call, with an error code after any failure."""
+        # Nothing is raised, because `run` would then be repeated, and MCP calls may have side effects.
         try:
             async with connections:
                 reply = await asyncio.wait_for(self._reply(arguments), self._call_seconds)
@@ -75,10 +76,13 @@ class McpTool(Tool):
 
 
 def list_tools(url: str, call_seconds: float) -> list[McpTool]:
-    """All tools of a server.
+    """Asks a server for its tools and returns all of them.
+
+    Args:
+      call_seconds: time limit of this request, and of every later call of the tools.
 
     Raises:
-      UserError: the `mcp` package is missing, the server does not answer, or a name cannot be used.
+      UserError: the `mcp` package is missing, or the server does not answer.
     """
     try:
         import mcp  # noqa: F401
@@ -107,7 +111,7 @@ def list_tools(url: str, call_seconds: float) -> list[McpTool]:
 
 
 def _run_in_thread(coroutine: Coroutine[Any, Any, list[Any]]) -> list[Any]:
-    # A notebook already runs an event loop in its own thread.
+    # The calling thread may already run an event loop, as in a notebook.
     with concurrent.futures.ThreadPoolExecutor(1) as executor:
         return executor.submit(asyncio.run, coroutine).result()
 
@@ -142,12 +146,14 @@ def _text_of(reply: Any) -> str:
 
 
 def _one_line(description: str | None) -> str:
-    # Every prompt of the run contains it: a server's whole manual would fill the context.
+    """Returns a description on one line, cut to `_MAX_DESCRIPTION` characters."""
+    # Every prompt of the run contains the description, so a long manual would fill the context.
     words = (description or 'no description').split()
     return ' '.join(words)[:_MAX_DESCRIPTION]
 
 
 def _reason(error: BaseException) -> str:
+    """Returns the first line of the cause of an error."""
     # Task groups of the client wrap the cause, possibly several times.
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]

@@ -8,15 +8,15 @@ from typing import Any
 from zeroplay_jax.tools.base import InvalidArguments, Invocation, Tool, ToolResult
 from zeroplay_jax.types import Json
 
-# (references, pages from 1) → per pair {'id', 'title', 'text', 'page', 'pages'}, or None if not found.
+# (references, page numbers from 1) → per pair {'id', 'title', 'text', 'page', 'pages'}, or None if not found.
 OpenFunction = Callable[[Sequence[str], Sequence[int]], Sequence[Json | None]]
 
 
 class OpenTool(Tool):
-    """Documents of a corpus in pages.
+    """Shows documents of a corpus page by page.
 
-    Without a page number the first call shows page 1, and the next call for the same document
-    shows the following page: the position is the rollout's state.
+    Without a page number the first call shows page 1, and the next call for the same document shows the page
+    after the one shown last. The last document and page are stored in `Invocation.state`.
 
     Args:
       open_documents: reads the requested pages of many rollouts in one call.
@@ -58,7 +58,7 @@ class OpenTool(Tool):
 
     def run(self, calls: Sequence[Invocation]) -> list[ToolResult]:
         """One page per call."""
-        # One request for all rollouts of the batch: the documents may be on a server.
+        # One request serves all rollouts of the batch, because the documents may be on a server.
         references = [call.arguments['document'] for call in calls]
         pages = [self._requested_page(call) for call in calls]
         documents = self._open_documents(references, pages)
@@ -69,9 +69,10 @@ class OpenTool(Tool):
 
     @staticmethod
     def _requested_page(call: Invocation) -> int:
+        """Returns the page number of the call, or else the page after the one shown last."""
         if 'page' in call.arguments:
             return call.arguments['page']
-        # By the reference as written: a title and an id of the same document are not recognised as one.
+        # References are compared as written: a title and an id of the same document count as different.
         is_same_document = call.state.get('document') == call.arguments['document']
         if not is_same_document:
             return 1
@@ -79,18 +80,18 @@ class OpenTool(Tool):
 
     @staticmethod
     def _result(call: Invocation, page: int, document: Json | None) -> ToolResult:
+        """Returns the result for a page, and stores document and page in the call's state after a success."""
         # Every document has a page 1, so only a wrong reference can fail there.
         if document is None and page == 1:
             return ToolResult(error='not_found')
         if document is None:
             return ToolResult(error='no_such_page')
-        # Only after success: a failed call leaves the position where it was.
         call.state['document'] = call.arguments['document']
         call.state['page'] = page
         # The number of pages tells the policy whether another call is worth its tokens.
         heading = f'{document["title"]} (page {page} of {document["pages"]})'
-        # Recorded like a passage of a search: answer checks and teachers read `documents` alone. There is
-        # no query, hence no score.
+        # The page is recorded like a passage of a search, because answer checks and teachers read `documents`
+        # alone. Without a query it has no score.
         passage = {
             'id': document['id'],
             'title': document['title'],

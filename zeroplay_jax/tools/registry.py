@@ -1,4 +1,4 @@
-"""Which tools a run has: built-in names and tools from other packages.
+"""Builds the tools of a run from `config.tools.names`: built-in names and tools from other packages.
 
 A factory takes the run's config and a document source and returns a tool or a list of tools:
 
@@ -26,14 +26,14 @@ from zeroplay_jax.types import Json, UserError
 
 
 class DocumentSource(Protocol):
-    """What tools may read: one corpus, either the training one or the held-out one."""
+    """The interface through which tools read one corpus, either the training one or the held-out one."""
 
     def search(self, queries: Sequence[str]) -> Sequence[Sequence[Json] | None]:
-        """Per query its passages, best first; None for a query that failed."""
+        """Returns per query its passages, best first; None for a query that failed."""
         ...
 
     def open(self, references: Sequence[str], pages: Sequence[int]) -> Sequence[Json | None]:
-        """Pages of documents by id or title; None for an unknown reference."""
+        """Returns per reference (an id or a title) the page of that number; None if there is none."""
         ...
 
 
@@ -45,13 +45,14 @@ def _search(config, source: DocumentSource) -> Tool:
 
 
 def _open(config, source: DocumentSource) -> Tool:
+    """Returns the tool 'open'; raises UserError if the source has no whole documents."""
     try:
-        # Search servers of other projects have no documents: said now, not at every call of a run.
+        # Search servers of other projects have no documents. One request shows it before the run begins.
         source.open(['0'], [1])
     except CannotOpen as error:
         raise UserError(f"config.tools.names has 'open': {error}") from None
     except Exception as error:
-        # A server that fails now may answer later; failing calls are observations.
+        # A server that fails now may answer later; a call that fails in the run becomes an observation.
         logging.warning('open: the first request failed: %r', error)
     return OpenTool(source.open)
 
@@ -61,7 +62,7 @@ def _calculator(config, source: DocumentSource) -> Tool:
 
 
 def _mcp(config, source: DocumentSource) -> Sequence[Tool]:
-    # The source is ignored: a server decides by itself what its tools read.
+    # The source is ignored, because a server decides by itself what its tools read.
     from zeroplay_jax.tools import mcp  # optional dependency
 
     return mcp.list_tools(config.tools.mcp_url, config.tools.mcp_seconds)
@@ -79,22 +80,24 @@ def check_name(name: str) -> None:
     """Refuses an entry of `config.tools.names` that is neither built in nor 'package.module:attribute'.
 
     Raises:
-      UserError: one line. Imports nothing.
+      UserError: one line.
     """
-    # By form alone: a config is checked on machines where the package is not installed.
+    # Only the form is checked and nothing is imported: a config may be checked on a machine where the package
+    # is not installed.
     module, colon, attribute = name.partition(':')
     if name not in BUILT_IN and not (colon and module and attribute):
         raise UserError(
-            f'config.tools.names: {name!r} is no tool; give {", ".join(BUILT_IN)}, or '
+            f'config.tools.names: {name!r} is not a tool; give {", ".join(BUILT_IN)}, or '
             'package.module:attribute for a tool of your own'
         )
 
 
 def build_tools(config, source: DocumentSource) -> dict[str, Tool]:
-    """The tools of `config.tools.names` over one document source, by name.
+    """Builds the tools of `config.tools.names` over one document source; returns them by name.
 
     Raises:
-      UserError: an entry cannot be imported or is no tool, or two tools share a name.
+      UserError: an entry cannot be imported or does not give a tool, two tools share a name, or an MCP server does
+        not answer.
     """
     tools: dict[str, Tool] = {}
     for entry in config.tools.names:
@@ -113,10 +116,11 @@ def build_tools(config, source: DocumentSource) -> dict[str, Tool]:
 
 
 def _tools_of(entry: str, config, source: DocumentSource) -> Sequence[Tool]:
+    """Returns the tools of one entry, which is a built-in name or names a tool, a tool class or a factory."""
     check_name(entry)
     provided: Any = BUILT_IN.get(entry) or _imported(entry)
     built: Any = provided
-    # The class is tested first: it could be called like a factory, with arguments it does not take.
+    # Classes are tested first, because they are callable too; they take no arguments, unlike factories.
     if isinstance(provided, type) and issubclass(provided, Tool):
         built = _called(entry, provided)
     elif not isinstance(provided, Tool):
@@ -134,6 +138,7 @@ def _tools_of(entry: str, config, source: DocumentSource) -> Sequence[Tool]:
 
 
 def _called(entry: str, factory: Any, *arguments: Any) -> Any:
+    """Returns factory(*arguments); turns its exceptions into UserErrors that name the entry."""
     try:
         return factory(*arguments)
     except UserError:
@@ -146,6 +151,7 @@ def _called(entry: str, factory: Any, *arguments: Any) -> Any:
 
 
 def _imported(entry: str) -> Any:
+    """Returns the object that 'package.module:attribute' names."""
     module_name, _, attribute_name = entry.partition(':')
     try:
         module = importlib.import_module(module_name)

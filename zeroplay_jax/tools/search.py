@@ -36,9 +36,9 @@ class SearchTool(Tool):
             }
         },
         'required': ['query_list'],
-        # Further parameters are ignored: a call with valid queries can be answered.
+        # Additional parameters are allowed and ignored: a call with valid queries can be answered.
     }
-    # Exactly these texts are part of what the built-in checkpoints were trained on.
+    # The built-in checkpoints were trained on exactly these texts.
     errors = {
         'invalid_arguments': 'The call could not be read. Write it again in the required form.',
         'empty_query': 'The query was empty. Name what to look for.',
@@ -63,7 +63,7 @@ class SearchTool(Tool):
 
     def run(self, calls: Sequence[Invocation]) -> list[ToolResult]:
         """Passages of all queries of each call."""
-        # One request for all rollouts of the batch: encoders and ScaNN work on batches.
+        # One request serves all rollouts of the batch, because encoders and ScaNN work on batches.
         queries: list[str] = []
         for call in calls:
             queries += call.arguments['query_list']
@@ -80,10 +80,11 @@ class SearchTool(Tool):
 
 
 def _search_result(documents: Sequence[Sequence[Json] | None]) -> ToolResult:
+    """Returns the result of one call from the passages of each of its queries."""
     answered = []
     for passages in documents:
-        # A call fails as a whole: blocks of passages do not name their queries, so the policy could not
-        # tell which one is missing.
+        # A call fails if one of its queries does: blocks of passages do not name their queries, so the policy
+        # could not recognise the missing one.
         if passages is None:
             return ToolResult(error='failed')
         answered.append(tuple(passages))

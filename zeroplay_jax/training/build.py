@@ -1,4 +1,4 @@
-"""From a config to the objects of a run. Nothing here trains; training and evaluation start with it."""
+"""Builds the objects of a run from a config. Nothing here trains; training and evaluation both start with `build`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.tools.registry import build_tools
 from zeroplay_jax.types import UserError
 
-# Fields of config.policy that say how a model is computed, not what it is.
+# Fields of config.policy that change how a model is computed, not its weights or their shapes.
 _COMPUTATION_FIELDS = ('dtype', 'remat', 'remat_policy', 'attention', 'scan', 'logit_chunk')
 # The judge that config.judge.kind='policy' adds to the roles of any recipe.
 _JUDGE = RoleSpec('judge', 'judge_answer', terminal_tags=(), weights_from=INITIAL_WEIGHTS, tools=())
@@ -55,10 +55,11 @@ class RunContext:
 
     Attributes:
       folder: checkpoint folder.   model: its architecture.   mesh: devices.
-      params: the loaded weights, float32, in the learner's layout.
+      params: the loaded weights, float32, in the learner's layout; {} after a caller has released them.
       library: documents, corpora and evaluation questions.
-      rollouts: roles in training; evaluation: the same roles over held-out documents.
-      recipe: what a training run runs; None for an evaluation.
+      rollouts: roles in training; evaluation: the same roles over held-out documents. Both share one scheduler.
+      max_tool_failure_rate: `config.tools.max_failure_rate`.
+      recipe: the recipe of a training run; None for an evaluation.
     """
 
     folder: pathlib.Path
@@ -68,23 +69,31 @@ class RunContext:
     library: Library
     rollouts: RolloutContext
     evaluation: RolloutContext
+    max_tool_failure_rate: float
     recipe: Recipe | None = None
 
-    def publish(self, pools: Iterable[str], params: Params | None = None) -> None:
-        """Copies weights (by default the loaded ones) to the slot pools of these names."""
+    def publish_weights(self, pools: Iterable[str], params: Params | None = None) -> None:
+        """Gives the slot pools of these names weights, by default the loaded ones, as version 0."""
         params = self.params if params is None else params
         published = publisher(self.model, self.mesh, params)(params)
         for name in pools:
-            self.rollouts.scheduler.publish(name, published, 0)
+            self.rollouts.scheduler.publish_weights(name, published, 0)
 
     def check_failures(self) -> None:
-        """Raises UserError if too many searches failed."""
+        """Stops a run whose searches or tools failed too often since the last call; resets their counts.
+
+        Call it after an evaluation and before its results are used.
+
+        Raises:
+          UserError: more failures than `retrieval.max_failure_rate` or `tools.max_failure_rate` allows.
+        """
         library_builder.check_failures(self.library)
+        self.rollouts.scheduler.workers.check_failure_rate(self.max_tool_failure_rate)
 
 
 @dataclasses.dataclass(frozen=True)
 class PolicyFolder:
-    """A checkpoint folder before its weights are loaded: architecture, devices and tokenizer."""
+    """A checkpoint folder without its weights: architecture, tokenizer, and the mesh to load the weights on."""
 
     folder: pathlib.Path
     model: ModelConfig
@@ -93,18 +102,16 @@ class PolicyFolder:
 
 
 def open_policy(config) -> PolicyFolder:
-    """Reads everything of `config.policy` but the weights, and makes `config.mesh`.
+    """Returns everything of `config.policy` but the weights; builds the mesh of `config.mesh`.
 
     Raises:
       UserError: files that cannot be used, or a mesh that no sampler can use.
     """
-    # Everything that can be refused is read here, before the weights: those of a large model take
-    # minutes.
     folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
     computation = {name: config.policy[name] for name in _COMPUTATION_FIELDS}
     model = hf.read_config(folder, **computation)
     mesh = sharding.make_mesh(**config.mesh)
-    # A mesh that no sampler can use is refused before the weights are read.
+    # Called for its error alone: reading the weights, which comes later, may take minutes.
     sharding.local_mesh(mesh)
     return PolicyFolder(folder, model, mesh, Codec(folder))
 
@@ -112,9 +119,12 @@ def open_policy(config) -> PolicyFolder:
 def build(config, extra_pool: str = '', trains: bool = False) -> RunContext:
     """Loads the policy, opens or indexes the corpus and sets up the roles of `config.recipe`.
 
+    The slots have no weights yet: see `RunContext.publish_weights` and `build_engine`.
+
     Args:
-      extra_pool: name of slots for further weights of the same shape, for an evaluation.
-      trains: reads the recipe's inputs as well, and measures their prompts.
+      extra_pool: name of slots for further weights of the same shape, for an evaluation; '' for none.
+      trains: whether to construct the recipe, which reads its input files, and to measure its prompts.
+        The first process then prints the warnings about prompts that are too long.
 
     Raises:
       UserError: files that cannot be used, objects that do not fit together, or prompts that are too
@@ -124,9 +134,9 @@ def build(config, extra_pool: str = '', trains: bool = False) -> RunContext:
     # minutes for a large model.
     opened = open_policy(config)
     recipe_type = recipe_class(config.recipe)
-    # Before the weights as well: an unusable line in a file of the user stops here.
+    # Raises at an unusable line in a file of the user.
     library = library_builder.build_library(config, recipe_type.has_open_tasks)
-    # The tools as well: an MCP server that does not answer must not cost a load.
+    # Builds the tools too, and raises if an MCP server does not answer.
     rollouts, evaluation = _rollout_contexts(config, recipe_type, opened, library, extra_pool)
     is_first_process = jax.process_index() == 0
     recipe = None
@@ -139,17 +149,25 @@ def build(config, extra_pool: str = '', trains: bool = False) -> RunContext:
     shows_progress = config.progress and is_first_process
     params = hf.load(opened.folder, opened.model, opened.mesh, owned=True, progress=shows_progress)
     return RunContext(
-        opened.folder, opened.model, opened.mesh, params, library, rollouts, evaluation, recipe
+        folder=opened.folder,
+        model=opened.model,
+        mesh=opened.mesh,
+        params=params,
+        library=library,
+        rollouts=rollouts,
+        evaluation=evaluation,
+        max_tool_failure_rate=config.tools.max_failure_rate,
+        recipe=recipe,
     )
 
 
 def load_like(run: RunContext, folder: str) -> Params:
-    """Weights of another folder, for the same compiled programs.
+    """Loads the weights of another folder for the compiled programs of `run`.
 
     Raises:
       UserError: a model of another shape.
     """
-    # Computed like the run's model: then only differences in shape can make the two unequal.
+    # The same computation fields as the run's model: only differences in shape make the two unequal.
     computation = {name: getattr(run.model, name) for name in _COMPUTATION_FIELDS}
     other_model = hf.read_config(folder, **computation)
     if other_model != run.model:
@@ -160,7 +178,7 @@ def load_like(run: RunContext, folder: str) -> Params:
 
 
 def weights_of_roles(config) -> dict[str, str]:
-    """Trained role → name of its weights: its own, or one set for all."""
+    """Returns trained role → name of its weights: the role's name, or 'policy' unless config.weights='separate'."""
     weights: dict[str, str] = {}
     for role in trained_roles(config):
         weights[role] = role if config.weights == 'separate' else 'policy'
@@ -170,13 +188,13 @@ def weights_of_roles(config) -> dict[str, str]:
 def _rollout_contexts(
     config, recipe: type[Recipe], opened: PolicyFolder, library: Library, extra_pool: str
 ) -> tuple[RolloutContext, RolloutContext]:
-    """Roles for training and for evaluation; they share slots and weights, and differ in their tools."""
+    """Returns the roles for training and for evaluation; they share slots and weights, and differ in their tools."""
     specifications = list(recipe.roles(config))
     if config.judge.kind == 'policy':
         specifications.append(_JUDGE)
     training_tools = build_tools(config, library.training)
     evaluation_tools = training_tools
-    # Shared where the corpus is the same, and with it the cache of search results.
+    # With one corpus for both the tools are shared, and with them the cache of search results.
     if library.held_out is not library.training:
         evaluation_tools = build_tools(config, library.held_out)
     templates = prompts.select(config.prompts, recipe.prompts)
@@ -189,7 +207,7 @@ def _rollout_contexts(
         weights_of_roles(config),
         extra_pool,
     )
-    # In two steps: a judge that is a policy asks the context for its own rollouts.
+    # The context exists before its judge: a judge that is a policy gets its rollouts from the context.
     judge = _judge(config, library, rollouts, templates)
     rollouts = dataclasses.replace(rollouts, judge=judge)
     held_out_roles: dict[str, Role] = {}
@@ -207,7 +225,9 @@ def rollout_context(
     weights: Mapping[str, str],
     extra_pool: str = '',
 ) -> RolloutContext:
-    """Roles over slots of their weights. The slots have no weights before `Scheduler.publish`.
+    """Returns the roles with a new scheduler and one slot pool per set of weights; `judge` is None.
+
+    The pools have no weights before `Scheduler.publish_weights`.
 
     Args:
       tools: of the run, by name.   templates: prompts by name.
@@ -243,6 +263,7 @@ def _role(
     tools: Mapping[str, Tool],
     weights: Mapping[str, str],
 ) -> Role:
+    """Returns a role at run time: its environment, weights, temperature and longest prompt."""
     reply_tokens = 0
     if specification.name == _JUDGE.name:
         reply_tokens = config.judge.tokens
@@ -251,7 +272,7 @@ def _role(
         weights_name = INITIAL_WEIGHTS
     else:
         weights_name = weights[specification.weights_from or specification.name]
-    # Roles that are not trained only check and judge: greedy, unless a request says otherwise.
+    # Roles that are not trained only check and judge. They are greedy unless a request sets a temperature.
     temperature = 0.0
     if specification.is_trained:
         temperature = config[specification.name].temperature
@@ -266,9 +287,10 @@ def _role(
 
 
 def _judge(config, library: Library, rollouts: RolloutContext, templates) -> Judge:
+    """Returns the judge of `config.judge.kind`; a judge that is a policy asks `rollouts` for its replies."""
     settings = config.judge
     if settings.kind == 'rule':
-        # Lazy: listing the titles of an encyclopedia would read all of it from disk.
+        # Titles are listed at the first judgement: those of an encyclopedia would be read from disk.
         return RuleJudge(functools.partial(_titles, library), settings.rubrics)
     if settings.kind == 'policy':
         writer = policy_writer(rollouts, settings.temperature)
@@ -282,12 +304,12 @@ def _titles(library: Library) -> Sequence[str]:
 
 
 def build_learners(config, run: RunContext) -> dict[str, Learner]:
-    """One learner per set of trained weights, all initialised with the loaded weights."""
+    """Returns one learner per set of trained weights, by name, all initialised with the loaded weights."""
     roles_of_weights: dict[str, dict] = {}
     for role, weights in weights_of_roles(config).items():
         roles_of_weights.setdefault(weights, {})[role] = config[role]
     micro_batch_shape = (config.micro.rows, config.micro.tokens)
-    # On one device no layout constraints are needed, and the compiled program is simpler without.
+    # One device needs no layout constraints, and the compiled program is simpler without them.
     model = dataclasses.replace(run.model, mesh=run.mesh if run.mesh.size > 1 else None)
     # Each learner copies `run.params`, because an update donates the buffers of its weights.
     learners: dict[str, Learner] = {}
@@ -306,20 +328,23 @@ def build_learners(config, run: RunContext) -> dict[str, Learner]:
 
 
 def build_engine(config, run: RunContext) -> Engine:
-    """The engine of `config.recipe`, ready for its first step."""
+    """Returns the engine of `config.recipe`, ready for its first step; publishes all weights to their slots.
+
+    Args:
+      run: with its weights loaded. The learners copy them, so the caller may release `params` afterwards.
+    """
     recipe_type = recipe_class(config.recipe)
     recipe = run.recipe or recipe_type(config, run.library)
     if INITIAL_WEIGHTS in run.rollouts.scheduler.pools:
-        run.publish([INITIAL_WEIGHTS])
-    # Bound separately: the engine must not keep the loaded weights alive through `run`.
+        run.publish_weights([INITIAL_WEIGHTS])
+    # Local names, because `check_failures` must not keep the loaded weights alive through `run`.
     library = run.library
     workers = run.rollouts.scheduler.workers
 
     def check_failures() -> dict[str, float]:
-        library_builder.check_failures(library)
+        failed_searches = library_builder.check_failures(library)
         workers.check_failure_rate(config.tools.max_failure_rate)
-        # Only what is a function of the run: times and cache hits depend on when it was resumed.
-        return {'search/failed': library.training.client.metrics()['search/failed']}
+        return {'search/failed': failed_searches}
 
     trained_specifications = {}
     for specification in recipe_type.roles(config):

@@ -1,4 +1,4 @@
-"""A run, read top to bottom: build, restore, then step by step roll out, update, log and save; at the end, report."""
+"""Runs training, in this order: build, restore, then per step roll out, update, log and save; at the end, report."""
 
 from __future__ import annotations
 
@@ -23,18 +23,24 @@ from zeroplay_jax.learner.fingerprint import weights_fingerprint
 from zeroplay_jax.policy import hf
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime import atomic
-from zeroplay_jax.runtime.hosts import Hosts, sums
+from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.metrics import MetricsWriter
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluations
 from zeroplay_jax.training import build, tool_record
+from zeroplay_jax.training.outcome import (
+    learning_summary,
+    raise_if_stopped_or_untrained,
+    stop_line,
+)
 from zeroplay_jax.training.progress_bar import ProgressBar
 from zeroplay_jax.training.rollout_text import rollout_text
 from zeroplay_jax.training.summary import summarise_run
 from zeroplay_jax.training.trajectory_log import rendering_check, trajectory_records
-from zeroplay_jax.training.verdict import learning_summary, raise_if_untrained, stop_line
 from zeroplay_jax.types import Json, Row
 
+# Number of steps after which the last report was written.
+_REPORTED_FILE = '.reported'
 # Fields that may change on resume: the result does not depend on them.
 FREE_FIELDS = (
     'progress',
@@ -52,13 +58,15 @@ FREE_FIELDS = (
 
 
 def run(config, workdir) -> dict:
-    """Runs `config` in `workdir` to its end, from its last checkpoint; returns the summary.
+    """Runs `config` in `workdir` to its end, from its last checkpoint if there is one; returns the summary.
+
+    Writes checkpoints, logs, trained weights, summary.json and the report to `workdir`.
 
     Raises:
-      UserError: the workdir belongs to another config or another process, or the objects of the run
-        do not fit together.
-      TrainingStopped: nothing was trained (`config.stop_after_empty_steps`); checkpoint, summary and
-        report are written all the same.
+      UserError: the workdir belongs to another config or another process, the objects of the run do not fit
+        together, or too many searches, tool calls or judgements failed.
+      TrainingStopped: the run stopped early, or no policy was trained (`config.stop_after_empty_steps`).
+        Checkpoint, summary and report are written before.
     """
     workdir = pathlib.Path(workdir)
     hosts = Hosts()
@@ -78,7 +86,13 @@ def run(config, workdir) -> dict:
         checkpoints = Checkpointer(workdir, config.checkpoint.keep)
         is_resumed = checkpoints.latest() is not None
         tool_record.check(hosts, workdir, context.rollouts.roles, is_resumed)
-        state: dict[str, Any] = {'cursor': 0, 'evaluations': {}, 'rubrics': {}, 'seconds': 0.0}
+        state: dict[str, Any] = {
+            'cursor': 0,
+            'evaluations': {},
+            'rubrics': {},
+            'seconds': 0.0,
+            'stopped': None,
+        }
         if is_resumed:
             with progress.clock('restore', shows_progress):
                 device_state, saved_state = checkpoints.restore(engine.device_state())
@@ -91,10 +105,14 @@ def run(config, workdir) -> dict:
                 print(f'resumes at step {state["cursor"]} of {len(steps)}', file=sys.stderr)
 
         # ---- train ---------------------------------------------------------------------------------
-        stopped: str | None = None
-        if state['cursor'] < len(steps):
+        # A run that was killed between its stopping checkpoint and its report is reported first: whether
+        # it plays on must not depend on the kill.
+        is_report_due = config.stop_after_empty_steps and state['stopped']
+        if is_report_due:
+            is_report_due = not _is_reported(hosts, workdir, state['cursor'])
+        if state['cursor'] < len(steps) and not is_report_due:
             _remove_exports(hosts, workdir)
-            stopped = _train(config, workdir, context, engine, checkpoints, steps, state)
+            _train(config, workdir, context, engine, checkpoints, steps, state)
         checkpoints.close()
 
         # ---- report --------------------------------------------------------------------------------
@@ -102,16 +120,18 @@ def run(config, workdir) -> dict:
             config, context.library, engine.external_items, state, len(steps)
         )
         unchanged = _unchanged_policies(engine, first_weights)
+        stopped = state['stopped'] if config.stop_after_empty_steps else None
         summary |= learning_summary(engine, steps, unchanged, stopped)
         summary |= _proposal_summary(hosts, context, engine)
         _export(hosts, workdir, context, engine, shows_progress, unchanged)
         if hosts.is_first:
             atomic.write_text(workdir / 'summary.json', json.dumps(summary, indent=2) + '\n')
             page = report_builder.write_report(workdir)
+            atomic.write_text(workdir / _REPORTED_FILE, f'{state["cursor"]}\n')
             print(table)
             print(f'{summary["seconds"]:.0f} s; the report is {page}')
-    # Outside the lock, and on every process: all of them exit with the same status.
-    raise_if_untrained(config, summary)
+    # Raised after the workdir is released, and on every process, so that all exit with the same status.
+    raise_if_stopped_or_untrained(config, summary)
     return summary
 
 
@@ -123,25 +143,22 @@ def _train(
     checkpoints: Checkpointer,
     steps: list[Step],
     state: dict[str, Any],
-) -> str | None:
-    """All remaining steps; `state` is updated in place.
+) -> None:
+    """Plays, logs and saves all steps from `state['cursor']` on; updates `state` in place.
 
-    Returns:
-      Why the run stopped before its last step; None if it did not.
-
-    A checkpoint holds: `engine.device_state()` (weights, moments, teachers), `engine.host_state()`
-    (pool, cursors, carried-over groups), the number of the next step, evaluation results, seconds.
+    A checkpoint holds `engine.device_state()` (weights, moments, teachers) and `state`: `engine.host_state()`
+    (pool, cursors, carried-over groups), the number of the next step, evaluation results, seconds, and
+    `stopped`: why the run stopped after this step, or None.
     """
     hosts = context.rollouts.hosts
     first_step = state['cursor']
     seconds_before = state['seconds']
-    # From the restored step on: records of later steps, written before a crash, are removed.
+    # The writer removes records of this and later steps, which a crash may have left behind.
     writer: MetricsWriter | None = None
     if hosts.is_first:
         writer = MetricsWriter(workdir, first_step)
     shows_progress = config.progress and hosts.is_first
     planned_rollouts = _planned_rollouts(context, engine)
-    stopped: str | None = None
     with (
         checkpoints.saved_on_interrupt(),
         ProgressBar(shows_progress, steps, first_step, planned_rollouts) as bar,
@@ -154,35 +171,43 @@ def _train(
             bar.end_step(step, metrics)
             if hosts.is_first:
                 _print_step(config, engine, step, rows, bar)
-            # Equal on all processes: the counts come from gathered outcomes.
+            # All processes get the same list, because its counts come from gathered outcomes.
             stuck_policies = _stuck_policies(config, engine, step)
+            state['stopped'] = None
             if stuck_policies:
-                stopped = stop_line(engine, stuck_policies, step)
+                state['stopped'] = stop_line(engine, stuck_policies, step)
             # The last step is always saved: the export and the summary can then be repeated.
             next_step = step.number + 1
             is_due = next_step % config.checkpoint.every == 0
-            if is_due or stopped or next_step == len(steps):
+            if is_due or state['stopped'] or next_step == len(steps):
                 # Logs are written before the checkpoint, so no saved step lacks its records.
                 state['engine'] = engine.host_state()
                 state['cursor'] = next_step
                 state['seconds'] = seconds_before + _process_age()
                 checkpoints.save(next_step, engine.device_state(), state)
-            if stopped:
+            if state['stopped']:
                 break
     if writer:
         writer.close()
-    return stopped
+
+
+def _is_reported(hosts: Hosts, workdir: pathlib.Path, cursor: int) -> bool:
+    """Returns whether the report of a run that stopped before step `cursor` was written; equal on all processes."""
+    path = workdir / _REPORTED_FILE
+    is_reported = path.is_file() and path.read_text(encoding='utf-8').strip() == str(cursor)
+    # The first process decides: only its folder has the reports.
+    return hosts.gather(is_reported)[0]
 
 
 def _stuck_policies(config, engine: Engine, step: Step) -> list[str]:
-    """Policies that have not learnt for too many steps, after a step that trains."""
+    """Returns the policies that the last step trained and that stop the run; [] after a step without training."""
     if not step.phase.trains:
         return []
     return engine.learning.stuck_policies(config.stop_after_empty_steps)
 
 
 def _planned_rollouts(context: build.RunContext, engine: Engine) -> Callable[[Phase], int]:
-    """The planned rollouts per step of a phase, evaluations included."""
+    """Returns a function from a phase, an evaluation included, to its planned rollouts per step."""
 
     def planned_rollouts(phase: Phase) -> int:
         if phase.name == 'evaluation':
@@ -193,12 +218,12 @@ def _planned_rollouts(context: build.RunContext, engine: Engine) -> Callable[[Ph
 
 
 def _print_step(config, engine: Engine, step: Step, rows: list[Row], bar: ProgressBar) -> None:
-    """Prints what a step lacked, and every `config.log.samples_every` steps one of its rollouts."""
-    # The engine's notices are those of its own last step.
+    """Prints notices about missing tasks or updates, and every `config.log.samples_every` steps one rollout."""
+    # An evaluation is not a step of the engine: the notices would be those of the step before.
     if step.phase.name != 'evaluation':
         for notice in engine.learning.notices:
             bar.write_wrapped(notice)
-    # By the step's number, so that a resumed run prints the same rollouts.
+    # The step's number decides, so that a resumed run prints the same rollouts.
     period = config.log.samples_every
     if config.progress and period and rows and step.number % period == 0:
         bar.write(rollout_text(step, rows))
@@ -211,7 +236,7 @@ def _run_step(
     state: dict[str, Any],
     on_episode_end: Callable[[], None],
 ) -> tuple[dict[str, float], list[Row]]:
-    """One step of any kind: its metrics and rollouts; results of an evaluation also enter `state`."""
+    """Runs one step of any kind; returns its metrics and rows. Results of an evaluation also enter `state`."""
     if step.phase.name == 'evaluation':
         return _evaluate(context, engine, step, state, on_episode_end)
     metrics, rows = engine.run_step(step, on_episode_end)
@@ -228,7 +253,11 @@ def _evaluate(
     state: dict[str, Any],
     on_episode_end: Callable[[], None],
 ) -> tuple[dict[str, float], list[Row]]:
-    hosts = context.rollouts.hosts
+    """Evaluates the recipe's `evaluated_role`; returns metrics and rows, and adds the results to `state`.
+
+    Raises:
+      UserError: too many searches, tool calls or judgements failed; `state` is then unchanged.
+    """
     judge_before = collections.Counter(context.evaluation.judge_stats)
     correct, rows = evaluate(
         context.evaluation,
@@ -237,13 +266,11 @@ def _evaluate(
         engine.recipe.evaluated_role,
         on_episode_end,
     )
-    # Before any result enters the state: failed searches and judgements would be measured as errors
-    # of the policy.
-    hosts.run_on_all_and_gather(context.check_failures)
-    judge_stats = sums(hosts.gather(context.evaluation.judge_stats - judge_before))
-    if context.evaluation.judge:
-        context.evaluation.judge.check(judge_stats)
-    # Texts as keys and numbers as values, because the state is stored as JSON.
+    # Checked before any result enters the state: failed searches, tools and judgements would be measured
+    # as errors of the policy.
+    context.rollouts.hosts.run_on_all_and_gather(context.check_failures)
+    judge_stats = context.evaluation.gather_judge_stats(judge_before)
+    # Keys are texts and values numbers, because the state is stored as JSON.
     results_by_hops: dict[str, list[int]] = {}
     metrics: dict[str, float] = {}
     for hops, is_correct in correct.items():
@@ -274,13 +301,14 @@ def _log_step(
     rows: list[Row],
     writer: MetricsWriter,
 ) -> None:
+    """Writes metrics, rollouts and, for a training step, the task log; called by the first process."""
     phase = step.phase
     writer.write_scalars(step.number, phase.iteration, phase.name, metrics)
     records = trajectory_records(
         config.recipe, context.rollouts, step, rows, config.log_trajectories
     )
     writer.write_trajectories(records)
-    # The engine's log is that of the last training step then.
+    # The engine's log is still that of the step before the evaluation.
     if phase.name == 'evaluation':
         return
     step_fields = {
@@ -300,10 +328,10 @@ def _export(
     shows_progress: bool,
     unchanged: list[str],
 ) -> None:
-    """Writes the trained weights as Hugging Face folders, unless an earlier process has.
+    """Writes the weights of each policy as the Hugging Face folder workdir/policy/<name>, if that does not exist.
 
     Args:
-      unchanged: policies that are left out: they are those of the start.
+      unchanged: policies that are not exported, because their weights are those of the start.
     """
     for name, learner in engine.learners.items():
         if name in unchanged:
@@ -311,7 +339,7 @@ def _export(
                 print(f'policy {name} has the weights of the start and is not exported')
             continue
         folder = workdir / 'policy' / name
-        # The first process decides for all: saving is collective.
+        # The first process decides for all, because `save` is a collective call.
         exists = hosts.gather(folder.exists())[0]
         if exists:
             continue
@@ -320,13 +348,13 @@ def _export(
 
 
 def _remove_exports(hosts: Hosts, workdir: pathlib.Path) -> None:
-    """Removes weights that were exported when the run stopped: it continues, and they become outdated."""
+    """Removes the exported weights of a run that stopped and now continues: they will be outdated."""
     if hosts.is_first:
         shutil.rmtree(workdir / 'policy', ignore_errors=True)
 
 
 def _unchanged_policies(engine: Engine, first_weights: list[int]) -> list[str]:
-    """Names of the learners whose weights are bit for bit those of the start."""
+    """Returns the names of the learners whose weights have the fingerprint of the initial weights."""
     unchanged = []
     for name, learner in engine.learners.items():
         if weights_fingerprint(learner.params, learner.mesh) == first_weights:
@@ -335,10 +363,13 @@ def _unchanged_policies(engine: Engine, first_weights: list[int]) -> list[str]:
 
 
 def _proposal_summary(hosts: Hosts, context: build.RunContext, engine: Engine) -> Json:
-    """Fields of summary.json about the questions that the run proposed from documents."""
+    """Returns the fields of summary.json about the questions that the run proposed from documents.
+
+    Measuring 'answerable' searches the training corpus.
+    """
 
     def measure() -> float | None:
-        # Searched once: all processes have the same sample.
+        # Only one process searches, because all have the same sample.
         if not hosts.is_first:
             return None
         return engine.proposals.answerable(context.library.training)
@@ -348,7 +379,7 @@ def _proposal_summary(hosts: Hosts, context: build.RunContext, engine: Engine) -
 
 
 def _build_on_all(hosts: Hosts, config) -> build.RunContext:
-    """`build.build` on every process; if it fails on one, all raise that error."""
+    """Calls `build.build` on every process and returns this process's result; an error on one is raised on all."""
     built: list[build.RunContext] = []
 
     def build_locally() -> None:
@@ -360,10 +391,14 @@ def _build_on_all(hosts: Hosts, config) -> build.RunContext:
 
 @contextlib.contextmanager
 def _claimed_workdir(hosts: Hosts, workdir: pathlib.Path, config) -> Iterator[Callable[[], None]]:
-    """The workdir's lock and config check, by the first process for all of them."""
+    """Claims the workdir on the first process; an error there is raised on all processes.
+
+    Yields:
+      A function that writes config.json; on the other processes it does nothing.
+    """
     free_fields: tuple[str, ...] = FREE_FIELDS
     if config.rollout.deterministic:
-        # Without deadlines the limit has no effect.
+        # The limit has no effect in a deterministic run, which has no deadlines.
         free_fields += ('rollout.tool_timeout',)
     stored_config: Json = config.to_dict()
     # The lock is entered inside a call that runs on all processes, and released here at the end.
@@ -379,13 +414,13 @@ def _claimed_workdir(hosts: Hosts, workdir: pathlib.Path, config) -> Iterator[Ca
 
 
 def _write_nothing() -> None:
-    """Only the first process writes the config."""
+    """Does nothing: only the first process writes the config."""
 
 
 def _process_age() -> float:
-    """Seconds since this process started, imports included."""
-    # After the last bracket: the program's name is in brackets and may contain any character.
-    # Field 22 of proc(5) is the start time in clock ticks since boot, here index 19 of the remaining fields.
+    """Returns the seconds since this process started, imports included; needs Linux."""
+    # The program's name is in brackets and may contain any character, so fields are read after the last
+    # bracket. Field 22 of proc(5), here index 19, is the start time in clock ticks since boot.
     fields = pathlib.Path('/proc/self/stat').read_text().rpartition(')')[2].split()
     start_seconds = int(fields[19]) / os.sysconf('SC_CLK_TCK')
     return time.clock_gettime(time.CLOCK_BOOTTIME) - start_seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.training.rollout_text import COLUMNS, wrapped
-from zeroplay_jax.training.time_left import TimeLeft, compile_clock
+from zeroplay_jax.training.time_left import Prediction, TimeLeft, compile_clock
 
 # Episodes between two updates of their count: a terminal is slow, and episodes end in bursts.
 _EPISODES_PER_UPDATE = 8
@@ -20,11 +21,26 @@ _BAR_COLUMNS = 3
 _TIME_COLUMNS = len(' || 00:00:00 left')
 
 
+@dataclasses.dataclass(frozen=True)
+class _CurrentStep:
+    """Clock of the step that runs.
+
+    Attributes:
+      begin: `time.monotonic()` at its begin.
+      compiled_before: seconds of compilations before it.
+      prediction: of this step and all further ones; None before the first step has ended.
+    """
+
+    begin: float
+    compiled_before: float
+    prediction: Prediction | None
+
+
 class ProgressBar:
-    """One line over all steps; the line is silent where no terminal is attached.
+    """A bar of one line over all steps, drawn only if a terminal is attached; a context manager.
 
     Args:
-      shown: draws the bar, where there is a terminal.
+      shown: whether to draw the bar at all.
       steps: all steps of the run.
       cursor: number of the first step to play.
       rollouts: planned rollouts per step of a phase, for the time left.
@@ -40,9 +56,7 @@ class ProgressBar:
         self._time_left = TimeLeft(steps, rollouts)
         self._compile_clock = compile_clock()
         self._total = len(steps)
-        self._next_step = cursor
-        self._begin = time.monotonic()
-        self._compiled_before = self._compile_clock.seconds
+        self._current = self._begin(cursor)
         # Texts by name, see `_ORDER`.
         self._values: dict[str, str] = {}
         self._episodes = 0
@@ -62,58 +76,63 @@ class ProgressBar:
         if step.phase.name != 'evaluation':
             position = f' {step.phase.iteration + 1}.{step.index + 1}'
         self._description = step.phase.name + position
-        self._next_step = step.number
-        self._begin = time.monotonic()
-        self._compiled_before = self._compile_clock.seconds
+        self._current = self._begin(step.number)
         self._episodes = 0
-        # Drawn once, with the values.
+        # `_show` draws the line, with the values.
         self._bar.set_description_str(self._description, refresh=False)
         self._show()
 
     def end_episode(self) -> None:
-        """Counts an episode of the step."""
+        """Counts an episode of the step; redraws the bar from time to time."""
         self._episodes += 1
         if self._episodes % _EPISODES_PER_UPDATE == 0:
             self._show()
 
     def end_step(self, step: Step, metrics: Mapping[str, float]) -> None:
-        """Advances the bar and shows the main metrics."""
-        self._time_left.add(step, self._step_seconds())
-        self._next_step = step.number + 1
-        self._begin = time.monotonic()
-        self._compiled_before = self._compile_clock.seconds
+        """Advances the bar, shows the main metrics and records the duration for the time left."""
+        self._time_left.add(step, self._step_seconds(self._current))
+        self._current = self._begin(step.number + 1)
         self._bar.update()
         self._values |= _shown_metrics(metrics)
         self._show()
 
     def write(self, text: str) -> None:
-        """Prints lines above the bar, and where there is no bar."""
+        """Prints lines above the bar, to standard error; works without a bar as well."""
         self._bar.write(text, file=sys.stderr)
 
     def write_wrapped(self, text: str) -> None:
         """Prints a text above the bar in lines of 80 columns; further lines are indented."""
-        # Two columns less: those of the indentation.
+        # Two columns are kept free for the indentation.
         lines = wrapped(text, COLUMNS - 2)
         self.write('\n  '.join(lines))
 
-    def _step_seconds(self) -> float:
-        """Seconds of the current step, without compilations."""
-        # Every program compiles once: its time says nothing about further steps.
-        compiled = self._compile_clock.seconds - self._compiled_before
-        return max(time.monotonic() - self._begin - compiled, 0.0)
+    def _begin(self, next_step: int) -> _CurrentStep:
+        """Returns the clock of a step that begins now."""
+        prediction = self._time_left.predict(next_step)
+        return _CurrentStep(time.monotonic(), self._compile_clock.seconds, prediction)
+
+    def _step_seconds(self, current: _CurrentStep) -> float:
+        """Returns the seconds since a step began, without compilations."""
+        # Every program compiles once, so this time is not needed to predict further steps.
+        compiled = self._compile_clock.seconds - current.compiled_before
+        return max(time.monotonic() - current.begin - compiled, 0.0)
 
     def _time_left_text(self) -> str:
-        seconds = self._time_left.seconds_left(self._next_step, self._step_seconds())
-        if seconds is None:
+        # Called by the thread that redraws the line: it reads this one attribute, which is replaced as a
+        # whole, and never `TimeLeft`, which the main thread changes.
+        current = self._current
+        if current.prediction is None:
             return '--:-- left'
+        seconds = current.prediction.seconds_left(self._step_seconds(current))
         return f'{self._bar.format_interval(round(seconds))} left'
 
     def _show(self) -> None:
-        # Values of earlier steps remain: an evaluation's result is shown until the next one.
+        """Draws the line, with as many values as fit (`_ORDER`)."""
+        # Values of earlier steps remain, so that the result of an evaluation is shown until the next one.
         values = dict(self._values)
         if self._episodes:
             values['episodes'] = f'{self._episodes} episodes'
-        # As wide as at the end of the run, so that values do not disappear as the numbers grow.
+        # The counts get the width that they have at the end, so that no value disappears as the numbers grow.
         counts = f' {self._total}/{self._total}'
         fixed_columns = len(self._description) + len(counts) + _BAR_COLUMNS + _TIME_COLUMNS
         free_columns = COLUMNS - fixed_columns
@@ -121,7 +140,7 @@ class ProgressBar:
         for name in _ORDER:
             if name not in values:
                 continue
-            # The comma and blank in front of it included.
+            # A comma and a blank precede the value.
             free_columns -= len(values[name]) + 2
             if free_columns >= 0:
                 shown.append(values[name])
@@ -135,12 +154,13 @@ class ProgressBar:
 
 
 def _shown_metrics(metrics: Mapping[str, float]) -> dict[str, str]:
-    """Texts of the main metrics; an evaluation has no reward, a training step no exact match."""
+    """Returns the texts of the main metrics; an evaluation has no reward, a training step no exact match."""
     values = {}
-    # Of training and generation; the rollouts of an evaluation are not counted.
+    # Evaluations have no 'tokens_per_second', because their rollouts are not counted.
     if 'tokens_per_second' in metrics:
         values['speed'] = f'{_short(metrics["tokens_per_second"])} tok/s'
-        values['drop'] = f'drop {round(100 * dropped_share(metrics))}%'
+    if 'dropped_share' in metrics:
+        values['drop'] = f'drop {round(100 * metrics["dropped_share"])}%'
     if 'reward_mean' in metrics:
         values['reward'] = f'reward {metrics["reward_mean"]:.2f}'
     if 'em/mean' in metrics:
@@ -148,19 +168,8 @@ def _shown_metrics(metrics: Mapping[str, float]) -> dict[str, str]:
     return values
 
 
-def dropped_share(metrics: Mapping[str, float]) -> float:
-    """Share of a step's items that are not used: dropped tasks, and dropped rollouts of the others."""
-    dropped_tasks = metrics.get('dropped_episodes', 0.0)
-    dropped_rows = 0.0
-    for name, value in metrics.items():
-        if name.startswith('row_drop/'):
-            dropped_rows += value
-    # Dropped rollouts are a share of those that exist, which a dropped task has none of.
-    return dropped_tasks + (1 - dropped_tasks) * dropped_rows
-
-
 def _short(number: float) -> str:
-    """A number of at most four characters, such as 812, 1.2k or 15k."""
+    """Returns a number in at most four characters, such as 812, 1.2k or 15k, if it is below a million."""
     if number < 1_000:
         return f'{number:.0f}'
     if number < 10_000:

@@ -1,4 +1,4 @@
-"""One rollout as a few lines for the terminal; its texts cannot control the terminal."""
+"""Formats one rollout as a few lines for the terminal; its texts cannot control the terminal."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from zeroplay_jax.types import Row, ToolCall
 
 COLUMNS = 80
 _LABEL_COLUMNS = 10
-# Lines of one text.
+# Largest number of lines of one text.
 _MAX_LINES = 3
-# Searches of one rollout; a policy may make dozens.
+# Largest number of calls that are shown; a policy may make dozens.
 _MAX_CALLS = 5
 # ANSI escape sequences: control sequences, operating system commands, and two-character ones.
 _ESCAPES = re.compile(
@@ -23,8 +23,8 @@ _ESCAPES = re.compile(
 
 
 def plain(text: str) -> str:
-    """Text on one line, without escape sequences, control characters and marks of writing direction."""
-    # Whole sequences first: without its escape character the rest of one would stay as text.
+    """Returns a text on one line, without escape sequences, control characters and marks of writing direction."""
+    # Escape sequences are removed first: once the escape character is gone, their other characters look like text.
     text = _ESCAPES.sub('', text)
     characters = []
     for character in text:
@@ -37,10 +37,10 @@ def plain(text: str) -> str:
 
 
 def columns_of(text: str) -> int:
-    """Columns that a text takes on a terminal."""
+    """Returns the number of columns that a text takes on a terminal."""
     columns = 0
     for character in text:
-        # Drawn over the character in front of it.
+        # A combining character is drawn over the character in front of it.
         if unicodedata.combining(character):
             continue
         is_wide = unicodedata.east_asian_width(character) in 'WF'
@@ -49,7 +49,7 @@ def columns_of(text: str) -> int:
 
 
 def wrapped(text: str, columns: int, max_lines: int = 0) -> list[str]:
-    """Lines of at most `columns` columns, broken at blanks where there are any.
+    """Returns the lines of a text, of at most `columns` columns, broken at blanks where there are any.
 
     Args:
       max_lines: further text is left out, and the last line ends with '…'; 0: no limit.
@@ -78,7 +78,7 @@ def wrapped(text: str, columns: int, max_lines: int = 0) -> list[str]:
 
 
 def _head(text: str, columns: int) -> str:
-    """The longest beginning of a text that takes at most `columns` columns."""
+    """Returns the longest beginning of a text that takes at most `columns` columns."""
     used = 0
     for index, character in enumerate(text):
         used += columns_of(character)
@@ -88,13 +88,13 @@ def _head(text: str, columns: int) -> str:
 
 
 def rollout_text(step: Step, rows: Sequence[Row]) -> str:
-    """A rollout of a step: question, searches, answer and reward, in 80 columns."""
-    # Another position in every step, so that a recipe's order of rows does not decide what is shown.
+    """Returns the text of one rollout of a step: question, calls, answer and reward, in 80 columns."""
+    # The position changes with the step, so that a recipe's order of rows does not decide which rollout is shown.
     row = rows[step.number % len(rows)]
     question = row.info.question
     lines = [f'── {step_name(step)}, a rollout of role {row.role} '.ljust(COLUMNS, '─')]
     # A proposal's question is its result, so it follows the searches.
-    is_proposal = row.info.valid is not None
+    is_proposal = row.info.is_proposal
     question_lines: list[str] = []
     if question is not None:
         question_lines = _labelled('task' if question.is_open_task else 'question', question.text)
@@ -118,18 +118,19 @@ def rollout_text(step: Step, rows: Sequence[Row]) -> str:
 
 
 def _call_lines(call: ToolCall) -> list[str]:
-    """A call with the titles of what it found."""
+    """Returns the lines of a call, with its error, the titles of its passages, or its text."""
     titles = []
     for passages in call.documents:
         for passage in passages:
             titles.append(str(passage.get('title') or passage.get('id', '')))
-    # Titles rather than texts: passages fill a screen.
+    # Titles are shown and not texts, because passages would fill the screen.
     result = call.error or '; '.join(titles) or call.text
     asked = ' | '.join(call.queries) or ' '.join(map(str, (call.arguments or {}).values()))
     return _labelled(call.tool or 'call', f'{asked} → {result}')
 
 
 def _labelled(label: str, text: str) -> list[str]:
+    """Returns the lines of a text behind a label; further lines are indented."""
     lines = wrapped(plain(text), COLUMNS - _LABEL_COLUMNS, _MAX_LINES) or ['–']
     # The name of a tool comes from the policy as well.
     short_label = _head(plain(label), _LABEL_COLUMNS - 1)

@@ -1,4 +1,4 @@
-"""`summary.json`: results before and after training, per question, and the same as text."""
+"""Makes `summary.json`, results before and after training with those of every question, and its table."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from zeroplay_jax.types import Json, Question
 def summarise_run(
     config, library, external_items: int, state: Mapping[str, Any], steps: int
 ) -> tuple[dict[str, Any], str]:
-    """The summary of a run and its table for the terminal.
+    """Returns the summary of a run and its table for the terminal.
 
     Args:
-      library: the evaluation questions.   external_items: count of external questions or answers.
-      state: the loop's state: 'evaluations', 'rubrics' and 'seconds'.   steps: evaluations included.
+      library: the run's library, for its evaluation questions.
+      external_items: items of the run with a question or answer from outside.
+      state: the loop's state; 'evaluations', 'rubrics' and 'seconds' are read.
+      steps: number of steps of the schedule, evaluations included.
     """
-    # In the order of the steps; a run has at least two evaluations, at its start and its end.
+    # Ordered by step. The schedule begins with an evaluation, so there is at least one.
     evaluations = list(state['evaluations'].values())
     before = _by_hops(evaluations[0])
     after = _by_hops(evaluations[-1])
-    # Per question, and which questions: comparisons of runs are paired by them.
+    # Results are stored per question, with a fingerprint of the questions, for paired comparisons of runs.
     results: dict[str, Any] = {
         'questions': _fingerprint(library.questions),
         'before': evaluations[0],
@@ -54,13 +56,14 @@ def summarise_run(
 
 
 def _by_hops(results: Json) -> dict[int, np.ndarray]:
-    # JSON has texts as keys only.
+    """Returns hop count → whether each question was answered, bool [questions], from its JSON form."""
+    # Keys of JSON objects are texts.
     return {int(hops): np.array(correct, bool) for hops, correct in results.items()}
 
 
 def _fingerprint(questions: Sequence[Question]) -> str:
-    """A hash of the questions with all fields, by which paired comparisons recognise equal sets."""
+    """Returns a hash of the questions with all fields, by which paired comparisons recognise equal sets."""
     records = [question.to_json() for question in questions]
-    # Sorted: the order of the fields is no difference.
+    # Keys are sorted, so that the order of the fields does not matter.
     text = json.dumps(records, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,13 +1,14 @@
-"""Estimate of the time that the remaining steps of a run take, by kind of phase.
+"""Estimates the time that the remaining steps of a run take, by kind of phase.
 
-Steps of different phases take different times, and the first ones contain compilations: the mean over
-all steps so far would grow for minutes. Here a phase is predicted from its own recent steps, without
-the time of compilations, and a phase that has not begun from its number of rollouts.
+Steps of different phases take different times, and the first ones contain compilations, so the mean over all
+steps so far would be wrong for a long time. Here a phase is predicted from its own recent steps, without the time
+of compilations, and a phase that has not begun from its number of rollouts.
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
@@ -17,10 +18,28 @@ from zeroplay_jax.selfplay.schedule import Phase, Step
 
 # Recent steps of a phase: enough to average over, few enough to follow rollouts that grow longer.
 _RECENT_STEPS = 8
-# Where only steps without an update were seen, an update is assumed to take as long as its rollouts.
+# If only steps without an update have been seen, an update is assumed to take as long as its rollouts.
 _UPDATE_FACTOR = 2.0
-# Of XLA alone: events of tracing are nested, so that their sum would exceed the time that they took.
+# Only XLA's compilations are counted: events of tracing are nested, so their sum would exceed the time they took.
 _COMPILE_EVENT = '/jax/core/compile/backend_compile_duration'
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """Predicted seconds.
+
+    Attributes:
+      total: of all remaining steps, the one that runs included.
+      current: of the step that runs.
+    """
+
+    total: float
+    current: float
+
+    def seconds_left(self, elapsed: float) -> float:
+        """Returns the seconds left, `elapsed` seconds after the current step began."""
+        # The time left of the current step is never negative, even if it takes longer than predicted.
+        return self.total - min(elapsed, self.current)
 
 
 class TimeLeft:
@@ -36,33 +55,28 @@ class TimeLeft:
         self._rollouts = rollouts
         self._seconds: dict[str, collections.deque[float]] = {}
         self._phases: dict[str, Phase] = {}
-        # Phases of which a second step was seen.
+        # Names of phases of which a second step was added.
         self._repeated: set[str] = set()
 
     def add(self, step: Step, seconds: float) -> None:
-        """Notes the duration of a step, without compilations."""
+        """Records the duration of a step, without compilations."""
         name = step.phase.name
         recent = self._seconds.setdefault(name, collections.deque(maxlen=_RECENT_STEPS))
-        # The first step of a phase also traces its programs: it counts only until there is another one.
+        # The first step of a phase also traces its programs, so its duration is dropped when a second one is known.
         if recent and name not in self._repeated:
             recent.clear()
             self._repeated.add(name)
         recent.append(seconds)
         self._phases[name] = step.phase
 
-    def seconds_left(self, next_step: int, elapsed: float = 0.0) -> float | None:
-        """Seconds of all steps from number `next_step` on; None before the first step has ended.
-
-        Args:
-          next_step: number of the step that runs.
-          elapsed: seconds since it began.
-        """
+    def predict(self, next_step: int) -> Prediction | None:
+        """Predicts all steps from number `next_step` on; None before the first step has ended."""
         if not self._seconds:
             return None
         remaining_steps = self._steps[next_step:]
         if not remaining_steps:
-            return 0.0
-        # A few kinds of phases, but thousands of steps.
+            return Prediction(0.0, 0.0)
+        # Steps are counted per phase, because there are few kinds of phases but thousands of steps.
         count_of_phase: collections.Counter[str] = collections.Counter()
         phases: dict[str, Phase] = {}
         for step in remaining_steps:
@@ -71,27 +85,26 @@ class TimeLeft:
         total = 0.0
         for name, count in count_of_phase.items():
             total += count * self._step_seconds(phases[name])
-        # A step that takes longer than predicted has no negative time left.
-        current = self._step_seconds(remaining_steps[0].phase)
-        return total - min(elapsed, current)
+        return Prediction(total, current=self._step_seconds(remaining_steps[0].phase))
 
     def _step_seconds(self, phase: Phase) -> float:
+        """Returns the predicted seconds of a step of a phase; at least one step must have been added."""
         recent = self._seconds.get(phase.name)
         if recent:
             return sum(recent) / len(recent)
-        # From phases of the same kind: an update takes time that rollouts alone do not.
+        # A phase that was not seen is predicted from phases that also train, or also do not.
         trains = bool(phase.trains)
         rate = self._seconds_per_rollout(trains)
         if rate is None:
             factor = _UPDATE_FACTOR if trains else 1 / _UPDATE_FACTOR
             other_rate = self._seconds_per_rollout(not trains)
-            # `seconds_left` has made sure that some phase was seen.
+            # `predict` has made sure that some phase was seen.
             assert other_rate is not None
             rate = factor * other_rate
         return rate * self._rollouts(phase)
 
     def _seconds_per_rollout(self, trains: bool) -> float | None:
-        """Of the phases that were seen and that train, or do not train; None if there is none."""
+        """Returns the mean over the phases seen that train, or do not; None if there is none."""
         seconds = 0.0
         rollouts = 0
         for phase in self._phases.values():
@@ -104,21 +117,21 @@ class TimeLeft:
 
 
 class CompileClock:
-    """Seconds that XLA compiled programs in this process."""
+    """Counts the seconds that XLA spent on compilations in this process."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def add(self, event: str, seconds: float, **_details) -> None:
-        """A listener for JAX's duration events."""
+        """Adds the duration of a compilation; JAX calls it for all of its duration events."""
         if event == _COMPILE_EVENT:
             self.seconds += seconds
 
 
-# One for the process: JAX keeps every listener for the lifetime of the process.
+# Cached, because JAX keeps every listener for the lifetime of the process.
 @functools.cache
 def compile_clock() -> CompileClock:
-    """The clock of this process, running since the first call."""
+    """Returns the clock of this process, which runs since the first call."""
     clock = CompileClock()
     jax.monitoring.register_event_duration_secs_listener(clock.add)
     return clock

@@ -1,7 +1,7 @@
-"""The tools of a run as its policy sees them, kept beside the config in the workdir.
+"""Records the tools of a run as its policy sees them, in the workdir, and compares a resumed run with the record.
 
-A config names tools; it does not hold their descriptions and schemas. An MCP server that is deployed
-again, or a newer version of a package, would change the prompts of a resumed run unnoticed.
+A config names tools; it does not hold their descriptions and schemas. Without the record, a new version of an
+MCP server or package would change the prompts of a resumed run unnoticed.
 """
 
 from __future__ import annotations
@@ -29,43 +29,49 @@ _ATTRIBUTES = (
     'errors',
     'takes_document_ids',
 )
-_MAX_VALUE_CHARACTERS = 80  # of a value that an error quotes
+_MAX_VALUE_CHARACTERS = 80  # of a value that an error message quotes
 
 # Name of a tool → its attributes, in the order of the prompt.
 Listing = dict[str, dict[str, Any]]
 
 
-def listing(roles: Mapping[str, Role]) -> Listing:
-    """The tools of all roles, as JSON values."""
-    tools: dict[str, Tool] = {}
-    for role in roles.values():
-        tools.update(role.env.tools)
+def listings(roles: Mapping[str, Role]) -> dict[str, Listing]:
+    """Returns the tools of each role that has any, as JSON values."""
+    listing_of_role: dict[str, Listing] = {}
+    for name, role in roles.items():
+        if role.env.tools:
+            listing_of_role[name] = _listing(role.env.tools)
+    return listing_of_role
+
+
+def _listing(tools: Mapping[str, Tool]) -> Listing:
     attributes_of_tool: Listing = {}
     for name, tool in tools.items():
         attributes_of_tool[name] = {
             attribute: getattr(tool, attribute) for attribute in _ATTRIBUTES
         }
-    # Through JSON, so that tuples compare equal to the lists that the file gives back.
+    # Converted to JSON and back, so that tuples compare equal to the lists that are read from the file.
     return json.loads(json.dumps(attributes_of_tool, default=dict))
 
 
 def check(hosts: Hosts, workdir: pathlib.Path, roles: Mapping[str, Role], is_resumed: bool) -> None:
-    """Writes the record of a new run; compares a resumed run with it. All processes must call it.
+    """Compares the tools of a resumed run with its record; writes the record of any other run.
 
-    A resumed run without a record, of an earlier version, gets one.
+    All processes must call it; the first one does the work. A resumed run without a record, which an earlier
+    version of this package started, gets one.
 
     Args:
-      is_resumed: the run has a checkpoint. Without one nothing was learnt, and the tools may change.
+      is_resumed: whether the run has a checkpoint. Without one nothing was learnt yet, and the tools may change.
 
     Raises:
-      UserError: one line; a tool differs from that of the run's start.
+      UserError: one line; a tool differs from that at the run's start, or the record cannot be read.
     """
     path = workdir / FILE_NAME
 
     def check_locally() -> None:
         if not hosts.is_first:
             return
-        current = listing(roles)
+        current = listings(roles)
         if is_resumed and path.is_file():
             _check_equal(path, current)
         else:
@@ -74,19 +80,35 @@ def check(hosts: Hosts, workdir: pathlib.Path, roles: Mapping[str, Role], is_res
     hosts.run_on_all_and_gather(check_locally)
 
 
-def _check_equal(path: pathlib.Path, current: Listing) -> None:
+def _check_equal(path: pathlib.Path, current: dict[str, Listing]) -> None:
+    """Raises UserError if the record at `path` cannot be read or differs from `current`."""
     fix = f'bring the earlier tools back, or remove {path} to continue with these'
     try:
-        saved: Listing = json.loads(path.read_text(encoding='utf-8'))
-        difference = find_difference(saved, current)
+        saved: Json = json.loads(path.read_text(encoding='utf-8'))
+        difference = _role_difference(saved, current)
     except (ValueError, AttributeError):
-        raise UserError(f'{path}: no record of tools; remove it to continue') from None
+        raise UserError(f'{path}: is not a record of tools; remove it to continue') from None
     if difference:
         raise UserError(f'{path.parent}: the run started with other tools: {difference}; {fix}')
 
 
-def find_difference(saved: Listing, current: Listing) -> str:
-    """The first difference between two listings in words; '' without one."""
+def _role_difference(saved: Json, current: dict[str, Listing]) -> str:
+    """Returns the first difference of any role in words; '' if there is none."""
+    # A record of an earlier version has one listing for all roles.
+    if any(isinstance(value.get('description'), str) for value in saved.values()):
+        merged: Listing = {}
+        for listing in current.values():
+            merged |= listing
+        return find_difference(saved, merged)
+    for role in dict.fromkeys((*saved, *current)):
+        difference = find_difference(saved.get(role, {}), current.get(role, {}))
+        if difference:
+            return f'role {role}: {difference}'
+    return ''
+
+
+def find_difference(saved: Json, current: Json) -> str:
+    """Returns the first difference between two listings in words; '' if there is none."""
     for name, attributes in saved.items():
         if name not in current:
             return f'{name!r} is missing'
@@ -96,14 +118,15 @@ def find_difference(saved: Listing, current: Listing) -> str:
     for name in current:
         if name not in saved:
             return f'{name!r} is new'
-    # The prompt explains them in this order.
+    # The order matters, because the prompt explains the tools in this order.
     if list(saved) != list(current):
         return f'their order was {", ".join(saved)} and is {", ".join(current)}'
     return ''
 
 
 def _attribute_difference(saved: Json, current: Json) -> str:
-    # Attributes that a later version of this file adds are not in an earlier record.
+    """Returns the first attribute that differs, with both values; '' if there is none."""
+    # Only attributes of the record are compared: a later version of this file may add further ones.
     for attribute, value in saved.items():
         if attribute in current and current[attribute] != value:
             return f'{attribute} (there {_quoted(value)}, now {_quoted(current[attribute])})'

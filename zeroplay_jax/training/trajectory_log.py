@@ -1,4 +1,4 @@
-"""Records of `trajectories.jsonl`: whole rollouts of a step, as the report shows them."""
+"""Makes the records of `trajectories.jsonl`: whole rollouts of a step, as the report shows them."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from zeroplay_jax.selfplay.roles import RolloutContext
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.types import Json, Row, ToolCall
 
-# Rollouts whose text is tokenised again, for a metric.
+# Number of rollouts per step whose text `rendering_check` tokenises again.
 _RENDERING_SAMPLE = 16
 
 
 def trajectory_records(
     recipe: str, context: RolloutContext, step: Step, rows: Sequence[Row], limit: int
 ) -> Iterator[Json]:
-    """About `limit` rollouts of a step: all rollouts of a question, spread over hop counts and kinds."""
+    """Yields the records of about `limit` rollouts of a step: all rollouts of a question, of all kinds in turn."""
     for row in _selected(rows, limit):
         yield trajectory_record(recipe, context, step, row)
 
 
 def _selected(rows: Sequence[Row], limit: int) -> list[Row]:
-    """Rollouts of alternating kinds, whole groups at a time: their comparison is what one reads them for."""
+    """Returns rollouts of alternating kinds, with all rollouts of each question, so that they can be compared."""
     rollouts_of_question: dict[tuple, list[Row]] = {}
     for row in rows:
-        # Without its last integer, the index of the sample.
+        # The last integer of an identity is the index of the sample.
         key = (row.role, row.trajectory.identity[:-1])
         rollouts_of_question.setdefault(key, []).append(row)
     questions_of_kind: dict[tuple, list[list[Row]]] = {}
     for rollouts in rollouts_of_question.values():
         question = rollouts[0].info.question
         hops = None if question is None else question.hops
-        # An evaluation asks questions and open tasks.
+        # The kind distinguishes questions from open tasks, and hop counts; an evaluation may have all of them.
         kind = ('rubrics' in rollouts[0].parts, hops)
         questions_of_kind.setdefault(kind, []).append(rollouts)
     # One question of each kind in turn, until there are enough rollouts.
@@ -49,18 +49,18 @@ def _selected(rows: Sequence[Row], limit: int) -> list[Row]:
 
 
 def trajectory_record(recipe: str, context: RolloutContext, step: Step, row: Row) -> Json:
-    """One rollout as JSON."""
+    """Returns one rollout as JSON."""
     trajectory = row.trajectory
     codec = context.roles[row.role].env.codec
     question = row.info.question
     teacher_prompt = None
     if row.teacher_prompt is not None:
         teacher_prompt = codec.decode(row.teacher_prompt)
-    # The task whose rollout made the question; None for questions from outside.
+    # The identity of the task in which the question was made; None for questions from outside.
     parent = None
     if question is not None:
         parent = question.origin.get('task')
-    # Text with its author, so that the report can show policy and environment apart.
+    # Each segment has one author, so that the report can distinguish policy and environment.
     segments = []
     for span in text_spans(codec, trajectory):
         segments.append({'source': span['source'], 'text': span['text']})
@@ -101,9 +101,13 @@ def _call_record(call: ToolCall | None) -> dict[str, Any] | None:
 
 
 def rendering_check(codec: Codec, rows: Sequence[Row]) -> dict[str, float]:
-    """Share of rollouts whose text tokenises to the sampled ids: what re-tokenising would change."""
-    # Training uses the sampled ids. The share shows what a system that re-tokenises text between
-    # turns would get wrong: the drift that users of such systems report in long runs.
+    """Returns a metric: the share of rollouts whose decoded text tokenises to the sampled ids again.
+
+    Args:
+      rows: at least one; the first `_RENDERING_SAMPLE` are measured.
+    """
+    # Training uses the sampled ids. The metric shows how often a system that tokenises the text again between
+    # turns would train on other ids, which users of such systems report as a drift in long runs.
     is_same = []
     for row in rows[:_RENDERING_SAMPLE]:
         ids = row.trajectory.tokens

@@ -146,6 +146,12 @@ const METRICS = {
     'Dropped episodes',
     'Share of items without trainable rollouts and without a question.',
   ],
+  dropped_share: [
+    GROUPS,
+    'Dropped share',
+    'Share of items that are not used: dropped items, and of the others their masked rollouts.',
+    'share',
+  ],
   pool_size: [PROPOSALS, 'Question pool size', 'Questions that the solver phase samples from.'],
   loss: [
     UPDATES,

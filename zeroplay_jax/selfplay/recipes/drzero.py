@@ -1,4 +1,4 @@
-"""Dr. Zero: a proposer asks about documents, a solver answers by search, and they are trained in turns.
+"""Dr. Zero: a proposer asks about documents, a solver answers by searching, and they are trained in turns.
 
 An iteration trains the proposer against the frozen solver, generates a set of questions, and trains
 the solver on them. The proposer is rewarded for questions that the solver answers sometimes but not
@@ -48,6 +48,7 @@ Document: {document}"""
 )
 
 
+# `check_hop_groups` suggests no larger `proposer.batch`.
 _LARGEST_SUGGESTED_BATCH = 10_000
 
 
@@ -82,7 +83,7 @@ class Recipe(RecipeBase):
 
     @classmethod
     def roles(cls, config):
-        """Two trained roles; under HRPO one proposal per prompt can be compared."""
+        """Returns two trained roles; under HRPO the proposer's advantage groups span prompts."""
         by_hop = config.drzero.group == 'hop'
         return (
             RoleSpec('proposer', 'proposer', groups_span_prompts=by_hop),
@@ -93,7 +94,7 @@ class Recipe(RecipeBase):
     def check(cls, config):
         """Refuses hop counts with a single proposal, and a window without measured solve rates."""
         check_hop_groups(config)
-        # A window needs measured solve rates; without them it would silently accept everything.
+        # Without measured solve rates the window would accept all questions.
         is_full_window = tuple(config.pool.window) == (0.0, 1.0)
         if not is_full_window and not config.pool.measure:
             problem = 'solve rates are not measured'
@@ -101,15 +102,14 @@ class Recipe(RecipeBase):
             fail('pool.window', tuple(config.pool.window), problem, fix)
 
     def phases(self):
-        """iterations × (proposer, generate, solver)."""
+        """Returns iterations × (proposer, generate, solver)."""
         return alternate(self.config)
 
     def tasks(self, step, pool, cursor):
-        """Documents with hop counts in the exact ratio, or questions of the pool."""
+        """Returns documents with hop counts in the exact ratio, or, for the solver, questions of the pool."""
         if step.phase.name == 'solver':
             return pool_tasks(self.config, step, pool, cursor)
-        # Rejected proposals are not replaced: they stay in the batch with their low reward, which is
-        # what the proposer learns validity from.
+        # Rejected proposals are not replaced: the proposer learns validity from their low rewards.
         if cursor.round > 0:
             return []
         if step.phase.name == 'generate':
@@ -117,7 +117,7 @@ class Recipe(RecipeBase):
         return self.documents.tasks(step, self.config.proposer.batch)
 
     def rollouts_per_step(self, phase):
-        """Proposals are followed by the attempts that measure their difficulty."""
+        """Adds the attempts that measure the difficulty of proposals to the estimate of the base class."""
         rollouts = super().rollouts_per_step(phase)
         if phase.name == 'proposer':
             return rollouts * (1 + self.config.reward.solves)
@@ -136,6 +136,7 @@ class Recipe(RecipeBase):
         return Outcome(rows)
 
     async def _proposals(self, context, task: Task, samples: int) -> list[Proposal]:
+        """Returns `samples` proposals on the document of a task, with the recipe's settings."""
         return await proposing.propose(
             context,
             'proposer',
@@ -146,13 +147,14 @@ class Recipe(RecipeBase):
         )
 
     async def _propose(self, context, task: Task) -> Outcome:
+        """Runs an item of the phase 'proposer': proposals with rewards for difficulty and form."""
         proposals = await self._proposals(context, task, self.config.proposer.samples)
         attempts = self.config.reward.solves
         pending = []
         for number, proposal in enumerate(proposals):
             identity = (*task.identity, number)
             pending.append(self._solve_count(context, identity, proposal, attempts))
-        # Concurrently: the slots stay busy while single rollouts are still running.
+        # All proposals are attempted concurrently, so that the slots stay busy.
         solve_counts = await asyncio.gather(*pending)
         rows = []
         for proposal, solve_count in zip(proposals, solve_counts, strict=True):
@@ -160,11 +162,11 @@ class Recipe(RecipeBase):
         return Outcome(rows)
 
     def _proposal_row(self, task: Task, proposal: Proposal, solve_count: int | None) -> Row:
-        """The proposal with its reward; `solve_count` is None for a question that was not asked."""
+        """Returns the row of a proposal with its reward; `solve_count` is None for a question that was not asked."""
         settings = self.config.reward
         row = proposing.proposal_row('proposer', task, proposal)
         passed_checks = proposal.rejected is None
-        # An ungrounded proposal has a raw format score, but earns nothing for it.
+        # A rejected proposal may have a raw format score above 0 (ungrounded), but earns nothing for it.
         row.parts['format'] = settings.format_weight * proposal.format['raw'] * passed_checks
         row.parts['difficulty'] = 0.0
         if passed_checks and solve_count is None:
@@ -174,20 +176,23 @@ class Recipe(RecipeBase):
             row.parts['difficulty'] = rewards.difficulty(
                 solve_count, settings.solves, settings.difficulty, settings.target
             )
-        # Dr. Zero eq. 4: difficulty, 0 where all or none of the rollouts solve it, plus format.
+        # Dr. Zero eq. 4: difficulty, which is 0 if all or none of the rollouts solve the question, plus format.
         row.reward = row.parts['format'] + row.parts['difficulty']
         if self.config.drzero.group == 'hop':
-            # HRPO (eq. 3): harder hop counts earn less, so proposals are compared within their own.
+            # HRPO (eq. 3) compares proposals of one hop count, because higher hop counts earn less.
             row.group = task.payload.hops
         return row
 
     async def _solve_count(
         self, context, identity: tuple[int, ...], proposal: Proposal, attempts: int
     ) -> int | None:
-        """How many solver rollouts reach the proposer's answer; None if the question is not asked."""
+        """Returns how many of `attempts` solver rollouts reach the proposer's answer.
+
+        None if the question is not asked: it was rejected, `attempts` is 0, or it is too long for the solver.
+        """
         if proposal.rejected or not attempts:
             return None
-        # Proposals that are not rejected have both; `str` states it for the type checker.
+        # Proposals that are not rejected have question and answer; `str` tells the type checker.
         question = Question(str(proposal.question), (str(proposal.answer),))
         metric = self.config.reward.answer
         try:
@@ -195,19 +200,23 @@ class Recipe(RecipeBase):
                 context, 'solver', metric, (*identity, 1), question, attempts
             )
         except TaskDropped:
-            # Too long to be asked. Its form is still rewarded, and its siblings stay.
+            # Caught here, because the other proposals on the document must stay.
             return None
 
     async def _generate(self, context, task: Task) -> Outcome:
+        """Runs an item of the phase 'generate': returns at most one question for the pool.
+
+        With `pool.measure`, the question's solve rate must lie in `pool.window`.
+        """
         settings = self.config.pool
         proposals = await self._proposals(context, task, settings.samples)
         rows = [proposing.proposal_row('proposer', task, proposal) for proposal in proposals]
-        # By form, not by difficulty, as in Dr. Zero's code: difficulty would cost rollouts for every
-        # proposal. The first of equals: the choice must depend on the samples alone.
+        # Chosen by form and not by difficulty, as in Dr. Zero's code: difficulty would cost rollouts for every
+        # proposal. On ties the first is taken.
         best = max(proposals, key=_quality)
         if best.rejected:
             return Outcome(rows, drop=best.rejected)
-        # Cut to a number of words, as in Dr. Zero's code.
+        # The question is cut to a number of words, as in Dr. Zero's code.
         words = str(best.question).split()[: settings.question_words]
         question = dataclasses.replace(self.pool_question(task, best), text=' '.join(words))
         solve_count = await self._solve_count(context, task.identity, best, settings.measure)
@@ -222,29 +231,29 @@ class Recipe(RecipeBase):
         return Outcome(rows, questions=[question])
 
     def pool_question(self, task: Task, proposal: Proposal) -> Question:
-        """The pool's record of a question, with its construction path where a teacher reads it."""
+        """Returns the pool's record of a question, with its construction path if the solver distils."""
         question = proposing.question_record(task, proposal)
-        # A path holds whole passages, which would enlarge every checkpoint and log without use.
+        # A path holds whole passages; without a teacher it would only enlarge checkpoints and logs.
         if not self.config.solver.distill_top_k:
             return question
         return dataclasses.replace(question, path=proposing.construction_path(task, proposal))
 
 
 def _quality(proposal: Proposal) -> tuple[bool, float]:
-    """Sort key of the proposals on a document: those that can be asked first, then by form."""
+    """Returns the sort key of a proposal: those that can be asked are better, then those with a better form."""
     return proposal.rejected is None, proposal.format['raw']
 
 
 def check_hop_groups(config) -> None:
-    """HRPO compares the proposals of a hop count: every hop count of a batch needs two of them.
+    """Refuses a batch in which some hop count has fewer than two proposals, which HRPO cannot compare.
 
     Raises:
       ConfigError: `proposer.batch` is too small for the rarest hop count of the ratio.
     """
     proposer = config.proposer
     is_relative = proposer.baseline != 'none' or proposer.scale == 'std'
-    # With singleton='raw' (Dr. Zero's code) the reward itself is the advantage of a lone proposal:
-    # a large push without comparison, but what the user asked for.
+    # With singleton='raw' (Dr. Zero's code) the reward itself is the advantage of a lone proposal, so the
+    # user has chosen to train on it without a comparison.
     if config.drzero.group != 'hop' or not is_relative or proposer.singleton == 'raw':
         return
     ratio = tuple(config.schedule.hop_ratio)
@@ -252,7 +261,7 @@ def check_hop_groups(config) -> None:
         return
     problem = f'a hop count of schedule.hop_ratio={ratio} gets fewer than 2 rollouts to compare'
     fix = 'choose less uneven shares'
-    # Tried one by one: `stratify` rounds, so there is no simple formula.
+    # Batch sizes are tried one by one: `stratify` rounds, so there is no simple formula.
     for batch in range(proposer.batch, _LARGEST_SUGGESTED_BATCH):
         if _smallest_hop_group(ratio, batch, proposer.samples) >= 2:
             fix = f'give {batch} or more'
@@ -261,6 +270,6 @@ def check_hop_groups(config) -> None:
 
 
 def _smallest_hop_group(ratio: tuple[float, ...], batch: int, samples: int) -> int:
-    """Proposals of the rarest hop count in a batch of that many documents."""
+    """Returns the number of proposals of the rarest hop count in a batch of `batch` documents."""
     documents = schedules.stratify(ratio, batch)
     return samples * min(count for count, share in zip(documents, ratio) if share)

@@ -1,9 +1,8 @@
 """DSPO: one agent on given questions, sequence-level policy gradients, and a dynamic filter.
 
-No self-play: questions come from a file (or, in miniature, from the training worlds) and count as
-external. A question whose rollouts all earn the same has no gradient; the engine's filter leaves it
-out and samples further ones until the batch is full (DSPO eq. 9), in the order of issue, so that
-short rollouts are not preferred.
+There is no self-play: questions come from a file, or from the training worlds, and count as external. A
+question whose rollouts all earn the same has no gradient. The engine's filter leaves it out, and further
+questions are sampled until the batch is full (DSPO eq. 9).
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ class Recipe(RecipeBase):
         super().__init__(config, library)
         questions = training_questions(config, library)
         self._dataset = EpochDataset(questions, config.seed)
-        # A warning and no error: strictly on-policy DSPO is a valid baseline, only not what the
-        # clip settings suggest.
+        # This is a warning and not an error: strictly on-policy DSPO is a valid baseline, in which the clip
+        # settings have no effect.
         if config.solver.loss == 'sequence_pg' and config.solver.minibatches == 1:
             logging.warning(
                 'config.solver.minibatches=1: with one update per batch the sequence ratio is 1 and '
@@ -43,7 +42,7 @@ class Recipe(RecipeBase):
 
     @classmethod
     def roles(cls, config):
-        """A single agent."""
+        """Returns the only role."""
         return (RoleSpec('solver', 'solver'),)
 
     @classmethod
@@ -55,7 +54,7 @@ class Recipe(RecipeBase):
             fail('inputs.questions', '', problem, 'name a file')
 
     def phases(self):
-        """Steps of one kind; iterations only number them."""
+        """Returns one phase of solver steps per iteration."""
         steps = self.config.solver.steps
         phases: list[Phase] = []
         # Several phases rather than one: surplus groups of the filter are discarded between them,
@@ -65,10 +64,10 @@ class Recipe(RecipeBase):
         return phases
 
     def tasks(self, step, pool, cursor):
-        """The next questions of the dataset."""
+        """Returns the next questions of the dataset."""
         return dataset_tasks(self.config, self._dataset, step, cursor)
 
     async def episode(self, context, step, task):
-        """All rollouts on one question."""
+        """Runs the solver on one question; returns all rollouts as rows."""
         rows = await solving.solver_rows(context, self.config, 'solver', task, task.payload)
         return Outcome(rows)

@@ -1,4 +1,4 @@
-"""π-Play: Dr. Zero's game, in which the way a question was made teaches its solver.
+"""π-Play: Dr. Zero's game, in which a teacher that knows how a question was made teaches the solver.
 
 The examiner (proposer) records for every question its path from a document to the answer. A
 teacher, an exponential moving average of the solver, reads the question with that path and
@@ -21,9 +21,9 @@ class Recipe(drzero.Recipe):
     """Dr. Zero with paths in all questions, also for ablations that do not distil."""
 
     def pool_question(self, task, proposal):
-        """The pool's record of a question, always with its construction path."""
+        """Returns the pool's record of a question, always with its construction path."""
         question = proposing.question_record(task, proposal)
-        # Dr. Zero records a path only where a teacher reads it. Here the pool's records must be the
-        # same with and without distillation, or the ablation would compare different runs.
+        # Dr. Zero records a path only if the solver distils. Here the pool's records must be the same with and
+        # without distillation, or the ablation would compare different runs.
         path = proposing.construction_path(task, proposal)
         return dataclasses.replace(question, path=path)

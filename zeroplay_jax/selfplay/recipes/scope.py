@@ -107,9 +107,9 @@ class Challenge:
     """A challenger's rollout with the verdicts of the judge and the scores of the solver.
 
     Attributes:
-      trajectory: the rollout.   task: its open task; None without one.   format: score and parts.
-      rejected: reason code of a task that is not given to the solver.
-      rubrics: written by the judge.   scores: of the solver's answers that could be graded.
+      trajectory: the rollout.   task: its open task; None if there is none.   format: format score 'raw' and parts.
+      rejected: reason code of a task that is not given to the solver or got no score; None for other tasks.
+      rubrics: rubrics that the judge wrote.   scores: scores of the solver's answers that could be graded.
     """
 
     trajectory: Trajectory
@@ -121,7 +121,7 @@ class Challenge:
 
     @property
     def score(self) -> float | None:
-        """Mean score; None if no answer could be graded."""
+        """Mean of `scores`; None if no answer could be graded."""
         return mean(self.scores) if self.scores else None
 
 
@@ -148,7 +148,7 @@ class Recipe(RecipeBase):
 
     @classmethod
     def roles(cls, config):
-        """Two trained roles. The judge is not among them: `config.judge` chooses it."""
+        """Returns two trained roles. The judge is not among them: `config.judge` chooses it."""
         # The challenger is called 'proposer', so that configs and metrics of all recipes agree.
         return (
             RoleSpec('proposer', 'challenger', terminal_tags=('task',)),
@@ -167,14 +167,14 @@ class Recipe(RecipeBase):
             fail('judge.kind', 'rule', problem, 'give policy or endpoint')
 
     def phases(self):
-        """iterations × (challenger, generate, solver); only a solver phase with given tasks."""
-        # With tasks from a file nothing is proposed: it is the data-trained baseline of the paper.
+        """Returns iterations × (challenger, generate, solver); with `inputs.tasks` a single solver phase."""
+        # With tasks from a file nothing is proposed, which is the data-trained baseline of the paper.
         if self._dataset:
             return [Phase('solver', self.config.solver.steps, ('solver',))]
         return alternate(self.config)
 
     def tasks(self, step, pool, cursor):
-        """Documents with a number of searches in the exact ratio, or tasks to solve."""
+        """Returns documents with numbers of searches in the exact ratio or, for the solver, tasks to solve."""
         if self._dataset:
             return dataset_tasks(self.config, self._dataset, step, cursor)
         if step.phase.name == 'solver':
@@ -187,7 +187,7 @@ class Recipe(RecipeBase):
         return self.documents.tasks(step, self.config.proposer.batch)
 
     def rollouts_per_step(self, phase):
-        """Every challenge is followed by trial answers, also in generation."""
+        """Adds the trial answers to challenges, which generation makes as well, to the estimate of the base class."""
         rollouts = super().rollouts_per_step(phase)
         if phase.name == 'solver':
             return rollouts
@@ -205,11 +205,12 @@ class Recipe(RecipeBase):
     # ---- challenger --------------------------------------------------------------------------------
 
     async def _generate(self, context, task: Task) -> Outcome:
-        """At most one task per document: the first whose measured score is in the window."""
+        """Runs an item of the phase 'generate': keeps the first task whose measured score is in `pool.window`."""
         challenges = await self._challenges(context, task, self.config.pool.samples)
         rows = [self._challenge_row(task, challenge) for challenge in challenges]
         low, high = self.config.pool.window
-        # The first, not the one closest to the target, as in SCOPE's code; borders are inclusive.
+        # As in SCOPE's code, the first task in the window is taken and not the one closest to the target; the
+        # bounds are inclusive.
         for challenge in challenges:
             if challenge.rejected is None and low <= (challenge.score or 0.0) <= high:
                 question = self._question(task, challenge)
@@ -219,6 +220,7 @@ class Recipe(RecipeBase):
         return Outcome(rows, drop=challenges[0].rejected or 'outside_window')
 
     async def _challenges(self, context, task: Task, samples: int) -> list[Challenge]:
+        """Returns `samples` judged challenges on the document of a task."""
         seed: SeedDocument = task.payload
         document = ''
         if self.config.schedule.initial_document:
@@ -236,24 +238,24 @@ class Recipe(RecipeBase):
         for number, challenge in enumerate(challenges):
             identity = (*task.identity, number)
             pending.append(self._judge_or_reject(context, identity, seed, challenge))
-        # Concurrently: each challenge needs several judgements, one after the other.
+        # Challenges are judged concurrently, because each needs several judgements one after the other.
         await asyncio.gather(*pending)
         return challenges
 
     async def _judge_or_reject(self, context, identity, seed, challenge: Challenge) -> None:
-        # A prompt that is too long rejects this challenge alone, not its siblings.
+        """Calls `_judge`; a prompt that is too long rejects this challenge and not the others on its document."""
         try:
             await self._judge(context, identity, seed, challenge)
         except TaskDropped as drop:
             challenge.rejected = drop.reason
 
     def _read(self, trajectory: Trajectory, seed: SeedDocument) -> Challenge:
-        """A challenger's rollout with its task and format score, not judged yet."""
+        """Returns a challenger's rollout with its task and format score, not judged yet."""
         final_text = ''
         if trajectory.finish == 'answer':
             final_text = trajectory.turns[-1].text
         task_text = rewards.extract_last(final_text, 'task')
-        # At least one: the format score divides by it.
+        # The format score divides by this number, so it is at least 1.
         required_searches = max(seed.hops - self.config.scope.searches_below_hops, 1)
         format_score = rewards.scope_challenger_format(
             [turn.text for turn in trajectory.turns],
@@ -267,8 +269,13 @@ class Recipe(RecipeBase):
         return Challenge(trajectory, task_text, format_score, rejected)
 
     async def _judge(self, context, identity, seed: SeedDocument, challenge: Challenge) -> None:
-        """Gates, rubrics and trial answers of one task, cheapest rejection first."""
-        # SCOPE's code writes rubrics before its gates and so pays for those of rejected tasks.
+        """Checks the gates, gets rubrics and grades trial answers of one task; fills in `challenge`.
+
+        Raises:
+          TaskDropped: a prompt is too long.
+        """
+        # The cheapest checks come first. SCOPE's code writes rubrics before its gates, also for tasks that
+        # the gates then reject.
         if challenge.rejected:
             return
         assert context.judge is not None
@@ -282,7 +289,7 @@ class Recipe(RecipeBase):
                 if not await context.judge.gate(gate_identity, gate, task_text, evidence):
                     challenge.rejected = f'gate_{gate}'
                     return
-        # From the same evidence as the task: a rubric must be answerable from the corpus.
+        # The judge gets the evidence that the challenger had, so that the corpus can answer the rubrics.
         rubrics = await context.judge.rubrics((*identity, 2), task_text, evidence)
         challenge.rubrics = rubrics or []
         if not challenge.rubrics:
@@ -292,31 +299,32 @@ class Recipe(RecipeBase):
         attempts = self.config.reward.solves
         trajectories = await context.ask('solver', (*identity, 3), attempts, task=task_text)
         grades = await self._grades(context, identity, open_task, trajectories)
-        # An ungraded answer is no evidence about the task; a missing answer is graded 0.
+        # An ungraded answer says nothing about the task and is left out; a missing answer has the grade 0.
         challenge.scores = [value for value in grades if value is not None]
         challenge.rejected = None if challenge.scores else 'ungraded'
 
     async def _grades(
         self, context, identity, open_task: Question, trajectories: Sequence[Trajectory]
     ) -> list[float | None]:
-        """Share of the rubrics that each rollout's answer meets; None where the judge gave no verdict."""
+        """Returns the share of the rubrics that each rollout's answer meets; None for ungraded answers (`grade`)."""
         pending = []
         for number, trajectory in enumerate(trajectories):
             answer = final_answer(trajectory)
-            # 4 separates judgements from the rollouts of the same task (0 to 3).
+            # The 4 separates these judgements from requests of the same task, which have 0 to 3.
             pending.append(grade(context, (*identity, 4, number), open_task, answer))
         return await asyncio.gather(*pending)
 
     def _challenge_row(self, task: Task, challenge: Challenge) -> Row:
+        """Returns the row of a judged challenge with its reward (SCOPE eq. 4)."""
         settings = self.config.reward
         parts = {f'format_{name}': value for name, value in challenge.format.items()}
-        # Form is rewarded although a gate fails (SCOPE eq. 4). A task without rubrics earns it as
-        # well, which follows the paper; the released code gives such a task 0.
+        # A task that fails a gate is still rewarded for its form (SCOPE eq. 4), and so is a task without
+        # rubrics, which follows the paper; the released code gives such a task 0.
         parts['format'] = settings.format_weight * challenge.format['raw']
         parts['difficulty'] = 0.0
         passed = challenge.rejected is None and challenge.score is not None
         if passed:
-            # Of the graded answers only: `scores` has fewer entries where the judge failed.
+            # `scores` holds the graded answers only, which may be fewer than `reward.solves`.
             parts['difficulty'] = rewards.difficulty(
                 sum(challenge.scores),
                 len(challenge.scores),
@@ -335,13 +343,14 @@ class Recipe(RecipeBase):
             reward=parts['format'] + parts['difficulty'],
             group=group_of(task.identity),
             parts=parts,
-            # Without a grade the value of the task is unknown.
+            # The value of a task is unknown if none of its answers was graded.
             drop='ungraded' if challenge.rejected == 'ungraded' else None,
             info=info,
         )
 
     @staticmethod
     def _question(task: Task, challenge: Challenge) -> Question:
+        """Returns the challenge as an open task with rubrics and provenance, as it enters the pool and the log."""
         seed: SeedDocument = task.payload
         document = document_text({'title': seed.title, 'text': seed.text})
         origin = {
@@ -356,8 +365,8 @@ class Recipe(RecipeBase):
             text=challenge.task or '',
             hops=seed.hops,
             rubrics=tuple(challenge.rubrics),
-            # One task per document and iteration, as in SCOPE. The text is hashed, too, because
-            # several passages of an article share a title.
+            # The pool keeps one task per document and iteration, as in SCOPE. The text is part of the key,
+            # because several passages of an article share a title.
             unique_key=hashlib.sha256(document.encode()).hexdigest()[:16],
             origin=origin,
         )
@@ -365,6 +374,7 @@ class Recipe(RecipeBase):
     # ---- solver ------------------------------------------------------------------------------------
 
     async def _solve(self, context, task: Task) -> Outcome:
+        """Runs the solver on one open task; returns all rollouts as rows."""
         open_task: Question = task.payload
         samples = self.config.solver.samples
         trajectories = await context.ask('solver', task.identity, samples, task=open_task.text)
@@ -375,10 +385,11 @@ class Recipe(RecipeBase):
         return Outcome(rows)
 
     def _solver_row(self, context, task: Task, trajectory: Trajectory, value: float | None) -> Row:
+        """Returns the row of an answer with its reward (SCOPE eq. 6); `value` is its grade, None if ungraded."""
         settings = self.config.scope
         answer = final_answer(trajectory)
         codec = context.roles['solver'].env.codec
-        # Tokens of the answer alone (SCOPE eq. 7): thoughts and searches may be long.
+        # Only the tokens of the answer count (SCOPE eq. 7): thoughts and searches may be long.
         answer_tokens = len(codec.encode_plain(answer or ''))
         length_factor = 1.0
         if settings.length_factor:
@@ -386,9 +397,9 @@ class Recipe(RecipeBase):
                 answer_tokens, soft=settings.soft_length, hard=settings.hard_length
             )
         searches = trajectory.calls_of('search')
-        # A call in the final turn was not followed by an answer.
+        # The format score counts searches in all turns but the last. Calls are compared by object identity,
+        # because two equal calls may be in different turns.
         final_call = trajectory.turns[-1].call if trajectory.turns else None
-        # By identity: two equal calls may be in different turns.
         searches_before_final = [call for call in searches if call is not final_call]
         format_score = rewards.scope_solver_format(
             [turn.text for turn in trajectory.turns],
@@ -405,7 +416,7 @@ class Recipe(RecipeBase):
         parts['search'] = settings.search_weight * rewards.search_bonus(len(searches))
         if self.config.reward.overlong_buffer:
             parts['overlong'] = solving.overlong_penalty(self.config, trajectory)
-        # Added in this order: another one would change the last bits of the sum.
+        # The order of the terms is fixed, because another order would change the last bits of the sum.
         reward = parts['rubrics'] + parts['format'] + parts['search'] + parts.get('overlong', 0.0)
         return Row(
             role='solver',

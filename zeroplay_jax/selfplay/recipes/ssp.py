@@ -2,10 +2,10 @@
 
 The proposer gets an answer and searches backwards for a question. A rule gate rejects unusable
 questions. An answerability check asks the policy to answer from the passages that the proposer
-read, mixed with passages of other proposers, without searching: a question that this does not
-answer is ambiguous or unfounded. Accepted questions are solved n times. The proposer earns the
-share of rollouts that fail (SSP alg. 1), the solver its answers. Where questions are rejected, the
-batch is filled as `config.ssp.fill` says.
+read, mixed with passages of other proposers, without searching: a question that is not answered in
+this way is ambiguous or unfounded. Accepted questions are solved n times. The proposer is rewarded
+with the share of rollouts that fail (SSP alg. 1), the solver for its answers. `config.ssp.fill`
+determines what replaces rejected questions.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ Material:
 
 Question: {question}"""
 
-# Thresholds of the released code, which its paper does not have.
+# Thresholds of the released code (`rewards.ssp_gate`), which the paper does not have.
 _CODE_GATE: dict[str, Any] = dict(
     chars=(10, 1000), words=10, searches=2, distinct=True, whole_words=False
 )
@@ -120,7 +120,7 @@ class Recipe(RecipeBase):
 
     @classmethod
     def roles(cls, config):
-        """Proposer and solver; the checker is the solver without tools, limited to one turn."""
+        """Returns proposer, solver and checker; the checker is the solver without tools, limited to one turn."""
         return (
             RoleSpec('proposer', 'proposer_from_answer', terminal_tags=('question',)),
             RoleSpec('solver', 'solver'),
@@ -138,9 +138,9 @@ class Recipe(RecipeBase):
             fail('inputs.answers', '', problem, 'name a file')
 
     def phases(self):
-        """Both roles are trained in every step."""
+        """Returns a schedule in which both roles are trained in every step."""
         settings = self.config.ssp
-        # Solver first as in the paper (alg. 1); the released code updates the proposer first.
+        # The solver is first, as in the paper (alg. 1); the released code updates the proposer first.
         roles = ('solver', 'proposer')
         if settings.first_update == 'proposer':
             roles = ('proposer', 'solver')
@@ -148,19 +148,19 @@ class Recipe(RecipeBase):
         return simultaneous(self.config, self.config.solver.steps, roles, clears_pool=period)
 
     def tasks(self, step, pool, cursor):
-        """A batch of answers; then, by `ssp.fill`, further answers or earlier questions."""
+        """Returns a batch of answers; in later rounds further answers or earlier questions, by `ssp.fill`."""
         settings = self.config.ssp
         if cursor.round == 0:
             return self._answer_tasks(step, cursor, self.config.proposer.batch)
         if not cursor.missing:
             return []
         if settings.fill == 'resample' and cursor.round <= settings.fill_rounds:
-            # Only as many as are missing. A batch that is still short afterwards stays short: SSP's
-            # code duplicates valid questions instead, which doubles their weight.
+            # A round draws as many answers as groups are missing. A batch that is incomplete after the last
+            # round stays so: SSP's code duplicates valid questions instead, which doubles their weight.
             return self._answer_tasks(step, cursor, cursor.missing)
         if settings.fill.startswith('replay') and cursor.round == 1:
-            # Shuffled anew in every step (its number takes the place of the iteration). This step's
-            # own questions enter the pool only after it.
+            # The pool is shuffled in every step: the step's number takes the place of the iteration. The
+            # questions of this step enter the pool after the step.
             questions = pool.batch(self.config.seed, step.number, 0, cursor.missing)
             tasks = []
             for index, question in enumerate(questions, cursor.step):
@@ -169,14 +169,14 @@ class Recipe(RecipeBase):
         return []
 
     def _answer_tasks(self, step, cursor, count: int) -> list[Task]:
-        """`count` answers; noise comes from the next tasks of the step, cyclically."""
-        # Rounds before this one count as neighbours: a round of one task has noise as well.
+        """Returns tasks on `count` answers; the noise of each comes from the next tasks of the step, cyclically."""
+        # Tasks of earlier rounds count as neighbours, so that a round of one task has noise as well.
         total = cursor.step + count
         neighbours = min(self.config.ssp.noise, total - 1)
         answers = self._answers.take(cursor.external, count)
         tasks = []
         for number, answer in enumerate(answers, cursor.step):
-            # The next tasks, not a random draw: answers come in random order already.
+            # The next tasks are as good as random ones, because answers are in random order already.
             noise_from: list[tuple[int, int]] = []
             for offset in range(neighbours):
                 noise_from.append((step.number, (number + 1 + offset) % total))
@@ -185,18 +185,19 @@ class Recipe(RecipeBase):
         return tasks
 
     async def episode(self, context, step, task):
-        """An answer hidden, checked and searched for; or an earlier question solved again."""
+        """Runs one item: hides an answer, checks the question and solves it; or solves an earlier question again."""
         try:
             if isinstance(task.payload, Question):
                 rows = await solving.solver_rows(context, self.config, 'solver', task, task.payload)
                 return Outcome(rows)
             return await self._propose_and_solve(context, task)
         finally:
-            # Checks of other episodes that wait for this one's passages must not wait forever.
-            context.hosts.publish(task.identity, [])
+            # Checks of other episodes wait for this episode's passages. If it failed before sharing them, it
+            # shares none; otherwise this call has no effect.
+            context.hosts.share(task.identity, [])
 
     async def _propose_and_solve(self, context, task: Task) -> Outcome:
-        """Proposals that hide one answer, and the solver's rollouts on those that pass both checks."""
+        """Returns proposals that hide one answer, and the solver's rollouts on those that pass both checks."""
         hidden: HiddenAnswer = task.payload
         proposals = await context.ask(
             'proposer',
@@ -205,12 +206,12 @@ class Recipe(RecipeBase):
             hops=hidden.hops,
             answer=hidden.answer,
         )
-        # The passages that a proposer read are noise for the checks of the others. Published before
+        # The passages that a proposer read are noise for the checks of other episodes. They are shared before
         # any check: two episodes whose checks wait for each other would never end.
         passages = []
         for trajectory in proposals:
             passages += retrieved_passages(trajectory)
-        context.hosts.publish(task.identity, passages)
+        context.hosts.share(task.identity, passages)
         proposer_rows: list[Row] = []
         solver_rows: list[Row] = []
         questions: list[Question] = []
@@ -228,7 +229,7 @@ class Recipe(RecipeBase):
         return Outcome(proposer_rows + solver_rows, questions, drop)
 
     def _question(self, task: Task, trajectory: Trajectory) -> Question:
-        """The proposed question; its answer is the given one, so the proposer cannot change it."""
+        """Returns the question of a rollout, with '' as its text if there is none; its answer is the hidden one."""
         hidden: HiddenAnswer = task.payload
         text = None
         if trajectory.finish == 'answer':
@@ -239,7 +240,14 @@ class Recipe(RecipeBase):
     async def _try_question(
         self, context, task: Task, number: int, trajectory: Trajectory, question: Question
     ) -> tuple[str | None, list[Row]]:
-        """Why a question is rejected, or None and the solver's rows on it."""
+        """Checks a question and, if it is accepted, solves it.
+
+        Args:
+          number: index of the question among the proposals of the task.
+
+        Returns:
+          Why the question is rejected, or None; the solver's rows, [] for a rejected question.
+        """
         reason = self._rule_gate(trajectory, question)
         attempts: list[Row] = []
         try:
@@ -253,18 +261,18 @@ class Recipe(RecipeBase):
         except TaskDropped as drop:
             return drop.reason, []
         if number > 0:
-            # The questions of one answer are separate groups. Negative keys cannot collide with the
-            # keys of first questions, which are those of their tasks.
+            # The questions of one answer are separate groups. The first one has the key of its task; the
+            # others get negative keys, which cannot collide with those of tasks.
             samples = self.config.proposer.samples
             for row in attempts:
                 row.group = -(group_of(task.identity) * samples + number)
         return reason, attempts
 
     def _rule_gate(self, trajectory: Trajectory, question: Question) -> str | None:
-        """Why a question is rejected by rule, or None."""
+        """Returns why a question is rejected by rule (`rewards.ssp_gate`, or 'unfinished'); else None."""
         if trajectory.finish != 'answer':
             return 'unfinished'
-        # Failed searches do not count as searching.
+        # Queries of failed searches do not count.
         queries: list[str] = []
         for call in trajectory.calls_of('search'):
             if call.error is None and call.arguments is not None:
@@ -276,7 +284,14 @@ class Recipe(RecipeBase):
     async def _answerability(
         self, context, task: Task, number: int, trajectory: Trajectory, question: Question
     ) -> str | None:
-        """'unanswerable' unless the question is answered from the passages read, mixed with noise."""
+        """Asks the checker to answer the question from the passages that the proposer read, mixed with noise.
+
+        Returns:
+          None if it gives the accepted answer, else 'unanswerable'.
+
+        Raises:
+          TaskDropped: the prompt is too long even without noise.
+        """
         hidden: HiddenAnswer = task.payload
         read_passages = retrieved_passages(trajectory)
         read_ids = {passage['id'] for passage in read_passages}
@@ -290,29 +305,29 @@ class Recipe(RecipeBase):
             shuffled = [material[index] for index in order]
             documents = passages_text([shuffled], 'search_r1')
             fields = dict(documents=documents, question=question.text)
-            # Noise is dropped first where the prompt is too long. If it is too long even without
-            # noise, `ask` raises, and the question is rejected.
+            # If the prompt is too long, noise is dropped, one passage at a time. If it is too long even
+            # without noise, `ask` raises below.
             if not noise or len(context.prompt_ids('checker', **fields)) <= limit:
                 break
             noise = noise[:-1]
-        # Greedy: acceptance must not depend on a lucky sample.
+        # Temperature 0, because acceptance must not depend on a lucky sample.
         (reply,) = await context.ask('checker', (*task.identity, 2, number), 1, 0.0, **fields)
         metric = self.config.reward.answer
         identity = (*task.identity, 3, number)
         value = await score(context, metric, identity, question, final_answer(reply))
-        # A missing verdict rejects. SSP's code accepts a question when its check raises an error, so
-        # that a failing judge admits unchecked questions.
+        # A missing verdict rejects the question. SSP's code accepts one whose check raises an error, so a
+        # failing judge admits unchecked questions.
         is_answered = value is not None and value >= 0.5
         return None if is_answered else 'unanswerable'
 
     async def _noise(self, context, hidden: HiddenAnswer, read_ids: set) -> list[Json]:
-        """Passages of other proposers that this one has not read."""
+        """Waits for the passages of the episodes in `hidden.noise_from`; returns those not in `read_ids`."""
         noise: list[Json] = []
         for identity in hidden.noise_from:
-            passages = await context.hosts.await_published(tuple(identity))
+            passages = await context.hosts.await_shared(tuple(identity))
             if self.config.ssp.noise_unit == 'document':
                 passages = passages[:1]
-            # A passage that both proposers read is evidence, not noise.
+            # A passage that both proposers read is evidence and not noise.
             for passage in passages:
                 if passage['id'] not in read_ids:
                     noise.append(passage)
@@ -326,8 +341,14 @@ class Recipe(RecipeBase):
         reason: str | None,
         attempts: list[Row],
     ) -> Row:
+        """Returns the row of a proposal with its reward.
+
+        Args:
+          reason: why the question was rejected, or None.
+          attempts: the solver's rows on it.
+        """
         settings = self.config.reward
-        # Ungraded attempts are left out of the solve rate, not counted as failures.
+        # Ungraded attempts are left out of the solve rate and do not count as failures.
         scores = [row.info.score or 0.0 for row in attempts if row.drop is None]
         info = RowInfo(question=question, valid=reason is None, rejected=reason)
         reward = self.config.ssp.invalid_reward
@@ -335,7 +356,7 @@ class Recipe(RecipeBase):
         if reason is None:
             info.solve_count = sum(value >= 0.5 for value in scores)
             if scores:
-                # 'one_minus' is SSP's 1 − solve rate (alg. 1): zero-sum against the solver.
+                # The difficulty 'one_minus' is SSP's 1 − solve rate (alg. 1): zero-sum with the solver's reward.
                 reward = rewards.difficulty(
                     sum(scores), len(scores), settings.difficulty, settings.target
                 )

@@ -1,8 +1,8 @@
 """Question construction paths (π-Play): what a distillation teacher sees and the student does not.
 
-A path is recorded when a question is made, as data: {'title', 'hops', 'question', 'answer',
-'document', 'steps': [{'think', 'query', 'found'}]}. Here it becomes the teacher's prompt, in the
-form that `config.privileged.kind` names.
+`path_of` records a path as data when a question is made: {'title', 'hops', 'question', 'answer', 'document',
+'steps': [{'think', 'query', 'found'}]}. `teacher_prompt` turns it into the prompt, in the form that
+`config.privileged.kind` names.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ again in the form asked for above, with your own searches and thoughts.
 {path}""",
     }
 }
-# A passage of at most this many characters is kept: it is little more than its title.
+# A passage of at most this many characters is not shortened: it is little more than its title.
 _SHORT_PASSAGE = 80
 
 
 def path_of(trajectory: Trajectory, seed: SeedDocument, question: str, answer: str) -> Json:
-    """The path that a proposer's rollout took from its document to its question."""
+    """Returns the record of the path that a proposer's rollout took from its document to its question."""
     steps: list[Json] = []
     for turn in trajectory.turns:
         call = turn.call
-        # Malformed calls taught the proposer nothing, so they are no part of the path.
-        if call is None or call.tool != 'search' or call.arguments is None:
+        # Calls that were not run returned nothing, so they are left out.
+        if call is None or call.tool != 'search' or not call.is_valid:
             continue
         queries = call.queries
         thought = rewards.extract_last(turn.text, 'think') or ''
@@ -65,20 +65,21 @@ def path_of(trajectory: Trajectory, seed: SeedDocument, question: str, answer: s
 
 
 def path_text(kind: str, path: Json, style: str, rng: np.random.Generator) -> str:
-    """A path as the teacher reads it.
+    """Returns a path as the teacher reads it.
 
     Args:
       kind: 'answer', 'answer_hop', 'qcp' or 'qcp_partial' (a random half of the steps, rounded down).
-      style: the prompt set; 'mini' is the chain of names that the built-in checkpoint was trained on.
+      style: name of the prompt set; 'mini' is the chain of names that the built-in checkpoint was trained on.
+      rng: draws the steps of 'qcp_partial'; other kinds do not use it.
     """
-    # The kinds are π-Play's ablation of privileged information, from least to most.
+    # The kinds are those of π-Play's ablation of privileged information.
     if kind == 'answer':
         return path['answer']
     if kind == 'answer_hop':
         return f'{path["answer"]} ({path["hops"]})'
     steps = path['steps']
     if kind == 'qcp_partial':
-        # Sorted: the remaining steps keep the order in which the proposer took them.
+        # Sorted, so that the selected steps stay in the order in which the proposer took them.
         half = sorted(rng.permutation(len(steps))[: len(steps) // 2])
         steps = [steps[index] for index in half]
     if style == 'mini':
@@ -99,12 +100,12 @@ def path_text(kind: str, path: Json, style: str, rng: np.random.Generator) -> st
 
 
 def _chain_of_names(path: Json, steps: list[Json]) -> str:
-    """Names from the document to the answer, in the form of the built-in checkpoint's training data."""
+    """Returns the names from the document to the answer, in the form of the built-in checkpoint's training data."""
     names = [path['title']]
     for step in steps:
         names.append(step['query'])
     names.append(path['answer'])
-    # Each name once: a query for the answer itself would end the chain with it twice.
+    # Each name occurs once, because the last query may be the answer itself.
     distinct_names = dict.fromkeys(filter(None, names))
     return ' > '.join(distinct_names)
 
@@ -112,22 +113,28 @@ def _chain_of_names(path: Json, steps: list[Json]) -> str:
 def teacher_prompt(
     context: RolloutContext, config, identity: tuple[int, ...], question: Question, role: str
 ) -> tuple[np.ndarray | None, float]:
-    """The teacher's prompt, int32 [P], and 1.0 if passages were left out of it, else 0.0.
+    """Returns the teacher's prompt, int32 [P], and 1.0 if passages were cut from it, else 0.0.
 
-    A path longer than `privileged.prompt_tokens` loses passages, longest first; queries and titles
-    stay, because they cannot be retrieved again. None if the prompt is too long even without them.
+    If the prompt is longer than `privileged.prompt_tokens`, passages are cut down to their titles, longest first.
+    If it is too long even then, the prompt is None.
+
+    Args:
+      identity: names the request within the run; the random draws of 'qcp_partial' derive from it.
+      question: has a `path` unless `privileged.kind` is 'none'.
+      role: role whose prompt the teacher reads.
     """
     kind = config.privileged.kind
     if kind == 'none':
-        # The teacher is then only an average of earlier students, the baseline of the ablation.
+        # The teacher reads the student's prompt. It is then only an average of earlier students, which is the
+        # baseline of the ablation.
         return context.prompt_ids(role, question=question.text), 0.0
     assert question.path is not None
-    # A copy: the question stays in the pool and is trained on again in later epochs.
+    # Copied, because the question stays in the pool and is trained on again in later epochs.
     path = copy.deepcopy(dict(question.path))
     was_cut = 0.0
     # The length in tokens is known only after rendering, so passages are cut one at a time.
     while True:
-        # The same random half of the steps in every round.
+        # A new generator draws the same random half of the steps in every round.
         rng = identity_rng(config.seed, *identity, 1)
         reference = path_text(kind, path, config.prompts, rng)
         ids = context.prompt_ids(role, 'solver_with_path', path=reference, question=question.text)
@@ -139,8 +146,8 @@ def teacher_prompt(
 
 
 def _shorten_longest_passage(path: dict[str, Any]) -> bool:
-    """Cuts the longest passage down to its title; False if all are short already."""
-    # (length, step, position): equal lengths are decided by the position, the same in every run.
+    """Cuts the longest passage of `path` down to its title, in place; returns False if all are short already."""
+    # (length, step, position): among passages of equal length the last one is cut.
     candidates: list[tuple[int, int, int]] = []
     for step_number, step in enumerate(path['steps']):
         for number, passage in enumerate(step['found']):
@@ -151,8 +158,8 @@ def _shorten_longest_passage(path: dict[str, Any]) -> bool:
     _, step_number, number = max(candidates)
     passages = path['steps'][step_number]['found']
     passage = passages[number]
-    # '(Title: …) text' ends its title at the first bracket. Without one, a single character is left.
+    # In '(Title: …) text' the title ends at the first closing bracket. Without a bracket one character is kept.
     title_end = max(passage.find(')') + 1, 1)
-    # A title longer than that would be a candidate again, and the loop above would not end.
+    # The title is cut as well: a longer one would be a candidate again, and `teacher_prompt` would not end.
     passages[number] = passage[:title_end][:_SHORT_PASSAGE]
     return True

@@ -1,4 +1,4 @@
-"""What recipes start from: documents to ask about, answers to hide, questions to solve."""
+"""The items that recipes start from: documents to ask about, answers to hide, questions to solve."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SeedDocument:
     origin: Json = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The record of the task log."""
+        """Returns the record of the task log."""
         record: dict[str, Any] = {'title': self.title, 'text': self.text, 'hops': self.hops}
         record |= self.origin
         if self.kind:
@@ -48,7 +48,7 @@ class SeedDocument:
 
     @classmethod
     def from_json(cls, record: Json) -> SeedDocument:
-        """A line of `inputs.documents`."""
+        """Returns the document of a line of `inputs.documents`."""
         return cls(
             title=record['title'],
             text=record['text'],
@@ -74,23 +74,23 @@ class HiddenAnswer:
     origin: Json = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The record of the task log."""
+        """Returns the record of the task log."""
         record: dict[str, Any] = {'answer': self.answer, 'hops': self.hops}
         return record | dict(self.origin)
 
 
 class EpochDataset(Generic[T]):
-    """A list of items in an endless order that is reshuffled every epoch."""
+    """A non-empty list of items as an endless sequence that is reshuffled every epoch."""
 
     def __init__(self, items: Sequence[T], seed: int):
         self._items = items
         self._seed = seed
 
     def take(self, begin: int, count: int) -> list[T]:
-        """Items `begin` to `begin + count` of the endless sequence."""
+        """Returns items `begin` to `begin + count` of the endless sequence."""
         size = len(self._items)
-        # Every epoch has a generator of its own: the order of an epoch does not depend on how many
-        # items were taken before, so a resumed run continues where it stopped.
+        # Every epoch has a generator of its own: its order does not depend on how many items were taken
+        # before, so a resumed run continues where it stopped.
         orders: dict[int, np.ndarray] = {}
         taken: list[T] = []
         for index in range(begin, begin + count):
@@ -103,9 +103,9 @@ class EpochDataset(Generic[T]):
 
 
 class DocumentSampler:
-    """Documents with hop counts in the exact ratio of `schedule.hop_ratio` in every step.
+    """Samples documents, with hop counts in the exact ratio of `schedule.hop_ratio` in every step.
 
-    Drawn from the corpus for every step, or taken from the file `inputs.documents`.
+    They are drawn from the corpus for every step, or taken from the file `inputs.documents`.
 
     Args:
       phases: the recipe's schedule, for a file; None: `alternate`.
@@ -133,13 +133,17 @@ class DocumentSampler:
         self._seed = config.seed
         self._ratio = tuple(config.schedule.hop_ratio)
         self._documents = library.documents
-        # By hop count − 1: indices of the documents that a chain of that many hops can start from.
+        # Entry h − 1: indices of the documents from which a chain of h hops can start.
         self._usable: list[Sequence[int]] = []
         for hops in range(1, len(self._ratio) + 1):
             self._usable.append(documents_for(library.documents, hops))
 
     def tasks(self, step: Step, size: int) -> list[Task]:
-        """`size` documents, without repeats while there are enough; a function of the arguments."""
+        """Returns tasks on `size` documents, a function of the arguments; none repeats while there are enough.
+
+        Raises:
+          UserError: no document can start a question of some hop count of the ratio.
+        """
         if self._from_file:
             return self._from_file.tasks(step, size)
         # The ratio is exact in every batch. Dr. Zero's code draws hop counts independently, which
@@ -148,7 +152,7 @@ class DocumentSampler:
         rng = identity_rng(self._seed, step.number)
         seeds: list[SeedDocument] = []
         used: set[int] = set()
-        # One generator for the whole batch: the order of the hop counts is part of the random stream.
+        # One generator draws the whole batch, so the order of the hop counts is part of the random stream.
         for hops, count in enumerate(hop_counts, 1):
             indices = self._draw(rng, hops, count, used)
             used.update(indices)
@@ -157,6 +161,7 @@ class DocumentSampler:
         return _numbered_tasks(step, seeds)
 
     def _draw(self, rng: np.random.Generator, hops: int, count: int, used: set[int]) -> list[int]:
+        """Draws the indices of `count` documents for a hop count, outside `used` as far as possible."""
         usable = self._usable[hops - 1]
         if not count:
             return []
@@ -165,21 +170,21 @@ class DocumentSampler:
                 f'no document can start a question of {hops} hops: lower config.schedule.hop_ratio '
                 'there'
             )
-        # More than needed, so that enough remain without those used for other hop counts.
+        # More than `count` are drawn, so that enough remain when those used for other hop counts are left out.
         draws = min(count + len(used), len(usable))
         indices: list[int] = []
         for position in rng.choice(len(usable), draws, replace=False):
             index = int(usable[position])
             if index not in used and len(indices) < count:
                 indices.append(index)
-        # A small corpus cannot fill the batch without repeats: the shortfall is drawn with them.
+        # A small corpus cannot fill the batch without repeats: missing documents are drawn with replacement.
         for position in rng.integers(0, len(usable), count - len(indices)):
             indices.append(int(usable[int(position)]))
         return indices
 
     def _seed_document(self, index: int, hops: int) -> SeedDocument:
         document = self._documents[index]
-        # Passages of the miniature worlds are named by their title; an empty id is left out.
+        # A document without an id has no provenance.
         origin: dict[str, str] = {}
         if document.id:
             origin['document_id'] = document.id
@@ -187,13 +192,17 @@ class DocumentSampler:
 
 
 class DocumentFile:
-    """Documents of a file with the hops, and task types, that the file assigns.
+    """Documents of `inputs.documents` with the hops, and task types, that the file assigns.
 
-    Every batch has the hops in the exact ratio of the config, and every type equally often, to one.
-    No document repeats before all others with its hops and type were used.
+    Every batch has the hops in the exact ratio of the config. Its types alternate, so their counts differ by one at
+    most. No document repeats before all others with its hops and type were used.
+
+    Args:
+      phases: the recipe's schedule.
+      batch_of_phase: documents per step of each phase that reads them.
 
     Raises:
-      UserError: an unusable line, or hops that the config asks for and no document has.
+      UserError: a line is unusable, or no document has some hops or type that the config requires.
     """
 
     def __init__(self, config, phases: Sequence[Phase], batch_of_phase: Mapping[str, int]):
@@ -218,6 +227,7 @@ class DocumentFile:
             self._datasets[cell] = EpochDataset(seeds, config.seed)
 
     def _check(self, path: str, cells, wanted_types: set[str]) -> None:
+        """Raises UserError if a type, or a hop count of some type, that the config requires has no document."""
         absent_types = wanted_types - set(self._types)
         if absent_types:
             raise UserError(
@@ -234,7 +244,7 @@ class DocumentFile:
                 )
 
     def tasks(self, step: Step, size: int) -> list[Task]:
-        """`size` documents; a function of the arguments."""
+        """Returns tasks on `size` documents, a function of the arguments; raises UserError for an unknown phase."""
         used_before = self._used_before(step)
         seeds: list[SeedDocument] = []
         for cell, count in self._cell_counts(size).items():
@@ -242,20 +252,20 @@ class DocumentFile:
         return _numbered_tasks(step, seeds)
 
     def _cell_counts(self, size: int) -> collections.Counter[Cell]:
-        """How many documents of each (hops, type) a batch holds: types alternate over the batch."""
+        """Returns how many documents of each (hops, type) a batch holds; types alternate over the batch."""
         cells: collections.Counter[Cell] = collections.Counter()
-        # The number of the document in the batch, not in its hop count: otherwise the first type
-        # would get the odd document of every hop count.
+        # Types alternate over the batch and not within each hop count, where the first type would get the odd
+        # document of every hop count.
         for number, hops in enumerate(_stratified_hops(self._ratio, size)):
             kind = self._types[number % len(self._types)]
             cells[int(hops), kind] += 1
         return cells
 
     def _used_before(self, step: Step) -> collections.Counter[Cell]:
-        """How many documents of each cell all earlier steps used."""
-        # Computed from the schedule instead of counted, so there is no state to checkpoint.
-        # Documents continue across phases: until a cell is exhausted, generation does not repeat
-        # what the proposer trained on.
+        """Returns how many documents of each cell all earlier steps used."""
+        # This is computed from the schedule and not counted, so there is no state to checkpoint. Positions
+        # continue across phases: until a cell is exhausted, generation does not repeat the documents that the
+        # proposer trained on.
         used: collections.Counter[Cell] = collections.Counter()
         for phase in self._phases:
             # Iteration and name identify a phase: `alternate` has each name once per iteration.
@@ -264,13 +274,13 @@ class DocumentFile:
             steps = phase.steps
             if is_current:
                 steps = step.index
-            # 0 for solver phases, which use no documents.
+            # The batch is 0 for solver phases, which use no documents.
             batch = self._batch_of_phase.get(phase.name, 0)
             for cell, count in self._cell_counts(batch).items():
                 used[cell] += count * steps
             if is_current:
                 return used
-        # Otherwise every step of this phase would silently get the same documents.
+        # Without this error every step of the unknown phase would get the same documents.
         raise UserError(
             f'config.inputs.documents: phase {step.phase.name!r} of the recipe is not in the schedule '
             'that DocumentSampler was given; pass it the phases of the recipe'
@@ -280,7 +290,7 @@ class DocumentFile:
 def pool_tasks(
     config, step: Step, pool: TaskPool, cursor: BatchCursor, role: str = 'solver'
 ) -> list[Task]:
-    """A batch of the pool's questions; further ones while the filter leaves groups missing."""
+    """Returns the next questions of the pool: those missing in round 0, then whole batches (`_round_size`)."""
     count = _round_size(config[role], cursor)
     questions = pool.batch(config.seed, step.phase.iteration, cursor.phase, count)
     return _numbered_tasks(step, questions, first=cursor.step)
@@ -293,7 +303,7 @@ def dataset_tasks(
     cursor: BatchCursor,
     role: str = 'solver',
 ) -> list[Task]:
-    """A batch of external questions; further ones while the filter leaves groups missing."""
+    """Returns the next external questions: those missing in round 0, then whole batches (`_round_size`)."""
     questions = dataset.take(cursor.phase, _round_size(config[role], cursor))
     return _numbered_tasks(step, questions, first=cursor.step, external=True)
 
@@ -301,7 +311,7 @@ def dataset_tasks(
 def _numbered_tasks(
     step: Step, payloads: Sequence[Any], first: int = 0, external: bool = False
 ) -> list[Task]:
-    """One task per payload, with the identity (step number, index within the step)."""
+    """Returns one task per payload, with the identity (step number, index within the step)."""
     tasks: list[Task] = []
     for index, payload in enumerate(payloads, first):
         tasks.append(Task((step.number, index), payload, external))
@@ -309,30 +319,36 @@ def _numbered_tasks(
 
 
 def _round_size(role, cursor: BatchCursor) -> int:
-    """Items of a round: the missing ones at first, then whole batches, which keep the slots busy."""
+    """Returns the number of items of a round: the missing ones at first, then whole batches, which keep slots busy.
+
+    0 ends the step: nothing is missing, the filter is off, or `fill_rounds` is reached.
+
+    Args:
+      role: `config.<role>`.
+    """
     if cursor.round == 0:
         return cursor.missing
     if not role.filter_groups or not cursor.missing:
         return 0
-    # Not for ever: a policy that solves everything, or nothing, yields no informative group at all.
+    # The rounds are limited, because a policy that solves all questions, or none, yields no informative group.
     if cursor.round >= role.fill_rounds:
         return 0
     return role.batch
 
 
 def _hops_with_share(ratio: Sequence[float]) -> list[int]:
-    """Hop counts that `schedule.hop_ratio` gives a share above 0."""
+    """Returns the hop counts to which a ratio gives a share above 0."""
     return [hops for hops, share in enumerate(ratio, 1) if share]
 
 
 def _stratified_hops(ratio: Sequence[float], size: int) -> np.ndarray:
-    """Hop counts of `size` items in the exact ratio, ascending."""
+    """Returns the hop counts of `size` items in the exact ratio, ascending."""
     hop_counts = np.arange(len(ratio)) + 1
     return np.repeat(hop_counts, stratify(ratio, size))
 
 
 def training_questions(config, library: Library) -> list[Question]:
-    """Questions of `inputs.questions`, else of the training worlds.
+    """Returns the questions of `inputs.questions`, else of the training worlds.
 
     Raises:
       UserError: neither is available.
@@ -349,12 +365,12 @@ def training_questions(config, library: Library) -> list[Question]:
 
 
 def hidden_answers(config, library: Library) -> list[HiddenAnswer]:
-    """Answers of `inputs.answers`, else of the training worlds; hops in the exact ratio over the list.
+    """Returns the answers of `inputs.answers`, else of the training worlds; hops are in the exact ratio.
 
     Raises:
       UserError: neither is available.
     """
-    # (answer, provenance). SSP's gates compare with one text: of several accepted answers the first.
+    # (answer, provenance). SSP's gates compare with one text, so the first accepted answer is used.
     answers: list[tuple[str, Json]] = []
     if config.inputs.answers:
         for record in files.read_lines(config.inputs.answers):
@@ -368,7 +384,7 @@ def hidden_answers(config, library: Library) -> list[HiddenAnswer]:
             f'recipe {config.recipe} needs answers, and there are none; name a file in '
             'config.inputs.answers'
         )
-    # Shuffled, because a file may be sorted: a topic must not always come with the same hop count.
+    # Hops are shuffled, because a file may be sorted: a topic must not always get the same hop count.
     hops = _stratified_hops(config.schedule.hop_ratio, len(answers))
     shuffled_hops = identity_rng(config.seed, 0).permutation(hops)
     hidden: list[HiddenAnswer] = []

@@ -1,4 +1,4 @@
-"""A proposer's rollout about a document, read once: question, answer, format and validity (Dr. Zero)."""
+"""Parses a proposer's rollout about a document: question, answer, format score and validity (Dr. Zero)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Proposal:
-    """A proposer's rollout with what was read from it.
+    """A proposer's rollout with its parsed proposal.
 
     Attributes:
       trajectory: the rollout.
-      question, answer: from its final turn; None without one.
-      format: Dr. Zero's format score and its parts.
-      is_grounded: its answer is in the passages of the last search, and its question names the source.
-      rejected: why it is not asked: unfinished, no_question, no_answer, leaks_answer, ungrounded.
+      question, answer: texts in its final turn; None if there is none.
+      format: Dr. Zero's format score 'raw' and its parts.
+      is_grounded: whether the answer is in the passages of the last search and the question names the source.
+      rejected: why the question is not asked (unfinished, no_question, no_answer, leaks_answer, ungrounded); None
+        if it is.
     """
 
     trajectory: Trajectory
@@ -45,9 +46,18 @@ async def propose(
     show_document: bool,
     require_grounding: bool,
 ) -> list[Proposal]:
-    """Rollouts of a proposer on a document and a hop count."""
+    """Returns `samples` proposals on the document and hop count of a task.
+
+    Args:
+      task: its payload is a `SeedDocument`.
+      show_document: whether the prompt contains the document.
+      require_grounding: whether to reject ungrounded proposals.
+
+    Raises:
+      TaskDropped: the prompt is too long.
+    """
     seed: SeedDocument = task.payload
-    # Without its document the proposer starts from nothing but the hop count (an ablation of Dr. Zero).
+    # Without the document the proposer knows the hop count only (an ablation of Dr. Zero).
     document = ''
     if show_document:
         document = prompts.document_text({'title': seed.title, 'text': seed.text})
@@ -60,8 +70,8 @@ async def propose(
 def read_proposal(
     trajectory: Trajectory, seed: SeedDocument, require_grounding: bool = False
 ) -> Proposal:
-    """Question, answer and format score of a rollout about a document."""
-    # Only the final turn counts: a question drafted in an earlier one was not submitted.
+    """Returns the proposal of a rollout about a document."""
+    # Only the final turn is read: a question drafted in an earlier turn was not submitted.
     final_text = ''
     if trajectory.finish == 'answer':
         final_text = trajectory.turns[-1].text
@@ -69,12 +79,12 @@ def read_proposal(
     answer = rewards.extract_last(final_text, 'answer')
     format_score = _format_score(trajectory, seed, question, answer)
     is_grounded = _is_grounded(trajectory, seed, question, answer)
-    # The first reason that applies; the order is part of the logged statistics.
+    # The first reason that applies is logged, so the order of the checks must not change.
     rejected: str | None = None
     if trajectory.finish != 'answer':
         rejected = 'unfinished'
     elif format_score['raw'] == 0:
-        # Exactly the proposals whose difficulty Dr. Zero's code does not measure either.
+        # Dr. Zero's code does not measure the difficulty of these proposals either.
         rejected = _format_problem(question, answer)
     elif require_grounding and not is_grounded:
         rejected = 'ungrounded'
@@ -84,7 +94,7 @@ def read_proposal(
 def _format_score(
     trajectory: Trajectory, seed: SeedDocument, question: str | None, answer: str | None
 ) -> dict[str, float]:
-    """Dr. Zero's format score of a rollout and its parts."""
+    """Returns Dr. Zero's format score of a rollout and its parts (`rewards.drzero_format`)."""
     texts: list[str] = []
     successful_searches = 0
     responses = 0
@@ -93,11 +103,10 @@ def _format_score(
         call = turn.call
         if call is None:
             continue
-        # An error message is a response, too: the policy could react to it.
+        # An error message counts as a response, because the policy can react to it.
         responses += bool(call.documents) or call.error is not None
         is_search = call.tool == 'search' and call.is_valid
         successful_searches += is_search and call.error is None
-    # The answer may occur in the document itself: a question of one hop needs no search.
     passages = retrieved_passages(trajectory)
     retrieved = [f'{passage["title"]} {passage["text"]}' for passage in passages]
     return rewards.drzero_format(
@@ -113,7 +122,7 @@ def _format_score(
 
 
 def _format_problem(question: str | None, answer: str | None) -> str:
-    """Why a format score is 0; with both parts present only a leaked answer explains it."""
+    """Returns why a format score is 0. With question and answer present, only a leaked answer explains it."""
     if not question:
         return 'no_question'
     if not answer:
@@ -124,29 +133,32 @@ def _format_problem(question: str | None, answer: str | None) -> str:
 def _is_grounded(
     trajectory: Trajectory, seed: SeedDocument, question: str | None, answer: str | None
 ) -> bool:
-    """Whether the answer is in the passages of the last search and the question names the source document."""
+    """Returns whether the answer is in the passages of the last search and the question names the source document.
+
+    If no search found anything, the source document takes the place of the passages.
+    """
     if not question or not answer:
         return False
     last_passages = seed.text
     searches = [call for call in trajectory.calls_of('search') if call.documents]
     if searches:
-        # The last hop: an answer from an earlier passage would need fewer hops than asked for.
+        # The last search is the last hop; an answer from an earlier passage would need fewer hops than requested.
         texts = []
         for query_passages in searches[-1].documents:
             for passage in query_passages:
                 texts.append(passage['text'])
         last_passages = ' '.join(texts)
-    # Exact comparison, without normalisation: a loose one would accept answers by coincidence.
+    # Compared without normalisation, which would accept answers by coincidence.
     return answer in last_passages and seed.title in question
 
 
 def question_record(task: Task, proposal: Proposal) -> Question:
-    """The proposed question with its provenance, as it enters the pool and the log."""
+    """Returns the proposed question with its provenance, as it enters the pool and the log."""
     seed: SeedDocument = task.payload
     answers: tuple[str, ...] = ()
     if proposal.answer is not None:
         answers = (proposal.answer,)
-    # Document, task and weights: enough to trace a question back to the rollout that made it.
+    # Document, task and version of the weights identify the rollouts that may have made a question.
     origin = {
         'document': seed.title,
         'task': list(task.identity),
@@ -157,10 +169,13 @@ def question_record(task: Task, proposal: Proposal) -> Question:
 
 
 def proposal_row(role: str, task: Task, proposal: Proposal) -> Row:
-    """The proposal as a row of its prompt's group, without a reward yet."""
-    # Prefixed: these parts are logged, and only 'format' is added to the reward.
+    """Returns a row of the prompt's group with reward 0.0; the recipe sets the reward and its parts.
+
+    The parts that count in the reward are `parts['format']` and `parts['difficulty']`.
+    """
+    # These are logged only. The part that counts in the reward is called 'format', without a suffix.
     parts = {f'format_{name}': value for name, value in proposal.format.items()}
-    # `valid` is about the form alone; `rejected` also covers grounding.
+    # `valid`: format alone. `rejected`: also set for an unfinished or ungrounded proposal.
     info = RowInfo(
         question=question_record(task, proposal),
         valid=proposal.format['raw'] > 0,
@@ -170,6 +185,6 @@ def proposal_row(role: str, task: Task, proposal: Proposal) -> Row:
 
 
 def construction_path(task: Task, proposal: Proposal) -> Json:
-    """How the question was made, for a teacher."""
+    """Returns the record of how a proposal was made (`path_of`), for a distillation teacher."""
     question = proposal.question or ''
     return path_of(proposal.trajectory, task.payload, question, proposal.answer or '')

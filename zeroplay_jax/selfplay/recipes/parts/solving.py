@@ -1,4 +1,4 @@
-"""A solver's rollouts on a question: answered, scored and made into rows."""
+"""Gets a solver's rollouts on a question, scores them and makes rows of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zeroplay_jax.types import Question, Row, RowInfo, Task, Trajectory
 if TYPE_CHECKING:
     from zeroplay_jax.selfplay.roles import RolloutContext
 
-# Names of the reward part per answer metric.
+# Answer metric → name of its reward part; another metric names the part itself.
 _PART_NAMES = {'em': 'exact_match', 'subem': 'contains_answer', 'judge': 'judged_correct'}
 
 
@@ -24,12 +24,16 @@ async def attempts(
     question: Question,
     samples: int,
 ) -> list[tuple[Trajectory, float | None]]:
-    """Rollouts on a question, each with its score; None where the judge gave no verdict."""
+    """Returns rollouts on a question, each with its score; None where the judge gave no verdict.
+
+    Raises:
+      TaskDropped: the prompt is too long.
+    """
     trajectories = await context.ask(role, identity, samples, question=question.text)
     scored = []
     for number, trajectory in enumerate(trajectories):
         answer = final_answer(trajectory)
-        # The sample's number is part of the identity: a judge's sampled verdicts must differ.
+        # The sample's number is part of the identity, because each judgement needs its own random stream.
         value = await score(context, metric, (*identity, number), question, answer)
         scored.append((trajectory, value))
     return scored
@@ -43,10 +47,14 @@ async def solve_count(
     question: Question,
     samples: int,
 ) -> int:
-    """How many of `samples` rollouts answer the question (score of at least one half)."""
+    """Returns how many of `samples` rollouts answer the question (score of at least one half).
+
+    Raises:
+      TaskDropped: the prompt is too long.
+    """
     scored = await attempts(context, role, metric, identity, question, samples)
-    # A threshold for graded metrics (F1); exact match is 0 or 1. An answer without a verdict counts
-    # as not solved, so a failing judge makes questions look harder, never easier.
+    # The threshold is for graded metrics (F1); exact match is 0 or 1. An answer without a verdict counts as
+    # not solved, so a failing judge makes questions look harder, never easier.
     solved = 0
     for _, value in scored:
         solved += value is not None and value >= 0.5
@@ -56,13 +64,17 @@ async def solve_count(
 async def solver_rows(
     context: RolloutContext, config, role: str, task: Task, question: Question
 ) -> list[Row]:
-    """Rollouts on a question as rows, with the teacher's prompt where the role distils."""
+    """Returns `config.<role>.samples` rollouts on a question as rows, with the teacher's prompt if the role distils.
+
+    Raises:
+      TaskDropped: the solver's prompt is too long.
+    """
     settings = config[role]
     metric = config.reward.answer
     ids_for_teacher = None
     privileged_cut = None
     if settings.distill_top_k and question.path is not None:
-        # One prompt for the whole group: it depends on the question, not on the rollout.
+        # The whole group shares one prompt, which depends on the question and not on the rollout.
         ids_for_teacher, privileged_cut = teacher_prompt(
             context, config, task.identity, question, role
         )
@@ -72,7 +84,7 @@ async def solver_rows(
         parts = {_PART_NAMES.get(metric, metric): value or 0.0}
         if config.reward.overlong_buffer:
             parts['overlong'] = overlong_penalty(config, trajectory)
-        # Without a verdict the rollout is neither right nor wrong: any reward would be noise.
+        # A rollout without a verdict is dropped: it is neither right nor wrong, and any reward would be noise.
         drop = 'ungraded' if value is None else None
         info = RowInfo(
             question=question,
@@ -95,10 +107,13 @@ async def solver_rows(
 
 
 def overlong_penalty(config, trajectory: Trajectory) -> float:
-    """Penalty for rollouts near the end of their slot (DAPO's soft overlong shaping); 0 if it is off."""
+    """Returns the penalty, at most 0, for rollouts near the end of their slot (DAPO's soft overlong shaping).
+
+    0 if `reward.overlong_buffer` is 0.
+    """
     buffer = config.reward.overlong_buffer
     if not buffer:
         return 0.0
-    # All tokens, not the policy's alone: the slot fills up with observations as well.
+    # All tokens count and not the policy's alone, because observations fill the slot as well.
     length = len(trajectory.tokens)
     return rewards.overlong_penalty(length, config.sampler.context, buffer)

@@ -1,7 +1,8 @@
-"""What a run that trained nothing, or stopped training, tells its user."""
+"""Reports whether a run trained its policies: the stop message, fields of summary.json, and exit status 3."""
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.learning_record import (
     EQUAL_REWARDS,
     NONFINITE_GRADIENT,
+    policies_text,
     shares_text,
     step_name,
 )
@@ -20,7 +22,7 @@ _UNFINISHED = (
     '(config.policy.path, config.prompts=paper) or give it more tokens (config.rollout.turn_tokens)'
 )
 _INFORMATION = 'read why in tasks.jsonl, and the rollouts in report.html'
-# Reason code → what to change. Recipes have further codes.
+# Reason code → what to change. Recipes have further codes, which get `_INFORMATION`.
 _REMEDIES = {
     'prompt_too_long': 'raise config.rollout.prompt_tokens, and with it config.sampler.context',
     EQUAL_REWARDS: (
@@ -40,26 +42,32 @@ _REMEDIES = {
 
 
 def stop_line(engine: Engine, policies: Sequence[str], step: Step) -> str:
-    """Why the run stops after this step because of these policies, and what to change; one line."""
+    """Returns one line: why the run stops after this step, and what to change.
+
+    Args:
+      engine: its last step was `step`.
+      policies: those of `LearningRecord.stuck_policies`; at least one.
+    """
     learning = engine.learning
     names = ', '.join(policies)
     if learning.lacks_tasks:
         problem = f'{step_name(step)} has nothing to train {names} on'
-        if learning.last_reasons:
-            problem += f': {shares_text(learning.last_reasons, "tasks")}'
+        # Without tasks the reasons are those of an earlier phase: the same for all policies.
+        reasons = learning.last_reasons.get(policies[0])
+        if reasons:
+            problem += f': {shares_text(reasons, "tasks")}'
     else:
         count = max(learning.consecutive_empty[name] for name in policies)
         steps = 'step' if count == 1 else f'{count} steps in a row'
-        reasons = shares_text(learning.last_reasons, 'tasks')
-        problem = (
-            f'{steps} trained nothing in {names}, the last of them {step_name(step)}: {reasons}'
-        )
+        text = policies_text(learning.last_reasons, policies)
+        problem = f'{steps} trained nothing in {names}, the last of them {step_name(step)}: {text}'
     return f'stopped: {problem}; {remedy(engine, policies[0])}'
 
 
 def remedy(engine: Engine, policy: str) -> str:
-    """What to change so that a policy learns, by the commonest reason of the last empty step."""
-    for reason, _ in engine.learning.last_reasons.most_common(1):
+    """Returns advice on what to change so that a policy learns, for the commonest reason of its last empty step."""
+    reasons = engine.learning.last_reasons.get(policy, collections.Counter())
+    for reason, _ in reasons.most_common(1):
         text = _REMEDIES.get(reason, _INFORMATION)
         roles = [role for role, weights in engine.weights_of.items() if weights == policy]
         return text.replace('<role>', roles[0])
@@ -67,8 +75,8 @@ def remedy(engine: Engine, policy: str) -> str:
 
 
 def policies_due(engine: Engine, steps: Sequence[Step]) -> list[str]:
-    """Names of the weights that the schedule trains."""
-    # A dict and not a set, whose order differs between processes.
+    """Returns the names of the weights that the schedule trains."""
+    # A dict keeps the order of insertion; the order of a set differs between processes.
     due: dict[str, None] = {}
     for step in steps:
         for role in step.phase.trains:
@@ -79,7 +87,7 @@ def policies_due(engine: Engine, steps: Sequence[Step]) -> list[str]:
 def learning_summary(
     engine: Engine, steps: Sequence[Step], unchanged: Sequence[str], stopped: str | None
 ) -> dict[str, Any]:
-    """Fields of summary.json about what was trained.
+    """Returns the fields of summary.json about what was trained.
 
     Args:
       steps: all steps of the run.
@@ -88,15 +96,17 @@ def learning_summary(
 
     Returns:
       'trained': whether all policies that the schedule trains were trained; 'policies': per policy whether
-      it was, and its steps with and without an update; 'stopped'; 'warning': a sentence for the head of
-      the report, or None.
+      it was, and its steps with and without an update; 'stopped': the argument; 'warning': sentences for the head
+      of the report, or None.
     """
     learning = engine.learning
     policies = {}
     untrained = []
     for name in policies_due(engine, steps):
-        # Weight decay alone changes weights, and an update of size 0 leaves them as they were.
-        is_trained = learning.trained_steps[name] > 0 and name not in unchanged
+        # Both conditions are needed: weight decay alone changes weights, and an update may be too small to
+        # change them. A checkpoint of an earlier version has no counts.
+        has_learnt = learning.trained_steps[name] > 0 or not learning.counts_all_steps
+        is_trained = has_learnt and name not in unchanged
         if not is_trained:
             untrained.append(name)
         policies[name] = {
@@ -107,10 +117,12 @@ def learning_summary(
     sentences = []
     if untrained:
         sentences.append(f'Nothing was trained in {", ".join(untrained)}.')
-        # Otherwise the line about the stop has the reasons.
-        if not stopped and learning.last_reasons:
-            reasons = shares_text(learning.last_reasons, 'tasks')
-            sentences.append(f'The last empty step: {reasons}; {remedy(engine, untrained[0])}.')
+        for name in untrained:
+            reasons = learning.last_reasons.get(name)
+            # If the run was stopped, the sentence about it below has the reasons.
+            if reasons and not stopped:
+                text = shares_text(reasons, 'tasks')
+                sentences.append(f'The last empty step of {name}: {text}; {remedy(engine, name)}.')
     if stopped:
         sentences.append(f'The run {stopped}.')
         sentences.append('The figures after training are those of the last evaluation before that.')
@@ -122,11 +134,13 @@ def learning_summary(
     }
 
 
-def raise_if_untrained(config, summary: Json) -> None:
-    """Ends a run that stopped early, or that trained no policy at all, with exit status 3.
+def raise_if_stopped_or_untrained(config, summary: Json) -> None:
+    """Raises TrainingStopped (exit status 3) if the run stopped early, or if no policy of its schedule was trained.
 
-    Raises:
-      TrainingStopped: one line; never with `config.stop_after_empty_steps=0`.
+    With `config.stop_after_empty_steps=0` it never raises.
+
+    Args:
+      summary: summary.json with the fields of `learning_summary`.
     """
     if not config.stop_after_empty_steps:
         return
@@ -136,6 +150,6 @@ def raise_if_untrained(config, summary: Json) -> None:
             '--config.stop_after_empty_steps=0 keeps it from stopping'
         )
     policies = summary['policies'].values()
-    # A schedule that trains nothing, such as a plain evaluation, has no policy here.
+    # `policies` is empty for a schedule that trains nothing, such as a plain evaluation.
     if policies and not any(policy['trained'] for policy in policies):
         raise TrainingStopped(summary['warning'])

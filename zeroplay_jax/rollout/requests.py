@@ -1,0 +1,105 @@
+"""Requests for rollouts, and what the host records of them while they run."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from zeroplay_jax.rollout.environment import Environment
+from zeroplay_jax.rollout.tokens import StopMatcher
+from zeroplay_jax.types import POLICY, PROMPT, Trajectory, Turn
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """Rollouts of one prompt.
+
+    Attributes:
+      weights: name of the weights.
+      prompt: int32 ids.
+      identity: names the request within the run; smaller identities are served first.
+      env: tools and limits.
+      samples: number of rollouts.
+      temperature: 0 is greedy decoding.
+    """
+
+    weights: str
+    prompt: Int[np.ndarray, ' tokens']
+    identity: tuple[int, ...]
+    env: Environment
+    samples: int = 1
+    temperature: float = 1.0
+
+
+class RequestGroup:
+    """A request in progress: its samples share the keys and values of the prompt.
+
+    Attributes:
+      future: resolved with `results` when all samples have ended.
+      waiting: numbers of the samples that have no slot yet.
+      results: trajectories by sample number; None until a sample has ended.
+    """
+
+    def __init__(self, request: Request, future: asyncio.Future):
+        self.request = request
+        self.future = future
+        self.waiting = collections.deque(range(request.samples))
+        self.results: list[Trajectory | None] = [None] * request.samples
+
+
+class ActiveRollout:
+    """One sample in a slot: the host's copy of its tokens, and the turn in progress."""
+
+    def __init__(self, group: RequestGroup, sample: int, slot: int):
+        request = group.request
+        self.group = group
+        self.sample = sample
+        self.slot = slot
+        self.env = request.env
+        self.identity = (*request.identity, sample)
+        # Author and log-prob of a token are recorded when it arrives; neither is derived from text later.
+        self.tokens: list[int] = [int(token) for token in request.prompt]
+        self.source = [PROMPT] * len(self.tokens)
+        self.logp = [0.0] * len(self.tokens)
+        self.turns: list[Turn] = []
+        self.earlier: list[Trajectory] = []
+        self.tool_state: dict[str, dict[str, Any]] = {}
+        # Calls of `extend` that the row still needs. The host counts them, because reading the device's
+        # state would wait for the device.
+        self.prefill_calls_left = 0
+        self.begin_turn()
+
+    def begin_turn(self) -> None:
+        """Starts a turn at the next token: resets the stop matcher and `turn_start`."""
+        self.matcher = StopMatcher(self.env.codec.token_bytes, self.env.stops)
+        self.turn_start = len(self.tokens)
+
+    def turn_limit(self, context: int) -> int:
+        """Length at which the turn in progress is cut."""
+        return min(len(self.tokens) + self.env.limits.turn_tokens, context)
+
+    def append(self, ids: Sequence[int], source: int, logp: Sequence[float]) -> None:
+        """Adds tokens of one author."""
+        self.tokens += ids
+        self.source += [source] * len(ids)
+        self.logp += logp
+
+    def end_context(self, start: int, retained: list[int], ended: Trajectory) -> None:
+        """Starts a new context of the first `start` tokens and the ids `retained` of the last turn.
+
+        Stores `ended`, the trajectory of the old context, in `earlier`. Policy tokens of the old context become
+        PROMPT, so no token is trained on twice.
+        """
+        self.earlier.append(ended)
+        prefix_source = []
+        for source in self.source[:start]:
+            prefix_source.append(PROMPT if source == POLICY else source)
+        self.tokens = self.tokens[:start] + retained
+        self.source = prefix_source + [PROMPT] * len(retained)
+        self.logp = [0.0] * len(self.tokens)
