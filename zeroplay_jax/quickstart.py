@@ -96,20 +96,21 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
     # Settings of the run are unknown to this parser; they are passed on unchanged.
     args, run_flags = _parser().parse_known_args(argv)
     config = packaged_config(_CONFIG)
-    recipe = command_line.recipe_flag([_NAME, *run_flags])
+    chosen_recipe = command_line.recipe_flag([_NAME, *run_flags])
+    has_all_sections = chosen_recipe in (None, *BUILT_IN)
     for flag in run_flags:
         field, has_value, value = flag.removeprefix('--config.').partition('=')
         if not flag.startswith('--config.') or not has_value:
             fix = 'settings of the run are given as --config.FIELD=VALUE'
             raise UserError(f'{flag!r} has no meaning here; {fix}')
         # Checked here, so that a mistake is reported before the index is built.
-        if recipe in (None, *BUILT_IN):
+        if has_all_sections:
             fields.check_name(field, config)
         if field == 'policy.path':
             config.policy.path = value
     # Sections of a recipe from elsewhere are not in the config of this command.
-    command_line.check_arguments([_NAME, *run_flags], recipe)
-    rules.check_checkpoint(config, recipe_class(recipe or config.recipe))
+    command_line.check_arguments([_NAME, *run_flags], chosen_recipe)
+    rules.check_checkpoint(config, recipe_class(chosen_recipe or config.recipe))
     args.corpus = args.corpus.expanduser()
     if args.workdir is None:
         args.workdir = pathlib.Path('runs') / (_corpus_name(args.corpus) or 'corpus')
