@@ -203,7 +203,9 @@ class Batcher:
             for row, score in zip(query_rows, query_scores):
                 # BM25 pads its results with −1.
                 if row >= 0:
-                    document = dataclasses.asdict(self._index.corpus.record(int(row)))
+                    record = self._index.corpus.record(int(row))
+                    # The wire form of Search-R1 has these two fields only.
+                    document = {'id': record.id, 'contents': record.contents}
                     items.append({'document': document, 'score': float(score)})
             results.append(items)
         # Observed after the search, so that failed calls do not count as answers.
