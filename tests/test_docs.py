@@ -170,6 +170,9 @@ def test_the_derived_recipe_of_the_documentation_works(tmp_path, monkeypatch):
     recipe = next(text for text in examples if 'class Recipe(drzero.Recipe)' in text)
     page = next(text for text in examples if 'their_package.critical' in text)
     (tmp_path / 'their_package').mkdir()
+    # Without this file Python's inspect, which pydantic calls, would fail: it remembers the files of modules by name,
+    # and other tests have regular packages of this name.
+    (tmp_path / 'their_package' / '__init__.py').touch()
     (tmp_path / 'their_package' / 'critical.py').write_text(recipe)
     monkeypatch.syspath_prepend(tmp_path)
     config = default_config('their_package.critical')
