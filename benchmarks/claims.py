@@ -215,7 +215,7 @@ def run_arm(arm: str, seed: int, folder: pathlib.Path) -> dict:
         shutil.rmtree(workdir, ignore_errors=True)
     seconds = round(time.perf_counter() - started, 1)
     result = dict(arm=arm, seed=seed, curve=curve, seconds=seconds)
-    result['external_items'] = summary['external_items']
+    result['external_items'] = summary['outside_questions']
     folder.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(result))
     return result

@@ -168,7 +168,7 @@ def check_own(notebook, found, environment):
         'transformers writes with the exported weights what our sampler wrote'
     )
     summary = json.loads((work / 'run' / 'summary.json').read_text())
-    assert summary['external_items'] == 0 and summary['questions'] == 12
+    assert summary['outside_questions'] == 0 and summary['questions'] == 12
     page = (work / 'run' / 'report.html').read_text()
     assert page.startswith('<!') and found['last'] in page
 

@@ -90,7 +90,7 @@ def test_the_run_has_a_report_a_policy_and_a_real_index(played):
     assert (workdir / 'run' / 'report.html').is_file()
     summary = json.loads((workdir / 'run' / 'summary.json').read_text())
     # Self-play without questions from outside.
-    assert summary['external_items'] == 0
+    assert summary['outside_questions'] == 0
     # The built-in checkpoint writes no question about real text, so that nothing is trained with it.
     is_trained = (workdir / 'run' / 'policy' / 'solver' / 'model.safetensors').is_file()
     assert is_trained == (POLICY == ENGLISH_CHECKPOINT)

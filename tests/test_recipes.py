@@ -98,7 +98,7 @@ def test_every_stage_ran(whole):
     updates = [r for r in records if r.get('gradient_norm', r.get('solver/gradient_norm'))]
     assert updates, 'nothing was learnt in any step'
     summary = json.loads((workdir / 'summary.json').read_text())
-    assert (summary['external_items'] > 0) == (system in ('dspo', 'ssp'))
+    assert (summary['outside_questions'] > 0) == (system in ('dspo', 'ssp'))
     assert records[0]['phase'] == records[-1]['phase'] == 'evaluation'
     graded = summary['results'].get('rubrics', {})
     assert bool(graded) == (system == 'scope') and all(

@@ -89,9 +89,9 @@ def test_a_run_leaves_what_the_readme_says(uninterrupted):
         'seconds',
         'seed',
         'steps',
-        'external_items',
+        'outside_questions',
     }
-    assert want <= summary.keys() and summary['external_items'] == 0
+    assert want <= summary.keys() and summary['outside_questions'] == 0
     assert (
         set(summary['em_by_hop']['after']) == {'1', '2', '3', '4'} and 'mean of 1, 2, 3' in printed
     )

@@ -120,7 +120,7 @@ def write_run(folder, count=320, after=AFTER, rate=1e-3, bonus=0.0, questions='t
         'seed': 7,
         'steps': 42,
         'seconds': 61.0,
-        'external_items': 0,
+        'outside_questions': 0,
         'results': results,
     }
     config = {

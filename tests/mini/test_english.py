@@ -1,6 +1,7 @@
 """The demonstrations for English texts, on the fifteen texts that ship with the project."""
 
 import dataclasses
+import hashlib
 import json
 
 import jax
@@ -156,27 +157,33 @@ def test_splits_are_disjoint_and_have_their_sizes():
     assert abs(shares['held_out'] - 0.25) < 0.03
 
 
-def test_training_resumes_bit_for_bit(texts, passages, codec, tmp_path, monkeypatch):
+def test_training_resumes_bit_for_bit(texts, passages, tmp_path, monkeypatch):
     monkeypatch.setattr(supervised, 'LOG_EVERY', 2)
     small = {'hidden_size': 32, 'intermediate_size': 64, 'num_hidden_layers': 1}
     monkeypatch.setattr(base_english, 'ARCHITECTURE', base_english.ARCHITECTURE | small)
     template = tmp_path / 'template'
     base_english.write_config_and_tokenizer(template, passages)
-    config = hf.read_config(template)
-    stages = (TINY, dataclasses.replace(TINY, name='second', steps=4))
+    stages = (
+        dataclasses.replace(TINY, name='first', saved=True),
+        dataclasses.replace(TINY, name='second', steps=4, saved=True),
+    )
 
-    def run(folder, all_stages):
-        checkpoints = supervised.StageCheckpoints(folder, stages)
-        params, log = transformer.init(config, jax.random.key(0)), []
-        for stage in all_stages:
-            if not checkpoints.is_finished(stage):
-                params = supervised.train(
-                    stage, config, params, codec, english_demos.ROLES, [texts], 0, log, checkpoints
-                )
-        checkpoints.close()
-        return params, log
+    def run(folder):
+        """Trains both stages and returns the bytes of all files written."""
+        out = folder / 'out'
+        supervised.train_checkpoints(
+            stages,
+            template,
+            english_demos.ROLES,
+            [texts],
+            0,
+            lambda config, params, codec: {},
+            out,
+            work=folder / 'work',
+        )
+        return {path.relative_to(out): path.read_bytes() for path in out.glob('*/*')}
 
-    whole, whole_log = run(tmp_path / 'whole', stages)
+    uninterrupted = run(tmp_path / 'whole')
 
     class Killed(Exception):
         pass
@@ -193,14 +200,13 @@ def test_training_resumes_bit_for_bit(texts, passages, codec, tmp_path, monkeypa
 
         return dying_pack
 
-    for step_to_die in (4, 3):
+    # In the middle of the first stage, and then, from its second step, in the middle of the second stage.
+    for step_to_die in (4, 8):
         with monkeypatch.context() as patch:
             patch.setattr(batches, 'pack', die_at(step_to_die))
             with pytest.raises(Killed):
-                run(tmp_path / 'killed', stages)
-    resumed, resumed_log = run(tmp_path / 'killed', stages)
-    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), whole, resumed))
-    assert whole_log == resumed_log
+                run(tmp_path / 'killed')
+    assert run(tmp_path / 'killed') == uninterrupted
 
 
 def test_a_training_writes_folders_and_guards_its_work_folder(tmp_path, monkeypatch):
@@ -244,3 +250,60 @@ def write_corpus(path, copies):
 
 def last_log(folder):
     return json.loads((folder / 'training.jsonl').read_text().splitlines()[-1])
+
+
+COMMITTED = ('clean', 'base')
+
+
+@pytest.mark.parametrize('name', COMMITTED)
+def test_a_committed_folder_is_whole_and_was_trained_by_these_stages(name):
+    folder = base_english.HERE / 'english' / name
+    lines = (folder / 'SHA256SUMS').read_text().splitlines()
+    digests = {}
+    for line in lines:
+        digest, file = line.split('  ')
+        digests[file] = digest
+    assert set(digests) == {path.name for path in folder.iterdir()} - {'SHA256SUMS'}
+    for file, digest in digests.items():
+        assert hashlib.sha256((folder / file).read_bytes()).hexdigest() == digest
+    # Both folders together: 25 MB.
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 12_500_000
+    architecture = json.loads((folder / 'config.json').read_text())
+    assert base_english.ARCHITECTURE.items() <= (architecture | {'torch_dtype': 'float32'}).items()
+
+    trained_steps = {}
+    for line in (folder / 'training.jsonl').read_text().splitlines():
+        entry = json.loads(line)
+        if 'step' in entry:
+            trained_steps[entry['stage']] = entry['step']
+    names = [stage.name for stage in base_english.STAGES]
+    stages = base_english.STAGES[: names.index(name) + 1]
+    assert trained_steps == {stage.name: stage.steps for stage in stages}
+
+
+@pytest.mark.parametrize('name', COMMITTED)
+def test_a_committed_folder_has_the_same_logits_in_transformers(name, texts):
+    torch = pytest.importorskip('torch')
+    from transformers import AutoModelForCausalLM
+
+    folder = base_english.HERE / 'english' / name
+    params = jax.tree.map(lambda leaf: leaf.astype(np.float32), hf.load(folder))
+    config = hf.read_config(folder)
+    (demo, *_) = written('solver', texts)
+    tokens = render(Codec(folder), demo, base_english.OBSERVATION_TOKENS).tokens[None]
+    positions = np.arange(tokens.shape[1])[None]
+    x = transformer.hidden(config, params, tokens, positions, np.ones_like(tokens))
+    logits = np.asarray(transformer.logits(config, params, x[0]))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        expected = model(torch.from_numpy(tokens.astype(np.int64))).logits[0].numpy()
+    assert logits.std() > 1
+    np.testing.assert_allclose(logits, expected, atol=2e-4)
+
+
+def test_the_clean_checkpoint_fills_blanks_and_the_base_one_is_uneven():
+    solved = {}
+    for name in COMMITTED:
+        figures = last_log(base_english.HERE / 'english' / name)['teacher_forced']
+        solved[name] = figures['solver']['episodes']
+    assert solved['clean'] > solved['base'] + 0.2

@@ -1,5 +1,7 @@
 """Which tools a config names: built in, from other packages, or one line that says what is wrong."""
 
+import sys
+
 import pytest
 
 from zeroplay_jax.configs import common
@@ -63,6 +65,9 @@ def package(tmp_path, monkeypatch):
     (folder / 'clock.py').write_text(MODULE)
     (folder / 'broken.py').write_text('import a_package_that_is_not_there\n')
     monkeypatch.syspath_prepend(tmp_path)
+    yield
+    for name in [name for name in sys.modules if name.split('.')[0] == 'their_tools']:
+        del sys.modules[name]
 
 
 def build(*names):
@@ -124,3 +129,4 @@ def test_a_bad_entry_is_one_line(entry, contains):
 @pytest.mark.parametrize('entry', ['search', 'mcp', 'their_tools.broken:anything'])
 def test_a_name_is_checked_without_an_import(entry):
     registry.check_name(entry)
+    assert 'their_tools' not in sys.modules

@@ -16,16 +16,14 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from zeroplay_jax.mini import english_demos, supervised, tokenizer
 from zeroplay_jax.mini.english_demos import EnglishSetting
 from zeroplay_jax.mini.english_texts import Texts
 from zeroplay_jax.mini.stages import Stage
-from zeroplay_jax.policy import hf, transformer
+from zeroplay_jax.policy import transformer
 from zeroplay_jax.retrieval.records import split as split_contents
 from zeroplay_jax.retrieval.splitting import split_text
 from zeroplay_jax.rollout.tokens import Codec
@@ -217,30 +215,24 @@ def build(
     _claim(work, corpus, seed, stages)
     template = work / 'template'
     write_config_and_tokenizer(template, passages)
-    codec = Codec(template)
-    config = hf.read_config(template)
-    initial_params = transformer.init(config, jax.random.key(seed))
-    params = supervised.zero_output_projections(initial_params)
-    sizes = [leaf.size for leaf in jax.tree.leaves(params)]
     stock = stocks(passages)
     development = Texts(cut(development_passages, PASSAGE_WORDS[0]))
-    log: list[dict[str, Any]] = [{'seed': seed, 'parameters': sum(sizes)}]
-    checkpoints = supervised.StageCheckpoints(work, stages)
-    for stage in stages:
-        # Its checkpoint folder was written before the next stage began.
-        if checkpoints.is_finished(stage):
-            continue
-        params = supervised.train(
-            stage, config, params, codec, english_demos.ROLES, stock, seed, log, checkpoints
-        )
-        if stage.saved:
-            figures = diagnose(config, params, codec, development, seed)
-            log.append({'stage': stage.name, 'teacher_forced': figures})
-            print(f'{stage.name}: {json.dumps(figures, indent=2)}', flush=True)
-            # Half the size; what rounding to bfloat16 costs is far below what a stage changes.
-            rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-            supervised.save(out / stage.name, config, rounded, template, log)
-    checkpoints.close()
+
+    def diagnose_development(config, params, codec):
+        return diagnose(config, params, codec, development, seed)
+
+    supervised.train_checkpoints(
+        stages,
+        template,
+        english_demos.ROLES,
+        stock,
+        seed,
+        diagnose_development,
+        out,
+        # Half the size; what rounding to bfloat16 costs is far below what a stage changes.
+        dtype=jnp.bfloat16,
+        work=work,
+    )
 
 
 def _claim(work: pathlib.Path, corpus: pathlib.Path, seed: int, stages: Sequence[Stage]) -> None:

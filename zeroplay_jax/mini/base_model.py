@@ -16,15 +16,13 @@ import json
 import pathlib
 import tempfile
 from collections.abc import Sequence
-from typing import Any
 
-import jax
 import numpy as np
 
 from zeroplay_jax.mini import batches, demos, supervised, tokenizer
 from zeroplay_jax.mini.demo import Demo
 from zeroplay_jax.mini.stages import STAGES, Stage
-from zeroplay_jax.policy import hf, transformer
+from zeroplay_jax.policy import transformer
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import ENV
@@ -118,20 +116,14 @@ def build(out: pathlib.Path, seed: int, stages: Sequence[Stage] = STAGES) -> Non
         # hf.save copies config and tokenizer from a folder; this one is needed during training only.
         template = pathlib.Path(temporary_folder)
         write_config_and_tokenizer(template)
-        codec = Codec(template)
-        config = hf.read_config(template)
-        initial_params = transformer.init(config, jax.random.key(seed))
-        params = supervised.zero_output_projections(initial_params)
-        sizes = [leaf.size for leaf in jax.tree.leaves(params)]
         stock = list(batches.libraries(seed, 'train', LIBRARY_COUNT, WORLDS_PER_LIBRARY))
-        log: list[dict[str, Any]] = [{'seed': seed, 'parameters': sum(sizes)}]
-        for stage in stages:
-            params = supervised.train(stage, config, params, codec, demos.ROLES, stock, seed, log)
-            if stage.saved:
-                figures = diagnose(config, params, codec, seed)
-                log.append({'stage': stage.name, 'teacher_forced': figures})
-                print(f'{stage.name}: {json.dumps(figures, indent=2)}', flush=True)
-                supervised.save(out / stage.name, config, params, template, log)
+
+        def diagnose_held_out(config, params, codec):
+            return diagnose(config, params, codec, seed)
+
+        supervised.train_checkpoints(
+            stages, template, demos.ROLES, stock, seed, diagnose_held_out, out
+        )
 
 
 def main() -> None:

@@ -42,24 +42,9 @@ class EnglishSetting:
     malformed: float = 0.0
 
 
-def _disguise(texts: Texts, rng: Generator):
-    """Returns a disguise for half of the episodes, and for the others one that changes nothing."""
-    if rng.random() < _DISGUISED_SHARE:
-        return Disguise(rng, texts.names)
-    return _NoDisguise()
-
-
-class _NoDisguise:
-    """Leaves texts as they are."""
-
-    def __call__(self, text: str) -> str:
-        return text
-
-    def document(self, document: Document) -> Document:
-        return document
-
-    def cloze(self, case: Cloze) -> Cloze:
-        return case
+def _disguise(texts: Texts, rng: Generator) -> Disguise:
+    """Returns the disguise of an episode; half of the episodes keep their names and numbers."""
+    return Disguise(rng, texts.names, _DISGUISED_SHARE)
 
 
 # ---- texts of the roles ------------------------------------------------------------------------------------

@@ -37,13 +37,17 @@ class Disguise:
     which is what it needs for texts it has never seen.
     """
 
-    def __init__(self, rng: Generator, names: Sequence[str]):
+    def __init__(self, rng: Generator, names: Sequence[str], probability: float = 1.0):
+        """Decides once, with `probability`, whether this episode's texts are changed at all."""
         self._rng = rng
         self._names = names
+        self._is_active = rng.random() < probability
         self._replacements: dict[str, str] = {}
 
     def __call__(self, text: str) -> str:
         """Returns the text with replaced names and numbers."""
+        if not self._is_active:
+            return text
         text = _CAPITALISED.sub(self._replace_name, text)
         return _DIGITS.sub(self._replace_digits, text)
 

@@ -13,7 +13,7 @@ import pathlib
 import shutil
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -166,6 +166,52 @@ def train(
                 if checkpoints:
                     checkpoints.save(stage, done_steps, params, state, log)
     return params
+
+
+def train_checkpoints(
+    stages: Sequence[Stage],
+    template: pathlib.Path,
+    roles: Mapping[str, Role],
+    stock: Sequence[Any],
+    seed: int,
+    diagnose: Callable[[transformer.ModelConfig, transformer.Params, Codec], Any],
+    out: pathlib.Path,
+    dtype: Any = jnp.float32,
+    work: pathlib.Path | None = None,
+) -> None:
+    """Trains stages one after the other from random weights; writes `out`/<name> for each saved one.
+
+    Args:
+      stages: the stages, in order.
+      template: folder with config.json and the files of the tokenizer.
+      roles: roles of the stages' mixtures, by name.
+      stock: what a role's episodes are drawn from; one is chosen per episode.
+      seed: seed of weights and episodes.
+      diagnose: called with (config, params, codec) after each saved stage; its JSON value is logged.
+      out: folder of the checkpoint folders; existing ones are replaced.
+      dtype: data type of the weights in the folders.
+      work: folder of the training's own checkpoints, which a restart continues from; None writes none.
+    """
+    codec = Codec(template)
+    config = hf.read_config(template)
+    initial_params = transformer.init(config, jax.random.key(seed))
+    params = zero_output_projections(initial_params)
+    sizes = [leaf.size for leaf in jax.tree.leaves(params)]
+    log: list[dict[str, Any]] = [{'seed': seed, 'parameters': sum(sizes)}]
+    checkpoints = StageCheckpoints(work, stages) if work else None
+    for stage in stages:
+        # The folder of a finished stage was written before the next stage began.
+        if checkpoints and checkpoints.is_finished(stage):
+            continue
+        params = train(stage, config, params, codec, roles, stock, seed, log, checkpoints)
+        if stage.saved:
+            figures = diagnose(config, params, codec)
+            log.append({'stage': stage.name, 'teacher_forced': figures})
+            print(f'{stage.name}: {json.dumps(figures, indent=2)}', flush=True)
+            rounded = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+            save(out / stage.name, config, rounded, template, log)
+    if checkpoints:
+        checkpoints.close()
 
 
 class StageCheckpoints:

@@ -41,7 +41,7 @@ def summarise_run(
         'seconds': round(state['seconds'], 1),
         'seed': config.seed,
         'steps': steps,
-        'external_items': external_items,
+        'outside_questions': external_items,
     }
     table = 'Exact match on held-out questions, with 95 % intervals:\n\n'
     table += statistics.before_after_table(before, after)

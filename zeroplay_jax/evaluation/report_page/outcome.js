@@ -120,7 +120,7 @@ function factsOf({ summary, metrics }) {
   add('seed', summary.seed);
   add('steps', summary.steps ?? metrics.at(-1)?.step);
   // Runs of earlier versions call them outside questions.
-  add('external items', summary.external_items ?? summary.outside_questions);
+  add('outside questions', summary.outside_questions);
   if (isNumber(summary.readable)) facts.push(`readable proposals ${format(summary.readable)}`);
   if (isNumber(summary.answerable)) facts.push(`answerable proposals ${format(summary.answerable)}`);
   if (summary.rubrics) {
