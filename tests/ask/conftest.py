@@ -100,8 +100,12 @@ class ScriptedSampler:
 
     def __init__(self, model, config, mesh):
         self.config, self.state, self.codec = config, None, Codec(CLEAN)
+        self.shards, self.table = 1, None
         self.remaining = list(self.turns)
         self.pending = []
+
+    def place_weights(self, params):
+        return params
 
     def put(self, rows):
         self.pending = self.codec.encode(self.remaining.pop(0)) if self.remaining else []

@@ -133,15 +133,15 @@ def test_group_shares_one_prefill_and_equals_separate_ones(policy, baseline):
             scheduler.publish_weights('policy', policy[2], 1)
 
             async def only(request=request, sample=sample, scheduler=scheduler, pool=pool):
-                enter = pool._enter
+                start = pool.placement.start
 
-                def skip(group, slot):
+                def skip(group):
                     group.waiting = type(group.waiting)([sample])
                     group.results = [True] * request.samples
                     group.results[sample] = None
-                    return enter(group, slot)
+                    return start(group)
 
-                pool._enter = skip
+                pool.placement.start = skip
                 return await scheduler.rollout(request)
 
             separate.append(scheduler.run([only()])[0][sample])

@@ -311,6 +311,16 @@ def cache(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P(ROW_AXES, 'model'))
 
 
+def pages(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding of the paged cache (policy/paged_attention.py): pages over the data axes, heads over 'model'."""
+    return NamedSharding(mesh, P(ROW_AXES, None, 'model'))
+
+
+def data_shards(mesh: Mesh) -> int:
+    """Returns the number of parts into which rows and slots are split."""
+    return mesh.shape['replica'] * mesh.shape['fsdp']
+
+
 def constrain_rows(
     x: Float[Array, 'batch length hidden_size'], mesh: Mesh
 ) -> Float[Array, 'batch length hidden_size']:
@@ -324,7 +334,7 @@ def per_row_shard(function: Callable, mesh: Mesh) -> Callable:
     `shared` is a tree that every shard receives whole; the row arrays and the results are [batch, …]. The 'model' axis
     remains with XLA. The gradient of `shared` is summed over the shards once, after all loops inside the function.
     """
-    if mesh.shape['replica'] * mesh.shape['fsdp'] == 1:
+    if data_shards(mesh) == 1:
         return function
 
     def vary(array):
@@ -348,3 +358,44 @@ def per_row_shard(function: Callable, mesh: Mesh) -> Callable:
         return mapped(shared, *row_arrays)
 
     return run
+
+
+def per_data_shard(function: Callable, mesh: Mesh, has_params: bool = False) -> Callable:
+    """Returns a function that runs `function(*arrays)` on every data shard with its part of all arrays.
+
+    The first axis of every array and result is split over the data axes. The 'model' axis remains with XLA. Unlike
+    `per_row_shard` it is not made for gradients.
+
+    Args:
+      function: positional arguments are trees of arrays.
+      mesh: the mesh.
+      has_params: whether the first argument are weights, which every shard reads whole.
+    """
+    if data_shards(mesh) == 1:
+        return function
+
+    def run(*arguments):
+        specs = [P(ROW_AXES)] * len(arguments)
+        if has_params:
+            specs[0] = P()
+        mapped = jax.shard_map(
+            function,
+            mesh=mesh,
+            in_specs=tuple(specs),
+            out_specs=P(ROW_AXES),
+            axis_names=set(ROW_AXES),
+            check_vma=False,
+        )
+        return mapped(*arguments)
+
+    return run
+
+
+def whole_on_shards(params, mesh: Mesh):
+    """Returns the tree of shardings of weights that every data shard holds whole: split over 'model' only."""
+
+    def sharding(path, _):
+        axes = [axis if axis == 'model' else None for axis in parameter_spec(path_name(path))]
+        return NamedSharding(mesh, P(*axes))
+
+    return jax.tree_util.tree_map_with_path(sharding, params)
