@@ -312,7 +312,7 @@ def cache(mesh: Mesh) -> NamedSharding:
 
 
 def pages(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of the paged cache (policy/paged_attention.py): pages over the data axes, heads over 'model'."""
+    """Returns the sharding of the paged cache: pages over the data axes, heads over 'model'."""
     return NamedSharding(mesh, P(ROW_AXES, None, 'model'))
 
 

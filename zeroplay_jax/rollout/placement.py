@@ -253,6 +253,7 @@ class Placement:
         if group.held is not None:
             self.shards[group.shard].allocator.release(group.held)
             group.held = None
+            group.is_prefilled = False
 
     def _drop_prompts(self, shard: Shard, except_group: RequestGroup | None = None) -> None:
         for group in self.open_groups:

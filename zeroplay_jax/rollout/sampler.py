@@ -126,7 +126,7 @@ class Sampler:
         self.state: SlotState | None = None
 
     def place_weights(self, params: Params) -> Params:
-        """Returns weights as the programs read them fastest: whole on every data shard, unless the config says split."""
+        """Returns weights as the programs read them: whole on every data shard, unless the config says split."""
         if self.config.split_weights or self.mesh.shape['fsdp'] == 1:
             return params
         layout = sharding.whole_on_shards(params, self.mesh)

@@ -159,7 +159,7 @@ def decode(
     state: SlotState,
     table: Int[Array, 'slots pages_per_slot'],
 ) -> tuple[SlotState, DecodeChunk]:
-    """Runs up to `burst` steps; ends early when no row has tokens to feed. Pages for the new tokens must be in `table`."""
+    """Runs up to `burst` steps; ends early when no row has tokens. `table` must have the pages of new tokens."""
     slots = jnp.arange(config.slots, dtype=jnp.int32)
     eos = jnp.asarray(config.eos or (NO_TOKEN,), jnp.int32)
     make_step = _tokens_of_budget if config.token_budget else _token_per_slot
