@@ -142,6 +142,9 @@ WRONG = [  # field, value, what the line must contain beside the field
     # combinations
     ('sampler.context', 400, '96 prompt + 5 · 64 turn tokens = 416'),
     ('sampler.chunk', 2000, 'at most 512'),
+    ('sampler.page', 513, 'at most 512'),
+    ('sampler.pages', 40, 'set sampler.page, such as 64'),
+    ('sampler.token_budget', 64, 'set sampler.page, such as 64'),
     ('micro.tokens', 500, 'give 512 or more'),
     ('rollout.max_turns', 3, '4-hop question takes 3 searches'),
     ('retrieval.overfetch', 2, 'give 3 or more'),
@@ -195,6 +198,19 @@ def test_rows_and_slots_divide_over_the_devices(sound):
     rules.check(sound)
     sound.mesh.model = -1
     assert 'one axis at most' in message(sound)
+
+
+def test_pages_hold_one_rollout_and_divide_over_the_devices(sound):
+    sound.sampler.update(page=100, pages=5)
+    assert 'fills 6 pages of 100; give 6 or more' in message(sound)
+    sound.sampler.pages = 6
+    rules.check(sound)
+    sound.mesh.fsdp = 2
+    assert 'give 12 or more' in message(sound)
+    sound.sampler.pages = 13
+    assert message(sound).startswith('config.sampler.pages=13')
+    sound.sampler.update(pages=14, token_budget=33)
+    assert message(sound).startswith('config.sampler.token_budget=33')
 
 
 def test_processes_must_know_where_they_meet_and_hold_whole_replicas(sound):

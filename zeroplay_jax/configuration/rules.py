@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields
+from zeroplay_jax.configuration.page_rules import check_pages
 from zeroplay_jax.mini import world
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.rollout import prompts
@@ -290,7 +291,13 @@ def _check_division(config: ConfigDict, recipe: type[Recipe]) -> None:
         raise ConfigError(
             f'config.mesh: {sizes}: one axis at most can be -1; give the others a number'
         )
-    for name, axes in (('micro.rows', ('replica', 'fsdp')), ('sampler.slots', ('fsdp',))):
+    divided = (
+        ('micro.rows', ('replica', 'fsdp')),
+        ('sampler.slots', ('fsdp',)),
+        ('sampler.pages', ('fsdp',)),
+        ('sampler.token_budget', ('fsdp',)),
+    )
+    for name, axes in divided:
         section, field = name.split('.')
         value = config[section][field]
         shards = math.prod(mesh[axis] for axis in axes)
@@ -422,6 +429,7 @@ Rule = Callable[[ConfigDict, type[Recipe]], None]
 # The order is that in which problems are reported: values first, files on the disk last.
 RULES: tuple[Rule, ...] = (
     _check_lengths,
+    check_pages,
     _check_tools,
     _check_roles,
     _check_rewards,

@@ -115,7 +115,7 @@ class Engine:
           UserError: too many searches, tool calls or judgements failed, or a recipe made an unusable row.
         """
         started = time.perf_counter()
-        # The counters of scheduler and judge are never reset, so a step's share is a difference.
+        # These counters are never reset, so a step's share is a difference.
         scheduler_before = collections.Counter(self.scheduler.stats)
         judge_before = collections.Counter(self.context.judge_stats)
         self.scheduler.workers.seconds.clear()
@@ -233,16 +233,16 @@ class Engine:
         self, before: collections.Counter[str], seconds: float
     ) -> dict[str, float]:
         """Throughput over all processes, and the time of this process's tool calls."""
-        counters = ('rollouts', 'generated_tokens')
-        local: dict[str, int] = {}
-        for name in counters:
-            local[name] = self.scheduler.stats[name] - before[name]
+        counters = ('rollouts', 'generated_tokens', 'evictions', 'refilled_tokens')
+        local = {name: self.scheduler.stats[name] - before[name] for name in counters}
         total = sums(self.context.hosts.gather(local))
         metrics = {
             # Counts proposals, attempts, checks and judgements alike: all of them are a cost of the step.
             'rollouts': float(total['rollouts']),
             'tokens_per_second': total['generated_tokens'] / max(seconds, 1e-9),
         }
+        if total['evictions']:
+            metrics |= {name: float(total[name]) for name in counters[2:]}
         # These are of this process only: percentiles of several processes cannot be merged.
         for tool, tool_seconds in self.scheduler.workers.seconds.items():
             metrics[f'tool_seconds/{tool}/p50'] = float(np.percentile(tool_seconds, 50))

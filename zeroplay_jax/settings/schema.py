@@ -73,6 +73,20 @@ class Sampler(Section):
     """Host to device: rows per call."""
     put_tokens: PositiveInt = 96
     """Host to device: tokens per row and call."""
+    page: NonNegativeInt = 0
+    """Tokens of a page of the cache; 0 or the context: a page is as long as a slot (the fastest on CPUs). Shorter pages
+    (16 to 128) hold more rollouts in the same memory, siblings share their prompt, and attention reads used pages
+    only."""
+    pages: NonNegativeInt = 0
+    """Pages of the cache, over all data shards of a process; 0: as many as the slots can fill. With fewer, rollouts are
+    admitted by free pages, and one that waits for a tool may be evicted and prefilled again (`evictions`). Its
+    log-probs can then differ in the last digits, unless token_budget is set."""
+    token_budget: NonNegativeInt = 0
+    """Tokens of a step in which prompts are prefilled while other rollouts decode, over all data shards of a process;
+    needs page. 0: prefill and decode are separate calls."""
+    split_weights: bool = False
+    """Rollouts read weights that stay split over mesh.fsdp: less memory, and a gather in every call. False: every data
+    shard holds them whole."""
 
 
 class Rollout(Section):
