@@ -83,15 +83,14 @@ def test_heads_are_summed_within_a_shard_only(model, kind):
                 assert len({int(device) // 2 for device in group.split(',')}) == 1, line
 
 
-def test_weights_that_stay_split_are_gathered_before_the_loop(model):
-    config = dataclasses.replace(CONFIG, split_weights=True)
+def test_a_sampler_holds_whole_weights_on_every_shard(model):
     mesh = sharding.make_mesh(1, 4, 2)
-    sampler = Sampler(model, config, mesh)
     params = transformer.init(model, jax.random.key(0))
     split = jax.device_put(params, sharding.parameter_shardings(params, mesh))
-    assert sampler.place_weights(split) is split
     whole = Sampler(model, CONFIG, mesh).place_weights(split)
     kernel = whole['layer_0']['q']['kernel']
     assert kernel.sharding.shard_shape(kernel.shape) == (kernel.shape[0], kernel.shape[1] // 2)
     for before, after in zip(jax.tree.leaves(split), jax.tree.leaves(whole), strict=True):
         np.testing.assert_array_equal(before, after)
+    one = sharding.make_mesh(1, 1, 2)
+    assert Sampler(model, CONFIG, one).place_weights(params) is params

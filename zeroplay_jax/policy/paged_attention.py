@@ -49,7 +49,14 @@ def write_tokens(
     tokens, kv_heads, head_dim = k.shape
     pairs = jnp.stack([k, v], 2).astype(cache.dtype)
     entries = pairs.reshape(tokens, 2 * kv_heads, head_dim)
-    return cache.at[page, index].set(entries, mode='drop')
+    pages, page_tokens = cache.shape[:2]
+    # One index per token into the cache as a list of tokens: TPUs write such a scatter in place, token by token as whole
+    # rows. The dropped tokens get different indices, because all are declared unique.
+    cached_tokens = cache.reshape(pages * page_tokens, 2 * kv_heads, head_dim)
+    dropped = pages * page_tokens + jnp.arange(tokens)
+    target = jnp.where(page < pages, page * page_tokens + index, dropped)
+    cached_tokens = cached_tokens.at[target].set(entries, mode='drop', unique_indices=True)
+    return cached_tokens.reshape(cache.shape)
 
 
 def attend_pages(
@@ -99,24 +106,7 @@ def attend_pages(
             seen &= place[None, None] > block_position[:, :, None] - window
         # The query heads of a group are folded into the query axis, hence the tiling.
         seen = jnp.tile(seen, (1, groups, 1))[:, None]
-        scores = product('bkqd,bpkd->bkqp', block_q, keys)
-        scores = jnp.where(seen, scores, MASKED_SCORE)
-        maximum, total, weighted = sums
-        new_maximum = jnp.maximum(maximum, jnp.max(scores, -1))
-        weights = jnp.exp(scores - new_maximum[..., None])
-        # What was summed relative to the old maximum is scaled to the new one.
-        scale = jnp.exp(maximum - new_maximum)
-        page_weighted = product('bkqp,bpkd->bkqd', weights.astype(values.dtype), values)
-        new_total = scale * total + jnp.sum(weights, -1)
-        new_weighted = scale[..., None] * weighted + page_weighted
-        # A page without visible keys must not change a bit: how many such pages a token meets depends on its
-        # neighbours.
-        has_keys = jnp.any(seen, -1)
-        return (
-            jnp.where(has_keys, new_maximum, maximum),
-            jnp.where(has_keys, new_total, total),
-            jnp.where(has_keys[..., None], new_weighted, weighted),
-        )
+        return _add_page(sums, block_q, keys, values, seen)
 
     shape = block_q.shape[:-1]
     sums = (
@@ -135,3 +125,31 @@ def attend_pages(
     out = weighted / jnp.where(total == 0, 1.0, total)[..., None]
     out = unfold_groups(out.astype(q.dtype), block)
     return out.reshape(tokens, heads * head_dim)
+
+
+def _add_page(sums: _Sums, q, keys, values, seen) -> _Sums:
+    """Returns the sums after one page more.
+
+    Args:
+      sums: those of the pages before it.
+      q: queries [blocks, kv_heads, queries, head_dim].
+      keys, values: of the page [blocks, page, kv_heads, head_dim].
+      seen: whether a query attends to an entry [blocks, 1, queries, page].
+    """
+    scores = product('bkqd,bpkd->bkqp', q, keys)
+    scores = jnp.where(seen, scores, MASKED_SCORE)
+    maximum, total, weighted = sums
+    new_maximum = jnp.maximum(maximum, jnp.max(scores, -1))
+    weights = jnp.exp(scores - new_maximum[..., None])
+    # What was summed relative to the old maximum is scaled to the new one.
+    scale = jnp.exp(maximum - new_maximum)
+    page_weighted = product('bkqp,bpkd->bkqd', weights.astype(values.dtype), values)
+    new_total = scale * total + jnp.sum(weights, -1)
+    new_weighted = scale[..., None] * weighted + page_weighted
+    # A page without visible keys must not change a bit: how many such pages a token meets depends on its neighbours.
+    has_keys = jnp.any(seen, -1)
+    return (
+        jnp.where(has_keys, new_maximum, maximum),
+        jnp.where(has_keys, new_total, total),
+        jnp.where(has_keys[..., None], new_weighted, weighted),
+    )

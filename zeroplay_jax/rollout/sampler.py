@@ -126,8 +126,12 @@ class Sampler:
         self.state: SlotState | None = None
 
     def place_weights(self, params: Params) -> Params:
-        """Returns weights as the programs read them: whole on every data shard, unless the config says split."""
-        if self.config.split_weights or self.mesh.shape['fsdp'] == 1:
+        """Returns weights as the programs read them: whole on every data shard.
+
+        Weights that are split over 'fsdp' are copied. The programs would take them as they are, but gather them in every
+        call.
+        """
+        if self.mesh.shape['fsdp'] == 1:
             return params
         layout = sharding.whole_on_shards(params, self.mesh)
         return jax.device_put(params, layout)

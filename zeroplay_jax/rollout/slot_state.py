@@ -42,7 +42,6 @@ class SamplerConfig:
       page: tokens of a page; 0: a page is as long as a slot.
       pages: pages of the cache; 0: as many as the slots can fill.
       token_budget: tokens of a step that prefills and decodes at once; 0: prefill and decode are separate calls.
-      split_weights: whether the weights stay split over the data axes, which costs a gather per call.
     """
 
     slots: int
@@ -56,7 +55,6 @@ class SamplerConfig:
     page: int = 0
     pages: int = 0
     token_budget: int = 0
-    split_weights: bool = False
 
     @property
     def is_paged(self) -> bool:

@@ -84,9 +84,6 @@ class Sampler(Section):
     token_budget: NonNegativeInt = 0
     """Tokens of a step in which prompts are prefilled while other rollouts decode, over all data shards of a process;
     needs page. 0: prefill and decode are separate calls."""
-    split_weights: bool = False
-    """Rollouts read weights that stay split over mesh.fsdp: less memory, and a gather in every call. False: every data
-    shard holds them whole."""
 
 
 class Rollout(Section):
