@@ -50,8 +50,8 @@ def write_tokens(
     pairs = jnp.stack([k, v], 2).astype(cache.dtype)
     entries = pairs.reshape(tokens, 2 * kv_heads, head_dim)
     pages, page_tokens = cache.shape[:2]
-    # One index per token into the cache as a list of tokens: TPUs write such a scatter in place, token by token as whole
-    # rows. The dropped tokens get different indices, because all are declared unique.
+    # One index per token into the cache as a list of tokens: TPUs write such a scatter in place, one row per token. The
+    # dropped tokens get different indices, because all are declared unique.
     cached_tokens = cache.reshape(pages * page_tokens, 2 * kv_heads, head_dim)
     dropped = pages * page_tokens + jnp.arange(tokens)
     target = jnp.where(page < pages, page * page_tokens + index, dropped)

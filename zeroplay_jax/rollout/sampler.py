@@ -128,8 +128,7 @@ class Sampler:
     def place_weights(self, params: Params) -> Params:
         """Returns weights as the programs read them: whole on every data shard.
 
-        Weights that are split over 'fsdp' are copied. The programs would take them as they are, but gather them in every
-        call.
+        Weights that are split over 'fsdp' are copied: the programs would gather them in every call.
         """
         if self.mesh.shape['fsdp'] == 1:
             return params
