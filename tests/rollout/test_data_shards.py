@@ -30,7 +30,9 @@ GROUPS = re.compile(r'(?:replica_groups|source_target_pairs)=(\{\{.*?\}\}|\[[\d,
 
 @pytest.fixture(scope='module')
 def model(tmp_path_factory):
-    return hf.read_config(tiny.make_folder(tmp_path_factory.mktemp('shards') / 'policy'))
+    return hf.read_config(
+        tiny.make_folder(tmp_path_factory.mktemp('shards') / 'policy', num_hidden_layers=1)
+    )
 
 
 def compiled(model, config, mesh, name):

@@ -39,7 +39,12 @@ def play(policy, reqs, config, mesh=None, order=1):
     return [t for group in groups for t in group], scheduler
 
 
-@pytest.mark.parametrize('page', [7, 16, 64, 96, 200])
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    'page', [16, 64, 96, pytest.param(7, marks=LONG), pytest.param(200, marks=LONG)]
+)
 def test_the_page_size_changes_no_token(policy, expected, page):
     rollouts, scheduler = play(
         policy, requests(make_env(policy[0])), dataclasses.replace(CONFIG, page=page)
@@ -49,7 +54,7 @@ def test_the_page_size_changes_no_token(policy, expected, page):
     assert not scheduler.stats['evictions']
 
 
-@pytest.mark.parametrize('budget', [3, 12, 40])
+@pytest.mark.parametrize('budget', [12, pytest.param(3, marks=LONG), pytest.param(40, marks=LONG)])
 def test_mixed_steps_sample_the_same_tokens(policy, expected, budget):
     config = dataclasses.replace(PAGED, token_budget=budget)
     rollouts, _ = play(policy, requests(make_env(policy[0])), config)
@@ -147,8 +152,15 @@ def test_more_samples_than_slots_or_pages(policy):
         same(many, play(policy, reqs, few)[0], TOLERANCE)
 
 
-@pytest.mark.parametrize('config', [CONFIG, PAGED, MIXED], ids=['slots', 'paged', 'mixed'])
-@pytest.mark.parametrize('fsdp,model', [(4, 1), (2, 2)])
+@pytest.mark.parametrize(
+    'config,fsdp,model',
+    [
+        pytest.param(PAGED, 4, 1, id='paged'),
+        pytest.param(MIXED, 2, 2, id='mixed'),
+        pytest.param(PAGED, 2, 2, marks=LONG, id='paged-heads'),
+        pytest.param(MIXED, 4, 1, marks=LONG, id='mixed-shards'),
+    ],
+)
 def test_data_shards_change_no_token(policy, expected, config, fsdp, model):
     mesh = sharding.make_mesh(1, fsdp, model)
     codec, model_config, params = policy

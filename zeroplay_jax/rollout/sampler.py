@@ -173,6 +173,8 @@ class Sampler:
         rows_of_shard = [0] * self.shards
         for slot in slots:
             shard, number = divmod(slot, self.local.slots)
+            if rows_of_shard[shard] == capacity:
+                raise ValueError(f'more than {capacity} rows of one data shard in a device call')
             index = shard * capacity + rows_of_shard[shard]
             rows_of_shard[shard] += 1
             numbers[index] = number

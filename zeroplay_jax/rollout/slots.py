@@ -80,8 +80,7 @@ class SlotPool:
         """
         self.begin_turns()
         self.clone_siblings()
-        # Rollouts in progress come before new ones: otherwise these would take the pages that those wait for.
-        busy_shards = {rollout.group.shard for rollout in self.ready}
+        busy_shards = self._busy_shards()
         rows: list[PutRow] = []
         while self.queue:
             _, _, group = self.queue[0]
@@ -99,6 +98,10 @@ class SlotPool:
         self.placement.close_served_groups()
         if rows:
             self.sampler.put(rows)
+
+    def _busy_shards(self) -> set[int]:
+        """Returns the shards with rollouts that wait for pages, which new rollouts would take from them."""
+        return {rollout.group.shard for rollout in self.ready}
 
     def _first_row(self, group: RequestGroup) -> list[PutRow]:
         """Starts the next sample of a group; returns the row with its prompt, to be put, or [] without a slot."""
@@ -136,8 +139,9 @@ class SlotPool:
     def clone_siblings(self) -> None:
         """Starts waiting siblings of prefilled prompts in free slots."""
         max_rows = self.sampler.config.put_rows
+        busy_shards = self._busy_shards()
         for group in self.placement.open_groups:
-            while group.is_prefilled and group.waiting:
+            while group.is_prefilled and group.waiting and group.shard not in busy_shards:
                 rows: list[CloneRow] = []
                 while group.waiting and len(rows) < max_rows:
                     sibling = self.placement.fork(group)
