@@ -182,27 +182,34 @@ class Placement:
 
     def begin_turn(self, rollout: ActiveRollout) -> bool:
         """Reserves the pages of a rollout's next turn, by eviction if necessary; returns False if it has to wait."""
-        shard = self._shard_of(rollout)
-        allocator = shard.allocator
-        limit = rollout.turn_limit(self.config.context)
-        for victim in self._evictable(shard, rollout):
-            if allocator.reserve(rollout.pages, limit):
-                break
-            self._evict(victim)
-        if not allocator.reserve(rollout.pages, limit):
-            if any(other.is_running for other in self._rollouts_of(shard)):
-                return False
-            self._drop_prompts(shard)
-            if not allocator.reserve(rollout.pages, limit):
-                return False
-        allocator.grow(rollout.pages, len(rollout.tokens))
+        if not self._reserve_turn(rollout):
+            return False
+        self._shard_of(rollout).allocator.grow(rollout.pages, len(rollout.tokens))
         if rollout.is_evicted:
+            # The device has nothing of it any more.
             self.stats['refilled_tokens'] += rollout.put_start
             rollout.put_start = 0
             rollout.is_evicted = False
         rollout.is_running = True
         self._write_table(rollout)
         return True
+
+    def _reserve_turn(self, rollout: ActiveRollout) -> bool:
+        """Reserves the pages of a rollout's turn; evicts younger rollouts of its shard until they suffice."""
+        shard = self._shard_of(rollout)
+        limit = rollout.turn_limit(self.config.context)
+        if shard.allocator.reserve(rollout.pages, limit):
+            return True
+        for victim in self._evictable(shard, rollout):
+            self._evict(victim)
+            if shard.allocator.reserve(rollout.pages, limit):
+                return True
+        if any(resident.is_running for resident in self._rollouts_of(shard)):
+            # They will end their turns and return pages.
+            return False
+        self._drop_prompts(shard)
+        # Where this fails too, older rollouts have the pages and wait for their tools.
+        return shard.allocator.reserve(rollout.pages, limit)
 
     def _evictable(self, shard: Shard, rollout: ActiveRollout) -> list[ActiveRollout]:
         """Returns the younger rollouts of the shard that have pages and are not within a turn, youngest first."""
