@@ -32,7 +32,7 @@ class Shard:
         self.slots = range(first_slot, first_slot + config.slots)
         self.free_slots = set(self.slots)
         self.allocator = PageAllocator(config.page_count, config.page_tokens)
-        self._slots_choose_pages = config.is_paged
+        self._has_page_table = config.is_paged
 
     @property
     def is_idle(self) -> bool:
@@ -41,7 +41,7 @@ class Shard:
 
     def take_slot(self, pages: RowPages) -> int:
         """Returns a free slot for a rollout with these pages, and removes it from the free ones."""
-        if self._slots_choose_pages:
+        if self._has_page_table:
             slot = min(self.free_slots)
         else:
             # Pages as long as a slot need no table: page s is that of slot s.
