@@ -293,7 +293,8 @@ def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
     # The host reads chunks. A single shard gives them to all devices of the 'model' axis; several keep their own parts,
     # because to gather them would be a collective.
     chunk_layout = sharding.replicated(mesh) if shards == 1 else sharding.slots(mesh)
-    chunk = DecodeChunk(*[chunk_layout] * 3, cached=chunk_layout if config.token_budget else None)
+    cached_layout = chunk_layout if config.token_budget else None
+    chunk = DecodeChunk(chunk_layout, chunk_layout, chunk_layout, cached_layout)
 
     def state_update(function, has_params=False, out_shardings=layout):
         # The state is donated: with two copies of the cache only half as many slots would fit into memory.
