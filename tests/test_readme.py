@@ -85,6 +85,12 @@ ELSEWHERE = {
     'gcloud compute tpus queued-resources delete': 'deletes a machine of the cloud',
     'taskset': 'an hour; tests/retrieval runs its parts',
 }
+# Commands that differ from others by a flag or a path: `make test-long` runs them.
+LONG = (
+    'configs/ablations.py',
+    'runs/seed1',
+    '/mnt/share/',
+)
 MADE = {  # what is there afterwards
     'make quickstart CORPUS': 'runs/texts/run/report.html',
     'make quickstart': 'runs/quickstart/report.html',
@@ -263,7 +269,18 @@ def played():
         'notebooks/README.md',
         'launch/README.md',
     )
-    return [command for page in pages for command in runnable(page) if command not in launches()]
+    # A page may repeat a command of another one, and only what lies between them can change its result.
+    seen: set[str] = set()
+    params = []
+    for page in pages:
+        for command in runnable(page):
+            is_repeated = command in seen and command.startswith('make ')
+            seen.add(command)
+            if command in launches() or is_repeated:
+                continue
+            is_long = any(part in command for part in LONG)
+            params.append(pytest.param(command, marks=pytest.mark.long if is_long else ()))
+    return params
 
 
 @pytest.mark.parametrize('command', played())

@@ -167,6 +167,7 @@ def run(folder, *flags):
     )
 
 
+@pytest.mark.long
 def test_a_run_is_not_resumed_with_a_tool_that_was_deployed_anew(tmp_path):
     module = tmp_path / 'their_clock.py'
     module.write_text(CLOCK.replace('DESCRIPTION', '"the time of day"'))

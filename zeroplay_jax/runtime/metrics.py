@@ -12,9 +12,10 @@ import os
 import pathlib
 from collections.abc import Iterable, Mapping
 
-from clu import metric_writers
-
+from zeroplay_jax.retrieval.tensorflow_import import import_metric_writers
 from zeroplay_jax.types import Json
+
+metric_writers = import_metric_writers()
 
 
 class JsonLines:
