@@ -88,7 +88,7 @@ STAGES = (
     # All roles with the shares of `english_demos.ROLES`.
     Stage(
         'clean',
-        steps=700,
+        steps=1200,
         rows=5,
         tokens=640,
         adam_rate=3e-3,
@@ -100,14 +100,14 @@ STAGES = (
     # Continues from the clean parameters with lower rates: it unlearns some skill but keeps the format.
     Stage(
         'base',
-        steps=200,
+        steps=300,
         rows=5,
         tokens=640,
         muon_rate=0.01,
         adam_rate=1e-3,
         decay_share=0.4,
         saved=True,
-        errors=EnglishSetting(short_query=0.75, wrong_span=0.65, malformed=0.15),
+        errors=EnglishSetting(short_query=0.85, wrong_span=0.65, malformed=0.15),
         observation_tokens=OBSERVATION_TOKENS,
     ),
 )
