@@ -255,7 +255,7 @@ def _answer_lines(path: str) -> Iterator[builders.Line]:
 
 
 def _is_public(name: str) -> bool:
-    """Returns whether a set is named instead of being a file."""
+    """Returns whether a set is a public name such as 'nq', because there is no file of this name."""
     return not pathlib.Path(name).is_file()
 
 
@@ -282,7 +282,7 @@ def _held_out_questions(names: Sequence[str]) -> Iterator[str]:
 
 
 def build(args: argparse.Namespace) -> builders.BuiltFile:
-    """Returns the lines of the file that the arguments ask for; not for the kind 'cloze'."""
+    """Returns the lines of the file that the arguments request, of any kind but 'cloze'."""
     if args.kind == 'questions':
         sets = [_set_lines(name) for name in args.sets]
         held_out = _held_out_questions(args.not_in)
@@ -303,7 +303,7 @@ def build(args: argparse.Namespace) -> builders.BuiltFile:
 
 
 def _report_cloze(args: argparse.Namespace, built: cloze_files.ClozeFiles) -> str:
-    """Returns a line about the files written and the flags with which a run takes them."""
+    """Returns a line about the two cloze files written, and the flags with which a run takes them."""
     flags = [
         f'--config.eval.file={args.out}',
         f'--config.eval.questions={len(built.questions)}',

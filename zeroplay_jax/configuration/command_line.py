@@ -89,7 +89,7 @@ class _ConfigWithSections(flags.ArgumentParser):
 
 @contextlib.contextmanager
 def _sections_of(chosen_recipe: str | None) -> Iterator[None]:
-    """Inside the block, a config loaded by --config gets the sections of this recipe."""
+    """A context in which a config loaded by --config gets the sections of this recipe; None: nothing changes."""
     if chosen_recipe is None:
         yield
         return
@@ -105,6 +105,10 @@ def _sections_of(chosen_recipe: str | None) -> Iterator[None]:
 def check_arguments(argv: Sequence[str], chosen_recipe: str | None) -> None:
     """Checks names of files and fields, for which the flag library would print a traceback or many lines.
 
+    Args:
+      argv: the command line, the program's name first.
+      chosen_recipe: the value of --config.recipe, or None.
+
     Raises:
       ConfigError: no such config file or field.
     """
@@ -119,7 +123,8 @@ def check_arguments(argv: Sequence[str], chosen_recipe: str | None) -> None:
         if re.match(r'(no)?config\.', flag):
             schema = schema or _schema(chosen_recipe)
             name = flag.split('.', 1)[1]
-            # Fields of an external recipe are known only once its config file is loaded.
+            # A field of an unknown section may belong to an external recipe, whose fields are known only when the
+            # config file is loaded; `_check_recipe_fields` checks it then.
             if name.split('.')[0] in schema or '.' not in name or name in RENAMED_FIELDS:
                 fields.check_name(name, schema)
 

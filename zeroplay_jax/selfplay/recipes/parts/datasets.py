@@ -1,4 +1,4 @@
-"""The items that recipes start from: documents to ask about, answers to hide, questions to solve."""
+"""What the tasks of recipes start from: documents to ask about, answers to hide, questions to solve."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class SeedDocument:
     """A document that a proposer starts from.
 
     Attributes:
-      title, text: the passage.   hops: facts that the question must need.
+      title, text: the passage.
+      hops: number of facts that the question must need (SCOPE: of searches).
       kind: type of task (SCOPE); '' where the file names none.
       origin: provenance for the logs.
     """
@@ -63,7 +64,8 @@ class HiddenAnswer:
     """An answer for which a proposer invents a question (SSP).
 
     Attributes:
-      answer: the text.   hops: searches that the question must need.
+      answer: the text.
+      hops: number of searches that the question must need.
       noise_from: identities of the tasks whose passages are mixed into the answerability check.
       origin: provenance for the logs.
     """
@@ -139,7 +141,10 @@ class DocumentSampler:
             self._usable.append(documents_for(library.documents, hops))
 
     def tasks(self, step: Step, size: int) -> list[Task]:
-        """Returns tasks on `size` documents, a function of the arguments; none repeats while there are enough.
+        """Returns tasks on `size` documents, a function of the arguments.
+
+        Within a step no document repeats while there are enough. Steps that draw from the corpus are independent of
+        each other; a file is used up before a document repeats.
 
         Raises:
           UserError: no document can start a question of some hop count of the ratio.
@@ -244,7 +249,7 @@ class DocumentFile:
                 )
 
     def tasks(self, step: Step, size: int) -> list[Task]:
-        """Returns tasks on `size` documents, a function of the arguments; raises UserError for an unknown phase."""
+        """Returns tasks on the next `size` documents, a function of the arguments; UserError for an unknown phase."""
         used_before = self._used_before(step)
         seeds: list[SeedDocument] = []
         for cell, count in self._cell_counts(size).items():
@@ -252,7 +257,7 @@ class DocumentFile:
         return _numbered_tasks(step, seeds)
 
     def _cell_counts(self, size: int) -> collections.Counter[Cell]:
-        """Returns how many documents of each (hops, type) a batch holds; types alternate over the batch."""
+        """Returns how many documents of each (hops, type) a batch of `size` documents holds."""
         cells: collections.Counter[Cell] = collections.Counter()
         # Types alternate over the batch and not within each hop count, where the first type would get the odd
         # document of every hop count.
@@ -290,7 +295,7 @@ class DocumentFile:
 def pool_tasks(
     config, step: Step, pool: TaskPool, cursor: BatchCursor, role: str = 'solver'
 ) -> list[Task]:
-    """Returns the next questions of the pool: those missing in round 0, then whole batches (`_round_size`)."""
+    """Returns tasks on the next questions of the pool, as many as the round needs (`_round_size`); [] ends the step."""
     count = _round_size(config[role], cursor)
     questions = pool.batch(config.seed, step.phase.iteration, cursor.phase, count)
     return _numbered_tasks(step, questions, first=cursor.step)
@@ -303,7 +308,10 @@ def dataset_tasks(
     cursor: BatchCursor,
     role: str = 'solver',
 ) -> list[Task]:
-    """Returns the next external questions: those missing in round 0, then whole batches (`_round_size`)."""
+    """Returns tasks on the next questions of a dataset, as many as the round needs (`_round_size`); [] ends the step.
+
+    Every phase begins at the first question of the dataset's order again. The tasks count as external.
+    """
     questions = dataset.take(cursor.phase, _round_size(config[role], cursor))
     return _numbered_tasks(step, questions, first=cursor.step, external=True)
 
@@ -311,7 +319,7 @@ def dataset_tasks(
 def _numbered_tasks(
     step: Step, payloads: Sequence[Any], first: int = 0, external: bool = False
 ) -> list[Task]:
-    """Returns one task per payload, with the identity (step number, index within the step)."""
+    """Returns one task per payload, with the identity (step number, index within the step); `first`: first index."""
     tasks: list[Task] = []
     for index, payload in enumerate(payloads, first):
         tasks.append(Task((step.number, index), payload, external))
@@ -319,9 +327,10 @@ def _numbered_tasks(
 
 
 def _round_size(role, cursor: BatchCursor) -> int:
-    """Returns the number of items of a round: the missing ones at first, then whole batches, which keep slots busy.
+    """Returns the number of tasks of a round; 0 ends the step.
 
-    0 ends the step: nothing is missing, the filter is off, or `fill_rounds` is reached.
+    Round 0 takes as many as groups are missing. With the dynamic filter, further rounds take a whole batch each, which
+    keeps the slots busy, until no group is missing or `fill_rounds` is reached.
 
     Args:
       role: `config.<role>`.
@@ -348,10 +357,10 @@ def _stratified_hops(ratio: Sequence[float], size: int) -> np.ndarray:
 
 
 def training_questions(config, library: Library) -> list[Question]:
-    """Returns the questions of `inputs.questions`, else of the training worlds.
+    """Returns the questions of the file `inputs.questions`, or without one those of the training worlds.
 
     Raises:
-      UserError: neither is available.
+      UserError: there is neither a file nor a miniature world, or a line is unusable.
     """
     if config.inputs.questions:
         return files.questions(config.inputs.questions)
@@ -365,10 +374,12 @@ def training_questions(config, library: Library) -> list[Question]:
 
 
 def hidden_answers(config, library: Library) -> list[HiddenAnswer]:
-    """Returns the answers of `inputs.answers`, else of the training worlds; hops are in the exact ratio.
+    """Returns the answers of the file `inputs.answers`, or without one those of the training worlds.
+
+    Over all of them, hops are in the exact ratio of `schedule.hop_ratio`, in random order.
 
     Raises:
-      UserError: neither is available.
+      UserError: there is neither a file nor a miniature world, or a line is unusable.
     """
     # (answer, provenance). SSP's gates compare with one text, so the first accepted answer is used.
     answers: list[tuple[str, Json]] = []
