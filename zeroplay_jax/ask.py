@@ -109,6 +109,7 @@ def _web_address(text: str) -> str:
 
 
 def _parser() -> Parser:
+    """Returns the parser of the command line; without a flag the config decides, except for temperature and seed."""
     parser = Parser(
         prog='python -m zeroplay_jax.ask',
         description=__doc__,

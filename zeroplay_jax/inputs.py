@@ -65,6 +65,7 @@ def _ratio(text: str) -> tuple[int, ...]:
 
 
 def _parser() -> Parser:
+    """Returns the parser of the command line; its `kind` is the name of the subcommand."""
     parser = Parser(
         prog='python -m zeroplay_jax.inputs',
         description=__doc__,
@@ -114,6 +115,7 @@ def _add_corpus(parser, required: bool = False) -> None:
 
 
 def _add_answers(commands) -> None:
+    """Adds the subcommand `answers`, from sets of questions or from a corpus."""
     parser = _add_command(
         commands,
         'answers',
@@ -149,6 +151,7 @@ def _add_answers(commands) -> None:
 
 
 def _add_questions(commands) -> None:
+    """Adds the subcommand `questions`, from sets of questions."""
     parser = _add_command(
         commands,
         'questions',
@@ -180,6 +183,7 @@ def _add_questions(commands) -> None:
 
 
 def _add_documents(commands) -> None:
+    """Adds the subcommand `documents`, from a corpus."""
     summary = 'documents with hops (Dr. Zero, π-Play, SCOPE)'
     parser = _add_command(
         commands, 'documents', summary, inputs_help.DOCUMENTS, inputs_help.DOCUMENTS_EXAMPLES
@@ -208,6 +212,7 @@ def _add_documents(commands) -> None:
 
 
 def _add_cloze(commands) -> None:
+    """Adds the subcommand `cloze`, which writes questions and documents of a corpus."""
     summary = 'held-out questions of any corpus, and documents to train on'
     parser = _add_command(commands, 'cloze', summary, inputs_help.CLOZE, inputs_help.CLOZE_EXAMPLES)
     _add_corpus(parser, required=True)

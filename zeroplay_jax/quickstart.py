@@ -53,6 +53,7 @@ _RUN = 'run'
 
 
 def _parser() -> Parser:
+    """Returns the parser of the command's own arguments; settings of the run are not among them."""
     parser = Parser(
         prog='python -m zeroplay_jax.quickstart',
         description=__doc__,

@@ -27,7 +27,7 @@ class TrainingStopped(Exception):
 
 
 class TaskDropped(Exception):
-    """Ends an episode that cannot be run; `reason` is its reason code, for metrics and logs."""
+    """Raised to end an episode that cannot be run; `reason` is its code in the metrics."""
 
     def __init__(self, reason: str):
         super().__init__(reason)
@@ -235,10 +235,8 @@ class RowInfo:
       valid: whether a proposal passed its recipe's checks (Dr. Zero, π-Play: format only, not grounding); None for
         other roles.
       solve_count: how many solver rollouts answered a proposed question.
-      rejected: reason code of a proposal that was not given to the solver, or whose solver rollouts all failed to be
-        graded; None for other rows.
-      privileged_cut: 1.0 if the teacher's prompt was too long before any cut, else 0.0; None if no teacher's prompt was
-        made.
+      rejected: reason code of a proposal that was not asked.
+      privileged_cut: 1.0 if the teacher's prompt was too long before any cut, else 0.0; None without distillation.
       details: further JSON-able values for the log; no code of the engine reads them.
     """
 

@@ -141,8 +141,8 @@ def _check_recipe_fields(argv: Sequence[str], chosen_recipe: str | None) -> None
 
     Executes the config file, because the sections of an external recipe are known only then.
     """
-    settings = [argument.lstrip('-').partition('=') for argument in argv[1:]]
-    config_files = [value for flag, _, value in settings if flag == 'config']
+    assignments = [argument.lstrip('-').partition('=') for argument in argv[1:]]
+    config_files = [value for flag, _, value in assignments if flag == 'config']
     if len(config_files) != 1:
         return
     path, _, variant = config_files[0].partition(':')
@@ -153,7 +153,7 @@ def _check_recipe_fields(argv: Sequence[str], chosen_recipe: str | None) -> None
     except Exception:
         # The config file itself fails, which the caller reports.
         return
-    for flag, _, _ in settings:
+    for flag, _, _ in assignments:
         section, _, name = flag.partition('.')
         if section in ('config', 'noconfig') and name:
             fields.check_name(name, schema)

@@ -138,12 +138,12 @@ def answers_of_sets(
     for lines in sets:
         answers_of_set.append(_usable_answers(lines, max_words, used_answers, dropped))
     # With 'pool', sets contribute in proportion to their usable answers.
-    groups = answers_of_set
+    answer_lists = answers_of_set
     if mix == 'pool':
-        groups = [[answer for answers in answers_of_set for answer in answers]]
-    shares = stratify([1] * len(groups), count)
+        answer_lists = [[answer for answers in answers_of_set for answer in answers]]
+    shares = stratify([1] * len(answer_lists), count)
     sample: list[dict[str, Any]] = []
-    for number, (answers, share) in enumerate(zip(groups, shares)):
+    for number, (answers, share) in enumerate(zip(answer_lists, shares)):
         if len(answers) < share:
             of_set = f' of set {number + 1}' if mix == 'equal' else ''
             raise UserError(
@@ -152,7 +152,7 @@ def answers_of_sets(
             )
         sample += _shuffled(answers, seed, number)[:share]
     # The sample is shuffled across sets, or a run would take one set after the other.
-    return BuiltFile(_shuffled(sample, seed, len(groups)), dropped)
+    return BuiltFile(_shuffled(sample, seed, len(answer_lists)), dropped)
 
 
 def _usable_answers(

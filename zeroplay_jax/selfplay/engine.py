@@ -158,7 +158,7 @@ class Engine:
         return metrics, rows
 
     def _prepare_step(self, step: Step) -> list[Row]:
-        """Resets dataset positions at the first step of a phase, and clears the pool there and after every period.
+        """Resets dataset positions at the first step of a phase; clears the question pool there and every period.
 
         Returns the carried-over rows of the filter that the first step of a phase discards; [] in other steps.
         """
@@ -387,19 +387,19 @@ class Engine:
 
         The slot pool of `weights`, whose learner is updated, loses its weights: they must be published afterwards.
         """
-        pools = self.scheduler.pools
+        slot_pools = self.scheduler.pools
         if self.config.offload:
-            for name, pool in pools.items():
-                pool.sampler.free_cache()
+            for name, slots in slot_pools.items():
+                slots.sampler.free_cache()
                 if name == weights:
                     # Freed and not copied, because new weights are published after the update.
-                    pool.params = {}
+                    slots.params = {}
                 else:
-                    pool.params = sharding.to_host(pool.params)
+                    slots.params = sharding.to_host(slots.params)
         yield
         if self.config.offload:
-            for pool in pools.values():
-                pool.params = sharding.to_device(pool.params)
+            for slots in slot_pools.values():
+                slots.params = sharding.to_device(slots.params)
 
     def _pack(self, role: str, rows: Sequence[Row], distill_coef: float) -> list[Batch]:
         """Returns the micro-batches of one optimiser step on these rows, which have advantages (`pack_rows`)."""

@@ -211,6 +211,7 @@ def policy_writer(context: Any, temperature: float) -> Writer:
     """
 
     async def write(identity, prompt, fields, asked_temperature=None):
+        """A `Writer`; None if the prompt is too long for a slot or the reply did not end by itself."""
         if asked_temperature is None:
             asked_temperature = temperature
         try:
@@ -257,6 +258,7 @@ def endpoint_writer(config, templates: Mapping[str, str]) -> Writer:
         return clients[loop]
 
     async def write(identity, prompt, fields, temperature=None) -> str | None:
+        """A `Writer`; the server draws its own samples, so `identity` is not used."""
         (message,) = prompts.fill(templates[prompt], **fields)
         text = ''.join(map(_without_control_tokens, message['content']))
         chat: list[Any] = [{'role': 'user', 'content': text}]

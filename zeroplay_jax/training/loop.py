@@ -105,8 +105,8 @@ def run(config, workdir) -> dict:
                 print(f'resumes at step {state["cursor"]} of {len(steps)}', file=sys.stderr)
 
         # ---- train ---------------------------------------------------------------------------------
-        # A run that was killed between its last checkpoint before an early stop and its report is reported first:
-        # whether it continues to train must not depend on the kill.
+        # An early stop saves a checkpoint and then writes the report. If the run was killed in between, this call only
+        # writes the report; the next one continues to train, as after any early stop.
         is_report_due = config.stop_after_empty_steps and state['stopped']
         if is_report_due:
             is_report_due = not _is_reported(hosts, workdir, state['cursor'])
@@ -150,7 +150,7 @@ def _train(
       'engine': `engine.host_state()` (pool, dataset positions, carried-over groups, …).
       'cursor': number of the next step.
       'evaluations', 'rubrics': results by step number, see `_evaluate`.
-      'seconds': age of the run's processes so far.
+      'seconds': total time of the run's processes up to this checkpoint.
       'stopped': why the run stopped after this step (`stop_line`), or None.
     """
     hosts = context.rollouts.hosts

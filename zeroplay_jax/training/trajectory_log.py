@@ -96,6 +96,7 @@ def trajectory_record(recipe: str, context: RolloutContext, step: Step, row: Row
 
 
 def _call_record(call: ToolCall | None) -> dict[str, Any] | None:
+    """Returns a call with its result as JSON; None for a turn without a call."""
     if call is None:
         return None
     return {

@@ -234,7 +234,7 @@ class Recipe(RecipeBase):
             samples,
             hops=seed.hops,
             document=document,
-            kind=TASK_TYPES.get(seed.kind, seed.kind),
+            kind=TASK_TYPES.get(seed.task_type, seed.task_type),
         )
         challenges = [self._read(trajectory, seed) for trajectory in trajectories]
         pending = []
@@ -367,8 +367,8 @@ class Recipe(RecipeBase):
             'version': challenge.trajectory.version,
             **seed.origin,
         }
-        if seed.kind:
-            origin['type'] = seed.kind
+        if seed.task_type:
+            origin['type'] = seed.task_type
         return Question(
             text=challenge.task or '',
             hops=seed.hops,

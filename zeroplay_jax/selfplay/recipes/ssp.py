@@ -306,6 +306,7 @@ class Recipe(RecipeBase):
             material = read_passages + noise
             order = rng.permutation(len(material))
             shuffled = [material[index] for index in order]
+            # The layout does not follow config.tools.syntax: the built-in checkpoint was trained on this prompt.
             documents = passages_text([shuffled], 'search_r1')
             fields = dict(documents=documents, question=question.text)
             # If the prompt is too long, noise is dropped, one passage at a time. If it is too long even

@@ -29,22 +29,22 @@ class SeedDocument:
     Attributes:
       title, text: the passage.
       hops: number of facts that the question must need (SCOPE: of searches).
-      kind: type of task (SCOPE); '' where the file names none.
+      task_type: type of the open task (SCOPE); '' where the file names none.
       origin: provenance for the logs.
     """
 
     title: str
     text: str
     hops: int
-    kind: str = ''
+    task_type: str = ''
     origin: Json = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the record of the task log."""
         record: dict[str, Any] = {'title': self.title, 'text': self.text, 'hops': self.hops}
         record |= self.origin
-        if self.kind:
-            record['type'] = self.kind
+        if self.task_type:
+            record['type'] = self.task_type
         return record
 
     @classmethod
@@ -54,7 +54,7 @@ class SeedDocument:
             title=record['title'],
             text=record['text'],
             hops=record['hops'],
-            kind=record.get('type', ''),
+            task_type=record.get('type', ''),
             origin=files.provenance(record),
         )
 
@@ -222,10 +222,10 @@ class DocumentFile:
         wanted_types = set(config.inputs.types) - {''}
         for record in files.documents(path):
             seed = SeedDocument.from_json(record)
-            cell = (seed.hops, seed.kind)
-            if not wanted_types or seed.kind in wanted_types:
+            cell = (seed.hops, seed.task_type)
+            if not wanted_types or seed.task_type in wanted_types:
                 cells.setdefault(cell, []).append(seed)
-        self._types = sorted({kind for _, kind in cells})
+        self._types = sorted({task_type for _, task_type in cells})
         self._check(path, cells, wanted_types)
         self._datasets: dict[Cell, EpochDataset[SeedDocument]] = {}
         for cell, seeds in cells.items():
@@ -239,10 +239,10 @@ class DocumentFile:
                 f'{path}: no document of type {min(absent_types)!r}; correct config.inputs.types'
             )
         for hops in _hops_with_share(self._ratio):
-            for kind in self._types:
-                if (hops, kind) in cells:
+            for task_type in self._types:
+                if (hops, task_type) in cells:
                     continue
-                of_type = f' of type {kind!r}' if kind else ''
+                of_type = f' of type {task_type!r}' if task_type else ''
                 raise UserError(
                     f'{path}: no document{of_type} has {hops} hops, as {self._ratio} requires; build '
                     'the file with this ratio, or change config.schedule.hop_ratio'
@@ -262,8 +262,8 @@ class DocumentFile:
         # Types alternate over the batch and not within each hop count, where the first type would get the odd
         # document of every hop count.
         for number, hops in enumerate(_stratified_hops(self._ratio, size)):
-            kind = self._types[number % len(self._types)]
-            cells[int(hops), kind] += 1
+            task_type = self._types[number % len(self._types)]
+            cells[int(hops), task_type] += 1
         return cells
 
     def _used_before(self, step: Step) -> collections.Counter[Cell]:
@@ -326,23 +326,23 @@ def _numbered_tasks(
     return tasks
 
 
-def _round_size(role, cursor: BatchCursor) -> int:
+def _round_size(settings, cursor: BatchCursor) -> int:
     """Returns the number of tasks of a round; 0 ends the step.
 
     Round 0 takes as many as groups are missing. With the dynamic filter, further rounds take a whole batch each, which
     keeps the slots busy, until no group is missing or `fill_rounds` is reached.
 
     Args:
-      role: `config.<role>`.
+      settings: `config.<role>`.
     """
     if cursor.round == 0:
         return cursor.missing
-    if not role.filter_groups or not cursor.missing:
+    if not settings.filter_groups or not cursor.missing:
         return 0
     # The rounds are limited, because a policy that solves all questions, or none, yields no informative group.
-    if cursor.round >= role.fill_rounds:
+    if cursor.round >= settings.fill_rounds:
         return 0
-    return role.batch
+    return settings.batch
 
 
 def _hops_with_share(ratio: Sequence[float]) -> list[int]:
