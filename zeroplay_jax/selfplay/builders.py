@@ -205,9 +205,9 @@ def answers_of_corpus(
     """Returns a sample of the answers in a corpus: its titles, and mentions that at least two documents share.
 
     Its lines are {'answer', 'source', 'kind', 'document_id', 'line'}; kind is 'title', 'date' or 'entity', and the
-    last two name the passage of the first occurrence. Passages of one title are one document; a passage without a
-    title is a document of its own. `BuiltFile.dropped` counts titles and mentions that are unfit, titles of lists
-    and, among the candidates in the sample, mentions that occur in one document only.
+    last two name the first passage with this title, or else with this mention. Passages of one title are one document;
+    a passage without a title is a document of its own. `BuiltFile.dropped` counts titles and mentions that are unfit,
+    titles of lists and, among the candidates in the sample, mentions that occur in one document only.
 
     Args:
       passages: (line number, passage), as `retrieval.corpus.read` yields them.

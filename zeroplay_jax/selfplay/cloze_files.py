@@ -75,7 +75,7 @@ class ClozeFiles:
 
 @dataclasses.dataclass
 class _Passage:
-    """A passage with its usable sentences."""
+    """A passage with the sentences that a question can be made of (`mini.cloze.sentences`)."""
 
     line: int
     id: str
@@ -120,7 +120,9 @@ def build(passages: Passages, source: str, count: int, seed: int, max_documents:
         # questions_of[document][passage] lists the questions of a passage, best first; `_take` chooses from it.
         questions_of = []
         for document in candidates.values():
-            questions_of.append([_questions(part, source, seed, repeats) for part in document])
+            questions_of.append(
+                [_questions(passage, source, seed, repeats) for passage in document]
+            )
         files.held_out = _held_out_count(questions_of, count, files.total)
         files.questions = _take(questions_of[: files.held_out], count)
         held_out = set(itertools.islice(candidates, files.held_out))

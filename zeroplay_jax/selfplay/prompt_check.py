@@ -99,7 +99,7 @@ def check_prompts(
 ) -> list[str]:
     """Refuses a config under which most prompts of some role, or any evaluation question, are too long.
 
-    Runs the beginning of episodes in a scheduler loop of its own; no rollout is sampled.
+    Runs episodes up to their first request, in an event loop of its own; no rollout is sampled.
 
     Args:
       recipe: ready for its first step; its first tasks are measured (`Recipe.first_tasks`).

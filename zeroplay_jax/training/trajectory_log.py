@@ -109,7 +109,7 @@ def _call_record(call: ToolCall | None) -> dict[str, Any] | None:
 
 
 def rendering_check(codec: Codec, rows: Sequence[Row]) -> dict[str, float]:
-    """Returns a metric: the share of rollouts whose decoded text tokenises to the sampled ids again.
+    """Returns a metric: the share of rollouts whose decoded text (the whole context) tokenises to the same ids again.
 
     Args:
       rows: at least one; the first `_RENDERING_SAMPLE` are measured.

@@ -169,7 +169,7 @@ class Recipe(RecipeBase):
         return []
 
     def _answer_tasks(self, step, cursor, count: int) -> list[Task]:
-        """Returns tasks on the next `count` answers of the dataset.
+        """Returns tasks on the next `count` answers of the dataset; every phase begins at the first answer again.
 
         The noise of each comes from the tasks after it in the step; after the last task the first one follows.
         """

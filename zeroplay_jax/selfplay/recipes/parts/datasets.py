@@ -144,7 +144,7 @@ class DocumentSampler:
         """Returns tasks on `size` documents, a function of the arguments.
 
         Within a step no document repeats while there are enough. Steps that draw from the corpus are independent of
-        each other; a file is used up before a document repeats.
+        each other; a file is used up, per hop count and task type, before a document repeats.
 
         Raises:
           UserError: no document can start a question of some hop count of the ratio.
@@ -153,12 +153,12 @@ class DocumentSampler:
             return self._from_file.tasks(step, size)
         # The ratio is exact in every batch. Dr. Zero's code draws hop counts independently, which
         # in a small batch leaves rare hop counts with a single proposal and nothing to compare it to.
-        hop_counts = stratify(self._ratio, size)
+        documents_per_hops = stratify(self._ratio, size)
         rng = identity_rng(self._seed, step.number)
         seeds: list[SeedDocument] = []
         used: set[int] = set()
         # One generator draws the whole batch, so the order of the hop counts is part of the random stream.
-        for hops, count in enumerate(hop_counts, 1):
+        for hops, count in enumerate(documents_per_hops, 1):
             indices = self._draw(rng, hops, count, used)
             used.update(indices)
             for index in indices:

@@ -20,7 +20,8 @@ def alternate(config) -> list[Phase]:
     After its `train_iterations` a role has no phase of its own; questions are generated all the same.
     """
     questions_needed = config.solver.steps * config.solver.batch
-    # A document gives at most one question. Rounded up, so that no question is trained on twice if none is rejected.
+    # A document gives at most one question. Rounded up, so that no question is trained on twice if none is rejected
+    # or filtered.
     steps_needed = math.ceil(questions_needed / config.pool.batch)
     generation_steps = config.pool.batches or steps_needed
     phases: list[Phase] = []
