@@ -158,7 +158,7 @@ class Engine:
         return metrics, rows
 
     def _prepare_step(self, step: Step) -> list[Row]:
-        """Resets dataset positions at the first step of a phase; clears the question pool there and every period.
+        """Resets dataset positions at the first step of a phase, and clears the question pool if that is due.
 
         Returns the carried-over rows of the filter that the first step of a phase discards; [] in other steps.
         """
@@ -168,7 +168,7 @@ class Engine:
             self.drawn = 0
             self.drawn_external = 0
         period = step.phase.clear_pool_every
-        # `index` is the number of steps before this one. SSP's code tests a counter that is already
+        # Due at the first step and after every period: `index` is the number of steps before this one. SSP's code tests a counter that is already
         # incremented, which makes its first window one step short.
         if period and (step.index == 0 or schedules.closes_window(step.index, period)):
             self.pool.clear()
