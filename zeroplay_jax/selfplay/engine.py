@@ -168,8 +168,8 @@ class Engine:
             self.drawn = 0
             self.drawn_external = 0
         period = step.phase.clear_pool_every
-        # Due at the first step and after every period: `index` is the number of steps before this one. SSP's code tests a counter that is already
-        # incremented, which makes its first window one step short.
+        # Due at the first step and after every period: `index` is the number of steps before this one. SSP's code
+        # tests a counter that is already incremented, which makes its first window one step short.
         if period and (step.index == 0 or schedules.closes_window(step.index, period)):
             self.pool.clear()
         return discarded_rows
