@@ -58,8 +58,8 @@ class Settings(Section):
     group: Literal['hop', 'prompt'] = 'hop'
     """The proposer's advantage groups: all proposals of a hop count (HRPO), or of a prompt (GRPO)."""
     grounding: bool = False
-    """Reward and pool only questions whose answer is in the last passage seen and that name the source
-    document. Neither in the paper nor in its code."""
+    """Reward and pool only questions that name the source document and whose answer is in the passages of
+    the last search. Neither in the paper nor in its code."""
 
 
 class Recipe(RecipeBase):
@@ -106,7 +106,7 @@ class Recipe(RecipeBase):
         return alternate(self.config)
 
     def tasks(self, step, pool, cursor):
-        """Returns documents with hop counts in the exact ratio, or, for the solver, questions of the pool."""
+        """Returns tasks on documents, with hop counts in the exact ratio; for the solver, on questions of the pool."""
         if step.phase.name == 'solver':
             return pool_tasks(self.config, step, pool, cursor)
         # Rejected proposals are not replaced: the proposer learns validity from their low rewards.

@@ -64,7 +64,7 @@ class Recipe(RecipeBase):
         return phases
 
     def tasks(self, step, pool, cursor):
-        """Returns the next questions of the dataset."""
+        """Returns tasks on the next questions of the dataset."""
         return dataset_tasks(self.config, self._dataset, step, cursor)
 
     async def episode(self, context, step, task):

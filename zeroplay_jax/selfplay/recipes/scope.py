@@ -177,12 +177,12 @@ class Recipe(RecipeBase):
         return alternate(self.config)
 
     def tasks(self, step, pool, cursor):
-        """Returns documents with numbers of searches in the exact ratio or, for the solver, tasks to solve."""
+        """Returns tasks on documents, with numbers of searches in the exact ratio; for the solver, on open tasks."""
         if self._dataset:
             return dataset_tasks(self.config, self._dataset, step, cursor)
         if step.phase.name == 'solver':
             return pool_tasks(self.config, step, pool, cursor)
-        # Rejected tasks are not replaced: the challenger learns from their low rewards.
+        # Rejected challenges are not replaced: the challenger learns from their low rewards.
         if cursor.round > 0:
             return []
         if step.phase.name == 'generate':
@@ -253,7 +253,7 @@ class Recipe(RecipeBase):
             challenge.rejected = drop.reason
 
     def _read(self, trajectory: Trajectory, seed: SeedDocument) -> Challenge:
-        """Returns a challenger's rollout with its task and format score, not judged yet."""
+        """Returns a challenger's rollout with its open task and format score, not judged yet."""
         final_text = ''
         if trajectory.finish == 'answer':
             final_text = trajectory.turns[-1].text

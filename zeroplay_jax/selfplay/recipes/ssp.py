@@ -148,7 +148,7 @@ class Recipe(RecipeBase):
         return simultaneous(self.config, self.config.solver.steps, roles, period)
 
     def tasks(self, step, pool, cursor):
-        """Returns a batch of answers; in later rounds further answers or earlier questions, by `ssp.fill`."""
+        """Returns tasks on a batch of answers; in later rounds on further answers or earlier questions (`ssp.fill`)."""
         settings = self.config.ssp
         if cursor.round == 0:
             return self._answer_tasks(step, cursor, self.config.proposer.batch)
