@@ -113,7 +113,7 @@ def _contains(passages: Sequence[Json], record: Sequence[Any]) -> bool:
     """Returns whether the document of a sample record is among the passages."""
     content_hash = record[-1]
     for passage in passages:
-        # Not the id: the documents may be those of another index, where it names another passage.
+        # Contents are compared and not ids: the documents may be those of another index, with other ids.
         if _hash(f'{passage["title"]}\n{passage["text"]}') == content_hash:
             return True
     return False

@@ -126,10 +126,10 @@ def run(config, workdir) -> dict:
         _export(hosts, workdir, context, engine, shows_progress, unchanged)
         if hosts.is_first:
             atomic.write_text(workdir / 'summary.json', json.dumps(summary, indent=2) + '\n')
-            page = report_builder.write_report(workdir)
+            report_path = report_builder.write_report(workdir)
             atomic.write_text(workdir / _REPORTED_FILE, f'{state["cursor"]}\n')
             print(table)
-            print(f'{summary["seconds"]:.0f} s; the report is {page}')
+            print(f'{summary["seconds"]:.0f} s; the report is {report_path}')
     # Raised after the workdir is released, and on every process, so that all exit with the same status.
     raise_if_stopped_or_untrained(config, summary)
     return summary

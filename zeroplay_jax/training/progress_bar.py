@@ -57,7 +57,7 @@ class ProgressBar:
         self._compile_clock = compile_clock()
         self._total = len(steps)
         self._current = self._begin(cursor)
-        # Texts by name, see `_ORDER`.
+        # Name of a value (`_ORDER`) → its text, such as 'reward 0.31'.
         self._values: dict[str, str] = {}
         self._episodes = 0
         self._description = ''
