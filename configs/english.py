@@ -19,6 +19,7 @@ from zeroplay_jax.settings.paths import ENGLISH_CHECKPOINT
 
 
 def get_config(folder=''):
+    """Returns the config; `folder`: the workdir with index, questions and documents; '' leaves their paths unset."""
     config = common.get_config('drzero')
     config.policy.path = str(ENGLISH_CHECKPOINT)
     config.schedule.update(iterations=2, hop_ratio=(1.0,))

@@ -31,6 +31,7 @@ from zeroplay_jax.configs import common
 
 
 def get_config(variant=''):
+    """Returns the config of the paper, or with the variant 'mini' that of the miniature run; see above."""
     if variant not in ('', 'mini'):
         raise ValueError(
             f'no variant {variant!r}; there is configs/scope.py and configs/scope.py:mini'

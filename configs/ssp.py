@@ -27,6 +27,7 @@ from zeroplay_jax.configs import common
 
 
 def get_config(variant=''):
+    """Returns the config of the paper, or with the variant 'mini' that of the miniature run; see above."""
     if variant not in ('', 'mini'):
         raise ValueError(f'no variant {variant!r}; there is configs/ssp.py and configs/ssp.py:mini')
     config = common.get_config('ssp')

@@ -1,7 +1,7 @@
 """Metric writers: TensorBoard events through clu, and JSON lines that hold every step exactly once.
 
 A killed run resumes from its last checkpoint, which may be some steps older than the last line it wrote. The lines
-after that checkpoint are removed when the files are opened; the run then plays and writes those steps again.
+after that checkpoint are removed when the files are opened; the run then repeats those steps and writes them again.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class MetricsWriter:
         self._trajectories.write(records)
 
     def write_tasks(self, records: Iterable[Json]) -> None:
-        """Writes the fate of each task of a step, each record with its step."""
+        """Writes the task log of a step (`selfplay.task_log`), each record with its step."""
         self._tasks.write(records)
 
     def close(self) -> None:

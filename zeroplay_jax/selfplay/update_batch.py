@@ -27,7 +27,8 @@ def set_advantages(rows: Sequence[Row], settings: Any, group_size: int | None = 
     Args:
       rows: all rows of one role in a step, dropped ones included; those get advantage 0.
       settings: `config.<role>`.
-      group_size: required rows per group, which detects prompts that got the same key by mistake; None: any.
+      group_size: required number of rows per group, dropped ones included, which detects prompts that got the same key
+        by mistake; None: any number.
 
     Raises:
       ValueError: a group has another size.
@@ -60,13 +61,14 @@ def pack_rows(
 ) -> list[Batch]:
     """Packs rows with advantages into the micro-batches of one optimiser step.
 
-    Dropped rows are left out, and with `skip_uninformative` rows without any gradient.
+    Dropped rows are left out, and with `skip_uninformative` rows without any gradient; those still count in the
+    denominator of the loss.
 
     Args:
       settings: `config.<role>`.
       micro_shape: (B, L) of a micro-batch.
       distill_coef: weight of the distillation term.
-      teacher_tokens: length of a packed teacher row; 0 without a teacher.
+      teacher_tokens: length M of a packed teacher row; 0 without a teacher.
     """
     valid = rows_per_context([row for row in rows if row.drop is None])
     # Only policy tokens count: tool output has no loss and must not change a mean over a sequence.
@@ -118,7 +120,7 @@ def rows_loss(
       micro_shape: (B, L) of a micro-batch.
 
     Returns:
-      The loss, float32 scalar; statistics as (sum, count).
+      The loss, float32 scalar; statistics as name → (sum, count), with the loss among them.
     """
     loss_config = losses.LossConfig.of(settings)
     total_loss = jnp.float32(0)
