@@ -194,7 +194,7 @@ async def _answer_after(
     Args:
       role: role of the rollout, whose environment the new turn gets, without tools.
       weights: name of the weights that write the turn.
-      searched: the rollout; a rollout that cannot be cut is answered from all its tokens.
+      searched: the rollout; if it has no turn of the policy, all its tokens are the prompt.
 
     Returns:
       The new rollout's tokens and finish, with the turns of `searched` before its last one.
