@@ -132,7 +132,7 @@ class Http:
       batch: largest number of queries or references in one request.
       connections: largest number of connections, all of which are kept open.
       breaker: number of failed requests in a row (each with all its retries) after which nothing is sent for
-        `breaker_seconds`; every further failure extends the pause, until a request succeeds.
+        `breaker_seconds`; until a request succeeds, every further failure starts such a pause.
       breaker_seconds: length of that pause.
 
     Raises:

@@ -20,7 +20,11 @@ _WRAPPED_LINE = 40
 
 
 def split_sentences(text: str) -> list[str]:
-    """Returns the sentences of a text without line ends, in order; the text after the last full stop counts as one."""
+    """Returns the sentences of a paragraph in order; the words after the last full stop count as one.
+
+    Args:
+      text: a paragraph, its words separated by single spaces (`split_paragraphs`); '' gives [''].
+    """
     parts = []
     start = 0
     for boundary in _SENTENCE_END.finditer(text):
@@ -38,12 +42,13 @@ def split_sentences(text: str) -> list[str]:
 
 
 def split_paragraphs(text: str) -> list[str]:
-    """Returns the paragraphs of a text, each with single blanks between its words; empty ones are left out.
+    """Returns the paragraphs of a text, each with single spaces between its words; empty ones are left out.
 
-    Paragraphs end at blank lines, and at the end of a line unless the line was wrapped by hand: it is long and the
-    sentence continues in the next one.
+    A paragraph ends with every line, except where the text was wrapped by hand: the line is long, does not end a
+    sentence, and the next line is neither empty nor a heading, list item, table row or quotation of Markdown.
     """
     paragraphs: list[list[str]] = []
+    # Whether the next line belongs to the last paragraph.
     continues = False
     for line in text.splitlines():
         words = line.split()
