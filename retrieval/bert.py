@@ -92,7 +92,7 @@ def read_config(folder: pathlib.Path) -> BertConfig:
 
 
 def _read_pooling(path: pathlib.Path) -> str:
-    """Returns 'mean' or 'cls' from the pooling settings of a sentence-transformers checkpoint; 'mean' without the file."""
+    """Returns 'mean' or 'cls' from the pooling settings of sentence-transformers; 'mean' if there is no such file."""
     if not path.exists():
         return 'mean'
     modes = []
