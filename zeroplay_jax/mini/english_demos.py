@@ -33,7 +33,7 @@ class EnglishSetting:
     Attributes:
       copied_words: fewest and most words that `copy` copies.
       short_query: probability that the solver searches with the first words of the question only.
-      wrong_span: probability that the solver's answer is a word too long or too short.
+      wrong_span: probability that the solver's answer is cut to its first word, or one word too long.
       malformed: probability that the proposer omits the question or the answer.
     """
 
@@ -169,8 +169,8 @@ def _solution(texts: Texts, rng: Generator, setting: EnglishSetting, with_path: 
     """Returns an episode of `solver`, or with `with_path` of `solver_with_path`: question → search → answer.
 
     Deliberate errors, with the probabilities of `setting`: the query consists of the first words of the question; and
-    then, if no passage found contains the sentence, the answer is copied from another sentence. Or the answer is a
-    word too long or too short.
+    then, if no passage found contains the sentence, the answer is copied from another sentence. Or the span of the
+    answer is wrong (`_other_span`).
     """
     while True:
         document, case = texts.draw(rng)
@@ -221,7 +221,7 @@ def _other_answer(documents: list[Document], case: Cloze, rng: Generator) -> Clo
 
 
 def _other_span(case: Cloze) -> Cloze:
-    """Returns the cloze with a wrong answer: the first word of an answer of several words, else a neighbouring word more."""
+    """Returns the cloze with a wrong answer: the first word; of a single word, this and a neighbouring word."""
     words = case.answer.split()
     if len(words) > 1:
         return case._replace(answer=words[0])
@@ -256,7 +256,7 @@ def task_solver(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
         title = pick(rng, texts.titled).document['title']
         documents = texts.search(title)
         described = [result for result in documents if result['title'] == title]
-        # Drawn again if the search for the title does not return it, which happens with titles of common words.
+        # Drawn again if no passage found has the title: it may take a longer query to find it.
         if described:
             break
     disguise = _disguise(texts, rng)
