@@ -191,7 +191,7 @@ def run_arm(arm: str, seed: int, folder: pathlib.Path) -> dict:
       'outside_questions'}.
     """
     config = config_of(arm, seed)
-    # The name depends on the changed fields only, so a field that configs/common.py gains later keeps old results.
+    # The name depends on the changed fields only, so stored results stay valid if configs/common.py gets a new field.
     defaults = dict(fields.leaves(common.get_config()))
     changes = {k: v for k, v in fields.leaves(config) if v != defaults[k]}
     # This field is not a property of an arm, and results of versions without it keep their names.

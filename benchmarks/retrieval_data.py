@@ -33,20 +33,20 @@ def passages() -> list[tuple[str, str]]:
 
 
 def texts() -> list[str]:
-    """Returns `TEXTS` distinct texts: all passages as they are encoded, then sentences, then windows of them."""
-    parts = []
+    """Returns `TEXTS` distinct texts: all passages in wire form, then sentences, then windows of them."""
+    candidates = []
     sentences = []
     for title, text in passages():
-        parts.append(contents(title, text))
+        candidates.append(contents(title, text))
         # Shorter sentences are headings and fragments, which would be near duplicates of one another.
         sentences += [sentence for sentence in _END.split(text) if len(sentence) >= 20]
-    parts += sentences
+    candidates += sentences
     for sentence in sentences:
         words = sentence.split()
         for start in range(0, len(words) - 11, 6):
-            parts.append(' '.join(words[start : start + 12]))
+            candidates.append(' '.join(words[start : start + 12]))
     # A dict keeps the first of equal texts, in order.
-    return list(dict.fromkeys(parts))[:TEXTS]
+    return list(dict.fromkeys(candidates))[:TEXTS]
 
 
 def questions() -> list[dict]:
@@ -114,6 +114,7 @@ def synthetic(
     centres = normal(10_000, 64)
 
     def draw(count):
+        """Returns `count` unit vectors, each a random centre plus noise in the subspace and outside of it."""
         drawn_centres = centres[rng.integers(len(centres), size=count)]
         vectors = (drawn_centres + np.float32(0.7) * normal(count, 64)) @ basis
         # Without noise outside the subspace, quantisation would be unrealistically exact.

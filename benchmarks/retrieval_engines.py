@@ -79,6 +79,7 @@ def faiss_engines(vectors: np.ndarray, hnsw: bool) -> Iterator[Engine]:
     probes = [p for p in (4, 8, 12, 16, 24, 32, 48, 64, 96, 128) if p <= lists]
 
     def build(factory):
+        """Returns a trained index of FAISS that holds all vectors; `factory` is FAISS's description of it."""
         index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
         # More training points per centroid change the recall little and the time of training a lot.
         faiss.extract_index_ivf(index).cp.max_points_per_centroid = 64
@@ -159,6 +160,7 @@ def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engin
         def make(
             spilling=spilling, threshold=threshold, reorder=scann.scann_builder.ReorderType[reorder]
         ):
+            """Returns a trained searcher. The counts given here are defaults that every search overrides."""
             builder = scann.builder(vectors, 10, 'dot_product')
             builder.tree(
                 leaves,

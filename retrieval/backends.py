@@ -20,7 +20,7 @@ _QUOTED_CHARACTERS = 200
 
 @runtime_checkable
 class Backend(Protocol):
-    """Answers queries: the part of a client that knows where the index is.
+    """Answers queries, from an index in this process or from a server.
 
     Attributes:
       name: identity of the index; the client caches the answers of different names separately.

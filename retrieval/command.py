@@ -13,7 +13,7 @@ _USER_ERROR = 2
 # The status of a process that SIGINT ended: 128 + 2.
 _INTERRUPTED = 130
 
-# Shorter passages would be parts of sentences.
+# Shorter passages would be pieces of sentences.
 _MIN_PASSAGE_WORDS = 20
 
 

@@ -156,7 +156,7 @@ class ScannIndex(ExactIndex):
             groups, _ = self._searcher.search(vector, count, reordered, self._leaves_searched)
             starts = self._starts[groups]
             counts = np.minimum(self._starts[groups + 1] - starts, k)
-            # Of each group the first k passages: more cannot be in the answer.
+            # Only the first k passages of a group are taken, because no more of them can be in the answer.
             positions = np.repeat(starts, counts) + _offsets_within(counts)
             rows = self._rows[positions]
             if rows.size < k:

@@ -25,7 +25,7 @@ def split_sentences(text: str) -> list[str]:
     Args:
       text: a paragraph, its words separated by single spaces (`split_paragraphs`); '' gives [''].
     """
-    parts = []
+    sentences = []
     start = 0
     for boundary in _SENTENCE_END.finditer(text):
         end_of_words = boundary.start()
@@ -35,10 +35,10 @@ def split_sentences(text: str) -> list[str]:
             continue
         # The closing quotes belong to the sentence that they close.
         end = end_of_words + len(boundary.group().rstrip())
-        parts.append(text[start:end])
+        sentences.append(text[start:end])
         start = boundary.end()
-    parts.append(text[start:])
-    return parts
+    sentences.append(text[start:])
+    return sentences
 
 
 def split_paragraphs(text: str) -> list[str]:

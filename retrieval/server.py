@@ -4,11 +4,11 @@
 
 POST /retrieve {"queries": [text, …], "topk": 3, "return_scores": true}
   → {"result": [[{"document": {"id", "contents"}, "score"}, …], …]}, a list per query; without scores only documents.
-  A blank query finds nothing.
+  A blank query finds nothing. A "document" here is one passage.
 POST /open {"references": [id or title, …], "page": [1, …], "words_per_page": 500}
-  → {"result": [{"id", "title", "text", "page", "pages"} or null, …]}: a page of the document with each passage id or
-  exact title, null if there is none. "page" (1 for each) and "words_per_page" (500) are optional.
-GET /health     200 if the index is loaded, 503 before; names the index.
+  → {"result": [{"id", "title", "text", "page", "pages"} or null, …]}: a page of the whole document with each passage id
+  or exact title, null if there is none. "page" (1 for each) and "words_per_page" (500) are optional.
+GET /health     200 if the index is loaded, with its fingerprint; 503 before.
 GET /metrics    Prometheus.
 
 While the index is busy, queries of several requests collect and are searched for together in its next call. An answer

@@ -279,7 +279,8 @@ class Row:
 
     Attributes:
       role: the role that produced it.
-      reward: scalar that the advantage estimator sees; parts: its named parts.
+      reward: scalar that the advantage estimator sees.
+      parts: name → value of what the reward is composed of (answer, format, …), for metrics and logs only.
       group: integer key of the group that its advantage is relative to (question, hop count, …).
       drop: reason code when the row must not be trained on, else None.
       info: details for metrics and logs.

@@ -68,9 +68,9 @@ async def _answer(
 ) -> Outcome:
     """Returns the outcome of one question or open task, with one row; the randomness derives from `identity`."""
     # Exact match is used whatever `reward.answer` is, so that results of all recipes are compared by one metric.
-    metric, part = ('em', 'exact_match')
+    metric, part_name = ('em', 'exact_match')
     if question.is_open_task:
-        metric, part = ('rubrics', 'rubrics')
+        metric, part_name = ('rubrics', 'rubrics')
     fields = prompt_fields(context, role, question)
     try:
         (trajectory,) = await context.ask(role, identity, samples=1, temperature=0.0, **fields)
@@ -90,7 +90,7 @@ async def _answer(
         trajectory=trajectory,
         reward=reward,
         group=question.hops,
-        parts={part: reward},
+        parts={part_name: reward},
         drop=drop_reason,
         info=RowInfo(question=question, answer=answer),
     )

@@ -138,6 +138,7 @@ def answer_all(
     """
 
     async def answer(index: int, question: Question) -> Answered:
+        """Runs the rollouts of one question and returns its result."""
         identity = (number, index)
         # None selects the role's temperature: several greedy samples would be equal.
         temperature = 0.0 if samples == 1 else None

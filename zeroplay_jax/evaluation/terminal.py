@@ -146,7 +146,7 @@ class Printer:
         """Starts a line with its colour and its label, padded to the column of the text."""
         if self._colour:
             sys.stdout.write(f'\x1b[{_COLOURS[kind]}m')
-        # At least one blank, also after a tool name that fills the whole column.
+        # The label is followed by at least one space, also if a tool's name fills the whole column.
         sys.stdout.write(f'{clean(label):{_LABEL_WIDTH - 1}} ')
         self._open_kind = kind
 

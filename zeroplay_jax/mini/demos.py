@@ -168,7 +168,7 @@ def solver_with_path(library: Library, rng: Generator, errors: ErrorRates) -> De
         path = path[:path_length]
     fields = {'path': ' > '.join(path), 'question': question(chain)}
     demo = Demo('solver_with_path', fields)
-    # Without errors: self-play distils this role into the plain solver, so it has to be better than that one.
+    # Written without errors, because self-play distils this role into the plain solver: it has to be the better one.
     _add_solution(demo, library, world, chain, rng, ErrorRates())
     return demo
 

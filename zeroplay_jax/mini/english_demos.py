@@ -99,6 +99,7 @@ def copy(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
 
 
 def _random_word(texts: Texts, rng: Generator) -> str:
+    """Returns an invented name (one in ten), a number of up to four digits (one in ten), or a word of the texts."""
     kind = rng.random()
     if kind < 0.1:
         return invented_name(rng)
@@ -161,7 +162,7 @@ def solver(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
 
 def solver_with_path(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
     """Question and how it was made → search → answer; always correct."""
-    # Self-play distils this role into the plain solver, so it has to be the better one.
+    # Written without errors, because self-play distils this role into the plain solver: it has to be the better one.
     return _solution(texts, rng, EnglishSetting(), with_path=True)
 
 

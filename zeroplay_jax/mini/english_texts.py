@@ -67,6 +67,7 @@ class Disguise:
         return cloze.Cloze(self(case.left), self(case.answer), self(case.right), case.kind)
 
     def _replace_name(self, match: re.Match[str]) -> str:
+        """Returns another name; for a name that was replaced before, the same one again."""
         name = match.group()
         if name not in self._replacements:
             self._replacements[name] = self._new_name()
@@ -79,6 +80,7 @@ class Disguise:
         return pick(self._rng, self._names)
 
     def _replace_digits(self, match: re.Match[str]) -> str:
+        """Returns as many random digits; for digits that were replaced before, the same ones again."""
         digits = match.group()
         if digits not in self._replacements:
             new_digits = self._rng.integers(0, 10, len(digits))

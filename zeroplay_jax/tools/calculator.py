@@ -161,6 +161,7 @@ class CalculatorTool(Tool):
         return [self._result(call.arguments['expression']) for call in calls]
 
     def _result(self, expression: str) -> ToolResult:
+        """Returns the value as text; 'invalid_arguments' if it is no arithmetic, 'undefined' without a value."""
         try:
             return ToolResult(text=as_text(evaluate(expression)))
         except ArithmeticSyntaxError as error:

@@ -123,10 +123,11 @@ async def _list(url: str, seconds: float) -> list[Any]:
 
 
 async def _all_pages(url: str) -> list[Any]:
+    """Returns the specifications of all tools of a server."""
     import mcp  # optional dependency
 
     async with mcp.Client(url) as client:
-        # Servers may list their tools in several parts, linked by cursors.
+        # Servers may list their tools on several pages, linked by cursors.
         page = await client.list_tools()
         tools = list(page.tools)
         while page.next_cursor:
