@@ -201,7 +201,8 @@ def main(argv: Sequence[str] | None = None) -> None:
       UserError: there is no GPU, it is too small, or a flag is invalid.
     """
     args = parse_arguments(argv)
-    # XLA refuses both names at once, and the first is the older one.
+    # 95 % of the memory instead of XLA's default of 75 %. The variable has an older and a newer name, and XLA refuses
+    # both at once.
     if 'XLA_PYTHON_CLIENT_MEM_FRACTION' not in os.environ:
         os.environ.setdefault('XLA_CLIENT_MEM_FRACTION', '0.95')
     # This call starts the backend, which reads the variable above.

@@ -47,8 +47,8 @@ def exact_nearest(vectors: np.ndarray, queries: np.ndarray) -> np.ndarray:
     # Computed in blocks: the scores of all queries at once would take gigabytes at a million vectors.
     for start in range(0, len(queries), 64):
         scores = queries[start : start + 64] @ vectors.T
-        # 32 candidates instead of K, because argpartition resolves ties at random. They are sorted by id, so that the
-        # stable sort below resolves ties by id.
+        # 32 candidates instead of K, because argpartition resolves ties in no defined order. They are sorted by id, so
+        # that the stable sort below resolves ties by id.
         candidates = np.argpartition(-scores, 32, axis=1)[:, :32]
         candidates.sort(axis=1)
         candidate_scores = np.take_along_axis(scores, candidates, 1)

@@ -213,6 +213,7 @@ def lower_sampler(
     params = published(name, mesh, layers)
     unrolled: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if layers:
+        # `extend` attends _PREFILL_ROWS rows at a time in a loop; with all rows at a time there is no loop.
         unrolled = mock.patch.object(attention, '_PREFILL_ROWS', FILL_ROWS)
     with unrolled:
         extend = programs['extend'].lower(params, state, np.zeros(FILL_ROWS, np.int32))

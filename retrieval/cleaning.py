@@ -210,7 +210,10 @@ def _read_text(path: pathlib.Path) -> tuple[str, str | None]:
 def _count_other_files(
     source: pathlib.Path, texts: set[pathlib.Path], inventory: Inventory
 ) -> None:
-    """Counts the files of a folder that are not texts, by suffix, as problems of `inventory`."""
+    """Counts the files of a folder that are not texts as problems of `inventory`.
+
+    The reason is the suffix, or 'of other formats' for all but the most frequent suffixes.
+    """
     suffixes: collections.Counter[str] = collections.Counter()
     for path in visible_files(source):
         if path not in texts:

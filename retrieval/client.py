@@ -58,7 +58,11 @@ class Client:
         self._reset()
 
     def wait_until_ready(self, seconds: float = 600.0, pause: float = 1.0) -> None:
-        """Waits until the backend answers.
+        """Waits until the backend is ready.
+
+        Args:
+          seconds: longest time to wait.
+          pause: seconds between two attempts.
 
         Raises:
           RetrievalError: it does not answer within `seconds`.

@@ -82,7 +82,7 @@ def document_page(
     if rows is None:
         return None
     text = ' '.join(corpus.passage(row)['text'] for row in rows)
-    # Matches instead of `split`, because their positions allow to cut the text with the white space between words.
+    # Matches instead of `split`: with their positions the text is cut without changing the white space between words.
     words = list(_WORD.finditer(text))
     # A document without any words still has one (empty) page.
     pages = max(1, -(-len(words) // words_per_page))

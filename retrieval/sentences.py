@@ -44,8 +44,9 @@ def split_sentences(text: str) -> list[str]:
 def split_paragraphs(text: str) -> list[str]:
     """Returns the paragraphs of a text, each with single spaces between its words; empty ones are left out.
 
-    A paragraph ends with every line, except where the text was wrapped by hand: the line is long, does not end a
-    sentence, and the next line is neither empty nor a heading, list item, table row or quotation of Markdown.
+    A paragraph ends with every line, except where the text was wrapped by hand: the line is long, is no heading and
+    ends without a full stop or colon, and the next line is neither empty nor a heading, list item, table row or
+    quotation of Markdown.
     """
     paragraphs: list[list[str]] = []
     # Whether the next line belongs to the last paragraph.

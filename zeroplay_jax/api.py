@@ -249,6 +249,7 @@ def score(
         scores = zp.score(rollouts, [['Mara Velling', 'M. Velling']])
 
     Args:
+      rollouts: per question its samples; equally many for each.
       answers: accepted answers per question.
       metric: 'em', 'subem', 'f1', or 'package.module:function'.
 
@@ -285,7 +286,9 @@ def policy_loss(
         gradient = jax.grad(lambda p: zp.policy_loss(policy, rollouts, scores, params=p)[0])(policy.params)
 
     Args:
-      rewards: one per rollout.
+      policy: model, weights and, in its config, the size of a micro-batch (`micro.rows`, `micro.tokens`).
+      rollouts: per question its samples.
+      rewards: one per rollout, in the same arrangement.
       loss: a name of `objectives.losses`, or 'package.module:function'.
       params: weights to evaluate; None: the policy's. A KL term compares them with the policy's.
       settings: fields of `config.<role>` (docs/configuration.md), such as the `temperature` that the rollouts were
@@ -307,8 +310,8 @@ def policy_loss(
     for group, (trajectories, values) in enumerate(zip(rollouts, reward_table, strict=True)):
         for trajectory, value in zip(trajectories, values, strict=True):
             rows.append(Row(_SOLVER, trajectory, value, group))
-    # This writes the advantages into `rows`, computed within groups as in a training step.
     micro = policy.config.micro
+    # Writes the advantages into `rows`, computed within groups as in a training step.
     group_stats = set_advantages(rows, role)
     total_loss, loss_stats = rows_loss(
         policy.model,

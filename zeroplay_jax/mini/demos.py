@@ -157,13 +157,13 @@ def solver(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
 
 
 def solver_with_path(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
-    """Question and the path to its answer, complete or truncated → searches → answer; always correct."""
+    """Question and the path of names to its answer, whole or its beginning → searches → answer; always correct."""
     world, chain = _draw_chain(library, rng)
     path = [chain[0].entity]
     for step in chain:
         path.append(step.value)
     if rng.random() < 0.3:
-        # A real path can be cut to the prompt's length; the policy has to search for the remaining hops.
+        # Paths of self-play can lack steps (`privileged.kind` 'qcp_partial'): the policy learns to search for them.
         path_length = int(rng.integers(2, len(path) + 1))
         path = path[:path_length]
     fields = {'path': ' > '.join(path), 'question': question(chain)}

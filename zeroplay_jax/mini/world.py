@@ -254,7 +254,7 @@ class World:
 
 
 def _check_arguments(seed: int, split: str, near_misses: float) -> None:
-    """Raises UserError for an argument of `World` outside its range."""
+    """Raises UserError for an argument of `World` outside its range, see `World.__init__`."""
     if split not in ('train', 'evaluation'):
         raise UserError(f"World(split={split!r}): no such split; give 'train' or 'evaluation'")
     if not 0 <= near_misses <= 1:

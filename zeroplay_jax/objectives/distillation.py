@@ -67,8 +67,8 @@ def topk_tail_divergence(
     # The top tokens are the student's, because with 'reverse' they carry nearly all of the divergence.
     _, top_tokens = jax.lax.top_k(jax.lax.stop_gradient(student_logits), k)
     # A mask of positions instead of a threshold on the K-th logit: with ties a threshold would select more than K.
-    nowhere = jnp.zeros(student_logp.shape, bool)
-    is_top = jnp.put_along_axis(nowhere, top_tokens, True, axis=1, inplace=False)
+    no_tokens = jnp.zeros(student_logp.shape, bool)
+    is_top = jnp.put_along_axis(no_tokens, top_tokens, True, axis=1, inplace=False)
 
     def merge_outcomes(logp):
         """Returns ([N, K + 1] outcome log-probs, [N] tail log-prob) of [N, V] token log-probs."""
