@@ -165,8 +165,8 @@ def sample_rollouts(
         answer = rollouts[0][0].turns[-1].text
 
     Args:
-      policy: its config, not the index's, gives the limits of rollouts and tools.
-      index: what the tools search and open.
+      policy: sampled with the limits, tools' settings and prompts of its config.
+      index: what the tools search and open; its settings gave the number of passages per query.
       questions: asked with the solver's prompt of `policy.config.prompts`.
       samples: rollouts per question.
       tools: built-in names, 'package.module:attribute', or Tool objects.

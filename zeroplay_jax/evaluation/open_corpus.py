@@ -33,7 +33,7 @@ class OpenCorpus:
     def warning(self) -> str:
         """Returns an error text if too many searches failed since the last call, else ''; resets the client's counters.
 
-        Too many are all but none for a folder or a server, and more than `retrieval.max_failure_rate` for the worlds.
+        The limit is 0 for a folder or a server (any failure counts) and `retrieval.max_failure_rate` for the worlds.
         """
         client = self.source.client
         try:

@@ -271,7 +271,7 @@ def results(
         result_of_set[name] = {
             'questions': _fingerprint(questions),
             'mean': means(answered),
-            # Stored per question, so that two results can be compared pairwise.
+            # Stored per question, so that two results can be compared question by question.
             'answered': list(map(dataclasses.asdict, answered)),
         }
     return {'settings': dict(settings), 'sets': result_of_set}

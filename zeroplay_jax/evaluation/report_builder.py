@@ -172,8 +172,9 @@ def render(runs: list[dict[str, Any]]) -> str:
 def _differences(reference: dict[str, Any], run: dict[str, Any]) -> dict[str, list[float]]:
     """Returns {hop count or 'mean': [difference, low, high]} of a run's last evaluation minus the reference's.
 
-    'mean' averages the hop counts of statistics.HEADLINE. Questions are paired. If a summary lacks results per
-    question, or the questions differ, the lists hold only [difference] and the reason is appended to run['notes'].
+    'mean' averages the hop counts of statistics.HEADLINE. The interval is of paired questions. If a summary lacks
+    results per question, or the questions differ, the lists hold only [difference] and the reason is appended to
+    run['notes'].
     """
     reference_flags = _final_flags(reference['summary'])
     run_flags = _final_flags(run['summary'])

@@ -127,7 +127,8 @@ def retelling(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
 def _add_facts(demo: Demo, world: World, titles: Sequence[str], count: int, rng: Generator) -> None:
     """Adds `count` random facts of the titles.
 
-    Only the values are policy text, on which the loss is full: which fact comes next cannot be predicted.
+    Only the values are policy text; the words before them are prompt text, because the choice of a fact cannot be
+    predicted.
     """
     for _ in range(count):
         title = pick(rng, titles)

@@ -21,7 +21,8 @@ class Stage:
       muon_rate: peak learning rate of Muon.
       adam_rate: peak learning rate of AdamW.
       decay_share: final share of the steps in which the learning rates fall to a twentieth.
-      context_weight: loss weight of the tokens that the policy does not write; 1 for those that it writes.
+      context_weight: weight in the loss of the mean over the tokens that the policy does not write; the mean over those
+        that it writes has weight 1.
       saved: whether a checkpoint folder is written after the stage.
       errors: deliberate errors in the demonstrations, in the type that the roles take (`demos.ErrorRates`,
         `english_demos.EnglishSetting`).

@@ -44,7 +44,7 @@ def loss(
 
     Args:
       config: the model.
-      context_weight: weight of the tokens that the policy does not write.
+      context_weight: weight of the mean over the tokens that the policy does not write.
       params: parameters of the model.
       batch: int arrays [rows, tokens], see `batches.pack`.
 
