@@ -139,19 +139,24 @@ def faiss_engines(vectors: np.ndarray, hnsw: bool) -> Iterator[Engine]:
         )
 
 
+def _scann_settings(leaves: int) -> tuple[list[int], list[tuple[int, int]]]:
+    """Returns numbers of leaves that a search reads, and all settings (leaves read, candidates scored a second time)."""
+    # From half a percent to a sixth of all leaves. Small trees give equal numbers, which `dict.fromkeys` removes.
+    leaf_counts = [max(1, leaves * n // 1000) for n in (5, 10, 15, 20, 30, 40, 60, 80, 120, 160)]
+    grid = []
+    for searched in dict.fromkeys(leaf_counts):
+        for reorder_count in (12, 24, 48):
+            grid.append((searched, reorder_count))
+    return leaf_counts, grid
+
+
 def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engine]:
     """Yields ScaNN in the named variants (keys of `VARIANTS`), and our index, which uses ScaNN."""
     scann = index_lib._scann()
     rows = len(vectors)
     # About 2·√rows leaves as a power of two, for ScaNN and for our index, so that both trees are equally fine.
     leaves = max(16, 1 << round(math.log2(2 * math.sqrt(rows))))
-    # Numbers of leaves that a search reads, from half a percent to a sixth of all. Small trees give equal numbers,
-    # which `dict.fromkeys` removes.
-    leaf_counts = [max(1, leaves * n // 1000) for n in (5, 10, 15, 20, 30, 40, 60, 80, 120, 160)]
-    grid = []
-    for searched in dict.fromkeys(leaf_counts):
-        for reorder_count in (12, 24, 48):
-            grid.append((searched, reorder_count))
+    leaf_counts, grid = _scann_settings(leaves)
     for name in names:
         reorder, threshold, soar = VARIANTS[name]
         spilling = dict(soar_lambda=soar) if soar else {}
