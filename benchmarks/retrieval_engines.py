@@ -140,7 +140,7 @@ def faiss_engines(vectors: np.ndarray, hnsw: bool) -> Iterator[Engine]:
 
 
 def _scann_settings(leaves: int) -> tuple[list[int], list[tuple[int, int]]]:
-    """Returns numbers of leaves that a search reads, and all settings (leaves read, candidates scored a second time)."""
+    """Returns numbers of leaves that a search reads, and all settings (leaves read, candidates scored again)."""
     # From half a percent to a sixth of all leaves. Small trees give equal numbers, which `dict.fromkeys` removes.
     leaf_counts = [max(1, leaves * n // 1000) for n in (5, 10, 15, 20, 30, 40, 60, 80, 120, 160)]
     grid = []
