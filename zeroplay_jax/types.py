@@ -64,7 +64,10 @@ class Question:
         return bool(self.rubrics)
 
     def to_json(self) -> dict[str, Any]:
-        """The record of logs, input files and checkpoints; optional fields only where they are set."""
+        """The record of logs, input files and checkpoints; optional fields only where they are set.
+
+        `unique_key` is stored as 'only'; the fields of `origin` are stored beside the others and override them.
+        """
         record: dict[str, Any] = {'question': self.text, 'answers': list(self.answers)}
         record['hops'] = self.hops
         if self.rubrics:
@@ -79,7 +82,7 @@ class Question:
 
     @classmethod
     def from_json(cls, record: Json) -> Question:
-        """Inverse of `to_json`; unknown fields are provenance."""
+        """Inverse of `to_json`; unknown fields become `origin`. Only 'question' is required."""
         fields = ('question', 'answers', 'hops', 'rubrics', 'path', 'only', 'solve_rate')
         origin = {name: value for name, value in record.items() if name not in fields}
         return cls(
@@ -117,8 +120,8 @@ class ToolCall:
 
     Attributes:
       tool: name as the policy wrote it; '' where the call could not be parsed.
-      arguments: arguments that passed the tool's schema; None for a call that was refused.
-      text: the result as text, before it is cut to `rollout.observation_tokens`.
+      arguments: arguments that passed the tool's schema; None for a call that could not be parsed or was refused.
+      text: the result, or the explanation of the error, as text, before it is cut to `rollout.observation_tokens`.
       documents: retrieved passages {'id', 'title', 'text', 'score'}, best first, one tuple per query.
       error: reason code of a call that could not be parsed, was refused, failed or timed out.
     """
@@ -131,7 +134,7 @@ class ToolCall:
 
     @property
     def queries(self) -> list[str]:
-        """Queries of a call of a search tool: its `query_list`, or its `query`."""
+        """Queries of a call of a search tool: its argument `query_list` or `query`; none for other calls."""
         arguments = self.arguments or {}
         queries = arguments.get('query_list', arguments.get('query', []))
         return [queries] if isinstance(queries, str) else list(queries)
@@ -356,7 +359,12 @@ class Batch:
 
     @classmethod
     def blank(cls, shape: tuple[int, int], teacher_tokens: int = 0) -> Batch:
-        """Zeros of shape (B, L), with a teacher batch of M = `teacher_tokens` columns unless that is 0."""
+        """Returns a batch of zeros, to be filled in place.
+
+        Args:
+          shape: (B, L).
+          teacher_tokens: M, tokens of a row of the teacher's batch; 0: without a teacher's batch.
+        """
         rows, tokens = shape
 
         def ints(columns: int) -> np.ndarray:

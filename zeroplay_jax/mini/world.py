@@ -254,7 +254,7 @@ class World:
 
 
 def _check_arguments(seed: int, split: str, near_misses: float) -> None:
-    """Raises UserError for an argument of `World` outside its range."""
+    """Raises UserError for an argument of `World` outside its range, see `World.__init__`."""
     if split not in ('train', 'evaluation'):
         raise UserError(f"World(split={split!r}): no such split; give 'train' or 'evaluation'")
     if not 0 <= near_misses <= 1:
@@ -268,7 +268,7 @@ def _check_arguments(seed: int, split: str, near_misses: float) -> None:
 
 
 def worlds_available(split: str) -> int:
-    """Returns the number of worlds of a split; the kind with the fewest spare names limits it."""
+    """Returns how many worlds the names of a split suffice for; the kind whose names run out first limits it."""
     worlds_by_kind = []
     for kind, names_per_world in NAMES_PER_WORLD.items():
         pairs = name_pairs(split, kind)
@@ -351,7 +351,10 @@ def _draw_question(world: World, hops: int, rng: Generator) -> Item | None:
 
 
 def _draw_task(world: World, hops: int, rng: Generator) -> Item | None:
-    """Returns a random open task, or None if the drawn entity has no passage."""
+    """Returns a random open task; None if there is no such chain or the entity at its end has no passage.
+
+    `hops` counts passages: a chain of hops − 1 facts leads to the entity, whose own passage is the last one to read.
+    """
     if hops == 1:
         title = pick(rng, world.titles)
         subject = title
@@ -379,7 +382,16 @@ def _draw_distinct(
     hops: Sequence[int],
     seed: int,
 ) -> list[Item]:
-    """Returns `per_hop` distinct items per hop count, drawn from the worlds in turn; `noun` names them in errors."""
+    """Returns `per_hop` distinct items per hop count, drawn from the worlds in turn.
+
+    Args:
+      draw: returns a random item of a world with a number of hops, or None if the attempt failed.
+      noun: what an item is called in errors: 'question' or 'task'.
+      worlds, per_hop, hops, seed: as in `evaluation_questions`.
+
+    Raises:
+      UserError: the worlds do not have that many distinct items.
+    """
     items = []
     for hop_count in hops:
         # One stream per hop count: the items of one do not depend on the other hop counts.
