@@ -83,9 +83,9 @@ def close(a, b, tolerance=1e-5):
 
 LOSSES = [
     *(('token_pg', mode) for mode in MODES),
-    ('reinforce', 'token'),
+    pytest.param('reinforce', 'token', marks=pytest.mark.long),
     ('cispo', 'token'),
-    ('sequence_pg', 'seq_mean_token_mean'),
+    pytest.param('sequence_pg', 'seq_mean_token_mean', marks=pytest.mark.long),
     ('geometric_pg', 'seq_mean_token_mean'),
 ]
 
