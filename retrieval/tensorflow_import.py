@@ -1,4 +1,4 @@
-"""Imports TensorFlow and clu without Keras: Keras takes a third of the import time and is not used here."""
+"""Imports TensorFlow without Keras: Keras takes a third of the import time and is not used here."""
 
 from __future__ import annotations
 
@@ -25,22 +25,3 @@ def import_tensorflow() -> ModuleType:
         else:
             os.environ[_LEGACY_KERAS] = before
     return tensorflow
-
-
-def import_metric_writers() -> ModuleType:
-    """Returns the module `clu.metric_writers`; its first import does not load Keras either."""
-    import_tensorflow()
-    # clu needs one function of TensorBoard's hyperparameter plugin. The plugin also defines a Keras callback, in this
-    # private module, and its base class would load Keras. The placeholder is removed again for later importers.
-    callback_module = 'tensorboard.plugins.hparams._keras'
-    needs_placeholder = callback_module not in sys.modules
-    if needs_placeholder:
-        placeholder = ModuleType(callback_module)
-        placeholder.Callback = None  # type: ignore[attr-defined]
-        sys.modules[callback_module] = placeholder
-    try:
-        from clu import metric_writers
-    finally:
-        if needs_placeholder:
-            del sys.modules[callback_module]
-    return metric_writers

@@ -5,14 +5,14 @@ import sys
 
 CODE = """
 import os, pathlib, sys, tempfile
-from zeroplay_jax.retrieval.tensorflow_import import import_metric_writers, import_tensorflow
+from zeroplay_jax.retrieval.tensorflow_import import import_tensorflow
 tf = import_tensorflow()
 assert tf is import_tensorflow()
-writers = import_metric_writers()
+from zeroplay_jax.runtime.metrics import metric_writers
 assert 'keras' not in sys.modules and 'sklearn' not in sys.modules, 'Keras was loaded'
 assert 'TF_USE_LEGACY_KERAS' not in os.environ
 folder = tempfile.mkdtemp()
-writer = writers.SummaryWriter(folder)
+writer = metric_writers.SummaryWriter(folder)
 writer.write_scalars(1, {'loss': 0.5})
 writer.write_hparams({'rate': 0.1})
 writer.close()

@@ -10,12 +10,34 @@ import json
 import math
 import os
 import pathlib
+import sys
 from collections.abc import Iterable, Mapping
+from types import ModuleType
 
-from zeroplay_jax.retrieval.tensorflow_import import import_metric_writers
+from zeroplay_jax.retrieval.tensorflow_import import import_tensorflow
 from zeroplay_jax.types import Json
 
-metric_writers = import_metric_writers()
+
+def _import_metric_writers() -> ModuleType:
+    """Returns the module `clu.metric_writers`; its first import does not load Keras."""
+    import_tensorflow()
+    # clu needs one function of TensorBoard's hyperparameter plugin. The plugin also defines a Keras callback, in this
+    # private module, and its base class would load Keras. The placeholder is removed again for later importers.
+    callback_module = 'tensorboard.plugins.hparams._keras'
+    needs_placeholder = callback_module not in sys.modules
+    if needs_placeholder:
+        placeholder = ModuleType(callback_module)
+        placeholder.Callback = None  # type: ignore[attr-defined]
+        sys.modules[callback_module] = placeholder
+    try:
+        from clu import metric_writers
+    finally:
+        if needs_placeholder:
+            del sys.modules[callback_module]
+    return metric_writers
+
+
+metric_writers = _import_metric_writers()
 
 
 class JsonLines:
