@@ -27,6 +27,7 @@ from zeroplay_jax.policy import transformer
 from zeroplay_jax.retrieval.records import split as split_contents
 from zeroplay_jax.retrieval.splitting import split_text
 from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.types import UserError
 
 HERE = pathlib.Path(__file__).parent
@@ -132,6 +133,18 @@ def passages_of(corpus: pathlib.Path, split: str) -> Iterator[Passage]:
             title, text = split_contents(json.loads(line)['contents'])
             if split_of(title) == split:
                 yield title, text
+
+
+def write_held_out(corpus: pathlib.Path, out: pathlib.Path) -> int:
+    """Writes the lines of a corpus that no training and no diagnosis reads to `out`; returns their number."""
+    held_out_lines = []
+    with corpus.open(encoding='utf-8') as lines:
+        for line in lines:
+            title, _ = split_contents(json.loads(line)['contents'])
+            if split_of(title) == 'held_out':
+                held_out_lines.append(line)
+    write_text(out, ''.join(held_out_lines))
+    return len(held_out_lines)
 
 
 def cut(passages: Sequence[Passage], max_words: int) -> list[Passage]:
@@ -299,9 +312,19 @@ def main() -> None:
         help="folder of the training's own checkpoints; the same command continues from them",
     )
     parser.add_argument('--seed', type=int, default=0, help='seed of weights and episodes (0)')
+    parser.add_argument(
+        '--write-held-out',
+        type=pathlib.Path,
+        metavar='FILE',
+        help='write the passages that training never reads to this file, to measure on them, and do not train',
+    )
     args = parser.parse_args()
     if not args.corpus.is_file():
         parser.error(f'{args.corpus}: no such file; give JSON lines of passages')
+    if args.write_held_out:
+        count = write_held_out(args.corpus, args.write_held_out)
+        print(f'{count} passages in {args.write_held_out}')
+        return
     try:
         build(args.corpus, args.out, args.work, args.seed)
     except UserError as error:
