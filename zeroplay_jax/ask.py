@@ -212,10 +212,12 @@ def _policy_folder(path: str | None) -> pathlib.Path:
     """
     folder = BUILT_IN_CHECKPOINT if path is None else pathlib.Path(path)
     fix = 'name a Hugging Face folder (config.json, tokenizer.json, *.safetensors)'
-    # A likely mistake: the folder of a run instead of a policy in it.
-    configs_inside = sorted([*folder.glob('policy/*/config.json'), *folder.glob('*/config.json')])
-    if configs_inside:
-        policies = ', '.join(str(config.parent) for config in configs_inside)
+    # A likely mistake: the folder of a run, or of `make quickstart CORPUS=…`, instead of a policy in it.
+    tokenizers_inside: list[pathlib.Path] = []
+    for pattern in ('*', 'policy/*', 'run/policy/*'):
+        tokenizers_inside += sorted(folder.glob(f'{pattern}/tokenizer.json'))
+    if tokenizers_inside:
+        policies = ', '.join(str(file.parent) for file in tokenizers_inside)
         fix = f'name a policy in it: {policies}'
     if not folder.is_dir():
         raise UserError(f'--policy {path}: no such folder; {fix}')

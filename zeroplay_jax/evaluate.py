@@ -117,7 +117,7 @@ def _check_metric(name: str) -> None:
     # The judged metrics are included so that the error lists them as well.
     metrics = {**rewards.ANSWER_METRICS, **dict.fromkeys(_JUDGED_METRICS)}
     try:
-        resolve('metric', name, metrics)
+        resolve('metric', name, metrics, ('prediction', 'golds'))
     except ValueError as error:
         raise UserError(f'--metric={name}: {error}') from None
 

@@ -272,7 +272,11 @@ def _make_questions(args: argparse.Namespace) -> None:
         if split.warning:
             print(f'{_NAME}: warning: {args.corpus}: {split.warning}', file=sys.stderr)
     else:
-        _report('questions', f'those of {args.eval}; {len(split.documents)} passages to train on')
+        _report(
+            'questions',
+            f'those of {args.eval}; {len(split.documents)} passages to train on, among them those that these '
+            'questions are about',
+        )
     # Written last: its existence means that both files are complete.
     _write_lines(documents_path, split.documents)
 

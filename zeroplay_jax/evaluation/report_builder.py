@@ -109,9 +109,11 @@ def read_run(workdir: Path) -> dict[str, Any]:
             f'{workdir}: no such folder; pass the workdir of a run, for example runs/quickstart'
         )
     if not any((workdir / name).is_file() for name in RUN_FILES):
-        raise UserError(
-            f'{workdir}: contains none of {", ".join(RUN_FILES)}; pass the workdir of a run'
-        )
+        fix = 'pass the workdir of a run'
+        # The workdir of `make quickstart CORPUS=…` contains that of its run.
+        if (workdir / 'run').is_dir():
+            fix += f', for example {workdir / "run"}'
+        raise UserError(f'{workdir}: contains none of {", ".join(RUN_FILES)}; {fix}')
     # A run in progress has no summary yet, and a killed run never gets one: missing files become notes, not errors.
     notes: list[str] = []
     summary = _read_object(workdir / 'summary.json', MISSING_SUMMARY, notes)

@@ -167,7 +167,9 @@ def resolve_loss(name: str) -> PolicyLoss:
     Raises:
       ValueError: there is no such loss; the message is one line.
     """
-    loss = resolve('loss', name, POLICY_LOSSES)
+    arrays = ('logp', 'old_logp', 'advantage', 'mask', 'segment')
+    settings = ('clip_low', 'clip_high', 'dual_clip')
+    loss = resolve('loss', name, POLICY_LOSSES, arrays, settings)
     # A plain function has the properties of the most common case; PolicyLoss states others.
     if isinstance(loss, PolicyLoss):
         return loss

@@ -132,7 +132,7 @@ def resolve_difficulty(name: str) -> DifficultyFunction:
     Raises:
       ValueError: there is no such function; the message is one line.
     """
-    return resolve('difficulty', name, DIFFICULTIES)
+    return resolve('difficulty', name, DIFFICULTIES, ('solved', 'n', 'target'))
 
 
 def resolve_answer_metric(name: str) -> AnswerMetric:
@@ -143,7 +143,7 @@ def resolve_answer_metric(name: str) -> AnswerMetric:
     Raises:
       ValueError: there is no such metric; the message is one line.
     """
-    return resolve('answer metric', name, ANSWER_METRICS)
+    return resolve('answer metric', name, ANSWER_METRICS, ('prediction', 'golds'))
 
 
 def triangle(score: float, target: float = 0.5) -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zeroplay_jax.objectives import rewards
-from zeroplay_jax.types import Json, Question, Trajectory
+from zeroplay_jax.types import Json, Question, Trajectory, UserError
 
 if TYPE_CHECKING:
     from zeroplay_jax.selfplay.roles import RolloutContext
@@ -82,7 +82,13 @@ async def score(
         return await grade(context, identity, question, answer)
     if metric != 'judge':
         answer_metric = rewards.resolve_answer_metric(metric)
-        return float(answer_metric(answer, question.answers))
+        value = answer_metric(answer, question.answers)
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise UserError(
+                f'{metric}: returned {value!r} for an answer; it must return a number from 0 to 1'
+            ) from None
     # A missing answer is wrong without doubt, so no judgement is spent on it.
     if not answer:
         return 0.0

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from zeroplay_jax.mini.cloze import ANSWER_WORDS, Cloze, clozes, sentences
+from zeroplay_jax.mini.cloze import ANSWER_WORDS, SENTENCE_WORDS, Cloze, clozes, sentences
 from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.retrieval.corpus import Record, split
 from zeroplay_jax.retrieval.english import problem_of
@@ -69,7 +69,7 @@ class ClozeFiles:
     def __str__(self) -> str:
         return (
             f'{len(self.questions)} questions of {self.held_out} held-out {self.unit} (of {self.total}), '
-            f'{len(self.documents)} passages of the others to train on'
+            f'{len(self.documents)} passages of the others, with a sentence to ask about, to train on'
         )
 
 
@@ -127,10 +127,12 @@ def build(passages: Passages, source: str, count: int, seed: int, max_documents:
         files.questions = _take(questions_of[: files.held_out], count)
         held_out = set(itertools.islice(candidates, files.held_out))
         if len(files.questions) < min(count, MIN_QUESTIONS):
+            shortest, longest = SENTENCE_WORDS
             raise UserError(
                 f'{source}: {len(files.questions)} questions can be made of {files.held_out} of its {files.total} '
-                f'{files.unit} with usable sentences, at least {min(count, MIN_QUESTIONS)} are needed; give more or '
-                'longer English texts'
+                f'{files.unit} with usable sentences (of {shortest} to {longest} words), at least '
+                f'{min(count, MIN_QUESTIONS)} are needed and at most {MAX_SHARE:.0%} of a corpus is held out; give '
+                'more or longer English texts'
             )
     files.documents = _training_documents(
         passages(), source, seed, max_documents, held_out, unit_of

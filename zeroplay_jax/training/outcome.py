@@ -27,7 +27,8 @@ _REMEDIES = {
     'prompt_too_long': 'raise config.rollout.prompt_tokens, and with it config.sampler.context',
     EQUAL_REWARDS: (
         'all rollouts of a group earned the same: take easier or harder inputs, more rollouts per prompt '
-        '(config.<role>.samples) or a larger config.<role>.batch'
+        '(config.<role>.samples) or a larger config.<role>.batch; if none gives an answer, more tokens '
+        '(config.rollout.turn_tokens)'
     ),
     NONFINITE_GRADIENT: 'lower config.<role>.learning_rate, or set config.policy.dtype=float32',
     'truncated': 'raise config.rollout.turn_tokens or max_turns, or set config.rollout.truncated=keep',
