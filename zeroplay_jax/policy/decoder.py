@@ -41,12 +41,14 @@ class ModelConfig:
         heads as one vector).
       post_norm: norms after attention and feed-forward instead of before them (OLMo-3).
       dtype: dtype of the activations; parameters keep their own.
-      attention: attention of packed rows: 'dense' or 'splash' (policy/kernels.py; TPUs).
+      attention: attention of packed rows: 'dense', 'blocked' (policy/blocked_attention.py) or 'splash'
+        (policy/kernels.py; TPUs).
       scan: whether training runs the layers as a loop, which is compiled once. The loop holds a second copy of the
         weights, in `dtype`.
       remat: whether the backward pass recomputes the layers.
       remat_policy: what the recomputed layers save, one of REMAT_POLICIES.
       logit_chunk: tokens per device whose logits exist at the same time during scoring.
+      logits: of which tokens an update computes logits: 'all', or 'trained', those that the policy wrote.
       mesh: mesh of training, over which the activations stay split by rows. None leaves the placement to XLA.
     """
 
@@ -73,6 +75,7 @@ class ModelConfig:
     remat: bool = False
     remat_policy: str = REMAT_POLICIES[0]
     logit_chunk: int = 1024
+    logits: str = 'all'
     mesh: Mesh | None = None
 
 

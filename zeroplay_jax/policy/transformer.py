@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from zeroplay_jax.policy import attention, kernels, token_chunks
+from zeroplay_jax.policy import attention, blocked_attention, kernels, token_chunks
 from zeroplay_jax.policy.attention import AnyArray, LayerBuffer, LayerCache
 from zeroplay_jax.policy.decoder import Attend, Decoder, ModelConfig, Params, cast_matrices
 
@@ -22,6 +22,12 @@ from zeroplay_jax.policy.decoder import Attend, Decoder, ModelConfig, Params, ca
 PackedInts: TypeAlias = Int[AnyArray, 'batch length']
 # Log-probabilities and other figures of every token of packed rows.
 PerToken: TypeAlias = Float[Array, 'batch length']
+
+# Attention of packed rows whose memory is linear in the length, by the name in `ModelConfig.attention`.
+_LINEAR_ATTENTION = {
+    'blocked': blocked_attention.attend_packed,
+    'splash': kernels.attend_packed,
+}
 
 # (student logits, teacher logits) -> (divergence, statistics by name), for a chunk of tokens.
 ChunkLogits: TypeAlias = Float[Array, 'tokens vocab']
@@ -54,13 +60,14 @@ def published(config: ModelConfig, params: Params) -> Params:
 
 def _packed_attend(config: ModelConfig, segment) -> Attend:
     """Returns the attention function of packed rows. It passes the (absent) cache through."""
-    if config.attention == 'splash':
+    if config.attention in _LINEAR_ATTENTION:
+        attend_packed = _LINEAR_ATTENTION[config.attention]
 
-        def attend_splash(q, k, v, cache, window):
-            out = kernels.attend_packed(q, k, v, segment, window, config.mesh)
+        def attend_linear(q, k, v, cache, window):
+            out = attend_packed(q, k, v, segment, window, config.mesh)
             return out, cache
 
-        return attend_splash
+        return attend_linear
     # One mask per window, shared by the layers that have it.
     masks = {}
     for window in {0, *config.windows}:

@@ -406,9 +406,10 @@ class Engine:
     def _pack(self, role: str, rows: Sequence[Row], distill_coef: float) -> list[Batch]:
         """Micro-batches of one optimiser step."""
         settings = self.config[role]
-        micro_shape = (self.config.micro.rows, self.config.micro.tokens)
+        micro = self.config.micro
+        shape = (micro.rows, micro.tokens)
         teacher_tokens = self.config.privileged.tokens if settings.distill_top_k else 0
-        return pack_rows(rows, settings, micro_shape, distill_coef, teacher_tokens)
+        return pack_rows(rows, settings, shape, distill_coef, teacher_tokens, micro.order)
 
     # ---- checkpoints -------------------------------------------------------------------------------
 
