@@ -99,22 +99,15 @@ def _map_forward(loop: _Loop, head, states, shared, per_token, wanted):
 def _map_backward(loop: _Loop, saved, cotangents):
     """Returns the gradients of `_map` by its arguments; None where there is none."""
     narrow, shared, rows = saved
-    specs = jax.tree_util.tree_map_with_path(
-        lambda path, matrix: _gradient_spec(path, matrix, loop.mesh), narrow
-    )
 
     def local(whole, rows_and_cotangents):
         rows, cotangents = rows_and_cotangents
         head_gradient, states_gradient = _local_gradients(loop, whole, rows, cotangents)
-        head_gradient = jax.tree.map(
-            lambda gradient, spec: _sum_over_shards(gradient, spec, loop.mesh),
-            head_gradient,
-            specs,
-        )
-        return head_gradient, states_gradient
+        # `psum_scatter` would have XLA gather the gradient over the 'model' axis first. Of a plain sum it keeps the
+        # part that a device owns.
+        return _sum_over_shards(head_gradient, loop.mesh), states_gradient
 
-    out_specs = (specs, P(sharding.ROW_AXES))
-    run = _on_shards(loop, local, out_specs)
+    run = _on_shards(loop, local, (P(), P(sharding.ROW_AXES)))
     head_gradient, states_gradient = run((narrow, shared), (rows, cotangents))
     return head_gradient, states_gradient, None, None, None
 
@@ -135,7 +128,13 @@ class _Chunks:
     """
 
     def __init__(self, loop: _Loop, states, wanted):
-        """Args: the loop, hidden states [rows, length, hidden_size] and the tokens that are needed, or None."""
+        """Cuts rows into chunks.
+
+        Args:
+          loop: chunk size and mesh.
+          states: [rows, length, hidden_size] of this device.
+          wanted: bool [rows, length], or None for all tokens.
+        """
         self._shape = states.shape[:2]
         self.count = states.shape[0] * states.shape[1]
         self._chunk = min(loop.chunk, self.count)
@@ -293,27 +292,5 @@ def _maximum_over_shards(x, mesh: Mesh | None):
     return jax.lax.pmax(x, sharding.ROW_AXES) if _is_split(mesh) else x
 
 
-def _gradient_spec(path, matrix, mesh: Mesh | None) -> P:
-    """Returns how the gradient of a matrix is split over the data axes: as the training state, where sizes allow it."""
-    axes: list[Any] = [None] * matrix.ndim
-    if _is_split(mesh):
-        owned = sharding.parameter_sharding(
-            sharding.path_name(path), matrix.shape, mesh, owned=True
-        ).spec
-        for axis, name in enumerate(owned):
-            shards = mesh.shape['replica'] * mesh.shape['fsdp']
-            if name in ('fsdp', sharding.ROW_AXES) and matrix.shape[axis] % shards == 0:
-                axes[axis] = sharding.ROW_AXES
-    return P(*axes)
-
-
-def _sum_over_shards(gradient, spec: P, mesh: Mesh | None):
-    """Returns the sum of a gradient over the data shards; every shard receives the part that `spec` gives it."""
-    if not _is_split(mesh):
-        return gradient
-    for axis, name in enumerate(spec):
-        if name is not None:
-            return jax.lax.psum_scatter(
-                gradient, sharding.ROW_AXES, scatter_dimension=axis, tiled=True
-            )
-    return jax.lax.psum(gradient, sharding.ROW_AXES)
+def _sum_over_shards(tree, mesh: Mesh | None):
+    return jax.lax.psum(tree, sharding.ROW_AXES) if _is_split(mesh) else tree
