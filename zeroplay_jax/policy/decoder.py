@@ -7,6 +7,7 @@ the caller passes the function that does, for packed rows or for the key/value c
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -89,6 +90,37 @@ def cast_matrices(params, dtype):
         return leaf.astype(dtype) if leaf.ndim > 1 else leaf
 
     return jax.tree.map(cast, params)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _look_up(table_shape: jax.ShapeDtypeStruct, dtype: str, table, tokens):
+    """Returns the rows of an embedding table at `tokens`, in `dtype`; its gradient adds up in the dtype of the table.
+
+    Args:
+      table_shape: shape and dtype of the table.
+      dtype: of the result.
+      table: [vocab, hidden_size].
+      tokens: token ids.
+    """
+    # The table is cast before the lookup: an update may widen a bfloat16 table (learner/role_update.py), and XLA
+    # removes both casts only where they are neighbours. The gradient is not that of this order, which would add up the
+    # occurrences of a token in bfloat16.
+    return table.astype(dtype)[tokens]
+
+
+def _look_up_forward(table_shape, dtype, table, tokens):
+    return _look_up(table_shape, dtype, table, tokens), tokens
+
+
+def _look_up_backward(table_shape, dtype, tokens, gradient):
+    def look_up(table):
+        return table[tokens].astype(dtype)
+
+    (table_gradient,) = jax.linear_transpose(look_up, table_shape)(gradient)
+    return table_gradient, None
+
+
+_look_up.defvjp(_look_up_forward, _look_up_backward)
 
 
 class RMSNorm(nn.Module):
@@ -244,7 +276,9 @@ class Decoder(nn.Module):
                 return x
             return sharding.constrain_rows(x, config.mesh)
 
-        x = embedding[tokens].astype(config.dtype)
+        x = _look_up(
+            jax.ShapeDtypeStruct(embedding.shape, embedding.dtype), config.dtype, embedding, tokens
+        )
         x = keep_rows(x)
         windows = config.windows or (0,) * config.layers
         angles = _rotary_angles(config, positions, windows)
