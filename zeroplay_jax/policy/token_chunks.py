@@ -147,7 +147,7 @@ class _Chunks:
         # dropped when written.
         num_wanted = jnp.sum(wanted, dtype=jnp.int32)
         index = jnp.arange(self.padded, dtype=jnp.int32)
-        (order,) = jnp.nonzero(wanted.reshape(-1), size=self.padded, fill_value=0)
+        (order,) = jnp.nonzero(jnp.ravel(wanted), size=self.padded, fill_value=0)
         self._order = jnp.where(index < num_wanted, order.astype(jnp.int32), self.count + index)
         trips = -(-num_wanted // self._chunk)
         # Devices that share rows communicate inside of the loop ('model' axis), so all devices make the same number
@@ -171,7 +171,7 @@ class _Chunks:
         """Returns the tokens of a chunk of a flat array."""
         if self._order is None:
             return jax.lax.dynamic_slice_in_dim(x, chunk * self._chunk, self._chunk)
-        return x.at[self._indices(chunk)].get(mode='fill', fill_value=0)
+        return jnp.take(x, self._indices(chunk), 0, mode='fill', fill_value=0)
 
     def put(self, x, chunk, values):
         """Returns a flat array with the values of a chunk written to it."""
