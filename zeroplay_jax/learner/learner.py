@@ -106,9 +106,8 @@ class Learner:
           shared_optimizer: whether all roles share one optimiser, built from the config of the first role.
           teacher_tokens: M, length of the rows that the teacher reads; 0 without a teacher.
           offload: whether the state lies in host memory and each part is moved to the devices only while it is used.
-          weights: what a micro-batch reads. 'masters': the float32 weights, which are gathered for every micro-batch.
-            'published': those that samplers read, gathered once per update; they take their size in memory. The
-            gradients are the same.
+          weights: what a micro-batch reads: 'masters', the float32 weights, gathered every time; or 'published', those
+            that samplers read, gathered once per update. The gradients are the same.
 
         Raises:
           UserError: B is not divisible by the data axes of the mesh, or a role names a loss that does not exist.
@@ -122,7 +121,6 @@ class Learner:
         self._row_sharding = sharding.rows(mesh)
         # A jitted identity with a replicated output gathers rows, across processes too.
         self._gather = jax.jit(lambda x: x, out_shardings=sharding.replicated(mesh))
-        self._local_mesh = sharding.local_mesh(mesh)
         self._view = WeightsView(model, mesh, params)
         self._reads_view = weights == 'published'
         # (weights, their view) where updates read the view and it is on the devices anyway, for a sampler.
@@ -134,16 +132,13 @@ class Learner:
 
         optimizer_names = _optimizer_names(roles, shared_optimizer)
         # One optimiser per name: roles that share one use the config of the first role.
-        transforms = {}
-        for name in sorted(set(optimizer_names.values())):
-            transforms[name] = optimizer.make(roles[name])
+        transforms = {
+            name: optimizer.make(roles[name]) for name in sorted(set(optimizer_names.values()))
+        }
 
         # Parameters, moments, gradients and teacher are split over replicas too (ZeRO); samplers get whole weights.
         param_shardings = sharding.parameter_shardings(params, mesh, owned=True)
-        opt_shardings = {}
-        for name, transform in transforms.items():
-            opt_shapes = jax.eval_shape(transform.init, params)
-            opt_shardings[name] = sharding.state_shardings(opt_shapes, params, mesh)
+        opt_shardings = _optimizer_shardings(transforms, params, mesh)
         self.shardings = {'params': param_shardings, 'opt': opt_shardings}
         if has_teacher:
             self.shardings['teacher'] = param_shardings
@@ -155,17 +150,10 @@ class Learner:
         if has_reference:
             self.reference = self._to_host(jax.device_put(params, param_shardings))
 
-        # Shapes suffice for building the programs, whether `params` are arrays or shapes.
-        param_shapes = jax.eval_shape(_copy_tree, params)
-        self._read_shapes = param_shapes
-        self._read_shardings = param_shardings
-        if self._reads_view:
-            self._read_shapes = self._view.shapes
-            self._read_shardings = self._view.shardings
         self._role_updates = {}
         for name, optimizer_name in optimizer_names.items():
             self._role_updates[name] = self._make_role_update(
-                loss_configs[name], optimizer_name, transforms[optimizer_name], param_shapes
+                loss_configs[name], optimizer_name, transforms[optimizer_name], params
             )
 
         self._ema = jax.jit(
@@ -196,8 +184,11 @@ class Learner:
         return self._to_host(arrays)
 
     def _make_role_update(
-        self, config: LossConfig, optimizer_name: str, transform: Any, param_shapes: Params
+        self, config: LossConfig, optimizer_name: str, transform: Any, params: Params
     ) -> RoleUpdate:
+        # Shapes suffice for building the programs, whether `params` are arrays or shapes.
+        param_shapes = jax.eval_shape(_copy_tree, params)
+        weight_shapes, weight_shardings = self._readable_layout(param_shapes)
         return make_role_update(
             self.model,
             self.mesh,
@@ -207,8 +198,8 @@ class Learner:
             param_shapes,
             self.shardings['params'],
             self.shardings['opt'][optimizer_name],
-            self._read_shapes,
-            self._read_shardings,
+            weight_shapes,
+            weight_shardings,
             self._blank_batch(config),
         )
 
@@ -235,6 +226,12 @@ class Learner:
     def params(self) -> Params:
         """Current weights, on the devices; without `offload` the next update invalidates them."""
         return self._to_device(self.state['params'])
+
+    def _readable_layout(self, params: Params) -> tuple[Any, Any]:
+        """Returns shapes and shardings of what `_readable` returns; of `params` only the shapes are used."""
+        if self._reads_view:
+            return self._view.shapes, self._view.shardings
+        return params, self.shardings['params']
 
     def _readable(self, params: Params) -> Params:
         """Returns weights on the devices as the programs of an update read them."""
@@ -264,7 +261,7 @@ class Learner:
         if self._reads_view and not self._offload:
             # The next update reads the same arrays. With `offload` the sampler's are freed during an update.
             self._published = (self.state['params'], view)
-        return sharding.local_view(view, self._local_mesh)
+        return sharding.local_view(view, sharding.local_mesh(self.mesh))
 
     def lower(self, role: str) -> dict[str, jax.stages.Lowered]:
         """Returns the programs of an update, traced but not compiled: 'accumulate' (one micro-batch) and 'apply'."""
@@ -272,7 +269,7 @@ class Learner:
         batch = self._blank_batch(role_update.config)
         params = self.state['params']
         opt_state = self.state['opt'][role_update.optimizer]
-        weights = jax.tree.map(_with_sharding, self._read_shapes, self._read_shardings)
+        weights = jax.tree.map(_with_sharding, *self._readable_layout(params))
         teacher = weights if role_update.config.distills else None
         coefficient = jax.ShapeDtypeStruct((), jnp.float32)
 
@@ -381,6 +378,17 @@ def _optimizer_names(roles: Mapping[str, Any], shared: bool) -> dict[str, str]:
         return {name: name for name in roles}
     first_role = next(iter(roles))
     return dict.fromkeys(roles, first_role)
+
+
+def _optimizer_shardings(
+    transforms: Mapping[str, Any], params: Params, mesh: jax.sharding.Mesh
+) -> dict[str, Any]:
+    """Returns name → tree of shardings of that optimiser's state."""
+    shardings = {}
+    for name, transform in transforms.items():
+        shapes = jax.eval_shape(transform.init, params)
+        shardings[name] = sharding.state_shardings(shapes, params, mesh)
+    return shardings
 
 
 def _ema_rate(roles: Mapping[str, Any]) -> float:

@@ -84,18 +84,6 @@ def make_role_update(
     def make_zeros():
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (param_shapes, stat_shapes))
 
-    def score(weights, batch):
-        logp, _ = transformer.score(
-            model,
-            weights,
-            batch.tokens,
-            batch.positions,
-            batch.segment,
-            config.temperature,
-            wanted=wanted_tokens(model, batch),
-        )
-        return logp
-
     # One entry per argument of `_accumulate` after the config: weights, gradients, stats, batch, ref_logp, teacher,
     # distill_coef.
     accumulate_shardings = (
@@ -124,7 +112,9 @@ def make_role_update(
             out_shardings=(param_shardings, opt_shardings, replicated),
         ),
         score=jax.jit(
-            score, in_shardings=(weight_shardings, row_sharding), out_shardings=row_sharding
+            functools.partial(_score, model, config),
+            in_shardings=(weight_shardings, row_sharding),
+            out_shardings=row_sharding,
         ),
     )
 
@@ -141,6 +131,20 @@ def _statistic_shapes(model, config, weight_shapes, teacher_shapes, batch):
         jnp.float32(0),
     )
     return stat_shapes
+
+
+def _score(model, config, weights, batch):
+    """Returns the log-probs of the tokens that the loss reads, float32 [B, L]."""
+    logp, _ = transformer.score(
+        model,
+        weights,
+        batch.tokens,
+        batch.positions,
+        batch.segment,
+        config.temperature,
+        wanted=wanted_tokens(model, batch),
+    )
+    return logp
 
 
 def _accumulate(model, config, weights, gradients, stats, batch, ref_logp, teacher, distill_coef):

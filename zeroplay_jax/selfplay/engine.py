@@ -405,10 +405,9 @@ class Engine:
 
     def _pack(self, role: str, rows: Sequence[Row], distill_coef: float) -> list[Batch]:
         """Micro-batches of one optimiser step."""
-        settings = self.config[role]
-        micro = self.config.micro
-        shape = (micro.rows, micro.tokens)
+        settings, micro = self.config[role], self.config.micro
         teacher_tokens = self.config.privileged.tokens if settings.distill_top_k else 0
+        shape = (micro.rows, micro.tokens)
         return pack_rows(rows, settings, shape, distill_coef, teacher_tokens, micro.order)
 
     # ---- checkpoints -------------------------------------------------------------------------------
