@@ -60,7 +60,9 @@ def get_config(variant=''):
     if variant == 'mini':
         return _mini(config)
 
-    config.policy.update(path='checkpoints/Qwen2.5-3B-Instruct', dtype='bfloat16', remat=True)
+    config.policy.update(
+        path='checkpoints/Qwen2.5-3B-Instruct', dtype='bfloat16', remat=True, logits='trained'
+    )
     config.retrieval.update(
         kind='folder', path='indexes/wiki18_e5'
     )  # made by python -m retrieval.build
@@ -74,7 +76,7 @@ def get_config(variant=''):
     config.sampler.update(
         slots=256, context=4096, chunk=256, burst=16
     )  # table 5: 768 + 5 · 256 + 4 · 512 = 4096
-    config.micro.update(rows=8, tokens=4096)
+    config.micro.update(rows=8, tokens=4096, order='longest_first')
     return config
 
 

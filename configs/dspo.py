@@ -48,7 +48,9 @@ def get_config(variant=''):
     if variant == 'mini':
         return _mini(config)
 
-    config.policy.update(path='checkpoints/Qwen2.5-7B-Instruct', dtype='bfloat16', remat=True)
+    config.policy.update(
+        path='checkpoints/Qwen2.5-7B-Instruct', dtype='bfloat16', remat=True, logits='trained'
+    )
     config.inputs.questions = 'data/nq_hotpotqa_train.jsonl'
     config.retrieval.update(
         kind='folder', path='indexes/wiki18_bm25'
@@ -59,7 +61,7 @@ def get_config(variant=''):
     config.tools.update(syntax='qwen', top_k=3)
     config.rollout.update(prompt_tokens=512, turn_tokens=512, observation_tokens=512, max_turns=4)
     config.sampler.update(slots=256, context=4096, chunk=256, burst=16)
-    config.micro.update(rows=8, tokens=4096)
+    config.micro.update(rows=8, tokens=4096, order='longest_first', weights='published')
     return config
 
 

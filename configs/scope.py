@@ -62,7 +62,9 @@ def get_config(variant=''):
     if variant == 'mini':
         return _mini(config)
 
-    config.policy.update(path='checkpoints/Qwen2.5-7B-Instruct', dtype='bfloat16', remat=True)
+    config.policy.update(
+        path='checkpoints/Qwen2.5-7B-Instruct', dtype='bfloat16', remat=True, logits='trained'
+    )
     config.retrieval.update(
         kind='folder', path='indexes/wiki18_e5'
     )  # made by python -m retrieval.build
@@ -72,7 +74,7 @@ def get_config(variant=''):
     config.tools.update(syntax='search_r1', top_k=3)  # tables 11 and 9
     config.rollout.update(prompt_tokens=2048, turn_tokens=2048, observation_tokens=500, max_turns=4)
     config.sampler.update(slots=128, context=16384, chunk=512, burst=16)  # table 9
-    config.micro.update(rows=4, tokens=16384)
+    config.micro.update(rows=4, tokens=16384, order='longest_first')
     return config
 
 

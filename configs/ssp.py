@@ -59,7 +59,9 @@ def get_config(variant=''):
     if variant == 'mini':
         return _mini(config)
 
-    config.policy.update(path='checkpoints/Qwen2.5-7B-Instruct', dtype='bfloat16', remat=True)
+    config.policy.update(
+        path='checkpoints/Qwen2.5-7B-Instruct', dtype='bfloat16', remat=True, logits='trained'
+    )
     config.inputs.answers = 'data/ssp_answers.jsonl'
     config.judge.update(
         kind='endpoint', model='Qwen2.5-32B-Instruct', temperature=0.0, tokens=512
@@ -77,7 +79,7 @@ def get_config(variant=''):
     config.sampler.update(
         slots=256, context=12288, chunk=512, burst=16
     )  # table 4: 4096 prompt + 8192 response
-    config.micro.update(rows=8, tokens=12288)
+    config.micro.update(rows=8, tokens=12288, order='longest_first', weights='published')
     return config
 
 
