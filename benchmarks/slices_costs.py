@@ -135,7 +135,6 @@ class CallCosts:
         self.host_seconds = host_seconds
         self.positions = settings.context + max(settings.chunk, settings.burst)
 
-    @functools.lru_cache
     def extend(self, rows: int) -> float:
         """A call computes all its rows, and attention covers all positions of a slot."""
         machine = self.machine
@@ -243,8 +242,8 @@ def _slice(machine: str, model: str, peak: bool, table: dict[str, Any]) -> Machi
     estimate = table.get('estimates', {}).get(tpu_estimates.key(model, machine, slots))
     if estimate and not peak:
         decode, extend = estimate['decode'], estimate['extend']
-        sampler_source = 'compiler'
-        costs = dict(
+        sampler_source = 'compiler, at least the peak rate'
+        estimated = dict(
             step=decode['rest'] - decode['head'],
             head=decode['head'],
             place=decode['places'] / (slots * POSITIONS),
@@ -252,6 +251,8 @@ def _slice(machine: str, model: str, peak: bool, table: dict[str, Any]) -> Machi
             token=extend['rest'] / call_tokens,
             attention=extend['places'] / call_tokens,
         )
+        # Some estimates are below the memory's least time, which no schedule can beat.
+        costs = {name: max(seconds, costs[name]) for name, seconds in estimated.items()}
     update = rows['update'].get('estimated_seconds')
     sources = dict(
         sampler=sampler_source,

@@ -144,7 +144,7 @@ class PagedEngine(Engine):
         return True
 
     def _victim(self, needy: _Row) -> _Row | None:
-        """Returns the rollout that loses its pages: the last one admitted, one that waits for a tool if there is any."""
+        """Returns the rollout that loses its pages: the last one admitted, if possible one that waits for a tool."""
         candidates = [row for row in self.rows if row is not needy and row.prompt.filled]
         waiting = [row for row in candidates if row.waiting]
         return max(waiting or candidates, key=lambda row: row.admitted, default=None)

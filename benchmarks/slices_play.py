@@ -5,13 +5,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import heapq
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks import slices_workload
 from benchmarks.slices_costs import (
-    POSITIONS,
     ROUND_SECONDS,
     STEP_SECONDS,
     CallCosts,
@@ -33,9 +31,12 @@ CAUSES = (
     'update',
     'exchange',
 )
-# Rows that a paged decode step can have, and tool calls that run beside each other there.
+# Settings of the paged engine: rows of a step, tool calls that run beside each other, tokens of a step. Faster chips
+# read all weights in the time of more products.
 MAX_ROWS = 512
 TOOL_THREADS = 16
+TOKEN_BUDGET = {'v5e': 512}
+FAST_TOKEN_BUDGET = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Result:
     """One play.
 
     Attributes:
-      seconds: seconds per step by cause, averaged over the hosts. All but 'update' and 'exchange' are `rollout_seconds`.
+      seconds: seconds per step by cause, averaged over the hosts; all but 'update' and 'exchange' add up to the next.
       rollout_seconds: seconds in which a step samples.
       tokens_per_second: generated tokens per second of sampling, of all hosts.
       useful_rows: share of the steps of all rows of the decode programs whose token belongs to a rollout.
@@ -176,10 +177,14 @@ def default_settings(machine: MachineCosts, engine: str, **overrides) -> Setting
     """Returns the settings of an engine: slots of the compile table, or pages that take their memory."""
     fields: dict[str, Any] = dict(slots=machine.slots)
     if engine == 'pages':
-        fields |= dict(rows=MAX_ROWS, tool_threads=TOOL_THREADS)
+        generation = machine.machine.partition(':')[0]
+        budget = TOKEN_BUDGET.get(generation, FAST_TOKEN_BUDGET)
+        fields |= dict(rows=MAX_ROWS, tool_threads=TOOL_THREADS, token_budget=budget)
     settings = Settings(**(fields | overrides))
     if engine == 'pages' and not settings.pages:
-        settings = dataclasses.replace(settings, pages=machine.places() // settings.page)
+        positions = settings.context + max(settings.chunk, settings.burst)
+        pages = settings.slots * positions // settings.page
+        settings = dataclasses.replace(settings, pages=pages)
     return settings
 
 
@@ -282,9 +287,3 @@ def bound_seconds(machine: MachineCosts, groups: list[Group]) -> float:
     kernel = machine.kernel_place * max(machine.kernel.decode, 1.0)
     step += kernel * together * mean
     return (prefilled * machine.token + written_tokens / together * step) / machine.hosts
-
-
-def slots_memory(settings: Settings) -> float:
-    """Returns the memory of the slots in slots of the compile table."""
-    positions = settings.context + max(settings.chunk, settings.burst)
-    return math.ceil(settings.slots * positions / POSITIONS)

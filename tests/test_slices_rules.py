@@ -17,7 +17,7 @@ from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tool_workers import ToolWorkers
 from zeroplay_jax.tools.search import SearchTool
-from zeroplay_jax.types import POLICY, PROMPT
+from zeroplay_jax.types import POLICY
 
 SHAPES = [
     # slots, context, chunk, fill_rows, burst, put_rows, tool threads
