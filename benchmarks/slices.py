@@ -125,7 +125,7 @@ def changes(
         add('prefill programs of 1, 2, 4, 8 and 16 rows', 'slots', rows, ahead)
         more = dataclasses.replace(settings, slots=2 * settings.slots)
         add('twice the slots (twice their memory)', 'slots', more, ahead)
-        separate = dataclasses.replace(pages, mixed=False)
+        separate = dataclasses.replace(pages, token_budget=0)
         add('pages in the memory of the slots', 'pages', separate, ahead)
         add('pages, prefill and decode in one step', 'pages', pages, ahead)
     else:
@@ -133,7 +133,7 @@ def changes(
         add('twice the pages (twice their memory)', 'pages', more, ahead)
         budget = dataclasses.replace(settings, token_budget=2 * settings.token_budget)
         add('twice the token budget', 'pages', budget, ahead)
-        separate = dataclasses.replace(settings, mixed=False)
+        separate = dataclasses.replace(settings, token_budget=0)
         add('prefill before decode', 'pages', separate, ahead)
     threads = dataclasses.replace(settings, tool_threads=4 * settings.tool_threads)
     add('four times the tool threads', engine, threads, ahead)

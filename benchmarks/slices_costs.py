@@ -11,10 +11,11 @@ import functools
 import json
 import math
 import pathlib
-from collections.abc import Sequence
 from typing import Any
 
-from benchmarks import gpu_costs, tpu_estimates, tpu_programs, tpu_shapes
+import numpy as np
+
+from benchmarks import gpu_costs, tpu_estimates, tpu_kernels, tpu_programs, tpu_shapes
 from benchmarks.slices_engines import Settings
 from zeroplay_jax.types import UserError
 
@@ -28,38 +29,37 @@ POSITIONS = tpu_programs.TOKENS + tpu_programs.CHUNK
 UPDATE_TOKENS = tpu_programs.ROWS * tpu_programs.TOKENS
 # Share of an update's rows that first-fit packing fills.
 PACKED = 0.925
-# Seconds of the host between two calls: a round of the scheduler, and a paged step that is prepared while the previous
-# one runs. Assumptions, like the seconds of one rollout in the exchange between hosts (1.4 s of JSON per 1,280).
+# Seconds of the host in a round of the scheduler, and of one rollout in the exchange between hosts (1.4 s of JSON per
+# 1,280). Assumptions: neither was measured beside an accelerator.
 ROUND_SECONDS = 8e-3
-STEP_SECONDS = 0.5e-3
 EXCHANGE_SECONDS = 1.4 / 1280
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """The ragged paged attention kernel of JAX, compiled for one generation.
+    """The ragged paged attention kernel of JAX, for all layers of a model on a host.
 
     Attributes:
-      block: places that it reads at a time.
-      decode: instructions of its inner loop ÷ time of its memory traffic, with one query.
-      prefill: the same with 32 queries.
+      page, block: places of a page, and places that the kernel reads at a time.
+      traffic: seconds in which a block is read at the memory's peak rate.
+      instructions: 'decode' and 'prefill' → seconds of the instructions of a block, and of a row around its blocks.
     """
 
+    page: int
     block: int
-    decode: float
-    prefill: float
+    traffic: float
+    instructions: dict[str, tuple[float, float]]
+
+    def seconds(self, rows: int, blocks: int, kind: str) -> float:
+        """Returns the seconds for some rows with some blocks in total: the larger of instructions and traffic."""
+        per_block, per_row = self.instructions[kind]
+        return blocks * max(per_block, self.traffic) + rows * per_row
 
 
-# Instruction bundles of the inner loop against the time of its reads. One query: v5e pages of 64, v5p pages of 128 in
-# blocks of 1,024, v6e pages of 64. The figure for 32 queries was read on v5e; the others are scaled by the first.
-KERNELS = {
-    'v5e': Kernel(512, 0.69, 3.2),
-    'v5p': Kernel(1024, 1.54, 3.2 * 1.54 / 0.69),
-    'v6e': Kernel(512, 0.85, 3.2 * 0.85 / 0.69),
-}
-# No kernel was compiled for GPUs: reads at the memory's peak rate, one page at a time.
-GPU_KERNEL = Kernel(64, 1.0, 1.0)
-KERNEL_QUERIES = 32
+# Places of a page on machines without a compiled kernel; it is read at the memory's peak rate.
+PLAIN_PAGE = 64
+# Queries that share a read of the places in a prefill.
+KERNEL_QUERIES = tpu_kernels.QUERIES['prefill']
 # Most seconds per step of writing new keys and values into pages, by the compiler's estimate of bursts of 16 steps.
 PAGE_WRITE_SECONDS = 0.4e-3 / 16
 
@@ -78,8 +78,7 @@ class MachineCosts:
       burst: writing the keys and values of a decode call.
       token: a prefilled token without attention.
       attention: attention of a token of `extend`, which covers all positions.
-      kernel_place: memory traffic of one place that the paged kernel reads.
-      kernel: its figures.
+      kernel: attention over pages.
       update: an update of 256 rows of 4,096 tokens.
       sources: part → where its seconds come from.
     """
@@ -94,7 +93,6 @@ class MachineCosts:
     burst: float
     token: float
     attention: float
-    kernel_place: float
     kernel: Kernel
     update: float
     sources: dict[str, str]
@@ -152,24 +150,20 @@ class CallCosts:
         write = machine.burst * slots / machine.slots * self.settings.burst / tpu_programs.BURST
         return steps * (machine.step + head + attention), write
 
-    def mixed(
-        self, tokens: int, rows: int, places: Sequence[int], prefill: Sequence[tuple[int, int]]
-    ) -> float:
-        """Products over the program's tokens, attention over used places in blocks, logits of decoding rows."""
+    def mixed(self, tokens: int, rows: int, last: np.ndarray, fed: np.ndarray) -> float:
+        """Products over the program's tokens, attention over used places in blocks, logits of all rows."""
         machine = self.machine
-        kernel = machine.kernel
-        block = kernel.block
         seconds = max(tokens * machine.token, machine.step)
         seconds += machine.head * rows / machine.slots
-        decode_places = sum(-(-length // block) for length in places) * block
+        blocks = -(-last // machine.kernel.block)
+        decode_blocks = int(blocks[fed == 1].sum())
+        seconds += machine.kernel.seconds(int((fed == 1).sum()), decode_blocks, 'decode')
         # A block of queries reads all places before its last one.
-        prefill_places = sum(
-            -(-count // KERNEL_QUERIES) * -(-last // block) * block for count, last in prefill
-        )
-        traffic = decode_places * max(kernel.decode, 1.0) + prefill_places * max(
-            kernel.prefill, 1.0
-        )
-        return seconds + traffic * machine.kernel_place + PAGE_WRITE_SECONDS
+        queries = -(-fed // KERNEL_QUERIES)
+        is_prefill = fed > 1
+        prefill_blocks = int((blocks * queries)[is_prefill].sum())
+        seconds += machine.kernel.seconds(int(queries[is_prefill].sum()), prefill_blocks, 'prefill')
+        return seconds + PAGE_WRITE_SECONDS
 
     def host(self, rows: int) -> float:
         """The same for any number of rollouts."""
@@ -213,6 +207,27 @@ def _shape(model: str) -> tuple[float, float, float]:
     return float(config.layers * layer), float(head), float(place)
 
 
+def _plain_kernel(place_seconds: float) -> Kernel:
+    """Returns a kernel that reads pages at the memory's peak rate."""
+    none = (0.0, 0.0)
+    instructions = dict(decode=none, prefill=none)
+    return Kernel(PLAIN_PAGE, PLAIN_PAGE, PLAIN_PAGE * place_seconds, instructions)
+
+
+def _compiled_kernel(
+    stored: dict[str, Any], generation: str, model: str, place_seconds: float
+) -> Kernel:
+    """Returns the compiled kernel, see `tpu_kernels`."""
+    # The kernel runs once per layer; a bundle takes a cycle.
+    bundle = tpu_programs.sized(model).layers / tpu_estimates.CLOCK[generation]
+    instructions = {}
+    for kind in tpu_kernels.QUERIES:
+        bundles = stored[kind]
+        instructions[kind] = (bundles['block'] * bundle, bundles['row'] * bundle)
+    block = stored['block']
+    return Kernel(stored['page'], block, block * place_seconds, instructions)
+
+
 def _slice(machine: str, model: str, peak: bool, table: dict[str, Any]) -> MachineCosts:
     """Returns the costs on a TPU slice."""
     rows = {}
@@ -225,7 +240,7 @@ def _slice(machine: str, model: str, peak: bool, table: dict[str, Any]) -> Machi
     chips = mesh['fsdp'] * mesh['model']
     slots = rows['decode']['slots']
     layers, head, place = _shape(model)
-    kernel_place = place / chips / chip.bandwidth
+    place_seconds = place / chips / chip.bandwidth
     call_tokens = tpu_programs.FILL_ROWS * tpu_programs.CHUNK
     call = rows['extend']['roofline_seconds']
     token = 2 * layers / chips / chip.flops
@@ -233,7 +248,7 @@ def _slice(machine: str, model: str, peak: bool, table: dict[str, Any]) -> Machi
     costs = dict(
         step=layers * copies,
         head=head * copies,
-        place=kernel_place,
+        place=place_seconds,
         burst=0.0,
         token=token,
         attention=max(call / call_tokens - token, 0.0),
@@ -253,11 +268,16 @@ def _slice(machine: str, model: str, peak: bool, table: dict[str, Any]) -> Machi
         )
         # Some estimates are below the memory's least time, which no schedule can beat.
         costs = {name: max(seconds, costs[name]) for name, seconds in estimated.items()}
+    generation = machine.partition(':')[0]
+    stored_kernel = table.get('kernels', {}).get(tpu_kernels.key(model, generation))
+    kernel = _plain_kernel(place_seconds)
+    if stored_kernel:
+        kernel = _compiled_kernel(stored_kernel, generation, model, place_seconds)
     update = rows['update'].get('estimated_seconds')
     sources = dict(
         sampler=sampler_source,
         update='compiler' if update and not peak else 'peak rate',
-        kernel='larger of instructions and memory traffic',
+        kernel='larger of instructions and memory traffic' if stored_kernel else 'memory traffic',
         host='assumption',
     )
     return MachineCosts(
@@ -265,8 +285,7 @@ def _slice(machine: str, model: str, peak: bool, table: dict[str, Any]) -> Machi
         model=model,
         hosts=hosts,
         slots=slots,
-        kernel_place=kernel_place,
-        kernel=KERNELS[machine.partition(':')[0]],
+        kernel=kernel,
         update=update if update and not peak else rows['update']['roofline_seconds'],
         sources=sources,
         **costs,
@@ -298,8 +317,7 @@ def _gpu(machine: str, model: str) -> MachineCosts:
         burst=0.0,
         token=2 * layers / device.flops,
         attention=attention / device.flops,
-        kernel_place=place / device.bandwidth,
-        kernel=GPU_KERNEL,
+        kernel=_plain_kernel(place / device.bandwidth),
         update=passes / device.flops,
         sources=dict(
             sampler='peak rate',

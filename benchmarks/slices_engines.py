@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
 from typing import Protocol
+
+import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,12 +68,8 @@ class Settings:
       turn_tokens: most written tokens of a turn.
       tool_threads: tool calls in progress at the same time.
       fill_buckets: numbers of rows for which a prefill program is compiled; () for `fill_rows` alone.
-      page: places of a page.
-      pages: pages of a host.
-      rows: rows of a paged decode step.
-      token_budget: tokens of a paged prefill call or of a mixed step.
-      mixed: whether prefill and decode share a step.
-      reserve: places that admission leaves for the growth of every rollout in progress.
+      page, pages: places of a page and pages of a host.
+      token_budget: tokens of a step that prefills and decodes; 0 for separate calls.
     """
 
     slots: int = 64
@@ -81,23 +78,12 @@ class Settings:
     fill_rows: int = 16
     burst: int = 16
     put_rows: int = 16
-    turn_tokens: int = 1024
+    turn_tokens: int = 256
     tool_threads: int = 1
     fill_buckets: tuple[int, ...] = ()
     page: int = 64
     pages: int = 0
-    rows: int = 0
     token_budget: int = 512
-    mixed: bool = True
-    reserve: int = 512
-
-    def bucket(self, tokens: int) -> int:
-        """Returns the tokens of the smallest paged program that takes `tokens`: the budget, ½, ¼ or ⅛ of it."""
-        smallest = self.token_budget
-        for divisor in (2, 4, 8):
-            if tokens <= self.token_budget // divisor:
-                smallest = self.token_budget // divisor
-        return max(smallest, tokens)
 
 
 class Costs(Protocol):
@@ -109,16 +95,14 @@ class Costs(Protocol):
     def decode(self, steps: int) -> tuple[float, float]:
         """Seconds of the steps of a decode call over all slots, and of the write into the cache at its end."""
 
-    def mixed(
-        self, tokens: int, rows: int, places: Sequence[int], prefill: Sequence[tuple[int, int]]
-    ) -> float:
-        """Seconds of a paged step.
+    def mixed(self, tokens: int, rows: int, last: np.ndarray, fed: np.ndarray) -> float:
+        """Seconds of a step over pages.
 
         Args:
           tokens: tokens that the program computes, padding included.
-          rows: rows that decode one token.
-          places: places that each of them reads.
-          prefill: tokens and last place of every piece of a prompt or observation.
+          rows: rows for which it computes logits.
+          last: places of every row with tokens in this step.
+          fed: tokens of each of these rows.
         """
 
     def host(self, rows: int) -> float:

@@ -6,12 +6,10 @@ import collections
 import dataclasses
 import heapq
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from benchmarks import slices_workload
 from benchmarks.slices_costs import (
     ROUND_SECONDS,
-    STEP_SECONDS,
     CallCosts,
     MachineCosts,
 )
@@ -31,12 +29,12 @@ CAUSES = (
     'update',
     'exchange',
 )
-# Settings of the paged engine: rows of a step, tool calls that run beside each other, tokens of a step. Faster chips
-# read all weights in the time of more products.
-MAX_ROWS = 512
+# Settings of the paged engine: slots in slots of the compile table, of which only used places take memory, and no more
+# than these; steps of a call; tool calls that run beside each other.
+MORE_SLOTS = 3
+MOST_SLOTS = 320
+PAGED_BURST = 8
 TOOL_THREADS = 16
-TOKEN_BUDGET = {'v5e': 512}
-FAST_TOKEN_BUDGET = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,17 +173,19 @@ class _Play:
 
 def default_settings(machine: MachineCosts, engine: str, **overrides) -> Settings:
     """Returns the settings of an engine: slots of the compile table, or pages that take their memory."""
-    fields: dict[str, Any] = dict(slots=machine.slots)
-    if engine == 'pages':
-        generation = machine.machine.partition(':')[0]
-        budget = TOKEN_BUDGET.get(generation, FAST_TOKEN_BUDGET)
-        fields |= dict(rows=MAX_ROWS, tool_threads=TOOL_THREADS, token_budget=budget)
-    settings = Settings(**(fields | overrides))
-    if engine == 'pages' and not settings.pages:
-        positions = settings.context + max(settings.chunk, settings.burst)
-        pages = settings.slots * positions // settings.page
-        settings = dataclasses.replace(settings, pages=pages)
-    return settings
+    slots = Settings(**(dict(slots=machine.slots) | overrides))
+    if engine == 'slots':
+        return slots
+    page = machine.kernel.page
+    positions = slots.context + max(slots.chunk, slots.burst)
+    return dataclasses.replace(
+        slots,
+        slots=min(MORE_SLOTS * slots.slots, MOST_SLOTS),
+        page=page,
+        pages=slots.slots * positions // page,
+        burst=PAGED_BURST,
+        tool_threads=TOOL_THREADS,
+    )
 
 
 def play(
@@ -208,8 +208,7 @@ def play(
       ahead: steps that may begin before the current one has ended.
       seed: of the latencies.
     """
-    host_seconds = ROUND_SECONDS if engine == 'slots' else STEP_SECONDS
-    costs = CallCosts(machine, settings, host_seconds)
+    costs = CallCosts(machine, settings, ROUND_SECONDS)
     hosts = []
     for index in range(machine.hosts):
         tools = Tools(latencies((seed, index)), settings.tool_threads)
@@ -284,6 +283,6 @@ def bound_seconds(machine: MachineCosts, groups: list[Group]) -> float:
     mean = places / written_tokens
     together = min(machine.places() / mean, rollouts / machine.hosts)
     step = machine.step + machine.head * together / machine.slots
-    kernel = machine.kernel_place * max(machine.kernel.decode, 1.0)
-    step += kernel * together * mean
+    # Reads without rounding to blocks, at the memory's peak rate.
+    step += machine.kernel.traffic / machine.kernel.block * together * mean
     return (prefilled * machine.token + written_tokens / together * step) / machine.hosts
