@@ -29,11 +29,12 @@ CAUSES = (
     'update',
     'exchange',
 )
-# Settings of the paged engine: slots in slots of the compile table, of which only used places take memory, and no more
-# than these; steps of a call; tool calls that run beside each other.
+# Settings of the paged engine. Slots of it per slot of the compile table, of which only the used places take memory, and
+# the most of them; tool calls that run beside each other; tokens of a step by generation.
 MORE_SLOTS = 3
 MOST_SLOTS = 320
-PAGED_BURST = 8
+TOKEN_BUDGETS = {'v5e': 256}
+TOKEN_BUDGET = 512
 TOOL_THREADS = 16
 
 
@@ -183,7 +184,7 @@ def default_settings(machine: MachineCosts, engine: str, **overrides) -> Setting
         slots=min(MORE_SLOTS * slots.slots, MOST_SLOTS),
         page=page,
         pages=slots.slots * positions // page,
-        burst=PAGED_BURST,
+        token_budget=TOKEN_BUDGETS.get(machine.machine.partition(':')[0], TOKEN_BUDGET),
         tool_threads=TOOL_THREADS,
     )
 
