@@ -202,7 +202,7 @@ def machine_costs(
 def _shape(model: str) -> tuple[float, float, float]:
     """Returns the weights of all layers and of the head, and the bytes of one place in all layers."""
     config = tpu_programs.sized(model)
-    layer, _, head = gpu_costs._matrix_weights(config)
+    layer, _, head = gpu_costs.matrix_weights(config)
     place = config.layers * 2 * config.kv_heads * config.head_dim * 2
     return float(config.layers * layer), float(head), float(place)
 

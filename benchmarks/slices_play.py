@@ -29,8 +29,8 @@ CAUSES = (
     'update',
     'exchange',
 )
-# Settings of the paged engine. Slots of it per slot of the compile table, of which only the used places take memory, and
-# the most of them; tool calls that run beside each other; tokens of a step by generation.
+# Settings of the paged engine. Its slots per slot of the compile table, of which only the used places take memory, and
+# the most of them; tokens of a step by generation; tool calls that run beside each other.
 MORE_SLOTS = 3
 MOST_SLOTS = 320
 TOKEN_BUDGETS = {'v5e': 256}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -71,7 +72,7 @@ class Workload:
         rng = np.random.default_rng(seed)
         low, high = self.latency
         if low == high:
-            return lambda: low
+            return functools.partial(float, low)
         mean = math.log(low * high) / 2
         # The bounds are two standard deviations away from the median.
         deviation = math.log(high / low) / 4
