@@ -3,7 +3,7 @@
 An engine decides which call the device gets next: which rows are prefilled, which rows decode and for how many steps.
 The decisions depend on lengths only, so they can be played in milliseconds. What a call costs comes from
 `slices_costs`. `SlotEngine` has the rules of zeroplay_jax/rollout/slots.py and scheduler.py, call by call
-(tests/test_slices.py compares the calls). `slices_pages` has those of a paged cache.
+(tests/test_slices_rules.py compares the calls). `slices_pages` has those of a paged cache.
 """
 
 from __future__ import annotations
