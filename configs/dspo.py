@@ -10,9 +10,9 @@
 
 Memory (the compile table): 256 slots, 8 rows, as set below; at most 51.3 GiB of a chip's 95 in rollouts and 59.8 in
 updates, nothing offloaded; counted there with a second role and a teacher, which DSPO does not have.
-Time: at least 4.4 h = 200 · (22 s decode + 9 s prefill + 48 s update), for rollouts of 512 prompt, 768 written and
-1,024 read tokens, half of the questions kept by the filter. It is a lower bound from peak rates; two to
-three times that is usual. This config has not been run. launch/README.md: MOUNT, derivations.
+Time: 14 h = 200 · 251 s, simulated on the compiler's estimates (benchmarks.slices) for rollouts of 512 prompt, 768
+written and 1,024 read tokens, half of the questions kept by the filter. This config has not been run.
+launch/README.md: MOUNT, derivations.
 The paper: answer contained (subEM) 0.531 on average over seven sets (table 1), NQ 0.580.
 
 The first command builds the file for the second (`inputs.questions`: the training questions of NQ and HotpotQA,

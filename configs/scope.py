@@ -9,9 +9,9 @@
 
 Memory: the compile table's row, of 4,096 tokens, scaled to 16,384 and not compiled so: 64 slots for each of three
 players (the judge is one), 4 rows, 70 GiB of 95 in rollouts, 82 in updates, nothing offloaded.
-Time: at least 23 h = 3 · (6.06 h decode + 1.08 h prefill + 0.66 h update), for rollouts of 512 prompt, 3,072 written
-and 1,000 read tokens and replies of the judge of 256, no task turned away. It is a lower bound from peak rates; two to
-three times that is usual. This config has not been run. launch/README.md: MOUNT, derivations.
+Time: 195 h = 3 · 65 h, simulated on the compiler's estimates (benchmarks.slices) for rollouts of 512 prompt, 3,072
+written and 1,000 read tokens and replies of the judge of 256, no task turned away. This config has not been run.
+launch/README.md: MOUNT, derivations.
 The paper: 34.8 on average over eight open-ended sets, 24.4 before (table 2); 59.7 over seven QA sets (table 3).
 
 The second command runs three steps per role on two CPU cores. Its judge is a rule (rubrics are the facts of the
