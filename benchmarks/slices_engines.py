@@ -225,7 +225,7 @@ class Engine:
         self.costs = costs
         self.tools = tools
         self.queue: collections.deque[Group] = collections.deque()
-        self.seconds: collections.Counter[str] = collections.Counter()
+        self.seconds: collections.defaultdict[str, float] = collections.defaultdict(float)
         self.generated = 0
         self.row_steps = 0
         self.prefilled = 0

@@ -73,7 +73,7 @@ class _Host:
         self.released = 0
         self.peak = 0
         self.concurrent = 0
-        self.seconds: collections.Counter[str] = collections.Counter()
+        self.seconds: collections.defaultdict[str, float] = collections.defaultdict(float)
 
     def release(self, step: int) -> None:
         """Queues the groups of a step."""
@@ -234,9 +234,10 @@ def _result(
     written: float,
 ) -> Result:
     """Returns the figures of a play from its hosts."""
-    totals: collections.Counter[str] = collections.Counter()
+    totals: collections.defaultdict[str, float] = collections.defaultdict(float)
     for host in hosts:
-        totals += host.seconds
+        for cause, spent in host.seconds.items():
+            totals[cause] += spent
     # Hosts that end early wait for the slowest one.
     longest = max(host.now for host in hosts)
     totals['other hosts'] += sum(longest - host.now for host in hosts)

@@ -163,7 +163,7 @@ def update(name: str, topology: str, text: str, rows: int) -> dict[str, float]:
     assert not step.total, 'an update has no open loop'
     model = tpu_programs.sized(name)
     tokens = rows * tpu_programs.TOKENS
-    mean_keys = roofline.seen(model, tpu_programs.TOKENS)
+    mean_keys = roofline.attended_keys(model, tpu_programs.TOKENS)
     attention = 4 * model.heads * model.head_dim * mean_keys * tokens * roofline.UPDATE_PASSES
     kernels = attention / mesh.size / chip.flops
     links = outside.moved / chip.links
