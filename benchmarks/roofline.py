@@ -80,6 +80,16 @@ def forward(model: ModelConfig, shapes, tokens: int, length: int, head: bool) ->
     return tokens * (2.0 * (layer_weights + head_weights) + attention)
 
 
+def array_bytes(types: str) -> list[int]:
+    """Returns the bytes of every array in the result types of an HLO instruction."""
+    sizes = []
+    for dtype, dimensions in _ARRAY.findall(types):
+        # A scalar has no dimensions.
+        shape = [int(size) for size in dimensions.split(',') if size]
+        sizes.append(_BYTES.get(dtype, 4) * math.prod(shape))
+    return sizes
+
+
 def collectives(text: str) -> dict[str, int]:
     """Returns kind of collective → bytes of the results of these collectives on one chip.
 
@@ -99,11 +109,7 @@ def collectives(text: str) -> dict[str, int]:
         if name in counted:
             continue
         counted.add(name)
-        sizes = []
-        for dtype, dimensions in _ARRAY.findall(result_types):
-            # A scalar has no dimensions.
-            shape = [int(size) for size in dimensions.split(',') if size]
-            sizes.append(_BYTES.get(dtype, 4) * math.prod(shape))
+        sizes = array_bytes(result_types)
         # The tuple of an asynchronous start holds operand and result; that of an all-reduce holds results only.
         size = sum(sizes)
         if is_start and kind != 'all-reduce':

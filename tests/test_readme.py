@@ -78,6 +78,7 @@ SHARED = {
 ELSEWHERE = {
     '.venv/bin/python -m benchmarks.rollout': 'tests/test_benchmarks.py runs it small',
     '.venv/bin/python -m benchmarks.tpu_aot': 'tests/test_tpu_aot.py compiles a model cut to one and two layers',
+    '.venv/bin/python -m benchmarks.slices': 'tests/test_slices.py plays small workloads',
     '.venv/bin/python -m benchmarks.claims': 'hours where a run is not kept; tests/test_benchmarks.py plays one arm',
     '.venv/bin/python -m benchmarks.retrieval': 'an hour; tests/retrieval runs its parts',
     '.venv/bin/pip install jupyterlab': 'installs what only people need',

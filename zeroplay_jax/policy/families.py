@@ -147,7 +147,7 @@ def read_config(folder, **overrides) -> ModelConfig:
     Args:
       folder: contains config.json.
       **overrides: fields of ModelConfig that config.json does not determine: dtype, remat, remat_policy, attention,
-        scan, logit_chunk.
+        scan, logit_chunk, logits.
 
     Raises:
       CheckpointError: the file is missing, the architecture is unknown, or the decoder does not implement a field.

@@ -403,10 +403,10 @@ class Engine:
 
     def _pack(self, role: str, rows: Sequence[Row], distill_coef: float) -> list[Batch]:
         """Returns the micro-batches of one optimiser step on these rows, which have advantages (`pack_rows`)."""
-        settings = self.config[role]
-        micro_shape = (self.config.micro.rows, self.config.micro.tokens)
+        settings, micro = self.config[role], self.config.micro
         teacher_tokens = self.config.privileged.tokens if settings.distill_top_k else 0
-        return pack_rows(rows, settings, micro_shape, distill_coef, teacher_tokens)
+        shape = (micro.rows, micro.tokens)
+        return pack_rows(rows, settings, shape, distill_coef, teacher_tokens, micro.order)
 
     # ---- checkpoints -------------------------------------------------------------------------------
 

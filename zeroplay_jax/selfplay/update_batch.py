@@ -58,6 +58,7 @@ def pack_rows(
     micro_shape: tuple[int, int],
     distill_coef: float = 0.0,
     teacher_tokens: int = 0,
+    order: str = 'arrival',
 ) -> list[Batch]:
     """Packs rows with advantages into the micro-batches of one optimiser step.
 
@@ -69,6 +70,7 @@ def pack_rows(
       micro_shape: (B, L) of a micro-batch.
       distill_coef: weight of the distillation term.
       teacher_tokens: length M of a packed teacher row; 0 without a teacher.
+      order: in which rollouts are packed, see `packing.pack`.
     """
     valid = rows_per_context([row for row in rows if row.drop is None])
     # Only policy tokens count: tool output has no loss and must not change a mean over a sequence.
@@ -99,6 +101,7 @@ def pack_rows(
         total=denominator,
         teacher_tokens=teacher_tokens,
         teacher_total=float(distilled_tokens),
+        order=order,
     )
 
 
@@ -150,6 +153,12 @@ def _token_logp(
     model: ModelConfig, params: Params, batch: Batch, temperature: float
 ) -> Float[Array, 'batch length']:
     logp, _ = transformer.score(
-        model, params, batch.tokens, batch.positions, batch.segment, temperature
+        model,
+        params,
+        batch.tokens,
+        batch.positions,
+        batch.segment,
+        temperature,
+        wanted=losses.wanted_tokens(model, batch),
     )
     return logp

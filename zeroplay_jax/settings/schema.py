@@ -47,12 +47,16 @@ class Policy(Section):
         'nothing_saveable'
     )
     """What `remat` keeps: nothing, or the results of projections."""
-    attention: Literal['dense', 'splash'] = 'dense'
-    """Attention of packed rows: dense, or the TPU kernel (micro.tokens in steps of 128)."""
+    attention: Literal['dense', 'blocked', 'splash'] = 'dense'
+    """Attention of packed rows: dense; blocked, whose memory is linear in micro.tokens; or splash, the TPU
+    kernel (micro.tokens in steps of 128)."""
     scan: bool = False
     """Training runs the layers as a loop (lax.scan): compiles faster, holds the weights twice."""
     logit_chunk: PositiveInt = 1024
     """Tokens whose logits exist at the same time in scoring."""
+    logits: Literal['all', 'trained'] = 'all'
+    """Tokens whose logits an update computes: all, or those that the policy wrote. The gradients are equal
+    up to the order of sums."""
 
 
 class Sampler(Section):
@@ -263,12 +267,17 @@ class Judge(Section):
 
 
 class MicroBatch(Section):
-    """Shape of one packed micro-batch of the learner."""
+    """One packed micro-batch of the learner."""
 
     rows: PositiveInt = 8
     """Packed rows."""
     tokens: PositiveInt = 512
     """Tokens per packed row."""
+    order: Literal['arrival', 'longest_first'] = 'arrival'
+    """Order in which rollouts are packed; longest_first needs fewer rows."""
+    weights: Literal['masters', 'published'] = 'masters'
+    """What a micro-batch reads: the float32 masters, gathered every time (least memory), or the weights
+    of the sampler, gathered once per update."""
 
 
 class Evaluation(Section):

@@ -44,7 +44,15 @@ from zeroplay_jax.tools.registry import build_tools
 from zeroplay_jax.types import UserError
 
 # Fields of config.policy that change how a model is computed, not its weights or their shapes.
-_COMPUTATION_FIELDS = ('dtype', 'remat', 'remat_policy', 'attention', 'scan', 'logit_chunk')
+_COMPUTATION_FIELDS = (
+    'dtype',
+    'remat',
+    'remat_policy',
+    'attention',
+    'scan',
+    'logit_chunk',
+    'logits',
+)
 # The judge that config.judge.kind='policy' adds to the roles of any recipe.
 _JUDGE = RoleSpec('judge', 'judge_answer', terminal_tags=(), weights_from=INITIAL_WEIGHTS, tools=())
 
@@ -332,6 +340,7 @@ def build_learners(config, run: RunContext) -> dict[str, Learner]:
             shared_optimizer=config.shared_optimizer,
             teacher_tokens=config.privileged.tokens,
             offload=config.offload,
+            weights=config.micro.weights,
         )
     return learners
 
