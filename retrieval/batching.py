@@ -198,9 +198,9 @@ class Batcher:
     def _search(self, queries: list[str], k: int) -> list[list[dict[str, Any]]]:
         """Returns per query its passages, as `search` does, and updates the metrics; runs in a thread."""
         started = time.perf_counter()
-        rows, scores = self._index.search(queries, k)
+        row_numbers, scores = self._index.search(queries, k)
         results = []
-        for query_rows, query_scores in zip(rows, scores):
+        for query_rows, query_scores in zip(row_numbers, scores):
             items = []
             for row, score in zip(query_rows, query_scores):
                 # BM25 pads its results with −1.

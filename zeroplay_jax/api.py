@@ -125,14 +125,16 @@ def open_index(source: str | pathlib.Path = '', settings: ConfigDict | None = No
         index = zp.open_index('http://127.0.0.1:8000')         # a search server
 
     Args:
-      source: folder or address; '' is the miniature world with its held-out questions.
-      settings: of which `retrieval`, `tools`, `world`, `eval` and `progress` are read; None: the defaults.
+      source: folder or address; '' is the miniature world with its held-out questions, whatever `settings.retrieval`
+        names (unlike `load_policy`, where '' is `settings.policy.path`).
+      settings: of which `retrieval` (except kind, path and url, which `source` decides), `tools`, `world`, `eval` and
+        `progress` are read; None: the defaults.
 
     Raises:
       UserError: `settings` is not a config, the folder is not an index, or the server does not answer.
     """
     settings = _copy('open_index', settings)
-    # Imports TensorFlow with its terminal output hidden.
+    # Before an index imports TensorFlow: hides its output, and the GPUs from it.
     entry.load_libraries()
     if not source:
         corpus, questions = library_builder.held_out_corpus_and_questions(settings)

@@ -430,7 +430,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader closed the pipe. Python would complain again when it flushes stdout at exit.
+        # The reader closed the pipe. With stdout on the null device, Python's flush at exit cannot fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 

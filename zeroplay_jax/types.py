@@ -234,11 +234,12 @@ class RowInfo:
     Attributes:
       question: the question or open task that the rollout answers, or the one that it proposed.
       answer: the solver's final answer.
-      score: the answer's score in [0, 1], before penalties; None if it could not be graded.
-      valid: whether a proposal passed its recipe's checks (Dr. Zero, π-Play: format only, not grounding); None for
-        other roles.
+      score: the answer's score in [0, 1], before penalties; None if it could not be graded. In SCOPE a
+        proposal has one too: the mean over its answers.
+      valid: whether a proposal passed its recipe's checks (Dr. Zero, π-Play: format only, not grounding; SCOPE: it
+        also got a score); None for other roles.
       solve_count: how many solver rollouts answered a proposed question.
-      rejected: reason code of a proposal that was not asked.
+      rejected: reason code of a proposal that was not asked or, in SCOPE, got no score ('ungraded').
       privileged_cut: 1.0 if the teacher's prompt was too long before any cut, else 0.0; None without distillation.
       details: further JSON-able values for the log; no code of the engine reads them.
     """

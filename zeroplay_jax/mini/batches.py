@@ -54,14 +54,15 @@ def episodes(
     """Yields one step's random episodes, without end.
 
     Args:
-      stage: gives the mixture of roles, their errors and the greatest length.
-      roles: the roles by name, with the shares that a stage without shares of its own takes.
+      stage: gives the shares of the roles, their errors, and the greatest lengths of an episode and a search result.
+      roles: the roles by name; their own shares apply where `stage.shares` is empty.
       materials: what episodes are written from, such as `Library` or `english_texts.Texts`; one is drawn per episode.
       codec: tokenises the episodes.
       seed: seed of the training run.
       step: step within the stage.
     """
     # A stream per step, so that a batch does not depend on how many episodes earlier batches skipped.
+    # Not hash(): Python salts it, so it differs between processes.
     stage_key = zlib.crc32(stage.name.encode())
     rng = np.random.default_rng([seed, stage_key, step])
     default_shares = {name: role.share for name, role in roles.items()}

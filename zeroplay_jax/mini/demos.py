@@ -73,7 +73,7 @@ def _statement(chain: Sequence[Step]) -> str:
 
 
 def copy(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
-    """Writes a passage, then the same sentences in another order.
+    """Writes a passage as context, then its sentences in another order as the policy's text; `errors` has no effect.
 
     Nearly every token can be copied from the context. Such dense practice forms copying attention heads within a few
     hundred steps; single facts alone take several times as long.

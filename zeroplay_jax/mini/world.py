@@ -133,7 +133,8 @@ class World:
             self._names[kind] = [name for name, _ in pairs]
             similar_names.update(pairs)
 
-        # Names are chosen before facts, so that any name can be a value.
+        # All names are chosen before any fact: a fact may name every entity but the similar ones. Kinds without
+        # relations (languages, mountains, lakes) are values only.
         self.facts: dict[str, dict[str, str]] = {}
         self.kinds: dict[str, str] = {}
         for kind in RELATIONS:
@@ -324,7 +325,7 @@ def evaluation_questions(
 def evaluation_tasks(
     worlds: Sequence[World], per_hop: int, hops: Sequence[int] = DEFAULT_HOPS, seed: int = 0
 ) -> list[Item]:
-    """Returns random distinct open tasks: to describe the entity at the end of a chain of facts.
+    """Returns random distinct open tasks: to describe the entity at the end of a chain of hops − 1 facts.
 
     Args:
       worlds: the worlds to ask about.

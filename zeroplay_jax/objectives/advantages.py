@@ -253,8 +253,8 @@ def _group_statistics(group_sizes, informative, valid, finite) -> Stats:
     """Returns the statistics of `group_advantages`.
 
     Args:
-      group_sizes, informative: per group, without invalid rows and rows with a non-finite reward.
-      valid, finite: per row.
+      group_sizes, informative: [G], per group that has a usable row (valid, finite reward); only usable rows count.
+      valid, finite: bool [B], per row.
     """
     num_rows = float(len(valid))
     num_groups = float(len(group_sizes))

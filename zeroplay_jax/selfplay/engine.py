@@ -418,9 +418,10 @@ class Engine:
         return state
 
     def host_state(self) -> Json:
-        """The JSON part of a checkpoint: pool, versions, dataset positions, carried-over groups and records."""
-        # No state of random generators is needed: every draw derives from seed and identity, so a resumed
-        # run repeats it from these counters.
+        """The JSON part of a checkpoint: pool, versions, positions in the datasets (`drawn`), carried-over groups,
+        records, and the count of external items, which is for the summary."""
+        # No state of random generators is needed: every draw derives from the seed and the task's identity, so a
+        # resumed run repeats it from these counters.
         return {
             'pool': self.pool.state(),
             'versions': dict(self.versions),

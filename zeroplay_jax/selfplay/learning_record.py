@@ -226,14 +226,16 @@ class LearningRecord:
             self._phase_reasons = {}
 
     def stuck_policies(self, limit: int) -> list[str]:
-        """Returns the policies because of which the run has to stop after the last step; [] if it can continue.
+        """Returns the policies because of which the run has to stop now; [] if it can continue.
+
+        They have had `limit` empty steps in a row. If the most recent step had no task at all, one is enough.
 
         Args:
           limit: `config.stop_after_empty_steps`; 0: never stop.
         """
         if not limit:
             return []
-        # If there are no tasks, the next step of the phase will be empty as well.
+        # Without tasks the further steps of the phase would be empty as well, so the limit is not awaited.
         if self.lacks_tasks:
             return self.empty_policies
         return [name for name in self.empty_policies if self.consecutive_empty[name] >= limit]

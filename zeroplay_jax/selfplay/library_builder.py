@@ -104,17 +104,20 @@ def open_real_corpus(config) -> tuple[SearchableCorpus, str]:
     """
     settings = config.retrieval
     backend: InProcess | Http
+    top_k = config.tools.top_k
     if settings.kind == 'folder':
         folder = pathlib.Path(settings.path)
         with progress.clock('open index', config.progress):
             index = index_folder.open_index(folder, encoder_folder=settings.encoder or None)
         backend = InProcess(index, index_folder.fingerprint(folder))
+        # An index cannot return more passages than it has.
+        top_k = min(top_k, len(index))
     else:
         backend = Http(settings.url, timeout=settings.timeout, retries=settings.retries)
     client = Client(backend, cache=settings.cache, max_failure_rate=settings.max_failure_rate)
     # A search server takes minutes to load its index, and the run is often started at the same time.
     client.wait_until_ready(settings.ready_seconds)
-    corpus = SearchableCorpus(client, config.tools.top_k, config.tools.page_words)
+    corpus = SearchableCorpus(client, top_k, config.tools.page_words)
     return corpus, backend.name
 
 

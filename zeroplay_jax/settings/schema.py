@@ -410,7 +410,7 @@ class Run(Section):
     """Progress bars, if the terminal is one, and printed rollouts (log.samples_every)."""
     stop_after_empty_steps: NonNegativeInt = 2
     """Consecutive training steps of a policy that train nothing, after which the run stops with exit
-    status 3; 0: never."""
+    status 3 (at once if a step has no tasks); 0: never."""
     policy: Policy = Policy()
     mesh: Mesh = Mesh()
     offload: bool = False

@@ -154,9 +154,11 @@ class ProgressBar:
 
 
 def _shown_metrics(metrics: Mapping[str, float]) -> dict[str, str]:
-    """Returns the texts of the main metrics; an evaluation has no reward, a training step no exact match."""
+    """Returns the texts of the main metrics by name, such as {'reward': 'reward 0.31'}; what is absent is left out.
+
+    An evaluation has only the exact match, generation no reward. 'drop' is the share of tasks and rows not used.
+    """
     values = {}
-    # Evaluations have no 'tokens_per_second', because their rollouts are not counted.
     if 'tokens_per_second' in metrics:
         values['speed'] = f'{_short(metrics["tokens_per_second"])} tok/s'
     if 'dropped_share' in metrics:

@@ -323,12 +323,12 @@ class Recipe(RecipeBase):
         return await asyncio.gather(*pending)
 
     def _challenge_row(self, task: Task, challenge: Challenge) -> Row:
-        """Returns the row of a judged challenge with its reward (SCOPE eq. 4)."""
-        settings = self.config.reward
+        """Returns the row of a challenge, judged or rejected before that, with its reward (SCOPE eq. 4)."""
+        reward_settings = self.config.reward
         parts = {f'format_{name}': value for name, value in challenge.format.items()}
-        # A task that fails a gate is still rewarded for its form (SCOPE eq. 4), and so is a task without
-        # rubrics, which follows the paper; the released code gives such a task 0.
-        parts['format'] = settings.format_weight * challenge.format['raw']
+        # The form is rewarded whatever the judge says (SCOPE eq. 4), also where it wrote no rubrics. (The released
+        # code gives a task without rubrics 0.) The 'format_*' parts are logged, not added.
+        parts['format'] = reward_settings.format_weight * challenge.format['raw']
         parts['difficulty'] = 0.0
         passed = challenge.rejected is None and challenge.score is not None
         if passed:
@@ -336,8 +336,8 @@ class Recipe(RecipeBase):
             parts['difficulty'] = rewards.difficulty(
                 sum(challenge.scores),
                 len(challenge.scores),
-                settings.difficulty,
-                settings.target,
+                reward_settings.difficulty,
+                reward_settings.target,
             )
         info = RowInfo(
             question=self._question(task, challenge),
@@ -399,9 +399,9 @@ class Recipe(RecipeBase):
         codec = context.roles['solver'].env.codec
         # Only the tokens of the answer count (SCOPE eq. 7): thoughts and searches may be long.
         answer_tokens = len(codec.encode_plain(answer or ''))
-        length_factor = 1.0
+        discount = 1.0
         if settings.length_factor:
-            length_factor = rewards.length_factor(
+            discount = rewards.length_factor(
                 answer_tokens, soft=settings.soft_length, hard=settings.hard_length
             )
         searches = trajectory.calls_of('search')
@@ -418,8 +418,8 @@ class Recipe(RecipeBase):
         parts = {f'format_{name}': part for name, part in format_score.items()}
         # SCOPE eq. 6. The length factor multiplies the score only: a long answer keeps its format
         # and search rewards. `format_*` and 'length_factor' are logged, not added.
-        parts['rubrics'] = length_factor * (value or 0.0)
-        parts['length_factor'] = length_factor
+        parts['rubrics'] = discount * (value or 0.0)
+        parts['length_factor'] = discount
         parts['format'] = self.config.reward.format_weight * format_score['raw']
         parts['search'] = settings.search_weight * rewards.search_bonus(len(searches))
         if self.config.reward.overlong_buffer:
