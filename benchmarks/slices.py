@@ -69,7 +69,12 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument('--model', default=ALL_MODEL, help=f'one of {", ".join(tpu_shapes.MODELS)}')
     parser.add_argument('--config', help='config of a run: its lengths, its sampler and its steps')
     parser.add_argument('--metrics', type=pathlib.Path, help='metrics.jsonl of a finished run')
-    parser.add_argument('--engine', choices=ENGINES, default=PROJECT_ENGINE)
+    parser.add_argument(
+        '--engine',
+        choices=ENGINES,
+        default=PROJECT_ENGINE,
+        help=f'rules of the sampler ({PROJECT_ENGINE})',
+    )
     parser.add_argument('--hosts', type=int, default=0, help='another number of the same hosts')
     parser.add_argument('--slots', type=int, default=0, help='slots of a host')
     parser.add_argument('--ahead', type=int, choices=(0, 1), default=0, help='rollout.ahead')
@@ -111,7 +116,10 @@ def play_workload(
 def changes(
     machine: MachineCosts, settings: Settings, workload: Workload, engine: str, ahead: int
 ) -> list[tuple[str, Result]]:
-    """Returns what other settings would bring, each with everything else as it is."""
+    """Returns what other settings would bring, each with everything else as it is.
+
+    The rows of pages have the default settings of that engine: its chunks, token budget and tool threads.
+    """
     results = []
 
     def add(name: str, other_engine: str, other_settings: Settings, other_ahead: int) -> None:

@@ -137,8 +137,15 @@ def main(argv: list[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument('--model', choices=tpu_shapes.MODELS, action='append')
-    parser.add_argument('--out', type=pathlib.Path, default=tpu_aot.RESULTS)
+    parser.add_argument(
+        '--model',
+        choices=tpu_shapes.MODELS,
+        action='append',
+        help='model; repeat for several (all)',
+    )
+    parser.add_argument(
+        '--out', type=pathlib.Path, default=tpu_aot.RESULTS, help='table that gets the counts'
+    )
     parser.add_argument('--compile', nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     try:

@@ -156,7 +156,8 @@ def test_two_processes_learn_what_one_learns(one, two):
     assert learnt
 
 
-@pytest.mark.parametrize('writers', [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize('writers', [1, 2])
 def test_a_checkpoint_serves_either_number_of_processes(writers, one, two, tmp_path):
     whole = (one, two)[writers - 1][0]
     workdir = tmp_path / 'run'

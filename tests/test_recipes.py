@@ -82,9 +82,11 @@ def start(system, workdir):
     )
 
 
-# `cross` combines parts of the others; its run takes as long as theirs.
+# `cross` combines parts of the others, and other tests play whole runs of `drzero`.
 LONG = pytest.mark.long
-ALL_SYSTEMS = [pytest.param(name, marks=LONG if name == 'cross' else ()) for name in SYSTEMS]
+ALL_SYSTEMS = [
+    pytest.param(name, marks=LONG if name in ('drzero', 'cross') else ()) for name in SYSTEMS
+]
 
 
 @pytest.fixture(scope='module', params=ALL_SYSTEMS)

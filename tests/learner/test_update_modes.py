@@ -114,6 +114,8 @@ def test_bfloat16_on_several_devices_is_bfloat16_on_one(
 @pytest.mark.parametrize('mesh', [(1, 1, 1), (1, 4, 1), (2, 2, 2), (8, 1, 1)], ids=str)
 def test_logits_of_trained_tokens_alone_give_the_same_gradients(policy, batches, mesh):
     """Also where the devices have unequal numbers of trained tokens, or none."""
+    # Copies: the batches serve other tests of the module too.
+    batches = [dataclasses.replace(b, mask=b.mask.copy(), weight=b.weight.copy()) for b in batches]
     for batch in batches:
         batch.mask[0], batch.weight[0] = False, 0
     model = dataclasses.replace(policy[0], mesh=sharding.make_mesh(*mesh), logits='trained')

@@ -316,7 +316,7 @@ def test_a_committed_folder_has_the_same_logits_in_transformers(name, texts):
     np.testing.assert_allclose(logits, expected, atol=2e-4)
 
 
-def test_the_clean_checkpoint_fills_blanks_and_the_base_one_is_uneven():
+def test_the_committed_logs_say_that_clean_fills_more_blanks_than_base():
     solved = {}
     for name in COMMITTED:
         figures = last_log(base_english.HERE / 'english' / name)['teacher_forced']

@@ -78,10 +78,36 @@ def test_bad_names_are_one_clear_line(outside, call, message):
     assert '\n' not in str(error.value)
 
 
-def test_an_answer_metric_that_returns_no_number_is_one_clear_line(tmp_path, monkeypatch):
-    (tmp_path / 'outside_grades.py').write_text("def grade(prediction, golds):\n    return 'one'\n")
+ADAPTED = """
+import functools
+
+
+def adapted(function):
+    @functools.wraps(function)
+    def call(prediction, golds):
+        return function(prediction)
+
+    return call
+
+
+@adapted
+def length(prediction):
+    return float(len(prediction) == 4)
+"""
+
+
+def test_a_decorator_may_change_the_arguments(tmp_path, monkeypatch):
+    (tmp_path / 'outside_adapted.py').write_text(ADAPTED)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert rewards.resolve_answer_metric('outside_adapted:length')('Rome', ['Bern']) == 1.0
+
+
+@pytest.mark.parametrize('value', ["'one'", '7', "float('nan')", 'None'])
+def test_an_answer_metric_that_returns_no_share_is_one_clear_line(tmp_path, monkeypatch, value):
+    name = f'outside_grades_{abs(hash(value))}'
+    (tmp_path / f'{name}.py').write_text(f'def grade(prediction, golds):\n    return {value}\n')
     monkeypatch.syspath_prepend(tmp_path)
     question = Question('Where?', ('Bern',), hops=1)
-    scored = answers.score(None, 'outside_grades:grade', (0,), question, 'Rome')
-    with pytest.raises(UserError, match="outside_grades:grade: returned 'one' .* a number from 0"):
+    scored = answers.score(None, f'{name}:grade', (0,), question, 'Rome')
+    with pytest.raises(UserError, match=f'{name}:grade: returned .* a number from 0'):
         asyncio.run(scored)

@@ -322,6 +322,10 @@ def main() -> None:
     if not args.corpus.is_file():
         parser.error(f'{args.corpus}: no such file; give JSON lines of passages')
     if args.write_held_out:
+        if args.write_held_out.resolve() == args.corpus.resolve():
+            parser.error('--write-held-out would replace the corpus; name another file')
+        if not args.write_held_out.absolute().parent.is_dir():
+            parser.error(f'{args.write_held_out}: its folder does not exist; create it first')
         count = write_held_out(args.corpus, args.write_held_out)
         print(f'{count} passages in {args.write_held_out}')
         return

@@ -65,7 +65,8 @@ def _check_signature(
 ) -> None:
     """Raises ValueError unless the function takes these arguments."""
     try:
-        signature = inspect.signature(function)
+        # A decorator with functools.wraps may take other arguments than the function that it wraps.
+        signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):
         # Some functions written in C have no signature.
         return

@@ -22,7 +22,8 @@ def _import_metric_writers() -> ModuleType:
     """Returns the module `clu.metric_writers`; its first import does not load Keras."""
     import_tensorflow()
     # clu needs one function of TensorBoard's hyperparameter plugin. The plugin also defines a Keras callback, in this
-    # private module, and its base class would load Keras. The placeholder is removed again for later importers.
+    # private module, and its base class would load Keras. The placeholder is removed again; the plugin's
+    # `KerasCallback` stays None in this process.
     callback_module = 'tensorboard.plugins.hparams._keras'
     needs_placeholder = callback_module not in sys.modules
     if needs_placeholder:

@@ -277,7 +277,7 @@ class MicroBatch(Section):
     """Order in which rollouts are packed; longest_first needs fewer rows."""
     weights: Literal['masters', 'published'] = 'masters'
     """What a micro-batch reads: the float32 masters, gathered every time (least memory), or the weights
-    of the sampler, gathered once per update."""
+    of the sampler, gathered over replicas once per update."""
 
 
 class Evaluation(Section):
