@@ -59,7 +59,7 @@ endif
 
 test: .venv/ready-test .venv/tpu-compiler ## all tests except the long ones, in up to four processes
 	@echo '== tests'
-	@$(TEST) -m 'not long' -n $(JOBS) --dist loadfile
+	@$(TEST) -m 'not long' -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-long: .venv/ready-test ## the tests that take minutes
 	@echo '== long tests'

@@ -60,7 +60,7 @@ class Claim(NamedTuple):
       better, worse: names of arms.
       by: what is compared: 'final' (exact match at the end), 'rubrics' (share of rubrics met by answers to open tasks
         at the end), 'stability' (largest fall from the peak) or 'steps' (until a level is reached).
-      budget: whether both are measured at the same number of rollouts.
+      budget: whether both are measured at the same number of rollouts; without effect on 'steps'.
     """
 
     system: str
@@ -187,10 +187,11 @@ def run_arm(arm: str, seed: int, folder: pathlib.Path) -> dict:
     """Returns the result of one run: from `folder` if it is stored there, else it executes the run and stores it.
 
     Returns:
-      {'arm', 'seed', 'curve', 'seconds', …}; 'curve' has one entry per evaluation, see `_curve`.
+      {'arm', 'seed', 'curve': one entry per evaluation, see `_curve`, 'seconds', 'external_items': summary.json's
+      'outside_questions'}.
     """
     config = config_of(arm, seed)
-    # The name depends on the changed fields only, so a field that configs/common.py gains later keeps old results.
+    # The name depends on the changed fields only, so stored results stay valid if configs/common.py gets a new field.
     defaults = dict(fields.leaves(common.get_config()))
     changes = {k: v for k, v in fields.leaves(config) if v != defaults[k]}
     # This field is not a property of an arm, and results of versions without it keep their names.
@@ -225,8 +226,9 @@ def _curve(summary: dict, lines: list[str]) -> list:
     """Returns [solver steps, rollouts, correct by question (, rubrics met by open task)] for every evaluation.
 
     Args:
-      summary: of the run.
-      lines: of its metrics.jsonl. Steps and rollouts are counted up to the evaluation.
+      summary: summary.json of the run.
+      lines: lines of its metrics.jsonl, in order. Solver steps and rollouts of any kind are counted up to the
+        evaluation.
     """
     rubrics = summary['results'].get('rubrics')
     steps = 0
@@ -249,13 +251,13 @@ def _curve(summary: dict, lines: list[str]) -> list:
 
 
 def _until(run: dict, budget: float, column: int = CORRECT) -> np.ndarray:
-    """Returns a column of the curve up to a budget, float64 [evaluations, N].
+    """Returns the scores of the evaluations up to a budget and at the budget, float64 [evaluations, N].
 
     Args:
       run: result of `run_arm`.
-      budget: rollouts. The last row of the result is interpolated to the budget from the evaluations before and after
-        it; a budget beyond the end of the run gives the last evaluation.
-      column: CORRECT or RUBRICS.
+      budget: number of rollouts. The last row of the result is interpolated to it from the evaluations before and
+        after; a budget beyond the end of the run gives the last evaluation.
+      column: column of the curve: CORRECT (N questions) or RUBRICS (N open tasks).
     """
     rollouts = np.array([point[1] for point in run['curve']], float)
     values = np.array([point[column] for point in run['curve']], float)
@@ -266,13 +268,16 @@ def _until(run: dict, budget: float, column: int = CORRECT) -> np.ndarray:
 
 
 def value(run: dict, other: dict, by: str, budget: bool) -> np.ndarray:
-    """Returns the score of a run: per question [N] for 'final', per task [N] for 'rubrics', otherwise [1].
+    """Returns the score of a run, higher is better: per question [N] for 'final', per task [N] for 'rubrics', else [1].
+
+    For 'stability' it is minus the largest fall of exact match from an earlier maximum; for 'steps' minus the share of
+    its steps that the run takes to the level.
 
     Args:
       run: the run.
       other: the run that it is compared with. It limits the budget and, for 'steps', gives the level to reach.
       by: see Claim.
-      budget: whether the score is taken at the smaller number of rollouts of the two.
+      budget: whether the score is taken at the smaller number of rollouts of the two; without effect on 'steps'.
     """
     max_rollouts = np.inf
     if budget:
@@ -305,7 +310,11 @@ def _half_width(values: np.ndarray, count: int) -> float:
 
 
 def _seeds_needed(seed_means: np.ndarray) -> int:
-    """Returns the number of seeds whose interval is narrow, at the spread of these seeds; at most MAX_SEEDS."""
+    """Returns the smallest number of seeds whose interval would have a half-width of NARROW; at most MAX_SEEDS.
+
+    Args:
+      seed_means: mean difference of each seed that was run; more seeds are assumed to vary like these.
+    """
     for count in range(len(seed_means), MAX_SEEDS):
         if _half_width(seed_means, count) <= NARROW:
             return count
@@ -323,8 +332,9 @@ def judge(better: list[dict], worse: list[dict], by: str = 'final', budget: bool
       by, budget: see Claim.
 
     Returns:
-      'verdict', 'difference', 'by_seed', 'ci95', and the numbers of seeds and questions ('seeds_needed',
-      'questions_needed') that a half-width of NARROW needs.
+      {'verdict': 'holds', 'does not hold' or 'undecided'; 'difference', the mean, better minus worse; 'by_seed', the
+      difference of each seed; 'ci95': [low, high]; 'seeds_needed' and 'questions_needed', how many of each would give
+      a half-width of NARROW}.
     """
     differences = []
     for better_run, worse_run in zip(better, worse, strict=True):
@@ -346,7 +356,7 @@ def judge(better: list[dict], worse: list[dict], by: str = 'final', budget: bool
         verdict = 'holds'
     elif mean < -half_width:
         verdict = 'does not hold'
-    # An interval shrinks with the square root of the sample.
+    # The width of an interval falls with the square root of the number of questions.
     questions_needed = int(np.ceil(questions * (question_half_width / NARROW) ** 2))
     return dict(
         verdict=verdict,
@@ -374,7 +384,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def run_all(claims: list[Claim], seeds: int, folder: pathlib.Path) -> dict[str, list[dict]]:
-    """Returns the runs of all arms of the claims, by arm and seed."""
+    """Returns arm → its results of `run_arm`, in order of the seeds, for all arms of the claims."""
     runs: dict[str, list[dict]] = {}
     for claim in claims:
         runs.setdefault(claim.better, [])
@@ -389,7 +399,7 @@ def run_all(claims: list[Claim], seeds: int, folder: pathlib.Path) -> dict[str, 
 
 
 def judge_all(claims: list[Claim], runs: dict[str, list[dict]], seeds: int) -> list[dict]:
-    """Returns the rows of the claims' table, and prints a line for each."""
+    """Returns a row of the table per claim (the fields of the claim and of `judge`), and prints a line for each."""
     table = []
     for claim in claims:
         better = runs[claim.better]

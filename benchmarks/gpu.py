@@ -58,7 +58,7 @@ def memory() -> dict[str, int]:
 
 
 def check_memory(model: ModelConfig, sizes: Sizes, update: bool, limit: int) -> None:
-    """Prints the memory that the benchmark needs on the device.
+    """Prints the memory that the benchmark needs on the device, and raises an error if the device has less.
 
     Args:
       model: the model.
@@ -91,7 +91,11 @@ def check_memory(model: ModelConfig, sizes: Sizes, update: bool, limit: int) -> 
 
 
 def figures(measurement: Measurement, peak: Peak) -> dict[str, float]:
-    """Returns the rates of a measurement, and its shares of the device's peak rates."""
+    """Returns the rates of a measurement, and its shares of the device's peak rates.
+
+    Keys: 'slots' (not for an update), 'tokens_per_second', 'seconds', 'mfu' (share of the peak operations) and, if its
+    bytes were counted, 'bandwidth_share'.
+    """
     seconds = measurement.seconds
     row: dict[str, float] = {}
     if measurement.slots is not None:
@@ -118,7 +122,17 @@ def call_if_it_fits(name: str, call: Callable[[], Any]) -> Any:
 
 
 def measure(model: ModelConfig, sizes: Sizes, update: bool, peak: Peak) -> dict[str, Any]:
-    """Returns the rows of all measurements, and prints a line for each."""
+    """Measures sampler and update, and prints a line for each measurement.
+
+    Args:
+      model: the model.
+      sizes: the work.
+      update: whether the update is measured as well.
+      peak: peak rates, of which the shares are taken.
+
+    Returns:
+      {'prefill', 'decode': a dict of `figures` per slot count; 'update': a dict of `figures` with its sizes, or None}.
+    """
     learner = None
     if update:
         learner = gpu_work.make_learner(model, sizes)
@@ -129,7 +143,7 @@ def measure(model: ModelConfig, sizes: Sizes, update: bool, peak: Peak) -> dict[
     rows: dict[str, Any] = dict(decode=[], prefill=[], update=None)
     sampler = None
     for slots in sizes.slots:
-        # Frees the slots of the previous count before the next ones are allocated.
+        # Deleted, so that the slots of the previous count are freed before the next ones are allocated.
         sampler = None
         measure_slots = functools.partial(gpu_work.measure_sampler, model, params, sizes, slots)
         result = call_if_it_fits(f'{slots} slots', measure_slots)
@@ -187,7 +201,8 @@ def main(argv: Sequence[str] | None = None) -> None:
       UserError: there is no GPU, it is too small, or a flag is invalid.
     """
     args = parse_arguments(argv)
-    # XLA refuses both names at once, and the first is the older one.
+    # 95 % of the memory instead of XLA's default of 75 %. The variable has an older and a newer name, and XLA refuses
+    # both at once.
     if 'XLA_PYTHON_CLIENT_MEM_FRACTION' not in os.environ:
         os.environ.setdefault('XLA_CLIENT_MEM_FRACTION', '0.95')
     # This call starts the backend, which reads the variable above.

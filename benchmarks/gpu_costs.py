@@ -58,7 +58,7 @@ def decode_cost(model: ModelConfig, slots: int, length: float) -> Cost:
       slots: sequences that get a token.
       length: mean tokens per slot.
     """
-    layer_weights, _, head_weights = _matrix_weights(model)
+    layer_weights, _, head_weights = matrix_weights(model)
     weights = model.layers * layer_weights + head_weights
     # Queries times keys and scores times values: 2·d operations each per head and key.
     attention = model.layers * 4 * model.heads * model.head_dim * length
@@ -69,7 +69,7 @@ def decode_cost(model: ModelConfig, slots: int, length: float) -> Cost:
 
 def prefill_cost(model: ModelConfig, tokens: int, prompt_length: int) -> Cost:
     """Returns the cost of the keys and values of `tokens` tokens in prompts of `prompt_length`."""
-    layer_weights, key_value_weights, _ = _matrix_weights(model)
+    layer_weights, key_value_weights, _ = matrix_weights(model)
     # Prefill writes the cache only: of the last layer it needs keys and values, but no attention and no output.
     full_layers = model.layers - 1
     weights = full_layers * layer_weights + key_value_weights
@@ -80,7 +80,7 @@ def prefill_cost(model: ModelConfig, tokens: int, prompt_length: int) -> Cost:
 
 def update_cost(model: ModelConfig, tokens: int, length: int) -> Cost:
     """Returns the cost of forward and backward passes over `tokens` tokens in sequences of `length`."""
-    layer_weights, _, head_weights = _matrix_weights(model)
+    layer_weights, _, head_weights = matrix_weights(model)
     weights = model.layers * layer_weights + head_weights
     attention = model.layers * 2 * model.heads * model.head_dim * length
     forward = 2.0 * weights + attention
@@ -88,7 +88,7 @@ def update_cost(model: ModelConfig, tokens: int, length: int) -> Cost:
     return Cost(3 * tokens * forward, 0.0)
 
 
-def _matrix_weights(model: ModelConfig) -> tuple[int, int, int]:
+def matrix_weights(model: ModelConfig) -> tuple[int, int, int]:
     """Returns the matrix weights of one layer, of its key and value projections alone, and of the head."""
     key_value_weights = model.hidden_size * 2 * model.kv_heads * model.head_dim
     query_output_weights = model.hidden_size * 2 * model.heads * model.head_dim

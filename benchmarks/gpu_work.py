@@ -123,8 +123,8 @@ def make_model(small: bool) -> ModelConfig:
 
 
 def parameter_shapes(model: ModelConfig):
-    """Returns the shapes of the parameters."""
-    # Nothing is allocated: the need for memory is printed first.
+    """Returns the tree of parameters as jax.ShapeDtypeStruct."""
+    # Nothing is allocated, because the memory that is needed is printed and checked first.
     return jax.eval_shape(functools.partial(transformer.init, model), jax.random.key(0))
 
 
@@ -139,7 +139,7 @@ def make_weights(model: ModelConfig, dtype: str) -> Params:
 
 
 def make_learner(model: ModelConfig, sizes: Sizes) -> Learner:
-    """Returns the learner of one role. No other object keeps its initial weights in memory."""
+    """Returns the learner of one role with random weights; nothing else refers to these, so updates can free them."""
     role = ml_collections.ConfigDict(common.get_config().solver.to_dict())
     # Master weights are float32 in every run, whatever the sampler computes in.
     params = make_weights(model, 'float32')
@@ -154,12 +154,22 @@ def make_batches(model: ModelConfig, sizes: Sizes) -> list:
     for i in range(sizes.rows * sizes.micro):
         tokens = rng.integers(1, model.vocab_size, sizes.tokens).astype(np.int32)
         source = np.full(sizes.tokens, POLICY, np.int8)
-        # The first token has no token before it that predicts it.
+        # No token before the first one predicts it, so it is not trained on.
         source[0] = PROMPT
-        # The mean log-prob of random weights, so that few ratios are clipped.
+        # The log-prob of a uniform policy, about that of random weights, so that few ratios are clipped.
         logp = np.where(source == POLICY, -np.log(model.vocab_size), 0.0).astype(np.float32)
-        trajectory = Trajectory(tokens, source, logp, (), 'eos', 'policy', 0, (i,))
-        rows.append(Row('policy', trajectory, 0.0, 0, advantage=float(rng.normal())))
+        trajectory = Trajectory(
+            tokens,
+            source,
+            logp,
+            turns=(),
+            finish='eos',
+            weights='policy',
+            version=0,
+            identity=(i,),
+        )
+        row = Row('policy', trajectory, reward=0.0, group=0, advantage=float(rng.normal()))
+        rows.append(row)
     return pack(rows, micro_rows=sizes.rows, tokens=sizes.tokens, mode='token')
 
 
@@ -197,10 +207,12 @@ def measured_peak(sizes: Sizes) -> Peak:
 def measure_sampler(
     model: ModelConfig, params: Params, sizes: Sizes, slots: int
 ) -> tuple[Sampler, Measurement, Measurement]:
-    """Returns a sampler with one slot count and its measured times, after a round that compiles.
+    """Measures the prefill and the decode steps of a sampler, each after an untimed call that compiles.
 
     Returns:
-      The sampler with its slots in memory, the prefill of all slots, and one decode step.
+      sampler: with its slots in memory.
+      prefill: measurement of the prefill of all slots.
+      decode: measurement of one decode step of all slots, the mean over `sizes.generated` steps.
     """
     sampler = Sampler(model, sizes.sampler(slots), sharding.make_mesh())
     _prefill(sampler, params, sizes)
@@ -209,13 +221,14 @@ def measure_sampler(
     # The first decode compiles. The prompts are then written again, so that the timed steps begin after the prompt.
     jax.block_until_ready(sampler.decode(params))
     _prefill(sampler, params, sizes)
-    bursts = sizes.generated // sizes.burst
+    # A call of `decode` runs a burst of steps.
+    num_bursts = sizes.generated // sizes.burst
     start = time.perf_counter()
     # The bursts are dispatched without waiting in between, as the scheduler does while no tool call is pending.
-    chunks = [sampler.decode(params) for _ in range(bursts)]
-    jax.block_until_ready(chunks)
-    step_seconds = (time.perf_counter() - start) / (bursts * sizes.burst)
-    _check_decoded(chunks, sizes)
+    bursts = [sampler.decode(params) for _ in range(num_bursts)]
+    jax.block_until_ready(bursts)
+    step_seconds = (time.perf_counter() - start) / (num_bursts * sizes.burst)
+    _check_decoded(bursts, sizes)
 
     # The last token of a prompt stays uncached: the first decode step feeds it.
     prefilled = slots * (sizes.prompt - 1)
@@ -236,23 +249,31 @@ def _prefill(sampler: Sampler, params: Params, sizes: Sizes) -> float:
     prompts = rng.integers(1, sampler.model.vocab_size, shape).astype(np.int32)
     rows = []
     for slot, prompt in enumerate(prompts):
-        rows.append(PutRow(slot, prompt, 0, config.context, 1.0, identity_key(0, (slot,))))
+        row = PutRow(
+            slot=slot,
+            tokens=prompt,
+            start=0,
+            limit=config.context,
+            temperature=1.0,
+            key=identity_key(0, (slot,)),
+        )
+        rows.append(row)
     start = time.perf_counter()
     sampler.put(rows)
-    chunks = -(-(sizes.prompt - 1) // config.chunk)
+    num_chunks = -(-(sizes.prompt - 1) // config.chunk)
     for first_slot in range(0, config.slots, config.fill_rows):
-        last_slot = min(first_slot + config.fill_rows, config.slots)
-        for _ in range(chunks):
-            sampler.extend(params, list(range(first_slot, last_slot)))
+        end_slot = min(first_slot + config.fill_rows, config.slots)
+        for _ in range(num_chunks):
+            sampler.extend(params, list(range(first_slot, end_slot)))
     jax.block_until_ready(sampler.state)
     return time.perf_counter() - start
 
 
-def _check_decoded(chunks: list, sizes: Sizes) -> None:
-    """Raises RuntimeError unless every slot decoded at every step with finite log-probs."""
-    for chunk in chunks:
-        all_decoded = (np.asarray(chunk.count) == sizes.burst).all()
-        if not all_decoded or not np.isfinite(chunk.logp).all():
+def _check_decoded(bursts: list, sizes: Sizes) -> None:
+    """Raises RuntimeError unless every slot decoded at every step of the bursts with finite log-probs."""
+    for burst in bursts:
+        all_decoded = (np.asarray(burst.count) == sizes.burst).all()
+        if not all_decoded or not np.isfinite(burst.logp).all():
             raise RuntimeError(
                 'a slot stopped or a log-prob is not finite: the rates would be wrong'
             )

@@ -36,13 +36,19 @@ MARGIN = 0.005
 BATCHES = (1, 32, 256)
 
 
-def exact(vectors: np.ndarray, queries: np.ndarray) -> np.ndarray:
-    """Returns the ids of the K nearest vectors, int64 [Q, K]; among equal scores the lower id comes first."""
+def exact_nearest(vectors: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """Returns the ids of the K nearest vectors of each query, int64 [Q, K]; of equal scores the lower id comes first.
+
+    Args:
+      vectors: unit vectors of the corpus, float32 [N, D].
+      queries: unit vectors of the queries, float32 [Q, D].
+    """
     nearest = []
     # Computed in blocks: the scores of all queries at once would take gigabytes at a million vectors.
     for start in range(0, len(queries), 64):
         scores = queries[start : start + 64] @ vectors.T
-        # Candidates are sorted by id, so that the stable sort below resolves ties by id.
+        # 32 candidates instead of K, because argpartition resolves ties in no defined order. They are sorted by id, so
+        # that the stable sort below resolves ties by id.
         candidates = np.argpartition(-scores, 32, axis=1)[:, :32]
         candidates.sort(axis=1)
         candidate_scores = np.take_along_axis(scores, candidates, 1)
@@ -58,14 +64,28 @@ def recall(ids: np.ndarray, exact_ids: np.ndarray) -> float:
 
 
 def run(search, queries: np.ndarray, batch: int) -> tuple[np.ndarray, float]:
-    """Searches all queries once in batches; returns (ids [Q, K], seconds)."""
+    """Searches all queries once, `batch` queries per call; returns (ids [Q, K], seconds).
+
+    Args:
+      search: function of `retrieval_engines.Search`.
+      queries: unit vectors, float32 [Q, D].
+      batch: queries per call.
+    """
     started = time.perf_counter()
     ids = [search(queries[first : first + batch], K) for first in range(0, len(queries), batch)]
     return np.concatenate(ids), time.perf_counter() - started
 
 
 def tune(engine: Engine, queries: np.ndarray, truth: np.ndarray) -> tuple[tuple, float] | None:
-    """Returns the fastest setting that reaches RECALL and its recall, or None. Prints the grid."""
+    """Returns the fastest setting that reaches RECALL + MARGIN, and its recall; None if no setting does.
+
+    Prints recall and rate of every setting.
+
+    Args:
+      engine: an index with its grid of search settings.
+      queries: unit vectors, float32 [Q, D].
+      truth: exact ids, int64 [Q, K].
+    """
     reached = []
     for setting in engine.settings:
         search = engine.search(*setting)
@@ -86,7 +106,19 @@ def tune(engine: Engine, queries: np.ndarray, truth: np.ndarray) -> tuple[tuple,
 
 
 def compare(name: str, engines, queries: np.ndarray, truth: np.ndarray, rounds: int) -> list[dict]:
-    """Returns a row per engine: tunes it on the even queries, then times all in turns on the odd ones."""
+    """Tunes each engine on the even queries, then times all in turns on the odd ones; prints a table.
+
+    Args:
+      name: heading of the table.
+      engines: iterator of `Engine`.
+      queries: unit vectors, float32 [Q, D].
+      truth: exact ids, int64 [Q, K].
+      rounds: timed passes per engine and batch size, of which the fastest counts.
+
+    Returns:
+      Per engine that reaches RECALL: 'family', 'build', 'setting', 'recall', 'build_s', 'memory_mb', 'size_mb', and
+      'qps_<batch>' in queries per second.
+    """
     rows = []
     searches = []
     for engine in engines:
@@ -125,12 +157,18 @@ def compare(name: str, engines, queries: np.ndarray, truth: np.ndarray, rounds: 
     return rows
 
 
-def titles(
+def title_recalls(
     vectors: np.ndarray, question_vectors: np.ndarray, passages, questions
 ) -> dict[str, dict[str, float]]:
-    """Returns title recall@3 in percent, by benchmark and index: BM25, exact and ScaNN over MiniLM.
+    """Returns benchmark → 'bm25', 'exact' or 'scann' → title recall@3 in percent; the last two over MiniLM vectors.
 
-    Title recall is the share of a question's supporting titles among the titles of the passages found.
+    Title recall is the share of a question's supporting titles that are among the titles of the passages found.
+
+    Args:
+      vectors: MiniLM vectors of the passages.
+      question_vectors: MiniLM vectors of the questions.
+      passages: (title, text) of each passage.
+      questions: dicts with 'question', 'benchmark' and, for some benchmarks, 'supporting_titles'.
     """
     names = [title for title, _ in passages]
     texts = [text for _, text in passages]
@@ -144,16 +182,16 @@ def titles(
     ids_by_index['bm25'] = Bm25Index.build(names, texts).search(question_texts, K)[0]
     result: dict[str, dict[str, float]] = {}
     for benchmark in data.BENCHMARKS:
-        rows = []
+        question_numbers = []
         for i, question in enumerate(questions):
             if question['benchmark'] == benchmark and question.get('supporting_titles'):
-                rows.append(i)
-        if not rows:
+                question_numbers.append(i)
+        if not question_numbers:
             continue
         result[benchmark] = {}
         for kind, ids in ids_by_index.items():
             shares = []
-            for i in rows:
+            for i in question_numbers:
                 # Titles are compared, not ids: several passages of an article support a question equally well. BM25
                 # pads with -1.
                 returned_titles = {names[row] for row in ids[i] if row >= 0}
@@ -184,11 +222,16 @@ print(json.dumps({'total': time.perf_counter() - start, 'seconds': seconds}))
 """
 
 
-def serve(vectors: np.ndarray, passages, questions, clients: int = 32) -> dict[str, float]:
+def server_rates(vectors: np.ndarray, passages, questions, clients: int = 32) -> dict[str, float]:
     """Returns rates of the server with concurrent clients, and of direct calls of the index.
 
     The clients run in another process, but on the same core, so they slow the server down. Therefore the CPU time of
     the server process for the same queries is compared as well.
+
+    Returns:
+      'in_process_qps' and 'server_qps', queries per second; 'server_vs_in_process' and 'server_vs_in_process_cpu', the
+      server's rate divided by that of direct calls, in wall-clock and in CPU time; 'server_p99_ms', 99th percentile of
+      a request's time.
     """
     import uvicorn
 
@@ -198,7 +241,7 @@ def serve(vectors: np.ndarray, passages, questions, clients: int = 32) -> dict[s
     )
     queries = [q['question'] for q in questions][:960]
     backend = client.InProcess(index)
-    # This first call compiles the encoder for all lengths.
+    # This first call compiles the encoder for all lengths of these queries.
     backend.retrieve(queries, K)
     app = server.App(lambda: (index, 'benchmark'), server.Limits())
     runner = uvicorn.Server(uvicorn.Config(app.asgi, port=0, log_level='error'))
@@ -211,7 +254,7 @@ def serve(vectors: np.ndarray, passages, questions, clients: int = 32) -> dict[s
     command = [sys.executable, '-c', LOAD, '127.0.0.1', str(port), str(clients)]
     rows = []
     p99 = []
-    # Direct calls and the server are timed in turns, three times; the median leaves out one disturbed round.
+    # Direct calls and the server are timed in turns, three times; the median leaves out one disturbed repetition.
     for _ in range(3):
         start = time.perf_counter()
         cpu_start = time.process_time()
@@ -241,7 +284,7 @@ def serve(vectors: np.ndarray, passages, questions, clients: int = 32) -> dict[s
     return medians
 
 
-def words(passages, questions) -> dict[str, float]:
+def bm25_rates(passages, questions) -> dict[str, float]:
     """Returns queries/s of our BM25 index and of a direct call of bm25s on the same index, measured in turns."""
     import bm25s
 
@@ -266,8 +309,14 @@ def words(passages, questions) -> dict[str, float]:
 
 
 def all_engines(vectors: np.ndarray, variants: tuple[str, ...], hnsw: bool) -> Iterator[Engine]:
-    """Yields all engines. Each is built only when it is requested."""
-    # A generator, because two indexes of a million vectors at a time would not fit into memory.
+    """Yields all engines over the same vectors, each built only when it is requested.
+
+    Args:
+      vectors: float32 [N, D].
+      variants: keys of VARIANTS for ScaNN.
+      hnsw: whether to build FAISS's HNSW as well.
+    """
+    # A generator, so that each engine is tuned before the next one is built.
     yield from scann_engines(vectors, variants)
     yield from faiss_engines(vectors, hnsw)
 
@@ -306,15 +355,17 @@ def main(argv=None) -> None:
     question_vectors = data.question_embeddings(questions)
 
     # Passages come first among the texts, so their vectors need not be computed again.
-    row = {text: i for i, text in enumerate(data.texts()[: len(vectors)])}
-    of_passages = vectors[[row[contents(*p)] for p in passages]]
-    shares = titles(of_passages, question_vectors, passages, questions)
+    row_of_text = {text: i for i, text in enumerate(data.texts()[: len(vectors)])}
+    passage_rows = [row_of_text[contents(title, text)] for title, text in passages]
+    passage_vectors = vectors[passage_rows]
+    shares = title_recalls(passage_vectors, question_vectors, passages, questions)
     print('| title recall@3, % | ' + ' | '.join(shares) + ' |\n|---|' + '---|' * len(shares))
     for kind in ('bm25', 'exact', 'scann'):
         recalls = [by_index[kind] for by_index in shares.values()]
         print(f'| {kind} | ' + ' | '.join(f'{value:.1f}' for value in recalls) + ' |')
         figures[f'title_recall_{kind}'] = float(np.mean(recalls))
-    figures |= words(passages, questions) | serve(of_passages, passages, questions)
+    figures |= bm25_rates(passages, questions)
+    figures |= server_rates(passage_vectors, passages, questions)
     print({name: round(value, 3) for name, value in figures.items()}, flush=True)
 
     engines = all_engines(vectors, tuple(VARIANTS), hnsw=True)
@@ -322,7 +373,7 @@ def main(argv=None) -> None:
         f'{len(vectors)} MiniLM vectors',
         engines,
         question_vectors,
-        exact(vectors, question_vectors),
+        exact_nearest(vectors, question_vectors),
         args.rounds,
     )
     figures |= summary(rows, '')
@@ -335,7 +386,7 @@ def main(argv=None) -> None:
             f'{len(vectors)} synthetic vectors',
             engines,
             question_vectors,
-            exact(vectors, question_vectors),
+            exact_nearest(vectors, question_vectors),
             args.rounds,
         )
         figures |= summary(rows, 'synthetic_')
@@ -344,7 +395,10 @@ def main(argv=None) -> None:
 
 
 def summary(rows: list[dict], prefix: str) -> dict[str, float]:
-    """Returns the entries of one table in the JSON line."""
+    """Returns the figures of one table for the JSON line; their names begin with `prefix`.
+
+    Recall and rate of ScaNN and of our index, each the fastest setting at batches of 32; rates relative to FAISS's.
+    """
     scann = best(rows, 'ScaNN')
     ours = best(rows, 'retrieval')
     peer = best(rows, 'FAISS')

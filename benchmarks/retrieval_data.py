@@ -33,20 +33,20 @@ def passages() -> list[tuple[str, str]]:
 
 
 def texts() -> list[str]:
-    """Returns `TEXTS` distinct texts: all passages as they are encoded, then sentences, then windows of them."""
-    parts = []
+    """Returns `TEXTS` distinct texts: all passages in wire form, then sentences, then windows of them."""
+    candidates = []
     sentences = []
     for title, text in passages():
-        parts.append(contents(title, text))
+        candidates.append(contents(title, text))
         # Shorter sentences are headings and fragments, which would be near duplicates of one another.
         sentences += [sentence for sentence in _END.split(text) if len(sentence) >= 20]
-    parts += sentences
+    candidates += sentences
     for sentence in sentences:
         words = sentence.split()
         for start in range(0, len(words) - 11, 6):
-            parts.append(' '.join(words[start : start + 12]))
+            candidates.append(' '.join(words[start : start + 12]))
     # A dict keeps the first of equal texts, in order.
-    return list(dict.fromkeys(parts))[:TEXTS]
+    return list(dict.fromkeys(candidates))[:TEXTS]
 
 
 def questions() -> list[dict]:
@@ -67,7 +67,7 @@ def encoder() -> TextEncoder:
 def embeddings(count: int = TEXTS) -> np.ndarray:
     """Returns MiniLM vectors of the first `count` texts, float32 [count, 384].
 
-    They are stored; the first call takes half an hour on one core.
+    If they are not stored yet, the vectors of all texts are computed and stored, which takes half an hour on one core.
     """
     all_texts = texts()
     # The folder is named by a hash of the texts, so that vectors of another corpus are never read by mistake.
@@ -100,7 +100,7 @@ def question_embeddings(questions: list[dict]) -> np.ndarray:
 def synthetic(
     rows: int = 1_000_000, queries: int = 1_000, dimension: int = 384
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns unit vectors around 10,000 centres, of a corpus and of queries.
+    """Returns (corpus, queries): unit vectors around 10,000 common centres, float32 [rows, D] and [queries, D].
 
     The centres are in a subspace of 64 dimensions, because text embeddings too are near a subspace.
     """
@@ -109,13 +109,14 @@ def synthetic(
     def normal(*shape):
         return rng.standard_normal(shape, np.float32)
 
-    # One generator with a fixed seed gives the same corpus in every run and on every machine.
+    # All numbers come from one generator with a fixed seed: every run and machine has the same vectors.
     basis = normal(64, dimension)
     centres = normal(10_000, 64)
 
     def draw(count):
-        own_centres = centres[rng.integers(len(centres), size=count)]
-        vectors = (own_centres + np.float32(0.7) * normal(count, 64)) @ basis
+        """Returns `count` unit vectors, each a random centre plus noise in the subspace and outside of it."""
+        drawn_centres = centres[rng.integers(len(centres), size=count)]
+        vectors = (drawn_centres + np.float32(0.7) * normal(count, 64)) @ basis
         # Without noise outside the subspace, quantisation would be unrealistically exact.
         vectors += np.float32(0.5) * normal(count, dimension)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)

@@ -41,8 +41,8 @@ class Engine:
       seconds: time of building.
       memory: bytes that building added to the process.
       size: bytes of the serialised index.
-      settings: search settings to tune over.
-      search: returns the search function of a setting.
+      settings: search settings to tune over, each a tuple of arguments of `search`.
+      search: function from a setting to the search function with it. It shares the index with the other settings.
     """
 
     family: str
@@ -79,6 +79,7 @@ def faiss_engines(vectors: np.ndarray, hnsw: bool) -> Iterator[Engine]:
     probes = [p for p in (4, 8, 12, 16, 24, 32, 48, 64, 96, 128) if p <= lists]
 
     def build(factory):
+        """Returns a trained index of FAISS that holds all vectors; `factory` is FAISS's description of it."""
         index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
         # More training points per centroid change the recall little and the time of training a lot.
         faiss.extract_index_ivf(index).cp.max_points_per_centroid = 64
@@ -138,26 +139,37 @@ def faiss_engines(vectors: np.ndarray, hnsw: bool) -> Iterator[Engine]:
         )
 
 
+def _scann_settings(leaves: int) -> tuple[list[int], list[tuple[int, int]]]:
+    """Returns numbers of leaves that a search reads, and all settings (leaves read, candidates scored again)."""
+    # From half a percent to a sixth of all leaves. Small trees give equal numbers, which `dict.fromkeys` removes.
+    leaf_counts = [max(1, leaves * n // 1000) for n in (5, 10, 15, 20, 30, 40, 60, 80, 120, 160)]
+    grid = []
+    for searched in dict.fromkeys(leaf_counts):
+        for reorder_count in (12, 24, 48):
+            grid.append((searched, reorder_count))
+    return leaf_counts, grid
+
+
 def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engine]:
     """Yields ScaNN in the named variants (keys of `VARIANTS`), and our index, which uses ScaNN."""
     scann = index_lib._scann()
     rows = len(vectors)
-    # The same number of leaves for ScaNN and for our index, so that both trees are equally fine.
+    # About 2·√rows leaves as a power of two, for ScaNN and for our index, so that both trees are equally fine.
     leaves = max(16, 1 << round(math.log2(2 * math.sqrt(rows))))
-    # The counts range from half a percent to a sixth of the leaves; small trees give equal counts, removed below.
-    shares = [max(1, leaves * n // 1000) for n in (5, 10, 15, 20, 30, 40, 60, 80, 120, 160)]
-    grid = [(searched, reorder) for searched in dict.fromkeys(shares) for reorder in (12, 24, 48)]
+    leaf_counts, grid = _scann_settings(leaves)
     for name in names:
         reorder, threshold, soar = VARIANTS[name]
         spilling = dict(soar_lambda=soar) if soar else {}
 
+        # The default arguments bind the values of this variant; a closure would read those of the last one.
         def make(
             spilling=spilling, threshold=threshold, reorder=scann.scann_builder.ReorderType[reorder]
         ):
+            """Returns a trained searcher. The counts given here are defaults that every search overrides."""
             builder = scann.builder(vectors, 10, 'dot_product')
             builder.tree(
                 leaves,
-                shares[2],
+                leaf_counts[2],
                 training_sample_size=min(rows, 100_000),
                 random_init=False,
                 **spilling,
@@ -165,10 +177,9 @@ def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engin
             builder.score_ah(2, anisotropic_quantization_threshold=threshold)
             return builder.reorder(48, quantize=reorder).set_n_training_threads(1).build()
 
-        # The default arguments of `make` bind the values of this variant; a closure would read those of the last one.
         searcher, seconds, memory = _timed(make)
 
-        def library(searched, reorder, searcher=searcher):
+        def scann_search(searched, reorder, searcher=searcher):
             def search(q, k):
                 # ScaNN has a separate function for one query, which skips the set-up of batches.
                 if len(q) == 1:
@@ -184,7 +195,7 @@ def scann_engines(vectors: np.ndarray, names: tuple[str, ...]) -> Iterator[Engin
             memory,
             _serialised_size(searcher),
             grid,
-            library,
+            scann_search,
         )
     # Our index needs a corpus and an encoder, but these searches are by vector and use neither.
     no_texts = [''] * rows

@@ -54,7 +54,7 @@ from zeroplay_jax.rollout.slot_programs import SamplerConfig
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.tools.base import Tool, ToolResult
-from zeroplay_jax.types import POLICY, Row, Trajectory, UserError
+from zeroplay_jax.types import POLICY, PROMPT, Row, Trajectory, UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
 PEERS = ('tunix', 'hf')
@@ -80,10 +80,11 @@ SAMPLER = SamplerConfig(
 
 
 class _Codec(Codec):
-    """Every token reads 'x', so that the stop string below ends a turn after exactly GEN tokens."""
+    """Every token reads 'x', so that the stop string of `_Syntax` ends a turn after exactly GEN tokens."""
 
     def __init__(self):
-        self.token_bytes, self.eos_ids = [b'x'] * MODEL.vocab_size, ()
+        self.token_bytes = [b'x'] * MODEL.vocab_size
+        self.eos_ids = ()
 
 
 class _Syntax(TagSyntax):
@@ -98,7 +99,7 @@ class _Syntax(TagSyntax):
 
 
 class _Search(Tool):
-    """Returns the TOOL ids of every row, turn by turn."""
+    """Returns as the passage of each call the TOOL token ids of `observation` for its row and turn."""
 
     name = 'search'
     description = 'token ids of the workload'
@@ -136,17 +137,23 @@ def observation(turn: int) -> np.ndarray:
 def rollout(scheduler: Scheduler) -> list[Trajectory]:
     """Returns the scripted rollouts of the real scheduler, search thread included."""
     # The limit is one token more than a turn has, so that the stop string ends the turn and not the limit.
-    limits = Limits(TURNS, GEN + 1, TOOL)
+    limits = Limits(max_turns=TURNS, turn_tokens=GEN + 1, observation_tokens=TOOL)
     env = _Environment(_Codec(), _Syntax(), limits, {'search': _Search()}, terminal_tags=())
-    requests = [Request('policy', p, (i,), env, temperature=0.0) for i, p in enumerate(prompts())]
-    out = [group[0] for group in scheduler.run([scheduler.rollout(r) for r in requests])]
+    episodes = []
+    for i, prompt in enumerate(prompts()):
+        request = Request('policy', prompt, (i,), env, samples=1, temperature=0.0)
+        episodes.append(scheduler.rollout(request))
+    # Each request gives a list of one sample.
+    trajectories = [samples[0] for samples in scheduler.run(episodes)]
     # A rollout that ended early would make the rates look better than they are.
-    assert all(len(t.tokens) == LENGTH and (t.source == POLICY).sum() == GEN * TURNS for t in out)
-    return out
+    for trajectory in trajectories:
+        assert len(trajectory.tokens) == LENGTH
+        assert (trajectory.source == POLICY).sum() == GEN * TURNS
+    return trajectories
 
 
 def make_scheduler(params) -> Scheduler:
-    """Returns a scheduler with one pool of slots and these weights."""
+    """Returns a scheduler with BATCH slots that sample with these weights."""
     scheduler = Scheduler(
         {'policy': SlotPool(Sampler(MODEL, SAMPLER, sharding.make_mesh()), seed=0)}
     )
@@ -163,7 +170,7 @@ def matmul_rate() -> float:
 
 
 def useful_operations() -> float:
-    """Returns the operations of one rollout batch: matrix products only."""
+    """Returns the operations of one rollout batch that the matmul bound counts: products with weight matrices only."""
     m = MODEL
     # Counts the projections of queries, keys, values and output; the product with the cache is small and left out.
     attention = 2 * m.hidden_size * (m.heads + m.kv_heads) * m.head_dim
@@ -172,7 +179,7 @@ def useful_operations() -> float:
 
 
 def make_update(params):
-    """Returns a function that does one update step on TRAIN_BATCH × TRAIN_LEN tokens."""
+    """Returns a function that does one update step on TRAIN_BATCH × TRAIN_LEN random tokens and waits for its end."""
     role = ml_collections.ConfigDict(common.get_config().solver.to_dict() | dict(weight_decay=1e-4))
     learner = Learner(
         MODEL, sharding.make_mesh(), {'solver': role}, params, (TRAIN_BATCH, TRAIN_LEN)
@@ -182,11 +189,22 @@ def make_update(params):
     for i in range(TRAIN_BATCH):
         tokens = rng.integers(10, MODEL.vocab_size, TRAIN_LEN).astype(np.int32)
         source = np.full(TRAIN_LEN, POLICY, np.int8)
-        source[0] = 0
+        # No token before the first one predicts it, so it is not trained on.
+        source[0] = PROMPT
         # About the log-prob of a uniform policy: ratios far from 1 would be clipped and lose their gradient.
         logp = np.where(source == POLICY, -9.0, 0.0).astype(np.float32)
-        t = Trajectory(tokens, source, logp, (), 'eos', 'policy', 0, (i,))
-        rows.append(Row('policy', t, 0.0, 0, advantage=float(rng.normal())))
+        trajectory = Trajectory(
+            tokens,
+            source,
+            logp,
+            turns=(),
+            finish='eos',
+            weights='policy',
+            version=0,
+            identity=(i,),
+        )
+        row = Row('policy', trajectory, reward=0.0, group=0, advantage=float(rng.normal()))
+        rows.append(row)
     batches = pack(rows, micro_rows=TRAIN_BATCH, tokens=TRAIN_LEN, mode='token')
     assert len(batches) == 1
     return lambda: learner.update('solver', batches)
@@ -226,35 +244,41 @@ def peer(name: str, folder: pathlib.Path, cache_tokens: int) -> dict[str, float]
 
 
 def measure(scheduler, update) -> dict[str, float]:
-    """Returns our figures of one round."""
-    # The bound is measured with the rollouts, not once per machine: its clock rate changes.
-    before = matmul_rate()
-    seconds = median_seconds(lambda: rollout(scheduler), 3)
-    rate = (
-        before + matmul_rate()
-    ) / 2  # right before and right after: a shared machine's speed drifts
-    trained = median_seconds(update, 3)
+    """Measures our engine once, with three timed rollout batches and three updates.
+
+    Returns:
+      'rollout' and 'train', generated tokens and update tokens per second; 'bound', the speed of the rollouts as a
+      share of the matmul bound; 'gflops', the matmul rate behind the bound, in 10⁹ operations per second.
+    """
+    # The matmul rate is measured right before and right after the rollouts: the speed of a shared machine drifts.
+    rate_before = matmul_rate()
+    rollout_seconds = median_seconds(lambda: rollout(scheduler), 3)
+    rate_after = matmul_rate()
+    rate = (rate_before + rate_after) / 2
+    update_seconds = median_seconds(update, 3)
     return dict(
-        rollout=BATCH * GEN * TURNS / seconds,
-        train=TRAIN_BATCH * TRAIN_LEN / trained,
-        bound=useful_operations() / rate / seconds,
+        rollout=BATCH * GEN * TURNS / rollout_seconds,
+        train=TRAIN_BATCH * TRAIN_LEN / update_seconds,
+        bound=useful_operations() / rate / rollout_seconds,
         gflops=rate / 1e9,
     )
 
 
 def shares(scheduler) -> dict[str, float]:
-    """Returns the shares of a rollout's time when the host waits for every device call."""
+    """Runs one more rollout batch; returns the shares of its time in 'prefill', in 'decode' and on the 'host'."""
     scheduler.stats.clear()
-    # Waiting for every call prevents overlap, so only the shares of these seconds are meaningful, not their sum.
+    # With `profile` the host waits for every device call. That prevents overlap, so only the shares of these seconds
+    # are meaningful, not their sum.
     scheduler.profile = True
     rollout(scheduler)
     scheduler.profile = False
-    s = scheduler.stats
-    device = s['prefill_seconds'] + s['decode_seconds']
+    total_seconds = scheduler.stats['seconds']
+    prefill_seconds = scheduler.stats['prefill_seconds']
+    decode_seconds = scheduler.stats['decode_seconds']
     return dict(
-        prefill=s['prefill_seconds'] / s['seconds'],
-        decode=s['decode_seconds'] / s['seconds'],
-        host=1 - device / s['seconds'],
+        prefill=prefill_seconds / total_seconds,
+        decode=decode_seconds / total_seconds,
+        host=1 - (prefill_seconds + decode_seconds) / total_seconds,
     )
 
 
@@ -262,7 +286,8 @@ def compare(scheduler, update, arguments) -> tuple[list[dict[str, float]], dict[
     """Measures our engine and the others in turn, and prints a line per engine and round.
 
     Returns:
-      Our figures by round, and the ratios ours ÷ theirs by round for rollouts and updates of every engine.
+      Our figures of `measure` by round; and 'rollout_vs_<engine>' or 'update_vs_<engine>' → our rate divided by that of
+      the engine, by round.
     """
     our_figures = []
     ratios: dict[str, list[float]] = {}
@@ -329,6 +354,7 @@ def main(argv=None) -> None:
             f'other engines are left out: PEERS_PYTHON is not set or {arguments.peers} does not exist',
             file=sys.stderr,
         )
+    # Smaller weights make the policy nearly uniform, as `make_update` assumes: an entropy of 8.9 nats instead of 6.3.
     params = jax.tree.map(
         lambda x: x * 0.2 if x.ndim == 2 else x, transformer.init(MODEL, jax.random.key(0))
     )

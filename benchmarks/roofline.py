@@ -51,8 +51,8 @@ def weights(model: ModelConfig, shapes) -> tuple[int, int]:
     return matrices - head * vocabulary_matrices, head
 
 
-def seen(model: ModelConfig, length: int) -> float:
-    """Returns the keys that a query of a full row attends to, averaged over the row and summed over the layers."""
+def attended_keys(model: ModelConfig, length: int) -> float:
+    """Returns how many keys a query attends to in a row of `length` tokens: mean over the row, sum over the layers."""
     windows = model.windows or (0,) * model.layers
     mean_keys = {}
     for window in set(windows):
@@ -76,15 +76,25 @@ def forward(model: ModelConfig, shapes, tokens: int, length: int, head: bool) ->
     if not head:
         head_weights = 0
     # Queries times keys and scores times values: 2·d operations each per head and pair.
-    attention = 4 * model.heads * model.head_dim * seen(model, length)
+    attention = 4 * model.heads * model.head_dim * attended_keys(model, length)
     return tokens * (2.0 * (layer_weights + head_weights) + attention)
 
 
+def array_bytes(types: str) -> list[int]:
+    """Returns the bytes of every array in the result types of an HLO instruction."""
+    sizes = []
+    for dtype, dimensions in _ARRAY.findall(types):
+        # A scalar has no dimensions.
+        shape = [int(size) for size in dimensions.split(',') if size]
+        sizes.append(_BYTES.get(dtype, 4) * math.prod(shape))
+    return sizes
+
+
 def collectives(text: str) -> dict[str, int]:
-    """Returns the result bytes of a program's collectives on one chip, by kind.
+    """Returns kind of collective → bytes of the results of these collectives on one chip.
 
     Args:
-      text: the compiled program in HLO. A collective in a loop's body counts once.
+      text: the compiled program in HLO, for one chip. A collective in the body of a loop counts once.
     """
     bytes_by_kind: dict[str, int] = {}
     counted = set()
@@ -94,16 +104,12 @@ def collectives(text: str) -> dict[str, int]:
             continue
         result_types, kind, is_start = match.groups()
         channel = _CHANNEL.search(line)
-        # A collective that overlaps with several steps is written once per step, with the same channel.
+        # A collective that is split into several overlapping steps is written once per step, with the same channel.
         name = (kind, channel[1] if channel else line)
         if name in counted:
             continue
         counted.add(name)
-        sizes = []
-        for dtype, dimensions in _ARRAY.findall(result_types):
-            # A scalar has no dimensions.
-            shape = [int(size) for size in dimensions.split(',') if size]
-            sizes.append(_BYTES.get(dtype, 4) * math.prod(shape))
+        sizes = array_bytes(result_types)
         # The tuple of an asynchronous start holds operand and result; that of an all-reduce holds results only.
         size = sum(sizes)
         if is_start and kind != 'all-reduce':
@@ -119,7 +125,7 @@ def bound(chip: Chip, flops: float, accessed: float, moved: float) -> tuple[floa
       chip: peak figures of the chip.
       flops: operations.
       accessed: bytes of HBM that are read or written.
-      moved: bytes over the chip's links.
+      moved: bytes that go over the chip's links to other chips.
     """
     times = {
         'compute': flops / chip.flops,

@@ -4,11 +4,11 @@
     python -m benchmarks.tpu_aot --model qwen2.5-3b --topology v5e:4x4
 
 For every program: whether it fits into a chip's memory together with everything else that is there at the same time,
-and with which rows, slots and offloading; its operations relative to the least number; its collectives; and the least
-time at the chip's peak rates. benchmarks/README.md explains the columns.
+and with which rows, slots and offloading; its operations relative to the least number; its collectives; the least time
+at the chip's peak rates; and the compiler's own estimate. benchmarks/README.md explains the columns.
 
-Results are stored in benchmarks/results/tpu_aot.json and compiled again only with --again. The last line is one JSON
-object.
+Results are stored in benchmarks/results/tpu_aot.json and compiled again only with --again. Estimates need programs of
+their own: --estimate compiles those that are not stored. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 import jax
 
-from benchmarks import roofline, tpu_costs, tpu_programs, tpu_shapes
+from benchmarks import roofline, tpu_costs, tpu_estimates, tpu_programs, tpu_shapes
 from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.types import UserError
 
@@ -46,6 +46,8 @@ OFFLOAD = {
 }
 # Reserved for temporaries when slots are chosen before anything is compiled.
 HEADROOM = 1.25 * GIB
+# Mean length of a rollout while it decodes (`benchmarks.slices`): only these places of a slot have to be read.
+USED_PLACES = 900
 # Columns of a row that `complete` computes. They are not taken from the stored results.
 DERIVED = (
     'model',
@@ -57,6 +59,7 @@ DERIVED = (
     'roofline_seconds',
     'bound_by',
     'effort',
+    'estimated_seconds',
 )
 # Compiled programs of this process by model and shape: slices with the same host share their samplers' programs.
 _COMPILED: dict[tuple, tuple] = {}
@@ -242,19 +245,21 @@ def summary(row: dict) -> str:
     return text
 
 
-def complete(case: Case, row: dict, cost: dict) -> dict:
-    """Returns a row with the columns that follow from the model's costs: ratio, collectives and least time.
+def complete(case: Case, row: dict, cost: dict, estimates: dict) -> dict:
+    """Returns a row with the columns that follow from the model's costs: ratio, collectives, least and estimated time.
 
     Args:
       case: model and slice.
       row: from `Case.rollout` or `Case.update`.
       cost: result of `tpu_costs.costs`.
+      estimates: stored results of `tpu_estimates`.
     """
     program_cost = cost[row['program']]
     view = case.views['view']
     # `calls` multiplies the operations and collectives of a call, `gathers` its gathers of weights. Bytes of memory are
     # only those that cannot be avoided.
     gathers = 1.0
+    used_share = USED_PLACES / (tpu_programs.TOKENS + tpu_programs.CHUNK)
     if row['program'] == 'update':
         # A call of the cost has one row per data shard; weights are gathered once per micro-batch.
         calls = tpu_programs.ROWS / case.shards
@@ -267,10 +272,10 @@ def complete(case: Case, row: dict, cost: dict) -> dict:
     elif row['program'] == 'extend':
         calls = 1.0
         share_of_slots = min(tpu_programs.FILL_ROWS / row['slots'], 1)
-        accessed = float(view) + row['slot_bytes'] * share_of_slots
+        accessed = float(view) + row['slot_bytes'] * share_of_slots * used_share
     else:
         calls = row['slots'] / tpu_costs.SLOTS
-        accessed = float(view) + row['slot_bytes']
+        accessed = float(view) + row['slot_bytes'] * used_share
     flops = program_cost['flops'] * calls
     moved = {}
     for kind, size in program_cost['collectives'].items():
@@ -287,14 +292,15 @@ def complete(case: Case, row: dict, cost: dict) -> dict:
         roofline_seconds=seconds,
         bound_by=resource,
         effort=case.effort,
+        estimated_seconds=tpu_estimates.row_seconds(case.name, case.topology, row, estimates),
     )
 
 
 def table(rows: list[dict]) -> str:
     """Returns the rows as a Markdown table."""
     head = 'model | slice | program | setting | fits | HBM, GiB | arguments | temporaries | off the chip'
-    lines = [f'| {head} | operations ÷ least | collectives, GiB | least time, ms |']
-    lines.append('|' + '---|' * 12)
+    lines = [f'| {head} | operations ÷ least | collectives, GiB | least time, ms | estimate, ms |']
+    lines.append('|' + '---|' * 13)
     for row in rows:
         if 'slots' in row:
             setting = f'{row["slots"]} slots'
@@ -314,6 +320,8 @@ def table(rows: list[dict]) -> str:
         cells.append(f'{row["flops_ratio"]:.2f}')
         cells.append(', '.join(collectives) or '–')
         cells.append(f'{row["roofline_seconds"] * 1e3:.3g} ({row["bound_by"]})')
+        estimated = row['estimated_seconds']
+        cells.append(f'{estimated * 1e3:.3g}' if estimated else '–')
         lines.append('| ' + ' | '.join(cells) + ' |')
     return '\n'.join(lines)
 
@@ -344,7 +352,11 @@ def prepare() -> None:
 
 
 def measure(
-    pairs: list[tuple[str, str]], path: pathlib.Path, effort: float, again: bool
+    pairs: list[tuple[str, str]],
+    path: pathlib.Path,
+    effort: float,
+    again: bool,
+    estimate: bool = False,
 ) -> list[dict]:
     """Returns the rows of (model, slice) pairs, from the stored results or compiled now.
 
@@ -353,8 +365,9 @@ def measure(
       path: file of the stored results, which is updated after every pair.
       effort: compiler effort, see `tpu_programs.EFFORT`.
       again: whether stored results are compiled again.
+      estimate: whether the programs of missing estimates are compiled.
     """
-    stored: dict[str, Any] = dict(costs={}, rows=[])
+    stored: dict[str, Any] = dict(costs={}, rows=[], estimates={})
     if path.exists():
         stored = json.loads(path.read_text())
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -374,7 +387,10 @@ def measure(
             rows = [*case.rollout(), case.update()]
         if name not in stored['costs']:
             stored['costs'][name] = tpu_costs.costs(name)
-        rows = [complete(case, row, stored['costs'][name]) for row in rows]
+        estimates = stored.setdefault('estimates', {})
+        if estimate:
+            tpu_estimates.add_missing(estimates, name, topology, rows)
+        rows = [complete(case, row, stored['costs'][name], estimates) for row in rows]
         stored['jax'] = jax.__version__
         stored['rows'] = rows_of_others + rows
         write_text(path, json.dumps(stored, indent=1))
@@ -401,6 +417,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     effort_help = "compiler effort; 0 is XLA's default, five times slower"
     parser.add_argument('--effort', type=float, default=tpu_programs.EFFORT, help=effort_help)
     parser.add_argument('--again', action='store_true', help='compile stored results again')
+    estimate_help = 'compile the programs of missing time estimates, at effort 0'
+    parser.add_argument('--estimate', action='store_true', help=estimate_help)
     parser.add_argument('--out', type=pathlib.Path, default=RESULTS, help='file of the results')
     return parser.parse_args(argv)
 
@@ -417,7 +435,7 @@ def main(argv: list[str] | None = None) -> None:
     for topology in args.topology or tpu_shapes.TOPOLOGIES:
         for model in args.model or tpu_shapes.MODELS:
             pairs.append((model, topology))
-    rows = measure(pairs, args.out, args.effort, args.again)
+    rows = measure(pairs, args.out, args.effort, args.again, args.estimate)
     print(table(rows))
     columns = ('model', 'topology', 'program', 'fits', 'hbm_bytes', 'flops_ratio')
     print(json.dumps({'rows': [{name: row[name] for name in columns} for row in rows]}))

@@ -9,19 +9,27 @@ SLOTS = 64
 
 
 def costs(name: str) -> dict[str, dict]:
-    """Returns compiled and least operations of one chip and bytes of its collectives, per program and call.
+    """Returns the operations and the collectives of one chip, per program and call.
 
     They are measured on unrolled programs of few layers with dense attention and no inner loop, because
     `cost_analysis` counts the body of a loop once, and extrapolated to all layers. The slice is v5p, whose memory holds
     the dense scores. A call is a micro-batch of one row per data shard, an `extend` of FILL_ROWS × CHUNK tokens, or a
     step of `decode`.
+
+    Args:
+      name: the model, a key of `tpu_shapes.MODELS`.
+
+    Returns:
+      'update', 'extend' or 'decode' → {'flops': operations of the compiled program, 'least_flops': operations that its
+      result needs (`roofline.forward`), 'collectives': kind → bytes}.
     """
     topology = 'v5p:2x2x4'
     mesh = tpu_programs.mesh_of(name, topology)
     host = tpu_programs.host_mesh(name, topology)
     update = [_unrolled_update(name, mesh, layers) for layers in (1, 2)]
     decode = [_unrolled_sampler(name, host, 'decode', layers) for layers in (1, 2)]
-    # `extend` needs only the keys and values of the last layer, so the first complete layer is that of two.
+    # `extend` computes only keys and values in the last layer. A program of two layers is the smallest with a complete
+    # one, and the difference to three layers is the cost of a complete layer.
     extend = [_unrolled_sampler(name, host, 'extend', layers) for layers in (2, 3)]
 
     model = tpu_programs.sized(name)
@@ -50,7 +58,7 @@ def _unrolled_update(name: str, mesh, layers: int) -> dict:
         layers=layers,
         attention='dense',
         scan=False,
-        # A chunk is as long as a chip's rows, so that the head has no loop.
+        # One chunk of logits is as long as a chip's row, so that the head has no loop.
         logit_chunk=tpu_programs.TOKENS,
     )
     return _compiled_cost(name, 'update', learner.lower('solver')['accumulate'], layers)

@@ -134,7 +134,7 @@ def bytes_per_chip(tree) -> int:
 
 
 def _with_shardings(shapes, shardings):
-    """Returns the tree of shapes with the shardings of the other tree."""
+    """Returns a tree of jax.ShapeDtypeStruct with the shapes of the first tree and the shardings of the second."""
 
     def with_sharding(x, leaf_sharding):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=leaf_sharding)
@@ -183,7 +183,14 @@ def slots(name: str, mesh: Mesh, count: int, layers: int = 0):
     """Returns (programs, shapes of the slots) of a sampler with `count` slots on its host's mesh."""
     model = sized(name, layers, dtype='bfloat16')
     config = slot_programs.SamplerConfig(
-        count, TOKENS, CHUNK, FILL_ROWS, BURST, FILL_ROWS, CHUNK, eos=(0, 1)
+        slots=count,
+        context=TOKENS,
+        chunk=CHUNK,
+        fill_rows=FILL_ROWS,
+        burst=BURST,
+        put_rows=FILL_ROWS,
+        put_tokens=CHUNK,
+        eos=(0, 1),
     )
     programs = slot_programs.programs(model, config, mesh)
     state = jax.eval_shape(programs['empty'])
@@ -206,6 +213,7 @@ def lower_sampler(
     params = published(name, mesh, layers)
     unrolled: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if layers:
+        # `extend` attends _PREFILL_ROWS rows at a time in a loop; with all rows at a time there is no loop.
         unrolled = mock.patch.object(attention, '_PREFILL_ROWS', FILL_ROWS)
     with unrolled:
         extend = programs['extend'].lower(params, state, np.zeros(FILL_ROWS, np.int32))

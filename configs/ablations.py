@@ -9,6 +9,7 @@ fields differ from zeroplay_jax.configs/SYSTEM.py, and where it comes from.
 
 import importlib
 
+# Settings of a role by estimator, see `_of`.
 _GRPO = {
     'baseline': 'mean',
     'scale': 'none',
@@ -17,14 +18,17 @@ _GRPO = {
     'aggregation': 'seq_mean_token_mean',
 }
 _REINFORCE = {'baseline': 'none', 'scale': 'none', 'samples': 1, 'loss': 'reinforce'}
+# SCOPE's types of task.
 KINDS = ('long_form_qa', 'planning', 'summarisation', 'writing')
 _FILE = {
     'inputs.documents': 'data/scope_documents.jsonl'
 }  # of all four, made by python -m zeroplay_jax.inputs
+# Mean over rollouts of the sum over tokens, in one update, without a KL term.
 _SUM = {'aggregation': 'seq_mean_token_sum', 'minibatches': 1, 'kl_coef': 0.0}
 
 
 def _of(role, settings):
+    """Returns the settings of a role as dotted fields of the config."""
     return {f'{role}.{name}': value for name, value in settings.items()}
 
 
@@ -97,7 +101,7 @@ ROWS = {
     },  # in place of BM25; the size of the model is policy.path
     'dspo/drop_surplus': {'solver.surplus': 'drop'},
     'dspo/exact_match': {'reward.answer': 'em'},
-    # SCOPE: kinds of task, gates, length factor, frozen challenger, iterations, window, released code.
+    # SCOPE: types of task, gates, length factor, frozen challenger, iterations, window, released code.
     'scope/no_gates': {'scope.gates': False},
     'scope/no_length_factor': {'scope.length_factor': False},
     'scope/frozen_challenger': {'proposer.train_iterations': 1},
@@ -118,6 +122,7 @@ ROWS = {
 
 
 def get_config(name=''):
+    """Returns the config of a row, such as 'drzero/grpo' or 'drzero/grpo:mini'."""
     row, _, variant = name.partition(':')
     if row not in ROWS:
         raise ValueError(f'no ablation {row!r}; there are {", ".join(ROWS)}')

@@ -10,6 +10,7 @@ from zeroplay_jax.configs import piplay
 
 
 def get_config(variant=''):
+    """Returns the combination with Dr. Zero's sizes, or with the variant 'mini' that of a miniature run."""
     config = piplay.get_config(variant)
     config.recipe = 'drzero'
     config.drzero.group = 'hop'

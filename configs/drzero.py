@@ -8,8 +8,8 @@
     python -m zeroplay_jax.main --config=configs/drzero.py:mini --workdir=runs/drzero_mini
 
 Memory (the compile table): 64 slots, 8 rows; 13.8 GiB of a chip's 15.75 in rollouts, 15.6 in updates, offloaded.
-Time: at least 2.9 h = 150 · (31 s decode + 12 s prefill + 26 s update), for rollouts of 512 prompt, 384 written and
-1,024 read tokens. It is a lower bound from peak rates; two to three times that is usual. This config has not been run.
+Time: 19 h = 150 · 464 s, simulated on the compiler's estimates (benchmarks.slices) for rollouts of 512 prompt, 384
+written and 1,024 read tokens. This config has not been run.
 The paper: exact match 0.326 on average over seven sets (table 1), NQ 0.397. launch/README.md: MOUNT, derivations.
 
 Build the index of Wikipedia first (retrieval/README.md). The second command runs three steps per role with the
@@ -30,6 +30,7 @@ from zeroplay_jax.configs import common
 
 
 def get_config(variant=''):
+    """Returns the config of the paper, or with the variant 'mini' that of the miniature run; see above."""
     if variant not in ('', 'mini'):
         raise ValueError(
             f'no variant {variant!r}; there is configs/drzero.py and configs/drzero.py:mini'
@@ -59,7 +60,9 @@ def get_config(variant=''):
     if variant == 'mini':
         return _mini(config)
 
-    config.policy.update(path='checkpoints/Qwen2.5-3B-Instruct', dtype='bfloat16', remat=True)
+    config.policy.update(
+        path='checkpoints/Qwen2.5-3B-Instruct', dtype='bfloat16', remat=True, logits='trained'
+    )
     config.retrieval.update(
         kind='folder', path='indexes/wiki18_e5'
     )  # made by python -m retrieval.build
@@ -73,7 +76,7 @@ def get_config(variant=''):
     config.sampler.update(
         slots=256, context=4096, chunk=256, burst=16
     )  # table 5: 768 + 5 · 256 + 4 · 512 = 4096
-    config.micro.update(rows=8, tokens=4096)
+    config.micro.update(rows=8, tokens=4096, order='longest_first')
     return config
 
 

@@ -10,9 +10,9 @@
 
 Memory (the compile table): 256 slots, 8 rows, as set below; at most 51.3 GiB of a chip's 95 in rollouts and 59.8 in
 updates, nothing offloaded; counted there with a second role and a teacher, which DSPO does not have.
-Time: at least 4.4 h = 200 · (22 s decode + 9 s prefill + 48 s update), for rollouts of 512 prompt, 768 written and
-1,024 read tokens, half of the questions kept by the filter. It is a lower bound from peak rates; two to
-three times that is usual. This config has not been run. launch/README.md: MOUNT, derivations.
+Time: 14 h = 200 · 251 s, simulated on the compiler's estimates (benchmarks.slices) for rollouts of 512 prompt, 768
+written and 1,024 read tokens, half of the questions kept by the filter. This config has not been run.
+launch/README.md: MOUNT, derivations.
 The paper: answer contained (subEM) 0.531 on average over seven sets (table 1), NQ 0.580.
 
 The first command builds the file for the second (`inputs.questions`: the training questions of NQ and HotpotQA,
@@ -28,6 +28,7 @@ from zeroplay_jax.configs import common
 
 
 def get_config(variant=''):
+    """Returns the config of the paper, or with the variant 'mini' that of the miniature run; see above."""
     if variant not in ('', 'mini'):
         raise ValueError(
             f'no variant {variant!r}; there is configs/dspo.py and configs/dspo.py:mini'
@@ -47,7 +48,9 @@ def get_config(variant=''):
     if variant == 'mini':
         return _mini(config)
 
-    config.policy.update(path='checkpoints/Qwen2.5-7B-Instruct', dtype='bfloat16', remat=True)
+    config.policy.update(
+        path='checkpoints/Qwen2.5-7B-Instruct', dtype='bfloat16', remat=True, logits='trained'
+    )
     config.inputs.questions = 'data/nq_hotpotqa_train.jsonl'
     config.retrieval.update(
         kind='folder', path='indexes/wiki18_bm25'
@@ -58,7 +61,7 @@ def get_config(variant=''):
     config.tools.update(syntax='qwen', top_k=3)
     config.rollout.update(prompt_tokens=512, turn_tokens=512, observation_tokens=512, max_turns=4)
     config.sampler.update(slots=256, context=4096, chunk=256, burst=16)
-    config.micro.update(rows=8, tokens=4096)
+    config.micro.update(rows=8, tokens=4096, order='longest_first', weights='published')
     return config
 
 

@@ -19,15 +19,16 @@ from zeroplay_jax.settings.paths import ENGLISH_CHECKPOINT
 
 
 def get_config(folder=''):
+    """Returns the config; `folder`: the workdir with index, questions and documents; '' leaves their paths unset."""
     config = common.get_config('drzero')
     config.policy.path = str(ENGLISH_CHECKPOINT)
     config.schedule.update(iterations=2, hop_ratio=(1.0,))
 
     # Lengths of English words in the tokens of this checkpoint: three passages of up to 75 words fit.
     config.tools.top_k = 3
-    config.rollout.update(prompt_tokens=256, turn_tokens=160, observation_tokens=400, max_turns=2)
-    config.sampler.update(context=640, chunk=64)
-    config.micro.update(rows=8, tokens=640)
+    config.rollout.update(prompt_tokens=256, turn_tokens=224, observation_tokens=400, max_turns=2)
+    config.sampler.update(context=704, chunk=64)
+    config.micro.update(rows=8, tokens=704)
 
     config.proposer.learning_rate = 1e-4
     config.proposer.steps = 2

@@ -9,9 +9,9 @@
 
 Memory: the compile table has no 4B model; Qwen3-8B's row, with the same cache and twice the weights, fits 128 slots and
 8 rows in 61.7 GiB of 95 in rollouts and 70.7 in updates, nothing offloaded. It was compiled without teacher rows.
-Time: at least 2.2 h = 150 · (25 s decode + 6 s prefill + 21 s update and teacher), for rollouts of 512 prompt, 384
-written and 1,024 read tokens and teacher prompts of 2,048. It is a lower bound from peak rates; two to three
-times that is usual. This config has not been run. launch/README.md: MOUNT, derivations.
+Time: 12 h = 150 · 299 s, simulated on the compiler's estimates (benchmarks.slices) for rollouts of 512 prompt, 384
+written and 1,024 read tokens and teacher prompts of 2,048. This config has not been run. launch/README.md: MOUNT,
+derivations.
 The paper: exact match summed over seven sets 277.2, 39.6 on average (main results), NQ 41.8.
 
 The second command runs three steps per role with the built-in checkpoint, on two CPU cores: every stage runs, next to
@@ -26,6 +26,7 @@ from zeroplay_jax.configs import drzero
 
 
 def get_config(variant=''):
+    """Returns the config of the paper, or with the variant 'mini' that of the miniature run; see above."""
     if variant not in ('', 'mini'):
         raise ValueError(
             f'no variant {variant!r}; there is configs/piplay.py and configs/piplay.py:mini'

@@ -11,6 +11,7 @@ from zeroplay_jax.configs import common
 
 
 def get_config():
+    """Returns the defaults with the sizes of a run on two CPU cores."""
     config = common.get_config('drzero')
     config.schedule.iterations = 2
 

@@ -9,9 +9,9 @@
 
 Memory: the compile table's row, of 4,096 tokens, scaled to 16,384 and not compiled so: 64 slots for each of three
 players (the judge is one), 4 rows, 70 GiB of 95 in rollouts, 82 in updates, nothing offloaded.
-Time: at least 23 h = 3 · (6.06 h decode + 1.08 h prefill + 0.66 h update), for rollouts of 512 prompt, 3,072 written
-and 1,000 read tokens and replies of the judge of 256, no task turned away. It is a lower bound from peak rates; two to
-three times that is usual. This config has not been run. launch/README.md: MOUNT, derivations.
+Time: 195 h = 3 · 65 h, simulated on the compiler's estimates (benchmarks.slices) for rollouts of 512 prompt, 3,072
+written and 1,000 read tokens and replies of the judge of 256, no task turned away. This config has not been run.
+launch/README.md: MOUNT, derivations.
 The paper: 34.8 on average over eight open-ended sets, 24.4 before (table 2); 59.7 over seven QA sets (table 3).
 
 The second command runs three steps per role on two CPU cores. Its judge is a rule (rubrics are the facts of the
@@ -31,6 +31,7 @@ from zeroplay_jax.configs import common
 
 
 def get_config(variant=''):
+    """Returns the config of the paper, or with the variant 'mini' that of the miniature run; see above."""
     if variant not in ('', 'mini'):
         raise ValueError(
             f'no variant {variant!r}; there is configs/scope.py and configs/scope.py:mini'
@@ -61,7 +62,9 @@ def get_config(variant=''):
     if variant == 'mini':
         return _mini(config)
 
-    config.policy.update(path='checkpoints/Qwen2.5-7B-Instruct', dtype='bfloat16', remat=True)
+    config.policy.update(
+        path='checkpoints/Qwen2.5-7B-Instruct', dtype='bfloat16', remat=True, logits='trained'
+    )
     config.retrieval.update(
         kind='folder', path='indexes/wiki18_e5'
     )  # made by python -m retrieval.build
@@ -71,7 +74,7 @@ def get_config(variant=''):
     config.tools.update(syntax='search_r1', top_k=3)  # tables 11 and 9
     config.rollout.update(prompt_tokens=2048, turn_tokens=2048, observation_tokens=500, max_turns=4)
     config.sampler.update(slots=128, context=16384, chunk=512, burst=16)  # table 9
-    config.micro.update(rows=4, tokens=16384)
+    config.micro.update(rows=4, tokens=16384, order='longest_first')
     return config
 
 

@@ -10,9 +10,10 @@
 
 Memory: the compile table's row, of 4,096 tokens, scaled to 12,288 and not compiled so: 256 slots, 4 rows, 61 GiB of 95
 in rollouts, 70 in updates, nothing offloaded. The judge is a server elsewhere.
-Time: at least 3.6 h = 200 · (22 s decode + 8 s prefill + 35 s update), for rollouts of 512 prompt, 768 written and
-1,024 read tokens. It is a lower bound from peak rates; two to three times that is usual. This config has not been run.
-The paper: judged right 49.5 % on average over seven sets, 41.5 before (table 1). launch/README.md: MOUNT, derivations.
+Time: 23 h = 200 · 407 s, simulated on the compiler's estimates (benchmarks.slices) for rollouts of 512 prompt, 768
+written and 1,024 read tokens. This config has not been run.
+The paper: judged right 49.5 % on average over seven sets, 41.5 before (table 1). launch/README.md: MOUNT,
+derivations.
 
 The first command builds the file of answers (`inputs.answers`) for the second; with --corpus instead of --sets it takes
 them from a corpus. The third runs three steps on two CPU cores: every stage runs, almost nothing is learnt. Its
@@ -27,6 +28,7 @@ from zeroplay_jax.configs import common
 
 
 def get_config(variant=''):
+    """Returns the config of the paper, or with the variant 'mini' that of the miniature run; see above."""
     if variant not in ('', 'mini'):
         raise ValueError(f'no variant {variant!r}; there is configs/ssp.py and configs/ssp.py:mini')
     config = common.get_config('ssp')
@@ -58,7 +60,9 @@ def get_config(variant=''):
     if variant == 'mini':
         return _mini(config)
 
-    config.policy.update(path='checkpoints/Qwen2.5-7B-Instruct', dtype='bfloat16', remat=True)
+    config.policy.update(
+        path='checkpoints/Qwen2.5-7B-Instruct', dtype='bfloat16', remat=True, logits='trained'
+    )
     config.inputs.answers = 'data/ssp_answers.jsonl'
     config.judge.update(
         kind='endpoint', model='Qwen2.5-32B-Instruct', temperature=0.0, tokens=512
@@ -76,7 +80,7 @@ def get_config(variant=''):
     config.sampler.update(
         slots=256, context=12288, chunk=512, burst=16
     )  # table 4: 4096 prompt + 8192 response
-    config.micro.update(rows=8, tokens=12288)
+    config.micro.update(rows=8, tokens=12288, order='longest_first', weights='published')
     return config
 
 

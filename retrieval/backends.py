@@ -20,20 +20,20 @@ _QUOTED_CHARACTERS = 200
 
 @runtime_checkable
 class Backend(Protocol):
-    """Answers queries.
+    """Answers queries, from an index in this process or from a server.
 
     Attributes:
-      name: identity of the index; answers of different names are cached separately.
+      name: identity of the index; the client caches the answers of different names separately.
     """
 
     name: str
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Returns per query its passages {'id', 'title', 'text', 'score'}, best first.
+        """Returns per query its k best passages {'id', 'title', 'text', 'score'}, best first; fewer if fewer match.
 
         Raises:
-          RetrievalError: a query is invalid.
-          SearchFailed: the search failed for another reason.
+          RetrievalError: a query is invalid; the client then finds it by bisection.
+          SearchFailed: the search failed for another reason; all queries of the call count as failed.
         """
         ...
 
@@ -49,7 +49,14 @@ class DocumentBackend(Backend, Protocol):
     def open(
         self, references: Sequence[str], pages: Sequence[int], words_per_page: int
     ) -> list[DocumentPage | None]:
-        """Returns per reference a page of its document, None if there is none (see `documents.document_page`).
+        """Returns per reference (passage id or exact title) a page of its document.
+
+        None if there is no such document or page (see `documents.document_page`).
+
+        Args:
+          references: any number.
+          pages: page number of each reference, from 1.
+          words_per_page: words of every page but a document's last one.
 
         Raises:
           CannotOpen: the search server has no whole documents.
@@ -60,22 +67,26 @@ class DocumentBackend(Backend, Protocol):
 
 
 class InProcess:
-    """Searches an index of this process."""
+    """Searches an index of this process.
+
+    Args:
+      index: the index.
+      name: its identity, such as `folder.fingerprint`.
+    """
 
     def __init__(self, index: Index, name: str = 'index'):
-        """Takes an index and its name (see `folder.fingerprint`)."""
         self.index = index
         self.name = name
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """See `Backend`."""
+        """Returns the passages of each query; see `Backend.retrieve`."""
         try:
             rows, scores = self.index.search(queries, k)
-        # The query is at fault: the client finds it by bisection.
         except RetrievalError:
+            # A query is at fault.
             raise
-        # Any other exception is a failure of the index, which the client counts instead of ending the run.
         except Exception as error:
+            # Any other exception is a failure of the index, which the client counts instead of ending the run.
             raise SearchFailed(f'{type(error).__name__}: {error}') from error
         results = []
         for query_rows, query_scores in zip(rows, scores):
@@ -91,24 +102,26 @@ class InProcess:
     def open(
         self, references: Sequence[str], pages: Sequence[int], words_per_page: int
     ) -> list[DocumentPage | None]:
-        """See `DocumentBackend`."""
-        opened = []
+        """Returns the requested page of each reference; see `DocumentBackend.open`."""
+        opened_pages = []
         for reference, page in zip(references, pages, strict=True):
             try:
-                opened.append(document_page(self.index.corpus, reference, page, words_per_page))
+                opened_page = document_page(self.index.corpus, reference, page, words_per_page)
             except RetrievalError:
+                # The reference or its page number is at fault.
                 raise
             except Exception as error:
                 raise SearchFailed(f'{type(error).__name__}: {error}') from error
-        return opened
+            opened_pages.append(opened_page)
+        return opened_pages
 
     def ready(self) -> bool:
-        """See `Backend`."""
+        """Returns True: the index was loaded before this object was created."""
         return True
 
 
 class Http:
-    """Searches a server with the protocol of `retrieval.server`, which includes Search-R1's.
+    """Searches a server with the protocol of `retrieval.server`, which includes Search-R1's. Safe to use from threads.
 
     Args:
       url: address of the server, with or without '/retrieve'.
@@ -116,10 +129,11 @@ class Http:
       retries: further attempts after a failed connection, a timeout, 429 or 5xx.
       pause: seconds before the first retry; doubled for each further one, with jitter. A longer Retry-After is obeyed.
       longest_pause: upper bound of a pause in seconds.
-      batch: queries of one request.
-      connections: connections that are kept open.
-      breaker: failed requests in a row after which nothing is sent for `breaker_seconds`.
-      breaker_seconds: see `breaker`.
+      batch: largest number of queries or references in one request.
+      connections: largest number of connections, all of which are kept open.
+      breaker: number of failed requests in a row (each with all its retries) after which nothing is sent for
+        `breaker_seconds`; until a request succeeds, every further failure starts such a pause.
+      breaker_seconds: length of that pause.
 
     Raises:
       RetrievalError: no URL, or a number outside its range.
@@ -147,7 +161,7 @@ class Http:
                 'give a URL (http://host:port), a timeout > 0, retries ≥ 0, a batch and a breaker ≥ 1'
             )
         self.name = self._base
-        # Retries so far; clients report the increase.
+        # Retries since the creation of this object; `Client.metrics` reports the increase.
         self.retried = 0
         self._retries = retries
         self._pause = pause
@@ -155,45 +169,50 @@ class Http:
         self._batch = batch
         self._breaker = breaker
         self._breaker_seconds = breaker_seconds
-        # Failed requests in a row, and the time until which nothing is sent.
+        # Failed requests in a row, and the time (time.monotonic) until which nothing is sent.
         self._failures = 0
         self._paused_until = 0.0
         self._lock = threading.Lock()
-        # trust_env=False: a search server is in the local network, behind any proxy of the environment.
-        pool = httpx2.Limits(max_connections=connections, max_keepalive_connections=connections)
-        self._http = httpx2.Client(timeout=timeout, limits=pool, trust_env=False)
+        connection_limits = httpx2.Limits(
+            max_connections=connections, max_keepalive_connections=connections
+        )
+        # trust_env=False ignores proxies of the environment, because a search server is in the local network.
+        self._http = httpx2.Client(timeout=timeout, limits=connection_limits, trust_env=False)
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """See `Backend`."""
+        """Requests the passages of queries, at most `batch` queries at a time; see `Backend.retrieve`."""
         results = []
         # A server refuses requests above its own limit.
         for start in range(0, len(queries), self._batch):
-            part = list(queries[start : start + self._batch])
+            chunk = list(queries[start : start + self._batch])
             # Scores are always requested: without them the reference server (Search-R1's) unpacks its results wrongly.
-            body = {'queries': part, 'topk': k, 'return_scores': True}
-            results.extend(self._request('/retrieve', body, len(part), _read_passages))
+            body = {'queries': chunk, 'topk': k, 'return_scores': True}
+            results.extend(self._request('/retrieve', body, len(chunk), _read_passages))
         return results
 
     def open(
         self, references: Sequence[str], pages: Sequence[int], words_per_page: int
     ) -> list[DocumentPage | None]:
-        """See `DocumentBackend`."""
+        """Requests pages of documents, at most `batch` references at a time; see `DocumentBackend.open`."""
         results = []
+        # A server refuses requests above its own limit.
         for start in range(0, len(references), self._batch):
             end = start + self._batch
-            part = list(references[start:end])
+            chunk = list(references[start:end])
             body = {
-                'references': part,
+                'references': chunk,
+                # One number per reference, although the protocol's field is in the singular.
                 'page': list(pages[start:end]),
                 'words_per_page': words_per_page,
             }
-            results.extend(self._request('/open', body, len(part), _read_page))
+            results.extend(self._request('/open', body, len(chunk), _read_page))
         return results
 
     def ready(self) -> bool:
-        """Returns whether GET /health succeeds, and sets `name` to the fingerprint of the index that it names.
+        """Returns whether the server answers queries: whether GET /health succeeds.
 
-        A server without /health (Search-R1's) gets a query instead.
+        Also sets `name` to the name of the index in the reply (its fingerprint), or to the address if the reply has
+        none. A server without /health (Search-R1's) gets a query instead, and `name` stays as it is.
         """
         try:
             reply = self._http.get(f'{self._base}/health')
@@ -219,11 +238,11 @@ class Http:
         """Posts a request, with retries, and returns its results.
 
         Args:
-          path: endpoint.
+          path: endpoint, '/retrieve' or '/open'.
           body: JSON object.
           count: expected number of results.
-          read: function from a result to the value returned for it; raises ValueError, KeyError, TypeError or
-            AttributeError for a malformed one.
+          read: function that converts one JSON result to the value that is returned for it; raises ValueError,
+            KeyError, TypeError or AttributeError for a malformed one.
 
         Raises:
           SearchFailed: all attempts failed, or too many requests in a row did and nothing is sent for a while.
@@ -231,7 +250,7 @@ class Http:
           CannotOpen: the server has no endpoint /open.
         """
         with self._lock:
-            # The request fails at once instead of waiting for a server that is down.
+            # While nothing is sent, the request fails at once instead of waiting for a server that is down.
             if time.monotonic() < self._paused_until:
                 raise SearchFailed(
                     f'{self._base} failed {self._failures} times in a row; nothing is sent for a while'
@@ -260,7 +279,7 @@ class Http:
                     reason = f'status {reply.status_code}'
                     pause = max(pause, self._retry_after(reply))
                 else:
-                    # The server works; it refuses this request.
+                    # The server works, so this does not count as a failure: it refuses this request only.
                     self._record_outcome(failed=False)
                     self._raise_refusal(path, reply)
             # No pause after the last attempt.
@@ -271,7 +290,7 @@ class Http:
         raise SearchFailed(f'{self._base}: {reason}, {self._retries + 1} attempts')
 
     def _raise_refusal(self, path: str, reply: httpx2.Response) -> NoReturn:
-        """Raises the error for a reply with status 4xx."""
+        """Raises CannotOpen if the server lacks /open, else RetrievalError; for replies with status 4xx but 429."""
         if path == '/open' and reply.status_code in (404, 405):
             raise CannotOpen(
                 f'{self._base} has no endpoint /open for whole documents; serve the index with '
@@ -288,7 +307,7 @@ class Http:
         return min(float(seconds), self._longest_pause)
 
     def _record_outcome(self, failed: bool) -> None:
-        """Counts failures in a row; after `breaker` of them nothing is sent for `breaker_seconds`."""
+        """Counts failed requests in a row; from the `breaker`-th on, each starts a pause of `breaker_seconds`."""
         with self._lock:
             if not failed:
                 self._failures = 0
@@ -311,7 +330,12 @@ def _read_reply(reply: httpx2.Response, count: int, read: Callable[[Any], Any]) 
 
 
 def _read_passages(items: list[dict[str, Any]]) -> list[Passage]:
-    """Returns the passages of one query: [{'document': {…}, 'score'}, …] or only the documents."""
+    """Returns the passages of one query from its JSON result.
+
+    Args:
+      items: [{'document': {…}, 'score'}, …], or only the documents. A document has 'id', and either 'contents' (the
+        wire form of a passage, see `records`) or 'title' and 'text'.
+    """
     passages = []
     for item in items:
         # Without scores a server returns the documents themselves.
@@ -331,7 +355,7 @@ def _read_passages(items: list[dict[str, Any]]) -> list[Passage]:
 
 
 def _read_page(result: dict[str, Any] | None) -> DocumentPage | None:
-    """Returns the page of one reference; ValueError if a field has another type."""
+    """Returns the page of one reference from its JSON result, None for null; ValueError if a field has another type."""
     if result is None:
         return None
     # The types are checked here, so that a policy never sees a value of another type.

@@ -20,7 +20,7 @@ _SECONDS_BUCKETS = [0.001 * 2**n for n in range(15)]
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Limits of one request, and of all waiting requests together (see `MEANINGS`)."""
+    """Limits of the server, each described in `MEANINGS`: of one request, of all waiting ones, of an index call."""
 
     # About 1,024 queries of 4,096 ASCII characters.
     body_bytes: int = 4 << 20
@@ -46,7 +46,7 @@ MEANINGS = {
 
 
 class Refused(Exception):
-    """A request is not served.
+    """Raised when a request is not served; the server turns it into an HTTP error.
 
     Attributes:
       status: HTTP status.
@@ -95,7 +95,7 @@ class Metrics:
 
 @dataclasses.dataclass(frozen=True)
 class _Job:
-    """The queries of one request."""
+    """The queries of one request, none blank, with k passages each; `future` is set to their results."""
 
     queries: list[str]
     k: int
@@ -103,9 +103,10 @@ class _Job:
 
 
 class Batcher:
-    """Collects the queries of concurrent requests and searches for many at a time, in one thread.
+    """Collects the queries of concurrent requests and searches for many of them in one call of the index.
 
-    `search` and `run` belong to one event loop. `run` must be running there: it answers the searches.
+    `search` and `run` belong to one event loop. `run` must be running there: it answers the searches, one index call
+    at a time, each in a thread.
     """
 
     def __init__(self, index: Index, limits: Limits, metrics: Metrics):
@@ -118,7 +119,7 @@ class Batcher:
         self._waiting = 0
 
     async def search(self, queries: list[str], k: int) -> list[list[dict]]:
-        """Returns per query its documents {'document': {'id', 'contents'}, 'score'}.
+        """Returns per query its passages {'document': {'id', 'contents'}, 'score'}, best first; waits for `run`.
 
         Raises:
           Refused: too many queries wait (503), or the index failed (500).
@@ -167,14 +168,14 @@ class Batcher:
                 if not job.future.done():
                     job.future.set_result(results[start:end])
                 start = end
-        # Counted down after a failure too, or the server would refuse requests forever.
         finally:
+            # Counted down after a failure too, or the server would refuse requests forever.
             self._change_waiting(-len(queries))
 
     def _next_jobs(self) -> list[_Job]:
-        """Removes and returns the next jobs of one k in order of arrival, up to the size of a batch.
+        """Removes and returns the oldest job and later ones with the same k, up to `limits.batch` queries in all.
 
-        The first job is always taken, also if it is larger than a batch.
+        k is the number of passages per query. The oldest job is always taken, also if it is larger than a batch.
         """
         first = self._jobs.popleft()
         batch = [first]
@@ -182,23 +183,24 @@ class Batcher:
         size = len(first.queries)
         while self._jobs and size < self._limits.batch:
             job = self._jobs.popleft()
-            # A later, smaller job may fill the batch; postponed jobs come first in the next batch.
+            # A job that does not fit does not end the loop: a later, smaller one may fill the batch.
             fits = size + len(job.queries) <= self._limits.batch
             if job.k == first.k and fits:
                 batch.append(job)
                 size += len(job.queries)
             else:
                 postponed.append(job)
-        # `extendleft` reverses, so the postponed jobs keep their order.
+        # Put back in front, so that they come first in the next batch. `extendleft` reverses its argument, hence the
+        # second reversal, with which the postponed jobs keep their order.
         self._jobs.extendleft(reversed(postponed))
         return batch
 
     def _search(self, queries: list[str], k: int) -> list[list[dict[str, Any]]]:
-        """Returns per query its documents with scores and updates the metrics; runs in a thread."""
+        """Returns per query its passages, as `search` does, and updates the metrics; runs in a thread."""
         started = time.perf_counter()
-        rows, scores = self._index.search(queries, k)
+        row_numbers, scores = self._index.search(queries, k)
         results = []
-        for query_rows, query_scores in zip(rows, scores):
+        for query_rows, query_scores in zip(row_numbers, scores):
             items = []
             for row, score in zip(query_rows, query_scores):
                 # BM25 pads its results with −1.

@@ -92,7 +92,7 @@ def read_config(folder: pathlib.Path) -> BertConfig:
 
 
 def _read_pooling(path: pathlib.Path) -> str:
-    """Returns the pooling of a sentence-transformers checkpoint; 'mean' if it does not have the file."""
+    """Returns 'mean' or 'cls' from the pooling settings of sentence-transformers; 'mean' if there is no such file."""
     if not path.exists():
         return 'mean'
     modes = []
@@ -239,8 +239,8 @@ def _attention(config: BertConfig, x: Array, layer: Params, is_token: Array) -> 
     heads = config.heads
     head_size = config.hidden_size // heads
     projected = _dense(x, layer['qkv']).reshape(batch, tokens, 3, heads, head_size)
-    # Transposed to [3, B, H, L, D/H], so that each head is a plain matrix product: XLA's CPU backend takes six times as
-    # long for products of transposed operands.
+    # Transposed to [3, B, H, L, D/H] before the products, so that each head is a plain matrix product: with heads in
+    # the middle, XLA's CPU backend takes six times as long.
     q, k, v = projected.transpose(2, 0, 3, 1, 4)
     logits = (q @ k.swapaxes(2, 3)).astype(jnp.float32) * head_size**-0.5  # [B, H, L, L]
     masked_logits = jnp.where(is_token[:, None, None, :], logits, _MASKED_LOGIT)

@@ -58,7 +58,7 @@ class Bm25Index:
         }
 
     def _train(self) -> bm25s.BM25:
-        """Returns the scores of all words in all passages; RetrievalError if no passage has a word."""
+        """Returns bm25s's index of all passages; RetrievalError if no passage has a word that is not a stop word."""
         # The title is indexed with the text, because queries often name it.
         texts = [self.corpus.record(row).contents for row in range(len(self.corpus))]
         tokens = self._tokenize(texts, return_ids=True)
@@ -72,9 +72,14 @@ class Bm25Index:
         return bm25
 
     def _tokenize(self, texts: list[str], return_ids: bool) -> Any:
-        """Returns the stems of each text, as numbers with their vocabulary or as strings.
+        """Returns the stems of each text.
 
         The stemmer is not thread-safe: callers hold the lock, except in the constructor.
+
+        Args:
+          texts: passages or queries.
+          return_ids: True: bm25s's object of ids and vocabulary, from which an index is built. False: a list of strings
+            per text.
         """
         return bm25s.tokenize(
             texts,

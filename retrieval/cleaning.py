@@ -1,4 +1,4 @@
-"""Makes a corpus of English passages from any folder or file, and counts its unusable texts by reason."""
+"""Makes a corpus of English passages from a folder of texts or a corpus file; counts the unusable texts by reason."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ _NAMED_SUFFIXES = 4
 
 @dataclasses.dataclass
 class Inventory:
-    """Counts the units of a source: the files of a folder of texts, or the passages of a corpus file.
+    """Counts the units of a source: the files of a folder of texts, or the passages of a corpus file before any cut.
 
     Attributes:
       unit: 'files' or 'passages'.
       usable: number of units that are English prose.
-      problems: reason → number of units that are not.
+      problems: reason → number of units that are not. Files of other formats and bad lines of a corpus file are among
+        them. Passages of a corpus file are counted here even where they are kept (see `write_clean`).
       passages: number of passages that were written.
     """
 
@@ -74,12 +75,12 @@ def _by_count(item: tuple[str, int]) -> tuple[int, str]:
 
 
 def _printable(suffix: str) -> str:
-    """A suffix without characters that would change the terminal: names of files may hold any bytes."""
+    """Returns a suffix with characters that could control a terminal replaced: names of files may hold any bytes."""
     return ''.join(character if character.isprintable() else '\ufffd' for character in suffix)
 
 
 class _CountedLines(BadLines):
-    """Bad lines of a file, counted without a message for each; the first one is remembered."""
+    """Counts the bad lines of a file without an error or a log line for each; `first` describes the first one."""
 
     def __init__(self, source: pathlib.Path):
         super().__init__(source, strict=False)
@@ -93,10 +94,10 @@ class _CountedLines(BadLines):
 
 
 def write_clean(source: pathlib.Path, out: pathlib.Path, passage_words: int) -> Inventory:
-    """Writes the usable passages of a source as JSON lines, completely or not at all.
+    """Writes the usable passages of a source as JSON lines, completely or not at all; returns the counts.
 
-    A file in a folder of texts is left out if it is not English prose. A corpus file keeps all passages but empty ones,
-    because single passages can be lists of names, which look like another language.
+    A file in a folder of texts is left out if it is not English prose. Of a corpus file only empty and binary passages
+    are left out, because single passages can be lists of names, which look like another language.
 
     Args:
       source: see `sources.read`.
@@ -104,7 +105,7 @@ def write_clean(source: pathlib.Path, out: pathlib.Path, passage_words: int) -> 
       passage_words: words of a passage at most, see `splitting`.
 
     Raises:
-      RetrievalError: the source has no usable text (the error lists the problems), or a repeated id.
+      RetrievalError: the source does not exist, has no English prose (the error lists the problems), or repeats an id.
     """
     if not source.exists():
         raise RetrievalError(
@@ -112,7 +113,7 @@ def write_clean(source: pathlib.Path, out: pathlib.Path, passage_words: int) -> 
         )
     # The draft is renamed when it is complete, so that an interrupted command leaves no partial corpus.
     draft = out.with_name(f'.{os.getpid()}.{out.name}')
-    # A hash takes 8 bytes per passage; a set of the ids of a large corpus would not fit into memory.
+    # Hashes take 8 bytes per passage; a set of the ids of a large corpus would not fit into memory.
     id_hashes = array.array('Q')
     try:
         with draft.open('w', encoding='utf-8') as file:
@@ -140,7 +141,7 @@ def write_clean(source: pathlib.Path, out: pathlib.Path, passage_words: int) -> 
 
 
 def _refusal(source: pathlib.Path, inventory: Inventory) -> str:
-    """Returns the error line for a source without a usable text."""
+    """Returns the error line for a source without English prose."""
     total = inventory.unusable
     description = f'none of its {total} {inventory.unit} can be used ({inventory})'
     if not total:
@@ -149,7 +150,13 @@ def _refusal(source: pathlib.Path, inventory: Inventory) -> str:
 
 
 def _refuse_repeated_ids(source: pathlib.Path, draft: pathlib.Path, id_hashes: array.array) -> None:
-    """Raises RetrievalError if two of the passages written have the same id."""
+    """Raises RetrievalError if two of the passages in `draft` have the same id; the error names `source`.
+
+    Args:
+      source: where the passages come from.
+      draft: the JSON lines that were written from it.
+      id_hashes: `key_hash` of the id of each passage in `draft`, unsigned 64-bit integers.
+    """
     hashes, counts = np.unique(np.array(id_hashes, np.uint64), return_counts=True)
     if counts.max() == 1:
         return
@@ -164,7 +171,7 @@ def _refuse_repeated_ids(source: pathlib.Path, draft: pathlib.Path, id_hashes: a
 def _text_passages(
     source: pathlib.Path, passage_words: int, inventory: Inventory
 ) -> Iterator[Record]:
-    """Yields the passages of the English texts of a folder, and counts its files in `inventory`."""
+    """Yields the passages of the English texts of a folder, or of one text, and counts its files in `inventory`."""
     texts = files_of(source)
     if source.is_dir():
         _count_other_files(source, set(texts), inventory)
@@ -182,7 +189,10 @@ def _text_passages(
 
 
 def _read_text(path: pathlib.Path) -> tuple[str, str | None]:
-    """Returns (content, problem) of a text file; the content is '' where it cannot be read."""
+    """Returns (content without front matter, problem) of a text file.
+
+    The problem is None for English prose. The content is '' if the file cannot be read or decoded.
+    """
     try:
         data = path.read_bytes()
     except OSError:
@@ -192,7 +202,7 @@ def _read_text(path: pathlib.Path) -> tuple[str, str | None]:
         text = data.decode('utf-8-sig')
     except UnicodeDecodeError:
         return '', 'binary' if b'\0' in data else 'not UTF-8'
-    # Before the check: front matter alone is no text.
+    # Removed before the check, because front matter alone is no text.
     text = without_front_matter(text)
     return text, problem_of(text)
 
@@ -200,7 +210,10 @@ def _read_text(path: pathlib.Path) -> tuple[str, str | None]:
 def _count_other_files(
     source: pathlib.Path, texts: set[pathlib.Path], inventory: Inventory
 ) -> None:
-    """Counts the files of a folder that are not texts, by suffix, as problems of `inventory`."""
+    """Counts the files of a folder that are not texts as problems of `inventory`.
+
+    The reason is the suffix, or 'of other formats' for all but the most frequent suffixes.
+    """
     suffixes: collections.Counter[str] = collections.Counter()
     for path in visible_files(source):
         if path not in texts:
@@ -215,7 +228,7 @@ def _count_other_files(
 def _file_passages(
     source: pathlib.Path, passage_words: int, inventory: Inventory
 ) -> Iterator[Record]:
-    """Yields the passages of a corpus file, long ones cut, and counts the uncut ones in `inventory`."""
+    """Yields the passages of a corpus file, long ones cut, and counts the passages before the cut in `inventory`."""
     bad_lines = _CountedLines(source)
     with progress.bar(None, 'passages', 'read passages') as bar:
         for _, record in read(source, bad_lines):
@@ -223,7 +236,7 @@ def _file_passages(
             problem = problem_of(text)
             inventory.add(problem)
             bar.update()
-            # Passages with another problem are kept, because a search can still find them; a title alone is left out.
+            # Passages that are short or look like another language are kept, because a search can still find them.
             if problem not in ('empty', 'binary'):
                 yield from split_record(record, passage_words)
     if bad_lines.count:

@@ -5,8 +5,9 @@
     client.retrieve(['who wrote it'], k=3)              # per query its passages, None for one that failed
     client.open(['Iliad'], pages=[1], words_per_page=500)  # per id or title a page of its document
 
-A failed search raises no exception: its result is None, which the policy sees as a failed call, and it is counted.
-`check_failure_rate` stops a run in which too many searches failed, before a policy is trained on their results.
+A failed search raises no exception: `retrieve` returns None for it, which the policy sees as a failed call, and it is
+counted. In `open` None means that there is no such document or page; a failure raises SearchFailed.
+`check_failure_rate` stops a run in which too many of either failed, before a policy is trained on their results.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from .types import CannotOpen, Passage, RetrievalError, SearchFailed
 # Characters of the last failure that an error quotes.
 _QUOTED_CHARACTERS = 200
 
-# The answer of a request that failed; None is a valid answer of `open`.
+# Stands for the answer to a request that failed. None would not do, because it is a valid answer of `open`.
 _FAILED: Any = object()
 
 
@@ -39,7 +40,7 @@ class Client:
     Args:
       backend: answers the requests.
       cache: number of cached answers, of which the least recently used are dropped; 0: no cache.
-      max_failure_rate: share of failed requests above which `check_failure_rate` raises.
+      max_failure_rate: share of failed requests (queries or references) above which `check_failure_rate` raises.
     """
 
     def __init__(
@@ -57,7 +58,11 @@ class Client:
         self._reset()
 
     def wait_until_ready(self, seconds: float = 600.0, pause: float = 1.0) -> None:
-        """Waits until the backend answers.
+        """Waits until the backend is ready.
+
+        Args:
+          seconds: longest time to wait.
+          pause: seconds between two attempts.
 
         Raises:
           RetrievalError: it does not answer within `seconds`.
@@ -86,12 +91,12 @@ class Client:
         def search(requests: list[tuple]) -> list[Any]:
             return self.backend.retrieve([query for query, _ in requests], k)
 
-        # Answers of another k are cached separately.
+        # k is part of a request, so that answers of another k are cached separately.
         requests = [(query, k) for query in queries]
         # A blank query finds nothing, as on the server.
-        blank = {(query, k): [] for query in queries if not query.strip()}
+        blank_answers = {(query, k): [] for query in queries if not query.strip()}
         results: list[list[Passage] | None] = []
-        for answer in self._answers('retrieve', requests, blank, search):
+        for answer in self._answers('retrieve', requests, blank_answers, search):
             if answer is _FAILED:
                 results.append(None)
             else:
@@ -122,7 +127,7 @@ class Client:
                 f'open: {len(references)} references but {len(pages)} pages; give one page number for each'
             )
         backend = self.backend
-        # A custom backend may only search.
+        # A backend of another package may have no method `open`.
         if not isinstance(backend, DocumentBackend):
             raise CannotOpen(f'{backend.name} has no whole documents; use Http or InProcess')
 
@@ -132,13 +137,14 @@ class Client:
             return backend.open(texts, numbers, words_per_page)
 
         requests = [(text, int(page), words_per_page) for text, page in zip(references, pages)]
-        # A policy can ask for a page that no document has; that does not count as a failed request.
-        absent = {}
+        # A policy can ask for a page that no document has. The backend would refuse it and the request would count as
+        # failed; therefore it is answered here.
+        absent_answers = {}
         for request in requests:
             reference, page, _ = request
             if page < 1 or not reference.strip():
-                absent[request] = None
-        answers = self._answers('open', requests, absent, open_pages)
+                absent_answers[request] = None
+        answers = self._answers('open', requests, absent_answers, open_pages)
         # Raised instead of returning None, which would tell the policy that the document does not exist.
         if any(answer is _FAILED for answer in answers):
             raise SearchFailed('documents could not be opened; the search server failed')
@@ -151,13 +157,13 @@ class Client:
         trivial_answers: dict[tuple, Any],
         ask: Callable[[list[tuple]], list[Any]],
     ) -> list[Any]:
-        """Returns the answer of each request, `_FAILED` for one that failed, and updates the counters.
+        """Returns the answer to each request, `_FAILED` for one that failed; updates the cache and the counters.
 
         Args:
-          endpoint: part of the cache key.
-          requests: hashable requests; equal ones are asked once.
-          trivial_answers: answers that need neither cache nor backend.
-          ask: function that asks the backend.
+          endpoint: 'retrieve' or 'open', part of the cache key.
+          requests: hashable requests, (query, k) or (reference, page, words per page); equal ones are asked once.
+          trivial_answers: request → answer, for requests that need neither cache nor backend.
+          ask: function that returns the backend's answers to a list of requests.
         """
         # The name is read once, because `backend.ready` may change it in another thread.
         name = self.backend.name
@@ -183,6 +189,7 @@ class Client:
             if new_requests:
                 self._seconds.append(seconds)
             self._queries += len(requests)
+            # Repeated and trivial requests count as cached.
             self._cached += len(requests) - len(new_requests)
             self._failed += sum(result is _FAILED for result in results)
             self._store(name, endpoint, new_answers)
@@ -198,17 +205,17 @@ class Client:
             self._cache.popitem(last=False)
 
     def _ask(self, requests: list[tuple], ask: Callable[[list[tuple]], list[Any]]) -> list[Any]:
-        """Returns the backend's answer to each request, `_FAILED` for one that failed; keeps the last error text.
+        """Returns the backend's answer to each request, `_FAILED` for one that failed; stores the last error's text.
 
-        A batch that is refused is bisected, so that one bad request fails alone.
+        If the backend refuses the requests (RetrievalError), each half is asked separately, down to a single one, so
+        that one bad request fails alone. If it fails (SearchFailed), all requests fail.
 
         Raises:
-          CannotOpen: the search server has no whole documents.
+          CannotOpen: the search server has no whole documents, so no request of this run can succeed.
         """
         try:
             return list(ask(requests))
         except CannotOpen:
-            # No request of this run can succeed.
             raise
         except SearchFailed as error:
             self._last_failure = str(error)
@@ -223,7 +230,7 @@ class Client:
     def check_failure_rate(self) -> None:
         """Raises RetrievalError if more than `max_failure_rate` of the requests failed.
 
-        Counts the requests since `metrics` last reset the counters.
+        Counts the requests since the last call of `metrics`, which alone resets the counters.
         """
         with self._lock:
             # `max` avoids a division by zero: without any request the share is 0.
@@ -238,10 +245,11 @@ class Client:
     def metrics(self) -> dict[str, float]:
         """Returns the counters since the last call and resets them.
 
-        They are: requests, cached share, failures, retries, and percentiles of the seconds of a backend call.
+        They are: requests of `retrieve` and `open` together, the share that needed no backend call, failed requests,
+        retries, and percentiles of the seconds of a backend call.
         """
         with self._lock:
-            # Percentiles of an empty list are undefined; 0 keeps the metric a number.
+            # Percentiles of an empty list are undefined; with 0 the metric stays a number.
             seconds = self._seconds or [0.0]
             retried = getattr(self.backend, 'retried', 0)
             values = {

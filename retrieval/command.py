@@ -13,7 +13,7 @@ _USER_ERROR = 2
 # The status of a process that SIGINT ended: 128 + 2.
 _INTERRUPTED = 130
 
-# Shorter passages would be parts of sentences.
+# Shorter passages would be pieces of sentences.
 _MIN_PASSAGE_WORDS = 20
 
 
@@ -26,7 +26,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def passage_words(text: str) -> int:
-    """An argparse type: 0, or enough words for a sentence."""
+    """Returns the number in the text of an option: 0, or at least `_MIN_PASSAGE_WORDS`. For argparse's `type`."""
     if not text.isdecimal() or 0 < int(text) < _MIN_PASSAGE_WORDS:
         message = (
             f'{text!r} words are too few for a passage; give 0, or {_MIN_PASSAGE_WORDS} or more'
@@ -36,7 +36,7 @@ def passage_words(text: str) -> int:
 
 
 def one_line(run: Callable[[], None]) -> None:
-    """Runs a command; a user error ends it with one line and status 2, Ctrl-C with status 130."""
+    """Runs a command; a user error ends the process with one line and status 2, Ctrl-C with one line and status 130."""
     try:
         run()
     except RetrievalError as error:

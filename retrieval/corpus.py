@@ -41,7 +41,7 @@ _WINDOW = 4_096
 
 
 class MemoryCorpus:
-    """Passages in memory; the id of each is its row number."""
+    """Passages in memory, with the interface of `Corpus`; the id of each is its row number."""
 
     def __init__(self, titles: Sequence[str], texts: Sequence[str]):
         """Takes one title and one text for each passage.
@@ -70,7 +70,7 @@ class MemoryCorpus:
         return {'id': number, 'title': self._titles[number], 'text': self._texts[number]}
 
     def document_rows(self, row: int | np.integer) -> range:
-        """Returns the rows of the document of a passage: its neighbours with the same non-empty title.
+        """Returns the rows of the document of a passage: the run of neighbours with the same non-empty title.
 
         Raises:
           RetrievalError: no such row.
@@ -151,8 +151,9 @@ class Corpus:
     def document_rows(self, row: int | np.integer) -> range:
         """Returns the rows of the document which a passage belongs to.
 
-        A document is a file of a folder of texts; in other sources it is a run of consecutive passages with the same
-        document name, or without one with the same non-empty title.
+        A document is a run of consecutive passages with the same document name (in a folder of texts: of one file);
+        without names, with the same non-empty title; without either, that were cut from one line. In an index built
+        before documents were recorded only titles count, up to 4,096 rows on each side.
 
         Raises:
           RetrievalError: no such row.
@@ -160,6 +161,7 @@ class Corpus:
         number = _checked_row(row, len(self))
         if self._document_starts is None:
             return title_run(self._title, number, len(self), _WINDOW)
+        # `after` is the number of the next document: the number of documents that start at this row or before.
         # Converted to uint64, because a Python integer would make NumPy convert the whole file to float64.
         after = int(np.searchsorted(self._document_starts, np.uint64(number), side='right'))
         first = int(self._document_starts[after - 1])
@@ -171,13 +173,13 @@ class Corpus:
     def find_document(self, reference: str) -> range | None:
         """Returns the rows of the document with a passage id or an exact title; None if there is none.
 
-        The source's own id comes first, because searches return it; then the row number as text; then the title, of
-        several documents with the same title the first.
+        The reference is tried as the source's own id, which searches return; then as a row number; then as a title, of
+        which the first document counts. (`passage` returns row numbers as ids, so they are accepted as well.)
 
         Raises:
           RetrievalError: the reference is not an id, and the index was built before titles could be looked up.
         """
-        # An id is what a search returned, so it is more reliable than a title typed by a policy.
+        # Ids before titles: an id was copied from a search result, whereas a title may be a policy's guess.
         row = self._row_of_id(reference)
         if row is None:
             row = self._row_of_title(reference)
@@ -192,7 +194,7 @@ class Corpus:
         if self._id_table is not None:
             candidates = self._id_table.candidates(reference)
         elif number is not None:
-            # The JSON lines of Wikipedia-18 count their ids from 0, its TSV from 1.
+            # An old index without the table: in Wikipedia-18 the JSON lines count their ids from 0, the TSV from 1.
             candidates = [number, number - 1]
         # The table compares hashes only, so the ids are compared here.
         for row in candidates:
@@ -238,7 +240,7 @@ def write(
 ) -> Written:
     """Validates a corpus file as a stream and writes it for random access.
 
-    Per passage only a few numbers are held in memory, so that 21 million passages fit.
+    Per passage only a few numbers are held in memory, so that 21 million passages fit. Ids are compared by hashes.
 
     Args:
       source: `.jsonl` or `.tsv`, also `.gz` and `.zst`, or a folder of texts (see `read`).
@@ -252,7 +254,8 @@ def write(
     # `read` counts the bad lines in this object.
     skipped = BadLines(source, strict, fix='correct the line or pass --skip-bad-lines')
     digest = hashlib.sha256()
-    # 8 bytes of a hash per id find repeated ids; two of 21 million ids collide by chance in one of 80,000 corpora.
+    # Repeated ids are found by hashes of 8 bytes. Two different ids out of 21 million have the same hash, and would be
+    # refused by mistake, in one of 80,000 corpora.
     id_hashes = _Column(np.uint64)
     ends = _Column(np.uint64)
     ends.append(0)
@@ -289,20 +292,27 @@ def write(
 
 
 class _DocumentColumns:
-    """Collects the starts and titles of documents from passages that arrive one by one."""
+    """Collects the first rows and titles of documents from passages that are added in order, one by one."""
 
     def __init__(self) -> None:
-        # (kind, value) of what the previous passage shares with others of its document.
-        self._previous: tuple[str, int | str] | None = None
+        # What the previous passage shares with the others of its document: ('document', name), ('title', title) or
+        # ('line', number).
+        self._previous_mark: tuple[str, int | str] | None = None
         self._starts = _Column(np.uint64)
         self._title_hashes = _Column(np.uint64)
         self._title_rows = _Column(np.uint64)
 
     def add(self, row: int, number: int, record: Record) -> None:
-        """Adds the next passage; `number` counts its file in a folder of texts, otherwise its line."""
+        """Adds the next passage.
+
+        Args:
+          row: row number of the passage.
+          number: number of the line that it was cut from; in a folder of texts, of the file.
+          record: the passage.
+        """
         title, _ = split(record.contents)
         mark: tuple[str, int | str]
-        # Neighbouring files can have the same title, so the name of the document comes first. Passages with neither
+        # Neighbouring files can have the same title, so the name of the document has precedence. Passages with neither
         # belong together only if they were cut from one line.
         if record.document:
             mark = ('document', record.document)
@@ -310,9 +320,9 @@ class _DocumentColumns:
             mark = ('title', title)
         else:
             mark = ('line', number)
-        continues = mark == self._previous
-        self._previous = mark
-        if continues:
+        is_same_document = mark == self._previous_mark
+        self._previous_mark = mark
+        if is_same_document:
             return
         self._starts.append(row)
         if title:
@@ -326,7 +336,7 @@ class _DocumentColumns:
 
 
 class _Column:
-    """A growing array of numbers of one dtype, without the memory of a list of Python integers."""
+    """A growing array of numbers of one dtype: full blocks as arrays, and the last numbers in a list."""
 
     def __init__(self, dtype: type[np.generic]):
         self._blocks: list[np.ndarray] = []
@@ -377,7 +387,7 @@ def _load_table(path: pathlib.Path) -> KeyTable | None:
 def _refuse_repeated_ids(
     source: pathlib.Path, corpus: Corpus, hashes: UInt64[np.ndarray, ' passages']
 ) -> None:
-    """Raises RetrievalError if two passages have the same id."""
+    """Raises RetrievalError if two passages have the same id, recognised by its hash; the error names `source`."""
     # Equal hashes become neighbours; the stable sort keeps their rows ascending.
     order = np.argsort(hashes, kind='stable')
     repeated = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])

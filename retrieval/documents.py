@@ -77,12 +77,12 @@ def document_page(
         raise RetrievalError(
             f'open: page {page} with {words_per_page} words per page; both must be at least 1'
         )
-    # This looks up the rows only; the text is read below if the document exists.
+    # The lookup gives row numbers; the texts of these rows are read below.
     rows = corpus.find_document(reference)
     if rows is None:
         return None
     text = ' '.join(corpus.passage(row)['text'] for row in rows)
-    # Matches instead of `split`, to keep the white space between the words.
+    # Matches instead of `split`: with their positions the text is cut without changing the white space between words.
     words = list(_WORD.finditer(text))
     # A document without any words still has one (empty) page.
     pages = max(1, -(-len(words) // words_per_page))
@@ -99,12 +99,12 @@ def document_page(
 
 
 def title_run(title_of: Callable[[int], str], row: int, total: int, window: int) -> range:
-    """Returns the consecutive rows around `row` that have its title; only `row` itself if the title is empty.
+    """Returns the run of consecutive rows around `row` with the same title; only `row` itself if the title is empty.
 
     Args:
       title_of: function from a row number to the title of that passage.
-      row: number of a passage.
-      total: number of passages.
+      row: row number of a passage.
+      total: number of passages in the corpus.
       window: largest number of rows looked at on each side of `row`.
     """
     title = title_of(row)
@@ -124,11 +124,12 @@ def title_run(title_of: Callable[[int], str], row: int, total: int, window: int)
 
 
 def row_number(reference: str) -> int | None:
-    """Returns the number that a reference like '17' stands for, None if it is something else."""
+    """Returns the row number that a reference like '17' denotes; None for any other text, '017' included."""
     # The length is checked first: converting a hostile text of a million digits takes seconds.
     if len(reference) > 20 or not reference.isascii() or not reference.isdigit():
         return None
     number = int(reference)
-    if str(number) != reference:  # leading zeros
+    # Leading zeros: '017' can be an id or a title, but never a row number as text.
+    if str(number) != reference:
         return None
     return number

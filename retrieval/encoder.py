@@ -24,7 +24,7 @@ from .tensorflow_import import import_tensorflow
 from .types import RetrievalError
 from .wordpiece import WordPiece
 
-# Sequences are padded to the next of these: one compilation each, and at most a third of the work is padding.
+# Sequences are padded to the next of these, with one compilation each. Above 16 tokens at most a third is padding.
 LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 # Default of `max_tokens`: passages of 100 words have up to 180 tokens.
@@ -33,7 +33,7 @@ _MIN_TOKENS = 3
 # Default of `batch_tokens`. On a CPU larger batches exceed the cache; accelerators need them to be busy.
 _CPU_BATCH_TOKENS = 2_048
 _ACCELERATOR_BATCH_TOKENS = 1 << 17
-# Batches that are queued on the device; more would only take memory.
+# Batches of passages that are queued on the devices; more would only take memory.
 _BATCHES_AHEAD = 8
 
 # Files that determine the vectors of a checkpoint.
@@ -58,7 +58,7 @@ class TextEncoder:
       passage_prefix: text before every passage: 'passage: ' for E5, '' for MiniLM. None: as above.
       max_tokens: longest sequence; None: taken from the folder, at most 256.
       dtype: of weights and activations; float32 or bfloat16.
-      batch_tokens: tokens of one passage batch over all devices, padding included.
+      batch_tokens: tokens of one passage batch over all devices, padding included; None: `_default_batch_tokens`.
 
     Raises:
       RetrievalError: no usable checkpoint, unknown prefixes, or a setting outside its range.
@@ -108,9 +108,9 @@ class TextEncoder:
         self._lengths = [*(n for n in LENGTHS if n < self.max_tokens), self.max_tokens]
 
     def _checked_max_tokens(self, max_tokens: int | None, dtype: str) -> int:
-        """Returns the longest sequence; RetrievalError if it or the dtype is not supported."""
+        """Returns `max_tokens`, or for None the default; raises RetrievalError if it or the dtype is not supported."""
         positions = self._config.positions
-        # The default is capped: the passages are shorter, so more lengths would only cost compilations.
+        # The default is capped at 256: passages of 100 words are shorter, so more lengths would only cost compilations.
         if max_tokens is None:
             settings = _read_optional_json(self.folder / 'sentence_bert_config.json')
             max_tokens = min(_MAX_TOKENS, settings.get('max_seq_length') or positions)
@@ -183,10 +183,14 @@ class TextEncoder:
             Int32[np.ndarray, ' batch'],
         ]
     ]:
-        """Yields (row numbers of the texts, token ids, lengths) of batches of one padded length each.
+        """Yields batches of texts of similar length, in no particular order.
 
-        All batches of a length have the same number of rows, so that each length is compiled once; the last batch is
-        filled up, so it can have more rows than texts.
+        All batches of a padded length have the same number of rows, so that each length is compiled once. The last one
+        of a length is filled up with empty rows.
+
+        Yields:
+          numbers of the texts, int64 [n]; token ids, int32 [B, L] with B ≥ n; tokens of each row without padding,
+          int32 [B], 1 for an empty row.
         """
         tf = import_tensorflow()
 
@@ -224,7 +228,7 @@ class TextEncoder:
             yield rows, padded_ids, filled_lengths
 
     def _padded_length(self, tokens: int) -> int:
-        """Returns the smallest supported length of at least `tokens`."""
+        """Returns the smallest padded length of at least `tokens`, which is at most `max_tokens`."""
         return next(length for length in self._lengths if tokens <= length)
 
 

@@ -39,7 +39,7 @@ def problem_of(text: str) -> str | None:
     if len(words) < MIN_WORDS:
         return 'too short'
     common_words = [word for word in words if word.strip('.,;:()"\'') in _COMMON_WORDS]
-    # English lists of names fail this test as well, which is intended: they have no sentences.
+    # Lists of English names fail this test as well, which is intended: they have no sentences.
     min_common_words = 1 if len(words) < _FEW_WORDS else _MIN_COMMON_SHARE * len(words)
     if len(common_words) < min_common_words:
         return 'not English'
@@ -47,7 +47,7 @@ def problem_of(text: str) -> str | None:
 
 
 def _is_binary(sample: str) -> bool:
-    """Returns whether a text has characters that no text editor writes."""
+    """Returns whether a text contains NUL, or other control characters as more than 1 % of its characters."""
     if '\0' in sample:
         return True
     control_characters = 0

@@ -23,11 +23,11 @@ from .records import Record
 from .shards import is_unit
 from .types import Encoder, Passage, RetrievalError, short
 
-# Float32 dot products of unit vectors are this close to exact up to D ≈ 1,600 (rounding bound D·2⁻²⁴).
+# Largest error of a float32 dot product of unit vectors, up to D ≈ 1,600 (rounding bound D·2⁻²⁴).
 _MARGIN = 1e-4
 # Queries that are scored in one device call; fewer are padded to a power of two.
 _QUERIES_PER_CALL = 64
-# Candidates beyond k that the devices return; only a query with more near-ties needs a scan.
+# Candidates beyond k that the devices return; a query with more passages that nearly tie with its k-th needs a scan.
 _SPARE_CANDIDATES = 16
 # Queries whose candidates are scored together: their vectors fit into a core's cache.
 _QUERIES_PER_RESCORING = 16
@@ -40,7 +40,7 @@ _AnyIndex = TypeVar('_AnyIndex', bound='ExactIndex')
 
 @runtime_checkable
 class Passages(Protocol):
-    """The part of a corpus that an index needs (`MemoryCorpus`, `Corpus`)."""
+    """The methods of a corpus that an index needs (`MemoryCorpus` and `Corpus` have them)."""
 
     def __len__(self) -> int:
         """Returns the number of passages, N."""
@@ -187,8 +187,8 @@ class ExactIndex:
         # The candidates are a superset of the answer; the exact scores decide.
         candidates = self._candidates(vectors, k)
         for start in range(0, len(vectors), _QUERIES_PER_RESCORING):
-            part = slice(start, start + _QUERIES_PER_RESCORING)
-            rows[part], scores[part] = self._rank(vectors[part], candidates[part], k)
+            chunk = slice(start, start + _QUERIES_PER_RESCORING)
+            rows[chunk], scores[chunk] = self._rank(vectors[chunk], candidates[chunk], k)
         return rows, scores
 
     def passages(self, rows: Sequence[int] | Int64[np.ndarray, ' rows']) -> list[Passage]:
@@ -202,9 +202,9 @@ class ExactIndex:
     def _candidates(
         self, vectors: Float32[np.ndarray, 'queries dimension'], k: int
     ) -> list[Int64[np.ndarray, ' _']]:
-        """Returns per query the rows of all passages that can be among its best k.
+        """Returns per query the rows of all passages that can be among its best k, given the error of float32 scores.
 
-        The first call copies the vectors to the devices.
+        Side effect: the first call copies the vectors to the devices. `ScannIndex` overrides this method.
         """
         if self._matrix is None:
             self._matrix = _on_devices(self._vectors)
@@ -212,18 +212,18 @@ class ExactIndex:
         count = min(_next_power_of_two(k + _SPARE_CANDIDATES), len(self))
         candidates = []
         for start in range(0, len(vectors), _QUERIES_PER_CALL):
-            part = vectors[start : start + _QUERIES_PER_CALL]
-            padded = np.zeros((_next_power_of_two(len(part)), vectors.shape[1]), np.float32)
-            padded[: len(part)] = part
+            chunk = vectors[start : start + _QUERIES_PER_CALL]
+            padded = np.zeros((_next_power_of_two(len(chunk)), vectors.shape[1]), np.float32)
+            padded[: len(chunk)] = chunk
             device_scores, device_rows = _nearest(self._matrix, padded, count, len(self))
             rough_scores = np.asarray(device_scores)
             rows = np.asarray(device_rows)
-            for number, vector in enumerate(part):
-                # Both scores of a comparison are rounded, hence twice the margin.
+            for number, vector in enumerate(chunk):
+                # Both scores of a comparison, that of a passage and that of the k-th, are rounded: twice the margin.
                 lowest_score = rough_scores[number, k - 1] - 2 * _MARGIN
                 is_candidate = rough_scores[number] >= lowest_score
                 if is_candidate.all():
-                    # Perhaps there are more near-ties than the devices returned.
+                    # Further passages, which the devices did not return, may be candidates too.
                     candidates.append(self._scan(vector, k))
                 else:
                     candidates.append(rows[number][is_candidate].astype(np.int64))
@@ -233,11 +233,11 @@ class ExactIndex:
         self, vector: Float32[np.ndarray, ' dimension'], k: int
     ) -> Int64[np.ndarray, ' candidates']:
         """Returns the rows of all passages that can be among the best k of one query, by a scan on the CPU."""
-        parts = []
+        score_blocks = []
         for start in range(0, len(self), _SCANNED_ROWS):
             rows = self._vectors[start : start + _SCANNED_ROWS].astype(np.float32, copy=False)
-            parts.append(rows @ vector)
-        rough_scores = np.concatenate(parts)
+            score_blocks.append(rows @ vector)
+        rough_scores = np.concatenate(score_blocks)
         # Selecting the k-th score takes linear time; sorting would not.
         kth_score = np.partition(rough_scores, -k)[-k]
         return np.flatnonzero(rough_scores >= kth_score - 2 * _MARGIN)
@@ -248,7 +248,13 @@ class ExactIndex:
         candidates: list[Int64[np.ndarray, ' _']],
         k: int,
     ) -> tuple[Int64[np.ndarray, 'queries k'], Float32[np.ndarray, 'queries k']]:
-        """Returns (rows, scores) of the best k candidates per query, by exact scores; ties: lower row first."""
+        """Returns (rows, scores) of the best k candidates per query, by scores in float64; ties: lower row first.
+
+        Args:
+          vectors: unit vectors of the queries.
+          candidates: per query the rows to rank, at least k.
+          k: passages per query.
+        """
         # Queries have different numbers of candidates; the shorter lists are padded.
         max_candidates = max(len(rows) for rows in candidates)
         # N is not a row number: it marks padding and sorts behind all real rows.
@@ -273,19 +279,19 @@ def _next_power_of_two(number: int) -> int:
 def _on_devices(
     vectors: Float[np.ndarray, 'passages dimension'],
 ) -> Float32[Array, 'rows dimension']:
-    """Returns the matrix split by rows over all local devices, padded with zero rows to equal parts."""
+    """Returns the vectors split by rows over all local devices, padded with zero rows to equal shards."""
     devices = jax.local_devices()
     mesh = jax.sharding.Mesh(np.array(devices), ('rows',))
     sharding = jax.NamedSharding(mesh, jax.P('rows'))
     rows_per_device = -(-len(vectors) // len(devices))
     shape = (rows_per_device * len(devices), vectors.shape[1])
 
-    def device_part(index):
-        # Only the rows of one device are copied at a time.
+    def device_shard(index):
+        # `index` has one slice per axis. Only the rows of one device are copied at a time.
         rows = np.asarray(vectors[index[0]], np.float32)
         return np.pad(rows, ((0, rows_per_device - len(rows)), (0, 0)))
 
-    return jax.make_array_from_callback(shape, sharding, device_part)
+    return jax.make_array_from_callback(shape, sharding, device_shard)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))

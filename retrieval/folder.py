@@ -68,17 +68,17 @@ def build(
     host: int = 0,
     hosts: int = 1,
 ) -> None:
-    """Builds an index folder from a corpus file; an interrupted build keeps its finished parts.
+    """Builds an index folder from a corpus; the same call resumes an interrupted build.
 
     Args:
-      source: see `corpus.read`.
+      source: a corpus file or a folder of texts, see `sources.read`.
       out: folder of the index; must not exist.
       kind: one of `KINDS`.
       encoder: encodes passages and queries; None for bm25.
       parameters: keyword arguments of `ScannIndex`; ignored for other kinds.
       dtype: dtype of the vectors on disk, float32 or float16.
-      strict: see `corpus.write`.
-      passage_words: see `corpus.read`.
+      strict: whether the first bad line of the corpus is an error (False: bad lines are skipped, logged and counted).
+      passage_words: longer passages are cut to at most so many words, see `sources.read`; 0 cuts none.
       stages: members of `STAGES` to run, in order; several hosts can run 'encode', each with its own `host`.
       shard_rows: passages per shard.
       host: number of this host, from 0.
@@ -127,6 +127,8 @@ def _corpus_stage(
 ) -> None:
     """Writes the corpus and its plan, unless the folder already has the corpus of the same source and settings.
 
+    The plan is the file plan.json: source, size, time of change and settings, by which a resumed build is recognised.
+
     Raises:
       RetrievalError: the folder has the corpus of another source or other settings, or the source cannot be used.
     """
@@ -144,11 +146,11 @@ def _corpus_stage(
         plan['passage_words'] = passage_words
     plan_path = staging / 'plan.json'
     if (staging / 'corpus').is_dir():
-        shards.check_plan(plan_path, plan)
+        shards.check_or_write_plan(plan_path, plan)
         return
     # A plan without a corpus is of a source that was refused; it may have been corrected since.
     plan_path.unlink(missing_ok=True)
-    shards.check_plan(plan_path, plan)
+    shards.check_or_write_plan(plan_path, plan)
     if source.suffix in ('.gz', '.zst'):
         _need_space(staging, size * _COMPRESSION)
     else:
@@ -171,7 +173,7 @@ def _corpus_stage(
 def _encode_stage(
     staging: pathlib.Path, encoder: Encoder, shard_rows: int, host: int, hosts: int
 ) -> None:
-    """Writes those shards of this host that are not there yet."""
+    """Encodes the passages and writes those shards of this host that are not there yet (see `shards.encode`)."""
     corpus = corpus_lib.Corpus(staging / 'corpus')
     # The shards store the hash of the corpus, so that those of another corpus are refused.
     summary = _corpus_summary(staging)
@@ -211,9 +213,10 @@ def _index_stage(
     files.extend((staging / 'corpus').rglob('*'))
     files.extend(trained.rglob('*'))
     with progress.clock('checksums'):
-        # Relative names with slashes: the folder can be copied to another machine.
+        # Files are named relative to the folder, so that it can be copied to another machine.
         descriptions = {}
         for path in sorted(files):
+            # `rglob` also returns folders, and an index of bm25 has no vectors.npy.
             if path.is_file():
                 descriptions[path.relative_to(staging).as_posix()] = describe(path)
     manifest = {
@@ -264,7 +267,7 @@ def _dense_index(
 def open_index(
     folder: pathlib.Path, encoder: Encoder | None = None, encoder_folder: str | None = None
 ) -> AnyIndex:
-    """Opens an index folder; checks sizes and samples of its files only (`verify` reads all bytes).
+    """Returns the index in a folder; checks only sizes and sampled blocks of its files (`verify` reads all bytes).
 
     Args:
       folder: an index folder that `build` wrote.
@@ -317,7 +320,12 @@ def _check_version(manifest: Mapping[str, Any], folder: pathlib.Path) -> None:
 
 
 def _open_encoder(manifest: Mapping[str, Any], folder: str | None) -> Encoder:
-    """Returns the encoder with the settings in a manifest; `folder` replaces its checkpoint folder."""
+    """Returns the encoder with the settings in a manifest.
+
+    Args:
+      manifest: of a dense index.
+      folder: folder of the encoder's checkpoint, if it has moved; None: the one of the build.
+    """
     settings = dict(manifest['encoder'])
     # The remaining settings are arguments of the encoder.
     if settings.pop('kind') == 'lexical':
@@ -337,7 +345,13 @@ def _open_encoder(manifest: Mapping[str, Any], folder: str | None) -> Encoder:
 def _check_encoder(
     built: Mapping[str, Any], current: Mapping[str, Any], folder: pathlib.Path
 ) -> None:
-    """Raises RetrievalError if an encoder has other settings than the one that the index was built with."""
+    """Raises RetrievalError if an encoder has other settings than the one that the index was built with.
+
+    Args:
+      built: settings of the encoder of the build.
+      current: settings of the encoder to be used.
+      folder: folder of the index, for the error text.
+    """
     differences = []
     for key in sorted({*built, *current}):
         if built.get(key) != current.get(key):
@@ -349,7 +363,7 @@ def _check_encoder(
 
 
 def _corpus_summary(folder: pathlib.Path) -> dict[str, Any]:
-    """Returns hash, counts and source of the corpus in an index folder."""
+    """Returns {'sha256', 'passages', 'skipped', 'source'} of the corpus in an index folder, see `_corpus_stage`."""
     return json.loads((folder / 'corpus' / 'about.json').read_text(encoding='utf-8'))
 
 

@@ -141,10 +141,13 @@ class ScannIndex(ExactIndex):
     def _candidates(
         self, vectors: Float32[np.ndarray, 'queries dimension'], k: int
     ) -> list[Int64[np.ndarray, ' _']]:
-        """Returns per query at least k rows, those that ScaNN finds nearest; of equal vectors the k lowest rows."""
+        """Returns per query at least k rows, those that ScaNN finds nearest; of equal vectors the k lowest rows.
+
+        Unlike those of `ExactIndex` they may lack a passage of the exact answer.
+        """
         if self._searcher is None:
             return super()._candidates(vectors, k)
-        # More than k, because ScaNN's own scores are approximate.
+        # More groups than k are requested, because ScaNN's own scores are approximate.
         count = max(self._overfetch, 2 * k)
         reordered = max(self._reordered, 2 * count)
         candidates = []
@@ -153,11 +156,11 @@ class ScannIndex(ExactIndex):
             groups, _ = self._searcher.search(vector, count, reordered, self._leaves_searched)
             starts = self._starts[groups]
             counts = np.minimum(self._starts[groups + 1] - starts, k)
-            # Takes the first k passages of each group: more cannot be in the answer.
+            # Only the first k passages of a group are taken, because no more of them can be in the answer.
             positions = np.repeat(starts, counts) + _offsets_within(counts)
             rows = self._rows[positions]
             if rows.size < k:
-                # The leaves that were read hold too few passages.
+                # The leaves that ScaNN read hold too few passages, so all passages are scored instead.
                 rows = self._scan(vector, k)
             candidates.append(rows)
         return candidates
@@ -175,8 +178,9 @@ def _group(
     """Groups passages with equal vectors.
 
     Returns:
-      (row numbers, group by group [N]; start of each group in them, and N at the end [G + 1]). Groups are in the order
-      of their first row, and rows ascend within a group.
+      rows: int64 [N], all row numbers, group after group. Groups are in the order of their first row, and rows ascend
+        within a group.
+      starts: int64 [G + 1], position in `rows` at which each group starts, and N at the end.
     """
     # A hash of 128 bits represents a vector, so that 21 million vectors take 0.3 GB.
     digests = np.empty((len(vectors), 2), np.uint64)
@@ -194,7 +198,7 @@ def _group(
 def _load_groups(
     folder: pathlib.Path,
 ) -> tuple[Int64[np.ndarray, ' passages'], Int64[np.ndarray, ' groups_plus_1']]:
-    """Returns the result of `_group` that `ScannIndex.save` wrote."""
+    """Returns (rows, starts), the result of `_group`, from the files that `ScannIndex.save` wrote."""
     rows = np.load(folder / 'rows.npy', mmap_mode='r')
     starts = np.load(folder / 'starts.npy', mmap_mode='r')
     return rows, starts

@@ -149,7 +149,10 @@ class LexicalEncoder:
         return _unit(total)
 
     def _word_vector(self, word: str) -> Float64[np.ndarray, ' dimension']:
-        """Returns the vector of one word, of norm about 1."""
+        """Returns the vector of one word, of norm about 1: the sum of its features, the word and its n-grams.
+
+        The prefixes 'w' and 'g' keep a word and an n-gram of the same letters apart.
+        """
         marked_word = f'<{word}>'
         ngram_features = []
         for length in self.ngrams:
@@ -167,7 +170,13 @@ class LexicalEncoder:
     def _add_features(
         self, vector: Float64[np.ndarray, ' dimension'], features: Iterable[str], weight: float
     ) -> None:
-        """Adds each feature to `vector` at its hashed positions with its hashed signs."""
+        """Adds each feature to `vector` in place: `places` components of equal size at hashed positions and signs.
+
+        Args:
+          vector: changed in place.
+          features: texts that are hashed.
+          weight: norm of a feature.
+        """
         size = weight / math.sqrt(self.places)
         for feature in features:
             # A policy can write a lone surrogate, which plain UTF-8 refuses to encode.

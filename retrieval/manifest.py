@@ -85,7 +85,7 @@ def _sha256(path: pathlib.Path) -> str:
 
 
 def _sample(path: pathlib.Path) -> str:
-    """Returns the BLAKE2b hash of the sampled blocks; a file of up to a megabyte is read whole."""
+    """Returns the BLAKE2b hash of `BLOCKS` blocks of the file; a file of up to a megabyte is read whole."""
     total = hashlib.blake2b(digest_size=16)
     # The last block ends with the file, where an interrupted write shows.
     last_start = max(0, path.stat().st_size - BLOCK_BYTES)

@@ -32,9 +32,9 @@ def bar(
     Args:
       total: number of units; None if it is unknown.
       unit: noun of a unit in the plural.
-      what: name of the work.
+      what: name of the work, at the beginning of the line.
       initial: units that are done already.
-      shown: False draws nothing.
+      shown: False draws nothing, nor does an output that is no terminal.
       leave: whether the line remains when the work is done.
       time_left: returns the text shown instead of elapsed and remaining time, for units that take different times;
         called whenever the bar is drawn.
@@ -60,7 +60,7 @@ def bar(
 
 @contextlib.contextmanager
 def clock(what: str, shown: bool = True) -> Iterator[None]:
-    """Shows the name and the elapsed seconds of work whose progress is unknown."""
+    """Shows the name `what` and the elapsed seconds while the block runs, for work whose progress is unknown."""
     if not _is_drawn(shown):
         yield
         return
@@ -122,7 +122,7 @@ _compilations: list[str] = []
 # Cached, because JAX keeps every listener for the lifetime of the process.
 @functools.cache
 def _listen_to_compilations() -> None:
-    """Registers listeners that maintain `_compilations`."""
+    """Registers listeners with JAX that add an entry to `_compilations` per compilation and remove it at its end."""
     import jax.monitoring
 
     def on_begin(event: str, _value: float, **_details) -> None:

@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(args: argparse.Namespace) -> None:
-    """Verifies the index and searches for the queries, as the arguments ask."""
+    """Verifies the index (--verify), searches for the queries, or both, and prints the results."""
     if not args.queries and not args.verify:
         raise RetrievalError(
             'no query is given; write one in quotes after the command, or --verify'

@@ -32,7 +32,13 @@ class OpenRequest:
 
 
 def parse_search(body: bytes, limits: Limits, passages: int) -> SearchRequest:
-    """Returns the request of a /retrieve body for an index of N passages."""
+    """Returns the request of a /retrieve body; raises Refused.
+
+    Args:
+      body: bytes of the HTTP request.
+      limits: limits and defaults.
+      passages: number of passages of the index.
+    """
     fields = _json_object(body, 'queries')
     queries = _texts(fields, 'queries', 'query', limits)
     # An index cannot return more passages than it has.
@@ -45,7 +51,7 @@ def parse_search(body: bytes, limits: Limits, passages: int) -> SearchRequest:
 
 
 def parse_open(body: bytes, limits: Limits) -> OpenRequest:
-    """Returns the request of an /open body."""
+    """Returns the request of an /open body; raises Refused."""
     fields = _json_object(body, 'references')
     references = _texts(fields, 'references', 'reference', limits)
     # Most requests open the first page.
@@ -78,7 +84,7 @@ def _json_object(body: bytes, key: str) -> dict[str, Any]:
 
 
 def _texts(fields: dict[str, Any], key: str, noun: str, limits: Limits) -> list[str]:
-    """Returns the list of texts under a key; `noun` names one of them in errors."""
+    """Returns the list of texts under a key of the body; `noun` names one text in errors. Raises Refused."""
     texts = fields.get(key)
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise Refused(400, f'"{key}" is not a list of strings')
@@ -95,7 +101,11 @@ def _texts(fields: dict[str, Any], key: str, noun: str, limits: Limits) -> list[
 
 
 def _number(fields: dict[str, Any], key: str, default: int, maximum: int) -> int:
-    """Returns the whole number from 1 to `maximum` under a key; the default if it is absent or null."""
+    """Returns the whole number from 1 to `maximum` under a key of the body; `default` if it is absent or null.
+
+    Raises:
+      Refused: the value is something else, or the default exceeds the maximum.
+    """
     number = fields.get(key)
     if number is None:
         number = default

@@ -20,8 +20,12 @@ _WRAPPED_LINE = 40
 
 
 def split_sentences(text: str) -> list[str]:
-    """Returns the sentences of a text without line ends, in order; the text after the last full stop counts as one."""
-    parts = []
+    """Returns the sentences of a paragraph in order; the words after the last full stop count as one.
+
+    Args:
+      text: a paragraph, its words separated by single spaces (`split_paragraphs`); '' gives [''].
+    """
+    sentences = []
     start = 0
     for boundary in _SENTENCE_END.finditer(text):
         end_of_words = boundary.start()
@@ -31,19 +35,21 @@ def split_sentences(text: str) -> list[str]:
             continue
         # The closing quotes belong to the sentence that they close.
         end = end_of_words + len(boundary.group().rstrip())
-        parts.append(text[start:end])
+        sentences.append(text[start:end])
         start = boundary.end()
-    parts.append(text[start:])
-    return parts
+    sentences.append(text[start:])
+    return sentences
 
 
 def split_paragraphs(text: str) -> list[str]:
-    """Returns the paragraphs of a text, each with single blanks between its words; empty ones are left out.
+    """Returns the paragraphs of a text, each with single spaces between its words; empty ones are left out.
 
-    Paragraphs end at blank lines, and at the end of a line unless the line was wrapped by hand: it is long and the
-    sentence continues in the next one.
+    A paragraph ends with every line, except where the text was wrapped by hand: the line is long, is no heading and
+    ends without a full stop or colon, and the next line is neither empty nor a heading, list item, table row or
+    quotation of Markdown.
     """
     paragraphs: list[list[str]] = []
+    # Whether the next line belongs to the last paragraph.
     continues = False
     for line in text.splitlines():
         words = line.split()

@@ -4,16 +4,16 @@
 
 POST /retrieve {"queries": [text, …], "topk": 3, "return_scores": true}
   → {"result": [[{"document": {"id", "contents"}, "score"}, …], …]}, a list per query; without scores only documents.
-  A blank query finds nothing.
+  A blank query finds nothing. A "document" here is one passage.
 POST /open {"references": [id or title, …], "page": [1, …], "words_per_page": 500}
-  → {"result": [{"id", "title", "text", "page", "pages"} or null, …]}: a page of the document with each passage id or
-  exact title, null if there is none. "page" (1 for each) and "words_per_page" (500) are optional.
-GET /health     200 if the index is loaded, 503 before; names the index.
+  → {"result": [{"id", "title", "text", "page", "pages"} or null, …]}: a page of the whole document with each passage id
+  or exact title, null if there is none. "page" (1 for each) and "words_per_page" (500) are optional.
+GET /health     200 if the index is loaded, with its fingerprint; 503 before.
 GET /metrics    Prometheus.
 
-Queries that wait while the index is busy are searched for in its next call together; since an answer depends on its
-query only, this does not change results. If too many queries wait, the answer is 503 with Retry-After. Errors are
-{"error": reason}.
+While the index is busy, queries of several requests collect and are searched for together in its next call. An answer
+depends on its query only, so this does not change results. If too many queries wait, the answer is 503 with
+Retry-After. Errors are {"error": reason}.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class App:
         self._name = ''
         # References of /open requests that are being answered.
         self._opening = 0
-        # The exception that ended the server.
+        # The exception of `load`, or of the task that answers queries, which ended the server; `serve` raises it.
         self.failure: BaseException | None = None
-        # Stops the server. `serve` replaces it; tests run the application without `serve`.
+        # Stops the server. `serve` replaces this function, which does nothing, for tests that run without `serve`.
         self.stop: Callable[[], None] = lambda: None
         routes = [
             Route('/retrieve', self.retrieve, methods=['POST']),
@@ -82,8 +82,8 @@ class App:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        """Loads and serves the index in a task as long as the application runs."""
-        # Loading takes minutes; /health must answer in the meantime.
+        """Loads and serves the index in a background task, from the application's start to its end."""
+        # Not awaited: loading takes minutes, and /health must answer in the meantime.
         task = asyncio.create_task(self._serve())
         yield
         task.cancel()
@@ -123,7 +123,12 @@ class App:
     async def _respond(
         self, request: Request, answer: Callable[[Index, bytes], Awaitable[list]]
     ) -> Response:
-        """Returns {"result": answer(index, body)} or {"error": reason}, and counts the request."""
+        """Returns {"result": answer(index, body)} or {"error": reason}, and counts the request in the metrics.
+
+        Args:
+          request: its body is read here.
+          answer: function that returns the JSON results of a body, one per query or reference; raises Refused.
+        """
         started = time.perf_counter()
         try:
             if self._index is None:
@@ -150,7 +155,7 @@ class App:
         return bytes(body)
 
     async def _retrieve(self, index: Index, body: bytes) -> list:
-        """Returns the documents of each query of a /retrieve body; raises Refused."""
+        """Returns the JSON list of passages of each query of a /retrieve body; raises Refused."""
         search = parse_search(body, self.limits, len(index))
         # A blank query finds nothing: policies do write blank queries, and the clients in use cannot handle a refusal.
         queries = [query for query in search.queries if query.strip()]
@@ -172,9 +177,9 @@ class App:
         return results
 
     async def _open(self, index: Index, body: bytes) -> list:
-        """Returns the page of each reference of an /open body; raises Refused."""
+        """Returns the JSON object of a page, or None, for each reference of an /open body; raises Refused."""
         request = parse_open(body, self.limits)
-        # The bound is the same as for waiting queries.
+        # References have a counter of their own, with the same limit as waiting queries.
         if self._opening + len(request.references) > self.limits.waiting:
             raise Refused(
                 503, f'{self._opening} references wait already; try again later', retry_after=1
@@ -279,7 +284,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(args: argparse.Namespace) -> None:
     """Serves the index that the arguments name, until a signal."""
-    # Checked before the port is opened: the folder must hold an index.
+    # Called for its error only, before the port is opened: the folder must hold an index.
     folder.read_manifest(args.index)
     limits = Limits(
         **{field.name: getattr(args, field.name) for field in dataclasses.fields(Limits)}

@@ -31,8 +31,8 @@ _NAMED_SHARDS = 5
 
 
 def replace(path: pathlib.Path, write: Callable[[Any], Any]) -> None:
-    """Calls `write` with a temporary file and renames it to `path`, which is thus never half-written."""
-    # The process id keeps hosts with one file system apart.
+    """Writes a file atomically: calls `write` with an open temporary file, which is then renamed to `path`."""
+    # The process id keeps processes apart that write the same file.
     staged = path.with_name(f'.{path.name}.{os.getpid()}')
     try:
         with staged.open('wb') as file:
@@ -45,25 +45,29 @@ def replace(path: pathlib.Path, write: Callable[[Any], Any]) -> None:
         staged.unlink(missing_ok=True)
 
 
-def check_plan(path: pathlib.Path, plan: Mapping[str, Any]) -> None:
-    """Writes the plan (the settings that a folder is built from); if there is one, compares it instead.
+def check_or_write_plan(path: pathlib.Path, plan: Mapping[str, Any]) -> None:
+    """Writes the plan if there is no such file, else compares it with the file.
+
+    Args:
+      path: the file, plan.json in the folder that is built.
+      plan: JSON-able settings that determine the contents of the folder.
 
     Raises:
-      RetrievalError: the folder holds unfinished work of other settings.
+      RetrievalError: the file has other settings: the folder holds unfinished work of another build.
     """
     if not path.exists():
         replace(path, lambda file: file.write(json.dumps(plan, indent=1).encode()))
         return
     old_plan = json.loads(path.read_text(encoding='utf-8'))
-    differing = []
+    differing_keys = []
     for key in sorted({*old_plan, *plan}):
         if old_plan.get(key) != plan.get(key):
-            differing.append(key)
-    if differing:
-        key = differing[0]
+            differing_keys.append(key)
+    if differing_keys:
+        key = differing_keys[0]
         raise RetrievalError(
             f'{path.parent}: unfinished work of another build lies there: {key} was {old_plan.get(key)!r}, now is '
-            f'{plan.get(key)!r} ({len(differing)} differ); remove the folder or build with the same settings'
+            f'{plan.get(key)!r} ({len(differing_keys)} differ); remove the folder or build with the same settings'
         )
 
 
@@ -81,10 +85,10 @@ def encode(
 
     Args:
       encoder: encodes the texts.
-      texts: function from rows to the texts of these passages, in wire form.
+      texts: function from a range of rows to the texts of these passages, in wire form.
       total: number of passages, N.
       folder: gets `plan.json` and one `vectors-<number>.npy` per shard, float32 [rows, D].
-      corpus_sha256: hash of all texts.
+      corpus_sha256: hash of all texts, stored in the plan.
       shard_rows: passages per shard.
       host: number of this host, from 0.
       hosts: number of hosts that share the work.
@@ -109,7 +113,7 @@ def encode(
         'devices': f'{jax.local_device_count()} {jax.default_backend()}',
         'jax': jax.__version__,
     }
-    check_plan(folder / 'plan.json', plan)
+    check_or_write_plan(folder / 'plan.json', plan)
     ranges = shard_ranges(total, shard_rows)
     # Equal shares up to one shard; every shard belongs to exactly one host.
     first_shard = len(ranges) * host // hosts
@@ -122,7 +126,7 @@ def encode(
     with progress.bar(host_rows, 'passages', 'encode', initial=encoded_rows) as bar:
         for shard in missing:
             rows = ranges[shard]
-            # The texts come from a generator, so those of a shard are never in memory together.
+            # The texts come from a generator, so that those of a shard need not be in memory together.
             vectors = encoder.encode(_counted(texts(rows), bar))
             if vectors.shape != (len(rows), encoder.dimension):
                 raise RetrievalError(
@@ -133,12 +137,17 @@ def encode(
 
 
 def shard_ranges(total: int, shard_rows: int) -> list[range]:
-    """Returns the rows of every shard."""
+    """Returns the row numbers of every shard: `shard_rows` consecutive ones, fewer in the last shard."""
     return [range(start, min(start + shard_rows, total)) for start in range(0, total, shard_rows)]
 
 
 def assemble(folder: pathlib.Path, out: pathlib.Path, dtype: str = 'float32') -> None:
-    """Writes the vectors of all shards into one file, [N, D] of `dtype`.
+    """Writes the vectors of all shards into one .npy file, [N, D] of `dtype`.
+
+    Args:
+      folder: the folder that `encode` wrote.
+      out: the file.
+      dtype: float32 or float16.
 
     Raises:
       RetrievalError: a shard is missing, or a vector is not finite or its norm is not 1.
@@ -173,7 +182,7 @@ def assemble(folder: pathlib.Path, out: pathlib.Path, dtype: str = 'float32') ->
 
 
 def is_unit(vectors: Float[np.ndarray, 'rows dimension']) -> Bool[np.ndarray, ' rows']:
-    """Returns whether each vector is finite and of norm 1."""
+    """Returns whether each vector is finite and of norm 1, up to `_NORM_TOLERANCE`."""
     # Computed in float64, because the vectors can be float16.
     norms = np.sqrt(np.einsum('nd,nd->n', vectors, vectors, dtype=np.float64))
     # The comparison is False for NaN and infinity too.
@@ -186,7 +195,7 @@ def _shard_path(folder: pathlib.Path, shard: int) -> pathlib.Path:
 
 
 def _counted(texts: Iterable[str], bar: Any) -> Iterator[str]:
-    """Yields the texts and advances a progress bar."""
+    """Yields the texts and advances the progress bar by one after each."""
     for text in texts:
         yield text
         bar.update()

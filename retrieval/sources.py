@@ -42,9 +42,12 @@ csv.field_size_limit(sys.maxsize)  # LONGEST_LINE is the limit
 
 
 class BadLines:
-    """Counts the bad lines of a source: an error if `strict`, otherwise the first ten are logged.
+    """Counts the bad lines of a source, or its unusable files if it is a folder of texts.
 
-    `fix` ends the error line: what the user of the command can do.
+    Args:
+      source: the file or folder, for messages.
+      strict: True: the first bad line raises an error. False: the first ten are logged and all are counted.
+      fix: end of the error line: what the user of the command can do.
     """
 
     def __init__(self, source: pathlib.Path, strict: bool, fix: str = 'correct the line'):
@@ -54,7 +57,11 @@ class BadLines:
         self.count = 0
 
     def add(self, number: int, reason: str) -> None:
-        """Counts line `number`, which is bad for `reason`.
+        """Counts a bad line (or file) and logs it or raises an error, as the constructor says.
+
+        Args:
+          number: number of the line, from 1.
+          reason: why it is bad.
 
         Raises:
           RetrievalError: `strict` is set.
@@ -72,15 +79,16 @@ def read(
     """Yields (line number from 1, passage) of a corpus file, in order.
 
     JSON lines hold {"id": string or whole number, "contents": '"Title"\\ntext'} and may hold "document_name", which
-    separates documents of the same title; other keys are ignored. A TSV is that
-    of Wikipedia-18 (Karpukhin et al. 2020, arXiv:2004.04906): columns id, text, title, with one line of headings.
-    In a folder, all .txt and .md files are read in the order of their names: the first line of each is its title, the
-    remainder is cut into passages of 100 words; YAML front matter is skipped. The number then counts files instead of
-    lines. A single .txt or .md file is read as a folder with one file.
+    separates documents of the same title; other keys are ignored. A TSV is that of Wikipedia-18 (Karpukhin et al. 2020,
+    arXiv:2004.04906): columns id, text, title, with one line of headings.
+
+    In a folder, all .txt and .md files are read in the order of their paths, without YAML front matter, and the number
+    counts files instead of lines. Without `passage_words` the first line of each is its title and the remainder is cut
+    into passages of 100 words; with it see `split_title`. A single .txt or .md file is read as a folder with one file.
 
     Args:
       source: a file (.jsonl, .json or .tsv, also .gz and .zst) or a folder.
-      skipped: counts bad lines; None makes the first one an error.
+      skipped: receives the bad lines, which are then skipped unless it is strict; None makes the first one an error.
       passage_words: long passages and texts are cut into passages of whole sentences with this many words at most
         (see `splitting`); 0: passages are as they are in a file, and 100 words of a text.
 
@@ -105,8 +113,8 @@ def read(
                 if not isinstance(record, Record):
                     skipped.add(number, record)
                     continue
-                for part in split_record(record, passage_words):
-                    yield number, part
+                for passage in split_record(record, passage_words):
+                    yield number, passage
     except (OSError, EOFError, zstandard.ZstdError) as error:
         # Errors of the operating system have a short text; those of decompressors do not.
         reason = getattr(error, 'strerror', None) or str(error)
@@ -140,7 +148,7 @@ def visible_files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def text_name(source: pathlib.Path, path: pathlib.Path) -> str:
-    """Returns the name of a text, from which the ids of its passages are made."""
+    """Returns the name of a text file: its path relative to the source folder. Ids of passages begin with it."""
     name = path.name
     if path != source:
         name = path.relative_to(source).as_posix()
@@ -159,9 +167,11 @@ def without_front_matter(whole_text: str) -> str:
 def split_title(whole_text: str, default: str) -> tuple[str, str]:
     """Returns (title, text) of a text whose first line may be its title.
 
+    The first line is a title if it is short, contains a letter, has no full stop at its end and is followed by text.
+
     Args:
       whole_text: content of a file.
-      default: title of a text that begins with a paragraph or has one line only.
+      default: title if the first line is none; the text is then the whole text.
     """
     first_line, _, text = whole_text.strip().partition('\n')
     # Markdown headings start with '#'.
@@ -194,16 +204,16 @@ def _read_texts(
         name = text_name(source, path)
         if passage_words:
             title, text = split_title(whole_text, default=pathlib.PurePath(name).stem)
-            parts = split_text(text, passage_words)
-            if not parts:
+            passage_texts = split_text(text, passage_words)
+            if not passage_texts:
                 skipped.add(number, f'{path}: the file is empty')
         else:
             first_line, _, text = whole_text.strip().partition('\n')
             # Markdown headings start with '#'.
             title = first_line.lstrip('# ').strip()
-            parts = _blocks_of_words(text)
-        for part_number, passage_text in enumerate(parts):
-            passage_id = f'{name}#{part_number}'
+            passage_texts = _blocks_of_words(text)
+        for passage_number, passage_text in enumerate(passage_texts):
+            passage_id = f'{name}#{passage_number}'
             record = _validated(Record(passage_id, contents(title, passage_text), document=name))
             if isinstance(record, Record):
                 yield number, record
@@ -265,7 +275,7 @@ def _validated(record: Record) -> Record | str:
     except UnicodeEncodeError:
         return 'a lone surrogate (half a character)'
     title, text = split(record.contents)
-    # No encoder has a direction for an empty text.
+    # An empty text has no meaningful embedding.
     if not title.strip() and not text.strip():
         return 'a passage with neither title nor text'
     return record
@@ -309,7 +319,8 @@ def _parse_tsv(line: str) -> Record | str:
 def _lines(source: pathlib.Path) -> Generator[bytes, None, None]:
     """Yields the lines of a file, decompressed by its last suffix.
 
-    A line of more than `LONGEST_LINE` bytes is cut to one byte more than that, by which `_parse_line` recognises it.
+    A line of more than `LONGEST_LINE` bytes is cut to `LONGEST_LINE` + 1 bytes, by which `_parse_line` recognises it as
+    too long.
     """
     with contextlib.ExitStack() as stack:
         stream: Any = stack.enter_context(source.open('rb'))

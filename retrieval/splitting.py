@@ -12,9 +12,9 @@ TOLERANCE = 1.5
 
 
 def split_text(text: str, max_words: int) -> list[str]:
-    """Returns passages of whole sentences that have all words of a text in order.
+    """Returns passages of whole sentences that together have all words of a text in order.
 
-    A sentence that is longer than a passage is cut between words. Words are separated by single blanks.
+    A sentence that is longer than a passage is cut between words. Words are separated by single spaces.
 
     Args:
       text: any text; without words it gives no passage.
@@ -29,7 +29,8 @@ def split_text(text: str, max_words: int) -> list[str]:
             if words and len(words) + len(sentence_words) > max_words:
                 passages.append(' '.join(words))
                 words = []
-            # A sentence longer than a passage is cut; its last part can share a passage with the next sentence.
+            # A sentence longer than a passage is cut; its last words can share a passage with the next sentence.
+            # `last_start` is the position of these last words, 0 for a shorter sentence.
             last_start = (len(sentence_words) - 1) // max_words * max_words
             for start in range(0, last_start, max_words):
                 passages.append(' '.join(sentence_words[start : start + max_words]))
@@ -42,9 +43,9 @@ def split_text(text: str, max_words: int) -> list[str]:
 def split_record(record: Record, max_words: int) -> Iterator[Record]:
     """Yields a passage unchanged, or if it is too long the passages that it is cut into.
 
-    Each part has the title of the passage, and as its id that of the passage with '#' and the number of the part from
-    0. Consecutive passages with the same title are one document, so `open` shows all parts. Parts of a passage without
-    a title get its id as their document.
+    The new passages keep the title; their ids are that of the old passage with '#' and a number from 0. Consecutive
+    passages with the same title are one document, so the tool `open` shows all of them. Those of a passage without a
+    title get its id as the name of their document.
 
     Args:
       record: a passage of a corpus file.
@@ -57,5 +58,5 @@ def split_record(record: Record, max_words: int) -> Iterator[Record]:
     document = record.document
     if not document and not title:
         document = record.id
-    for number, part in enumerate(split_text(text, max_words)):
-        yield Record(f'{record.id}#{number}', contents(title, part), document)
+    for number, passage_text in enumerate(split_text(text, max_words)):
+        yield Record(f'{record.id}#{number}', contents(title, passage_text), document)

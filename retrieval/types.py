@@ -20,16 +20,18 @@ class RetrievalError(ValueError):
 
 
 class CannotOpen(RetrievalError):
-    """The search server has no endpoint for whole documents."""
+    """The backend has no whole documents: a search server without the endpoint /open, or one of another package."""
 
 
 class SearchFailed(RuntimeError):
-    """A search failed for a reason other than the query; clients count it."""
+    """A search, or the lookup of a document, failed for a reason other than the request; clients count it."""
 
 
 @runtime_checkable
 class Encoder(Protocol):
     """Maps texts to unit vectors. The vector of a query must not depend on the other queries of the call.
+
+    A passage in wire form is its title in double quotes, a line feed and its text (see `records`).
 
     Attributes:
       dimension: D, the size of a vector.
@@ -43,7 +45,7 @@ class Encoder(Protocol):
     def encode_passages(
         self, titles: Sequence[str], texts: Sequence[str]
     ) -> Float32[np.ndarray, 'passages dimension']:
-        """Returns the vectors of passages."""
+        """Returns the vectors of passages, each given by its title and its text."""
         ...
 
     def encode(self, texts: Iterable[str]) -> Float32[np.ndarray, 'passages dimension']:

@@ -60,12 +60,17 @@ class _Replacements(dict):
         return replacement
 
     def _replacement(self, character: str, code: int) -> str | None:
-        """Returns the text that replaces a character, None if it is removed; `code` is its code point."""
+        """Returns the text that replaces a character, with spaces around a word of its own; None if it is removed.
+
+        Args:
+          character: the character.
+          code: its code point.
+        """
         category = _RECLASSIFIED.get(code) or unicodedata.category(character)
         # Tab and line ends count as white space although they are control characters (Cc).
         if character in '\t\n\r':
             return ' '
-        # NUL, the replacement character, and control, format, private and surrogate characters.
+        # Removed: NUL, the replacement character, and control, format, private and surrogate characters.
         if code in (0, 0xFFFD) or category in ('Cc', 'Cf', 'Co', 'Cs'):
             return None
         if category in ('Zs', 'Zl', 'Zp'):

@@ -226,6 +226,7 @@ def test_more_seeds_are_asked_for_where_seeds_differ():
     assert claims.judge(runs([0.9] * 3, 40), runs([0.4] * 3, 40))['questions_needed'] > 40
 
 
+@pytest.mark.long
 def test_an_arm_runs_once_and_is_stored(monkeypatch, tmp_path):
     whole = claims.config_of
 

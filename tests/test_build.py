@@ -43,8 +43,8 @@ def test_an_evaluation_with_a_broken_tool_stops_the_run():
     )
     workers.counts.update({'calculator/calls': 20, 'calculator/failed': 11})
     with pytest.raises(UserError, match="11 of 20 calls of the tool 'calculator'"):
-        build.RunContext.check_failures(run)
+        build.RunContext.check_and_reset_failures(run)
     # Failures below the limit must not be counted for the training step after the evaluation.
     workers.counts.update({'calculator/calls': 20, 'calculator/failed': 10})
-    build.RunContext.check_failures(run)
+    build.RunContext.check_and_reset_failures(run)
     assert workers.counts == collections.Counter()

@@ -156,6 +156,7 @@ def test_two_processes_learn_what_one_learns(one, two):
     assert learnt
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('writers', [1, 2])
 def test_a_checkpoint_serves_either_number_of_processes(writers, one, two, tmp_path):
     whole = (one, two)[writers - 1][0]
@@ -252,6 +253,25 @@ def test_what_goes_wrong_in_one_process_ends_both_with_its_line(tmp_path):
     assert all('config.rollout.prompt_tokens=26: too short for ' in text for text in out)
     assert sum('process ' in text.strip().split('\n')[-1] for text in out) == 1
     assert time.time() - started < 200
+
+
+@pytest.mark.long
+def test_two_processes_that_train_nothing_both_stop_with_status_3(tmp_path):
+    workdir = tmp_path / 'run'
+    # Every rollout ends after its first token, and those that end at a limit are not trained on.
+    running = play(
+        workdir,
+        2,
+        '--config.rollout.turn_tokens=1',
+        '--config.rollout.truncated=drop',
+        '--config.stop_after_empty_steps=2',
+    )
+    out = [p.communicate(timeout=600)[0] for p in running]
+    assert [p.returncode for p in running] == [3, 3], out
+    summary = json.loads(read(workdir, 'summary.json'))
+    assert summary['trained'] is False and '2 steps in a row' in summary['stopped']
+    assert any(summary['stopped'] in text for text in out)
+    assert not (workdir / 'policy').exists()
 
 
 BREAKS = """

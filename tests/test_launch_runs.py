@@ -162,7 +162,7 @@ def cloud(tmp_path):
     return start
 
 
-@pytest.mark.parametrize('lost', ['suspended', 'preempted'])
+@pytest.mark.parametrize('lost', [pytest.param('suspended', marks=pytest.mark.long), 'preempted'])
 def test_a_preempted_slice_is_asked_for_again_and_the_same_command_runs(cloud, lost):
     result, steps, calls = cloud(lost, lost, '0')
     assert result.returncode == 0, result.stderr

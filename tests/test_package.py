@@ -133,18 +133,17 @@ def test_the_installed_package_is_the_wheels_and_requires_what_the_project_does(
     assert any(requirement.startswith('mcp==') for requirement in requires)
 
 
+# Each loads most libraries once more.
+LONG_TO_IMPORT = ('retrieval.build', 'report', 'ask', 'compare', 'evaluate', 'inputs')
+
+
 @pytest.mark.parametrize(
     'module',
     [
         'main',
-        'retrieval.build',
         'retrieval.server',
-        'report',
-        'ask',
-        'compare',
-        'evaluate',
-        'inputs',
         'quickstart',
+        *(pytest.param(name, marks=pytest.mark.long) for name in LONG_TO_IMPORT),
     ],
 )
 def test_commands_explain_themselves(python, tmp_path, module):

@@ -16,25 +16,13 @@ from zeroplay_jax.configuration import rules
 from zeroplay_jax.retrieval import folder
 from zeroplay_jax.retrieval.corpus import split
 from zeroplay_jax.retrieval.types import RetrievalError
-from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT, ENGLISH_CHECKPOINT, EXAMPLE_TEXTS
+from zeroplay_jax.settings.paths import EXAMPLE_TEXTS
 from zeroplay_jax.types import UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
-POLICY = ENGLISH_CHECKPOINT
-LENGTHS: tuple[str, ...] = ()
-if not ENGLISH_CHECKPOINT.is_dir():
-    POLICY = BUILT_IN_CHECKPOINT
-    # The tokenizer of the miniature world takes more tokens for the same text.
-    LENGTHS = (
-        '--config.rollout.prompt_tokens=512',
-        '--config.sampler.context=832',
-        '--config.micro.tokens=832',
-    )
 SMALL = (
     # So few steps may all be empty.
     '--config.stop_after_empty_steps=0',
-    f'--config.policy.path={POLICY}',
-    *LENGTHS,
     '--config.sampler.slots=16',
     '--config.proposer.batch=16',
     '--config.proposer.steps=1',
@@ -91,9 +79,9 @@ def test_the_run_has_a_report_a_policy_and_a_real_index(played):
     summary = json.loads((workdir / 'run' / 'summary.json').read_text())
     # Self-play without questions from outside.
     assert summary['outside_questions'] == 0
-    # The built-in checkpoint writes no question about real text, so that nothing is trained with it.
-    is_trained = (workdir / 'run' / 'policy' / 'solver' / 'model.safetensors').is_file()
-    assert is_trained == (POLICY == ENGLISH_CHECKPOINT)
+    # Whether so small a run has reward variance may depend on the processor's rounding.
+    is_trained = summary['policies']['solver']['trained']
+    assert (workdir / 'run' / 'policy' / 'solver' / 'model.safetensors').is_file() == is_trained
     manifest = folder.verify(workdir / 'index')
     assert manifest['kind'] == 'scann' and manifest['corpus']['passages'] == 80
 
@@ -112,9 +100,6 @@ def test_training_never_draws_a_held_out_document(played):
 
 def test_the_printed_command_asks_the_trained_policy(played):
     workdir, done = played
-    if POLICY != ENGLISH_CHECKPOINT:
-        assert 'there is no trained policy to ask' in done.stdout
-        pytest.skip('the checkpoint that learns from real text is not here')
     (advice,) = [line for line in done.stdout.splitlines() if line.startswith('ask the trained')]
     command = advice.partition(': ')[2]
     assert '____' in command
@@ -159,9 +144,7 @@ def test_the_same_command_repeats_no_step(played):
 
 
 @pytest.fixture(autouse=True)
-def checkpoint(monkeypatch):
-    """A checkpoint that exists is the default: without one the command ends before it does anything."""
-    monkeypatch.setattr(english, 'ENGLISH_CHECKPOINT', POLICY)
+def outside_package(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / 'tests' / 'outside_package')
 
 
@@ -361,13 +344,10 @@ def test_the_advice_names_the_evaluated_policy_if_there_is_one(tmp_path, name):
 def test_the_config_is_sound(texts, tmp_path):
     prepare('--corpus', texts, '--workdir', tmp_path / 'w', '--encoder=bm25')
     config = english.get_config(str(tmp_path / 'w'))
-    config.policy.path = str(POLICY)
     rules.check(config)
     assert config.eval.questions >= 200
     with pytest.raises(UserError, match='not an index folder'):
-        without = english.get_config()
-        without.policy.path = str(POLICY)
-        rules.check(without)
+        rules.check(english.get_config())
 
 
 def make(*arguments, **environment):

@@ -17,7 +17,6 @@ import pytest
 
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.selfplay.recipe import recipe_class
-from zeroplay_jax.settings.paths import ENGLISH_CHECKPOINT
 
 ROOT = pathlib.Path(__file__).parents[1]
 SHELL = ('', 'bash', 'sh')  # how fences of commands begin
@@ -45,18 +44,9 @@ FEW = (
 )
 WORLDS = "--config.world.train='(0,4)' --config.world.evaluation='(0,2)'"
 MINI = f'--config.sampler.slots=16 --config.micro.rows=2 --config.eval.questions=2 {WORLDS}'
-# The policy that reads English, where it is there.
-ENGLISH = ''
-if not ENGLISH_CHECKPOINT.is_dir():
-    # The tokenizer of the miniature world takes more tokens for the same text.
-    ENGLISH = (
-        '--config.policy.path=zeroplay_jax/mini/base --config.rollout.prompt_tokens=512 '
-        '--config.sampler.context=832 --config.micro.tokens=832'
-    )
-ENGLISH += ' --config.stop_after_empty_steps=0'
 # How a command that begins so is made small: what is put behind it; a function rewrites it.
 SMALL = {
-    'make quickstart CORPUS': lambda c: f'{c} ARGS="{FEW} {ENGLISH}"',
+    'make quickstart CORPUS': lambda c: f'{c} ARGS="{FEW} --config.stop_after_empty_steps=0"',
     'make quickstart': lambda c: f'{c} ARGS="{FEW} {WORLDS}"',
     'make test': lambda c: c.replace('make', 'make -n'),  # this very run
     'make lint': lambda c: c.replace('make', 'make -n'),  # .ci/run does it
@@ -88,6 +78,7 @@ SHARED = {
 ELSEWHERE = {
     '.venv/bin/python -m benchmarks.rollout': 'tests/test_benchmarks.py runs it small',
     '.venv/bin/python -m benchmarks.tpu_aot': 'tests/test_tpu_aot.py compiles a model cut to one and two layers',
+    '.venv/bin/python -m benchmarks.slices': 'tests/test_slices.py plays small workloads',
     '.venv/bin/python -m benchmarks.claims': 'hours where a run is not kept; tests/test_benchmarks.py plays one arm',
     '.venv/bin/python -m benchmarks.retrieval': 'an hour; tests/retrieval runs its parts',
     '.venv/bin/pip install jupyterlab': 'installs what only people need',
@@ -95,6 +86,12 @@ ELSEWHERE = {
     'gcloud compute tpus queued-resources delete': 'deletes a machine of the cloud',
     'taskset': 'an hour; tests/retrieval runs its parts',
 }
+# Commands that differ from others by a flag or a path: `make test-long` runs them.
+LONG = (
+    'configs/ablations.py',
+    'runs/seed1',
+    '/mnt/share/',
+)
 MADE = {  # what is there afterwards
     'make quickstart CORPUS': 'runs/texts/run/report.html',
     'make quickstart': 'runs/quickstart/report.html',
@@ -273,7 +270,18 @@ def played():
         'notebooks/README.md',
         'launch/README.md',
     )
-    return [command for page in pages for command in runnable(page) if command not in launches()]
+    # A page may repeat a command of another one, and only what lies between them can change its result.
+    seen: set[str] = set()
+    params = []
+    for page in pages:
+        for command in runnable(page):
+            is_repeated = command in seen and command.startswith('make ')
+            seen.add(command)
+            if command in launches() or is_repeated:
+                continue
+            is_long = any(part in command for part in LONG)
+            params.append(pytest.param(command, marks=pytest.mark.long if is_long else ()))
+    return params
 
 
 @pytest.mark.parametrize('command', played())

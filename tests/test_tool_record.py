@@ -39,7 +39,7 @@ def roles(*tools):
 
 
 def check(workdir, *tools, is_resumed=True):
-    tool_record.check(Hosts(), workdir, roles(*tools), is_resumed)
+    tool_record.check_or_write(Hosts(), workdir, roles(*tools), is_resumed)
 
 
 def recorded(workdir):
@@ -107,11 +107,11 @@ def test_an_attribute_that_a_later_version_adds_is_no_difference(tmp_path):
 
 def test_a_tool_of_one_role_does_not_hide_that_of_another(tmp_path):
     both = roles(Weather()) | {'proposer': roles(Weather('the same name'))['solver']}
-    tool_record.check(Hosts(), tmp_path, both, is_resumed=False)
-    tool_record.check(Hosts(), tmp_path, both, is_resumed=True)
+    tool_record.check_or_write(Hosts(), tmp_path, both, is_resumed=False)
+    tool_record.check_or_write(Hosts(), tmp_path, both, is_resumed=True)
     both['solver'] = roles(Weather('another description'))['solver']
     with pytest.raises(UserError, match="role solver: 'weather' differs in description"):
-        tool_record.check(Hosts(), tmp_path, both, is_resumed=True)
+        tool_record.check_or_write(Hosts(), tmp_path, both, is_resumed=True)
 
 
 def test_a_record_of_an_earlier_version_has_one_listing_for_all_roles(tmp_path):
@@ -167,6 +167,7 @@ def run(folder, *flags):
     )
 
 
+@pytest.mark.long
 def test_a_run_is_not_resumed_with_a_tool_that_was_deployed_anew(tmp_path):
     module = tmp_path / 'their_clock.py'
     module.write_text(CLOCK.replace('DESCRIPTION', '"the time of day"'))

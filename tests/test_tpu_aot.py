@@ -46,7 +46,7 @@ def test_least_operations_of_a_model_are_counted_by_hand():
     layer = 4 * 4 + 2 * 4 * 2 + 4 * 4 + 3 * 4 * 6
     assert roofline.weights(model, shapes) == (2 * layer, 40)
     # A row of 3: with a window of 2 its places see 1, 2, 2 places, else 1, 2, 3.
-    assert roofline.seen(model, 3) == pytest.approx(5 / 3 + 2)
+    assert roofline.attended_keys(model, 3) == pytest.approx(5 / 3 + 2)
     products = 4 * 2 * 2 * (5 / 3 + 2)
     assert roofline.forward(model, shapes, 9, 3, True) == pytest.approx(
         9 * (2 * (2 * layer + 40) + products)

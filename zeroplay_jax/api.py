@@ -46,7 +46,7 @@ class Policy:
     Attributes:
       config: settings of rollouts, sampler, tools and prompts (see docs/configuration.md).
       opened: checkpoint folder, architecture, devices and tokenizer.
-      params: weights, float32, in the learner's layout.
+      params: weights, float32, sharded as for training.
     """
 
     config: ConfigDict
@@ -100,8 +100,8 @@ def load_policy(path: str | pathlib.Path = '', settings: ConfigDict | None = Non
 
     Args:
       path: Hugging Face folder; '' is `settings.policy.path`, and where that is empty, the built-in tiny checkpoint.
-      settings: how the policy is prompted and sampled; None: the defaults, which suit the built-in checkpoint. Take a
-        paper's config for an instruction-tuned model.
+      settings: how the policy is prompted and sampled; None: the defaults, which suit the built-in checkpoint. For an
+        instruction-tuned model take a recipe's config, such as zp.config('drzero').
 
     Raises:
       UserError: `settings` is not a config, or a file cannot be used.
@@ -110,7 +110,7 @@ def load_policy(path: str | pathlib.Path = '', settings: ConfigDict | None = Non
     if path:
         settings.policy.path = str(path)
     opened = build.open_policy(settings)
-    # The learner's layout serves both uses: the sampler's copy is made from it, and losses read it directly.
+    # Sharded as for training: losses read these weights directly, and the sampler's are made from them.
     params = hf.load(
         opened.folder, opened.model, opened.mesh, owned=True, progress=settings.progress
     )
@@ -125,14 +125,16 @@ def open_index(source: str | pathlib.Path = '', settings: ConfigDict | None = No
         index = zp.open_index('http://127.0.0.1:8000')         # a search server
 
     Args:
-      source: folder or address; '' is the miniature world with its held-out questions.
-      settings: worlds, passages per query, time limits; None: the defaults.
+      source: folder or address; '' is the miniature world with its held-out questions, whatever `settings.retrieval`
+        names (unlike `load_policy`, where '' is `settings.policy.path`).
+      settings: of which `retrieval` (except kind, path and url, which `source` decides), `tools`, `world`, `eval` and
+        `progress` are read; None: the defaults.
 
     Raises:
       UserError: `settings` is not a config, the folder is not an index, or the server does not answer.
     """
     settings = _copy('open_index', settings)
-    # Imports TensorFlow with its terminal output hidden.
+    # Before an index imports TensorFlow: hides its output, and the GPUs from it.
     entry.load_libraries()
     if not source:
         corpus, questions = library_builder.held_out_corpus_and_questions(settings)
@@ -165,11 +167,14 @@ def sample_rollouts(
         answer = rollouts[0][0].turns[-1].text
 
     Args:
+      policy: sampled with the limits, tools' settings and prompts of its config.
+      index: what the tools search and open; its settings gave the number of passages per query.
       questions: asked with the solver's prompt of `policy.config.prompts`.
+      samples: rollouts per question.
       tools: built-in names, 'package.module:attribute', or Tool objects.
       temperature: 0 is greedy.
-      seed, step: with the index of the question and of the sample they determine all randomness: the rollouts are
-        those of step `step` of a run with this seed.
+      seed, step: with the index of the question and of the sample they determine all randomness, as the seed and the
+        number of a step do in a run.
 
     Raises:
       UserError: an unknown tool, or a question that is longer than `rollout.prompt_tokens`.
@@ -188,16 +193,18 @@ def sample_rollouts(
     for tool in tools:
         if isinstance(tool, Tool):
             tools_by_name[tool.name] = tool
+    # One role with one set of weights; both are called 'solver', like the prompt.
     context = build.rollout_context(
         settings,
         [RoleSpec(_SOLVER, _SOLVER)],
         policy.opened,
         tools_by_name,
-        prompts.select(settings.prompts),
-        {_SOLVER: _SOLVER},
+        templates=prompts.select(settings.prompts),
+        weights={_SOLVER: _SOLVER},
     )
+    # The same weights in the sampler's layout and dtype.
     published = publisher(policy.model, policy.opened.mesh, policy.params)(policy.params)
-    context.scheduler.publish_weights(_SOLVER, published, 0)
+    context.scheduler.publish_weights(_SOLVER, published, version=0)
 
     async def ask(number: int, question: str) -> list[Trajectory]:
         # The engine and evaluations use the same identity for item `number` of step `step`.
@@ -244,6 +251,7 @@ def score(
         scores = zp.score(rollouts, [['Mara Velling', 'M. Velling']])
 
     Args:
+      rollouts: per question its samples; equally many for each.
       answers: accepted answers per question.
       metric: 'em', 'subem', 'f1', or 'package.module:function'.
 
@@ -274,13 +282,15 @@ def policy_loss(
 ) -> tuple[Float[Array, ''], dict[str, Any]]:
     """Returns the loss that a training step on these rollouts minimises, and its statistics.
 
-    Advantages are relative to the samples of the same question. With `params` it can be differentiated:
+    Advantages are relative to the samples of the same question. With `params` the loss can be differentiated:
 
         loss, stats = zp.policy_loss(policy, rollouts, scores, loss='token_pg', baseline='loo', scale='none')
         gradient = jax.grad(lambda p: zp.policy_loss(policy, rollouts, scores, params=p)[0])(policy.params)
 
     Args:
-      rewards: one per rollout.
+      policy: model, weights and, in its config, the size of a micro-batch (`micro.rows`, `micro.tokens`).
+      rollouts: per question its samples.
+      rewards: one per rollout, in the same arrangement.
       loss: a name of `objectives.losses`, or 'package.module:function'.
       params: weights to evaluate; None: the policy's. A KL term compares them with the policy's.
       settings: fields of `config.<role>` (docs/configuration.md), such as the `temperature` that the rollouts were
@@ -302,8 +312,8 @@ def policy_loss(
     for group, (trajectories, values) in enumerate(zip(rollouts, reward_table, strict=True)):
         for trajectory, value in zip(trajectories, values, strict=True):
             rows.append(Row(_SOLVER, trajectory, value, group))
-    # This writes the advantages into `rows`, computed within groups as in a training step.
     micro = policy.config.micro
+    # Writes the advantages into `rows`, computed within groups as in a training step.
     group_stats = set_advantages(rows, role)
     total_loss, loss_stats = rows_loss(
         policy.model,
@@ -313,7 +323,7 @@ def policy_loss(
         role,
         (micro.rows, micro.tokens),
     )
-    # A group statistic with count 0 has no groups to average; it is left out, as in metrics.jsonl.
+    # Statistics are (sum, count). One of no groups has count 0 and no mean; it is left out, as in metrics.jsonl.
     stats = {name: total / count for name, (total, count) in group_stats.items() if count}
     stats |= {name: total / count for name, (total, count) in loss_stats.items()}
     return total_loss, stats
@@ -334,12 +344,12 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
     """
     arguments.check_settings('train', settings)
     folder = pathlib.Path(workdir)
-    # Parents are checked too, because mkdir would fail only after the policy was loaded.
+    # The parents are checked as well: a file among them would make mkdir fail, and only after the policy was loaded.
     if any(path.is_file() for path in (folder, *folder.parents)):
         raise UserError(f'train: workdir {workdir}: there is a file in this place; name a folder')
     rules.check(settings)
     entry.load_libraries()
-    # Other processes of the run have to be joined before JAX looks for devices.
+    # The processes of a run on several hosts have to be connected before JAX looks for devices.
     entry.connect(settings)
     # Imports TensorBoard's writer and the report, which only a run needs.
     from zeroplay_jax.training import loop

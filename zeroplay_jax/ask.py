@@ -109,6 +109,7 @@ def _web_address(text: str) -> str:
 
 
 def _parser() -> Parser:
+    """Returns the parser of the command line; without a flag the config decides, except for temperature and seed."""
     parser = Parser(
         prog='python -m zeroplay_jax.ask',
         description=__doc__,
@@ -204,17 +205,19 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _policy_folder(path: str | None) -> pathlib.Path:
-    """Returns the folder of --policy; without the flag the built-in checkpoint.
+    """Returns the folder of --policy, or of the built-in checkpoint if `path` is None.
 
     Raises:
       UserError: the folder is not a checkpoint; the error lists checkpoints inside it.
     """
     folder = BUILT_IN_CHECKPOINT if path is None else pathlib.Path(path)
     fix = 'name a Hugging Face folder (config.json, tokenizer.json, *.safetensors)'
-    # A likely mistake: the folder of a run instead of a policy in it.
-    configs_inside = sorted([*folder.glob('policy/*/config.json'), *folder.glob('*/config.json')])
-    if configs_inside:
-        policies = ', '.join(str(config.parent) for config in configs_inside)
+    # A likely mistake: the folder of a run, or of `make quickstart CORPUS=…`, instead of a policy in it.
+    tokenizers_inside: list[pathlib.Path] = []
+    for pattern in ('*', 'policy/*', 'run/policy/*'):
+        tokenizers_inside += sorted(folder.glob(f'{pattern}/tokenizer.json'))
+    if tokenizers_inside:
+        policies = ', '.join(str(file.parent) for file in tokenizers_inside)
         fix = f'name a policy in it: {policies}'
     if not folder.is_dir():
         raise UserError(f'--policy {path}: no such folder; {fix}')
@@ -225,10 +228,11 @@ def _policy_folder(path: str | None) -> pathlib.Path:
 
 
 def settings(folder: pathlib.Path) -> ConfigDict:
-    """Returns the config by which a policy is asked.
+    """Returns the config with whose prompts, tools and lengths a policy is asked.
 
-    It is that of the policy's run if the folder lies in one. Otherwise the tokenizer decides: quickstart's or english's
-    config for this project's tokenizers, drzero's for any other.
+    It is that of the policy's run if the folder lies in one (RUN/policy/NAME). Otherwise the tokenizer decides: the
+    defaults (as in configs/quickstart.py) or configs/english.py for this project's tokenizers, configs/drzero.py for
+    any other.
 
     Raises:
       UserError: the folder lies in a run of another version.
@@ -297,7 +301,10 @@ def _set_mcp_server(config: ConfigDict, url: str | None) -> None:
 
 
 def _set_lengths(config: ConfigDict, turns: int | None, top_k: int | None) -> None:
-    """Sets turns and passages per search; scales the observation length, and lengthens the context to fit."""
+    """Sets turns and passages per search in place, if they are not None.
+
+    More passages lengthen observations in proportion; the context grows with the tokens of all turns and observations.
+    """
     rollout = config.rollout
     tokens_before = rollout.max_turns * (rollout.turn_tokens + rollout.observation_tokens)
     if turns is not None:
@@ -423,7 +430,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader closed the pipe. Python would complain again when it flushes stdout at exit.
+        # The reader closed the pipe. With stdout on the null device, Python's flush at exit cannot fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 

@@ -58,8 +58,8 @@ _OUT = flags.DEFINE_string('out', '', 'File for every answer, as JSON.')
 
 # Metrics that ask the judge of the config.
 _JUDGED_METRICS = ('judge', 'rubrics')
-# Slot pool of the weights of --answerer.
-_ANSWERER_POOL = 'answerer'
+# Name of the weights of --answerer, and of their slots.
+_ANSWERER_WEIGHTS = 'answerer'
 # Characters of a set's name and of the metric in the table.
 _NAME_WIDTH = 20
 _METRIC_WIDTH = 7
@@ -81,8 +81,8 @@ def main(argv: list[str]) -> None:
         from zeroplay_jax.training import build
 
     interrupts.raise_again()
-    extra_pool = _ANSWERER_POOL if _ANSWERER.value else ''
-    run = build.build(config, extra_pool)
+    extra_weights = _ANSWERER_WEIGHTS if _ANSWERER.value else ''
+    run = build.build(config, extra_weights)
     run.publish_weights(run.rollouts.scheduler.pools)
     # The slot pools have copies, so the loaded weights are dropped to free their memory.
     run = dataclasses.replace(run, params={})
@@ -117,13 +117,15 @@ def _check_metric(name: str) -> None:
     # The judged metrics are included so that the error lists them as well.
     metrics = {**rewards.ANSWER_METRICS, **dict.fromkeys(_JUDGED_METRICS)}
     try:
-        resolve('metric', name, metrics)
+        resolve('metric', name, metrics, ('prediction', 'golds'))
     except ValueError as error:
         raise UserError(f'--metric={name}: {error}') from None
 
 
 def _evaluate_held_out(config, run: RunContext) -> None:
-    """Asks the library's held-out questions; prints a line per hop count and a JSON object.
+    """Asks the library's held-out questions; prints the mean and its 95 % interval, per hop count and in all.
+
+    A JSON object with the same figures follows.
 
     Raises:
       UserError: too many searches or judgements failed.
@@ -135,11 +137,13 @@ def _evaluate_held_out(config, run: RunContext) -> None:
     with progress.bar(len(items), 'questions') as bar:
         correct, rows = held_out.evaluate(run.evaluation, items, 0, role, bar.update)
     # Checked before anything is printed: figures of an evaluation with failed searches would mislead.
-    run.check_failures()
+    run.check_and_reset_failures()
     judge = run.rollouts.judge
     if judge is not None:
         judge.check_failure_rate(judge.stats)
-    intervals = {f'hop{hops}': statistics.mean_interval(flags) for hops, flags in correct.items()}
+    intervals = {}
+    for hops, is_correct in correct.items():
+        intervals[f'hop{hops}'] = statistics.mean_interval(is_correct)
     intervals['mean'] = statistics.mean_interval(statistics.headline(correct))
     # `correct` leaves out the open tasks.
     rubric_scores = [row.reward for row in rows if 'rubrics' in row.parts]
@@ -166,14 +170,14 @@ def _load_sets(seed: int) -> dict[str, list[Question]]:
 
 
 def _evaluate_sets(config, run: RunContext) -> None:
-    """Asks the questions of --sets; prints a line per set and a JSON object, and writes --out."""
+    """Asks the questions of --sets; prints a line of mean figures per set and a JSON object, and writes --out."""
     from zeroplay_jax.evaluation import question_sets
     from zeroplay_jax.training import build
 
     sets = _load_sets(config.seed)
     # Loaded after the sets were read, so that an unusable line is reported before weights are loaded.
     if _ANSWERER.value:
-        run.publish_weights([_ANSWERER_POOL], build.load_like(run, _ANSWERER.value))
+        run.publish_weights([_ANSWERER_WEIGHTS], build.load_like(run, _ANSWERER.value))
     # For package.module:function the heading is the function.
     metric_heading = _METRIC.value.rpartition(':')[2][:_METRIC_WIDTH]
     print(f'{"set":20} {"n":>6} {metric_heading:>7} {"searches":>9} {"repeated":>9}')
@@ -197,14 +201,18 @@ def _evaluate_sets(config, run: RunContext) -> None:
 def _answer_set(
     config, run: RunContext, number: int, name: str, questions: Sequence[Question]
 ) -> list[Answered]:
-    """Returns the results of the questions of one set; `number` is its position among the sets.
+    """Returns the result of each question of one set, and checks that few enough searches and judgements failed.
+
+    Args:
+      number: position of the set among the sets, from which the randomness of its rollouts derives.
+      name: name of the set, for the progress bar.
 
     Raises:
       UserError: too many searches or judgements failed.
     """
     from zeroplay_jax.evaluation import question_sets
 
-    # The judge's counters cover all sets, and the limit applies to each set: a difference is checked.
+    # The judge counts over all sets, but the limit applies to each set, so the difference is checked.
     stats_before = collections.Counter(run.rollouts.judge_stats)
     with progress.bar(len(questions), 'questions', name) as bar:
         answered = question_sets.answer_all(
@@ -214,10 +222,10 @@ def _answer_set(
             metric=_METRIC.value,
             samples=_SAMPLES.value,
             role=recipe_class(config.recipe).evaluated_role,
-            answerer=_ANSWERER_POOL if _ANSWERER.value else '',
+            answerer=_ANSWERER_WEIGHTS if _ANSWERER.value else '',
             on_answer=bar.update,
         )
-    run.check_failures()
+    run.check_and_reset_failures()
     if run.rollouts.judge is not None:
         run.rollouts.judge.check_failure_rate(run.rollouts.judge_stats - stats_before)
     return answered

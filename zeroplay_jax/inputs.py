@@ -65,6 +65,7 @@ def _ratio(text: str) -> tuple[int, ...]:
 
 
 def _parser() -> Parser:
+    """Returns the parser of the command line; its `kind` is the name of the subcommand."""
     parser = Parser(
         prog='python -m zeroplay_jax.inputs',
         description=__doc__,
@@ -114,6 +115,7 @@ def _add_corpus(parser, required: bool = False) -> None:
 
 
 def _add_answers(commands) -> None:
+    """Adds the subcommand `answers`, from sets of questions or from a corpus."""
     parser = _add_command(
         commands,
         'answers',
@@ -149,6 +151,7 @@ def _add_answers(commands) -> None:
 
 
 def _add_questions(commands) -> None:
+    """Adds the subcommand `questions`, from sets of questions."""
     parser = _add_command(
         commands,
         'questions',
@@ -180,6 +183,7 @@ def _add_questions(commands) -> None:
 
 
 def _add_documents(commands) -> None:
+    """Adds the subcommand `documents`, from a corpus."""
     summary = 'documents with hops (Dr. Zero, π-Play, SCOPE)'
     parser = _add_command(
         commands, 'documents', summary, inputs_help.DOCUMENTS, inputs_help.DOCUMENTS_EXAMPLES
@@ -208,6 +212,7 @@ def _add_documents(commands) -> None:
 
 
 def _add_cloze(commands) -> None:
+    """Adds the subcommand `cloze`, which writes questions and documents of a corpus."""
     summary = 'held-out questions of any corpus, and documents to train on'
     parser = _add_command(commands, 'cloze', summary, inputs_help.CLOZE, inputs_help.CLOZE_EXAMPLES)
     _add_corpus(parser, required=True)
@@ -255,7 +260,7 @@ def _answer_lines(path: str) -> Iterator[builders.Line]:
 
 
 def _is_public(name: str) -> bool:
-    """Returns whether a set is named instead of being a file."""
+    """Returns whether a set is a public name such as 'nq', because there is no file of this name."""
     return not pathlib.Path(name).is_file()
 
 
@@ -282,7 +287,7 @@ def _held_out_questions(names: Sequence[str]) -> Iterator[str]:
 
 
 def build(args: argparse.Namespace) -> builders.BuiltFile:
-    """Returns the lines of the file that the arguments ask for; not for the kind 'cloze'."""
+    """Returns the lines of the file that the arguments request, of any kind but 'cloze'."""
     if args.kind == 'questions':
         sets = [_set_lines(name) for name in args.sets]
         held_out = _held_out_questions(args.not_in)
@@ -303,7 +308,7 @@ def build(args: argparse.Namespace) -> builders.BuiltFile:
 
 
 def _report_cloze(args: argparse.Namespace, built: cloze_files.ClozeFiles) -> str:
-    """Returns a line about the files written and the flags with which a run takes them."""
+    """Returns a line about the two cloze files written, and the flags with which a run takes them."""
     flags = [
         f'--config.eval.file={args.out}',
         f'--config.eval.questions={len(built.questions)}',

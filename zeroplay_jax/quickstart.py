@@ -42,7 +42,7 @@ _CONFIG = 'english'
 _ENCODERS = ('lexical', 'bm25')
 _PASSAGE_WORDS = 50
 _QUESTIONS = 240
-# A quickstart reads about a thousand documents; more of them would only make the file larger.
+# A quickstart draws fewer than a thousand documents; more of them would only make the file larger.
 _MAX_DOCUMENTS = 5_000
 # The split does not depend on --seed: runs with different seeds are compared on the same questions.
 _SPLIT_SEED = 0
@@ -53,6 +53,7 @@ _RUN = 'run'
 
 
 def _parser() -> Parser:
+    """Returns the parser of the command's own arguments; settings of the run are not among them."""
     parser = Parser(
         prog='python -m zeroplay_jax.quickstart',
         description=__doc__,
@@ -88,7 +89,7 @@ def _parser() -> Parser:
 
 
 def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """Returns (arguments, settings of the run as flags).
+    """Returns the checked arguments, and the settings of the run as flags (--config.FIELD=VALUE).
 
     Raises:
       UserError, RetrievalError: an unknown argument or field, or an unusable file of --eval.
@@ -271,7 +272,11 @@ def _make_questions(args: argparse.Namespace) -> None:
         if split.warning:
             print(f'{_NAME}: warning: {args.corpus}: {split.warning}', file=sys.stderr)
     else:
-        _report('questions', f'those of {args.eval}; {len(split.documents)} passages to train on')
+        _report(
+            'questions',
+            f'those of {args.eval}; {len(split.documents)} passages to train on, among them those that these '
+            'questions are about',
+        )
     # Written last: its existence means that both files are complete.
     _write_lines(documents_path, split.documents)
 

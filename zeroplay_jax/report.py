@@ -33,6 +33,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> Parser:
+    """Returns the parser of the command line."""
     parser = Parser(
         prog='python -m zeroplay_jax.report',
         description=__doc__,

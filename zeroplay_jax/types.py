@@ -27,7 +27,7 @@ class TrainingStopped(Exception):
 
 
 class TaskDropped(Exception):
-    """Ends an episode that cannot be run; `reason` is its code in the metrics."""
+    """Raised to end an episode that cannot be run; `reason` is its code in the metrics."""
 
     def __init__(self, reason: str):
         super().__init__(reason)
@@ -41,7 +41,7 @@ class Question:
     Attributes:
       text: the question or task as the solver reads it.
       answers: accepted answers; empty for an open task.
-      hops: facts that have to be found to answer it (searches, for an open task).
+      hops: number of facts that have to be found to answer it (of searches, for an open task).
       rubrics: grading criteria of an open task, each {'text', 'priority'}.
       path: record of the question's construction (recipes/parts/construction_path.py), for a distillation teacher.
       unique_key: the pool keeps one question per non-empty key (SCOPE: the source document).
@@ -64,7 +64,10 @@ class Question:
         return bool(self.rubrics)
 
     def to_json(self) -> dict[str, Any]:
-        """The record of logs, input files and checkpoints; optional fields only where they are set."""
+        """The record of logs, input files and checkpoints; optional fields only where they are set.
+
+        `unique_key` is stored as 'only'; the fields of `origin` are stored beside the others and override them.
+        """
         record: dict[str, Any] = {'question': self.text, 'answers': list(self.answers)}
         record['hops'] = self.hops
         if self.rubrics:
@@ -79,7 +82,7 @@ class Question:
 
     @classmethod
     def from_json(cls, record: Json) -> Question:
-        """Inverse of `to_json`; unknown fields are provenance."""
+        """Inverse of `to_json`; unknown fields become `origin`. Only 'question' is required."""
         fields = ('question', 'answers', 'hops', 'rubrics', 'path', 'only', 'solve_rate')
         origin = {name: value for name, value in record.items() if name not in fields}
         return cls(
@@ -96,10 +99,10 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One item of a recipe, before any token exists.
+    """The input of one episode of a recipe, before any token exists.
 
     Attributes:
-      identity: integers that name this item uniquely within a run (step number, index). All
+      identity: integers that name this task uniquely within a run (step number, index within the step). All
         randomness of the episode derives from them, so scheduling cannot change the samples.
       payload: the recipe's input for the episode: a `Question`, another record with `to_json()` for the task
         log, or a dict.
@@ -117,8 +120,8 @@ class ToolCall:
 
     Attributes:
       tool: name as the policy wrote it; '' where the call could not be parsed.
-      arguments: arguments that passed the tool's schema; None for a call that was refused.
-      text: the result as text, before it is cut to `rollout.observation_tokens`.
+      arguments: arguments that passed the tool's schema; None for a call that could not be parsed or was refused.
+      text: the result, or the explanation of the error, as text, before it is cut to `rollout.observation_tokens`.
       documents: retrieved passages {'id', 'title', 'text', 'score'}, best first, one tuple per query.
       error: reason code of a call that could not be parsed, was refused, failed or timed out.
     """
@@ -131,7 +134,7 @@ class ToolCall:
 
     @property
     def queries(self) -> list[str]:
-        """Queries of a call of a search tool: its `query_list`, or its `query`."""
+        """Queries of a call of a search tool: its argument `query_list` or `query`; none for other calls."""
         arguments = self.arguments or {}
         queries = arguments.get('query_list', arguments.get('query', []))
         return [queries] if isinstance(queries, str) else list(queries)
@@ -150,7 +153,7 @@ class Turn:
       text: the policy's text, cut after the stop string that ended the turn.
       call: the tool call that ended the turn; None for a final turn, or one whose call was not run
         because no turn was left.
-      closed: whether a stop string or an end token ended the turn (False: it ran out of tokens).
+      closed: whether a stop string or an end token ended the turn; False if it reached its limit of tokens.
     """
 
     text: str
@@ -168,8 +171,11 @@ class Trajectory:
       logp: float32 [T], behaviour log-prob under the temperature-scaled softmax; 0 where source is
         not POLICY.
       turns: the assistant turns in order.
-      finish: why the rollout ended: 'answer' | 'malformed' | 'eos' | 'turn_tokens' | 'turns' | 'context'.
-      weights: name of the weights that sampled it; version: their version (`Scheduler.publish_weights`).
+      finish: why the rollout ended. 'answer': with a terminal tag of its role, whatever the tag's name; 'malformed':
+        with such a tag inside an unclosed call; 'eos': with an end token; 'turn_tokens', 'turns' or 'context': at the
+        limit of a turn's tokens, of turns, or of the slot's tokens.
+      weights: name of the weights that sampled it.
+      version: version of those weights (`Scheduler.publish_weights`).
       identity: the request's identity plus the sample index.
       earlier: with `rollout.drop_thinking`, the contexts before each cut, as trajectories without
         turns. Policy tokens of an earlier context are PROMPT in later ones, so every sampled token
@@ -226,14 +232,15 @@ class RowInfo:
     """Details of a scored rollout for metrics and the trajectory log.
 
     Attributes:
-      question: what the rollout was asked, or the question that it proposed.
+      question: the question or open task that the rollout answers, or the one that it proposed.
       answer: the solver's final answer.
-      score: the answer's score in [0, 1], before penalties; None if it could not be graded.
-      valid: whether a proposal passed its recipe's checks (Dr. Zero, π-Play: format only, not grounding); None for
-        other roles.
+      score: the answer's score in [0, 1], before penalties; None if it could not be graded. In SCOPE a
+        proposal has one too: the mean over its answers.
+      valid: whether a proposal passed its recipe's checks (Dr. Zero, π-Play: format only, not grounding; SCOPE: it
+        also got a score); None for other roles.
       solve_count: how many solver rollouts answered a proposed question.
-      rejected: reason code of a proposal that was not asked.
-      privileged_cut: 1.0 if passages were left out of the teacher's prompt.
+      rejected: reason code of a proposal that was not asked or, in SCOPE, got no score ('ungraded').
+      privileged_cut: 1.0 if the teacher's prompt was too long before any cut, else 0.0; None without distillation.
       details: further JSON-able values for the log; no code of the engine reads them.
     """
 
@@ -276,12 +283,13 @@ class Row:
 
     Attributes:
       role: the role that produced it.
-      reward: scalar that the advantage estimator sees; parts: its named parts.
+      reward: scalar that the advantage estimator sees.
+      parts: name → value of what the reward is composed of (answer, format, …), for metrics and logs only.
       group: integer key of the group that its advantage is relative to (question, hop count, …).
       drop: reason code when the row must not be trained on, else None.
       info: details for metrics and logs.
-      advantage: filled in by the estimator.
-      teacher_prompt: int32 [P], the teacher's prompt in place of the student's; None without distillation.
+      advantage: set by `update_batch.set_advantages`.
+      teacher_prompt: int32 [P], the teacher's prompt in place of the student's; None if the row is not distilled.
     """
 
     role: str
@@ -300,9 +308,9 @@ class Outcome:
     """Result of one episode.
 
     Attributes:
-      rows: scored rollouts, also of items that are dropped.
+      rows: scored rollouts, also of a task that is dropped.
       questions: questions for the pool.
-      drop: reason code of an item that could not be run or gave no question, else None.
+      drop: reason code of a task that could not be run or gave no question, else None.
     """
 
     rows: list[Row] = dataclasses.field(default_factory=list)
@@ -316,7 +324,7 @@ class TeacherBatch:
 
     Attributes:
       tokens, positions, segment: int32 [B, M], as in `Batch`.
-      place: int32 [B, L], position in the teacher's row of the token at each student position; 0 without one.
+      place: int32 [B, L], index in the teacher's row of the token at each index of the student's row; 0 without one.
       weight: float32 [B, L], weight of the token in the distillation loss, global denominator included.
     """
 
@@ -352,7 +360,12 @@ class Batch:
 
     @classmethod
     def blank(cls, shape: tuple[int, int], teacher_tokens: int = 0) -> Batch:
-        """Zeros of shape (B, L), with a teacher batch of M = `teacher_tokens` columns unless that is 0."""
+        """Returns a batch of zeros, to be filled in place.
+
+        Args:
+          shape: (B, L).
+          teacher_tokens: M, tokens of a row of the teacher's batch; 0: without a teacher's batch.
+        """
         rows, tokens = shape
 
         def ints(columns: int) -> np.ndarray:

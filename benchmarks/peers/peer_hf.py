@@ -65,6 +65,7 @@ def make_update(model: transformers.Qwen3ForCausalLM) -> Callable[[], float]:
         old_log_probs = token_log_probs(model, ids)
 
     def update() -> float:
+        """Does one step on the fixed batch and returns the loss."""
         ratio = torch.exp(token_log_probs(model, ids) - old_log_probs)
         clipped_ratio = torch.clip(ratio, 1 - workload.CLIP, 1 + workload.CLIP)
         objective = torch.minimum(ratio * advantages, clipped_ratio * advantages)

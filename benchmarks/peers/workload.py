@@ -10,7 +10,7 @@ Decoding is greedy and never stops early, so that every engine generates exactly
 import random
 from typing import Any
 
-CORES = 2  # that every engine is held to
+CORES = 2  # processor cores that every engine may use
 
 # The policy, in the field names of a Hugging Face config.json: 23 million parameters, computed in float32.
 VOCAB_SIZE = 8192
@@ -48,7 +48,7 @@ FIRST_TOKEN = 10
 
 
 def random_rows(seed: int, tokens: int, vocab_size: int) -> list[list[int]]:
-    """Token ids for every rollout of the batch: BATCH rows of `tokens` ids in [FIRST_TOKEN, vocab_size)."""
+    """Returns token ids for every rollout of the batch: BATCH rows of `tokens` ids in [FIRST_TOKEN, vocab_size)."""
     generator = random.Random(seed)
     rows = []
     for _ in range(BATCH):
@@ -57,10 +57,10 @@ def random_rows(seed: int, tokens: int, vocab_size: int) -> list[list[int]]:
 
 
 def prompts(vocab_size: int = VOCAB_SIZE) -> list[list[int]]:
-    """The prompts: BATCH rows of PROMPT token ids."""
+    """Returns the prompts: BATCH rows of PROMPT token ids."""
     return random_rows(0, PROMPT, vocab_size)
 
 
 def observation(turn: int, vocab_size: int = VOCAB_SIZE) -> list[list[int]]:
-    """The observations that follow turn number `turn`, which counts from 0: BATCH rows of TOOL token ids."""
+    """Returns the observations that follow turn number `turn`, counted from 0: BATCH rows of TOOL token ids."""
     return random_rows(100 + turn, TOOL, vocab_size)

@@ -11,7 +11,7 @@ from ask_cases import (
 )
 
 from zeroplay_jax.evaluation import terminal
-from zeroplay_jax.evaluation.tag_stream import TagStream, UnreadCall
+from zeroplay_jax.evaluation.tag_stream import InvalidCall, TagStream
 from zeroplay_jax.types import ToolCall
 
 SEARCH_TAG = {'search': 'search'}
@@ -40,7 +40,7 @@ def test_text_is_split_at_its_tags_however_it_is_cut():
         ('text', 'so '),
         ('think', 'a < b </thin> c'),
         ('answer', 'x'),
-        ('unread_call', UnreadCall('search', 'y')),
+        ('invalid_call', InvalidCall('search', 'y')),
     ]
     assert all(
         events_of(SEARCH_TAG, text[:i], text[i:j], text[j:]) == whole
@@ -53,14 +53,14 @@ def test_a_call_that_was_read_is_not_reported_twice():
     text = '<think>a</think><tool_call>{"name": 1}</tool_call>'
     tags = {'tool_call': ''}
     assert events_of(tags, text, close=[True]) == [('think', 'a')]
-    unread = UnreadCall('', '{"name": 1}')
-    assert events_of(tags, text) == [('think', 'a'), ('unread_call', unread)]
+    invalid = InvalidCall('', '{"name": 1}')
+    assert events_of(tags, text) == [('think', 'a'), ('invalid_call', invalid)]
 
 
-def test_an_unread_call_has_the_tool_of_its_tag():
+def test_an_invalid_call_has_the_tool_of_its_tag():
     tags = {'search': 'search', 'open': 'open'}
     (event,) = events_of(tags, '<open>Lomi</search>')
-    assert event == ('unread_call', UnreadCall('open', 'Lomi'))
+    assert event == ('invalid_call', InvalidCall('open', 'Lomi'))
 
 
 def test_text_is_reported_before_its_tag_is_closed():
@@ -79,7 +79,7 @@ def test_control_characters_reach_no_terminal(capsys):
     printer.report('call', ToolCall('x' + ATTACK, {'a': ATTACK, 'b': 1}))
     printer.report('result', ToolCall('open', {'document': ATTACK}, text=ATTACK))
     printer.report('result', ToolCall('open', {'document': ATTACK}, text=ATTACK, error='failed'))
-    printer.report('unread_call', UnreadCall('', ATTACK))
+    printer.report('invalid_call', InvalidCall('', ATTACK))
     printer.report('end', None)
     out = capsys.readouterr().out
     assert set(re.findall(r'\x1b\[([\d;]*m|.)', out)) == {'0m', '34m', '2m', '31m', '1;36m'}

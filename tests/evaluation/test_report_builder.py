@@ -182,6 +182,12 @@ def test_user_errors_are_one_line_and_exit_code_2(run, tmp_path, capsys, argumen
     assert not list(tmp_path.iterdir())
 
 
+def test_the_workdir_around_a_run_gets_a_hint(tmp_path, capsys):
+    (tmp_path / 'run').mkdir()
+    assert command.main([str(tmp_path)]) == 2
+    assert f'for example {tmp_path / "run"}' in capsys.readouterr().err
+
+
 def test_a_folder_without_a_run_is_a_user_error(tmp_path):
     with pytest.raises(UserError, match='metrics.jsonl'):
         report_builder.write_report(tmp_path)

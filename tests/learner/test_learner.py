@@ -83,9 +83,9 @@ def close(a, b, tolerance=1e-5):
 
 LOSSES = [
     *(('token_pg', mode) for mode in MODES),
-    ('reinforce', 'token'),
+    pytest.param('reinforce', 'token', marks=pytest.mark.long),
     ('cispo', 'token'),
-    ('sequence_pg', 'seq_mean_token_mean'),
+    pytest.param('sequence_pg', 'seq_mean_token_mean', marks=pytest.mark.long),
     ('geometric_pg', 'seq_mean_token_mean'),
 ]
 
@@ -103,7 +103,11 @@ def test_micro_batches_packing_and_padding_change_nothing(policy, mode, loss_nam
     )
 
 
-@pytest.mark.parametrize('mesh', [(1, 2, 1), (1, 4, 1), (1, 8, 1), (2, 2, 2), (1, 1, 2), (8, 1, 1)])
+MESHES = [(1, 2, 1), (2, 2, 2), (1, 1, 2)]
+MESHES += [pytest.param(mesh, marks=pytest.mark.long) for mesh in ((1, 4, 1), (1, 8, 1), (8, 1, 1))]
+
+
+@pytest.mark.parametrize('mesh', MESHES)
 def test_device_count_changes_nothing(policy, mesh):
     batches = pack(make_rows(policy[0], 16), micro_rows=8, tokens=50, mode='token')
     close(gradient(policy, batches, mesh), gradient(policy, batches))

@@ -237,6 +237,21 @@ def test_too_few_passages_are_refused(tmp_path):
         base_english.build(corpus, tmp_path / 'out', tmp_path / 'work', 0)
 
 
+def test_the_held_out_passages_are_those_that_training_does_not_read(tmp_path, monkeypatch, capsys):
+    corpus, out = tmp_path / 'passages.jsonl', tmp_path / 'held_out.jsonl'
+    write_corpus(corpus, 5)
+    arguments = ['base_english', f'--corpus={corpus}', f'--write-held-out={out}']
+    monkeypatch.setattr('sys.argv', arguments)
+    base_english.main()
+    lines = out.read_text().splitlines(keepends=True)
+    assert capsys.readouterr().out == f'{len(lines)} passages in {out}\n'
+    assert lines and set(lines) < set(corpus.read_text().splitlines(keepends=True))
+    read = {*base_english.passages_of(corpus, 'train')}
+    read |= {*base_english.passages_of(corpus, 'development')}
+    held_out = {*base_english.passages_of(out, 'held_out')}
+    assert len(held_out) == len(lines) and not held_out & read
+
+
 def write_corpus(path, copies):
     """The example texts, several times under other titles, so that every split has some."""
     lines = []
@@ -301,7 +316,7 @@ def test_a_committed_folder_has_the_same_logits_in_transformers(name, texts):
     np.testing.assert_allclose(logits, expected, atol=2e-4)
 
 
-def test_the_clean_checkpoint_fills_blanks_and_the_base_one_is_uneven():
+def test_the_committed_logs_say_that_clean_fills_more_blanks_than_base():
     solved = {}
     for name in COMMITTED:
         figures = last_log(base_english.HERE / 'english' / name)['teacher_forced']

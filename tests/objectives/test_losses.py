@@ -110,6 +110,7 @@ def test_wrong_results_of_an_outside_loss_are_one_clear_line(batch, outside, nam
         ('outside_broken:f', "No module named 'no_such_dependency'"),
         ('outside_losses:absent', "module 'outside_losses' has no 'absent'; define it there"),
         ('outside_losses:number', "'number' is a int; name a function"),
+        ('textwrap:dedent', r'too many positional .*; it is called with \(logp, old'),
     ],
 )
 def test_bad_names_are_one_clear_line(outside, name, message):

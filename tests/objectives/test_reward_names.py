@@ -1,8 +1,12 @@
 """Difficulties and answer metrics by name: the built-in ones, and functions of modules outside this project."""
 
+import asyncio
+
 import pytest
 
 from zeroplay_jax.objectives import rewards
+from zeroplay_jax.selfplay import answers
+from zeroplay_jax.types import Question, UserError
 
 OUTSIDE = """
 def cubic(solved, n, target):
@@ -58,9 +62,52 @@ def test_a_function_outside_the_project_is_an_answer_metric(outside):
             lambda: rewards.resolve_answer_metric('outside_rewards:absent'),
             "module 'outside_rewards' has no 'absent'",
         ),
+        (
+            lambda: rewards.resolve_answer_metric('outside_rewards:cubic'),
+            r"missing a required argument: 'target'; it is called with \(prediction, golds\)",
+        ),
+        (
+            lambda: rewards.resolve_difficulty('outside_rewards:same_length'),
+            r'too many positional arguments; it is called with \(solved, n, target\)',
+        ),
     ],
 )
 def test_bad_names_are_one_clear_line(outside, call, message):
     with pytest.raises(ValueError, match=message) as error:
         call()
     assert '\n' not in str(error.value)
+
+
+ADAPTED = """
+import functools
+
+
+def adapted(function):
+    @functools.wraps(function)
+    def call(prediction, golds):
+        return function(prediction)
+
+    return call
+
+
+@adapted
+def length(prediction):
+    return float(len(prediction) == 4)
+"""
+
+
+def test_a_decorator_may_change_the_arguments(tmp_path, monkeypatch):
+    (tmp_path / 'outside_adapted.py').write_text(ADAPTED)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert rewards.resolve_answer_metric('outside_adapted:length')('Rome', ['Bern']) == 1.0
+
+
+@pytest.mark.parametrize('value', ["'one'", '7', "float('nan')", 'None'])
+def test_an_answer_metric_that_returns_no_share_is_one_clear_line(tmp_path, monkeypatch, value):
+    name = f'outside_grades_{abs(hash(value))}'
+    (tmp_path / f'{name}.py').write_text(f'def grade(prediction, golds):\n    return {value}\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    question = Question('Where?', ('Bern',), hops=1)
+    scored = answers.score(None, f'{name}:grade', (0,), question, 'Rome')
+    with pytest.raises(UserError, match=f'{name}:grade: returned .* a number from 0'):
+        asyncio.run(scored)

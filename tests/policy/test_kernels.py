@@ -102,10 +102,19 @@ def plain():
     return params, scores(CONFIG, params)
 
 
-@pytest.mark.parametrize('remat,mesh', [(False, None), (True, (1, 2, 2))], ids=str)
-def test_a_policy_with_kernels_and_looped_layers_scores_alike(plain, remat, mesh):
+@pytest.mark.parametrize(
+    'kind,remat,mesh',
+    [
+        ('splash', False, None),
+        ('splash', True, (1, 2, 2)),
+        ('blocked', False, None),
+        ('blocked', True, (1, 2, 2)),
+    ],
+    ids=str,
+)
+def test_a_policy_with_kernels_and_looped_layers_scores_alike(plain, kind, remat, mesh):
     params, (logp, gradients) = plain
-    config = dataclasses.replace(CONFIG, attention='splash', scan=True, remat=remat)
+    config = dataclasses.replace(CONFIG, attention=kind, scan=True, remat=remat)
     mine, slopes = scores(config, params, None if mesh is None else sharding.make_mesh(*mesh))
     np.testing.assert_allclose(mine, logp, rtol=0, atol=1e-4)
     gap = jax.tree.map(lambda a, b: np.linalg.norm(a - b) / np.linalg.norm(b), slopes, gradients)
@@ -134,5 +143,5 @@ def test_a_length_that_no_block_divides_is_refused(rows):
 
 def test_another_platform_is_refused(rows, monkeypatch):
     monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
-    with pytest.raises(UserError, match='on gpu set policy.attention=dense'):
+    with pytest.raises(UserError, match='on gpu set policy.attention=blocked'):
         kernels.attend_packed(*rows[:4])

@@ -12,7 +12,7 @@ from zeroplay_jax.retrieval.client import Client
 from zeroplay_jax.retrieval.types import RetrievalError, SearchFailed
 from zeroplay_jax.selfplay import files
 from zeroplay_jax.selfplay.library import Library, SearchableCorpus
-from zeroplay_jax.selfplay.library_builder import build_library, check_failures
+from zeroplay_jax.selfplay.library_builder import build_library, check_and_reset_failures
 from zeroplay_jax.selfplay.recipes.parts.datasets import DocumentSampler
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.types import UserError
@@ -135,7 +135,7 @@ def test_too_many_failed_searches_stop_a_run_before_it_learns(config):
     with pytest.raises(
         UserError, match='2 of 2 searches failed.*config.retrieval.max_failure_rate'
     ):
-        check_failures(library)
+        check_and_reset_failures(library)
 
 
 def test_failures_of_the_held_out_corpus_count_once(config):
@@ -159,15 +159,15 @@ def test_failures_of_the_held_out_corpus_count_once(config):
     held_out.search(['a'])
     held_out.client.backend.fails = False
     held_out.search(['b', 'c', 'd'])
-    assert check_failures(library) == 1
+    assert check_and_reset_failures(library) == 1
     # Of the six searches of both evaluations half failed; of the last two all did.
     held_out.client.backend.fails = True
     held_out.search(['e', 'f'])
     with pytest.raises(UserError, match='2 of 2 searches failed'):
-        check_failures(library)
+        check_and_reset_failures(library)
     shared = flaky_corpus()
     shared.search(['a'])
     shared.client.backend.fails = False
     shared.search(['b', 'c'])
-    assert check_failures(Library(shared, shared, (), ())) == 1
-    assert check_failures(Library(shared, shared, (), ())) == 0
+    assert check_and_reset_failures(Library(shared, shared, (), ())) == 1
+    assert check_and_reset_failures(Library(shared, shared, (), ())) == 0

@@ -250,14 +250,14 @@ def test_scope_gets_kinds_of_tasks_in_equal_parts(tmp_path, capsys):
         {'inputs': {'documents': str(out)}, 'schedule': {'hop_ratio': (4, 3, 2)}},
         'generate',
     )
-    assert collections.Counter(task.payload.kind for task in tasks) == dict.fromkeys(kinds, 5)
+    assert collections.Counter(task.payload.task_type for task in tasks) == dict.fromkeys(kinds, 5)
     assert collections.Counter(task.payload.hops for task in tasks) == {1: 9, 2: 7, 3: 4}
     # One kind left out, as in the paper's table.
     three = {
         'inputs': {'documents': str(out), 'types': tuple(kinds[:3])},
         'schedule': {'hop_ratio': (4, 3, 2)},
     }
-    assert {task.payload.kind for task in play('scope', three, 'generate')} == set(kinds[:3])
+    assert {task.payload.task_type for task in play('scope', three, 'generate')} == set(kinds[:3])
     three['inputs']['types'] = ('poem',)
     with pytest.raises(UserError, match="no document of type 'poem'"):
         play('scope', three, 'generate')

@@ -144,4 +144,4 @@ def test_a_run_is_refused_before_its_weights_are_loaded(monkeypatch):
 
     monkeypatch.setattr(hf, 'load', load)
     with pytest.raises(ConfigError, match='config.rollout.prompt_tokens=96'):
-        build.build(config, trains=True)
+        build.build(config, for_training=True)

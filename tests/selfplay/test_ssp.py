@@ -192,5 +192,5 @@ def test_phases_train_both_roles_or_the_one_that_still_learns():
     ]
     assert [p.trains for p in recipe(proposer__train_iterations=0).phases()] == [('solver',)]
     assert [
-        p.clears_pool for p in recipe(ssp__fill='replay_reset', ssp__fill_period=4).phases()
+        p.clear_pool_every for p in recipe(ssp__fill='replay_reset', ssp__fill_period=4).phases()
     ] == [4]

@@ -102,6 +102,7 @@ def test_a_kill_between_the_last_checkpoint_and_the_report_changes_nothing(stopp
     assert (killed / 'report.html').is_file()
 
 
+@pytest.mark.long
 def test_the_same_command_counts_on_and_ends_where_it_may_not_stop(stopped):
     workdir, _ = stopped
     again = train(workdir)

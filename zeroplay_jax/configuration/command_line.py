@@ -89,7 +89,7 @@ class _ConfigWithSections(flags.ArgumentParser):
 
 @contextlib.contextmanager
 def _sections_of(chosen_recipe: str | None) -> Iterator[None]:
-    """Inside the block, a config loaded by --config gets the sections of this recipe."""
+    """A context in which a config loaded by --config gets the sections of this recipe; None: nothing changes."""
     if chosen_recipe is None:
         yield
         return
@@ -105,6 +105,10 @@ def _sections_of(chosen_recipe: str | None) -> Iterator[None]:
 def check_arguments(argv: Sequence[str], chosen_recipe: str | None) -> None:
     """Checks names of files and fields, for which the flag library would print a traceback or many lines.
 
+    Args:
+      argv: the command line, the program's name first.
+      chosen_recipe: the value of --config.recipe, or None.
+
     Raises:
       ConfigError: no such config file or field.
     """
@@ -119,7 +123,8 @@ def check_arguments(argv: Sequence[str], chosen_recipe: str | None) -> None:
         if re.match(r'(no)?config\.', flag):
             schema = schema or _schema(chosen_recipe)
             name = flag.split('.', 1)[1]
-            # Fields of an external recipe are known only once its config file is loaded.
+            # A field of an unknown section may belong to an external recipe, whose fields are known only when the
+            # config file is loaded; `_check_recipe_fields` checks it then.
             if name.split('.')[0] in schema or '.' not in name or name in RENAMED_FIELDS:
                 fields.check_name(name, schema)
 
@@ -136,8 +141,8 @@ def _check_recipe_fields(argv: Sequence[str], chosen_recipe: str | None) -> None
 
     Executes the config file, because the sections of an external recipe are known only then.
     """
-    settings = [argument.lstrip('-').partition('=') for argument in argv[1:]]
-    config_files = [value for flag, _, value in settings if flag == 'config']
+    assignments = [argument.lstrip('-').partition('=') for argument in argv[1:]]
+    config_files = [value for flag, _, value in assignments if flag == 'config']
     if len(config_files) != 1:
         return
     path, _, variant = config_files[0].partition(':')
@@ -148,7 +153,7 @@ def _check_recipe_fields(argv: Sequence[str], chosen_recipe: str | None) -> None
     except Exception:
         # The config file itself fails, which the caller reports.
         return
-    for flag, _, _ in settings:
+    for flag, _, _ in assignments:
         section, _, name = flag.partition('.')
         if section in ('config', 'noconfig') and name:
             fields.check_name(name, schema)

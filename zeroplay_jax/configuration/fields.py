@@ -34,7 +34,10 @@ def default_config(recipe: str = 'drzero') -> ConfigDict:
 
 
 def _schema_of(config: ConfigDict) -> ConfigDict:
-    """Returns the defaults of all fields that this config may have; its roles may depend on its settings."""
+    """Returns the defaults of all fields that this config may have.
+
+    Roles may depend on settings, so a config can have sections of roles that the recipe's defaults do not have.
+    """
     schema = default_config(config.recipe)
     with schema.unlocked():
         for name, section in _sections(config).items():
@@ -120,7 +123,7 @@ def check_name(path: str, schema: ConfigDict) -> None:
 
 
 def _similar(name: str, fields: Sequence[str]) -> str | None:
-    """Returns a field of similar spelling, or with these initials (lr for learning_rate); None if there is none."""
+    """Returns the field of the most similar spelling, or with these initials (lr for learning_rate); else None."""
     close = difflib.get_close_matches(name, fields, n=1)
     if close:
         return close[0]
@@ -227,7 +230,13 @@ def _raise_first(
     values: Mapping[str, Any],
     defaults: Mapping[str, Any],
 ) -> None:
-    """Raises ConfigError for the first problem that pydantic found."""
+    """Raises ConfigError for the first problem that pydantic found.
+
+    Args:
+      prefix: name of the section; '' at the top level.
+      values: dotted name within the section → value.
+      defaults: dotted name within the config → default, for the error text.
+    """
     problem = error.errors()[0]
     # Integers in the location are positions in a list; the field is the list as a whole.
     path = [str(part) for part in problem['loc'] if isinstance(part, str)]

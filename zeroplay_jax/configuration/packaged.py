@@ -57,7 +57,7 @@ def config(
 
 
 def _of_variant(name: str, get_config: Callable[..., ConfigDict], variant: str) -> ConfigDict:
-    """Returns the config of a variant, '' for none; ConfigError if the file does not have it."""
+    """Returns the config of a variant ('' for none) of the file `name`; ConfigError if the file does not have it."""
     # `get_config` of a file without variants takes no argument.
     if not variant:
         return get_config()

@@ -62,11 +62,11 @@ def _trained(config: ConfigDict, recipe: type[Recipe]) -> Iterator[tuple[RoleSpe
 
 
 def _check_lengths(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses lengths that do not fit into each other: turns, slots, packed rows, passages."""
+    """Refuses lengths and counts that do not fit into each other: turns, slots, packed rows, hops, passages."""
     rollout = config.rollout
     context = config.sampler.context
     turns = rollout.max_turns
-    # Observations are not counted: one that does not fit ends its rollout, and truncated_rate says so.
+    # Observations are not counted: one that does not fit ends its rollout, which the metric truncated_rate counts.
     needed = rollout.prompt_tokens + turns * rollout.turn_tokens
     if context < needed:
         problem = (
@@ -283,7 +283,7 @@ def _check_distillation(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def _check_division(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses rows, slots and lengths that the mesh or the TPU kernel cannot divide."""
+    """Refuses rows, slots and lengths that the mesh or the TPU kernel cannot divide, and an unused remat_policy."""
     mesh = config.mesh
     # −1 means all remaining devices, so only one axis can have it.
     if list(mesh.values()).count(-1) > 1:

@@ -17,7 +17,7 @@ _REQUIRED = {'recipe', 'rollout', 'tools', 'retrieval'}
 
 
 def read_stored_config(path: pathlib.Path) -> ConfigDict | None:
-    """Returns the config of a run; None if the file does not exist or is not the config of a run.
+    """Returns the config in the config.json of a run; None if there is no such file or it is not that of a run.
 
     Fields that are missing in the file get their defaults.
 

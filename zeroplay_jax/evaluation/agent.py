@@ -4,10 +4,10 @@
     agent = Agent(config, folder, role)
     trajectory = agent.ask('who wrote it', number=0, report=print)
 
-`report` receives the rollout's events while it runs, as (kind, content): the policy's text (see
-`TagStream`); then for a tool call that was read 'call' with the `ToolCall`, and for every call
-'result' with the `ToolCall` and its passages, text or error. Texts are exactly as the policy and
-the corpus wrote them: `terminal.clean` makes them safe to print.
+`report` receives the rollout's events while it runs, as (kind, content): the policy's text and its
+invalid calls (see `TagStream`); for a valid tool call 'call' with the `ToolCall`; and for every
+call, also an invalid one, 'result' with the `ToolCall` and its passages, text or error. Texts are
+exactly as the policy and the corpus wrote them: `terminal.clean` makes them safe to print.
 """
 
 from __future__ import annotations
@@ -150,21 +150,22 @@ class ReportingEnvironment(Environment):
 
     Attributes:
       report: receives 'call' and 'result'.
-      stream: reports the policy's text, closed at the end of every turn; None reports no text.
+      stream: reports the policy's text. `Agent` feeds it, this class closes it at the end of every turn. None: no text
+        is reported.
     """
 
     report: Report = _ignore_event
     stream: TagStream | None = None
 
     def end_turn(self, text: str) -> TurnEnd:
-        """Ends a turn as `Environment` does, and reports its text and then its call."""
+        """Returns how the episode continues, as `Environment` does; reports the end of the text, then the call."""
         end = super().end_turn(text)
         call = end.call
-        is_read = call is not None and call.is_valid
+        is_valid_call = call is not None and call.is_valid
         # The stream is closed before the call is reported: it may still hold back the last text of the turn.
         if self.stream is not None:
-            self.stream.close(call_was_read=is_read)
-        if is_read:
+            self.stream.close(call_was_valid=is_valid_call)
+        if is_valid_call:
             self.report('call', call)
         return end
 
@@ -203,7 +204,7 @@ class Agent:
             put_tokens=settings.put_tokens,
             eos=role.env.codec.eos_ids,
         )
-        # No progress bar: the command shows a clock while it loads.
+        # No progress bar, because the command shows a clock while it loads.
         params = hf.load(folder, model, mesh, progress=False)
         self._pool = SlotPool(Sampler(model, sampler_config, mesh), config.seed)
         # Not deterministic: a tool call ends after the timeout, so that a user does not wait without end.
@@ -212,7 +213,8 @@ class Agent:
             deterministic=False,
             tool_timeout=config.rollout.tool_timeout,
         )
-        self._scheduler.publish_weights(_WEIGHTS, transformer.published(model, params), 0)
+        published = transformer.published(model, params)
+        self._scheduler.publish_weights(_WEIGHTS, published, version=0)
 
     def ask(
         self,
@@ -225,10 +227,10 @@ class Agent:
         """Returns the rollout on a question; None if it was stopped. One question at a time.
 
         Args:
-          number: names the question; another number gives another sample.
+          number: identity of the question, from which the randomness of its sample derives (with the seed).
           temperature: 0 is greedy.
-          report: receives the events while the rollout runs.
-          stoppable: SIGINT ends the rollout and nothing else (in the main thread only).
+          report: receives the events while the rollout runs, see the module.
+          stoppable: whether SIGINT ends this rollout instead of the process (in the main thread only).
 
         Raises:
           UserError: the question is too long.
@@ -237,7 +239,7 @@ class Agent:
         stream = TagStream(report, self._role.call_tags)
         # A new environment per question, because its stream has the state of one rollout.
         env = ReportingEnvironment(**vars(self._role.env), report=report, stream=stream)
-        request = Request(_WEIGHTS, prompt, (number,), env, 1, temperature)
+        request = Request(_WEIGHTS, prompt, (number,), env, samples=1, temperature=temperature)
 
         async def episode() -> Trajectory:
             with _cancelled_by_interrupt() if stoppable else contextlib.nullcontext():
@@ -257,7 +259,7 @@ class Agent:
 
 
 def _text_feeder(codec: Codec, stream: TagStream):
-    """Returns a listener for new tokens that feeds their text to a stream."""
+    """Returns a listener (`SlotPool.on_tokens`) that feeds the text of newly sampled tokens to a stream."""
     # The decoder is incremental, because a token may end inside a character.
     decoder = codecs.getincrementaldecoder('utf-8')('replace')
 
@@ -286,7 +288,11 @@ def _cancelled_by_interrupt() -> Iterator[None]:
 
 
 def trajectory_record(codec: Codec, question: str, trajectory: Trajectory) -> dict[str, Any]:
-    """Returns a rollout as JSON: question, answer (None without one), finish, turns with calls, and segments."""
+    """Returns a rollout as a JSON-able dict.
+
+    Keys: 'question'; 'answer', None without one; 'finish' (`Trajectory.finish`); 'turns', the fields of each `Turn`
+    with its call; 'segments', the text of the context by author (`text_spans`).
+    """
     return {
         'question': question,
         'answer': final_answer(trajectory),

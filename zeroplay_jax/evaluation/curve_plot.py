@@ -146,11 +146,17 @@ def _plot(name: str, evaluations: Evaluations) -> str:
 
 
 def _add_labels(axes: Any, labels: list[tuple[float, str, str]]) -> None:
-    """Writes (value, text, font weight) at the right ends of the lines, without overlap."""
+    """Writes labels at the right ends of the lines, without overlap.
+
+    Args:
+      axes: matplotlib axes whose y axis runs from 0 to 1.
+      labels: (value on the y axis, text, font weight) of each label.
+    """
     axes_height = axes.get_position().height * axes.figure.get_figheight() * POINTS_PER_INCH
     labels = sorted(labels)
     heights = [value * axes_height for value, _, _ in labels]
-    # Overlapping labels are moved down from the top, then up again if the lowest ones left the axes.
+    # Heights are in points above the lower end of the axes. Overlapping labels are moved down from the top, then up
+    # again if the lowest ones left the axes.
     highest = axes_height
     for index in reversed(range(len(heights))):
         heights[index] = min(heights[index], highest)

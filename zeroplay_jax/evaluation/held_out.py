@@ -30,15 +30,16 @@ def evaluate(
     With several processes all must call this.
 
     Args:
+      context: roles, scheduler, prompts and, for open tasks, the judge.
       questions: questions and open tasks.
-      number: names this evaluation within the run.
+      number: number of this evaluation in the run; (number, index of the question) is the identity of a rollout.
       role: the evaluated role, with or without tools.
-      on_answer: called after every answer.
+      on_answer: called after every answer, for a progress bar.
 
     Returns:
       correct: hop count → bool [N], in the order of the questions; without the open tasks.
-      rows: all rollouts. Reward 1 or 0; of an open task the share of its rubrics that are met
-        (SCOPE eq. 1), 0 and dropped as 'ungraded' where the judge gave no verdict.
+      rows: one rollout per entry of `questions`, in their order. The reward is 1 or 0; of an open task the share
+        of its rubrics that are met (SCOPE eq. 1), or 0 with drop 'ungraded' where the judge graded too few.
 
     Raises:
       UserError: a question is longer than `rollout.prompt_tokens`.
@@ -65,11 +66,11 @@ def evaluate(
 async def _answer(
     context: RolloutContext, role: str, identity: tuple[int, int], question: Question
 ) -> Outcome:
-    """Returns the outcome of one question; `identity` seeds its sample."""
+    """Returns the outcome of one question or open task, with one row; the randomness derives from `identity`."""
     # Exact match is used whatever `reward.answer` is, so that results of all recipes are compared by one metric.
-    metric, part = ('em', 'exact_match')
+    metric, part_name = ('em', 'exact_match')
     if question.is_open_task:
-        metric, part = ('rubrics', 'rubrics')
+        metric, part_name = ('rubrics', 'rubrics')
     fields = prompt_fields(context, role, question)
     try:
         (trajectory,) = await context.ask(role, identity, samples=1, temperature=0.0, **fields)
@@ -89,7 +90,7 @@ async def _answer(
         trajectory=trajectory,
         reward=reward,
         group=question.hops,
-        parts={part: reward},
+        parts={part_name: reward},
         drop=drop_reason,
         info=RowInfo(question=question, answer=answer),
     )

@@ -1,4 +1,4 @@
-"""Opens the corpus for `zeroplay_jax.ask`: one policy answers a user's questions, without training."""
+"""Opens the corpus that the policy searches in `zeroplay_jax.ask`, where it answers a user's questions."""
 
 from __future__ import annotations
 
@@ -31,14 +31,17 @@ class OpenCorpus:
     examples: tuple[str, ...] = ()
 
     def warning(self) -> str:
-        """Returns why searches failed since the last call, '' if none did; resets the client's counters."""
+        """Returns an error text if too many searches failed since the last call, else ''; resets the client's counters.
+
+        The limit is 0 for a folder or a server (any failure counts) and `retrieval.max_failure_rate` for the worlds.
+        """
         client = self.source.client
         try:
             client.check_failure_rate()
         except RetrievalError as error:
             return str(error)
         finally:
-            # Reading the metrics resets the counters, so that a failure is reported once.
+            # `metrics` is called for its side effect: it resets the counters, so that a failure is reported once.
             client.metrics()
         return ''
 

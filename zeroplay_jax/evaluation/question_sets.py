@@ -63,8 +63,10 @@ def load(name: str, limit: int = 0, seed: int = 0, rubrics: bool = False) -> lis
     """Returns the questions of a file or a public set, which is downloaded; with `rubrics` the open tasks of a file.
 
     Args:
+      name: path of a file, or a key of `files.PUBLIC`.
       limit: number of questions drawn from the set; 0: all.
       seed: seed of the draw.
+      rubrics: whether the file holds open tasks.
 
     Raises:
       UserError: neither a file nor a public name; an unusable line; no connection.
@@ -123,7 +125,8 @@ def answer_all(
     """Returns the result of each question: a greedy answer (`samples` 1), or the best of several samples (pass@k).
 
     Args:
-      number: names this evaluation; with the index of a question it seeds the question's samples.
+      context: roles, scheduler, prompts and, for the metrics that need one, the judge.
+      number: number of this evaluation; (number, index of the question) is the identity of the question's rollouts.
       metric: name of the metric, see `selfplay.answers.score`.
       samples: number of samples; several are drawn at the role's temperature.
       role: the evaluated role.
@@ -135,6 +138,7 @@ def answer_all(
     """
 
     async def answer(index: int, question: Question) -> Answered:
+        """Runs the rollouts of one question and returns its result."""
         identity = (number, index)
         # None selects the role's temperature: several greedy samples would be equal.
         temperature = 0.0 if samples == 1 else None
@@ -186,7 +190,16 @@ def _queries(trajectory: Trajectory) -> list[str]:
 async def _answer_after(
     context: RolloutContext, role: str, weights: str, searched: Trajectory
 ) -> Trajectory:
-    """Returns the rollout with its last turn written anew by other weights, which read all tokens before that turn."""
+    """Returns a rollout whose last turn other weights have written anew, greedily, from all tokens before that turn.
+
+    Args:
+      role: role of the rollout, whose environment the new turn gets, without tools.
+      weights: name of the weights that write the turn.
+      searched: the rollout; if it has no turn of the policy, all its tokens are the prompt.
+
+    Returns:
+      The new rollout's tokens and finish, with the turns of `searched` before its last one.
+    """
     env = context.roles[role].env
     # A turn starts where the author changes to the policy. Token ids are reused unchanged, so the answerer reads
     # exactly the tokens that the searcher read.
@@ -198,8 +211,9 @@ async def _answer_after(
     limits = dataclasses.replace(env.limits, max_turns=1)
     # The answerer gets no tools and one turn, whose text must be final.
     final_env = dataclasses.replace(env, tools={}, limits=limits)
+    # Longer than the identity of any sample of the searcher, hence different from all of them.
     identity = (*searched.identity, 1)
-    request = Request(weights, prompt, identity, final_env, 1, 0.0)
+    request = Request(weights, prompt, identity, final_env, samples=1, temperature=0.0)
     (last,) = await context.scheduler.rollout(request)
     return dataclasses.replace(last, turns=(*searched.turns[:-1], *last.turns))
 
@@ -242,13 +256,22 @@ def means(answered: Sequence[Answered]) -> dict[str, float]:
 def results(
     settings: Json, sets: dict[str, tuple[Sequence[Question], Sequence[Answered]]]
 ) -> dict[str, Any]:
-    """Returns the content of `--out`: settings, and per set its fingerprint, means and one entry per question."""
+    """Returns the JSON content of the file that `zeroplay_jax.evaluate --out` writes, which `compare` reads.
+
+    Args:
+      settings: the settings of the evaluation, with the keys SETTINGS.
+      sets: name of each set → its questions and their results.
+
+    Returns:
+      {'settings', 'sets': {name: {'questions': fingerprint, 'mean': see `means`, 'answered': fields of each
+      `Answered`}}}.
+    """
     result_of_set: dict[str, Any] = {}
     for name, (questions, answered) in sets.items():
         result_of_set[name] = {
             'questions': _fingerprint(questions),
             'mean': means(answered),
-            # Stored per question, so that two results can be compared pairwise.
+            # Stored per question, so that two results can be compared question by question.
             'answered': list(map(dataclasses.asdict, answered)),
         }
     return {'settings': dict(settings), 'sets': result_of_set}
@@ -296,7 +319,7 @@ def compare(one: Json, other: Json, draws: int = 10_000) -> dict[str, tuple[floa
 
 
 def _check_comparable(one: Json, other: Json) -> None:
-    """Raises UserError as `compare` does."""
+    """Raises UserError if two results differ in a setting or in the questions of a shared set, or share no set."""
     differences: list[str] = []
     for name in SETTINGS:
         # `get`: results of earlier versions lack the newer settings.

@@ -109,9 +109,11 @@ def read_run(workdir: Path) -> dict[str, Any]:
             f'{workdir}: no such folder; pass the workdir of a run, for example runs/quickstart'
         )
     if not any((workdir / name).is_file() for name in RUN_FILES):
-        raise UserError(
-            f'{workdir}: contains none of {", ".join(RUN_FILES)}; pass the workdir of a run'
-        )
+        fix = 'pass the workdir of a run'
+        # The workdir of `make quickstart CORPUS=…` contains that of its run.
+        if (workdir / 'run').is_dir():
+            fix += f', for example {workdir / "run"}'
+        raise UserError(f'{workdir}: contains none of {", ".join(RUN_FILES)}; {fix}')
     # A run in progress has no summary yet, and a killed run never gets one: missing files become notes, not errors.
     notes: list[str] = []
     summary = _read_object(workdir / 'summary.json', MISSING_SUMMARY, notes)
@@ -138,7 +140,12 @@ def read_run(workdir: Path) -> dict[str, Any]:
 
 
 def render(runs: list[dict[str, Any]]) -> str:
-    """Returns the HTML text of the report for runs of `read_run`; adds to their notes."""
+    """Returns the HTML text of the report.
+
+    Args:
+      runs: results of `read_run`. The first one is the reference of the others; notes about differences that have no
+        interval are added to theirs.
+    """
     style = '\n'.join(_asset(name) for name in STYLES)
     script = '\n'.join(_asset(name) for name in SCRIPTS)
     # The first run is the reference and has no difference from itself.
@@ -156,7 +163,8 @@ def render(runs: list[dict[str, Any]]) -> str:
         "base-uri 'none'; form-action 'none'"
     )
     parts = {'POLICY': policy, 'STYLE': style, 'SCRIPT': script, 'DATA': data}
-    # The template is split once, not replaced marker by marker, so that a marker inside the data is not replaced.
+    # page.html marks its gaps as %%NAME%%, so every second piece of the split is a name. The template is split once and
+    # not replaced marker by marker, so that a marker inside the data is not replaced.
     pieces = _asset('page.html').split('%%')
     for index in range(1, len(pieces), 2):
         pieces[index] = parts[pieces[index]]
@@ -166,8 +174,9 @@ def render(runs: list[dict[str, Any]]) -> str:
 def _differences(reference: dict[str, Any], run: dict[str, Any]) -> dict[str, list[float]]:
     """Returns {hop count or 'mean': [difference, low, high]} of a run's last evaluation minus the reference's.
 
-    'mean' averages the hop counts of statistics.HEADLINE. Questions are paired. If a summary lacks results per
-    question, or the questions differ, the lists hold only [difference] and the reason is appended to run['notes'].
+    'mean' averages the hop counts of statistics.HEADLINE. The interval is of paired questions. If a summary lacks
+    results per question, or the questions differ, the lists hold only [difference] and the reason is appended to
+    run['notes'].
     """
     reference_flags = _final_flags(reference['summary'])
     run_flags = _final_flags(run['summary'])
@@ -287,7 +296,7 @@ def _tool_calls(turns: Any) -> list[dict[str, Any] | None]:
 
 
 def _document_titles(results: Any) -> list[list[Any]]:
-    """Returns [title or id, score] of the documents of all result lists of a call, in order."""
+    """Returns [title or id, score] of the passages that a call returned, in order; `results` is a list per query."""
     titles: list[list[Any]] = []
     if not isinstance(results, list):
         return titles
@@ -352,7 +361,10 @@ def _is_valid(row: dict[str, Any], required: dict[str, type]) -> bool:
 
 
 def _read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    """Returns the valid objects of a JSON-lines file; notes list the invalid lines."""
+    """Returns the valid objects of a JSON-lines file of `REQUIRED_FIELDS`.
+
+    Appends a sentence to `notes` if the file is missing, or one that counts the invalid lines and names the first ones.
+    """
     if not path.is_file():
         notes.append(f'There is no {path.name}: the run has not written it yet.')
         return []

@@ -15,7 +15,8 @@ from zeroplay_jax.types import UserError
 
 # Seconds that a search server may take to become ready.
 READY_SECONDS = 5.0
-# `Trajectory.finish` → reason why there is no answer.
+# `Trajectory.finish` → reason that is printed if the rollout has no answer. 'answer' is among the keys: a rollout can
+# end with the closing tag of an answer that has no opening tag.
 ENDINGS = {
     'answer': 'its tags do not match',
     'malformed': 'it is inside a tool call that was never closed',
@@ -34,8 +35,8 @@ class Session:
       folder: Hugging Face folder of the policy.
       printer: prints the rollouts.
       temperature: 0 is greedy.
-      as_json: write one JSON object per question instead.
-      first_question: a question that is checked before the weights are loaded; None without one.
+      as_json: write one JSON object per question to stdout instead of printing the rollout.
+      first_question: a question whose length is checked before the weights are loaded; None: no check.
 
     Raises:
       UserError: a file or server that cannot be used, or a first question that is too long.
@@ -66,10 +67,12 @@ class Session:
         self._question_count = 0
 
     def answer(self, question: str, stoppable: bool = False) -> None:
-        """Asks the policy and prints the rollout, or its JSON record with `as_json`; failed searches go to stderr.
+        """Asks the policy and prints the rollout, or its JSON record with `as_json`.
+
+        A stopped rollout gives a note and no record. Failed searches give a warning on stderr.
 
         Args:
-          stoppable: Ctrl-C ends the answer only.
+          stoppable: whether Ctrl-C ends this answer instead of the command.
 
         Raises:
           UserError: the question is too long.
@@ -111,7 +114,7 @@ class Session:
             print(f'zeroplay_jax.ask: {clean(warning)}', file=sys.stderr)
 
     def try_to_answer(self, question: str, stoppable: bool = False) -> bool:
-        """Calls `answer` and prints a user error as one line; returns whether the question was asked."""
+        """Calls `answer`; prints a user error as one line on stderr. Returns False after such an error, else True."""
         try:
             self.answer(question, stoppable)
         except UserError as error:
@@ -120,7 +123,11 @@ class Session:
         return True
 
     def greet(self, remark: str = '') -> None:
-        """Prints the lines above a prompt; `remark` follows the name of the policy."""
+        """Prints what is asked (policy, corpus, example questions, keys), above the first prompt of the terminal.
+
+        Args:
+          remark: text after the folder of the policy.
+        """
         self.printer.line('note', f'{self._folder}{remark}', label='policy')
         self.printer.line('note', self._corpus.description, label='search')
         for question in self._corpus.examples:

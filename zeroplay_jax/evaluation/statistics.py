@@ -195,7 +195,7 @@ def mean_score(scores: Scores) -> Interval:
         raise ValueError(f'scores have shape {values.shape}; pass a non-empty list')
     mean = float(values.mean())
     if values.size == 1:
-        # One score has no standard deviation: the interval covers all possible values.
+        # One score has no standard deviation. ± 1 covers every score; for one difference it is a convention.
         return mean, mean - 1.0, mean + 1.0
     deviation = values.std(ddof=1)
     half_width = float(Z95 * deviation / np.sqrt(values.size))
@@ -230,7 +230,7 @@ def summarise_scores(before: Sequence[float], after: Sequence[float]) -> dict[st
 
 
 def scores_line(summary: Mapping[str, Any]) -> str:
-    """Returns the result of `summarise_scores` as one line of text."""
+    """Returns the result of `summarise_scores` for open tasks as one line of text."""
     before = _cell(summary['before'])
     after = _cell(summary['after'])
     change = _cell(summary['difference'], sign='+')
@@ -310,7 +310,8 @@ def _newcombe(before: CheckedFlags, after: CheckedFlags) -> Interval:
     mean_before, low_before, high_before = _wilson(before)
     mean_after, low_after, high_after = _wilson(after)
 
-    # phi is the correlation of the 2x2 table of pairs: positive correlation narrows the interval.
+    # Counts of the 2x2 table of questions: answered correctly on both sides, on none, only after, only before. phi is
+    # the correlation of the two sides: a positive one narrows the interval.
     both = int((before & after).sum())
     neither = int((~before & ~after).sum())
     gained = int((~before & after).sum())
@@ -336,7 +337,12 @@ def _newcombe(before: CheckedFlags, after: CheckedFlags) -> Interval:
 
 
 def _correlated_width(width_after: float, width_before: float, phi: float) -> float:
-    """Returns the half-width of a difference of two figures of correlation phi."""
+    """Returns the half-width, on one side, of a difference of two proportions with correlation phi.
+
+    Args:
+      width_after: distance from the mean to the end of the interval of `after` on this side.
+      width_before: that of `before` on the opposite side.
+    """
     # The products are in the order of the formula sqrt(a² - 2 phi a b + b²).
     interaction = 2 * phi * width_after * width_before
     squared = width_after * width_after - interaction + width_before * width_before
@@ -344,7 +350,10 @@ def _correlated_width(width_after: float, width_before: float, phi: float) -> fl
 
 
 def _combine(intervals: list[Interval]) -> Interval:
-    """Returns the interval of the mean of independent figures; the half-widths of a side are added as squares."""
+    """Returns the interval of the mean of independent figures, each (mean, low, high).
+
+    Half-widths are added as squares ("square and add"), those below the mean and those above it separately.
+    """
     # A single interval is returned unchanged: adding and subtracting its mean would round its ends.
     if len(intervals) == 1:
         return intervals[0]

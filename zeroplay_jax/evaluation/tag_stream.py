@@ -12,12 +12,12 @@ Report = Callable[[str, Any], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class UnreadCall:
-    """A tool call that could not be parsed.
+class InvalidCall:
+    """A tool call that could not be parsed, or whose arguments its tool refused (`ToolCall.is_valid` is False).
 
     Attributes:
       tool: the tool that its tag names; '' where the tag is the same for several tools.
-      text: the text inside the tag.
+      text: the text inside the tag, as the policy wrote it.
     """
 
     tool: str
@@ -27,10 +27,12 @@ class UnreadCall:
 class TagStream:
     """Reports the text of a policy by its tags. One stream serves one rollout: `feed` its text, `close` every turn.
 
-    Events:
-      'think', 'answer', 'text': a piece of text inside these tags, or outside of all tags.
-      'end': None, after the last piece of a text.
-      'unread_call': an `UnreadCall`, as a whole.
+    A section is the text between two tags. It is reported in pieces, as it is generated; that of a call as a whole.
+
+    Events, each (kind, content):
+      'think', 'answer', 'text': a piece of a section inside these tags, or outside of all tags.
+      'end': None, after the last piece of a section.
+      'invalid_call': an `InvalidCall`. Valid calls are not reported here (see `agent.ReportingEnvironment`).
 
     Args:
       report: receives the events.
@@ -49,21 +51,23 @@ class TagStream:
         self._kind = 'text'
         # Text that is not reported yet, because it may be the beginning of a tag.
         self._pending = ''
+        # Tag and text of the last call, as long as it is not known whether it is valid.
         self._call_tag = ''
         self._call_text = ''
 
     def feed(self, text: str) -> None:
-        """Adds generated text and reports it; holds back the text of calls, and a possible beginning of a tag."""
+        """Takes generated text and reports it, except the text of a call and an incomplete tag at the end."""
         self._pending += text
         tag = self._tag_pattern.search(self._pending)
         while tag is not None:
             self._add(self._pending[: tag.start()])
             is_closing = bool(tag[1])
             name = tag[2]
-            # The text of a call is held back until `close`: only at the end of the turn is it known whether the call
-            # can be read, and then the environment reports it.
+            # A closed call is not reported here: it normally ends the turn, and only then is it known whether it is
+            # valid. `close` then discards or reports it. A further tag in the same turn reports it as invalid,
+            # because a call counts at the end of a turn only.
             if not (is_closing and name in self._call_tags):
-                self._end_part()
+                self._end_section()
             self._kind = 'text' if is_closing else name
             self._pending = self._pending[tag.end() :]
             tag = self._tag_pattern.search(self._pending)
@@ -81,12 +85,17 @@ class TagStream:
                 return position
         return len(self._pending)
 
-    def close(self, call_was_read: bool = False) -> None:
-        """Ends the turn: reports the remaining text, 'end', and an unread call unless `call_was_read`."""
-        if call_was_read:
+    def close(self, call_was_valid: bool = False) -> None:
+        """Ends the turn: reports the remaining text, then 'end'.
+
+        Args:
+          call_was_valid: the turn ended with a valid call, whose text is discarded, because the environment reports
+            the parsed call. Otherwise the text of a call is reported as 'invalid_call' before 'end'.
+        """
+        if call_was_valid:
             self._call_text = ''
         self._add(self._pending)
-        self._end_part()
+        self._end_section()
         self._kind = 'text'
         self._pending = ''
 
@@ -98,11 +107,10 @@ class TagStream:
         elif text:
             self._report(self._kind, text)
 
-    def _end_part(self) -> None:
-        """Reports a collected call as unread, then 'end'."""
+    def _end_section(self) -> None:
+        """Reports the collected text of a call, if there is any, as an invalid call, then 'end'."""
         if self._call_text:
-            self._report(
-                'unread_call', UnreadCall(self._call_tags[self._call_tag], self._call_text)
-            )
+            tool = self._call_tags[self._call_tag]
+            self._report('invalid_call', InvalidCall(tool, self._call_text))
         self._call_text = ''
         self._report('end', None)

@@ -7,7 +7,7 @@ import re
 import sys
 from typing import Any
 
-from zeroplay_jax.evaluation.tag_stream import UnreadCall
+from zeroplay_jax.evaluation.tag_stream import InvalidCall
 from zeroplay_jax.types import Json, ToolCall
 
 # Width of the labels in front of the text, in characters.
@@ -61,28 +61,28 @@ class Printer:
         self._colour = colour
         # The kind of the line in progress; '' between lines.
         self._open_kind = ''
-        # Blanks at the end of a text are printed only if further text follows.
+        # White space at the end of a piece is printed only if the section continues.
         self._held_blanks = ''
 
     def report(self, kind: str, content: Any) -> None:
-        """Prints one event: see `tag_stream.TagStream`, and 'call' and 'result' with a `ToolCall`."""
+        """Prints one event: one of `tag_stream.TagStream`, or 'call' or 'result' with a `ToolCall`."""
         if kind == 'end':
             self._end_line()
         elif kind == 'call':
             self._print_call(content)
-        elif kind == 'unread_call':
-            self._print_unread_call(content)
+        elif kind == 'invalid_call':
+            self._print_invalid_call(content)
         elif kind == 'result':
             self._print_result(content)
         else:
             self._print_piece(kind, content)
 
     def line(self, kind: str, text: str, label: str | None = None) -> None:
-        """Prints a whole line; line ends inside the text become blanks.
+        """Ends the line in progress and prints a whole line; runs of white space inside the text become one space.
 
         Args:
-          kind: determines the colour.
-          label: None prints the kind.
+          kind: key of `_COLOURS`, determines the colour.
+          label: text in the label column; None: the kind.
         """
         self._end_line()
         self._begin_line(kind, kind if label is None else label)
@@ -102,8 +102,8 @@ class Printer:
         text = values[0] if is_single_text else json.dumps(arguments, ensure_ascii=False)
         self.line('call', text, label=call.tool)
 
-    def _print_unread_call(self, call: UnreadCall) -> None:
-        """Prints the text of a call that could not be parsed."""
+    def _print_invalid_call(self, call: InvalidCall) -> None:
+        """Prints the text of a call that could not be parsed or was refused."""
         self.line('call', call.text, label=call.tool or 'call')
 
     def _print_result(self, call: ToolCall) -> None:
@@ -130,7 +130,7 @@ class Printer:
                 self.line('result', 'no passage found', label='')
 
     def _print_piece(self, kind: str, text: str) -> None:
-        """Continues the line of `kind`, or begins one; blanks before and after the whole text are left out."""
+        """Continues the line of `kind` with a piece, or begins one; white space around a whole section is left out."""
         if self._open_kind != kind:
             self._end_line()
             text = text.lstrip()
@@ -146,7 +146,7 @@ class Printer:
         """Starts a line with its colour and its label, padded to the column of the text."""
         if self._colour:
             sys.stdout.write(f'\x1b[{_COLOURS[kind]}m')
-        # At least one blank, also after a tool name that fills the whole column.
+        # The label is followed by at least one space, also if a tool's name fills the whole column.
         sys.stdout.write(f'{clean(label):{_LABEL_WIDTH - 1}} ')
         self._open_kind = kind
 

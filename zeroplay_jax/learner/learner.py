@@ -39,22 +39,37 @@ def publisher(
       mesh: the learner's mesh.
       params: tree of arrays or of jax.ShapeDtypeStruct.
     """
-    learner_shardings = sharding.parameter_shardings(params, mesh, owned=True)
-    sampler_shardings = sharding.parameter_shardings(params, mesh, owned=False)
-    convert = jax.jit(
-        functools.partial(transformer.published, model), out_shardings=sampler_shardings
-    )
-    same_dtype = all(x.dtype == model.dtype for x in jax.tree.leaves(params))
-    # With one replica and equal dtypes the sampler can read the learner's buffers themselves.
-    needs_conversion = not same_dtype or learner_shardings != sampler_shardings
+    view = WeightsView(model, mesh, params)
     local_mesh = sharding.local_mesh(mesh)
 
     def publish(params: Params) -> Params:
-        if needs_conversion:
-            params = convert(params)
-        return sharding.local_view(params, local_mesh)
+        return sharding.local_view(view.make(params), local_mesh)
 
     return publish
+
+
+class WeightsView:
+    """The weights in the dtype of the activations and whole in every replica: what a sampler reads.
+
+    Attributes:
+      shapes: tree of jax.ShapeDtypeStruct.
+      shardings: tree of shardings.
+    """
+
+    def __init__(self, model: ModelConfig, mesh: jax.sharding.Mesh, params: Params):
+        """Args as of `publisher`."""
+        owned_shardings = sharding.parameter_shardings(params, mesh, owned=True)
+        self.shardings = sharding.parameter_shardings(params, mesh, owned=False)
+        publish = functools.partial(transformer.published, model)
+        self.shapes = jax.eval_shape(publish, params)
+        self._convert = jax.jit(publish, out_shardings=self.shardings)
+        same_dtype = all(x.dtype == model.dtype for x in jax.tree.leaves(params))
+        # With one replica and equal dtypes the sampler can read the learner's buffers themselves.
+        self._needs_conversion = not same_dtype or owned_shardings != self.shardings
+
+    def make(self, params: Params) -> Params:
+        """Returns the view of a learner's weights, which are the weights themselves if layout and dtype are equal."""
+        return self._convert(params) if self._needs_conversion else params
 
 
 class Learner:
@@ -77,6 +92,7 @@ class Learner:
         shared_optimizer: bool = False,
         teacher_tokens: int = 0,
         offload: bool = False,
+        weights: str = 'masters',
     ):
         """Builds the state and the update programs of all roles.
 
@@ -90,6 +106,8 @@ class Learner:
           shared_optimizer: whether all roles share one optimiser, built from the config of the first role.
           teacher_tokens: M, length of the rows that the teacher reads; 0 without a teacher.
           offload: whether the state lies in host memory and each part is moved to the devices only while it is used.
+          weights: what a micro-batch reads: 'masters', the float32 weights, gathered every time; or 'published', those
+            that samplers read, gathered once per update. The gradients are the same.
 
         Raises:
           UserError: B is not divisible by the data axes of the mesh, or a role names a loss that does not exist.
@@ -103,7 +121,10 @@ class Learner:
         self._row_sharding = sharding.rows(mesh)
         # A jitted identity with a replicated output gathers rows, across processes too.
         self._gather = jax.jit(lambda x: x, out_shardings=sharding.replicated(mesh))
-        self._publish = publisher(model, mesh, params)
+        self._view = WeightsView(model, mesh, params)
+        self._reads_view = weights == 'published'
+        # (weights, their view) where updates read the view and it is on the devices anyway, for a sampler.
+        self._published: tuple[Params, Params] | None = None
 
         loss_configs = {name: _loss_config(name, role) for name, role in roles.items()}
         has_teacher = any(config.distills for config in loss_configs.values())
@@ -111,16 +132,13 @@ class Learner:
 
         optimizer_names = _optimizer_names(roles, shared_optimizer)
         # One optimiser per name: roles that share one use the config of the first role.
-        transforms = {}
-        for name in sorted(set(optimizer_names.values())):
-            transforms[name] = optimizer.make(roles[name])
+        transforms = {
+            name: optimizer.make(roles[name]) for name in sorted(set(optimizer_names.values()))
+        }
 
         # Parameters, moments, gradients and teacher are split over replicas too (ZeRO); samplers get whole weights.
         param_shardings = sharding.parameter_shardings(params, mesh, owned=True)
-        opt_shardings = {}
-        for name, transform in transforms.items():
-            opt_shapes = jax.eval_shape(transform.init, params)
-            opt_shardings[name] = sharding.state_shardings(opt_shapes, params, mesh)
+        opt_shardings = _optimizer_shardings(transforms, params, mesh)
         self.shardings = {'params': param_shardings, 'opt': opt_shardings}
         if has_teacher:
             self.shardings['teacher'] = param_shardings
@@ -132,12 +150,10 @@ class Learner:
         if has_reference:
             self.reference = self._to_host(jax.device_put(params, param_shardings))
 
-        # Shapes suffice for building the programs, whether `params` are arrays or shapes.
-        param_shapes = jax.eval_shape(_copy_tree, params)
         self._role_updates = {}
         for name, optimizer_name in optimizer_names.items():
             self._role_updates[name] = self._make_role_update(
-                loss_configs[name], optimizer_name, transforms[optimizer_name], param_shapes
+                loss_configs[name], optimizer_name, transforms[optimizer_name], params
             )
 
         self._ema = jax.jit(
@@ -168,8 +184,11 @@ class Learner:
         return self._to_host(arrays)
 
     def _make_role_update(
-        self, config: LossConfig, optimizer_name: str, transform: Any, param_shapes: Params
+        self, config: LossConfig, optimizer_name: str, transform: Any, params: Params
     ) -> RoleUpdate:
+        # Shapes suffice for building the programs, whether `params` are arrays or shapes.
+        param_shapes = jax.eval_shape(_copy_tree, params)
+        weight_shapes, weight_shardings = self._readable_layout(param_shapes)
         return make_role_update(
             self.model,
             self.mesh,
@@ -179,6 +198,8 @@ class Learner:
             param_shapes,
             self.shardings['params'],
             self.shardings['opt'][optimizer_name],
+            weight_shapes,
+            weight_shardings,
             self._blank_batch(config),
         )
 
@@ -206,6 +227,25 @@ class Learner:
         """Current weights, on the devices; without `offload` the next update invalidates them."""
         return self._to_device(self.state['params'])
 
+    def _readable_layout(self, params: Params) -> tuple[Any, Any]:
+        """Returns shapes and shardings of what `_readable` returns; of `params` only the shapes are used."""
+        if self._reads_view:
+            return self._view.shapes, self._view.shardings
+        return params, self.shardings['params']
+
+    def _readable(self, params: Params) -> Params:
+        """Returns weights on the devices as the programs of an update read them."""
+        return self._view.make(params) if self._reads_view else params
+
+    def _readable_weights(self) -> Params:
+        """Returns the current weights as the programs of an update read them."""
+        if self._published is not None:
+            params, view = self._published
+            # Not if `state` was replaced since.
+            if params is self.state['params']:
+                return view
+        return self._readable(self.params)
+
     def restore(self, state: dict[str, Any]) -> None:
         """Sets `state` to a tree of the same structure, such as a checkpoint's."""
 
@@ -217,7 +257,11 @@ class Learner:
 
     def published(self) -> Params:
         """Returns current weights for a sampler, whole in every replica; the next update may invalidate them."""
-        return self._publish(self.params)
+        view = self._view.make(self.params)
+        if self._reads_view and not self._offload:
+            # The next update reads the same arrays. With `offload` the sampler's are freed during an update.
+            self._published = (self.state['params'], view)
+        return sharding.local_view(view, sharding.local_mesh(self.mesh))
 
     def lower(self, role: str) -> dict[str, jax.stages.Lowered]:
         """Returns the programs of an update, traced but not compiled: 'accumulate' (one micro-batch) and 'apply'."""
@@ -225,9 +269,9 @@ class Learner:
         batch = self._blank_batch(role_update.config)
         params = self.state['params']
         opt_state = self.state['opt'][role_update.optimizer]
-        teacher = None
-        if role_update.config.distills:
-            teacher = self.state['teacher']
+        weights = jax.tree.map(_with_sharding, *self._readable_layout(params))
+        teacher = weights if role_update.config.distills else None
+        coefficient = jax.ShapeDtypeStruct((), jnp.float32)
 
         # eval_shape drops shardings; gradients have those of the parameters.
         gradient_shapes, stats = jax.eval_shape(role_update.zero_gradients)
@@ -235,7 +279,7 @@ class Learner:
             lambda x, param: _with_sharding(x, param.sharding), gradient_shapes, params
         )
         accumulate = role_update.accumulate.lower(
-            params, gradients, stats, batch, batch.old_logp, teacher, jnp.float32(0)
+            weights, gradients, stats, batch, batch.old_logp, teacher, coefficient
         )
         apply = role_update.apply.lower(params, opt_state, gradients)
         return {'accumulate': accumulate, 'apply': apply}
@@ -243,11 +287,11 @@ class Learner:
     def recompute_old_logp(self, role: str, batches: Sequence[Batch]) -> list[Batch]:
         """Returns the batches with this learner's log-probs as `old_logp`; the sampler's move to `sampler_logp`."""
         score = self._role_updates[role].score
-        params = self.params
+        weights = self._readable_weights()
         rescored = []
         for batch in batches:
             # Rows are gathered, because each process holds some of them and np.asarray needs all.
-            logp = self._gather(score(params, sharding.put(batch, self._row_sharding)))
+            logp = self._gather(score(weights, sharding.put(batch, self._row_sharding)))
             # 0 at unmasked positions, as the sampler reports them; the scorer has values for prompts as well.
             trainer_logp = np.where(batch.mask, np.asarray(logp), 0)
             rescored.append(
@@ -278,23 +322,28 @@ class Learner:
         # fit at the same time.
         ref_logps = [batch.old_logp for batch in batches]
         if role_update.config.kl_coef:
-            reference = self._to_device(self.reference)
+            reference = self._readable(self._to_device(self.reference))
             ref_logps = [role_update.score(reference, batch) for batch in batches]
             del reference
 
         gradients, device_stats = role_update.zero_gradients()
-        params = self.params
+        weights = self._readable_weights()
         teacher = None
         if role_update.config.distills:
-            teacher = self._to_device(self.state['teacher'])
+            teacher = self._readable(self._to_device(self.state['teacher']))
         # An array: a Python float would be a constant of the program, and each new value would compile it again.
         coefficient = jnp.float32(distill_coef)
         for batch, ref_logp in zip(batches, ref_logps):
             gradients, device_stats = role_update.accumulate(
-                params, gradients, device_stats, batch, ref_logp, teacher, coefficient
+                weights, gradients, device_stats, batch, ref_logp, teacher, coefficient
             )
-        # The teacher is freed before the optimiser's moments are allocated.
+        # Teacher and view are freed before the optimiser's moments are allocated.
         del teacher
+        params = weights
+        if self._reads_view:
+            del weights
+            self._published = None
+            params = self.params
 
         opt_state = self._to_device(self.state['opt'][role_update.optimizer])
         params, opt_state, gradient_norm = role_update.apply(params, opt_state, gradients)
@@ -329,6 +378,17 @@ def _optimizer_names(roles: Mapping[str, Any], shared: bool) -> dict[str, str]:
         return {name: name for name in roles}
     first_role = next(iter(roles))
     return dict.fromkeys(roles, first_role)
+
+
+def _optimizer_shardings(
+    transforms: Mapping[str, Any], params: Params, mesh: jax.sharding.Mesh
+) -> dict[str, Any]:
+    """Returns name → tree of shardings of that optimiser's state."""
+    shardings = {}
+    for name, transform in transforms.items():
+        shapes = jax.eval_shape(transform.init, params)
+        shardings[name] = sharding.state_shardings(shapes, params, mesh)
+    return shardings
 
 
 def _ema_rate(roles: Mapping[str, Any]) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from zeroplay_jax.objectives import aggregation, corrections, distillation, masking
 from zeroplay_jax.objectives.losses import PolicyLoss, resolve_loss
@@ -104,6 +104,7 @@ def loss(
             batch.segment,
             config.temperature,
             config.entropy_coef > 0,
+            wanted_tokens(model, batch),
         )
 
     per_token, policy_stats = _policy_terms(config, batch, logp, entropy, ref_logp)
@@ -117,6 +118,11 @@ def loss(
     # the update is complete.
     stats['loss'] = (jax.lax.stop_gradient(total_loss), jnp.float32(0))
     return total_loss, stats
+
+
+def wanted_tokens(model: ModelConfig, batch: Batch) -> Bool[AnyArray, 'batch length'] | None:
+    """Returns the tokens of which the loss reads log-probs, or None where all are computed (`ModelConfig.logits`)."""
+    return batch.mask if model.logits == 'trained' else None
 
 
 def _policy_terms(config, batch, logp, entropy, ref_logp):
@@ -181,5 +187,6 @@ def _score_and_divergences(model, config, params, teacher, batch):
         divergence_function,
         config.temperature,
         config.entropy_coef > 0,
+        wanted_tokens(model, batch),
     )
     return logp, entropy, {'divergence': divergence, **extra}

@@ -21,6 +21,10 @@ for _batch_class in (Batch, TeacherBatch):
     jax.tree_util.register_dataclass(_batch_class, data_fields=_field_names, meta_fields=[])
 
 
+# Orders in which trajectories are packed.
+ORDERS = ('arrival', 'longest_first')
+
+
 class _Slot(NamedTuple):
     """Where a trajectory is written.
 
@@ -61,8 +65,9 @@ def pack(
     total: float | int | None = None,
     teacher_tokens: int = 0,
     teacher_total: float | int | None = None,
+    order: str = 'arrival',
 ) -> list[Batch]:
-    """Packs trajectories by first fit, in order, into rows, and rows into micro-batches.
+    """Packs trajectories by first fit into rows, and rows into micro-batches.
 
     Args:
       rows: trajectories with their advantages.
@@ -73,6 +78,8 @@ def pack(
         count as well.
       teacher_tokens: M where a teacher reads the trajectories behind its own prompts (`Row.teacher_prompt`), else 0.
       teacher_total: number of distilled tokens of the whole batch, the denominator of the divergence.
+      order: 'arrival', or 'longest_first', which fills rows better (Johnson 1973, first-fit decreasing); trajectories
+        of equal length stay in the order of `rows`.
 
     Returns:
       Micro-batches of B rows each; the last is filled up with empty rows.
@@ -80,6 +87,10 @@ def pack(
     Raises:
       UserError: a trajectory is longer than L, or longer than M behind the teacher's prompt.
     """
+    if order not in ORDERS:
+        raise ValueError(f'pack: order is {order!r}; choose one of {ORDERS}')
+    if order == 'longest_first':
+        rows = sorted(rows, key=_length, reverse=True)
     slots = _first_fit(rows, tokens, teacher_tokens)
     num_rows_used = max((slot.row + 1 for slot in slots), default=0)
     # The number is rounded up: micro-batches have one shape, so that one compiled program serves all of them.
@@ -160,6 +171,10 @@ def _first_fit(rows: Sequence[Row], tokens: int, teacher_tokens: int) -> list[_S
         usage.student_tokens += length
         usage.teacher_tokens += teacher_length
     return slots
+
+
+def _length(row: Row) -> int:
+    return len(row.trajectory.tokens)
 
 
 def prompt_length(row: Row) -> int:

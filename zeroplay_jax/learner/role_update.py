@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from zeroplay_jax.learner import packing  # noqa: F401 - registers Batch as a pytree
-from zeroplay_jax.learner.loss import LossConfig, loss
+from zeroplay_jax.learner.loss import LossConfig, loss, wanted_tokens
 from zeroplay_jax.policy import sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.types import Batch
@@ -25,10 +25,12 @@ class RoleUpdate:
       config: static part of its loss.
       optimizer: name of the optimiser state that it updates.
       zero_gradients: () → (gradients, statistics), all zeros: the start of an accumulation.
-      accumulate: (params, gradients, statistics, batch, ref_logp, teacher, distill_coef) → (gradients, statistics) with
-        one micro-batch added. Donates the accumulators.
+      accumulate: (weights, gradients, statistics, batch, ref_logp, teacher, distill_coef) → (gradients, statistics)
+        with one micro-batch added. Donates the accumulators.
       apply: (params, optimiser state, gradients) → (params, optimiser state, gradient norm). Donates the first two.
-      score: (params, batch) → log-probs float32 [B, L].
+      score: (weights, batch) → log-probs float32 [B, L].
+
+    `params` are the float32 masters; `weights` are these or a sampler's view of them (Learner, `weights`).
     """
 
     config: LossConfig
@@ -48,6 +50,8 @@ def make_role_update(
     param_shapes: Params,
     param_shardings: Any,
     opt_shardings: Any,
+    weight_shapes: Params,
+    weight_shardings: Any,
     blank_batch: Batch,
 ) -> RoleUpdate:
     """Builds the programs; each is compiled at its first call.
@@ -59,8 +63,10 @@ def make_role_update(
       optimizer: name of the optimiser state that the role updates.
       transform: that optimiser.
       param_shapes: tree of jax.ShapeDtypeStruct.
-      param_shardings: shardings of parameters, gradients and teacher.
+      param_shardings: shardings of parameters and gradients.
       opt_shardings: shardings of the optimiser state.
+      weight_shapes: tree of jax.ShapeDtypeStruct: the weights that `accumulate` and `score` read, a teacher's too.
+      weight_shardings: their shardings.
       blank_batch: a micro-batch, of which only the shapes are used.
     """
     row_sharding = sharding.rows(mesh)
@@ -69,25 +75,19 @@ def make_role_update(
     teacher_shapes = None
     teacher_shardings = None
     if config.distills:
-        teacher_shapes = param_shapes
-        teacher_shardings = param_shardings
+        teacher_shapes = weight_shapes
+        teacher_shardings = weight_shardings
 
-    stat_shapes = _statistic_shapes(model, config, param_shapes, teacher_shapes, blank_batch)
+    stat_shapes = _statistic_shapes(model, config, weight_shapes, teacher_shapes, blank_batch)
 
     # The zeros are made by a program, which creates them on the devices, sharded like the parameters.
     def make_zeros():
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (param_shapes, stat_shapes))
 
-    def score(params, batch):
-        logp, _ = transformer.score(
-            model, params, batch.tokens, batch.positions, batch.segment, config.temperature
-        )
-        return logp
-
-    # One entry per argument of `_accumulate` after the config: params, gradients, stats, batch, ref_logp, teacher,
+    # One entry per argument of `_accumulate` after the config: weights, gradients, stats, batch, ref_logp, teacher,
     # distill_coef.
     accumulate_shardings = (
-        param_shardings,
+        weight_shardings,
         param_shardings,
         replicated,
         row_sharding,
@@ -112,17 +112,19 @@ def make_role_update(
             out_shardings=(param_shardings, opt_shardings, replicated),
         ),
         score=jax.jit(
-            score, in_shardings=(param_shardings, row_sharding), out_shardings=row_sharding
+            functools.partial(_score, model, config),
+            in_shardings=(weight_shardings, row_sharding),
+            out_shardings=row_sharding,
         ),
     )
 
 
-def _statistic_shapes(model, config, param_shapes, teacher_shapes, batch):
+def _statistic_shapes(model, config, weight_shapes, teacher_shapes, batch):
     """Returns the tree of statistics of the loss as shapes."""
     # The names of the statistics depend on the loss, so it is traced once to get them.
     _, stat_shapes = jax.eval_shape(
         functools.partial(loss, model, config),
-        param_shapes,
+        weight_shapes,
         batch,
         batch.old_logp,
         teacher_shapes,
@@ -131,8 +133,30 @@ def _statistic_shapes(model, config, param_shapes, teacher_shapes, batch):
     return stat_shapes
 
 
-def _accumulate(model, config, params, gradients, stats, batch, ref_logp, teacher, distill_coef):
+def _score(model, config, weights, batch):
+    """Returns the log-probs of the tokens that the loss reads, float32 [B, L]."""
+    logp, _ = transformer.score(
+        model,
+        weights,
+        batch.tokens,
+        batch.positions,
+        batch.segment,
+        config.temperature,
+        wanted=wanted_tokens(model, batch),
+    )
+    return logp
+
+
+def _accumulate(model, config, weights, gradients, stats, batch, ref_logp, teacher, distill_coef):
     """Returns the accumulated gradients and statistics with those of one micro-batch added."""
+
+    # The gradient has the dtype of what it is taken by. Weights that are bfloat16 already are therefore widened to
+    # that of the accumulators, and every use casts them back: XLA removes both casts, and the gradient is that of the
+    # masters, bit for bit.
+    def widen(weight, gradient):
+        return weight.astype(gradient.dtype)
+
+    params = jax.tree.map(widen, weights, gradients)
     # Losses are sums of weighted tokens with a global denominator, so gradients add up without rescaling.
     gradient_function = jax.grad(loss, argnums=2, has_aux=True)
     batch_gradients, batch_stats = gradient_function(

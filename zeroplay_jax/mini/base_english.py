@@ -27,6 +27,7 @@ from zeroplay_jax.policy import transformer
 from zeroplay_jax.retrieval.records import split as split_contents
 from zeroplay_jax.retrieval.splitting import split_text
 from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.types import UserError
 
 HERE = pathlib.Path(__file__).parent
@@ -53,7 +54,7 @@ ARCHITECTURE = {
 }
 # Three passages of 75 words.
 OBSERVATION_TOKENS = 480
-# Passages are cut to at most so many words; one stock of texts for each.
+# Passages are cut to at most so many words, a quarter of them to each size (see `texts_by_size`).
 PASSAGE_WORDS = (30, 50, 65, 80)
 Passage = tuple[str, str]  # title and text
 # Fewer passages give too few words for the tokenizer and the distractors.
@@ -88,7 +89,7 @@ STAGES = (
     # All roles with the shares of `english_demos.ROLES`.
     Stage(
         'clean',
-        steps=700,
+        steps=1200,
         rows=5,
         tokens=640,
         adam_rate=3e-3,
@@ -100,21 +101,24 @@ STAGES = (
     # Continues from the clean parameters with lower rates: it unlearns some skill but keeps the format.
     Stage(
         'base',
-        steps=200,
+        steps=300,
         rows=5,
         tokens=640,
         muon_rate=0.01,
         adam_rate=1e-3,
         decay_share=0.4,
         saved=True,
-        errors=EnglishSetting(short_query=0.75, wrong_span=0.65, malformed=0.15),
+        errors=EnglishSetting(short_query=0.85, wrong_span=0.65, malformed=0.15),
         observation_tokens=OBSERVATION_TOKENS,
     ),
 )
 
 
 def split_of(title: str) -> str:
-    """Returns 'train', 'development' or 'held_out' for a title: 70, 5 and 25 % of them."""
+    """Returns 'train', 'development' or 'held_out' for the title of a passage: 70, 5 and 25 % of all titles.
+
+    A title determines its split by a hash, so all passages of one title are in the same split of every corpus.
+    """
     digest = hashlib.blake2b(title.encode(), digest_size=8).digest()
     percentile = int.from_bytes(digest, 'little') % 100
     if percentile < 70:
@@ -123,7 +127,7 @@ def split_of(title: str) -> str:
 
 
 def passages_of(corpus: pathlib.Path, split: str) -> Iterator[Passage]:
-    """Yields (title, text) of a split's passages."""
+    """Yields (title, text) of the passages of one split (see `split_of`) of a corpus, which is JSON lines."""
     with corpus.open(encoding='utf-8') as lines:
         for line in lines:
             title, text = split_contents(json.loads(line)['contents'])
@@ -131,17 +135,29 @@ def passages_of(corpus: pathlib.Path, split: str) -> Iterator[Passage]:
                 yield title, text
 
 
+def write_held_out(corpus: pathlib.Path, out: pathlib.Path) -> int:
+    """Writes the lines of a corpus that no training and no diagnosis reads to `out`; returns their number."""
+    held_out_lines = []
+    with corpus.open(encoding='utf-8') as lines:
+        for line in lines:
+            title, _ = split_contents(json.loads(line)['contents'])
+            if split_of(title) == 'held_out':
+                held_out_lines.append(line)
+    write_text(out, ''.join(held_out_lines))
+    return len(held_out_lines)
+
+
 def cut(passages: Sequence[Passage], max_words: int) -> list[Passage]:
-    """Returns passages of at most `max_words` words, as a corpus of a user is cut."""
-    parts = []
+    """Returns the passages cut to at most `max_words` words, in the same way as a corpus of a user."""
+    short_passages = []
     for title, text in passages:
-        for part in split_text(text, max_words):
-            parts.append((title, part))
-    return parts
+        for short_text in split_text(text, max_words):
+            short_passages.append((title, short_text))
+    return short_passages
 
 
-def stocks(passages: Sequence[Passage]) -> list[Texts]:
-    """Returns one stock of texts per size in PASSAGE_WORDS; each takes its share of the passages."""
+def texts_by_size(passages: Sequence[Passage]) -> list[Texts]:
+    """Returns searchable texts, one object per size in PASSAGE_WORDS: every fourth passage, cut to this size."""
     result = []
     for number, max_words in enumerate(PASSAGE_WORDS):
         share = passages[number :: len(PASSAGE_WORDS)]
@@ -150,7 +166,7 @@ def stocks(passages: Sequence[Passage]) -> list[Texts]:
 
 
 def write_config_and_tokenizer(folder: pathlib.Path, passages: Sequence[Passage]) -> None:
-    """Writes a checkpoint folder without weights: config.json and the tokenizer's files."""
+    """Writes a checkpoint folder without weights: config.json and the files of a tokenizer trained on the passages."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = [f'(Title: {title}) {text}' for title, text in passages]
     # The marks of questions and thoughts occur in no text; repeated, they become single tokens.
@@ -173,17 +189,20 @@ def diagnose(
     texts: Texts,
     seed: int,
 ) -> dict[str, dict[str, float]]:
-    """Returns role → shares of tokens and of whole episodes predicted, see `supervised.Predicted`.
+    """Returns the teacher-forced accuracy per role on error-free episodes about `texts`.
 
     Which sentence a proposer chooses cannot be predicted, so its whole episodes are no measure.
+
+    Returns:
+      Role → the dict of `supervised.Predicted.figures`.
     """
     figures = {}
     for name, role in english_demos.ROLES.items():
-        written = supervised.held_out_demos(
+        demonstrations = supervised.fixed_demos(
             name, role, texts, EnglishSetting(), seed, DIAGNOSED_EPISODES
         )
         predicted = supervised.teacher_forced(
-            config, params, codec, written, DIAGNOSED_TOKENS, OBSERVATION_TOKENS
+            config, params, codec, demonstrations, DIAGNOSED_TOKENS, OBSERVATION_TOKENS
         )
         figures[name] = predicted.figures()
     return figures
@@ -204,6 +223,9 @@ def build(
       work: folder of the training's own checkpoints, which a restart continues from.
       seed: seed of weights and episodes.
       stages: the stages, in order.
+
+    Raises:
+      UserError: the corpus has too few passages, or `work` belongs to another training.
     """
     passages = list(passages_of(corpus, 'train'))
     development_passages = list(passages_of(corpus, 'development'))
@@ -212,10 +234,9 @@ def build(
             f'{corpus}: {len(passages)} passages to train on and {len(development_passages)} to diagnose on; give '
             f'at least {MIN_PASSAGES} and 1'
         )
-    _claim(work, corpus, seed, stages)
+    _check_or_record_training(work, corpus, seed, stages)
     template = work / 'template'
     write_config_and_tokenizer(template, passages)
-    stock = stocks(passages)
     development = Texts(cut(development_passages, PASSAGE_WORDS[0]))
 
     def diagnose_development(config, params, codec):
@@ -225,38 +246,42 @@ def build(
         stages,
         template,
         english_demos.ROLES,
-        stock,
+        texts_by_size(passages),
         seed,
         diagnose_development,
         out,
-        # Half the size; what rounding to bfloat16 costs is far below what a stage changes.
+        # Half the size of float32; the loss of accuracy by rounding is far below what a stage changes.
         dtype=jnp.bfloat16,
         work=work,
     )
 
 
-def _claim(work: pathlib.Path, corpus: pathlib.Path, seed: int, stages: Sequence[Stage]) -> None:
-    """Refuses a work folder of another training, whose checkpoints would be continued by this one.
+def _check_or_record_training(
+    work: pathlib.Path, corpus: pathlib.Path, seed: int, stages: Sequence[Stage]
+) -> None:
+    """Writes the settings of this training into a new work folder; in an existing one compares them with the record.
+
+    Without this check the checkpoints of another training would be continued.
 
     Raises:
       UserError: seed, corpus, stages or architecture differ from those recorded in the folder.
     """
-    identity = {
+    settings = {
         'seed': seed,
         'corpus': hashlib.sha256(corpus.read_bytes()).hexdigest(),
         'stages': [dataclasses.asdict(stage) for stage in stages],
         'architecture': ARCHITECTURE,
     }
     # A round trip, because JSON turns tuples into lists.
-    identity = json.loads(json.dumps(identity))
-    record = work / 'training.json'
-    if not record.exists():
+    settings = json.loads(json.dumps(settings))
+    record_path = work / 'training.json'
+    if not record_path.exists():
         work.mkdir(parents=True, exist_ok=True)
-        record.write_text(json.dumps(identity, indent=1) + '\n')
+        record_path.write_text(json.dumps(settings, indent=1) + '\n')
         return
-    recorded = json.loads(record.read_text())
-    for name, value in identity.items():
-        if recorded.get(name) != value:
+    recorded_settings = json.loads(record_path.read_text())
+    for name, value in settings.items():
+        if recorded_settings.get(name) != value:
             raise UserError(f'--work {work}: begun with another {name}; choose another folder')
 
 
@@ -287,9 +312,23 @@ def main() -> None:
         help="folder of the training's own checkpoints; the same command continues from them",
     )
     parser.add_argument('--seed', type=int, default=0, help='seed of weights and episodes (0)')
+    parser.add_argument(
+        '--write-held-out',
+        type=pathlib.Path,
+        metavar='FILE',
+        help='write the passages that training never reads to this file, to measure on them, and do not train',
+    )
     args = parser.parse_args()
     if not args.corpus.is_file():
         parser.error(f'{args.corpus}: no such file; give JSON lines of passages')
+    if args.write_held_out:
+        if args.write_held_out.resolve() == args.corpus.resolve():
+            parser.error('--write-held-out would replace the corpus; name another file')
+        if not args.write_held_out.absolute().parent.is_dir():
+            parser.error(f'{args.write_held_out}: its folder does not exist; create it first')
+        count = write_held_out(args.corpus, args.write_held_out)
+        print(f'{count} passages in {args.write_held_out}')
+        return
     try:
         build(args.corpus, args.out, args.work, args.seed)
     except UserError as error:

@@ -62,23 +62,25 @@ DIAGNOSED_TOKENS = 640  # longest episode of the diagnosis
 def diagnose(
     config: transformer.ModelConfig, params: transformer.Params, codec: Codec, seed: int
 ) -> dict[str, dict[str, float]]:
-    """Returns the teacher-forced accuracy on error-free episodes with held-out names.
+    """Returns the teacher-forced accuracy per role on error-free episodes with held-out names.
 
     Returns:
-      As `supervised.diagnose`, and the solver's 'episodes' also by hop count. A solver's 'episodes' approximates its
-      exact match with greedy decoding.
+      Role → the dict of `supervised.Predicted.figures`; for the solver also 'solver, N hops' → {'episodes': share}. The
+      solver's share of whole episodes approximates its exact match with greedy decoding.
     """
     (heldout_library,) = batches.libraries(seed, 'evaluation', 1, WORLDS_PER_LIBRARY)
     figures = {}
     for name, role in demos.ROLES.items():
-        written = supervised.held_out_demos(
+        demonstrations = supervised.fixed_demos(
             name, role, heldout_library, demos.ErrorRates(), seed, DIAGNOSED_EPISODES
         )
-        predicted = supervised.teacher_forced(config, params, codec, written, DIAGNOSED_TOKENS)
+        predicted = supervised.teacher_forced(
+            config, params, codec, demonstrations, DIAGNOSED_TOKENS
+        )
         figures[name] = predicted.figures()
         if name == 'solver':
             # A solver searches once per hop.
-            hops = np.array([_search_count(demo) for demo in written])
+            hops = np.array([_search_count(demo) for demo in demonstrations])
             for hop_count in np.unique(hops):
                 share = float(predicted.whole_episodes[hops == hop_count].mean())
                 figures[f'solver, {hop_count} hops'] = {'episodes': share}
@@ -116,13 +118,13 @@ def build(out: pathlib.Path, seed: int, stages: Sequence[Stage] = STAGES) -> Non
         # hf.save copies config and tokenizer from a folder; this one is needed during training only.
         template = pathlib.Path(temporary_folder)
         write_config_and_tokenizer(template)
-        stock = list(batches.libraries(seed, 'train', LIBRARY_COUNT, WORLDS_PER_LIBRARY))
+        libraries = list(batches.libraries(seed, 'train', LIBRARY_COUNT, WORLDS_PER_LIBRARY))
 
         def diagnose_held_out(config, params, codec):
             return diagnose(config, params, codec, seed)
 
         supervised.train_checkpoints(
-            stages, template, demos.ROLES, stock, seed, diagnose_held_out, out
+            stages, template, demos.ROLES, libraries, seed, diagnose_held_out, out
         )
 
 

@@ -18,12 +18,14 @@ from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.types import POLICY
 
 Batch = dict[str, Int[np.ndarray, 'rows tokens']]
+# Episodes that do not fit into a batch before it counts as full.
+_MAX_MISSES = 3
 # The arrays that the transformer and the loss read.
 BATCH_FIELDS = ('tokens', 'positions', 'segment', 'policy')
 
 
 def libraries(seed: int, split: str, count: int, worlds: int) -> Iterator[Library]:
-    """Yields libraries to draw episodes from, each with randomly chosen worlds and facts of its own.
+    """Yields libraries to draw episodes from, each with randomly chosen worlds and its own deal of facts.
 
     Args:
       seed: seed of the choice.
@@ -31,7 +33,7 @@ def libraries(seed: int, split: str, count: int, worlds: int) -> Iterator[Librar
       count: number of libraries.
       worlds: worlds per library, at most as many as the split has.
     """
-    # Worlds may occur in several libraries: their facts differ by deal, only the names repeat.
+    # A world may occur in several libraries: only its names repeat, because its facts depend on the deal as well.
     available = world.worlds_available(split)
     for i in range(count):
         rng = np.random.default_rng([seed, i])
@@ -44,7 +46,7 @@ def libraries(seed: int, split: str, count: int, worlds: int) -> Iterator[Librar
 def episodes(
     stage: Stage,
     roles: Mapping[str, Role],
-    stock: Sequence[Any],
+    materials: Sequence[Any],
     codec: Codec,
     seed: int,
     step: int,
@@ -52,14 +54,15 @@ def episodes(
     """Yields one step's random episodes, without end.
 
     Args:
-      stage: gives the mixture of roles, their errors and the greatest length.
-      roles: the roles by name, with their usual shares.
-      stock: libraries to draw from.
+      stage: gives the shares of the roles, their errors, and the greatest lengths of an episode and a search result.
+      roles: the roles by name; their own shares apply where `stage.shares` is empty.
+      materials: what episodes are written from, such as `Library` or `english_texts.Texts`; one is drawn per episode.
       codec: tokenises the episodes.
       seed: seed of the training run.
       step: step within the stage.
     """
     # A stream per step, so that a batch does not depend on how many episodes earlier batches skipped.
+    # Not hash(): Python salts it, so it differs between processes.
     stage_key = zlib.crc32(stage.name.encode())
     rng = np.random.default_rng([seed, stage_key, step])
     default_shares = {name: role.share for name, role in roles.items()}
@@ -70,7 +73,7 @@ def episodes(
     while True:
         role_index = int(rng.choice(len(names), p=probabilities))
         role = roles[names[role_index]]
-        demo = role.write(pick(rng, stock), rng, stage.errors)
+        demo = role.write(pick(rng, materials), rng, stage.errors)
         episode = render(codec, demo, stage.observation_tokens)
         # Longer episodes are skipped, not cut: a cut one would end without an answer.
         if len(episode.tokens) <= stage.tokens:
@@ -83,7 +86,7 @@ def empty_batch(rows: int, tokens: int) -> Batch:
 
 
 def write_episode(batch: Batch, row: int, start: int, segment: int, episode: Episode) -> None:
-    """Writes an episode into a row of a batch, from column `start` on."""
+    """Writes an episode in place into a row of a batch, from column `start` on; `segment` is its number in the row."""
     length = len(episode.tokens)
     columns = slice(start, start + length)
     batch['tokens'][row, columns] = episode.tokens
@@ -101,7 +104,12 @@ def _first_fit(used_tokens: Sequence[int], limit: int) -> int | None:
 
 
 def pack(stage: Stage, stream: Iterator[Episode]) -> Batch:
-    """Packs whole episodes into a batch, first fit.
+    """Packs whole episodes into a batch, each into the first row with enough space.
+
+    Args:
+      stage: gives rows and tokens per row.
+      stream: endless episodes, none longer than a row. One that fits into no row is dropped; after three of these the
+        batch counts as full.
 
     Returns:
       int32 arrays [rows, tokens]: 'tokens', 'positions' within the episode, 'segment' (number of the episode in the
@@ -110,12 +118,12 @@ def pack(stage: Stage, stream: Iterator[Episode]) -> Batch:
     batch = empty_batch(stage.rows, stage.tokens)
     used_tokens = [0] * stage.rows
     segments = [0] * stage.rows
-    # Three misses rather than one: a shorter episode may still fit.
+    # Three misses rather than one, because a shorter episode may still fit.
     misses = 0
-    while misses < 3:
+    while misses < _MAX_MISSES:
         episode = next(stream)
         length = len(episode.tokens)
-        # Episodes are short beside a row, so first fit leaves little padding.
+        # Most episodes are much shorter than a row, so first fit leaves little padding.
         row = _first_fit(used_tokens, stage.tokens - length)
         if row is None:
             misses += 1

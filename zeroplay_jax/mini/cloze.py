@@ -42,7 +42,14 @@ _KINDS = (
 
 
 class Cloze(NamedTuple):
-    """A sentence in three parts, and the kind of the part that is left out: 'number', 'name' or 'word'."""
+    """A sentence with a span left out.
+
+    Attributes:
+      left: the sentence before the span.
+      answer: the span that is left out.
+      right: the sentence after the span.
+      kind: 'number' (dates included), 'name' or 'word'.
+    """
 
     left: str
     answer: str
@@ -63,7 +70,7 @@ class Cloze(NamedTuple):
 def sentences(text: str) -> list[str]:
     """Returns the complete sentences of a passage that are long and short enough to ask about.
 
-    A passage cut out of an article often starts and ends within a sentence; those parts are left out.
+    A passage cut out of an article often starts and ends within a sentence; incomplete sentences are left out.
     """
     text = ' '.join(text.split())
     return [sentence for sentence in split_sentences(text) if _is_usable(sentence)]
@@ -96,7 +103,7 @@ def clozes(sentence: str) -> list[Cloze]:
             is_repeated = lower_sentence.count(answer.lower()) > 1
             if len(left.split()) < LEFT_WORDS or len(answer.split()) > ANSWER_WORDS or is_repeated:
                 continue
-            # A month belongs to a date, which is a case of its own.
+            # A month looks like a name. Dates, which contain it, are found by the pattern of numbers.
             if kind == 'name' and answer in _MONTHS:
                 continue
             cases.append(Cloze(left, answer, sentence[match.end() :], kind))

@@ -68,17 +68,17 @@ class Demo:
         self.parts.append(Part(documents, ENV))
 
     def add_search(self, library: Library, thought: str, query: str) -> list[Document]:
-        """Adds a turn with a search, and its passages, which are also returned."""
+        """Searches the library; adds a turn with the thought and the query, then the passages found; returns these."""
         documents = library.search(query)
-        # The space before the query keeps the tokens of its names the same as in running text.
-        # The blank belongs to the form that the built-in checkpoints were trained on.
+        # With a space before the query, a name has the tokens that it has in running text. The built-in checkpoints
+        # were trained on this form.
         call = f'<search> {query}</search>'
         self.add_policy_text(think(thought) + call)
         self.add_documents(documents)
         return documents
 
     def add_final_turn(self, thought: str, **tags: str) -> None:
-        """Adds the last turn: a thought and one block per tag."""
+        """Adds the last turn: a thought ('' for none), one block <tag> text</tag> per keyword, and the end token."""
         turn = think(thought)
         for tag, text in tags.items():
             turn += f'<{tag}> {text}</{tag}>'
@@ -92,7 +92,7 @@ class Role:
 
     Attributes:
       share: share of the episodes, relative to the other roles.
-      write: function that writes one episode from (material, random generator, deliberate errors).
+      write: function that writes one episode from (material to draw from, random generator, deliberate errors).
     """
 
     share: float
@@ -101,14 +101,20 @@ class Role:
 
 def think(thought: str) -> str:
     """Returns the block of a thought; empty without a thought."""
-    # An episode without thoughts has no empty blocks either, as a policy that does not think writes none.
+    # A policy that does not think writes no empty blocks, so demonstrations without thoughts have none.
     if not thought:
         return ''
     return f'<think> {thought}</think>'
 
 
 def render(codec: Codec, demo: Demo, observation_tokens: int = OBSERVATION_TOKENS) -> Episode:
-    """Returns the tokens of an episode and their sources; longer observations are cut."""
+    """Returns the tokens of an episode and the source of each.
+
+    Args:
+      codec: the tokenizer.
+      demo: the episode.
+      observation_tokens: longest observation; longer ones are cut.
+    """
     ids = []
     sources = []
     if demo.role is not None:

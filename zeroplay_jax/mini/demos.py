@@ -29,8 +29,8 @@ class ErrorRates:
     """Probabilities of deliberate errors in the demonstrations; all zero for the clean checkpoint.
 
     Attributes:
-      early_answer: per hop, that the solver answers with an intermediate entity.
-      wrong_fact: per value of a weak relation, that the solver reads another fact of the entity.
+      early_answer: per hop but the last, that the solver answers with the intermediate entity.
+      wrong_fact: per value of a weak relation (`WEAK_RELATIONS`), that the solver reads another fact of the entity.
       no_think: that the proposer omits its thoughts.
       wrong_hops: that the proposer asks a question with another number of hops than requested.
       malformed: that the proposer omits the question or the answer.
@@ -73,7 +73,7 @@ def _statement(chain: Sequence[Step]) -> str:
 
 
 def copy(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
-    """Writes a passage, then the same sentences in another order.
+    """Writes a passage as context, then its sentences in another order as the policy's text; `errors` has no effect.
 
     Nearly every token can be copied from the context. Such dense practice forms copying attention heads within a few
     hundred steps; single facts alone take several times as long.
@@ -87,7 +87,7 @@ def copy(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
 
 
 def passage(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
-    """Writes a single passage and three of its facts."""
+    """Writes a single passage, then three of its facts."""
     world = pick(rng, library.worlds)
     title = pick(rng, world.titles)
     demo = Demo()
@@ -97,7 +97,7 @@ def passage(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
 
 
 def reading(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
-    """Writes the passages of a search and six of their facts."""
+    """Writes the passages of a search for a title, then six of their facts."""
     world = pick(rng, library.worlds)
     documents = library.search(pick(rng, world.titles))
     # The search covers all worlds; the facts are looked up in one.
@@ -112,7 +112,7 @@ def reading(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
 
 
 def retelling(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
-    """Writes the passages of a search, then repeats two of them by title, with reordered sentences."""
+    """Writes the passages of a search; then, for two of them, the title and the sentences in another order."""
     world = pick(rng, library.worlds)
     documents = library.search(pick(rng, world.titles))
     demo = Demo()
@@ -125,7 +125,11 @@ def retelling(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
 
 
 def _add_facts(demo: Demo, world: World, titles: Sequence[str], count: int, rng: Generator) -> None:
-    """Adds random facts of the titles. Only the values count as policy text: the question is not predictable."""
+    """Adds `count` random facts of the titles.
+
+    Only the values are policy text; the words before them are prompt text, because the choice of a fact cannot be
+    predicted.
+    """
     for _ in range(count):
         title = pick(rng, titles)
         facts = world.facts[title]
@@ -154,18 +158,18 @@ def solver(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
 
 
 def solver_with_path(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
-    """Question and the path to its answer, complete or truncated → searches → answer; always correct."""
+    """Question and the path of names to its answer, whole or its beginning → searches → answer; always correct."""
     world, chain = _draw_chain(library, rng)
     path = [chain[0].entity]
     for step in chain:
         path.append(step.value)
     if rng.random() < 0.3:
-        # A real path can be cut to the prompt's length; the policy has to search for the remaining hops.
+        # Paths of self-play can lack steps (`privileged.kind` 'qcp_partial'): the policy learns to search for them.
         path_length = int(rng.integers(2, len(path) + 1))
         path = path[:path_length]
     fields = {'path': ' > '.join(path), 'question': question(chain)}
     demo = Demo('solver_with_path', fields)
-    # Without errors: self-play distils this role into the plain solver, so it has to be better than that one.
+    # Written without errors, because self-play distils this role into the plain solver: it has to be the better one.
     _add_solution(demo, library, world, chain, rng, ErrorRates())
     return demo
 
@@ -209,15 +213,19 @@ def _add_solution(
     rng: Generator,
     errors: ErrorRates,
 ) -> None:
-    """Adds the searches along a chain and the answer; each thought is the part of the question still open."""
+    """Adds the searches along a chain and the final turn; each thought is the part of the question still open.
+
+    Errors are made with the probabilities of `errors`: an answer before the last hop, or a value that is misread. After
+    a misread value the chain continues from that entity, or ends there if it lacks the next relation.
+    """
     remaining = list(chain)
     while True:
         step = remaining[0]
-        # The thought states the open question because the policy sees no other plan.
+        # The thought states what is still open, because the policy has no other memory of its plan.
         demo.add_search(library, phrase(remaining), step.entity)
         value = _read_value(world, step, rng, errors)
         next_relations = [later_step.relation for later_step in remaining[1:]]
-        # A wrong value may be of another kind, which does not have the next relation.
+        # A misread value may be of another kind, which does not have the next relation; then it is the answer.
         if next_relations and world.value(value, next_relations[0]) is not None:
             answers_now = rng.random() < errors.early_answer
         else:
@@ -230,7 +238,7 @@ def _add_solution(
 
 
 def _read_value(world: World, step: Step, rng: Generator, errors: ErrorRates) -> str:
-    """Returns the value of a step, or, as a deliberate error, the value of the entity's next fact."""
+    """Returns the value of a step, or, as a deliberate error, the value of another fact of the same entity."""
     if step.relation in WEAK_RELATIONS and rng.random() < errors.wrong_fact:
         values = list(world.facts[step.entity].values())
         wrong_index = values.index(step.value) + 1
@@ -239,7 +247,7 @@ def _read_value(world: World, step: Step, rng: Generator, errors: ErrorRates) ->
 
 
 def _follow(world: World, entity: str, relations: Sequence[str]) -> list[Step]:
-    """Returns the steps from an entity along relations; values are empty after a missing fact."""
+    """Returns the steps from an entity along relations; after a missing fact, entities and values are ''."""
     steps = []
     for relation in relations:
         value = world.value(entity, relation) or ''
@@ -305,13 +313,20 @@ def _add_backward_searches(
     hops: int,
     rng: Generator,
 ) -> list[Step]:
-    """Adds searches that extend a chain towards its start; returns the chain, shorter than `hops` if one fails."""
+    """Adds searches that extend a chain from its last value towards its start.
+
+    Each one searches for the first entity of the chain (at first for `answer`), and a fact of a passage found that has
+    it as value becomes the new first step.
+
+    Returns:
+      The chain, which ends with `answer`; shorter than `hops` if a search found no such fact.
+    """
     chain: list[Step] = []
     value = answer
     thought = answer
     for _ in range(hops):
         documents = demo.add_search(library, thought, value)
-        # Titles of the chain are excluded, or the question could go in a circle.
+        # Entities of the chain are excluded, so that it has no cycle.
         visited = {step.entity for step in chain}
         steps = []
         for document in documents:
@@ -343,8 +358,8 @@ def challenger(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
 
 
 def _draw_described_entity(library: Library, rng: Generator) -> tuple[list[Step], str]:
-    """Returns a chain, possibly empty, and the title at its end, which has a passage."""
-    # Without a chain the task names its entity by the title.
+    """Returns a random chain of 0 to 2 steps and the title of the entity at its end, which has a passage."""
+    # With an empty chain the task names its entity by the title.
     chain_length = int(rng.choice(3, p=(0.35, 0.4, 0.25)))
     while True:
         world = pick(rng, library.worlds)

@@ -22,18 +22,19 @@ from zeroplay_jax.rollout.passages import passages_text
 
 # Words of a query that is too short to find its sentence reliably.
 _SHORT_QUERY_WORDS = 3
+# Share of the episodes whose names and numbers are replaced; the others keep the tokens of real texts.
 _DISGUISED_SHARE = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class EnglishSetting:
-    """Sizes of the exercises, and probabilities of deliberate errors; no errors for the clean checkpoint.
+    """Size of the exercise `copy`, and probabilities of deliberate errors; no errors for the clean checkpoint.
 
     Attributes:
-      copied_words: shortest and longest text of `copy`.
-      short_query: that the solver searches with the first words of the question only.
-      wrong_span: that the solver's answer is a word too long or too short.
-      malformed: that the proposer omits the question or the answer.
+      copied_words: fewest and most words that `copy` copies.
+      short_query: probability that the solver searches with the first words of the question only.
+      wrong_span: probability that the solver's answer is cut to its first word, or one word too long.
+      malformed: probability that the proposer omits the question or the answer.
     """
 
     copied_words: tuple[int, int] = (8, 40)
@@ -43,7 +44,7 @@ class EnglishSetting:
 
 
 def _disguise(texts: Texts, rng: Generator) -> Disguise:
-    """Returns the disguise of an episode; half of the episodes keep their names and numbers."""
+    """Returns the disguise of one episode; it changes nothing in half of the episodes."""
     return Disguise(rng, texts.names, _DISGUISED_SHARE)
 
 
@@ -51,22 +52,26 @@ def _disguise(texts: Texts, rng: Generator) -> Disguise:
 
 
 def _query(case: Cloze) -> str:
-    """The words around the blank."""
+    """Returns the search query for a question: the words around the blank."""
     return (case.left.rstrip() + case.right).strip()
 
 
 def _marked(case: Cloze, with_right: bool) -> str:
-    """The sentence with its span in brackets; the spaces keep the span's tokens those of running text."""
+    """Returns the sentence with its left-out span in square brackets, up to the span or with `with_right` to its end.
+
+    The spaces inside the brackets give the span the same tokens as in running text.
+    """
     marked = f'{case.left.rstrip()} [ {case.answer} ]'
     return marked + case.right if with_right else marked
 
 
 def _add_answer(demo: Demo, case: Cloze) -> None:
+    """Adds the final turn: as its thought the sentence up to the answer, then the answer."""
     demo.add_final_turn(_marked(case, with_right=False), answer=case.answer)
 
 
 def _question_form(question: str) -> str:
-    """A further question as a chat has it; exercises put several into one episode."""
+    """Returns a user turn with a question, in ChatML; exercises put several of them into one episode."""
     return f'<|im_start|>user\nQuestion: {question}<|im_end|>\n<|im_start|>assistant\n'
 
 
@@ -76,7 +81,7 @@ def _question_form(question: str) -> str:
 def copy(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
     """Writes words, then the same words again.
 
-    Half of the texts are random words, which can only be copied: this forms copying attention heads early.
+    Half of the texts are random words, which cannot be guessed: this forms copying attention heads early.
     """
     low, high = setting.copied_words
     count = int(rng.integers(low, high + 1))
@@ -94,6 +99,7 @@ def copy(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
 
 
 def _random_word(texts: Texts, rng: Generator) -> str:
+    """Returns an invented name (one in ten), a number of up to four digits (one in ten), or a word of the texts."""
     kind = rng.random()
     if kind < 0.1:
         return invented_name(rng)
@@ -112,7 +118,7 @@ def query(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
 
 
 def fill_one(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
-    """A passage and questions about several of its sentences."""
+    """Writes a passage, then up to four questions about its sentences, each with its answer."""
     source = pick(rng, texts.sources)
     disguise = _disguise(texts, rng)
     demo = Demo()
@@ -123,7 +129,7 @@ def fill_one(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
 
 
 def fill(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
-    """The passages of a search and questions about several of their sentences."""
+    """Writes the passages of a search, then up to five questions about their sentences, each with its answer."""
     _, case = texts.draw(rng)
     documents = texts.search(_query(case))
     disguise = _disguise(texts, rng)
@@ -141,6 +147,7 @@ def fill(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
 
 
 def _add_question(demo: Demo, case: Cloze) -> None:
+    """Adds a question as prompt text, and its answer as the policy's text."""
     demo.add_prompt_text(_question_form(case.question))
     _add_answer(demo, case)
 
@@ -155,11 +162,17 @@ def solver(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
 
 def solver_with_path(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
     """Question and how it was made → search → answer; always correct."""
-    # Self-play distils this role into the plain solver, so it has to be the better one.
+    # Written without errors, because self-play distils this role into the plain solver: it has to be the better one.
     return _solution(texts, rng, EnglishSetting(), with_path=True)
 
 
 def _solution(texts: Texts, rng: Generator, setting: EnglishSetting, with_path: bool) -> Demo:
+    """Returns an episode of `solver`, or with `with_path` of `solver_with_path`: question → search → answer.
+
+    Deliberate errors, with the probabilities of `setting`: the query consists of the first words of the question; and
+    then, if no passage found contains the sentence, the answer is copied from another sentence. Or the span of the
+    answer is wrong (`_other_span`).
+    """
     while True:
         document, case = texts.draw(rng)
         search_query = _query(case)
@@ -168,7 +181,8 @@ def _solution(texts: Texts, rng: Generator, setting: EnglishSetting, with_path: 
             search_query = ' '.join(search_query.split()[:_SHORT_QUERY_WORDS])
         documents = texts.search(search_query)
         is_readable = any(case.sentence in _plain(result) for result in documents)
-        # A demonstration that cannot read the answer would teach to guess; a short query may fail.
+        # Drawn again if the passages found do not contain the sentence, because such a demonstration would teach to
+        # guess. After a deliberately short query this is the intended error.
         if is_readable or is_short:
             break
     disguise = _disguise(texts, rng)
@@ -190,12 +204,15 @@ def _solution(texts: Texts, rng: Generator, setting: EnglishSetting, with_path: 
 
 
 def _plain(document: Document) -> str:
-    """The text with single spaces, as its sentences have them."""
+    """Returns the text of a passage with single spaces between words, as `cloze.sentences` has them."""
     return ' '.join(document['text'].split())
 
 
 def _other_answer(documents: list[Document], case: Cloze, rng: Generator) -> Cloze:
-    """The question with an answer out of passages that do not contain its sentence."""
+    """Returns the cloze with an answer of the same kind out of passages that do not contain its sentence.
+
+    If they have none of this kind, the answer is the title of the first passage.
+    """
     for document in shuffled(rng, documents):
         for sentence in shuffled(rng, cloze.sentences(document['text'])):
             cases = [other for other in cloze.clozes(sentence) if other.kind == case.kind]
@@ -205,19 +222,19 @@ def _other_answer(documents: list[Document], case: Cloze, rng: Generator) -> Clo
 
 
 def _other_span(case: Cloze) -> Cloze:
-    """The question with an answer that is a word too short, or too long where it has a single word."""
+    """Returns the cloze with a wrong answer: the first word; of a single word, this and a neighbouring word."""
     words = case.answer.split()
     if len(words) > 1:
         return case._replace(answer=words[0])
     for word in case.right.split():
-        # Punctuation would not make the answer a wrong one.
+        # An answer with punctuation after it would still count as correct.
         if word[0].isalnum():
             return case._replace(answer=f'{case.answer} {word}')
     return case._replace(answer=f'{case.left.split()[-1]} {case.answer}')
 
 
 def answer_from_documents(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
-    """Question and documents, most of them irrelevant → answer without a search."""
+    """Question, its passage and up to two random ones → answer without a search."""
     document, case = texts.draw(rng)
     documents = [document]
     for _ in range(int(rng.integers(0, 3))):
@@ -240,7 +257,7 @@ def task_solver(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
         title = pick(rng, texts.titled).document['title']
         documents = texts.search(title)
         described = [result for result in documents if result['title'] == title]
-        # A passage whose title is common may be found by longer queries only.
+        # Drawn again if no passage found has the title: it may take a longer query to find it.
         if described:
             break
     disguise = _disguise(texts, rng)
@@ -288,6 +305,10 @@ def proposer_from_answer(texts: Texts, rng: Generator, setting: EnglishSetting) 
 
 
 def _add_proposal(demo: Demo, case: Cloze, rng: Generator, setting: EnglishSetting) -> None:
+    """Adds the final turn of a proposer: as its thought the sentence with the answer in brackets; question; answer.
+
+    As a deliberate error, with the probability `setting.malformed`, one of the two is missing.
+    """
     tags = {'question': case.question, 'answer': case.answer}
     if rng.random() < setting.malformed:
         # The parser of self-play rejects a proposal without both tags.

@@ -15,7 +15,8 @@ from zeroplay_jax.mini.draws import pick
 from zeroplay_jax.mini.library import TOP_K, Document
 from zeroplay_jax.retrieval.lexical import LexicalEncoder
 
-# Names and numbers are what people ask about; single words keep sentences without either usable.
+# Weights with which `draw_cloze` draws the kind of answer. Most questions of people ask for names and numbers; words
+# have a weight, so that a sentence without either can be asked about.
 _KIND_WEIGHTS = {'name': 0.6, 'number': 0.35, 'word': 0.05}
 _CAPITALISED = re.compile(r'\b[A-Z][^\W\d_]{2,}\b')
 _DIGITS = re.compile(r'\d+')
@@ -31,14 +32,20 @@ class Source(NamedTuple):
 
 
 class Disguise:
-    """Replaces names and numbers by random ones, the same ones throughout an episode.
+    """Replaces capitalised words and numbers by random ones, equal ones in the same way throughout an episode.
 
     A policy that has seen a passage before could answer from memory. Under a disguise it has to copy what it reads,
     which is what it needs for texts it has never seen.
     """
 
     def __init__(self, rng: Generator, names: Sequence[str], probability: float = 1.0):
-        """Decides once, with `probability`, whether this episode's texts are changed at all."""
+        """Creates the disguise of one episode.
+
+        Args:
+          rng: source of all random choices.
+          names: names that replace others.
+          probability: with which texts are changed at all; drawn once, here.
+        """
         self._rng = rng
         self._names = names
         self._is_active = rng.random() < probability
@@ -60,22 +67,24 @@ class Disguise:
         return cloze.Cloze(self(case.left), self(case.answer), self(case.right), case.kind)
 
     def _replace_name(self, match: re.Match[str]) -> str:
+        """Returns another name; for a name that was replaced before, the same one again."""
         name = match.group()
         if name not in self._replacements:
             self._replacements[name] = self._new_name()
         return self._replacements[name]
 
     def _new_name(self) -> str:
-        # Invented names have token sequences that no text has.
+        # Some names are invented, with sequences of tokens that no text has.
         if self._rng.random() < 0.3:
             return invented_name(self._rng)
         return pick(self._rng, self._names)
 
     def _replace_digits(self, match: re.Match[str]) -> str:
+        """Returns as many random digits; for digits that were replaced before, the same ones again."""
         digits = match.group()
         if digits not in self._replacements:
             new_digits = self._rng.integers(0, 10, len(digits))
-            # A number of several digits does not begin with 0.
+            # No number begins with 0.
             new_digits[0] = self._rng.integers(1, 10)
             self._replacements[digits] = ''.join(map(str, new_digits))
         return self._replacements[digits]
@@ -94,8 +103,11 @@ class Texts:
 
     Attributes:
       documents: all passages.
-      sources: the passages that have cloze questions.   titled: those of them that have a title.
-      names: distinct capitalised words, to disguise names with.
+      sources: the passages that have cloze questions.
+      titled: those of `sources` that have a title.
+      names: distinct capitalised words of the texts, sorted; names are disguised with them.
+      words: distinct words of the texts, sorted.
+      search: function from a query to its TOP_K passages, best first.
     """
 
     def __init__(self, passages: Iterable[tuple[str, str]]):
@@ -121,7 +133,7 @@ class Texts:
         # Sorted, because the order of a set differs between processes.
         self.names = sorted(names)
         self.words = sorted(words)
-        # Demonstrations search for the same titles again and again.
+        # Cached, because demonstrations search for the same titles again and again.
         self.search = functools.lru_cache(maxsize=4096)(self._search)
 
     def _search(self, query: str) -> list[Document]:
@@ -138,7 +150,7 @@ class Texts:
 
 
 def draw_cloze(rng: Generator, cases: Sequence[cloze.Cloze]) -> cloze.Cloze:
-    """Returns one of the cloze questions of a sentence; kinds are drawn by their weights."""
+    """Returns one of the cloze questions of a sentence; each is drawn with the weight of its kind."""
     weights = np.array([_KIND_WEIGHTS[case.kind] for case in cases])
     index = int(rng.choice(len(cases), p=weights / weights.sum()))
     return cases[index]

@@ -15,7 +15,7 @@ TOP_K = 3
 
 
 class Library:
-    """Some worlds and an exact search over all their passages, with the encoder that rollouts in the worlds use.
+    """Several worlds and an exact search over all their passages, with the encoder that rollouts in the worlds use.
 
     Attributes:
       worlds: list of World.
@@ -62,7 +62,7 @@ class Library:
 
     def document(self, title: str) -> Document:
         """Returns the passage with this title; KeyError if a search for the title does not return it."""
-        # The encoder ranks a passage with exactly this title among the first.
+        # The encoder ranks a passage with exactly this title among the first TOP_K.
         for document in self.search(title):
             if document['title'] == title:
                 return document

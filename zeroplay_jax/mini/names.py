@@ -51,7 +51,7 @@ _EVALUATION_SHARE = 0.28
 
 @functools.cache
 def _heads_by_kind() -> dict[str, tuple[str, ...]]:
-    """Returns kind → heads of its names; the number of heads is proportional to the names in one world."""
+    """Returns kind → heads of its names; a kind has as large a share of HEADS as of the names in one world."""
     counts = np.array(list(NAMES_PER_WORLD.values()))
     cumulative_counts = np.cumsum([0, *counts])
     exact_boundaries = cumulative_counts * len(HEADS) / counts.sum()

@@ -31,7 +31,7 @@ def write(out: pathlib.Path, worlds: int, per_hop: int, seed: int) -> int:
     Args:
       out: folder to create.
       worlds: number of worlds.
-      per_hop: evaluation questions per hop count; there are about twice as many training questions.
+      per_hop: evaluation questions per hop count. Twice as many training questions are drawn, less the common ones.
       seed: seed of the first world; the other worlds have the following seeds.
 
     Returns:

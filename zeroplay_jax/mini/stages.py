@@ -1,4 +1,4 @@
-"""The training stages of the tiny checkpoints."""
+"""A stage of supervised training, and the stages of the checkpoints for the miniature world."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ class Stage:
       name: name of the stage and, if `saved`, of the checkpoint folder.
       steps: optimiser steps.
       rows: rows of a packed batch.
-      tokens: tokens of a row.
+      tokens: tokens of a row; longer episodes are skipped.
       muon_rate: peak learning rate of Muon.
       adam_rate: peak learning rate of AdamW.
       decay_share: final share of the steps in which the learning rates fall to a twentieth.
-      context_weight: loss weight of the tokens that the policy does not write.
-      saved: whether the stage ends with a checkpoint.
-      errors: deliberate errors in the demonstrations, as the roles take them.
-      observation_tokens: longest search result.
-      shares: role → share of the mixture; if empty, the shares in `demos.ROLES`.
+      context_weight: weight in the loss of the mean over the tokens that the policy does not write; the mean over those
+        that it writes has weight 1.
+      saved: whether a checkpoint folder is written after the stage.
+      errors: deliberate errors in the demonstrations, in the type that the roles take (`demos.ErrorRates`,
+        `english_demos.EnglishSetting`).
+      observation_tokens: longest search result; longer ones are cut.
+      shares: role → share of the mixture; if empty, each role has its own (`demo.Role.share`).
     """
 
     name: str
@@ -42,6 +44,7 @@ class Stage:
     shares: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
+# The stages of base_model.py; base_english.py has its own.
 STAGES = (
     # Without copying and reading first, the roles take several times as many steps to learn.
     Stage(

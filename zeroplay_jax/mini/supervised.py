@@ -44,13 +44,14 @@ def loss(
 
     Args:
       config: the model.
-      context_weight: weight of the tokens that the policy does not write.
+      context_weight: weight of the mean over the tokens that the policy does not write.
       params: parameters of the model.
-      batch: see `batches.pack`.
+      batch: int arrays [rows, tokens], see `batches.pack`.
 
     Returns:
       (loss, metrics): mean negative log-likelihood of the policy's tokens plus `context_weight` times that of the
-      other tokens, and {'loss': the first of the two, 'token_accuracy': share of policy tokens predicted greedily}.
+      other tokens; and {'loss': the first of these two means, 'token_accuracy': share of the policy's tokens that the
+      model finds most probable}.
     """
     x = transformer.hidden(config, params, batch['tokens'], batch['positions'], batch['segment'])
     # The last position of a row predicts nothing.
@@ -59,7 +60,8 @@ def loss(
     targets = batch['tokens'][:, 1:].reshape(-1)
     nll = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
 
-    # The first token of an episode has no context, and padding is no target.
+    # Index t is the prediction of token t + 1. The first token of an episode is no target, because the token before it
+    # is of another episode; neither is padding.
     segment = batch['segment']
     same_episode = segment[:, 1:] == segment[:, :-1]
     is_episode = segment[:, 1:] > 0
@@ -84,7 +86,8 @@ def _masked_mean(values: Array, mask: Array) -> Array:
 def optimiser(stage: Stage) -> optax.GradientTransformation:
     """Returns Muon (Jordan et al. 2024) for matrices and AdamW for embeddings and norms.
 
-    Both learning rates are warmed up, held, and decayed at the end of the stage.
+    Both learning rates rise linearly from a twentieth of their peak over WARMUP_STEPS, stay there, and fall linearly
+    to a twentieth over the last `decay_share` of the steps.
     """
 
     def schedule(peak: float) -> optax.Schedule:
@@ -97,7 +100,8 @@ def optimiser(stage: Stage) -> optax.GradientTransformation:
         # Muon orthogonalises updates, which suits linear maps but not embedding tables or scales.
         return 'matrix' if path[-1].key == 'kernel' else 'other'
 
-    # Clipping comes first: Muon normalises each matrix anyway, but AdamW's moments remember an outlier.
+    # The gradient is clipped first (below). Muon normalises each matrix anyway, but in AdamW's moments an outlier would
+    # stay for many steps.
     transforms = {
         'matrix': optax.contrib.muon(schedule(stage.muon_rate)),
         'other': optax.adamw(schedule(stage.adam_rate), b2=0.98, weight_decay=0.0),
@@ -113,12 +117,12 @@ def train(
     params: transformer.Params,
     codec: Codec,
     roles: Mapping[str, Role],
-    stock: Sequence[Any],
+    materials: Sequence[Any],
     seed: int,
     log: list[dict[str, Any]],
     checkpoints: StageCheckpoints | None = None,
 ) -> transformer.Params:
-    """Trains one stage and returns the parameters.
+    """Trains one stage, or its remaining steps after a restart, and returns the parameters.
 
     Args:
       stage: the stage.
@@ -126,10 +130,11 @@ def train(
       params: initial parameters; their buffers are donated.
       codec: tokenises the episodes.
       roles: roles of the stage's mixture, by name.
-      stock: what a role's episodes are drawn from; one is chosen per episode.
+      materials: what a role's episodes are written from, see `batches.episodes`.
       seed: seed of the training run.
       log: receives one dict per LOG_EVERY steps, with the mean metrics of these steps.
-      checkpoints: saves parameters and moments every LOG_EVERY steps, and restores those of this stage.
+      checkpoints: saves parameters, moments and log every LOG_EVERY steps, and restores those of this stage, if there
+        are any; None: nothing is saved.
     """
     # Each stage starts with fresh moments and its own warm-up.
     tx = optimiser(stage)
@@ -149,7 +154,7 @@ def train(
     recent_metrics = []
     with progress.bar(stage.steps, 'steps', stage.name, initial=first_step) as bar:
         for step in range(first_step, stage.steps):
-            stream = batches.episodes(stage, roles, stock, codec, seed, step)
+            stream = batches.episodes(stage, roles, materials, codec, seed, step)
             batch = batches.pack(stage, stream)
             params, state, metrics = update(params, state, batch)
             # Kept on the device: reading the values here would wait for every step.
@@ -172,7 +177,7 @@ def train_checkpoints(
     stages: Sequence[Stage],
     template: pathlib.Path,
     roles: Mapping[str, Role],
-    stock: Sequence[Any],
+    materials: Sequence[Any],
     seed: int,
     diagnose: Callable[[transformer.ModelConfig, transformer.Params, Codec], Any],
     out: pathlib.Path,
@@ -185,7 +190,7 @@ def train_checkpoints(
       stages: the stages, in order.
       template: folder with config.json and the files of the tokenizer.
       roles: roles of the stages' mixtures, by name.
-      stock: what a role's episodes are drawn from; one is chosen per episode.
+      materials: what a role's episodes are written from, see `batches.episodes`.
       seed: seed of weights and episodes.
       diagnose: called with (config, params, codec) after each saved stage; its JSON value is logged.
       out: folder of the checkpoint folders; existing ones are replaced.
@@ -200,10 +205,11 @@ def train_checkpoints(
     log: list[dict[str, Any]] = [{'seed': seed, 'parameters': sum(sizes)}]
     checkpoints = StageCheckpoints(work, stages) if work else None
     for stage in stages:
-        # The folder of a finished stage was written before the next stage began.
+        # A finished stage needs no work: its folder was written before the next stage began, and the parameters that
+        # it gave are restored with the first unfinished stage.
         if checkpoints and checkpoints.is_finished(stage):
             continue
-        params = train(stage, config, params, codec, roles, stock, seed, log, checkpoints)
+        params = train(stage, config, params, codec, roles, materials, seed, log, checkpoints)
         if stage.saved:
             figures = diagnose(config, params, codec)
             log.append({'stage': stage.name, 'teacher_forced': figures})
@@ -218,6 +224,7 @@ class StageCheckpoints:
     """The last parameters, moments and log of a training run, in a folder that a restart continues from."""
 
     def __init__(self, folder: pathlib.Path, stages: Sequence[Stage]):
+        """Opens the folder; checkpoints are numbered by the steps of all `stages` together."""
         self._checkpointer = Checkpointer(folder, keep=1)
         self._first_step: dict[str, int] = {}
         total_steps = 0
@@ -226,7 +233,10 @@ class StageCheckpoints:
             total_steps += stage.steps
 
     def is_finished(self, stage: Stage) -> bool:
-        """Whether the saved run is beyond the stage."""
+        """Whether steps of a later stage were saved.
+
+        A stage of which all steps were saved does not count as finished: its diagnosis and its folder may be missing.
+        """
         return (self._checkpointer.latest() or 0) > self._first_step[stage.name] + stage.steps
 
     def restore(
@@ -234,7 +244,7 @@ class StageCheckpoints:
     ) -> tuple[transformer.Params, Any, int]:
         """Returns parameters, moments and the number of the stage's finished steps; replaces the log.
 
-        Where nothing of this stage was saved, the arguments and 0 are returned.
+        If nothing of this stage was saved, the arguments and 0 are returned and the log stays.
         """
         saved_steps = self._checkpointer.latest() or 0
         done_steps = saved_steps - self._first_step[stage.name]
@@ -262,6 +272,7 @@ class StageCheckpoints:
 
 
 def _mean_metrics(step_metrics: Sequence[dict[str, Array]]) -> dict[str, float]:
+    """Returns the mean of each metric over steps."""
     means = {}
     for name in step_metrics[0]:
         values = [float(metrics[name]) for metrics in step_metrics]
@@ -273,7 +284,12 @@ def _mean_metrics(step_metrics: Sequence[dict[str, Array]]) -> dict[str, float]:
 
 
 class Predicted(NamedTuple):
-    """Teacher-forced predictions, bool [episodes, tokens − 1]: policy tokens, and those predicted greedily."""
+    """Teacher-forced predictions of episodes; index t belongs to the token at position t + 1.
+
+    Attributes:
+      is_policy: bool [episodes, tokens − 1], whether the policy wrote the token.
+      is_correct: bool [episodes, tokens − 1], whether it wrote the token and the model finds this token most probable.
+    """
 
     is_policy: Bool[np.ndarray, 'episodes tokens']
     is_correct: Bool[np.ndarray, 'episodes tokens']
@@ -284,8 +300,11 @@ class Predicted(NamedTuple):
         return self.is_correct.sum(1) == self.is_policy.sum(1)
 
     def figures(self) -> dict[str, float]:
-        """Returns the shares of tokens and of whole episodes that are predicted, and the number of episodes."""
-        # Episodes that did not fit have no tokens here; they would count as predicted.
+        """Returns the shares of predicted policy tokens and of episodes with all of them predicted.
+
+        Keys: 'tokens' and 'episodes', the shares; 'count', the number of episodes.
+        """
+        # Episodes that were too long have no tokens here; they would count as predicted.
         fits = self.is_policy.any(1)
         return {
             'tokens': float(self.is_correct.sum() / self.is_policy.sum()),
@@ -294,11 +313,18 @@ class Predicted(NamedTuple):
         }
 
 
-def held_out_demos(
+def fixed_demos(
     name: str, role: Role, material: Any, errors: Any, seed: int, count: int
 ) -> list[Demo]:
-    """Returns demonstrations of a role, always the same ones for a seed."""
-    # A stream per role: a new role does not change the episodes of another one.
+    """Returns `count` demonstrations of a role, always the same ones for a seed, to diagnose checkpoints with.
+
+    Args:
+      name: name of the role, from which its random numbers derive.
+      role: writes the demonstrations.
+      material: what they are written from, see `Role`; not part of the training.
+      errors: deliberate errors, see `Role`.
+    """
+    # One random stream per role, so that a new role does not change the episodes of another one.
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     return [role.write(material, rng, errors) for _ in range(count)]
 
@@ -307,26 +333,26 @@ def teacher_forced(
     config: transformer.ModelConfig,
     params: transformer.Params,
     codec: Codec,
-    written: Sequence[Demo],
+    demonstrations: Sequence[Demo],
     tokens: int,
     observation_tokens: int = OBSERVATION_TOKENS,
 ) -> Predicted:
     """Predicts every token of demonstrations from the correct tokens before it.
 
     Args:
-      written: the demonstrations.
-      tokens: tokens of a row; longer episodes are left out.
+      demonstrations: the episodes.
+      tokens: tokens of a row; the row of a longer episode stays empty.
       observation_tokens: longest search result.
     """
-    episodes = [render(codec, demo, observation_tokens) for demo in written]
+    episodes = [render(codec, demo, observation_tokens) for demo in demonstrations]
     # One episode per row, so that a row of the result is an episode.
-    batch = batches.empty_batch(len(written), tokens)
+    batch = batches.empty_batch(len(demonstrations), tokens)
     for row, episode in enumerate(episodes):
         if len(episode.tokens) <= tokens:
             batches.write_episode(batch, row, start=0, segment=1, episode=episode)
     is_policy = batch['policy'][:, 1:] > 0
     is_correct = np.asarray(_predicted_correctly(config, params, batch))
-    # Tokens outside the policy's text count as neither right nor wrong.
+    # Tokens outside the policy's text, padding included, are left out of the statistics.
     return Predicted(is_policy, is_correct & is_policy)
 
 
@@ -334,6 +360,7 @@ def teacher_forced(
 def _predicted_correctly(
     config: transformer.ModelConfig, params: transformer.Params, batch: dict[str, Array]
 ) -> Array:
+    """Returns whether the most probable next token is the actual one, bool [episodes, tokens − 1]."""
     x = transformer.hidden(config, params, batch['tokens'], batch['positions'], batch['segment'])
     targets = batch['tokens'][:, 1:]
     logits = transformer.logits(config, params, x[:, :-1].reshape(-1, x.shape[-1]))
@@ -345,9 +372,10 @@ def _predicted_correctly(
 
 
 def zero_output_projections(params: transformer.Params) -> transformer.Params:
-    """Returns parameters with which every layer is the identity.
+    """Returns the parameters with the output projections of attention and MLP set to 0: every layer is the identity.
 
-    At first, random layer outputs would only add noise to the embeddings, which the layers learn to copy.
+    At the start of training, random outputs of layers would only add noise to the embeddings, which the layers learn to
+    copy.
     """
 
     def zero_if_output(path: tuple, leaf: Array) -> Array:
@@ -365,7 +393,15 @@ def save(
     template: pathlib.Path,
     log: Sequence[dict[str, Any]],
 ) -> None:
-    """Replaces a checkpoint folder; `template` is the folder with the config and the tokenizer."""
+    """Writes a checkpoint folder with its training log and the hashes of its files; an existing folder is deleted.
+
+    Args:
+      folder: the folder.
+      config: the model.
+      params: its parameters.
+      template: folder that config.json and the tokenizer are copied from.
+      log: entries of training.jsonl.
+    """
     # Files of an older layout must not stay in the folder.
     if folder.exists():
         shutil.rmtree(folder)

@@ -1,7 +1,8 @@
 """The tokenizer of the tiny checkpoint: byte-level BPE in the format of Qwen's tokenizer, with about 1,000 tokens.
 
 It learns its merges from the sentences of the miniature world and from the syllables of its names. A name after a
-space is always the same two tokens; any other text is encoded down to bytes where necessary.
+space is always the same two tokens; any other text is encoded down to bytes where necessary. `train_on` trains a
+tokenizer of the same form on other texts.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ def corpus(extra_texts: Sequence[str]) -> list[str]:
     Args:
       extra_texts: further texts, such as prompts, whose words become single tokens.
     """
-    # BPE merges the most frequent pair first. Heads and consonant-vowel pairs are the most frequent, so no token
-    # crosses the boundary between a name's head and its tail. Names themselves are left out for the same reason.
+    # BPE merges the most frequent pair first. Heads and consonant-vowel pairs are repeated until they are the most
+    # frequent, so that no token crosses the boundary between a name's head and its tail. Names themselves are left out
+    # for the same reason.
     syllables = [f' {head}' for head in names.HEADS]
     syllables += [consonant + vowel for consonant in names.CONSONANTS for vowel in names.VOWELS]
     syllables = syllables * 32 + list(names.TAILS)
@@ -105,8 +107,8 @@ def train_on(texts: Sequence[str], size: int) -> Tokenizer:
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens(_added_tokens(SPECIAL_TOKENS, special=True))
-    # Tags are not marked special, as in the released checkpoints: decoding keeps them, and untrusted text could
-    # contain them, so the protection against that is exercised here too.
+    # As in the released checkpoints, tags are not special tokens: decoding keeps them. Text of documents could forge
+    # them, so the code that prevents this is used with these checkpoints too.
     tokenizer.add_tokens(_added_tokens(TAGS, special=False))
     return tokenizer
 

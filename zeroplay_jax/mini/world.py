@@ -133,7 +133,8 @@ class World:
             self._names[kind] = [name for name, _ in pairs]
             similar_names.update(pairs)
 
-        # Names are chosen before facts, so that any name can be a value.
+        # All names are chosen before any fact: a fact may name every entity but the similar ones. Kinds without
+        # relations (languages, mountains, lakes) are values only.
         self.facts: dict[str, dict[str, str]] = {}
         self.kinds: dict[str, str] = {}
         for kind in RELATIONS:
@@ -254,7 +255,7 @@ class World:
 
 
 def _check_arguments(seed: int, split: str, near_misses: float) -> None:
-    """Raises UserError for an argument of `World` outside its range."""
+    """Raises UserError for an argument of `World` outside its range, see `World.__init__`."""
     if split not in ('train', 'evaluation'):
         raise UserError(f"World(split={split!r}): no such split; give 'train' or 'evaluation'")
     if not 0 <= near_misses <= 1:
@@ -268,7 +269,7 @@ def _check_arguments(seed: int, split: str, near_misses: float) -> None:
 
 
 def worlds_available(split: str) -> int:
-    """Returns the number of worlds of a split; the kind with the fewest spare names limits it."""
+    """Returns how many worlds the names of a split suffice for; the kind whose names run out first limits it."""
     worlds_by_kind = []
     for kind, names_per_world in NAMES_PER_WORLD.items():
         pairs = name_pairs(split, kind)
@@ -324,7 +325,7 @@ def evaluation_questions(
 def evaluation_tasks(
     worlds: Sequence[World], per_hop: int, hops: Sequence[int] = DEFAULT_HOPS, seed: int = 0
 ) -> list[Item]:
-    """Returns random distinct open tasks: to describe the entity at the end of a chain of facts.
+    """Returns random distinct open tasks: to describe the entity at the end of a chain of hops − 1 facts.
 
     Args:
       worlds: the worlds to ask about.
@@ -351,7 +352,10 @@ def _draw_question(world: World, hops: int, rng: Generator) -> Item | None:
 
 
 def _draw_task(world: World, hops: int, rng: Generator) -> Item | None:
-    """Returns a random open task, or None if the drawn entity has no passage."""
+    """Returns a random open task; None if there is no such chain or the entity at its end has no passage.
+
+    `hops` counts passages: a chain of hops − 1 facts leads to the entity, whose own passage is the last one to read.
+    """
     if hops == 1:
         title = pick(rng, world.titles)
         subject = title
@@ -379,7 +383,16 @@ def _draw_distinct(
     hops: Sequence[int],
     seed: int,
 ) -> list[Item]:
-    """Returns `per_hop` distinct items per hop count, drawn from the worlds in turn; `noun` names them in errors."""
+    """Returns `per_hop` distinct items per hop count, drawn from the worlds in turn.
+
+    Args:
+      draw: returns a random item of a world with a number of hops, or None if the attempt failed.
+      noun: what an item is called in errors: 'question' or 'task'.
+      worlds, per_hop, hops, seed: as in `evaluation_questions`.
+
+    Raises:
+      UserError: the worlds do not have that many distinct items.
+    """
     items = []
     for hop_count in hops:
         # One stream per hop count: the items of one do not depend on the other hop counts.

@@ -187,7 +187,17 @@ def _check_rows(name, rewards, groups, valid):
 
 
 def _group_rows(rewards, groups):
-    """Returns per row the index of its group; per group its size and whether its rewards differ."""
+    """Groups rows by key.
+
+    Args:
+      rewards: float64 [N], finite.
+      groups: int [N], any keys.
+
+    Returns:
+      group_index: int [N], index of each row's group from 0 to G − 1.
+      sizes: int [G], rows per group.
+      informative: bool [G], whether the rewards of a group differ.
+    """
     # Keys are arbitrary integers, such as item numbers of a long run: number them 0, 1, … first.
     keys, group_index = np.unique(groups, return_inverse=True)
     num_groups = len(keys)
@@ -240,7 +250,12 @@ def _check_group_sizes(groups, group_size):
 
 
 def _group_statistics(group_sizes, informative, valid, finite) -> Stats:
-    """Returns the statistics of `group_advantages`; arrays per group, then per row."""
+    """Returns the statistics of `group_advantages`.
+
+    Args:
+      group_sizes, informative: [G], per group that has a usable row (valid, finite reward); only usable rows count.
+      valid, finite: bool [B], per row.
+    """
     num_rows = float(len(valid))
     num_groups = float(len(group_sizes))
     stats = {

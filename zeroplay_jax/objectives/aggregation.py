@@ -27,7 +27,7 @@ def aggregate(
 
     Args:
       per_token: float [B, T], from one of the losses, or a sum of several.
-      weights: float32 [B, T], the part of `token_weights` that belongs to this micro-batch.
+      weights: float32 [B, T], the rows of `token_weights` that belong to this micro-batch.
 
     Returns:
       float32 scalar. Values and gradients of the micro-batches of a batch add up to those of the batch.
@@ -73,7 +73,7 @@ def token_weights(
     mode: str,
     total: float | int | None = None,
 ) -> Float[np.ndarray, 'batch length']:
-    """Returns the weight of each token in the loss. Host function, for the whole batch before it is cut into parts.
+    """Returns the weight of each token in the loss. Host function, for the whole batch before it is split.
 
     With |y| the number of trained tokens of the token's rollout and D the denominator:
       'token': 1/D, D the trained tokens of the batch (DAPO; Dr. Zero's code).

@@ -172,7 +172,7 @@ def truncated_importance(
         # a bias and a low variance.
         check_shapes('truncated_importance', mask, segment)
         log_weight = spread(segment_sum(log_weight, segment), segment)
-    # `log_ratio` is used for its clip alone, after the sum over a rollout: the second argument is 0.
+    # `log_ratio` with the second argument 0 only clips, here after the sum over a rollout.
     untruncated = jnp.exp(log_ratio(log_weight, jnp.zeros_like(log_weight)))
     weight = jnp.where(mask, jnp.minimum(untruncated, cap), 0.0)
     stats = {

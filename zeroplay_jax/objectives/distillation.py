@@ -67,8 +67,8 @@ def topk_tail_divergence(
     # The top tokens are the student's, because with 'reverse' they carry nearly all of the divergence.
     _, top_tokens = jax.lax.top_k(jax.lax.stop_gradient(student_logits), k)
     # A mask of positions instead of a threshold on the K-th logit: with ties a threshold would select more than K.
-    nowhere = jnp.zeros(student_logp.shape, bool)
-    is_top = jnp.put_along_axis(nowhere, top_tokens, True, axis=1, inplace=False)
+    no_tokens = jnp.zeros(student_logp.shape, bool)
+    is_top = jnp.put_along_axis(no_tokens, top_tokens, True, axis=1, inplace=False)
 
     def merge_outcomes(logp):
         """Returns ([N, K + 1] outcome log-probs, [N] tail log-prob) of [N, V] token log-probs."""
@@ -91,6 +91,7 @@ def topk_tail_divergence(
 
 
 def _check_options(student_logits, teacher_logits, k, kind, mix):
+    """Raises ValueError for shapes that differ and for options of `topk_tail_divergence` out of range."""
     student_shape = jnp.shape(student_logits)
     teacher_shape = jnp.shape(teacher_logits)
     if len(student_shape) != 2 or student_shape != teacher_shape:
@@ -135,7 +136,7 @@ def ema(teacher: Tree, student: Tree, rate: float) -> Tree:
       The tree in float32, for inputs of any dtype.
 
     Raises:
-      ValueError: the rate is outside 0 … 1 or the trees differ.
+      ValueError: the rate is outside 0 … 1, or the trees differ in structure (shapes are not checked).
     """
     if not 0 <= rate <= 1:
         raise ValueError(f'ema: rate {rate} must lie in 0 … 1')

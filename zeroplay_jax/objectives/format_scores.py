@@ -23,7 +23,7 @@ def drzero_format(
 
     Args:
       turns: text of each assistant turn.
-      calls: well-formed tool calls.
+      calls: well-formed tool calls; the recipe `drzero` counts those that succeeded.
       responses: tool responses received, error texts included.
       hops: the requested hop count.
       question, answer: the extracted texts; None or blank: missing.
@@ -51,7 +51,8 @@ def drzero_format(
     num_thoughts = sum(_begins_with_thought(turn) for turn in turns)
     think = num_thoughts / max(1, len(turns))
 
-    # A call without a response was cut off or failed, so the text that the rollout saw is not known completely.
+    # The counts differ after a call without a response, or one that was answered by an error text. As in the released
+    # code, such a rollout counts as one without searches.
     has_searched = calls == responses > 0
     if has_searched:
         # A question of n hops takes n − 1 searches: the source document is the first hop.
@@ -74,9 +75,9 @@ def drzero_format(
     else:
         brevity = 0.0
 
-    # An answer with an empty normal form is a substring of every question, so the proposal scores 0 as well.
+    # A leaked answer makes the question trivial, so its format counts for nothing. An answer with an empty normal form
+    # is a substring of every question and scores 0 as well.
     leaks_answer = normal_answer in normalize_answer(question)
-    # A leaked answer makes the question trivial; its format is then worth nothing.
     raw = 0.0
     if question and answer and not leaks_answer:
         raw = (1.0 + think + tool + brevity) / 4

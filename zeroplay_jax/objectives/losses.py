@@ -45,8 +45,8 @@ class LossFunction(Protocol):
 
         Args:
           logp: float32 [B, T], log-probs of the tokens under the weights being trained; it carries the gradient.
-          old_logp: float32 [B, T], log-probs under the weights that sampled the tokens, or of the trainer's own before
-            the first update of a batch.
+          old_logp: float32 [B, T], log-probs before the first update of a batch, reported by the sampler or computed
+            again by the trainer.
           advantage: float32 [B, T].
           mask: bool [B, T], True on tokens to learn from. Values elsewhere are arbitrary and may be NaN.
           segment: int32 [B, T], the rollout of its row that a position belongs to: 1, 2, …; 0 where empty.
@@ -92,7 +92,7 @@ class PolicyLoss:
         Raises:
           ValueError: the loss is not [B, T], or the statistics are not the declared ones.
         """
-        # Options are passed to all losses alike, so that a caller needs to know nothing but the name.
+        # Every loss takes all options, also those that it ignores, so that callers need not know the loss.
         token_losses, stats = self.function(
             logp,
             old_logp,
@@ -167,7 +167,9 @@ def resolve_loss(name: str) -> PolicyLoss:
     Raises:
       ValueError: there is no such loss; the message is one line.
     """
-    loss = resolve('loss', name, POLICY_LOSSES)
+    arrays = ('logp', 'old_logp', 'advantage', 'mask', 'segment')
+    settings = ('clip_low', 'clip_high', 'dual_clip')
+    loss = resolve('loss', name, POLICY_LOSSES, arrays, settings)
     # A plain function has the properties of the most common case; PolicyLoss states others.
     if isinstance(loss, PolicyLoss):
         return loss

@@ -136,7 +136,7 @@ def sequence_pg(
 ) -> tuple[Float[Array, 'batch length'], DeviceStats]:
     """Clipped policy gradient with one ratio per rollout (GSPO; DSPO eqs. 6 and 11).
 
-    log s = Σ m·(logp − old_logp)/|y| with |y| the rollout's trained tokens, and each of its tokens carries
+    log s = Σ m·(logp − old_logp)/|y|, m the mask and |y| the rollout's trained tokens. Each of its tokens carries
     L = max(−A·s, −A·clip(s, 1 − clip_low, 1 + clip_high)). The token log-ratios are not clipped before the mean; log s
     is limited to 10 after it. The gradient reaches each token through its own logp (GSPO's token form), so under
     'seq_mean_token_mean' value and gradient are those of the formula. Under other modes they are not, because a rollout
@@ -187,11 +187,11 @@ def geometric_pg(
     """Policy gradient with the geometric mean of clipped token ratios (GMPO, Zhao et al. 2025, arXiv:2507.20673).
 
     Each log-ratio l = logp − old_logp is bounded on the side where the bound raises the loss: from above by clip_high
-    for A > 0, from below by −clip_low for A < 0. Every trained token of a rollout carries L = −A·exp(Σ m·l/|y|), the
-    exponent limited to 10. The gradient reaches each token through its own logp unless the bound removed it. As in
-    `sequence_pg`, value and gradient are the paper's under 'seq_mean_token_mean'. The paper and verl divide by all
-    rollouts; the denominator of that mode leaves out rollouts without a trained token. Pass the number of all rollouts
-    as `total` of `token_weights` to count them too.
+    for A > 0, from below by −clip_low for A < 0. Every trained token of a rollout carries L = −A·exp(Σ m·l/|y|), m the
+    mask and |y| the rollout's trained tokens, the exponent limited to 10. The gradient reaches each token through its
+    own logp unless the bound removed it. As in `sequence_pg`, value and gradient are the paper's under
+    'seq_mean_token_mean'. The paper and verl divide by all rollouts; the denominator of that mode leaves out rollouts
+    without a trained token. Pass the number of all rollouts as `total` of `token_weights` to count them too.
 
     Args: those of `losses.LossFunction`, and here
       advantage, segment: as in `sequence_pg`.

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
-def resolve(kind: str, name: str, built_in: Mapping[str, Any]) -> Any:
+def resolve(
+    kind: str,
+    name: str,
+    built_in: Mapping[str, Any],
+    positional: Sequence[str] = (),
+    keywords: Sequence[str] = (),
+) -> Any:
     """Returns the built-in of that name, or imports 'package.module:attribute'.
 
     Args:
       kind: what is looked up, for error texts ('loss', 'difficulty').
       name: a key of `built_in`, or 'package.module:attribute' of any module that Python can import.
       built_in: the built-in objects by name.
+      positional: names of the arguments that the function will be called with by position.
+      keywords: names of those that it will be called with by keyword.
 
     Raises:
-      ValueError: the name is neither, the module or the attribute does not exist, or the object is not callable.
-        The message is one line.
+      ValueError: the name is neither, the module or the attribute does not exist, or the object cannot be called with
+        these arguments. The message is one line.
     """
     if name in built_in:
         return built_in[name]
@@ -47,4 +56,22 @@ def resolve(kind: str, name: str, built_in: Mapping[str, Any]) -> Any:
         raise ValueError(
             f'{kind} {name!r}: {attribute!r} is a {type(function).__name__}; name a function instead'
         )
+    _check_signature(f'{kind} {name!r}', function, positional, keywords)
     return function
+
+
+def _check_signature(
+    name: str, function: Callable, positional: Sequence[str], keywords: Sequence[str]
+) -> None:
+    """Raises ValueError unless the function takes these arguments."""
+    try:
+        # A decorator with functools.wraps may take other arguments than the function that it wraps.
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        # Some functions written in C have no signature.
+        return
+    try:
+        signature.bind(*positional, **dict.fromkeys(keywords))
+    except TypeError as error:
+        call = ', '.join([*positional, *(f'{keyword}=…' for keyword in keywords)])
+        raise ValueError(f'{name}: {error}; it is called with ({call})') from None

@@ -52,7 +52,7 @@ __all__ = [
     'triangle',
 ]
 
-# (solved, n, target) → reward of a question to its proposer.
+# (solved, n, target) as in `difficulty` → reward of a question to its proposer.
 DifficultyFunction = Callable[[float, int, float], float]
 
 # (prediction or None, accepted answers) → score of the answer.
@@ -82,7 +82,7 @@ def difficulty(solved: float | int, n: int, kind: str = 'linear', target: float 
 
 def _linear_difficulty(solved, n, target):
     """Returns (n − k)/(n − 1) for 0 < k < n, else 0; highest at k = 1 (Dr. Zero eq. 4, π-Play eq. 4)."""
-    # A question that nobody or everybody solves has no reward variance and teaches the solver nothing.
+    # A question that no or every rollout solves has no reward variance and teaches the solver nothing.
     del target
     if not 0 < solved < n:
         return 0.0
@@ -91,7 +91,10 @@ def _linear_difficulty(solved, n, target):
 
 
 def _one_minus_difficulty(solved, n, target):
-    """Returns 1 − k/n (SSP eq. 7), which is 1 for a question that nobody solved: verify questions before."""
+    """Returns 1 − k/n (SSP eq. 7).
+
+    It is 1 for a question that no rollout solved: unanswerable questions must be rejected before (SSP verifies them).
+    """
     del target
     return 1 - solved / n
 
@@ -129,7 +132,7 @@ def resolve_difficulty(name: str) -> DifficultyFunction:
     Raises:
       ValueError: there is no such function; the message is one line.
     """
-    return resolve('difficulty', name, DIFFICULTIES)
+    return resolve('difficulty', name, DIFFICULTIES, ('solved', 'n', 'target'))
 
 
 def resolve_answer_metric(name: str) -> AnswerMetric:
@@ -140,7 +143,7 @@ def resolve_answer_metric(name: str) -> AnswerMetric:
     Raises:
       ValueError: there is no such metric; the message is one line.
     """
-    return resolve('answer metric', name, ANSWER_METRICS)
+    return resolve('answer metric', name, ANSWER_METRICS, ('prediction', 'golds'))
 
 
 def triangle(score: float, target: float = 0.5) -> float:
@@ -201,13 +204,14 @@ def search_bonus(calls: int, enough: int = 3) -> float:
 
 
 def overlong_penalty(tokens: int, limit: int, buffer: int, factor: float = 1.0) -> float:
-    """Returns the penalty of a long response: min((limit − buffer − tokens)/buffer·factor, 0) (DAPO).
+    """Returns the penalty of a long rollout: min((limit − buffer − tokens)/buffer·factor, 0) (DAPO).
 
     0 up to limit − buffer, −factor at the limit, and further below beyond it.
 
     Args:
-      tokens: trained tokens of the response.
-      limit: longest response.
+      tokens: length that is penalised. DAPO: the response; the recipes here: the whole context, prompt and observations
+        included.
+      limit: largest value of that length.
       buffer: number of tokens before the limit over which the penalty grows.
       factor: size of the penalty at the limit.
 
@@ -216,7 +220,7 @@ def overlong_penalty(tokens: int, limit: int, buffer: int, factor: float = 1.0) 
     """
     if not 0 < buffer <= limit:
         raise ValueError(f'overlong_penalty: needs 0 < buffer ≤ limit, got {buffer}, {limit}')
-    # Beyond the limit the penalty keeps growing, so it does not matter where exactly a response was cut.
+    # Not bounded from below, as in verl; DAPO's formula stays at −1 beyond the limit.
     return min((limit - buffer - tokens) / buffer * factor, 0.0)
 
 
@@ -248,5 +252,5 @@ def rubric_score(
     num_ungraded = grades.count(None)
     if len(grades) - num_ungraded < coverage * len(grades):
         return None
-    weight_met = sum(weight for weight, grade in zip(weights, grades) if grade)
+    weight_met = sum(weight for weight, is_met in zip(weights, grades) if is_met)
     return weight_met / sum(weights)

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 
 def stratify(ratio: Sequence[float | int], n: int) -> list[int]:
-    """Splits n items in a given ratio: largest remainder method, ties to the smaller index.
+    """Splits n items in a given ratio, by the largest-remainder method with ties to the smaller index.
 
     Dr. Zero asks for 1-, 2-, 3- and 4-hop questions as 4:3:2:1. Its code draws hop counts independently, so a small
     batch may lack some; with this function every batch has the same counts.
@@ -65,13 +65,13 @@ def alpha_at(schedule: Sequence[float | int], iteration: int) -> float:
 
 
 def closes_window(step: int, period: int) -> bool:
-    """Returns whether a window of `period` steps ends with this step; a period of 0 never ends.
+    """Returns whether a window of `period` steps ends with this step; with a period of 0 no step ends one.
 
     SSP empties its pool after such a step, so every window has its full length. (The released code tests the counter
     after its increment, which makes the first window one step shorter.)
 
     Args:
-      step: counted from 1.
+      step: number of finished steps, this one included; at least 1.
       period: steps per window.
 
     Raises:

@@ -1,7 +1,8 @@
 """Parses a judge's reply strictly: a reply that is not exactly one verdict gives None, which the caller handles.
 
 A reply may quote other texts, so a verdict must form a sentence of its own. Reasoning up to the last `</think>` is
-ignored, and a reply with unfinished reasoning has no verdict. No JAX.
+ignored, and a reply with unfinished reasoning has no verdict. `rubrics` parses a list of criteria in the same way.
+Works on plain strings, without JAX.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def verdict(text: str) -> bool | None:
     has_denial = any(
         word in _DENIALS or word.endswith(_DENIAL_ENDINGS) for word in _words(_reply(text))
     )
-    # A denial in another sentence may take the verdict back.
+    # A denial in another sentence may take "correct" back ("Correct. No, it is not."). "Wrong" is not tested, because
+    # a denial often explains it ("Wrong. It is not Paris.").
     if parsed and has_denial:
         return None
     return parsed
@@ -117,9 +119,13 @@ def _without_possessive(word: str) -> str:
 
 
 def _parse_verdict(text: str, meanings: dict[str, bool]) -> bool | None:
-    """Returns the meaning that all verdict sentences share.
+    """Returns the meaning that all sentences with a verdict word share.
 
     None if there is no such sentence, if they differ, or if one of them contains words that are not neutral.
+
+    Args:
+      text: the judge's reply, with its reasoning.
+      meanings: verdict word in lower case → its meaning.
     """
     votes = set()
     for sentence in _SENTENCE_END.split(_reply(text)):

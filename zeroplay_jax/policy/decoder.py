@@ -7,6 +7,7 @@ the caller passes the function that does, for packed rows or for the key/value c
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -41,12 +42,14 @@ class ModelConfig:
         heads as one vector).
       post_norm: norms after attention and feed-forward instead of before them (OLMo-3).
       dtype: dtype of the activations; parameters keep their own.
-      attention: attention of packed rows: 'dense' or 'splash' (policy/kernels.py; TPUs).
+      attention: attention of packed rows: 'dense', 'blocked' (policy/blocked_attention.py) or 'splash'
+        (policy/kernels.py; TPUs).
       scan: whether training runs the layers as a loop, which is compiled once. The loop holds a second copy of the
         weights, in `dtype`.
       remat: whether the backward pass recomputes the layers.
       remat_policy: what the recomputed layers save, one of REMAT_POLICIES.
       logit_chunk: tokens per device whose logits exist at the same time during scoring.
+      logits: of which tokens an update computes logits: 'all', or 'trained', those that the policy wrote.
       mesh: mesh of training, over which the activations stay split by rows. None leaves the placement to XLA.
     """
 
@@ -73,6 +76,7 @@ class ModelConfig:
     remat: bool = False
     remat_policy: str = REMAT_POLICIES[0]
     logit_chunk: int = 1024
+    logits: str = 'all'
     mesh: Mesh | None = None
 
 
@@ -86,6 +90,37 @@ def cast_matrices(params, dtype):
         return leaf.astype(dtype) if leaf.ndim > 1 else leaf
 
     return jax.tree.map(cast, params)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _look_up(table_shape: jax.ShapeDtypeStruct, dtype: str, table, tokens):
+    """Returns the rows of an embedding table at `tokens`, in `dtype`; its gradient adds up in the dtype of the table.
+
+    Args:
+      table_shape: shape and dtype of the table.
+      dtype: of the result.
+      table: [vocab, hidden_size].
+      tokens: token ids.
+    """
+    # The table is cast before the lookup: an update may widen a bfloat16 table (learner/role_update.py), and XLA
+    # removes both casts only where they are neighbours. The gradient is not that of this order, which would add up the
+    # occurrences of a token in bfloat16.
+    return table.astype(dtype)[tokens]
+
+
+def _look_up_forward(table_shape, dtype, table, tokens):
+    return _look_up(table_shape, dtype, table, tokens), tokens
+
+
+def _look_up_backward(table_shape, dtype, tokens, gradient):
+    def look_up(table):
+        return table[tokens].astype(dtype)
+
+    (table_gradient,) = jax.linear_transpose(look_up, table_shape)(gradient)
+    return table_gradient, None
+
+
+_look_up.defvjp(_look_up_forward, _look_up_backward)
 
 
 class RMSNorm(nn.Module):
@@ -241,7 +276,9 @@ class Decoder(nn.Module):
                 return x
             return sharding.constrain_rows(x, config.mesh)
 
-        x = embedding[tokens].astype(config.dtype)
+        x = _look_up(
+            jax.ShapeDtypeStruct(embedding.shape, embedding.dtype), config.dtype, embedding, tokens
+        )
         x = keep_rows(x)
         windows = config.windows or (0,) * config.layers
         angles = _rotary_angles(config, positions, windows)

@@ -147,7 +147,7 @@ def read_config(folder, **overrides) -> ModelConfig:
     Args:
       folder: contains config.json.
       **overrides: fields of ModelConfig that config.json does not determine: dtype, remat, remat_policy, attention,
-        scan, logit_chunk.
+        scan, logit_chunk, logits.
 
     Raises:
       CheckpointError: the file is missing, the architecture is unknown, or the decoder does not implement a field.
@@ -329,7 +329,11 @@ def _scaling(section: _Fields, max_positions: int | None) -> rope.Llama3 | rope.
 
 
 def _check_rope_fields(section: _Fields, kind: str) -> None:
-    """Raises CheckpointError for a field that the rope type does not have: it would be ignored silently."""
+    """Raises CheckpointError for a field that the rope type does not have, or a partial rotation.
+
+    Such a field would be ignored silently. Null counts as absent.
+    """
+    # The fields of `rope.Llama3` and `rope.Yarn` have the names of config.json.
     supported = set(_COMMON_ROPE_FIELDS)
     if kind == 'llama3':
         supported |= {field.name for field in dataclasses.fields(rope.Llama3)}

@@ -11,7 +11,6 @@ import jax
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from zeroplay_jax.policy import sharding
@@ -52,13 +51,20 @@ def attend_packed(
     model_shards = 1 if mesh is None else mesh.shape['model']
     # On a CPU the kernel is interpreted, which is slow and serves tests only.
     kernel = _make_kernel(length, heads // model_shards, window, interpret=platform == 'cpu')
-    # The kernel does not scale the scores, and wants the heads before the tokens.
-    scaled_q = q * head_dim**-0.5
-    q = scaled_q.transpose(0, 2, 1, 3)
-    k = k.transpose(0, 2, 1, 3)
-    v = v.transpose(0, 2, 1, 3)
-    out = _on_mesh(kernel, mesh)(q, k, v, segment)
-    return out.transpose(0, 2, 1, 3).reshape(batch, length, heads * head_dim)
+
+    def attend(q, k, v, segment):
+        """One device's rows and heads. The kernel wants the heads before the tokens."""
+
+        def attend_row(q, k, v, segment):
+            return kernel(q, k, v, segment_ids=splash.SegmentIds(segment, segment))
+
+        heads_first = (x.transpose(0, 2, 1, 3) for x in (q, k, v))
+        out = jax.vmap(attend_row)(*heads_first, segment)
+        return out.transpose(0, 2, 1, 3)
+
+    # The kernel does not scale the scores.
+    out = sharding.per_row_and_head(attend, mesh)(q * head_dim**-0.5, k, v, segment)
+    return out.reshape(batch, length, heads * head_dim)
 
 
 def _check_platform(length: int, mesh: Mesh | None) -> str:
@@ -66,7 +72,7 @@ def _check_platform(length: int, mesh: Mesh | None) -> str:
     if length % LANES:
         raise UserError(
             f'rows of {length} tokens: policy.attention=splash needs a multiple of {LANES}; '
-            'change the row length or set policy.attention=dense'
+            'change the row length or set policy.attention=blocked'
         )
     if mesh is None:
         platform = jax.default_backend()
@@ -74,7 +80,7 @@ def _check_platform(length: int, mesh: Mesh | None) -> str:
         platform = mesh.devices.flat[0].platform
     if platform not in ('tpu', 'cpu'):
         raise UserError(
-            f'policy.attention=splash is a TPU kernel; on {platform} set policy.attention=dense'
+            f'policy.attention=splash is a TPU kernel; on {platform} set policy.attention=blocked'
         )
     return platform
 
@@ -110,27 +116,3 @@ def _block_length(length: int) -> int:
     while length % block:
         block -= LANES
     return block
-
-
-def _on_mesh(kernel, mesh: Mesh | None):
-    """Returns the function (q, k, v, segment) → attention that runs the kernel on batches of rows."""
-
-    def attend_row(q, k, v, segment):
-        return kernel(q, k, v, segment_ids=splash.SegmentIds(segment, segment))
-
-    def attend_batch(q, k, v, segment):
-        return jax.vmap(attend_row)(q, k, v, segment)
-
-    if mesh is None or mesh.size == 1:
-        return attend_batch
-    # XLA cannot partition a Pallas kernel, so the split over devices is written out: rows over the data axes, heads
-    # over 'model'.
-    row_spec = P(sharding.ROW_AXES)
-    head_spec = P(sharding.ROW_AXES, 'model')
-    return jax.shard_map(
-        attend_batch,
-        mesh=mesh,
-        in_specs=(head_spec, head_spec, head_spec, row_spec),
-        out_specs=head_spec,
-        check_vma=False,
-    )

@@ -328,43 +328,34 @@ def constrain_rows(
     return jax.lax.with_sharding_constraint(x, rows(mesh))
 
 
-def per_row_shard(function: Callable, mesh: Mesh) -> Callable:
-    """Returns a function that runs `function(shared, *row_arrays)` on every data shard with its own rows.
+def per_row_and_head(attend: Callable, mesh: Mesh | None) -> Callable:
+    """Returns a function that runs `attend(q, k, v, segment)` on every device with its own rows and heads.
 
-    `shared` is a tree that every shard receives whole; the row arrays and the results are [batch, …]. The 'model' axis
-    remains with XLA. The gradient of `shared` is summed over the shards once, after all loops inside the function.
+    For attention that XLA cannot partition by itself.
+
+    Args:
+      attend: function of q, k, v [batch, length, heads, head_dim] and segment [batch, length] to
+        [batch, length, heads, head_dim].
+      mesh: mesh of the arrays; rows are split over the data axes, heads over 'model'. None: a single device.
     """
-    if data_shards(mesh) == 1:
-        return function
-
-    def vary(array):
-        return jax.lax.pcast(array, ROW_AXES, to='varying')
-
-    def local(shared, *row_arrays):
-        # `shared` is marked as varying over the shards. Otherwise autodiff would sum its gradient over the shards at
-        # every use, once per iteration of a loop.
-        shared = jax.tree.map(vary, shared)
-        return function(shared, *row_arrays)
-
-    def run(shared, *row_arrays):
-        row_specs = [P(ROW_AXES)] * len(row_arrays)
-        mapped = jax.shard_map(
-            local,
-            mesh=mesh,
-            in_specs=(P(), *row_specs),
-            out_specs=P(ROW_AXES),
-            axis_names=set(ROW_AXES),
-        )
-        return mapped(shared, *row_arrays)
-
-    return run
+    if mesh is None or mesh.size == 1:
+        return attend
+    row_spec = P(ROW_AXES)
+    head_spec = P(ROW_AXES, None, 'model')
+    return jax.shard_map(
+        attend,
+        mesh=mesh,
+        in_specs=(head_spec, head_spec, head_spec, row_spec),
+        out_specs=head_spec,
+        check_vma=False,
+    )
 
 
 def per_data_shard(function: Callable, mesh: Mesh, has_params: bool = False) -> Callable:
     """Returns a function that runs `function(*arrays)` on every data shard with its part of all arrays.
 
-    The first axis of every array and result is split over the data axes. The 'model' axis remains with XLA. Unlike
-    `per_row_shard` it is not made for gradients.
+    The first axis of every array and result is split over the data axes. The 'model' axis remains with XLA. It is not made
+    for gradients.
 
     Args:
       function: positional arguments are trees of arrays.

@@ -12,9 +12,15 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from zeroplay_jax.policy import attention, kernels, paged_attention, sharding
+from zeroplay_jax.policy import (
+    attention,
+    blocked_attention,
+    kernels,
+    paged_attention,
+    token_chunks,
+)
 from zeroplay_jax.policy.attention import AnyArray, LayerBuffer, LayerCache
 from zeroplay_jax.policy.decoder import Attend, Decoder, ModelConfig, Params, cast_matrices
 from zeroplay_jax.policy.paged_attention import LayerPages
@@ -23,6 +29,12 @@ from zeroplay_jax.policy.paged_attention import LayerPages
 PackedInts: TypeAlias = Int[AnyArray, 'batch length']
 # Log-probabilities and other figures of every token of packed rows.
 PerToken: TypeAlias = Float[Array, 'batch length']
+
+# Attention of packed rows whose memory is linear in the length, by the name in `ModelConfig.attention`.
+_LINEAR_ATTENTION = {
+    'blocked': blocked_attention.attend_packed,
+    'splash': kernels.attend_packed,
+}
 
 # (student logits, teacher logits) -> (divergence, statistics by name), for a chunk of tokens.
 ChunkLogits: TypeAlias = Float[Array, 'tokens vocab']
@@ -55,13 +67,14 @@ def published(config: ModelConfig, params: Params) -> Params:
 
 def _packed_attend(config: ModelConfig, segment) -> Attend:
     """Returns the attention function of packed rows. It passes the (absent) cache through."""
-    if config.attention == 'splash':
+    if config.attention in _LINEAR_ATTENTION:
+        attend_packed = _LINEAR_ATTENTION[config.attention]
 
-        def attend_splash(q, k, v, cache, window):
-            out = kernels.attend_packed(q, k, v, segment, window, config.mesh)
+        def attend_linear(q, k, v, cache, window):
+            out = attend_packed(q, k, v, segment, window, config.mesh)
             return out, cache
 
-        return attend_splash
+        return attend_linear
     # One mask per window, shared by the layers that have it.
     masks = {}
     for window in {0, *config.windows}:
@@ -225,6 +238,7 @@ def score(
     segment: PackedInts,
     temperature: float = 1.0,
     train_entropy: bool = False,
+    wanted: Bool[AnyArray, 'batch length'] | None = None,
 ) -> tuple[PerToken, PerToken]:
     """Returns the log-probability of every token and the entropy of the distribution that predicts it.
 
@@ -236,6 +250,7 @@ def score(
       segment: segment number of every token, 0 for padding.
       temperature: divides the logits, as in the sampler.
       train_entropy: whether the entropy has a gradient.
+      wanted: True at tokens whose values are needed. The others are 0, and no logits are computed for them. None: all.
 
     Returns:
       (log-probabilities, entropy in nats), float32. The first token of a segment has no prediction within it: its
@@ -243,15 +258,14 @@ def score(
     """
     hidden_states = hidden(config, params, tokens, positions, segment)
 
-    def score_chunk(head, chunk_hidden, chunk_tokens):
+    def score_chunk(head, chunk_hidden, shared, per_token):
+        (chunk_tokens,) = per_token
         chunk_logits = logits(config, head, chunk_hidden) / temperature
         return _logp_and_entropy(chunk_logits, chunk_tokens, train_entropy)
 
-    head = _head(config, params)
-    # The hidden state of a token predicts the next one.
-    states = hidden_states[:, :-1]
-    targets = tokens[:, 1:]
-    return _map_chunks(config, score_chunk, head, states, targets)
+    return _map_next_tokens(
+        config, score_chunk, _head(config, params), hidden_states, (), (tokens[:, 1:],), wanted
+    )
 
 
 def distil(
@@ -265,6 +279,7 @@ def distil(
     divergence: Divergence,
     temperature: float = 1.0,
     train_entropy: bool = False,
+    wanted: Bool[AnyArray, 'batch length'] | None = None,
 ) -> tuple[
     PerToken,
     PerToken,
@@ -287,6 +302,7 @@ def distil(
       divergence: function that compares two [tokens, vocab] arrays of logits.
       temperature: divides the logits of both.
       train_entropy: whether the entropy has a gradient.
+      wanted: as in `score`.
 
     Returns:
       (log-probabilities, entropy, divergence, statistics of the divergence), float32, at the predicted tokens as in
@@ -296,19 +312,50 @@ def distil(
     # No gradient may reach the teacher, even if it shares arrays with the student.
     teacher_params, teacher_hidden = jax.lax.stop_gradient((teacher_params, teacher_hidden))
 
-    def distil_chunk(heads, chunk_hidden, chunk_tokens, chunk_teacher_hidden):
-        head, teacher_head = heads
+    def distil_chunk(head, chunk_hidden, teacher_head, per_token):
+        chunk_tokens, chunk_teacher_hidden = per_token
         chunk_logits = logits(config, head, chunk_hidden) / temperature
         teacher_logits = logits(config, teacher_head, chunk_teacher_hidden) / temperature
         logp, entropy = _logp_and_entropy(chunk_logits, chunk_tokens, train_entropy)
         value, statistics = divergence(chunk_logits, teacher_logits)
-        return logp, entropy, value, statistics
+        # Statistics are for logging: a backward pass through them would be computed and multiplied by zero.
+        return logp, entropy, value, jax.lax.stop_gradient(statistics)
 
-    heads = (_head(config, params), _head(config, teacher_params))
+    # Cast before it is gathered on every device; `map_tokens` does the same with the student's.
+    teacher_head = cast_matrices(_head(config, teacher_params), hidden_states.dtype)
+    per_token = (tokens[:, 1:], teacher_hidden[:, :-1])
+    return _map_next_tokens(
+        config,
+        distil_chunk,
+        _head(config, params),
+        hidden_states,
+        teacher_head,
+        per_token,
+        wanted,
+    )
+
+
+def _map_next_tokens(
+    config: ModelConfig, function: Callable, head, hidden_states, shared, per_token, wanted
+):
+    """Returns `token_chunks.map_tokens` for the predictions of packed rows, arrays [batch, length].
+
+    The results are shifted by one, from the token that predicts to the predicted one, with 0 at the first token of
+    every row.
+
+    Args:
+      hidden_states: of all tokens.
+      per_token: arrays [batch, length - 1, …], of the predicted tokens.
+      wanted: bool [batch, length], at the predicted tokens, or None.
+    """
+    # The hidden state of a token predicts the next one.
     states = hidden_states[:, :-1]
-    targets = tokens[:, 1:]
-    teacher_states = teacher_hidden[:, :-1]
-    return _map_chunks(config, distil_chunk, heads, states, targets, teacher_states)
+    if wanted is not None:
+        wanted = wanted[:, 1:]
+    results = token_chunks.map_tokens(
+        function, config.logit_chunk, config.mesh, head, states, shared, per_token, wanted
+    )
+    return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (1, 0))), results)
 
 
 def _head(config: ModelConfig, params: Params) -> Params:
@@ -331,57 +378,3 @@ def _logp_and_entropy(chunk_logits, chunk_tokens, train_entropy: bool):
     probs = jnp.exp(chunk_logits - log_normaliser[:, None])
     entropy = log_normaliser - jnp.sum(probs * chunk_logits, -1)
     return logp, entropy
-
-
-def _map_chunks(config: ModelConfig, function: Callable, head, *inputs):
-    """Returns the results of a function over the tokens of packed rows, `config.logit_chunk` tokens at a time.
-
-    Only one chunk of logits exists at a time, also in the backward pass, which recomputes it. On a mesh every device
-    loops over its own rows: the head is gathered once before the loop, and its gradient summed over the devices once
-    after it.
-
-    Args:
-      config: of the model.
-      function: (head, *chunks of the inputs) → tree of arrays [tokens].
-      head: parameters that every chunk needs.
-      *inputs: arrays [batch, length - 1, …].
-
-    Returns:
-      The tree that `function` returns, with arrays [batch, length]. They are shifted by one, from the token that
-      predicts to the predicted one, with 0 at the first token of every row.
-    """
-
-    def map_rows(head, *inputs):
-        # The shape is read inside the function, because on a mesh `batch` is the number of rows of this device.
-        batch, length = inputs[0].shape[:2]
-        count = batch * length
-        chunk = min(config.logit_chunk, count)
-        chunks = -(-count // chunk)  # ceiling
-
-        def split(x):
-            # The last chunk is padded to the size of the others; `join` removes the padding.
-            feature_shape = x.shape[2:]
-            flat = x.reshape(count, *feature_shape)
-            padding = [(0, 0)] * flat.ndim
-            padding[0] = (0, chunks * chunk - count)
-            padded = jnp.pad(flat, padding)
-            return padded.reshape(chunks, chunk, *feature_shape)
-
-        def join(y):
-            flat = y.reshape(-1)[:count]
-            values = flat.reshape(batch, length)
-            # A column in front shifts each value from the token that predicts to the predicted one.
-            return jnp.pad(values, ((0, 0), (1, 0)))
-
-        # Rematerialised, because otherwise the logits of all chunks would be saved for the backward pass.
-        @jax.checkpoint
-        def apply(chunk_inputs):
-            return function(head, *chunk_inputs)
-
-        chunked_inputs = tuple(map(split, inputs))
-        chunked_results = jax.lax.map(apply, chunked_inputs)
-        return jax.tree.map(join, chunked_results)
-
-    if config.mesh is not None:
-        map_rows = sharding.per_row_shard(map_rows, config.mesh)
-    return map_rows(head, *inputs)

@@ -20,15 +20,15 @@ JOIN_SECONDS = 300.0
 def connect(mode: str, coordinator: str, processes: int, process: int, heartbeat: int) -> None:
     """Joins the processes of a run. Call it before JAX initialises its devices.
 
+    If some process is missing after `JOIN_SECONDS`, this process prints one line and exits with code 2; it cannot
+    raise, because JAX waits in C++.
+
     Args:
       mode: 'off' (one process), 'auto' (JAX detects the cluster: TPU VMs, SLURM, GKE and others), or 'coordinator'.
       coordinator: 'host:port' of process 0; used in mode 'coordinator' only, like the next two.
       processes: number of processes.
       process: index of this process.
       heartbeat: seconds without a heartbeat from one process after which JAX stops the other ones.
-
-    If some process is missing after `JOIN_SECONDS`, this process prints one line and exits with code 2; it cannot
-    raise, because JAX waits in C++.
 
     Raises:
       UserError: no cluster was detected, process 0 cannot open its port, or process 0 does not answer.
@@ -40,7 +40,7 @@ def connect(mode: str, coordinator: str, processes: int, process: int, heartbeat
         explicit['coordinator_address'] = coordinator
         explicit['num_processes'] = processes
         explicit['process_id'] = process
-        # If JAX detected the cluster, SLURM's variables would restrict every process to one GPU.
+        # Detection is switched off: under SLURM, JAX would restrict every process to one GPU.
         explicit['cluster_detection_method'] = 'deactivate'
         if process == 0:
             _check_port_is_free(coordinator)

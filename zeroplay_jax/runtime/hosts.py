@@ -1,6 +1,6 @@
 """Exchange of JSON values between the processes of a run.
 
-Each process plays its own share of the episodes, with its own sampler slots and search. At the end of a step the
+Each process runs its own share of the episodes, with its own sampler slots and search. At the end of a step the
 results are gathered on every process. Between two gathers the processes do not synchronise, since their rollouts
 take different numbers of rounds. All processes compute from the same gathered JSON and so take the same decisions.
 Episodes of one step exchange values with `Hosts.share` and `Hosts.await_shared`.
@@ -59,7 +59,7 @@ class Hosts:
     def __init__(self) -> None:
         self.index = jax.process_index()
         self.count = jax.process_count()
-        # A future per identity: an episode may wait for a value before another episode shares it.
+        # Identity → future of its value: an episode may wait for a value before another episode shares it.
         self._shared: dict[Identity, asyncio.Future] = {}
 
     @property
@@ -68,7 +68,7 @@ class Hosts:
         return self.index == 0
 
     def owns(self, identity: Identity) -> bool:
-        """Returns whether this process plays the episode of that identity."""
+        """Returns whether this process runs the episode of that identity."""
         # The last integer counts the items of a step, so consecutive items go to different processes.
         return identity[-1] % self.count == self.index
 
@@ -143,7 +143,8 @@ class Hosts:
     async def await_shared(self, identity: Identity) -> Any:
         """Waits until the owner of the identity shares a value, and returns it.
 
-        It waits up to a day, so every episode must share its value even if it fails.
+        It waits up to a day for another process, and without a limit for this one, so every episode must share its
+        value even if it fails.
         """
         if self.owns(identity):
             return await self._future(identity)
@@ -153,7 +154,7 @@ class Hosts:
         return json.loads(text)
 
     def clear_shared(self) -> None:
-        """Deletes all shared values. All processes call it, when none of them plays an episode."""
+        """Deletes all shared values. All processes call it, when none of them runs an episode."""
         if self.count > 1:
             for identity, future in self._shared.items():
                 # Each key is deleted once, by the process that set it.

@@ -1,7 +1,7 @@
 """Metric writers: TensorBoard events through clu, and JSON lines that hold every step exactly once.
 
 A killed run resumes from its last checkpoint, which may be some steps older than the last line it wrote. The lines
-after that checkpoint are removed when the files are opened; the run then plays and writes those steps again.
+after that checkpoint are removed when the files are opened; the run then repeats those steps and writes them again.
 """
 
 from __future__ import annotations
@@ -10,11 +10,35 @@ import json
 import math
 import os
 import pathlib
+import sys
 from collections.abc import Iterable, Mapping
+from types import ModuleType
 
-from clu import metric_writers
-
+from zeroplay_jax.retrieval.tensorflow_import import import_tensorflow
 from zeroplay_jax.types import Json
+
+
+def _import_metric_writers() -> ModuleType:
+    """Returns the module `clu.metric_writers`; its first import does not load Keras."""
+    import_tensorflow()
+    # clu needs one function of TensorBoard's hyperparameter plugin. The plugin also defines a Keras callback, in this
+    # private module, and its base class would load Keras. The placeholder is removed again; the plugin's
+    # `KerasCallback` stays None in this process.
+    callback_module = 'tensorboard.plugins.hparams._keras'
+    needs_placeholder = callback_module not in sys.modules
+    if needs_placeholder:
+        placeholder = ModuleType(callback_module)
+        placeholder.Callback = None  # type: ignore[attr-defined]
+        sys.modules[callback_module] = placeholder
+    try:
+        from clu import metric_writers
+    finally:
+        if needs_placeholder:
+            del sys.modules[callback_module]
+    return metric_writers
+
+
+metric_writers = _import_metric_writers()
 
 
 class JsonLines:
@@ -109,7 +133,7 @@ class MetricsWriter:
         self._trajectories.write(records)
 
     def write_tasks(self, records: Iterable[Json]) -> None:
-        """Writes the fate of each task of a step, each record with its step."""
+        """Writes the task log of a step (`selfplay.task_log`), each record with its step."""
         self._tasks.write(records)
 
     def close(self) -> None:

@@ -9,17 +9,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zeroplay_jax.objectives import rewards
-from zeroplay_jax.types import Json, Question, Trajectory
+from zeroplay_jax.types import Json, Question, Trajectory, UserError
 
 if TYPE_CHECKING:
     from zeroplay_jax.selfplay.roles import RolloutContext
 
-# Group keys must differ between steps, because surplus groups are carried over to the next one.
+# Group keys must differ between steps, because surplus groups are carried over to the next one. A step has far fewer
+# tasks than this.
 _ITEMS_PER_STEP = 1 << 20
 
 
 def group_of(identity: tuple[int, ...]) -> int:
-    """Returns the group key of an item from its identity (step number, index, …); no other item has the same key."""
+    """Returns the group key of a task from its identity (step number, index within the step, …).
+
+    No other task of the run has the same key. Further integers are ignored: they name requests within the task.
+    """
     step, index = identity[:2]
     return step * _ITEMS_PER_STEP + index
 
@@ -32,7 +36,7 @@ def final_answer(trajectory: Trajectory) -> str | None:
 
 
 def prompt_fields(context: RolloutContext, role: str, question: Question) -> dict[str, str]:
-    """Returns the keyword arguments of `RolloutContext.ask` that put a question, or an open task, to a role."""
+    """Returns {'prompt': name, field: text}: arguments of `RolloutContext.ask` for a question or an open task."""
     own_prompt = context.roles[role].prompt
     prompt, field = prompt_and_field(context.prompts, own_prompt, question.is_open_task)
     return {'prompt': prompt, field: question.text}
@@ -47,7 +51,8 @@ def prompt_and_field(
     tasks and evaluated on questions as well.
 
     Args:
-      templates: prompts by name.   own_prompt: name of the role's.
+      templates: prompts by name.
+      own_prompt: name of the role's prompt.
     """
     field, shared_prompt = ('question', 'solver')
     if is_open_task:
@@ -57,6 +62,14 @@ def prompt_and_field(
     return shared_prompt, field
 
 
+def _is_share(value: object) -> bool:
+    """Whether a value is a number from 0 to 1."""
+    try:
+        return 0.0 <= float(value) <= 1.0  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+
+
 async def score(
     context: RolloutContext,
     metric: str,
@@ -64,18 +77,26 @@ async def score(
     question: Question,
     answer: str | None,
 ) -> float | None:
-    """Returns the score of an answer in [0, 1]; None if the judge gave no verdict.
+    """Returns the score of an answer in [0, 1]; None if the judge gave no verdict, or graded too few rubrics.
 
     Args:
       context: has a judge, for the metrics 'judge' and 'rubrics'.
       metric: 'rubrics' (share of an open task's rubrics that are met), 'judge', or a metric of
         `objectives.rewards.resolve_answer_metric`.
+      identity: names the judgement within the run; the judge's randomness derives from it.
+      answer: None if the rollout gave none, which scores 0 with the built-in metrics.
     """
     if metric == 'rubrics':
         return await grade(context, identity, question, answer)
     if metric != 'judge':
         answer_metric = rewards.resolve_answer_metric(metric)
-        return float(answer_metric(answer, question.answers))
+        value = answer_metric(answer, question.answers)
+        # Bool, NumPy scalars and the like count as numbers; NaN fails the comparison.
+        if isinstance(value, str) or not _is_share(value):
+            raise UserError(
+                f'{metric}: returned {value!r} for an answer; it must return a number from 0 to 1'
+            )
+        return float(value)
     # A missing answer is wrong without doubt, so no judgement is spent on it.
     if not answer:
         return 0.0
@@ -91,7 +112,10 @@ async def grade(
 ) -> float | None:
     """Returns the share of the rubrics that an answer meets (SCOPE eq. 1); 0 without an answer.
 
-    None if the judge graded too few of the rubrics (`objectives.rewards.rubric_score`).
+    None if the judge graded less than half of the rubrics (`objectives.rewards.rubric_score`).
+
+    Args:
+      identity: names the answer within the run; the number of the rubric is appended for each judgement.
     """
     if not answer:
         return 0.0

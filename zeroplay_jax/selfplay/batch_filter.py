@@ -36,7 +36,7 @@ class GroupFilter:
     def select(
         self, role: str, rows: Sequence[Row], version: int
     ) -> tuple[list[Row], Stats, list[Json]]:
-        """Returns the first `batch` groups with reward variance, in the order of issue.
+        """Selects the rows of the first `batch` groups with reward variance, in the order in which tasks were issued.
 
         Uses up the groups carried over for the role. With `config.<role>.surplus='carry'` it keeps the surplus of
         this step for the next one.
@@ -46,13 +46,13 @@ class GroupFilter:
           version: version of the role's weights, from which the age of carried-over rollouts is computed.
 
         Returns:
-          rows to train on; statistics; task-log records of the excluded groups.
+          rows of the selected groups, dropped ones included; statistics; task-log records of the excluded groups.
         """
         settings = self._config[role]
         # Carried-over groups come first: they are the oldest, and the policy moves away from them with
         # every step.
         candidates = [*self._carried_over.pop(role, []), *rows]
-        # Groups are in the order of issue. In the order of completion short rollouts would be preferred.
+        # The order is that of the tasks. In the order of completion short rollouts would be preferred.
         groups = _informative_groups(candidates)
         batch_groups = set(groups[: settings.batch])
         surplus_groups = set(groups[settings.batch :])
@@ -71,11 +71,11 @@ class GroupFilter:
         if surplus:
             self._carried_over[role] = surplus
         excluded = filtered_groups_log(excluded_rows, surplus_groups)
-        # Ages are numbers of updates and measure how off-policy the batch is.
+        # Ages are numbers of versions that were published since, and measure how off-policy the batch is.
         ages = [version - row.trajectory.version for row in trained]
         all_groups = {row.group for row in candidates}
-        # 'kept' near 0 means that questions are too easy or too hard; 'full' below 1, that `fill_rounds` rounds
-        # did not fill the batch.
+        # 'kept': share of groups with reward variance; near 0, questions are too easy or too hard. 'full' below 1:
+        # `fill_rounds` rounds did not fill the batch.
         stats: Stats = {
             'filter/kept': (len(groups), len(all_groups)),
             'filter/surplus': (len(surplus_groups), 1),
@@ -108,7 +108,7 @@ class GroupFilter:
 
 
 def _informative_groups(rows: Sequence[Row]) -> list[int]:
-    """Returns the keys of the groups whose valid rewards differ, each once, in the order of the rows."""
+    """Returns the keys of the groups in which the rewards of undropped rows differ, each once, in row order."""
     rewards, groups, valid = reward_columns(rows)
     is_informative = advantages.informative_groups(rewards, groups, valid)
     # The keys of a dict keep the order of the rows; those of a set would not.

@@ -102,7 +102,10 @@ def _dropped_text(dropped: collections.Counter[str]) -> str:
 
 
 def unfit(answer: str, max_words: int) -> str | None:
-    """Returns why no question can be asked for an answer: 'empty' (in normal form), 'yes_no', 'too_long'; or None."""
+    """Returns why an answer cannot be used: 'empty' (in normal form), 'yes_no', 'too_long'; None if it can.
+
+    Yes and no are refused because no question can be written for which they are the only true answer.
+    """
     normal_form = normalize_answer(answer)
     if not normal_form:
         return 'empty'
@@ -118,10 +121,12 @@ def answers_of_sets(
 ) -> BuiltFile:
     """Returns SSP's answer set: a random sample of the first accepted answers of QA training questions.
 
+    Its lines are {'answer', 'source', 'line'}. No answer occurs twice in normal form.
+
     Args:
       sets: the lines of each file.
       count: answers in the sample.
-      max_words: longest answer.
+      max_words: words of the longest usable answer.
       mix: 'pool' samples from all answers together, as SSP does; 'equal' takes equally many from every set.
 
     Raises:
@@ -133,12 +138,12 @@ def answers_of_sets(
     for lines in sets:
         answers_of_set.append(_usable_answers(lines, max_words, used_answers, dropped))
     # With 'pool', sets contribute in proportion to their usable answers.
-    groups = answers_of_set
+    answer_lists = answers_of_set
     if mix == 'pool':
-        groups = [[answer for answers in answers_of_set for answer in answers]]
-    shares = stratify([1] * len(groups), count)
+        answer_lists = [[answer for answers in answers_of_set for answer in answers]]
+    shares = stratify([1] * len(answer_lists), count)
     sample: list[dict[str, Any]] = []
-    for number, (answers, share) in enumerate(zip(groups, shares)):
+    for number, (answers, share) in enumerate(zip(answer_lists, shares)):
         if len(answers) < share:
             of_set = f' of set {number + 1}' if mix == 'equal' else ''
             raise UserError(
@@ -147,7 +152,7 @@ def answers_of_sets(
             )
         sample += _shuffled(answers, seed, number)[:share]
     # The sample is shuffled across sets, or a run would take one set after the other.
-    return BuiltFile(_shuffled(sample, seed, len(groups)), dropped)
+    return BuiltFile(_shuffled(sample, seed, len(answer_lists)), dropped)
 
 
 def _usable_answers(
@@ -181,7 +186,7 @@ class _Candidate:
 
     Attributes:
       text: spelling of the first occurrence, or of the first title.   kind: 'title', 'date' or 'entity'.
-      document_id, line: passage of this occurrence.
+      document_id, line: id and line number of the passage of that occurrence.
       document: name of its document.
       is_shared: whether another document contains the answer as well.
     """
@@ -199,15 +204,16 @@ def answers_of_corpus(
 ) -> BuiltFile:
     """Returns a sample of the answers in a corpus: its titles, and mentions that at least two documents share.
 
-    Passages of one title are one document; a passage without a title is a document of its own.
-    `BuiltFile.dropped` counts titles and mentions that are unfit and, among the candidates in the sample, mentions
-    that occur in one document only.
+    Its lines are {'answer', 'source', 'kind', 'document_id', 'line'}; kind is 'title', 'date' or 'entity', and the
+    last two name the first passage with this title, or else with this mention. Passages of one title are one document;
+    a passage without a title is a document of its own. `BuiltFile.dropped` counts titles and mentions that are unfit,
+    titles of lists and, among the candidates in the sample, mentions that occur in one document only.
 
     Args:
       passages: (line number, passage), as `retrieval.corpus.read` yields them.
-      source: name of the corpus in the lines.
+      source: name of the corpus, written to every line.
       count: answers in the sample.
-      max_words: longest answer.
+      max_words: words of the longest usable answer.
 
     Raises:
       UserError: there are fewer answers than requested.
@@ -255,12 +261,15 @@ def answers_of_corpus(
 def _possible_answers(
     title: str, text: str, dropped: collections.Counter[str]
 ) -> list[tuple[str, str]]:
-    """Returns (kind, text) of the title and the mentions of a passage, each once; counts list titles in `dropped`."""
+    """Returns (kind, text) of the title and the mentions of a passage, each once.
+
+    Counts titles of lists and disambiguations in `dropped['list']`.
+    """
     possible: list[tuple[str, str]] = []
     title_answer = answer_of_title(title) if title else None
     if title_answer:
         possible.append(('title', title_answer))
-    # None marks a list. '' is the answer of a title that consists of brackets, which is not counted.
+    # answer_of_title returns None for a list, and '' for a title that consists of brackets, which is not counted.
     dropped['list'] += bool(title) and title_answer is None
     return list(dict.fromkeys(possible + mentions(text)))
 
@@ -273,7 +282,10 @@ def questions_of_sets(
 ) -> BuiltFile:
     """Returns DSPO's training set: the questions of QA training files in one form, shuffled, each once.
 
+    Its lines are {'question', 'answers', 'source', 'line'}, with 'hops' where the file has them.
+
     Args:
+      sets: the lines of each file.
       held_out: questions that must not be trained on; questions are compared in the normal form of
         answers.
       count: questions from each set; 0: all.
@@ -335,18 +347,19 @@ def documents_of_corpus(
     count: int,
     seed: int,
     hops: Sequence[int],
-    kinds: Sequence[str] = (),
+    types: Sequence[str] = (),
     min_words: int = 20,
 ) -> BuiltFile:
-    """Returns a uniform sample of passages, each with a number of hops and, with `kinds`, a type of task.
+    """Returns a uniform sample of passages, each as one document to ask about.
+
+    Each line has a number of hops and, with `types`, a type of task. 'document_id' is the id of the passage.
 
     Args:
       passages: (line number, passage), as `retrieval.corpus.read` yields them.
-      source: name of the corpus in the lines.
+      source: name of the corpus, written to every line.
       count: passages in the sample.
-      hops: shares of 1, 2, … hops, met exactly (largest remainder).
-      kinds: types of task. They alternate over the documents in the order of their hops: equally
-        often in all, and within each number of hops, to one.
+      hops: weights of 1, 2, … hops such as (4, 3, 2, 1); counts are rounded by largest remainder.
+      types: types of task, assigned in turn; overall and within each number of hops their counts differ by at most 1.
       min_words: passages that are shorter, or have no title, are left out: there is nothing to ask
         about them.
 
@@ -377,6 +390,7 @@ def documents_of_corpus(
     hop_counts = np.repeat(np.arange(len(hops)) + 1, stratify(hops, count))
     for index, (document, hop_count) in enumerate(zip(documents, hop_counts, strict=True)):
         document['hops'] = int(hop_count)
-        if kinds:
-            document['type'] = kinds[index % len(kinds)]
+        if types:
+            document['type'] = types[index % len(types)]
+    # Shuffled, because the documents are now sorted by hops.
     return BuiltFile(_shuffled(documents, seed), dropped)

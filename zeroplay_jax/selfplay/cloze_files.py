@@ -12,20 +12,20 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from zeroplay_jax.mini.cloze import ANSWER_WORDS, Cloze, clozes, sentences
+from zeroplay_jax.mini.cloze import ANSWER_WORDS, SENTENCE_WORDS, Cloze, clozes, sentences
 from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.retrieval.corpus import Record, split
 from zeroplay_jax.retrieval.english import problem_of
 from zeroplay_jax.selfplay.builders import BottomK, hash_key, unfit
 from zeroplay_jax.types import UserError
 
-# Largest share of the documents that is held out; a small corpus reaches it. The others are trained on.
+# Largest share of the documents that is held out, which a small corpus reaches. All others may be trained on.
 MAX_SHARE = 0.4
 # Share of a large corpus that is held out, so that the questions come from many documents.
 USUAL_SHARE = 0.1
 # A corpus of fewer documents, such as two books, is split by passage.
 MIN_DOCUMENTS = 5
-# With fewer questions, the interval around a mean is wider than ±0.18.
+# With fewer questions, the 95 % interval of a mean score may be wider than ±0.18 (1.96 · 0.5 / √30).
 MIN_QUESTIONS = 30
 MIN_TRAINING_PASSAGES = 8
 
@@ -69,13 +69,13 @@ class ClozeFiles:
     def __str__(self) -> str:
         return (
             f'{len(self.questions)} questions of {self.held_out} held-out {self.unit} (of {self.total}), '
-            f'{len(self.documents)} passages of the others to train on'
+            f'{len(self.documents)} passages of the others, with a sentence to ask about, to train on'
         )
 
 
 @dataclasses.dataclass
 class _Passage:
-    """A passage with its usable sentences."""
+    """A passage with the sentences that a question can be made of (`mini.cloze.sentences`)."""
 
     line: int
     id: str
@@ -93,7 +93,7 @@ def build(passages: Passages, source: str, count: int, seed: int, max_documents:
     """Splits a corpus and returns its questions and training documents.
 
     Args:
-      passages: reads the corpus; called three or four times, once without questions.
+      passages: yields the whole corpus at every call; called three or four times, or once if `count` is 0.
       source: name of the corpus in the lines.
       count: questions to make; a small corpus gives fewer. With 0 nothing is held out.
       seed: seed of the split, the questions and the sample of documents.
@@ -106,6 +106,7 @@ def build(passages: Passages, source: str, count: int, seed: int, max_documents:
     held_out: set[str] = set()
     unit_of = _DocumentNames().name_of
     if count:
+        # Twice as many documents as questions, because some have usable sentences but give no question.
         candidates, files.total = _candidates(passages(), seed, 2 * count, unit_of)
         if files.total < MIN_DOCUMENTS:
             files.unit = 'passages'
@@ -119,15 +120,19 @@ def build(passages: Passages, source: str, count: int, seed: int, max_documents:
         # questions_of[document][passage] lists the questions of a passage, best first; `_take` chooses from it.
         questions_of = []
         for document in candidates.values():
-            questions_of.append([_questions(part, source, seed, repeats) for part in document])
+            questions_of.append(
+                [_questions(passage, source, seed, repeats) for passage in document]
+            )
         files.held_out = _held_out_count(questions_of, count, files.total)
         files.questions = _take(questions_of[: files.held_out], count)
         held_out = set(itertools.islice(candidates, files.held_out))
         if len(files.questions) < min(count, MIN_QUESTIONS):
+            shortest, longest = SENTENCE_WORDS
             raise UserError(
                 f'{source}: {len(files.questions)} questions can be made of {files.held_out} of its {files.total} '
-                f'{files.unit} with usable sentences, at least {min(count, MIN_QUESTIONS)} are needed; give more or '
-                'longer English texts'
+                f'{files.unit} with usable sentences (of {shortest} to {longest} words), at least '
+                f'{min(count, MIN_QUESTIONS)} are needed and at most {MAX_SHARE:.0%} of a corpus is held out; give '
+                'more or longer English texts'
             )
     files.documents = _training_documents(
         passages(), source, seed, max_documents, held_out, unit_of
@@ -144,10 +149,10 @@ def build(passages: Passages, source: str, count: int, seed: int, max_documents:
 
 
 class _DocumentNames:
-    """Names of documents: their titles, and with the file where several files have the same title, such as 'Notes'."""
+    """Names of documents: the title, with the file behind it if another file had the same title first ('Notes')."""
 
     def __init__(self) -> None:
-        # Only of sources that name their documents: the millions of titles of an encyclopedia are not kept.
+        # Title → file. Filled only for sources with files: the millions of titles of an encyclopedia are not stored.
         self._first_document: dict[str, str] = {}
 
     def name_of(self, record: Record) -> str:
@@ -157,7 +162,7 @@ class _DocumentNames:
             return record.document or _passage_of(record)
         if not record.document:
             return title
-        # The title alone where it is enough: a file that is moved stays on its side of the split.
+        # The name is the title alone where that is unique, so that a file that is moved stays on its side of the split.
         first_document = self._first_document.setdefault(title, record.document)
         if first_document == record.document:
             return title
@@ -184,10 +189,13 @@ def _candidates(
     count: int,
     unit_of: Callable[[Record], str],
 ) -> tuple[dict[str, list[_Passage]], int]:
-    """Returns the documents with the lowest hashes, lowest first, and the number of documents.
+    """Returns the documents with the lowest hashes, lowest first, and the number of documents of the corpus.
+
+    Only documents with a usable sentence count. The documents are returned as name → usable passages; their number
+    is exact up to 100,000, beyond which no more are counted.
 
     Args:
-      count: number of documents to return.
+      count: largest number of documents to return.
       unit_of: function from a passage to the name of its document.
     """
     sample: BottomK[tuple[str, list[_Passage]]] = BottomK(count)
@@ -215,9 +223,10 @@ def _candidates(
 def _held_out_count(
     questions_of: Sequence[Sequence[Sequence[dict[str, Any]]]], count: int, total: int
 ) -> int:
-    """Returns the number of documents to hold out, of those in `questions_of`.
+    """Returns the number of documents to hold out: the first so many of `questions_of`.
 
-    It is enough for `count` questions with at most one from each passage, and at least the usual share.
+    It is enough for `count` questions with at most one from each passage, and at least the usual share of the corpus,
+    but never more than `questions_of` has.
 
     Args:
       questions_of: per document and passage its questions.
@@ -243,7 +252,10 @@ def _training_documents(
     held_out: set[str],
     unit_of: Callable[[Record], str],
 ) -> list[dict[str, Any]]:
-    """Returns a uniform sample of the usable passages of all documents but those held out."""
+    """Returns the lines of a uniform sample of passages, of all documents but those held out.
+
+    A passage is usable if at least one cloze can be made of it; at most `max_documents` are sampled.
+    """
     sample: BottomK[dict[str, Any]] = BottomK(max_documents)
     for line, record in passages:
         title, _ = split(record.contents)
@@ -263,7 +275,7 @@ def _training_documents(
 def _repeated_sentences(
     passages: Iterable[tuple[int, Record]], candidates: dict[str, list[_Passage]]
 ) -> set[str]:
-    """Returns the sentences of candidates that occur more than once in the corpus.
+    """Returns the sentences of candidates, in lower case, that occur more than once in the corpus.
 
     Such a sentence does not belong to one passage, and another copy may be trained on.
     """
@@ -285,7 +297,10 @@ def _repeated_sentences(
 def _questions(
     passage: _Passage, source: str, seed: int, repeats: set[str]
 ) -> list[dict[str, Any]]:
-    """Returns one question for each usable sentence of a passage, those about names and numbers first."""
+    """Returns the lines of at most one question per sentence of a passage, those about names and numbers first.
+
+    Sentences in `repeats` (in lower case) and sentences without a usable cloze give none.
+    """
     questions = []
     for sentence in passage.sentences:
         case = _best_cloze(sentence, passage.title, seed)
@@ -317,7 +332,7 @@ def _best_cloze(sentence: str, title: str, seed: int) -> Cloze | None:
     for case in clozes(sentence):
         normal_answer = normalize_answer(case.answer)
         normal_question = f' {normalize_answer(case.question)} '
-        # The title is shown with the passage, and a question must not contain its answer.
+        # The title names the passage to search for, and a question must not contain its answer.
         is_given_away = (
             f' {normal_answer} ' in normal_title or f' {normal_answer} ' in normal_question
         )
@@ -334,10 +349,13 @@ def _best_cloze(sentence: str, title: str, seed: int) -> Cloze | None:
 def _take(
     questions_of: Sequence[Sequence[Sequence[dict[str, Any]]]], count: int
 ) -> list[dict[str, Any]]:
-    """Returns `count` questions of documents: first one from every passage, then a second one, and so on."""
+    """Returns at most `count` questions: one from every passage, then a second one from every passage, and so on.
+
+    The first passages of all documents come before their second ones.
+    """
     ranked = []
     for document_number, document in enumerate(questions_of):
-        # Passages without questions do not count, so that every document has a first one.
+        # Passages without questions do not count, so that every document with a question has one of the first rank.
         asked_passages = [questions for questions in document if questions]
         for passage_number, questions in enumerate(asked_passages):
             for number, question in enumerate(questions):

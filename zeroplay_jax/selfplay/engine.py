@@ -51,12 +51,13 @@ class Engine:
     The constructor publishes the weights of all learners. All processes make the same calls in the same order.
 
     Args:
-      config: config of the run.   recipe: its recipe.   context: roles in training, with their scheduler.
-      learners: by the name of the weights.
+      config, recipe: config of the run, and its recipe.
+      context: roles in training, with their scheduler.
+      learners: learners by the name of their weights.
       weights_of: trained role → name of its weights.
       specs: trained role → its specification.
-      check_failures: called on every process after the rollouts of every step, before an update. Returns metrics
-        to be summed over processes, or raises to stop the run.
+      check_and_reset_failures: called on every process after the rollouts of every step, before an update. Returns
+        metrics to be summed over processes, or raises to stop the run.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Engine:
         learners: dict[str, Learner],
         weights_of: dict[str, str],
         specs: dict[str, RoleSpec],
-        check_failures: Callable[[], dict[str, float]] = _no_failures,
+        check_and_reset_failures: Callable[[], dict[str, float]] = _no_failures,
     ):
         self.config = config
         self.recipe = recipe
@@ -75,13 +76,13 @@ class Engine:
         self.learners = learners
         self.weights_of = weights_of
         self.specs = specs
-        self.check_failures = check_failures
+        self.check_and_reset_failures = check_and_reset_failures
         self.pool = TaskPool()
-        # Updates per weights name, skipped ones included; version minus `trajectory.version` is the age of a rollout.
+        # Name of weights → how often `_update_role` published them; minus `trajectory.version`: a rollout's age.
         self.versions: collections.Counter[str] = collections.Counter()
-        # Items of the run so far with a question or answer that was supplied from outside it.
+        # Tasks of the run so far with a question or answer that was supplied from outside it.
         self.external_items = 0
-        # Items drawn in the current phase, and the external ones among them: positions in the datasets.
+        # Tasks drawn in the current phase, and the external ones among them: positions in the datasets.
         self.drawn = 0
         self.drawn_external = 0
         # Records for tasks.jsonl of the last `run_step`.
@@ -110,6 +111,7 @@ class Engine:
         """Collects rollouts and updates the trained roles; returns metrics and rows of the step.
 
         Changes the pool, the records and, for trained roles, weights and versions. All processes must call it.
+        `on_episode_end` is called after each episode of this process.
 
         Raises:
           UserError: too many searches, tool calls or judgements failed, or a recipe made an unusable row.
@@ -119,13 +121,12 @@ class Engine:
         scheduler_before = collections.Counter(self.scheduler.stats)
         judge_before = collections.Counter(self.context.judge_stats)
         self.scheduler.workers.seconds.clear()
-        late_rows = self._begin_phase(step)
+        discarded_rows = self._prepare_step(step)
         self.context.hosts.clear_shared()
-
         tasks, outcomes = self._collect(step, on_episode_end)
         # The two checks can stop the run. They come before the update, so that a checkpoint never holds
         # weights that were trained on failed searches, failed tools or missing verdicts.
-        failure_metrics = dict(sums(self._on_all_hosts(self.check_failures)))
+        failure_metrics = dict(sums(self._on_all_hosts(self.check_and_reset_failures)))
         judge_stats = self.context.gather_judge_stats(judge_before)
         rows: list[Row] = []
         for outcome in outcomes:
@@ -135,8 +136,8 @@ class Engine:
         collected = time.perf_counter()
 
         self.task_log = task_log(tasks, outcomes, self._fill_pool(outcomes))
-        surplus_groups = {row.group for row in late_rows}
-        self.task_log += filtered_groups_log(late_rows, surplus_groups)
+        surplus_groups = {row.group for row in discarded_rows}
+        self.task_log += filtered_groups_log(discarded_rows, surplus_groups)
         self.proposals.add(tasks, outcomes)
         if step.phase.trains:
             stats |= self._update_roles(step, rows, outcomes)
@@ -156,22 +157,22 @@ class Engine:
         metrics['seconds/update'] = time.perf_counter() - collected
         return metrics, rows
 
-    def _begin_phase(self, step: Step) -> list[Row]:
-        """Resets dataset positions at the first step of a phase, and clears the pool when its period is over.
+    def _prepare_step(self, step: Step) -> list[Row]:
+        """Resets dataset positions at the first step of a phase, and clears the question pool if that is due.
 
-        Returns the carried-over rows of the filter that the new phase discards; [] within a phase.
+        Returns the carried-over rows of the filter that the first step of a phase discards; [] in other steps.
         """
-        late_rows: list[Row] = []
+        discarded_rows: list[Row] = []
         if step.index == 0:
-            late_rows = self.filter.discard_carried_over()
+            discarded_rows = self.filter.discard_carried_over()
             self.drawn = 0
             self.drawn_external = 0
-        period = step.phase.clears_pool
-        # `index` is the number of steps before this one. SSP's code tests a counter that is already
-        # incremented, which makes its first window one step short.
+        period = step.phase.clear_pool_every
+        # Due at the first step and after every period: `index` is the number of steps before this one. SSP's code
+        # tests a counter that is already incremented, which makes its first window one step short.
         if period and (step.index == 0 or schedules.closes_window(step.index, period)):
             self.pool.clear()
-        return late_rows
+        return discarded_rows
 
     def _on_all_hosts(self, call: Callable[[], Any]) -> list[Any]:
         """Returns the results of `call` on all processes; an error on one process is raised on all of them."""
@@ -190,7 +191,7 @@ class Engine:
         return refusals
 
     def _pool_stats(self, outcomes: Sequence[Outcome]) -> Stats:
-        """Size of the pool; in steps that fill it also the drops since it was last cleared."""
+        """Returns the size of the pool and, in steps that fill it, the drops since it was last cleared."""
         stats: Stats = {}
         fills_pool = any(outcome.questions or outcome.drop for outcome in outcomes)
         if fills_pool:
@@ -203,7 +204,7 @@ class Engine:
         """Updates all roles that the step trains and records what they learnt; returns statistics."""
         stats: Stats = {}
         has_learnt: dict[str, bool] = {}
-        # Policies with an update that was skipped because its gradient was not finite.
+        # Names of weights with an update that was skipped because its gradient was not finite.
         nonfinite: set[str] = set()
         # The order matters with shared weights (SSP): the second role is updated from weights that
         # the first one has just changed.
@@ -232,9 +233,11 @@ class Engine:
     def _rollout_metrics(
         self, before: collections.Counter[str], seconds: float
     ) -> dict[str, float]:
-        """Throughput over all processes, and the time of this process's tool calls."""
+        """Returns the throughput of all processes since `before`, and the time of this process's tool calls."""
         counters = ('rollouts', 'generated_tokens', 'evictions', 'refilled_tokens')
-        local = {name: self.scheduler.stats[name] - before[name] for name in counters}
+        local: dict[str, int] = {}
+        for name in counters:
+            local[name] = self.scheduler.stats[name] - before[name]
         total = sums(self.context.hosts.gather(local))
         metrics = {
             # Counts proposals, attempts, checks and judgements alike: all of them are a cost of the step.
@@ -254,13 +257,10 @@ class Engine:
     def _collect(
         self, step: Step, on_episode_end: Callable[[], None]
     ) -> tuple[list[Task], list[Outcome]]:
-        """Runs episodes in rounds until the recipe returns no more tasks.
+        """Runs episodes in rounds until the recipe returns no more tasks; returns tasks and their outcomes.
 
         Sets `row.drop` of rows that cannot be trained on, and advances `drawn`, `drawn_external` and
         `external_items`.
-
-        Returns:
-          tasks; their outcomes, in the same order.
         """
         all_tasks: list[Task] = []
         all_outcomes: list[Outcome] = []
@@ -305,7 +305,7 @@ class Engine:
             )
 
     async def _episode(self, step: Step, task: Task) -> Outcome:
-        """Returns the outcome of one item; a `TaskDropped` becomes an outcome with its reason."""
+        """Returns the outcome of one task; a `TaskDropped` becomes an outcome with its reason."""
         try:
             return await self.recipe.episode(self.context, step, task)
         except TaskDropped as drop:
@@ -313,7 +313,7 @@ class Engine:
 
     def _missing_groups(self, step: Step, rows: Sequence[Row]) -> int:
         """Returns how many groups the batch lacks: the largest number over the trained roles; 0 without one."""
-        # The maximum and not the sum is taken, because one item can yield a group of each role (SSP).
+        # The maximum and not the sum is taken, because one task can yield a group of each role (SSP).
         missing = [self.filter.missing_groups(role, rows) for role in step.phase.trains]
         return max(missing, default=0)
 
@@ -352,18 +352,18 @@ class Engine:
             # One coefficient per iteration: π-Play lowers it as the student approaches its teacher.
             distill_coef = schedules.alpha_at(settings.distill_coef, step.phase.iteration)
         # Advantages were set over the whole batch above, because a group may be split between minibatches.
-        parts = []
-        batches = []
+        minibatch_rows = []
+        minibatches = []
         for indices in np.array_split(range(len(rows)), settings.minibatches):
             part = [rows[index] for index in indices]
-            parts.append(part)
-            batches.append(self._pack(role, part, distill_coef))
+            minibatch_rows.append(part)
+            minibatches.append(self._pack(role, part, distill_coef))
         with self._offloaded_sampler(weights):
             if settings.old_logp == 'trainer':
                 # Computed before the first update, so that all minibatches share the same old policy.
-                batches = [learner.recompute_old_logp(role, batch) for batch in batches]
-            for part, batch in zip(parts, batches, strict=True):
-                update_stats = learner.update(role, batch, distill_coef)
+                minibatches = [learner.recompute_old_logp(role, packed) for packed in minibatches]
+            for part, packed in zip(minibatch_rows, minibatches, strict=True):
+                update_stats = learner.update(role, packed, distill_coef)
                 stats = added(stats, update_stats)
                 # The learner counts finite gradients only. An empty batch reports no norm at all.
                 norm, finite_updates = update_stats.get('gradient_norm', (0.0, 1.0))
@@ -387,28 +387,28 @@ class Engine:
     def _offloaded_sampler(self, weights: str) -> Iterator[None]:
         """With `config.offload`, keeps sampler weights and KV caches off the devices inside the context.
 
-        The pool of `weights`, whose learner is updated, loses its weights: they must be published afterwards.
+        The slot pool of `weights`, whose learner is updated, loses its weights: they must be published afterwards.
         """
-        pools = self.scheduler.pools
+        slot_pools = self.scheduler.pools
         if self.config.offload:
-            for name, pool in pools.items():
-                pool.sampler.free_cache()
+            for name, slots in slot_pools.items():
+                slots.sampler.free_cache()
                 if name == weights:
                     # Freed and not copied, because new weights are published after the update.
-                    pool.params = {}
+                    slots.params = {}
                 else:
-                    pool.params = sharding.to_host(pool.params)
+                    slots.params = sharding.to_host(slots.params)
         yield
         if self.config.offload:
-            for pool in pools.values():
-                pool.params = sharding.to_device(pool.params)
+            for slots in slot_pools.values():
+                slots.params = sharding.to_device(slots.params)
 
     def _pack(self, role: str, rows: Sequence[Row], distill_coef: float) -> list[Batch]:
-        """Micro-batches of one optimiser step."""
-        settings = self.config[role]
-        micro_shape = (self.config.micro.rows, self.config.micro.tokens)
+        """Returns the micro-batches of one optimiser step on these rows, which have advantages (`pack_rows`)."""
+        settings, micro = self.config[role], self.config.micro
         teacher_tokens = self.config.privileged.tokens if settings.distill_top_k else 0
-        return pack_rows(rows, settings, micro_shape, distill_coef, teacher_tokens)
+        shape = (micro.rows, micro.tokens)
+        return pack_rows(rows, settings, shape, distill_coef, teacher_tokens, micro.order)
 
     # ---- checkpoints -------------------------------------------------------------------------------
 
@@ -420,9 +420,10 @@ class Engine:
         return state
 
     def host_state(self) -> Json:
-        """The JSON part of a checkpoint: pool, versions, dataset positions, carried-over groups and records."""
-        # No state of random generators is needed: every draw derives from seed and identity, so a resumed
-        # run repeats it from these counters.
+        """The JSON part of a checkpoint: pool, versions, positions in the datasets (`drawn`), carried-over groups,
+        records, and the count of external items, which is for the summary."""
+        # No state of random generators is needed: every draw derives from the seed and the task's identity, so a
+        # resumed run repeats it from these counters.
         return {
             'pool': self.pool.state(),
             'versions': dict(self.versions),

@@ -24,7 +24,8 @@ PUBLIC = {
     'musique': 'dev',
     'bamboogle': 'test',
 }
-# Provenance fields of a line; they go with the item into the logs of a run.
+# Provenance fields of a line, which a run writes into its logs: name of the source file or corpus, line number there,
+# id of the passage.
 PROVENANCE = ('source', 'line', 'document_id')
 
 
@@ -33,7 +34,7 @@ class _UnusableLine(Exception):
 
 
 def read_lines(path: str, *required: str, answered: bool = True) -> list[Json]:
-    """Returns all objects of a file, see `numbered_lines`."""
+    """Returns the objects of a JSON-lines file; arguments and errors are those of `numbered_lines`."""
     lines = numbered_lines(path, *required, answered=answered)
     return [record for _, record in lines]
 
@@ -116,7 +117,7 @@ def accepted_answers(record: Json) -> list[str]:
             value = record[name]
             break
     while isinstance(value, dict):
-        # verl: {'reward_model': {'ground_truth': {'target': […]}}}
+        # verl nests the answers: {'reward_model': {'ground_truth': {'target': […]}}}
         value = value.get('target', value.get('ground_truth'))
     # A single text becomes a list: a text would be compared letter by letter, which is why SSP's loader
     # rejects every question.
@@ -178,11 +179,7 @@ def open_tasks(path: str) -> list[Question]:
 
 
 def check_set(name: str, allow_public: bool = True) -> None:
-    """Refuses a question set that is neither a file nor, if allowed, a public name.
-
-    Raises:
-      UserError: one line.
-    """
+    """Raises UserError (one line) for a question set that is neither a file nor, if allowed, a public name."""
     # A file takes precedence over a public set of the same name.
     if pathlib.Path(name).is_file():
         return
@@ -205,7 +202,7 @@ def sample(items: Sequence[T], count: int, seed: int) -> list[T]:
 
 
 def documents(path: str) -> list[Json]:
-    """Returns the documents {'title', 'text', 'hops', …provenance} of a file, with 'type' where a line has one.
+    """Returns the documents of a file: 'title', 'text', 'hops', the provenance fields, and 'type' where a line has one.
 
     Raises:
       UserError: an unusable line.

@@ -29,12 +29,13 @@ Writer = Callable[[Identity, str, Mapping[str, Any], float | None], Awaitable[st
 
 
 class Judge(abc.ABC):
-    """Judgements that a recipe may ask for; `identity` names each of them within the run.
+    """Judgements that a recipe may request; `identity` names each of them within the run.
 
-    All verdicts are None if the judge gave none that can be read. Every judgement is counted in `stats`.
+    Every method returns None if the judge gave no verdict that could be parsed. Every judgement is counted in `stats`.
 
     Attributes:
-      stats: counts of this process since the start: 'asked', 'unread' (unparsable), 'failed' (no reply).
+      stats: counts of this process since the start: 'asked' (all), 'unread' (reply could not be parsed), 'failed' (no
+        reply).
     """
 
     def __init__(self, max_failure_rate: float = 1.0) -> None:
@@ -45,7 +46,7 @@ class Judge(abc.ABC):
         """Stops a run whose judge gives too few verdicts; called before an update or an evaluation's results are used.
 
         Args:
-          stats: counts of the judgements to check, of all processes.
+          stats: counts of the judgements to check, summed over processes (a difference of two `stats`).
 
         Raises:
           UserError: more than `judge.max_failure_rate` of the judgements failed or could not be parsed.
@@ -65,7 +66,7 @@ class Judge(abc.ABC):
     async def correct(
         self, identity: Identity, question: str, answers: Sequence[str], given: str
     ) -> bool | None:
-        """Returns whether `given` means the same as one of the accepted answers."""
+        """Returns whether the answer `given` means the same as one of the accepted `answers`."""
 
     @abc.abstractmethod
     async def gate(self, identity: Identity, name: str, task: str, document: str) -> bool | None:
@@ -73,12 +74,12 @@ class Judge(abc.ABC):
 
         Args:
           name: 'entities' (searching can find the entities of the task) or 'relevance' (it is about `document`).
-          document: the source document and the passages with it, one per line.
+          document: the source document and the passages that the proposer found, one per line.
         """
 
     @abc.abstractmethod
     async def rubrics(self, identity: Identity, task: str, document: str) -> list[Rubric] | None:
-        """Returns grading criteria for answers to the task: [{'text', 'priority'}]."""
+        """Returns grading criteria for answers to the task: [{'text', 'priority'}]; `document` is as in `gate`."""
 
     @abc.abstractmethod
     async def grade(self, identity: Identity, task: str, answer: str, rubric: str) -> bool | None:
@@ -90,7 +91,8 @@ class TextJudge(Judge):
 
     Args:
       write: returns the reply to a prompt (`policy_writer`, `endpoint_writer`).
-      rubric_count: smallest and largest number of rubrics.
+      rubric_count: smallest and largest number of rubrics of a task.
+      max_failure_rate: `config.judge.max_failure_rate`.
     """
 
     def __init__(self, write: Writer, rubric_count: tuple[int, int], max_failure_rate: float = 1.0):
@@ -106,13 +108,18 @@ class TextJudge(Judge):
         temperature: float | None = None,
         **fields: Any,
     ) -> Any:
-        """Returns the parsed reply to a prompt; counts it, and returns None if it is missing or cannot be parsed."""
+        """Returns `parse` of the reply to a prompt; None if there is no reply or `parse` returns None. Counts it.
+
+        Args:
+          prompt: name of the prompt; `fields` are the values of its fields.
+          temperature: None: that of the writer.
+        """
         self.stats['asked'] += 1
         reply = await self._write(identity, prompt, fields, temperature)
         if reply is None:
             self.stats['failed'] += 1
             return None
-        # The question is not repeated: sampling until a reply parses would favour verdicts that are easy to write.
+        # The request is not repeated: sampling until a reply parses would favour verdicts that are easy to write.
         verdict = parse(reply)
         self.stats['unread'] += verdict is None
         return verdict
@@ -177,7 +184,8 @@ class RuleJudge(Judge):
 
     async def rubrics(self, identity, task, document):
         self.stats['asked'] += 1
-        # Each line is a document '(Title: …) text'; the last one is the best of the last search.
+        # Each line is a document '(Title: …) text'; the last one is the best of the last search. Its last sentences are
+        # used if it has more than the largest number of rubrics.
         last_document = document.rpartition('\n')[2]
         text = last_document.rpartition(') ')[2]
         low, high = self._rubric_count
@@ -198,11 +206,12 @@ def policy_writer(context: Any, temperature: float) -> Writer:
     """Returns a writer whose replies are rollouts of the context's role 'judge', the frozen initial policy.
 
     Args:
-      context: the `RolloutContext`; not annotated, because its module imports this one.
+      context: the `RolloutContext` that the judge belongs to; not annotated, because its module imports this one.
       temperature: temperature of requests that do not set one.
     """
 
     async def write(identity, prompt, fields, asked_temperature=None):
+        """A `Writer`; None if the prompt is too long for a slot or the reply did not end by itself."""
         if asked_temperature is None:
             asked_temperature = temperature
         try:
@@ -230,11 +239,11 @@ def endpoint_writer(config, templates: Mapping[str, str]) -> Writer:
       templates: prompts by name.
     """
     clients: dict[asyncio.AbstractEventLoop, openai.AsyncOpenAI] = {}
-    # SCOPE's ablation varies the rubric writer and the grader separately.
+    # SCOPE's ablation varies the rubric writer and the grader separately; '' selects `config.model`.
     model_of_prompt = {'judge_rubrics': config.rubric_model, 'judge_grade': config.grade_model}
 
     def client() -> openai.AsyncOpenAI:
-        """The client of the running event loop; those of ended loops are dropped."""
+        """Returns the client of the running event loop; clients of earlier loops are dropped."""
         loop = asyncio.get_running_loop()
         if loop not in clients:
             # A client's connections work only in the event loop that opened them, and every `Scheduler.run`
@@ -249,6 +258,7 @@ def endpoint_writer(config, templates: Mapping[str, str]) -> Writer:
         return clients[loop]
 
     async def write(identity, prompt, fields, temperature=None) -> str | None:
+        """A `Writer`; the server draws its own samples, so `identity` is not used."""
         (message,) = prompts.fill(templates[prompt], **fields)
         text = ''.join(map(_without_control_tokens, message['content']))
         chat: list[Any] = [{'role': 'user', 'content': text}]

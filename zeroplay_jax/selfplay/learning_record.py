@@ -47,7 +47,7 @@ def empty_step_reasons(
     """Returns reason code → number of tasks, with one reason per task, of a step that did not train `roles`.
 
     Args:
-      outcomes: those of all tasks of the step.
+      outcomes: outcomes of all tasks of the step.
       roles: roles whose weights learnt nothing in the step.
       is_nonfinite: whether an update was skipped because its gradient was not finite.
     """
@@ -59,7 +59,12 @@ def empty_step_reasons(
 
 
 def _task_reason(outcome: Outcome, rows: Sequence[Row], is_nonfinite: bool) -> str:
-    """Returns why a task did not contribute to an update; `rows` are those of the empty roles."""
+    """Returns the reason code why a task did not contribute to an update.
+
+    Args:
+      rows: the task's rows of the roles that learnt nothing.
+      is_nonfinite: as in `empty_step_reasons`.
+    """
     if not rows:
         return outcome.drop or NO_ROLLOUT
     dropped = [row.drop for row in rows if row.drop]
@@ -80,7 +85,12 @@ def _commonest(reasons: Sequence[str]) -> str:
 
 
 def shares_text(reasons: Mapping[str, int], unit: str) -> str:
-    """Returns reasons with their shares, largest first: 'prompt_too_long 97 %, equal_rewards 3 % of 32 tasks'."""
+    """Returns reasons with their shares, largest first: 'prompt_too_long 97 %, equal_rewards 3 % of 32 tasks'.
+
+    Args:
+      reasons: reason code → count; without any count the text is 'there was none of its tasks'.
+      unit: plural noun of what is counted.
+    """
     total = sum(reasons.values())
     if not total:
         return f'there was none of its {unit}'
@@ -99,7 +109,7 @@ def step_name(step: Step) -> str:
 
 
 def policies_text(reasons: Mapping[str, Mapping[str, int]], policies: Sequence[str]) -> str:
-    """Returns the shares of each policy's reasons; with several policies each with its name."""
+    """Returns `shares_text` of each policy's reasons, with its name in front if there are several policies."""
     if len(policies) == 1:
         return shares_text(reasons.get(policies[0], {}), 'tasks')
     texts = []
@@ -118,7 +128,7 @@ class LearningRecord:
       last_reasons: policy → reason → tasks (`empty_step_reasons`) of its last empty step; of a step without tasks those
         of the phase that left the pool empty.
       empty_policies: policies that the last step trained and that learnt nothing in it.
-      lacks_tasks: whether the last step had no task at all, which no further step of its phase can change.
+      lacks_tasks: whether the last step had no task at all; the further steps of its phase will have none either.
       notices: lines about the last step, for the terminal.
       counts_all_steps: False after the checkpoint of an earlier version, which had no counts.
 
@@ -134,7 +144,7 @@ class LearningRecord:
         self.lacks_tasks = False
         self.notices: list[str] = []
         self.counts_all_steps = True
-        # Steps of the current phase that taught any policy, and per policy the reasons of its empty steps.
+        # Number of steps of the current phase that taught any policy, and per policy the reasons of its empty steps.
         self._phase_trained = 0
         self._phase_reasons: dict[str, collections.Counter[str]] = {}
         # Why the last phase that makes questions left none.
@@ -187,9 +197,9 @@ class LearningRecord:
         """Sets the attributes about the last step after one that trains no policy, but may fill the pool.
 
         Args:
-          outcomes: those of all tasks of the step.
+          outcomes: outcomes of all tasks of the step.
           pool_size: questions in the pool after the step.
-          drops: reason → items that gave no question since the pool was cleared.
+          drops: reason → tasks that gave no question since the pool was cleared.
         """
         self._begin_step(step)
         reasons = collections.Counter(outcome.drop for outcome in outcomes if outcome.drop)
@@ -216,14 +226,16 @@ class LearningRecord:
             self._phase_reasons = {}
 
     def stuck_policies(self, limit: int) -> list[str]:
-        """Returns the policies because of which the run has to stop after the last step; [] if it can continue.
+        """Returns the policies because of which the run has to stop now; [] if it can continue.
+
+        They have had `limit` empty steps in a row. If the most recent step had no task at all, one is enough.
 
         Args:
           limit: `config.stop_after_empty_steps`; 0: never stop.
         """
         if not limit:
             return []
-        # If there are no tasks, the next step of the phase will be empty as well.
+        # Without tasks the further steps of the phase would be empty as well, so the limit is not awaited.
         if self.lacks_tasks:
             return self.empty_policies
         return [name for name in self.empty_policies if self.consecutive_empty[name] >= limit]

@@ -47,11 +47,16 @@ class SearchableCorpus:
         self._page_words = page_words
 
     def search(self, queries: Sequence[str]) -> list:
-        """Returns per query its `top_k` passages, best first; None for a query that failed."""
+        """Returns per query at most `top_k` passages (`tools.search.SearchFunction`); None for a failed query."""
         return self.client.retrieve(queries, self._top_k)
 
     def open(self, references: Sequence[str], pages: Sequence[int]) -> list[Json | None]:
         """Returns per reference {'id', 'title', 'text', 'page', 'pages'}; None for an unknown document or page.
+
+        Args:
+          references: ids of passages, or exact titles.
+          pages: number of the requested page of each reference, from 1. In the result 'page' is this number and
+            'pages' the number of pages of the document.
 
         Raises:
           RetrievalError: the search server has no whole documents, or it failed (see `Client.open`).
@@ -100,7 +105,7 @@ class Library:
       documents: starting points of proposers: a tuple, or for an index folder a lazy sequence.
       questions: held-out questions.   open_tasks: held-out open tasks with rubrics.
       about: description of the corpus of `held_out`; results are comparable only if it is equal.
-      worlds: the training worlds' own questions and answers; None for other corpora.
+      worlds: questions and answers of the training worlds; None for other corpora.
     """
 
     training: SearchableCorpus

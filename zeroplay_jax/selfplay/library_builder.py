@@ -26,7 +26,7 @@ from zeroplay_jax.selfplay.library import (
 )
 from zeroplay_jax.types import Question, UserError
 
-# Open tasks per hop count: a world has few passages to describe, and every rubric is one judgement.
+# Largest number of open tasks per hop count: a world has few passages to describe, and every rubric is one judgement.
 _MAX_WORLD_TASKS = 50
 
 
@@ -69,7 +69,7 @@ def build_library(config, with_open_tasks: bool = False) -> Library:
         raise UserError(str(error)) from None
 
 
-def check_failures(library: Library) -> float:
+def check_and_reset_failures(library: Library) -> float:
     """Returns the failed searches of both corpora since the last call, and resets all counters of their clients.
 
     Call it before rollouts are trained on or an evaluation's results are used: without passages, answers measure
@@ -104,22 +104,25 @@ def open_real_corpus(config) -> tuple[SearchableCorpus, str]:
     """
     settings = config.retrieval
     backend: InProcess | Http
+    top_k = config.tools.top_k
     if settings.kind == 'folder':
         folder = pathlib.Path(settings.path)
         with progress.clock('open index', config.progress):
             index = index_folder.open_index(folder, encoder_folder=settings.encoder or None)
         backend = InProcess(index, index_folder.fingerprint(folder))
+        # An index cannot return more passages than it has.
+        top_k = min(top_k, len(index))
     else:
         backend = Http(settings.url, timeout=settings.timeout, retries=settings.retries)
     client = Client(backend, cache=settings.cache, max_failure_rate=settings.max_failure_rate)
     # A search server takes minutes to load its index, and the run is often started at the same time.
     client.wait_until_ready(settings.ready_seconds)
-    corpus = SearchableCorpus(client, config.tools.top_k, config.tools.page_words)
+    corpus = SearchableCorpus(client, top_k, config.tools.page_words)
     return corpus, backend.name
 
 
 def _real_library(config) -> Library:
-    """The library of the user's corpus and evaluation files."""
+    """Returns the library of an index folder or a search server, with the user's evaluation files."""
     # One corpus serves training and evaluation: of a real encyclopedia questions are held out, not passages.
     corpus, corpus_name = open_real_corpus(config)
     questions: list[Question] = []
@@ -142,6 +145,7 @@ def _real_library(config) -> Library:
 
 
 def _worlds(config, split_name: Literal['train', 'evaluation']) -> list[World]:
+    """Returns the miniature worlds of `config.world.train` or `config.world.evaluation`: (first seed, count)."""
     first_seed, count = config.world[split_name]
     worlds = []
     for seed in range(first_seed, first_seed + count):
@@ -162,6 +166,7 @@ def held_out_corpus_and_questions(config) -> tuple[SearchableCorpus, tuple[Quest
 
 
 def _world_library(config, with_open_tasks: bool) -> Library:
+    """Returns the library of the miniature worlds: training searches training worlds, evaluations search all."""
     training_worlds = _worlds(config, 'train')
     held_out, questions = held_out_corpus_and_questions(config)
     passages: list[tuple[str, str]] = []
@@ -191,6 +196,7 @@ def _world_library(config, with_open_tasks: bool) -> Library:
 
 
 def _world_corpus(config, worlds: Sequence[World]) -> SearchableCorpus:
+    """Returns a corpus of the passages of these worlds, with an index and a client of its own."""
     index = _world_index(worlds, config.retrieval.overfetch)
     settings = config.retrieval
     client = Client(InProcess(index), settings.cache, settings.max_failure_rate)
@@ -198,6 +204,7 @@ def _world_corpus(config, worlds: Sequence[World]) -> SearchableCorpus:
 
 
 def _world_index(worlds: Sequence[World], overfetch: int) -> Index:
+    """Returns an index of the passages of these worlds; `overfetch` candidates per query are scored exactly."""
     titles: list[str] = []
     texts: list[str] = []
     for world in worlds:
@@ -211,7 +218,7 @@ def _world_index(worlds: Sequence[World], overfetch: int) -> Index:
 def linked_documents(
     passages: Sequence[tuple[str, str]], max_depth: int = UNLIMITED_DEPTH
 ) -> tuple[Document, ...]:
-    """Returns a document per passage, with the longest chain that starts at it as its `depth`.
+    """Returns a document per passage; its `depth` is the number of documents on the longest chain that starts at it.
 
     In a chain each document names the title of the next one. A hop follows a name to the document of that
     title, so a document that names none cannot start a question of two hops. Depths come from the passages
@@ -228,7 +235,7 @@ def linked_documents(
         links[title] = [word for word in words if word in titles and word != title]
 
     def longest_chain(title: str, visited: frozenset[str]) -> int:
-        """Documents on the longest chain that continues from `title`, the visited ones included."""
+        """Returns the number of documents on the longest chain that continues from `title`, `visited` included."""
         # No question asks for longer chains, and the search would visit exponentially many of them.
         if len(visited) == max_depth:
             return max_depth

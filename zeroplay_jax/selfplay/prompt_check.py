@@ -79,7 +79,8 @@ class _Measurement:
       role: the role.
       lengths: tokens of each measured prompt.
       description: names the prompts in messages.
-      required: the limit in tokens that the prompts need, rounded up.
+      required: the limit in tokens that would be enough, rounded up: for all evaluation questions, or for 95 % of the
+        training prompts.
     """
 
     role: Role
@@ -98,11 +99,11 @@ def check_prompts(
 ) -> list[str]:
     """Refuses a config under which most prompts of some role, or any evaluation question, are too long.
 
-    Runs the beginning of episodes in a scheduler loop of its own; no rollout is sampled.
+    Runs episodes up to their first request, in an event loop of its own; no rollout is sampled.
 
     Args:
-      recipe: ready for its first step.
-      context: the roles in training.
+      recipe: ready for its first step; its first tasks are measured (`Recipe.first_tasks`).
+      context: the roles in training. Its slots need no weights.
       questions: questions of the evaluation. None may be too long, because leaving one out would change which
         questions the result averages over.
 
@@ -126,13 +127,13 @@ def check_prompts(
         worst = _worst_per_field(refused)
         problem = '; '.join(_problem(measurement) for measurement in worst)
         role = worst[0].role
-        # The error names the largest limit that is needed of every field, so that no second error follows.
+        # The error gives every field the largest value that any role requires, so that no second error follows.
         fail(_field(role), _limit(config, role), problem, _fix(config, worst))
     return warnings
 
 
 def _worst_per_field(measurements: Sequence[_Measurement]) -> list[_Measurement]:
-    """Returns for each field that limits prompts the measurement with the largest need."""
+    """Returns for each config field that limits prompts the measurement that requires its largest value."""
     worst: dict[str, _Measurement] = {}
     for measurement in measurements:
         field = _field(measurement.role)
@@ -161,7 +162,10 @@ def _evaluation_prompts(
 
 
 def _training_prompts(recipe: Recipe, context: RolloutContext) -> list[_Measurement]:
-    """Measures per role the first prompts of the run; for a role without any, its prompt with empty fields."""
+    """Measures the first prompts of the run, by role; a role without any is measured with an empty prompt.
+
+    An empty prompt is the role's template with empty fields.
+    """
     probe = _Probe(
         scheduler=context.scheduler,
         roles=context.roles,
@@ -236,7 +240,10 @@ def _problem(measurement: _Measurement) -> str:
 
 
 def _fix(config, measurements: Sequence[_Measurement]) -> str:
-    """Returns the part of a message that lists the fields to set so that the measured prompts fit."""
+    """Returns the part of a message that lists the fields to set so that the measured prompts fit.
+
+    A longer prompt or slot can exceed further limits, which are then listed as well.
+    """
     values = {}
     context = config.sampler.context
     required_context = 0
@@ -245,10 +252,12 @@ def _fix(config, measurements: Sequence[_Measurement]) -> str:
             values['rollout.prompt_tokens'] = measurement.required
             reply_tokens = config.rollout.max_turns * config.rollout.turn_tokens
         else:
+            # The prompt limit of a role without tools is the slot less the reply (`role_environment`).
             reply_tokens = context - measurement.role.prompt_tokens
         required_context = max(required_context, measurement.required + reply_tokens)
     if required_context > context:
         values['sampler.context'] = context = required_context
+    # A packed row must hold a whole rollout, and a teacher's row its prompt as well.
     if config.micro.tokens < context:
         values['micro.tokens'] = context
     distills = any(config[role].distill_top_k for role in trained_roles(config))

@@ -28,11 +28,11 @@ class ProposalRecord:
     def __init__(self) -> None:
         self._total = 0
         self._readable = 0
-        # [hash, query or None, hash of the document], sorted.
+        # [hash of the rollout's identity, query or None, hash of the document], sorted by the first hash.
         self._sample: list[list[Any]] = []
 
     def add(self, tasks: Sequence[Task], outcomes: Sequence[Outcome]) -> None:
-        """Counts the proposals of a step and updates the sample."""
+        """Counts the proposals of a step whose tasks have a document, and updates the sample."""
         records: list[list[Any]] = []
         for task, outcome in zip(tasks, outcomes, strict=True):
             proposals = [row for row in outcome.rows if row.info.is_proposal]
@@ -54,32 +54,30 @@ class ProposalRecord:
         return self._readable / self._total
 
     def answerable(self, corpus: SearchableCorpus) -> float | None:
-        """Searches for the questions of the sample; returns the share that find the document they are about.
+        """Returns the share in [0, 1] of the sampled proposals whose question, as a query, finds its document.
 
-        A rejected proposal counts as not answerable. Queries whose search failed are left out.
-
-        Returns:
-          The share in [0, 1]; None without proposals or if all searches failed.
+        Searches `corpus` for every question of the sample. A rejected proposal counts as not answerable. Queries whose
+        search failed are left out. None without proposals or if all searches failed.
         """
-        count = 0
-        found = 0
-        asked = []
+        num_measured = 0
+        num_answerable = 0
+        searchable = []
         for record in self._sample:
             if record[1]:
-                asked.append(record)
+                searchable.append(record)
             else:
-                count += 1
-        for start in range(0, len(asked), _BATCH):
-            batch = asked[start : start + _BATCH]
+                num_measured += 1
+        for start in range(0, len(searchable), _BATCH):
+            batch = searchable[start : start + _BATCH]
             results = corpus.search([record[1] for record in batch])
             for record, passages in zip(batch, results, strict=True):
                 if passages is None:
                     continue
-                count += 1
-                found += _contains(passages, record)
-        if not count:
+                num_measured += 1
+                num_answerable += _contains(passages, record)
+        if not num_measured:
             return None
-        return found / count
+        return num_answerable / num_measured
 
     def state(self) -> Json:
         """Returns counts and sample as JSON, for a checkpoint."""
@@ -115,7 +113,7 @@ def _contains(passages: Sequence[Json], record: Sequence[Any]) -> bool:
     """Returns whether the document of a sample record is among the passages."""
     content_hash = record[-1]
     for passage in passages:
-        # Not the id: the documents may be those of another index, where it names another passage.
+        # Contents are compared and not ids: the documents may be those of another index, with other ids.
         if _hash(f'{passage["title"]}\n{passage["text"]}') == content_hash:
             return True
     return False

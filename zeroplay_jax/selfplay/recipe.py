@@ -31,7 +31,7 @@ RESERVED_ROLES = (INITIAL_WEIGHTS, 'judge', 'policy')
 # Built-in recipes. Every config has their sections, so that one config file can switch between recipes.
 BUILT_IN = ('drzero', 'piplay', 'ssp', 'dspo', 'scope')
 
-# Tasks of each kind of phase whose prompts are measured before a run.
+# Smallest number of tasks of each kind of phase whose prompts are measured before a run.
 _MEASURED_TASKS = 64
 
 
@@ -67,7 +67,7 @@ class Recipe:
     """Base class of recipes. A subclass inherits all declarations and may change any of them.
 
     Attributes:
-      settings: config sections of its own, by name: `config.<name>.FIELD`.
+      settings: schemas of its additional config sections, by name: `config.<name>.FIELD`.
       prompts: name → text, or name → {prompt set: text}; overrides shared prompts of the same name.
       input_files: fields of `config.inputs` that it reads; a config that sets others is refused.
       filterable_roles: roles for which `tasks` replaces groups without reward variance.
@@ -107,19 +107,23 @@ class Recipe:
         raise TypeError(f'{type(self).__module__}: Recipe.phases is not defined')
 
     def tasks(self, step: Step, pool: TaskPool, cursor: BatchCursor) -> list[Task]:
-        """Returns the next items of a step, a function of the arguments alone; an empty list ends the step."""
+        """Returns the next tasks of a step; an empty list ends the step. Called until then, once per round.
+
+        It must be a function of the arguments alone, so that all processes and a resumed run get the same tasks.
+        """
         raise TypeError(f'{type(self).__module__}: Recipe.tasks is not defined')
 
     # A coroutine, because thousands of episodes wait for their rollouts at the same time in one thread.
     async def episode(self, context: RolloutContext, step: Step, task: Task) -> Outcome:
-        """Runs one item and returns its outcome. A `TaskDropped` that it raises becomes an outcome with its reason."""
+        """Runs one task and returns its outcome. A `TaskDropped` that it raises becomes an outcome with its reason."""
         raise TypeError(f'{type(self).__module__}: Recipe.episode is not defined')
 
     # A recipe may override the following two; the defaults suit recipes like the built-in ones.
     def first_tasks(self) -> list[tuple[Step, Task]]:
-        """Returns tasks whose first prompts are measured before a run: about 64 of each kind of phase.
+        """Returns tasks whose first prompts are measured before a run.
 
-        Calls `tasks` with an empty pool, so a phase that trains on proposed questions has none.
+        Phases of one name are one kind. Of each kind, tasks are collected from its first steps until there are 64 or
+        more. `tasks` is called with an empty pool, so a phase that trains on proposed questions has none.
         """
         selected: list[tuple[Step, Task]] = []
         tasks_of_phase: dict[str, int] = {}
@@ -161,7 +165,7 @@ def recipe_class(name: str) -> type[Recipe]:
     """Imports a recipe module and returns its class `Recipe`.
 
     Args:
-      name: `config.recipe`: a built-in name or an import path.
+      name: value of `config.recipe`: a built-in name or an import path.
 
     Raises:
       ConfigError: one line; there is no such module, it cannot be imported, or it has no `Recipe` of its own.

@@ -34,7 +34,7 @@ class Role:
       prompt: name of its prompt.
       env: tools, limits and the tags that terminate its episode.
       temperature: temperature of its rollouts unless a request sets another; 0 is greedy.
-      prompt_tokens: length of its longest prompt.
+      prompt_tokens: largest allowed length of a prompt, in tokens.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Role:
     prompt_tokens: int = _NO_LIMIT
 
     def with_tools(self, tools: Mapping[str, Tool]) -> Role:
-        """Returns the role with the tools of the same names from `tools`, such as those over held-out documents."""
+        """Returns the role with its tools replaced by those of the same names in `tools` (over other documents)."""
         # Names stay the same, so that prompts and the syntax of calls do not change with the corpus.
         role_tools = {name: tools[name] for name in self.env.tools}
         env = dataclasses.replace(self.env, tools=role_tools)
@@ -108,7 +108,7 @@ class RolloutContext:
         local_identities = [identity for identity in episodes if self.hosts.owns(identity)]
 
         def run_local() -> list[Outcome]:
-            # Only owned coroutines are created, because one that is never awaited causes a warning.
+            # Coroutines of other processes are not created, because one that is never awaited causes a warning.
             coroutines = [episodes[identity]() for identity in local_identities]
             return self.scheduler.run(coroutines, on_episode_end)
 
@@ -133,11 +133,11 @@ class RolloutContext:
     def prompt_ids(
         self, role: str, prompt: str = '', **fields: object
     ) -> Int[np.ndarray, ' tokens']:
-        """Returns the ids, int32 [P], of a prompt for a role.
+        """Returns the ids, int32 [tokens], of a prompt for a role.
 
         Args:
           prompt: name of the prompt; '': the role's own.
-          fields: values of the prompt's fields but {tools}, untrusted text.
+          fields: values of all fields of the prompt but {tools}; they are encoded as untrusted text.
         """
         asked_role = self.roles[role]
         template = self.prompts[prompt or asked_role.prompt]
@@ -161,7 +161,7 @@ class RolloutContext:
           identity: names the request within the run; all randomness derives from it, so it must be unique.
           temperature: None: the role's.
           prompt: name of the prompt; '': the role's own.
-          fields: values of the prompt's fields but {tools}, untrusted text.
+          fields: values of all fields of the prompt but {tools}; they are encoded as untrusted text.
 
         Raises:
           TaskDropped('prompt_too_long'): the prompt is longer than `Role.prompt_tokens`.

@@ -1,4 +1,4 @@
-"""Computes metrics over the scored rollouts of a step, and checks that every rollout must pass."""
+"""Computes metrics over the scored rollouts of a step, and finds the rows that no recipe can train on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRUNCATED = ('context', 'turn_tokens', 'turns')
 
 
 class _Accumulator:
-    """Sums values and counts by name."""
+    """Sums values and counts by name; `add` with weight 0 adds to the sum alone."""
 
     def __init__(self) -> None:
         self.sums: dict[str, float] = collections.defaultdict(float)
@@ -105,6 +105,7 @@ def _add_row(accumulator: _Accumulator, row: Row) -> None:
 
 
 def _add_tool_calls(accumulator: _Accumulator, row: Row) -> None:
+    """Adds the number of valid calls of one row, in total and per tool, and its rate of failed calls."""
     trajectory = row.trajectory
     attempted_calls = 0
     tools: set[str] = set()
@@ -125,7 +126,7 @@ def _add_tool_calls(accumulator: _Accumulator, row: Row) -> None:
 def reward_columns(
     rows: Sequence[Row],
 ) -> tuple[Float[np.ndarray, ' rows'], Int[np.ndarray, ' rows'], Bool[np.ndarray, ' rows']]:
-    """Returns rewards, group keys, and which rows are valid, as `objectives.advantages` takes them."""
+    """Returns rewards, group keys, and True for rows that are not dropped, as `objectives.advantages` takes them."""
     # float64, because a length factor makes the rewards of a group differ by little, and advantages are
     # divided by their deviation.
     rewards = np.zeros(len(rows), np.float64)
@@ -139,7 +140,7 @@ def reward_columns(
 
 
 def invalid_reason(row: Row, truncated: str) -> str | None:
-    """Returns the reason code of a row that no recipe can train on; None if the row is usable.
+    """Returns the reason code ('nonfinite_reward', 'truncated') of an unusable row; None if the row is usable.
 
     Args:
       truncated: `config.rollout.truncated`; 'drop' excludes rollouts that ended at a limit.

@@ -1,4 +1,4 @@
-"""The schedule of a run: phases of similar steps, evaluations, and positions in the recipe's items."""
+"""The schedule of a run: phases of similar steps, evaluations, and positions in the recipe's tasks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Phase:
       steps: number of steps.
       trains: roles that are updated in each step, in this order; (): rollouts only.
       iteration: outer iteration of the recipe's schedule, from 0.
-      clears_pool: the pool is emptied every this many steps of the phase; 0: never.
+      clear_pool_every: the pool is emptied at the first step and every this many steps of the phase; 0: never.
     """
 
     name: str
     steps: int
     trains: tuple[str, ...] = ()
     iteration: int = 0
-    clears_pool: int = 0
+    clear_pool_every: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,14 +36,16 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class BatchCursor:
-    """Position in the recipe's items when a step asks for more of them.
+    """Position in the recipe's tasks when a step requests more of them.
 
     Attributes:
-      phase: items drawn earlier in this phase.
-      step: items drawn earlier in this step.
-      round: 0 for the first items of a step; later rounds replace dropped or filtered ones.
-      missing: groups that the batch still lacks; in round 0, the batch size minus carried-over groups.
-      external: external items (`Task.external`) drawn earlier in this phase.
+      phase: number of tasks drawn earlier in this phase, in this step included.
+      step: number of tasks drawn earlier in this step.
+      round: number of earlier requests in this step. Round 0 draws its first tasks; later rounds replace those that
+        were dropped or filtered.
+      missing: groups that the batch still lacks, of the trained role that lacks most; in round 0, the batch size minus
+        carried-over groups. 0 in a phase that trains no role.
+      external: number of external tasks (`Task.external`) drawn earlier in this phase.
     """
 
     phase: int = 0
@@ -64,7 +66,7 @@ def all_steps(phases: Sequence[Phase]) -> list[Step]:
 
 
 def evaluation_step(iteration: int) -> Step:
-    """Returns a step that evaluates the policy on held-out questions; its number 0 is a placeholder."""
+    """Returns a step that evaluates the policy on held-out questions; `with_evaluations` replaces its number 0."""
     phase = Phase('evaluation', 1, iteration=iteration)
     return Step(phase, index=0, number=0)
 

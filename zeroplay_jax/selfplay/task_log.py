@@ -16,11 +16,11 @@ def task_log(
     outcomes: Sequence[Outcome],
     pool_refusals: Sequence[Sequence[str | None]],
 ) -> list[Json]:
-    """Returns one record per question made and per rollout or task dropped.
+    """Returns one record per question made and per rollout or task dropped, with the reason as its 'drop'.
 
     Args:
       outcomes: the outcomes of `tasks`, in the same order.
-      pool_refusals: per outcome and question, why the pool refused it, or None.
+      pool_refusals: per outcome and question, the reason code why the pool refused it, or None.
     """
     records: list[Json] = []
     for task, outcome, refusals in zip(tasks, outcomes, pool_refusals, strict=True):
@@ -86,11 +86,14 @@ def _dropped_rollouts(task_fields: Json, rows: Sequence[Row]) -> list[Json]:
 
 
 def filtered_groups_log(rows: Sequence[Row], surplus: Set[int]) -> list[Json]:
-    """Returns records of whole groups that the dynamic filter excluded, with the rewards of their rollouts.
+    """Returns one record per group that the dynamic filter excluded, with the rewards of its rollouts.
+
+    The record's 'drop' is 'surplus' or 'uninformative'.
 
     Args:
       rows: rows of the excluded groups; dropped rows are ignored, because `task_log` has them.
-      surplus: keys of groups with reward variance that came too late for a batch.
+      surplus: keys of groups with reward variance for which the batch had no place; the others have none
+        ('uninformative').
     """
     groups: dict[int, list[Row]] = {}
     for row in rows:

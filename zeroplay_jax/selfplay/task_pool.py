@@ -13,7 +13,7 @@ class TaskPool:
 
     Attributes:
       questions: the questions, in order of arrival.
-      drops: reason code → refused questions and dropped items since the pool was last cleared.
+      drops: reason code → number of refused questions and dropped tasks since the pool was last cleared.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class TaskPool:
         """Removes all questions and resets `drops`."""
         self.questions: list[Question] = []
         self.drops: collections.Counter[str] = collections.Counter()
-        # (reason to refuse another one, key)
+        # (reason to refuse a further question of this key, key)
         self._keys: set[tuple[str, str]] = set()
 
     def add(self, question: Question) -> str | None:
@@ -45,7 +45,7 @@ class TaskPool:
         return None
 
     def drop(self, reason: str) -> None:
-        """Counts an item that did not become a question."""
+        """Counts a task that gave no question."""
         self.drops[reason] += 1
 
     def batch(self, seed: int, iteration: int, begin: int, size: int) -> list[Question]:

@@ -27,7 +27,8 @@ def set_advantages(rows: Sequence[Row], settings: Any, group_size: int | None = 
     Args:
       rows: all rows of one role in a step, dropped ones included; those get advantage 0.
       settings: `config.<role>`.
-      group_size: required rows per group, which detects prompts that got the same key by mistake; None: any.
+      group_size: required number of rows per group, dropped ones included, which detects prompts that got the same key
+        by mistake; None: any number.
 
     Raises:
       ValueError: a group has another size.
@@ -57,16 +58,19 @@ def pack_rows(
     micro_shape: tuple[int, int],
     distill_coef: float = 0.0,
     teacher_tokens: int = 0,
+    order: str = 'arrival',
 ) -> list[Batch]:
     """Packs rows with advantages into the micro-batches of one optimiser step.
 
-    Dropped rows are left out, and with `skip_uninformative` rows without any gradient.
+    Dropped rows are left out, and with `skip_uninformative` rows without any gradient; those still count in the
+    denominator of the loss.
 
     Args:
       settings: `config.<role>`.
       micro_shape: (B, L) of a micro-batch.
       distill_coef: weight of the distillation term.
-      teacher_tokens: length of a packed teacher row; 0 without a teacher.
+      teacher_tokens: length M of a packed teacher row; 0 without a teacher.
+      order: in which rollouts are packed, see `packing.pack`.
     """
     valid = rows_per_context([row for row in rows if row.drop is None])
     # Only policy tokens count: tool output has no loss and must not change a mean over a sequence.
@@ -97,6 +101,7 @@ def pack_rows(
         total=denominator,
         teacher_tokens=teacher_tokens,
         teacher_total=float(distilled_tokens),
+        order=order,
     )
 
 
@@ -118,7 +123,7 @@ def rows_loss(
       micro_shape: (B, L) of a micro-batch.
 
     Returns:
-      The loss, float32 scalar; statistics as (sum, count).
+      The loss, float32 scalar; statistics as name → (sum, count), with the loss among them.
     """
     loss_config = losses.LossConfig.of(settings)
     total_loss = jnp.float32(0)
@@ -148,6 +153,12 @@ def _token_logp(
     model: ModelConfig, params: Params, batch: Batch, temperature: float
 ) -> Float[Array, 'batch length']:
     logp, _ = transformer.score(
-        model, params, batch.tokens, batch.positions, batch.segment, temperature
+        model,
+        params,
+        batch.tokens,
+        batch.positions,
+        batch.segment,
+        temperature,
+        wanted=losses.wanted_tokens(model, batch),
     )
     return logp

@@ -21,7 +21,10 @@ class Section(pydantic.BaseModel):
 
 
 def requires(is_allowed: Callable[[Any], Any], fix: str) -> AfterValidator:
-    """Returns a pydantic validator that refuses other values with the error '…: not possible; {fix}'."""
+    """Returns a pydantic validator that refuses values for which `is_allowed` is false.
+
+    The user reads 'config.FIELD=VALUE: not possible; {fix}'.
+    """
 
     def validate(value: Any) -> Any:
         # pydantic keeps the text of a ValueError, and `configuration.fields` shows it as the fix.

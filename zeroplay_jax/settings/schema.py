@@ -47,12 +47,16 @@ class Policy(Section):
         'nothing_saveable'
     )
     """What `remat` keeps: nothing, or the results of projections."""
-    attention: Literal['dense', 'splash'] = 'dense'
-    """Attention of packed rows: dense, or the TPU kernel (micro.tokens in steps of 128)."""
+    attention: Literal['dense', 'blocked', 'splash'] = 'dense'
+    """Attention of packed rows: dense; blocked, whose memory is linear in micro.tokens; or splash, the TPU
+    kernel (micro.tokens in steps of 128)."""
     scan: bool = False
-    """Training passes the layers as a loop: compiles faster, holds the weights twice."""
+    """Training runs the layers as a loop (lax.scan): compiles faster, holds the weights twice."""
     logit_chunk: PositiveInt = 1024
     """Tokens whose logits exist at the same time in scoring."""
+    logits: Literal['all', 'trained'] = 'all'
+    """Tokens whose logits an update computes: all, or those that the policy wrote. The gradients are equal
+    up to the order of sums."""
 
 
 class Sampler(Section):
@@ -170,7 +174,7 @@ class Schedule(Section):
     """Iterations and the distribution of hops."""
 
     iterations: PositiveInt = 3
-    """Rounds of proposer phase, task generation and solver phase."""
+    """Outer iterations: each has a proposer phase, a generation phase and a solver phase."""
     hop_ratio: HopRatio = (4, 3, 2, 1)
     """Shares of documents for 1-, 2-, 3- and 4-hop questions, exact in every batch."""
     initial_document: bool = True
@@ -221,17 +225,17 @@ class Pool(Section):
     """Task generation: the questions that the solver trains on."""
 
     batch: PositiveInt = 256
-    """Documents per generation batch."""
+    """Documents per generation step."""
     batches: NonNegativeInt = 0
-    """Generation batches per iteration; 0: enough for new questions in every solver step."""
+    """Generation steps per iteration; 0: enough for new questions in every solver step."""
     samples: PositiveInt = 5
-    """Proposals per document; the best-formed one is kept."""
+    """Proposals per document, of which one is kept: the best-formed (Dr. Zero) or the first in `window` (SCOPE)."""
     question_words: PositiveInt = 50
     """Longer questions are cut to this many words (Dr. Zero's code)."""
     window: Window = (0.0, 1.0)
-    """Keep questions whose measured solve rate is inside (needs measure > 0)."""
+    """Keep questions whose measured solve rate is inside (Dr. Zero, π-Play: needs measure > 0; SCOPE: mean score)."""
     measure: NonNegativeInt = 0
-    """Solver rollouts per generated question before it enters the pool; 0: none."""
+    """Solver rollouts per generated question before it enters the pool (Dr. Zero, π-Play); 0: none."""
 
 
 class Privileged(Section):
@@ -240,7 +244,7 @@ class Privileged(Section):
     kind: Literal['none', 'answer', 'answer_hop', 'qcp_partial', 'qcp'] = 'qcp'
     """Nothing, the answer, answer and hop count, half or all of the question construction path."""
     prompt_tokens: PositiveInt = 256
-    """Longest teacher prompt; passages beyond it are left out."""
+    """Longest teacher prompt; found passages are cut to their titles until it fits."""
     tokens: PositiveInt = 768
     """Length of a packed teacher row."""
 
@@ -274,12 +278,17 @@ class Judge(Section):
 
 
 class MicroBatch(Section):
-    """Shape of one packed micro-batch of the learner."""
+    """One packed micro-batch of the learner."""
 
     rows: PositiveInt = 8
     """Packed rows."""
     tokens: PositiveInt = 512
     """Tokens per packed row."""
+    order: Literal['arrival', 'longest_first'] = 'arrival'
+    """Order in which rollouts are packed; longest_first needs fewer rows."""
+    weights: Literal['masters', 'published'] = 'masters'
+    """What a micro-batch reads: the float32 masters, gathered every time (least memory), or the weights
+    of the sampler, gathered over replicas once per update."""
 
 
 class Evaluation(Section):
@@ -288,7 +297,7 @@ class Evaluation(Section):
     every: NonNegativeInt = 0
     """Steps of the evaluated role between evaluations; 0: only at the start and the end."""
     questions: PositiveInt = 100
-    """Questions per hop count; of a file: of all its lines."""
+    """Questions per hop count on the miniature worlds; from a file, in all (a fixed random sample)."""
     file: str = ''
     """JSON lines of questions with answers, for any corpus but the miniature worlds."""
     tasks: str = ''
@@ -319,7 +328,7 @@ class TrainedRole(Section):
     learning_rate: PositiveFloat = 1e-6
     """Peak; constant after the warm-up."""
     warmup_steps: NonNegativeInt = 0
-    """Linear: step i of n runs at i/n of the rate."""
+    """Length n of the linear warm-up: update i has i/n of the rate."""
     weight_decay: NonNegativeFloat = 0.01
     """AdamW, matrices only."""
     beta1: BelowOne = 0.9
@@ -383,7 +392,7 @@ class TrainedRole(Section):
     filter_groups: bool = False
     """Dynamic filter: train on groups with reward variance only, sampling until the batch is full."""
     fill_rounds: PositiveInt = 4
-    """Sampling rounds per step with the filter; then the batch stays short."""
+    """Sampling rounds per step with the filter, the first one included; then the batch stays short."""
     surplus: Literal['carry', 'drop'] = 'carry'
     """Groups beyond a full batch: carried over to the next step, or dropped."""
     train_iterations: Annotated[int, Field(ge=-1)] = -1
@@ -412,7 +421,7 @@ class Run(Section):
     """Progress bars, if the terminal is one, and printed rollouts (log.samples_every)."""
     stop_after_empty_steps: NonNegativeInt = 2
     """Consecutive training steps of a policy that train nothing, after which the run stops with exit
-    status 3; 0: never."""
+    status 3 (at once if a step has no tasks); 0: never."""
     policy: Policy = Policy()
     mesh: Mesh = Mesh()
     offload: bool = False

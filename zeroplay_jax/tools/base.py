@@ -93,7 +93,8 @@ class Tool(abc.ABC):
       errors: reason code → observation text; extends and overrides `ERROR_TEXTS`.
       timeout: seconds after which a call counts as failed, only with `rollout.deterministic=False`;
         None takes `rollout.tool_timeout`.
-      max_batch: calls handed to one `run`; workers: how many `run`s may be in progress at once.
+      max_batch: largest number of calls handed to one `run`.
+      workers: how many `run`s may be in progress at once.
       takes_document_ids: whether a call names a document by the id of a passage. Where a role has such
         a tool, the passages that its other tools return are shown with their ids.
       purpose, argument_hint, returns, note: phrases of the prompt's explanation; the defaults are
@@ -168,9 +169,9 @@ class Tool(abc.ABC):
 
     @functools.cached_property
     def tag_parameter(self) -> str | None:
-        """The parameter that the plain text of a tag fills: the only required text or list of texts.
+        """Name of the parameter that the plain text of a tag fills: the only required string or list of strings.
 
-        None if no single parameter can take it; a tag then holds a JSON object.
+        None if several or no parameters are required, or the only one has another type; a tag then holds a JSON object.
         """
         properties = self.parameters.get('properties', {})
         required = list(self.parameters.get('required', []))
@@ -190,10 +191,10 @@ class Tool(abc.ABC):
         return [name for name in self.parameters.get('properties', {}) if name not in required]
 
     def check(self) -> None:
-        """Refuses a tool that cannot be called; `tools.registry.build_tools` calls it.
+        """Raises an error for a tool that cannot be called; `tools.registry.build_tools` calls it.
 
         Raises:
-          ValueError: its name or its JSON schema cannot be used.
+          ValueError: an attribute is missing, or the name or the JSON schema cannot be used.
         """
         for attribute in ('name', 'description', 'parameters'):
             if not hasattr(self, attribute):
@@ -223,7 +224,11 @@ class Tool(abc.ABC):
 
 
 def _placeholder(schema: Json, hint: str) -> Any:
-    """Returns a value of the schema's type; for a text its description, or `hint`."""
+    """Returns an example value for one argument in the prompt.
+
+    A fixed value for numbers, truth values and objects; for a string, or as the only entry of a list, the schema's
+    description, or `hint` where it has none.
+    """
     hint = schema.get('description', hint)
     kind = schema.get('type', 'string')
     if isinstance(kind, list):
@@ -240,7 +245,7 @@ def _placeholder(schema: Json, hint: str) -> Any:
 
 
 def string_parameter(name: str, description: str) -> dict[str, Any]:
-    """Returns the JSON schema of an object with one required text."""
+    """Returns the JSON schema of arguments that consist of one required string; use it for `Tool.parameters`."""
     return {
         'type': 'object',
         'properties': {name: {'type': 'string', 'description': description}},

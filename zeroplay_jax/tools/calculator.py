@@ -80,7 +80,7 @@ def evaluate(expression: str) -> Number:
 
 
 def _value(node: ast.expr) -> Number:
-    """Returns the value of a node of the syntax tree; raises as `evaluate` does."""
+    """Returns the value of a node of Python's syntax tree; raises as `evaluate` does."""
     # bool is a subclass of int, but True is not a number here.
     if isinstance(node, ast.Constant) and not isinstance(node.value, bool):
         if isinstance(node.value, int | float):
@@ -117,7 +117,12 @@ def _check_power(base: Number, exponent: Number) -> None:
 
 
 def _bounded(value: Number) -> Number:
-    """Returns the value; raises if it is complex, infinite, NaN or an integer with too many bits."""
+    """Returns the value unchanged, if it is real, finite and not too large.
+
+    Raises:
+      ArithmeticSyntaxError: it is complex, or an integer of more than `_MAX_BITS` bits.
+      OverflowError: it is infinite or NaN; the tool reports it as 'undefined'.
+    """
     # A negative number to a fractional power is complex in Python.
     if isinstance(value, complex):
         raise ArithmeticSyntaxError('no real result')
@@ -152,10 +157,11 @@ class CalculatorTool(Tool):
     errors = {'undefined': 'The expression has no value.'}
 
     def run(self, calls: Sequence[Invocation]) -> list[ToolResult]:
-        """Values as text; an error code where an expression has none."""
+        """Returns the values as text; a result with an error code for an expression without a value."""
         return [self._result(call.arguments['expression']) for call in calls]
 
     def _result(self, expression: str) -> ToolResult:
+        """Returns the value as text; 'invalid_arguments' if it is no arithmetic, 'undefined' without a value."""
         try:
             return ToolResult(text=as_text(evaluate(expression)))
         except ArithmeticSyntaxError as error:

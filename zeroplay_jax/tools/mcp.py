@@ -42,6 +42,7 @@ class McpTool(Tool):
         self._call_seconds = call_seconds
 
     def run(self, calls: Sequence[Invocation]) -> list[ToolResult]:
+        """Returns the server's results; runs in a worker thread, which has no event loop of its own."""
         return asyncio.run(self._call_all([dict(call.arguments) for call in calls]))
 
     async def _call_all(self, arguments: Sequence[dict[str, Any]]) -> list[ToolResult]:
@@ -70,7 +71,7 @@ class McpTool(Tool):
     async def _reply(self, arguments: dict[str, Any]) -> Any:
         import mcp  # optional dependency
 
-        # A connection per call: when one breaks, all calls on it are lost.
+        # One connection per call, because a connection that breaks loses all calls on it.
         async with mcp.Client(self._url) as client:
             return await client.call_tool(self.name, arguments)
 
@@ -79,6 +80,7 @@ def list_tools(url: str, call_seconds: float) -> list[McpTool]:
     """Asks a server for its tools and returns all of them.
 
     Args:
+      url: address of the server's endpoint.
       call_seconds: time limit of this request, and of every later call of the tools.
 
     Raises:
@@ -121,10 +123,11 @@ async def _list(url: str, seconds: float) -> list[Any]:
 
 
 async def _all_pages(url: str) -> list[Any]:
+    """Returns the specifications of all tools of a server."""
     import mcp  # optional dependency
 
     async with mcp.Client(url) as client:
-        # Servers may list their tools in several parts, linked by cursors.
+        # Servers may list their tools on several pages, linked by cursors.
         page = await client.list_tools()
         tools = list(page.tools)
         while page.next_cursor:
@@ -134,7 +137,7 @@ async def _all_pages(url: str) -> list[Any]:
 
 
 def _text_of(reply: Any) -> str:
-    """Text blocks of a result; structured content where there is no text."""
+    """Returns the text blocks of a result, joined by line feeds; its structured content as JSON if it has no text."""
     texts = []
     for block in reply.content:
         # Other blocks are images and audio, which a text policy cannot read.

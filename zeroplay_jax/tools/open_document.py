@@ -57,8 +57,8 @@ class OpenTool(Tool):
         return {**arguments, 'document': reference}
 
     def run(self, calls: Sequence[Invocation]) -> list[ToolResult]:
-        """One page per call."""
-        # One request serves all rollouts of the batch, because the documents may be on a server.
+        """Returns one page per call, and stores in each call's state which document and page it showed."""
+        # One request serves the calls of all rollouts, because the documents may be on a server.
         references = [call.arguments['document'] for call in calls]
         pages = [self._requested_page(call) for call in calls]
         documents = self._open_documents(references, pages)
@@ -80,7 +80,12 @@ class OpenTool(Tool):
 
     @staticmethod
     def _result(call: Invocation, page: int, document: Json | None) -> ToolResult:
-        """Returns the result for a page, and stores document and page in the call's state after a success."""
+        """Returns the result of a call, and stores document and page in the call's state after a success.
+
+        Args:
+          page: number of the page that was requested.
+          document: that page, {'id', 'title', 'text', 'page', 'pages'}; None if it was not found.
+        """
         # Every document has a page 1, so only a wrong reference can fail there.
         if document is None and page == 1:
             return ToolResult(error='not_found')

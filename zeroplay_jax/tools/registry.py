@@ -5,9 +5,9 @@ A factory takes the run's config and a document source and returns a tool or a l
     def weather(config, source):
         return WeatherTool(api_key=os.environ['WEATHER_KEY'])
 
-`config.tools.names=('search', 'my_package.weather:weather')` uses it. Factories run twice: once
-with the training corpus and once with the held-out one, so that an evaluation never sees
-training-only documents and training never sees held-out ones.
+`config.tools.names=('search', 'my_package.weather:weather')` uses it. A training run calls each
+factory twice: once with the corpus of training and once with that of evaluations, so that training
+never sees held-out documents.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ from zeroplay_jax.types import Json, UserError
 
 
 class DocumentSource(Protocol):
-    """The interface through which tools read one corpus, either the training one or the held-out one."""
+    """The interface through which tools read one corpus: that of training or that of evaluations."""
 
     def search(self, queries: Sequence[str]) -> Sequence[Sequence[Json] | None]:
         """Returns per query its passages, best first; None for a query that failed."""
         ...
 
     def open(self, references: Sequence[str], pages: Sequence[int]) -> Sequence[Json | None]:
-        """Returns per reference (an id or a title) the page of that number; None if there is none."""
+        """Returns per reference (an id or a title) the page of that number; None if there is none.
+
+        A page is {'id', 'title', 'text', 'page', 'pages'}; page numbers count from 1.
+        """
         ...
 
 
@@ -47,7 +50,7 @@ def _search(config, source: DocumentSource) -> Tool:
 def _open(config, source: DocumentSource) -> Tool:
     """Returns the tool 'open'; raises UserError if the source has no whole documents."""
     try:
-        # Search servers of other projects have no documents. One request shows it before the run begins.
+        # Search servers of other projects have no whole documents. One request shows that before the run begins.
         source.open(['0'], [1])
     except CannotOpen as error:
         raise UserError(f"config.tools.names has 'open': {error}") from None
@@ -77,11 +80,7 @@ BUILT_IN: dict[str, Factory] = {
 
 
 def check_name(name: str) -> None:
-    """Refuses an entry of `config.tools.names` that is neither built in nor 'package.module:attribute'.
-
-    Raises:
-      UserError: one line.
-    """
+    """Raises UserError for an entry of `config.tools.names` that is neither built in nor 'package.module:attribute'."""
     # Only the form is checked and nothing is imported: a config may be checked on a machine where the package
     # is not installed.
     module, colon, attribute = name.partition(':')
@@ -116,11 +115,18 @@ def build_tools(config, source: DocumentSource) -> dict[str, Tool]:
 
 
 def _tools_of(entry: str, config, source: DocumentSource) -> Sequence[Tool]:
-    """Returns the tools of one entry, which is a built-in name or names a tool, a tool class or a factory."""
+    """Returns the tools of one entry of `config.tools.names`.
+
+    An entry is a built-in name, or the import path of a `Tool` object, of a subclass of `Tool` that takes no arguments,
+    or of a factory.
+
+    Raises:
+      UserError: the entry cannot be imported, its factory fails, or it gives something else than tools.
+    """
     check_name(entry)
     provided: Any = BUILT_IN.get(entry) or _imported(entry)
     built: Any = provided
-    # Classes are tested first, because they are callable too; they take no arguments, unlike factories.
+    # Classes are tested first, because they are callable too, and would be called like factories, with arguments.
     if isinstance(provided, type) and issubclass(provided, Tool):
         built = _called(entry, provided)
     elif not isinstance(provided, Tool):

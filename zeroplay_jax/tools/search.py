@@ -62,8 +62,8 @@ class SearchTool(Tool):
         return {'query_list': queries[: self._max_queries]}
 
     def run(self, calls: Sequence[Invocation]) -> list[ToolResult]:
-        """Passages of all queries of each call."""
-        # One request serves all rollouts of the batch, because encoders and ScaNN work on batches.
+        """Returns the passages of all queries of each call; a call fails if one of its queries does."""
+        # One request serves the calls of all rollouts, because encoders and ScaNN work on batches.
         queries: list[str] = []
         for call in calls:
             queries += call.arguments['query_list']
@@ -79,10 +79,10 @@ class SearchTool(Tool):
         return results
 
 
-def _search_result(documents: Sequence[Sequence[Json] | None]) -> ToolResult:
-    """Returns the result of one call from the passages of each of its queries."""
+def _search_result(passages_per_query: Sequence[Sequence[Json] | None]) -> ToolResult:
+    """Returns the result of one call from the passages of each of its queries, None for a failed query."""
     answered = []
-    for passages in documents:
+    for passages in passages_per_query:
         # A call fails if one of its queries does: blocks of passages do not name their queries, so the policy
         # could not recognise the missing one.
         if passages is None:

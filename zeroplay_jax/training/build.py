@@ -44,7 +44,15 @@ from zeroplay_jax.tools.registry import build_tools
 from zeroplay_jax.types import UserError
 
 # Fields of config.policy that change how a model is computed, not its weights or their shapes.
-_COMPUTATION_FIELDS = ('dtype', 'remat', 'remat_policy', 'attention', 'scan', 'logit_chunk')
+_COMPUTATION_FIELDS = (
+    'dtype',
+    'remat',
+    'remat_policy',
+    'attention',
+    'scan',
+    'logit_chunk',
+    'logits',
+)
 # The judge that config.judge.kind='policy' adds to the roles of any recipe.
 _JUDGE = RoleSpec('judge', 'judge_answer', terminal_tags=(), weights_from=INITIAL_WEIGHTS, tools=())
 
@@ -54,10 +62,13 @@ class RunContext:
     """The objects of a run.
 
     Attributes:
-      folder: checkpoint folder.   model: its architecture.   mesh: devices.
+      folder: checkpoint folder.
+      model: its architecture.
+      mesh: devices of the learner.
       params: the loaded weights, float32, in the learner's layout; {} after a caller has released them.
       library: documents, corpora and evaluation questions.
-      rollouts: roles in training; evaluation: the same roles over held-out documents. Both share one scheduler.
+      rollouts: roles in training.
+      evaluation: the same roles over held-out documents, with the same scheduler.
       max_tool_failure_rate: `config.tools.max_failure_rate`.
       recipe: the recipe of a training run; None for an evaluation.
     """
@@ -73,13 +84,13 @@ class RunContext:
     recipe: Recipe | None = None
 
     def publish_weights(self, pools: Iterable[str], params: Params | None = None) -> None:
-        """Gives the slot pools of these names weights, by default the loaded ones, as version 0."""
+        """Copies weights into the slot pools of these names as version 0; `params`: None for the loaded ones."""
         params = self.params if params is None else params
         published = publisher(self.model, self.mesh, params)(params)
         for name in pools:
             self.rollouts.scheduler.publish_weights(name, published, 0)
 
-    def check_failures(self) -> None:
+    def check_and_reset_failures(self) -> None:
         """Stops a run whose searches or tools failed too often since the last call; resets their counts.
 
         Call it after an evaluation and before its results are used.
@@ -87,7 +98,7 @@ class RunContext:
         Raises:
           UserError: more failures than `retrieval.max_failure_rate` or `tools.max_failure_rate` allows.
         """
-        library_builder.check_failures(self.library)
+        library_builder.check_and_reset_failures(self.library)
         self.rollouts.scheduler.workers.check_failure_rate(self.max_tool_failure_rate)
 
 
@@ -102,7 +113,7 @@ class PolicyFolder:
 
 
 def open_policy(config) -> PolicyFolder:
-    """Returns everything of `config.policy` but the weights; builds the mesh of `config.mesh`.
+    """Returns architecture, tokenizer and mesh of `config.policy` and `config.mesh`, without loading the weights.
 
     Raises:
       UserError: files that cannot be used, or a mesh that no sampler can use.
@@ -116,31 +127,33 @@ def open_policy(config) -> PolicyFolder:
     return PolicyFolder(folder, model, mesh, Codec(folder))
 
 
-def build(config, extra_pool: str = '', trains: bool = False) -> RunContext:
-    """Loads the policy, opens or indexes the corpus and sets up the roles of `config.recipe`.
+def build(config, extra_weights: str = '', for_training: bool = False) -> RunContext:
+    """Returns the objects of a run: weights, documents, search index, tools, and the roles of `config.recipe`.
 
-    The slots have no weights yet: see `RunContext.publish_weights` and `build_engine`.
+    The slots (device memory of the rollouts) cannot sample yet: they get weights from `RunContext.publish_weights` or
+    `build_engine`.
 
     Args:
-      extra_pool: name of slots for further weights of the same shape, for an evaluation; '' for none.
-      trains: whether to construct the recipe, which reads its input files, and to measure its prompts.
-        The first process then prints the warnings about prompts that are too long.
+      extra_weights: name of further weights of the same shape that an evaluation publishes later, which get slots of
+        their own; '' for none.
+      for_training: whether to construct the recipe, which reads its input files, and to measure its prompts. The first
+        process prints a warning if more than 10 % of a role's prompts exceed their limit.
 
     Raises:
-      UserError: files that cannot be used, objects that do not fit together, or prompts that are too
-        long.
+      UserError: files that cannot be used, objects that do not fit together, or (with `for_training`) most prompts of a
+        role or any evaluation question too long.
     """
-    # Everything that can be refused comes first, in order of its cost: reading the weights takes
-    # minutes for a large model.
+    # Everything that can fail comes before the weights, cheapest first: reading the weights of a large model takes
+    # minutes.
     opened = open_policy(config)
     recipe_type = recipe_class(config.recipe)
     # Raises at an unusable line in a file of the user.
     library = library_builder.build_library(config, recipe_type.has_open_tasks)
     # Builds the tools too, and raises if an MCP server does not answer.
-    rollouts, evaluation = _rollout_contexts(config, recipe_type, opened, library, extra_pool)
+    rollouts, evaluation = _rollout_contexts(config, recipe_type, opened, library, extra_weights)
     is_first_process = jax.process_index() == 0
     recipe = None
-    if trains:
+    if for_training:
         recipe = recipe_type(config, library)
         warnings = prompt_check.check_prompts(config, recipe, rollouts, library.evaluation_items)
         if is_first_process:
@@ -162,7 +175,7 @@ def build(config, extra_pool: str = '', trains: bool = False) -> RunContext:
 
 
 def load_like(run: RunContext, folder: str) -> Params:
-    """Loads the weights of another folder for the compiled programs of `run`.
+    """Returns the weights of another checkpoint folder, for the compiled programs of `run`.
 
     Raises:
       UserError: a model of another shape.
@@ -186,9 +199,12 @@ def weights_of_roles(config) -> dict[str, str]:
 
 
 def _rollout_contexts(
-    config, recipe: type[Recipe], opened: PolicyFolder, library: Library, extra_pool: str
+    config, recipe: type[Recipe], opened: PolicyFolder, library: Library, extra_weights: str
 ) -> tuple[RolloutContext, RolloutContext]:
-    """Returns the roles for training and for evaluation; they share slots and weights, and differ in their tools."""
+    """Returns the roles for training, and the same roles for evaluation, whose tools read the held-out corpus.
+
+    Both share slots, weights and judge. `extra_weights` is as in `build`.
+    """
     specifications = list(recipe.roles(config))
     if config.judge.kind == 'policy':
         specifications.append(_JUDGE)
@@ -205,7 +221,7 @@ def _rollout_contexts(
         training_tools,
         templates,
         weights_of_roles(config),
-        extra_pool,
+        extra_weights,
     )
     # The context exists before its judge: a judge that is a policy gets its rollouts from the context.
     judge = _judge(config, library, rollouts, templates)
@@ -223,16 +239,17 @@ def rollout_context(
     tools: Mapping[str, Tool],
     templates: Mapping[str, str],
     weights: Mapping[str, str],
-    extra_pool: str = '',
+    extra_weights: str = '',
 ) -> RolloutContext:
     """Returns the roles with a new scheduler and one slot pool per set of weights; `judge` is None.
 
     The pools have no weights before `Scheduler.publish_weights`.
 
     Args:
-      tools: of the run, by name.   templates: prompts by name.
+      tools: all tools of the run, by name.
+      templates: prompts by name.
       weights: trained role → name of its weights.
-      extra_pool: name of slots for further weights; '' for none.
+      extra_weights: name of further weights that get slots of their own; '' for none.
     """
     sampler_config = SamplerConfig(**config.sampler, eos=opened.codec.eos_ids)
     sampler_mesh = sharding.local_mesh(opened.mesh)
@@ -245,9 +262,9 @@ def rollout_context(
         if role.weights not in pools:
             sampler = Sampler(opened.model, sampler_config, sampler_mesh)
             pools[role.weights] = SlotPool(sampler, config.seed)
-    if extra_pool:
+    if extra_weights:
         sampler = Sampler(opened.model, sampler_config, sampler_mesh)
-        pools[extra_pool] = SlotPool(sampler, config.seed)
+        pools[extra_weights] = SlotPool(sampler, config.seed)
     scheduler = Scheduler(
         pools,
         deterministic=config.rollout.deterministic,
@@ -263,7 +280,7 @@ def _role(
     tools: Mapping[str, Tool],
     weights: Mapping[str, str],
 ) -> Role:
-    """Returns a role at run time: its environment, weights, temperature and longest prompt."""
+    """Returns a role at run time: its environment, weights, temperature and prompt limit; arguments as above."""
     reply_tokens = 0
     if specification.name == _JUDGE.name:
         reply_tokens = config.judge.tokens
@@ -323,6 +340,7 @@ def build_learners(config, run: RunContext) -> dict[str, Learner]:
             shared_optimizer=config.shared_optimizer,
             teacher_tokens=config.privileged.tokens,
             offload=config.offload,
+            weights=config.micro.weights,
         )
     return learners
 
@@ -331,18 +349,18 @@ def build_engine(config, run: RunContext) -> Engine:
     """Returns the engine of `config.recipe`, ready for its first step; publishes all weights to their slots.
 
     Args:
-      run: with its weights loaded. The learners copy them, so the caller may release `params` afterwards.
+      run: a run with loaded weights. The learners copy them, so the caller may release `params` afterwards.
     """
     recipe_type = recipe_class(config.recipe)
     recipe = run.recipe or recipe_type(config, run.library)
     if INITIAL_WEIGHTS in run.rollouts.scheduler.pools:
         run.publish_weights([INITIAL_WEIGHTS])
-    # Local names, because `check_failures` must not keep the loaded weights alive through `run`.
+    # Local names, because the function below must not keep the loaded weights alive through `run`.
     library = run.library
     workers = run.rollouts.scheduler.workers
 
-    def check_failures() -> dict[str, float]:
-        failed_searches = library_builder.check_failures(library)
+    def check_and_reset_failures() -> dict[str, float]:
+        failed_searches = library_builder.check_and_reset_failures(library)
         workers.check_failure_rate(config.tools.max_failure_rate)
         return {'search/failed': failed_searches}
 
@@ -357,5 +375,5 @@ def build_engine(config, run: RunContext) -> Engine:
         build_learners(config, run),
         weights_of_roles(config),
         trained_specifications,
-        check_failures,
+        check_and_reset_failures,
     )

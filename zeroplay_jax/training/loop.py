@@ -39,10 +39,10 @@ from zeroplay_jax.training.summary import summarise_run
 from zeroplay_jax.training.trajectory_log import rendering_check, trajectory_records
 from zeroplay_jax.types import Json, Row
 
-# Number of steps after which the last report was written.
+# File that holds the number of steps after which the last report was written.
 _REPORTED_FILE = '.reported'
 # Fields that may change on resume: the result does not depend on them.
-FREE_FIELDS = (
+CHANGEABLE_FIELDS = (
     'progress',
     'stop_after_empty_steps',
     'log.samples_every',
@@ -63,7 +63,7 @@ def run(config, workdir) -> dict:
     Writes checkpoints, logs, trained weights, summary.json and the report to `workdir`.
 
     Raises:
-      UserError: the workdir belongs to another config or another process, the objects of the run do not fit
+      UserError: the workdir has another config or is in use by another process, the objects of the run do not fit
         together, or too many searches, tool calls or judgements failed.
       TrainingStopped: the run stopped early, or no policy was trained (`config.stop_after_empty_steps`).
         Checkpoint, summary and report are written before.
@@ -85,7 +85,7 @@ def run(config, workdir) -> dict:
         # ---- restore -------------------------------------------------------------------------------
         checkpoints = Checkpointer(workdir, config.checkpoint.keep)
         is_resumed = checkpoints.latest() is not None
-        tool_record.check(hosts, workdir, context.rollouts.roles, is_resumed)
+        tool_record.check_or_write(hosts, workdir, context.rollouts.roles, is_resumed)
         state: dict[str, Any] = {
             'cursor': 0,
             'evaluations': {},
@@ -105,8 +105,8 @@ def run(config, workdir) -> dict:
                 print(f'resumes at step {state["cursor"]} of {len(steps)}', file=sys.stderr)
 
         # ---- train ---------------------------------------------------------------------------------
-        # A run that was killed between its stopping checkpoint and its report is reported first: whether
-        # it plays on must not depend on the kill.
+        # An early stop saves a checkpoint and then writes the report. If the run was killed in between, this call only
+        # writes the report; the next one continues to train, as after any early stop.
         is_report_due = config.stop_after_empty_steps and state['stopped']
         if is_report_due:
             is_report_due = not _is_reported(hosts, workdir, state['cursor'])
@@ -126,10 +126,10 @@ def run(config, workdir) -> dict:
         _export(hosts, workdir, context, engine, shows_progress, unchanged)
         if hosts.is_first:
             atomic.write_text(workdir / 'summary.json', json.dumps(summary, indent=2) + '\n')
-            page = report_builder.write_report(workdir)
+            report_path = report_builder.write_report(workdir)
             atomic.write_text(workdir / _REPORTED_FILE, f'{state["cursor"]}\n')
             print(table)
-            print(f'{summary["seconds"]:.0f} s; the report is {page}')
+            print(f'{summary["seconds"]:.0f} s; the report is {report_path}')
     # Raised after the workdir is released, and on every process, so that all exit with the same status.
     raise_if_stopped_or_untrained(config, summary)
     return summary
@@ -144,11 +144,14 @@ def _train(
     steps: list[Step],
     state: dict[str, Any],
 ) -> None:
-    """Plays, logs and saves all steps from `state['cursor']` on; updates `state` in place.
+    """Runs, logs and saves all steps from `state['cursor']` on; updates `state` in place.
 
-    A checkpoint holds `engine.device_state()` (weights, moments, teachers) and `state`: `engine.host_state()`
-    (pool, cursors, carried-over groups), the number of the next step, evaluation results, seconds, and
-    `stopped`: why the run stopped after this step, or None.
+    A checkpoint holds `engine.device_state()` (weights, moments, teachers) and `state`:
+      'engine': `engine.host_state()` (pool, dataset positions, carried-over groups, …).
+      'cursor': number of the next step.
+      'evaluations', 'rubrics': results by step number, see `_evaluate`.
+      'seconds': total time of the run's processes up to this checkpoint.
+      'stopped': why the run stopped after this step (`stop_line`), or None.
     """
     hosts = context.rollouts.hosts
     first_step = state['cursor']
@@ -200,7 +203,7 @@ def _is_reported(hosts: Hosts, workdir: pathlib.Path, cursor: int) -> bool:
 
 
 def _stuck_policies(config, engine: Engine, step: Step) -> list[str]:
-    """Returns the policies that the last step trained and that stop the run; [] after a step without training."""
+    """Returns the policies that learnt nothing for so long that the run stops; [] after a step without training."""
     if not step.phase.trains:
         return []
     return engine.learning.stuck_policies(config.stop_after_empty_steps)
@@ -218,7 +221,7 @@ def _planned_rollouts(context: build.RunContext, engine: Engine) -> Callable[[Ph
 
 
 def _print_step(config, engine: Engine, step: Step, rows: list[Row], bar: ProgressBar) -> None:
-    """Prints notices about missing tasks or updates, and every `config.log.samples_every` steps one rollout."""
+    """Prints the step's notices (no tasks, no update), and every `config.log.samples_every` steps one rollout."""
     # An evaluation is not a step of the engine: the notices would be those of the step before.
     if step.phase.name != 'evaluation':
         for notice in engine.learning.notices:
@@ -255,6 +258,9 @@ def _evaluate(
 ) -> tuple[dict[str, float], list[Row]]:
     """Evaluates the recipe's `evaluated_role`; returns metrics and rows, and adds the results to `state`.
 
+    With the step's number as a text for the key, `state['evaluations']` gets hop count (a text) → 0 or 1 per question,
+    and `state['rubrics']` the score of each open task.
+
     Raises:
       UserError: too many searches, tool calls or judgements failed; `state` is then unchanged.
     """
@@ -268,7 +274,7 @@ def _evaluate(
     )
     # Checked before any result enters the state: failed searches, tools and judgements would be measured
     # as errors of the policy.
-    context.rollouts.hosts.run_on_all_and_gather(context.check_failures)
+    context.rollouts.hosts.run_on_all_and_gather(context.check_and_reset_failures)
     judge_stats = context.evaluation.gather_judge_stats(judge_before)
     # Keys are texts and values numbers, because the state is stored as JSON.
     results_by_hops: dict[str, list[int]] = {}
@@ -308,7 +314,7 @@ def _log_step(
         config.recipe, context.rollouts, step, rows, config.log_trajectories
     )
     writer.write_trajectories(records)
-    # The engine's log is still that of the step before the evaluation.
+    # An evaluation has no task log: `engine.task_log` is still that of the step before.
     if phase.name == 'evaluation':
         return
     step_fields = {
@@ -363,7 +369,7 @@ def _unchanged_policies(engine: Engine, first_weights: list[int]) -> list[str]:
 
 
 def _proposal_summary(hosts: Hosts, context: build.RunContext, engine: Engine) -> Json:
-    """Returns the fields of summary.json about the questions that the run proposed from documents.
+    """Returns {'readable', 'answerable'} for summary.json: shares of the proposed questions (`ProposalRecord`) or None.
 
     Measuring 'answerable' searches the training corpus.
     """
@@ -383,7 +389,7 @@ def _build_on_all(hosts: Hosts, config) -> build.RunContext:
     built: list[build.RunContext] = []
 
     def build_locally() -> None:
-        built.append(build.build(config, trains=True))
+        built.append(build.build(config, for_training=True))
 
     hosts.run_on_all_and_gather(build_locally)
     return built[0]
@@ -391,23 +397,27 @@ def _build_on_all(hosts: Hosts, config) -> build.RunContext:
 
 @contextlib.contextmanager
 def _claimed_workdir(hosts: Hosts, workdir: pathlib.Path, config) -> Iterator[Callable[[], None]]:
-    """Claims the workdir on the first process; an error there is raised on all processes.
+    """Locks the workdir and compares its config.json with `config`, on the first process; errors are raised on all.
+
+    The lock is released when the context ends.
 
     Yields:
       A function that writes config.json; on the other processes it does nothing.
     """
-    free_fields: tuple[str, ...] = FREE_FIELDS
+    changeable_fields: tuple[str, ...] = CHANGEABLE_FIELDS
     if config.rollout.deterministic:
         # The limit has no effect in a deterministic run, which has no deadlines.
-        free_fields += ('rollout.tool_timeout',)
+        changeable_fields += ('rollout.tool_timeout',)
     stored_config: Json = config.to_dict()
-    # The lock is entered inside a call that runs on all processes, and released here at the end.
+    # run_on_all_and_gather shares errors, so the lock is taken inside it; the ExitStack holds it until this context
+    # ends. `writers` passes the function out of the call; it is empty on the other processes.
     with contextlib.ExitStack() as stack:
         writers: list[Callable[[], None]] = []
 
         def claim_locally() -> None:
             if hosts.is_first:
-                writers.append(stack.enter_context(claim(workdir, stored_config, free_fields)))
+                claimed = claim(workdir, stored_config, changeable_fields)
+                writers.append(stack.enter_context(claimed))
 
         hosts.run_on_all_and_gather(claim_locally)
         yield writers[0] if writers else _write_nothing

@@ -22,12 +22,13 @@ _UNFINISHED = (
     '(config.policy.path, config.prompts=paper) or give it more tokens (config.rollout.turn_tokens)'
 )
 _INFORMATION = 'read why in tasks.jsonl, and the rollouts in report.html'
-# Reason code → what to change. Recipes have further codes, which get `_INFORMATION`.
+# Reason code → advice on what to change. Recipes have further codes, which get `_INFORMATION`.
 _REMEDIES = {
     'prompt_too_long': 'raise config.rollout.prompt_tokens, and with it config.sampler.context',
     EQUAL_REWARDS: (
         'all rollouts of a group earned the same: take easier or harder inputs, more rollouts per prompt '
-        '(config.<role>.samples) or a larger config.<role>.batch'
+        '(config.<role>.samples) or a larger config.<role>.batch; if none gives an answer, more tokens '
+        '(config.rollout.turn_tokens)'
     ),
     NONFINITE_GRADIENT: 'lower config.<role>.learning_rate, or set config.policy.dtype=float32',
     'truncated': 'raise config.rollout.turn_tokens or max_turns, or set config.rollout.truncated=keep',
@@ -45,8 +46,8 @@ def stop_line(engine: Engine, policies: Sequence[str], step: Step) -> str:
     """Returns one line: why the run stops after this step, and what to change.
 
     Args:
-      engine: its last step was `step`.
-      policies: those of `LearningRecord.stuck_policies`; at least one.
+      engine: the engine after its step `step`.
+      policies: names of weights from `LearningRecord.stuck_policies`; at least one.
     """
     learning = engine.learning
     names = ', '.join(policies)

@@ -28,7 +28,7 @@ class _CurrentStep:
     Attributes:
       begin: `time.monotonic()` at its begin.
       compiled_before: seconds of compilations before it.
-      prediction: of this step and all further ones; None before the first step has ended.
+      prediction: predicted time of this step and all further ones; None before the first step has ended.
     """
 
     begin: float
@@ -42,7 +42,7 @@ class ProgressBar:
     Args:
       shown: whether to draw the bar at all.
       steps: all steps of the run.
-      cursor: number of the first step to play.
+      cursor: number of the first step to run.
       rollouts: planned rollouts per step of a phase, for the time left.
     """
 
@@ -57,7 +57,7 @@ class ProgressBar:
         self._compile_clock = compile_clock()
         self._total = len(steps)
         self._current = self._begin(cursor)
-        # Texts by name, see `_ORDER`.
+        # Name of a value (`_ORDER`) → its text, such as 'reward 0.31'.
         self._values: dict[str, str] = {}
         self._episodes = 0
         self._description = ''
@@ -78,7 +78,7 @@ class ProgressBar:
         self._description = step.phase.name + position
         self._current = self._begin(step.number)
         self._episodes = 0
-        # `_show` draws the line, with the values.
+        # Not drawn here, because `_show` draws the whole line.
         self._bar.set_description_str(self._description, refresh=False)
         self._show()
 
@@ -132,7 +132,7 @@ class ProgressBar:
         values = dict(self._values)
         if self._episodes:
             values['episodes'] = f'{self._episodes} episodes'
-        # The counts get the width that they have at the end, so that no value disappears as the numbers grow.
+        # The counts are measured at their final width, so that no value disappears as the numbers grow.
         counts = f' {self._total}/{self._total}'
         fixed_columns = len(self._description) + len(counts) + _BAR_COLUMNS + _TIME_COLUMNS
         free_columns = COLUMNS - fixed_columns
@@ -154,9 +154,11 @@ class ProgressBar:
 
 
 def _shown_metrics(metrics: Mapping[str, float]) -> dict[str, str]:
-    """Returns the texts of the main metrics; an evaluation has no reward, a training step no exact match."""
+    """Returns the texts of the main metrics by name, such as {'reward': 'reward 0.31'}; what is absent is left out.
+
+    An evaluation has only the exact match, generation no reward. 'drop' is the share of tasks and rows not used.
+    """
     values = {}
-    # Evaluations have no 'tokens_per_second', because their rollouts are not counted.
     if 'tokens_per_second' in metrics:
         values['speed'] = f'{_short(metrics["tokens_per_second"])} tok/s'
     if 'dropped_share' in metrics:

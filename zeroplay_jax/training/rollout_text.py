@@ -12,7 +12,7 @@ from zeroplay_jax.types import Row, ToolCall
 
 COLUMNS = 80
 _LABEL_COLUMNS = 10
-# Largest number of lines of one text.
+# Largest number of lines of one labelled text (`_labelled`); the rest is cut.
 _MAX_LINES = 3
 # Largest number of calls that are shown; a policy may make dozens.
 _MAX_CALLS = 5
@@ -118,7 +118,7 @@ def rollout_text(step: Step, rows: Sequence[Row]) -> str:
 
 
 def _call_lines(call: ToolCall) -> list[str]:
-    """Returns the lines of a call, with its error, the titles of its passages, or its text."""
+    """Returns the lines of a call: its queries or arguments, then its error, its passages' titles, or its text."""
     titles = []
     for passages in call.documents:
         for passage in passages:

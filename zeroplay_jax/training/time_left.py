@@ -26,11 +26,11 @@ _COMPILE_EVENT = '/jax/core/compile/backend_compile_duration'
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """Predicted seconds.
+    """Predicted durations.
 
     Attributes:
-      total: of all remaining steps, the one that runs included.
-      current: of the step that runs.
+      total: seconds of all remaining steps, the one that runs included.
+      current: seconds of the step that runs.
     """
 
     total: float
@@ -92,7 +92,7 @@ class TimeLeft:
         recent = self._seconds.get(phase.name)
         if recent:
             return sum(recent) / len(recent)
-        # A phase that was not seen is predicted from phases that also train, or also do not.
+        # A phase that was not seen yet is predicted from phases like it: those that train roles, or those that do not.
         trains = bool(phase.trains)
         rate = self._seconds_per_rollout(trains)
         if rate is None:
@@ -104,7 +104,7 @@ class TimeLeft:
         return rate * self._rollouts(phase)
 
     def _seconds_per_rollout(self, trains: bool) -> float | None:
-        """Returns the mean over the phases seen that train, or do not; None if there is none."""
+        """Returns the mean of the phases seen so far that train roles (or that do not); None if there is none."""
         seconds = 0.0
         rollouts = 0
         for phase in self._phases.values():

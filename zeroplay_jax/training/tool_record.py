@@ -54,13 +54,16 @@ def _listing(tools: Mapping[str, Tool]) -> Listing:
     return json.loads(json.dumps(attributes_of_tool, default=dict))
 
 
-def check(hosts: Hosts, workdir: pathlib.Path, roles: Mapping[str, Role], is_resumed: bool) -> None:
-    """Compares the tools of a resumed run with its record; writes the record of any other run.
+def check_or_write(
+    hosts: Hosts, workdir: pathlib.Path, roles: Mapping[str, Role], is_resumed: bool
+) -> None:
+    """Compares the tools of a resumed run with tools.json in its workdir; writes that file for any other run.
 
-    All processes must call it; the first one does the work. A resumed run without a record, which an earlier
-    version of this package started, gets one.
+    All processes must call it; the first one reads or writes. A resumed run without the file, which an earlier version
+    of this package started, gets one.
 
     Args:
+      roles: roles in training, whose tools are recorded.
       is_resumed: whether the run has a checkpoint. Without one nothing was learnt yet, and the tools may change.
 
     Raises:
@@ -93,7 +96,7 @@ def _check_equal(path: pathlib.Path, current: dict[str, Listing]) -> None:
 
 
 def _role_difference(saved: Json, current: dict[str, Listing]) -> str:
-    """Returns the first difference of any role in words; '' if there is none."""
+    """Returns the first difference between the listings of a role in words; '' if there is none."""
     # A record of an earlier version has one listing for all roles.
     if any(isinstance(value.get('description'), str) for value in saved.values()):
         merged: Listing = {}

@@ -20,13 +20,19 @@ _RENDERING_SAMPLE = 16
 def trajectory_records(
     recipe: str, context: RolloutContext, step: Step, rows: Sequence[Row], limit: int
 ) -> Iterator[Json]:
-    """Yields the records of about `limit` rollouts of a step: all rollouts of a question, of all kinds in turn."""
+    """Yields the records of about `limit` rollouts of a step: all rollouts of a question, of each kind in turn.
+
+    The kind of a question is its hop count, and whether it is an open task.
+    """
     for row in _selected(rows, limit):
         yield trajectory_record(recipe, context, step, row)
 
 
 def _selected(rows: Sequence[Row], limit: int) -> list[Row]:
-    """Returns rollouts of alternating kinds, with all rollouts of each question, so that they can be compared."""
+    """Returns whole questions, of alternating kinds, until there are at least `limit` rollouts or no more questions.
+
+    All rollouts of a question are logged, so that they can be compared.
+    """
     rollouts_of_question: dict[tuple, list[Row]] = {}
     for row in rows:
         # The last integer of an identity is the index of the sample.
@@ -49,18 +55,19 @@ def _selected(rows: Sequence[Row], limit: int) -> list[Row]:
 
 
 def trajectory_record(recipe: str, context: RolloutContext, step: Step, row: Row) -> Json:
-    """Returns one rollout as JSON."""
+    """Returns the record of one rollout, with its text in segments of one author each."""
     trajectory = row.trajectory
     codec = context.roles[row.role].env.codec
     question = row.info.question
     teacher_prompt = None
     if row.teacher_prompt is not None:
         teacher_prompt = codec.decode(row.teacher_prompt)
-    # The identity of the task in which the question was made; None for questions from outside.
+    # The identity of the task in which the question was made, by which its proposal can be found in the log; None for
+    # questions from outside the run.
     parent = None
     if question is not None:
         parent = question.origin.get('task')
-    # Each segment has one author, so that the report can distinguish policy and environment.
+    # The report distinguishes the authors: prompt, policy and environment.
     segments = []
     for span in text_spans(codec, trajectory):
         segments.append({'source': span['source'], 'text': span['text']})
@@ -89,6 +96,7 @@ def trajectory_record(recipe: str, context: RolloutContext, step: Step, row: Row
 
 
 def _call_record(call: ToolCall | None) -> dict[str, Any] | None:
+    """Returns a call with its result as JSON; None for a turn without a call."""
     if call is None:
         return None
     return {
@@ -101,7 +109,7 @@ def _call_record(call: ToolCall | None) -> dict[str, Any] | None:
 
 
 def rendering_check(codec: Codec, rows: Sequence[Row]) -> dict[str, float]:
-    """Returns a metric: the share of rollouts whose decoded text tokenises to the sampled ids again.
+    """Returns a metric: the share of rollouts whose decoded text (the whole context) tokenises to the same ids again.
 
     Args:
       rows: at least one; the first `_RENDERING_SAMPLE` are measured.

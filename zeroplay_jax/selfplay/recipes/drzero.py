@@ -58,8 +58,8 @@ class Settings(Section):
     group: Literal['hop', 'prompt'] = 'hop'
     """The proposer's advantage groups: all proposals of a hop count (HRPO), or of a prompt (GRPO)."""
     grounding: bool = False
-    """Reward and pool only questions whose answer is in the last passage seen and that name the source
-    document. Neither in the paper nor in its code."""
+    """Reward and pool only questions that name the source document and whose answer is in the passages of
+    the last search. Neither in the paper nor in its code."""
 
 
 class Recipe(RecipeBase):
@@ -106,7 +106,7 @@ class Recipe(RecipeBase):
         return alternate(self.config)
 
     def tasks(self, step, pool, cursor):
-        """Returns documents with hop counts in the exact ratio, or, for the solver, questions of the pool."""
+        """Returns tasks on documents, with hop counts in the exact ratio; for the solver, on questions of the pool."""
         if step.phase.name == 'solver':
             return pool_tasks(self.config, step, pool, cursor)
         # Rejected proposals are not replaced: the proposer learns validity from their low rewards.
@@ -127,7 +127,7 @@ class Recipe(RecipeBase):
         return rollouts
 
     async def episode(self, context, step, task):
-        """Runs one item of any phase."""
+        """Runs one task of any phase: proposals to train on, a question for the pool, or answers of the solver."""
         if step.phase.name == 'proposer':
             return await self._propose(context, task)
         if step.phase.name == 'generate':
@@ -147,7 +147,7 @@ class Recipe(RecipeBase):
         )
 
     async def _propose(self, context, task: Task) -> Outcome:
-        """Runs an item of the phase 'proposer': proposals with rewards for difficulty and form."""
+        """Runs a task of the phase 'proposer': returns proposals with rewards for difficulty and form."""
         proposals = await self._proposals(context, task, self.config.proposer.samples)
         attempts = self.config.reward.solves
         pending = []
@@ -162,7 +162,11 @@ class Recipe(RecipeBase):
         return Outcome(rows)
 
     def _proposal_row(self, task: Task, proposal: Proposal, solve_count: int | None) -> Row:
-        """Returns the row of a proposal with its reward; `solve_count` is None for a question that was not asked."""
+        """Returns the row of a proposal with its reward.
+
+        Args:
+          solve_count: how many of `reward.solves` rollouts solved the question; None if it was not asked.
+        """
         settings = self.config.reward
         row = proposing.proposal_row('proposer', task, proposal)
         passed_checks = proposal.rejected is None
@@ -204,7 +208,7 @@ class Recipe(RecipeBase):
             return None
 
     async def _generate(self, context, task: Task) -> Outcome:
-        """Runs an item of the phase 'generate': returns at most one question for the pool.
+        """Runs a task of the phase 'generate': returns at most one question for the pool.
 
         With `pool.measure`, the question's solve rate must lie in `pool.window`.
         """
@@ -270,6 +274,6 @@ def check_hop_groups(config) -> None:
 
 
 def _smallest_hop_group(ratio: tuple[float, ...], batch: int, samples: int) -> int:
-    """Returns the number of proposals of the rarest hop count in a batch of `batch` documents."""
+    """Returns the number of proposals of the rarest hop count with a share above 0, for `batch` documents."""
     documents = schedules.stratify(ratio, batch)
     return samples * min(count for count, share in zip(documents, ratio) if share)

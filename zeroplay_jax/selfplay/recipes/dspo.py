@@ -54,7 +54,7 @@ class Recipe(RecipeBase):
             fail('inputs.questions', '', problem, 'name a file')
 
     def phases(self):
-        """Returns one phase of solver steps per iteration."""
+        """Returns one phase of solver steps per iteration; each begins at the first question of the dataset again."""
         steps = self.config.solver.steps
         phases: list[Phase] = []
         # Several phases rather than one: surplus groups of the filter are discarded between them,
@@ -64,7 +64,7 @@ class Recipe(RecipeBase):
         return phases
 
     def tasks(self, step, pool, cursor):
-        """Returns the next questions of the dataset."""
+        """Returns tasks on the next questions of the dataset."""
         return dataset_tasks(self.config, self._dataset, step, cursor)
 
     async def episode(self, context, step, task):

@@ -107,9 +107,12 @@ class Challenge:
     """A challenger's rollout with the verdicts of the judge and the scores of the solver.
 
     Attributes:
-      trajectory: the rollout.   task: its open task; None if there is none.   format: format score 'raw' and parts.
-      rejected: reason code of a task that is not given to the solver or got no score; None for other tasks.
-      rubrics: rubrics that the judge wrote.   scores: scores of the solver's answers that could be graded.
+      trajectory: the rollout.
+      task: text of its open task; None if there is none.
+      format: format score 'raw' and its parts (`rewards.scope_challenger_format`).
+      rejected: reason code of an open task that is not given to the solver or got no score; None for others.
+      rubrics: rubrics that the judge wrote.
+      scores: scores in [0, 1] of the solver's answers that could be graded.
     """
 
     trajectory: Trajectory
@@ -174,12 +177,12 @@ class Recipe(RecipeBase):
         return alternate(self.config)
 
     def tasks(self, step, pool, cursor):
-        """Returns documents with numbers of searches in the exact ratio or, for the solver, tasks to solve."""
+        """Returns tasks on documents, with numbers of searches in the exact ratio; for the solver, on open tasks."""
         if self._dataset:
             return dataset_tasks(self.config, self._dataset, step, cursor)
         if step.phase.name == 'solver':
             return pool_tasks(self.config, step, pool, cursor)
-        # Rejected tasks are not replaced: the challenger learns from their low rewards.
+        # Rejected challenges are not replaced: the challenger learns from their low rewards.
         if cursor.round > 0:
             return []
         if step.phase.name == 'generate':
@@ -194,7 +197,7 @@ class Recipe(RecipeBase):
         return rollouts * (1 + self.config.reward.solves)
 
     async def episode(self, context, step, task):
-        """Runs one item of any phase."""
+        """Runs one task of any phase: challenges, challenges for the pool, or answers of the solver."""
         if step.phase.name == 'proposer':
             challenges = await self._challenges(context, task, self.config.proposer.samples)
             return Outcome([self._challenge_row(task, challenge) for challenge in challenges])
@@ -205,11 +208,11 @@ class Recipe(RecipeBase):
     # ---- challenger --------------------------------------------------------------------------------
 
     async def _generate(self, context, task: Task) -> Outcome:
-        """Runs an item of the phase 'generate': keeps the first task whose measured score is in `pool.window`."""
+        """Runs a task of the phase 'generate': returns the first open task whose score is in `pool.window`."""
         challenges = await self._challenges(context, task, self.config.pool.samples)
         rows = [self._challenge_row(task, challenge) for challenge in challenges]
         low, high = self.config.pool.window
-        # As in SCOPE's code, the first task in the window is taken and not the one closest to the target; the
+        # As in SCOPE's code, the first open task in the window is taken and not the one closest to the target; the
         # bounds are inclusive.
         for challenge in challenges:
             if challenge.rejected is None and low <= (challenge.score or 0.0) <= high:
@@ -220,7 +223,7 @@ class Recipe(RecipeBase):
         return Outcome(rows, drop=challenges[0].rejected or 'outside_window')
 
     async def _challenges(self, context, task: Task, samples: int) -> list[Challenge]:
-        """Returns `samples` judged challenges on the document of a task."""
+        """Returns `samples` challenges on the document of a task, judged and, if they pass the gates, tried."""
         seed: SeedDocument = task.payload
         document = ''
         if self.config.schedule.initial_document:
@@ -231,7 +234,7 @@ class Recipe(RecipeBase):
             samples,
             hops=seed.hops,
             document=document,
-            kind=TASK_TYPES.get(seed.kind, seed.kind),
+            kind=TASK_TYPES.get(seed.task_type, seed.task_type),
         )
         challenges = [self._read(trajectory, seed) for trajectory in trajectories]
         pending = []
@@ -250,7 +253,7 @@ class Recipe(RecipeBase):
             challenge.rejected = drop.reason
 
     def _read(self, trajectory: Trajectory, seed: SeedDocument) -> Challenge:
-        """Returns a challenger's rollout with its task and format score, not judged yet."""
+        """Returns a challenger's rollout with its open task and format score, not judged yet."""
         final_text = ''
         if trajectory.finish == 'answer':
             final_text = trajectory.turns[-1].text
@@ -269,7 +272,12 @@ class Recipe(RecipeBase):
         return Challenge(trajectory, task_text, format_score, rejected)
 
     async def _judge(self, context, identity, seed: SeedDocument, challenge: Challenge) -> None:
-        """Checks the gates, gets rubrics and grades trial answers of one task; fills in `challenge`.
+        """Checks the gates, gets rubrics and grades the solver's trial answers to one open task.
+
+        Sets `rejected`, `rubrics` and `scores` of `challenge`.
+
+        Args:
+          identity: names the challenge within the run; requests append 1 (gates), 2 (rubrics), 3 (answers), 4 (grades).
 
         Raises:
           TaskDropped: a prompt is too long.
@@ -310,17 +318,17 @@ class Recipe(RecipeBase):
         pending = []
         for number, trajectory in enumerate(trajectories):
             answer = final_answer(trajectory)
-            # The 4 separates these judgements from requests of the same task, which have 0 to 3.
+            # The 4 separates these judgements from the other requests of this identity, which append 0 to 3.
             pending.append(grade(context, (*identity, 4, number), open_task, answer))
         return await asyncio.gather(*pending)
 
     def _challenge_row(self, task: Task, challenge: Challenge) -> Row:
-        """Returns the row of a judged challenge with its reward (SCOPE eq. 4)."""
-        settings = self.config.reward
+        """Returns the row of a challenge, judged or rejected before that, with its reward (SCOPE eq. 4)."""
+        reward_settings = self.config.reward
         parts = {f'format_{name}': value for name, value in challenge.format.items()}
-        # A task that fails a gate is still rewarded for its form (SCOPE eq. 4), and so is a task without
-        # rubrics, which follows the paper; the released code gives such a task 0.
-        parts['format'] = settings.format_weight * challenge.format['raw']
+        # The form is rewarded whatever the judge says (SCOPE eq. 4), also where it wrote no rubrics. (The released
+        # code gives a task without rubrics 0.) The 'format_*' parts are logged, not added.
+        parts['format'] = reward_settings.format_weight * challenge.format['raw']
         parts['difficulty'] = 0.0
         passed = challenge.rejected is None and challenge.score is not None
         if passed:
@@ -328,8 +336,8 @@ class Recipe(RecipeBase):
             parts['difficulty'] = rewards.difficulty(
                 sum(challenge.scores),
                 len(challenge.scores),
-                settings.difficulty,
-                settings.target,
+                reward_settings.difficulty,
+                reward_settings.target,
             )
         info = RowInfo(
             question=self._question(task, challenge),
@@ -350,7 +358,7 @@ class Recipe(RecipeBase):
 
     @staticmethod
     def _question(task: Task, challenge: Challenge) -> Question:
-        """Returns the challenge as an open task with rubrics and provenance, as it enters the pool and the log."""
+        """Returns a challenge as an open task with rubrics and provenance, as it enters the pool and the log."""
         seed: SeedDocument = task.payload
         document = document_text({'title': seed.title, 'text': seed.text})
         origin = {
@@ -359,8 +367,8 @@ class Recipe(RecipeBase):
             'version': challenge.trajectory.version,
             **seed.origin,
         }
-        if seed.kind:
-            origin['type'] = seed.kind
+        if seed.task_type:
+            origin['type'] = seed.task_type
         return Question(
             text=challenge.task or '',
             hops=seed.hops,
@@ -391,9 +399,9 @@ class Recipe(RecipeBase):
         codec = context.roles['solver'].env.codec
         # Only the tokens of the answer count (SCOPE eq. 7): thoughts and searches may be long.
         answer_tokens = len(codec.encode_plain(answer or ''))
-        length_factor = 1.0
+        discount = 1.0
         if settings.length_factor:
-            length_factor = rewards.length_factor(
+            discount = rewards.length_factor(
                 answer_tokens, soft=settings.soft_length, hard=settings.hard_length
             )
         searches = trajectory.calls_of('search')
@@ -410,12 +418,12 @@ class Recipe(RecipeBase):
         parts = {f'format_{name}': part for name, part in format_score.items()}
         # SCOPE eq. 6. The length factor multiplies the score only: a long answer keeps its format
         # and search rewards. `format_*` and 'length_factor' are logged, not added.
-        parts['rubrics'] = length_factor * (value or 0.0)
-        parts['length_factor'] = length_factor
+        parts['rubrics'] = discount * (value or 0.0)
+        parts['length_factor'] = discount
         parts['format'] = self.config.reward.format_weight * format_score['raw']
         parts['search'] = settings.search_weight * rewards.search_bonus(len(searches))
         if self.config.reward.overlong_buffer:
-            parts['overlong'] = solving.overlong_penalty(self.config, trajectory)
+            parts['overlong'] = solving.overlong_part(self.config, trajectory)
         # The order of the terms is fixed, because another order would change the last bits of the sum.
         reward = parts['rubrics'] + parts['format'] + parts['search'] + parts.get('overlong', 0.0)
         return Row(

@@ -91,7 +91,7 @@ class Settings(Section):
     fill_period: PositiveInt = 10
     """replay_reset: steps after which the pool of earlier questions is emptied."""
     fill_rounds: PositiveInt = 5
-    """resample: rounds per step."""
+    """resample: largest number of rounds per step after the first one."""
     invalid_reward: FiniteFloat = 0.0
     """Reward of a rejected proposal (−0.1: the paper's penalty variant)."""
     first_update: Literal['solver', 'proposer'] = 'solver'
@@ -99,7 +99,7 @@ class Settings(Section):
 
 
 class Recipe(RecipeBase):
-    """Proposer, solver and checker, by default with shared weights."""
+    """Proposer, solver and checker; configs/ssp.py lets proposer and solver share their weights."""
 
     settings = {'ssp': Settings}
     prompts: ClassVar[Prompts] = {
@@ -145,10 +145,10 @@ class Recipe(RecipeBase):
         if settings.first_update == 'proposer':
             roles = ('proposer', 'solver')
         period = settings.fill_period if settings.fill == 'replay_reset' else 0
-        return simultaneous(self.config, self.config.solver.steps, roles, clears_pool=period)
+        return simultaneous(self.config, self.config.solver.steps, roles, period)
 
     def tasks(self, step, pool, cursor):
-        """Returns a batch of answers; in later rounds further answers or earlier questions, by `ssp.fill`."""
+        """Returns tasks on a batch of answers; in later rounds on further answers or earlier questions (`ssp.fill`)."""
         settings = self.config.ssp
         if cursor.round == 0:
             return self._answer_tasks(step, cursor, self.config.proposer.batch)
@@ -159,8 +159,8 @@ class Recipe(RecipeBase):
             # round stays so: SSP's code duplicates valid questions instead, which doubles their weight.
             return self._answer_tasks(step, cursor, cursor.missing)
         if settings.fill.startswith('replay') and cursor.round == 1:
-            # The pool is shuffled in every step: the step's number takes the place of the iteration. The
-            # questions of this step enter the pool after the step.
+            # The pool is shuffled in every step: the step's number takes the place of the iteration. It holds the
+            # questions of earlier steps only: those of this step are added after its last round.
             questions = pool.batch(self.config.seed, step.number, 0, cursor.missing)
             tasks = []
             for index, question in enumerate(questions, cursor.step):
@@ -169,7 +169,10 @@ class Recipe(RecipeBase):
         return []
 
     def _answer_tasks(self, step, cursor, count: int) -> list[Task]:
-        """Returns tasks on `count` answers; the noise of each comes from the next tasks of the step, cyclically."""
+        """Returns tasks on the next `count` answers of the dataset; every phase begins at the first answer again.
+
+        The noise of each comes from the tasks after it in the step; after the last task the first one follows.
+        """
         # Tasks of earlier rounds count as neighbours, so that a round of one task has noise as well.
         total = cursor.step + count
         neighbours = min(self.config.ssp.noise, total - 1)
@@ -185,7 +188,7 @@ class Recipe(RecipeBase):
         return tasks
 
     async def episode(self, context, step, task):
-        """Runs one item: hides an answer, checks the question and solves it; or solves an earlier question again."""
+        """Runs one task: hides an answer, checks the question and solves it; or solves an earlier question again."""
         try:
             if isinstance(task.payload, Question):
                 rows = await solving.solver_rows(context, self.config, 'solver', task, task.payload)
@@ -269,7 +272,7 @@ class Recipe(RecipeBase):
         return reason, attempts
 
     def _rule_gate(self, trajectory: Trajectory, question: Question) -> str | None:
-        """Returns why a question is rejected by rule (`rewards.ssp_gate`, or 'unfinished'); else None."""
+        """Returns why a question is rejected by rule ('unfinished', or a code of `rewards.ssp_gate`); else None."""
         if trajectory.finish != 'answer':
             return 'unfinished'
         # Queries of failed searches do not count.
@@ -303,6 +306,7 @@ class Recipe(RecipeBase):
             material = read_passages + noise
             order = rng.permutation(len(material))
             shuffled = [material[index] for index in order]
+            # The layout does not follow config.tools.syntax: the built-in checkpoint was trained on this prompt.
             documents = passages_text([shuffled], 'search_r1')
             fields = dict(documents=documents, question=question.text)
             # If the prompt is too long, noise is dropped, one passage at a time. If it is too long even
@@ -344,8 +348,8 @@ class Recipe(RecipeBase):
         """Returns the row of a proposal with its reward.
 
         Args:
-          reason: why the question was rejected, or None.
-          attempts: the solver's rows on it.
+          reason: reason code of a rejected question, or None.
+          attempts: the solver's rows on the question; [] if it was rejected.
         """
         settings = self.config.reward
         # Ungraded attempts are left out of the solve rate and do not count as failures.

@@ -1,4 +1,4 @@
-"""Question construction paths (π-Play): what a distillation teacher sees and the student does not.
+"""Question construction paths (π-Play): what a distillation teacher reads and the student does not.
 
 `path_of` records a path as data when a question is made: {'title', 'hops', 'question', 'answer', 'document',
 'steps': [{'think', 'query', 'found'}]}. `teacher_prompt` turns it into the prompt, in the form that
@@ -38,7 +38,10 @@ _SHORT_PASSAGE = 80
 
 
 def path_of(trajectory: Trajectory, seed: SeedDocument, question: str, answer: str) -> Json:
-    """Returns the record of the path that a proposer's rollout took from its document to its question."""
+    """Returns the record of the path that a proposer's rollout took from its document to its question.
+
+    It has one step {'think', 'query', 'found'} per query, in order; 'found' lists the passages as texts.
+    """
     steps: list[Json] = []
     for turn in trajectory.turns:
         call = turn.call
@@ -47,7 +50,7 @@ def path_of(trajectory: Trajectory, seed: SeedDocument, question: str, answer: s
             continue
         queries = call.queries
         thought = rewards.extract_last(turn.text, 'think') or ''
-        # A failed search has queries and no passages; its queries stay in the path.
+        # A failed search has queries and no passages; its queries stay in the path, with nothing found.
         for query, passages in itertools.zip_longest(queries, call.documents, fillvalue=()):
             texts = [prompts.document_text(passage) for passage in passages]
             steps.append({'think': thought, 'query': query, 'found': texts})
@@ -113,15 +116,17 @@ def _chain_of_names(path: Json, steps: list[Json]) -> str:
 def teacher_prompt(
     context: RolloutContext, config, identity: tuple[int, ...], question: Question, role: str
 ) -> tuple[np.ndarray | None, float]:
-    """Returns the teacher's prompt, int32 [P], and 1.0 if passages were cut from it, else 0.0.
+    """Returns the teacher's prompt, int32 [tokens], and 1.0 if it was too long before any cut, else 0.0.
 
-    If the prompt is longer than `privileged.prompt_tokens`, passages are cut down to their titles, longest first.
-    If it is too long even then, the prompt is None.
+    A prompt longer than `privileged.prompt_tokens` is shortened: passages that searches found are replaced by their
+    titles, longest first; the first document is never cut. If it is too long even then, the prompt is None. With kind
+    'none' there is no limit.
 
     Args:
       identity: names the request within the run; the random draws of 'qcp_partial' derive from it.
       question: has a `path` unless `privileged.kind` is 'none'.
-      role: role whose prompt the teacher reads.
+      role: the student. With kind 'none' the teacher reads its prompt; otherwise the prompt 'solver_with_path', with
+        this role's tools.
     """
     kind = config.privileged.kind
     if kind == 'none':
@@ -134,7 +139,8 @@ def teacher_prompt(
     was_cut = 0.0
     # The length in tokens is known only after rendering, so passages are cut one at a time.
     while True:
-        # A new generator draws the same random half of the steps in every round.
+        # Created anew in every pass of this loop, so that 'qcp_partial' keeps the same half of the steps. The 1
+        # separates this stream from others of the same identity.
         rng = identity_rng(config.seed, *identity, 1)
         reference = path_text(kind, path, config.prompts, rng)
         ids = context.prompt_ids(role, 'solver_with_path', path=reference, question=question.text)

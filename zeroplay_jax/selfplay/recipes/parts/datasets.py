@@ -1,4 +1,4 @@
-"""The items that recipes start from: documents to ask about, answers to hide, questions to solve."""
+"""What the tasks of recipes start from: documents to ask about, answers to hide, questions to solve."""
 
 from __future__ import annotations
 
@@ -27,23 +27,24 @@ class SeedDocument:
     """A document that a proposer starts from.
 
     Attributes:
-      title, text: the passage.   hops: facts that the question must need.
-      kind: type of task (SCOPE); '' where the file names none.
+      title, text: the passage.
+      hops: number of facts that the question must need (SCOPE: of searches).
+      task_type: type of the open task (SCOPE); '' where the file names none.
       origin: provenance for the logs.
     """
 
     title: str
     text: str
     hops: int
-    kind: str = ''
+    task_type: str = ''
     origin: Json = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the record of the task log."""
         record: dict[str, Any] = {'title': self.title, 'text': self.text, 'hops': self.hops}
         record |= self.origin
-        if self.kind:
-            record['type'] = self.kind
+        if self.task_type:
+            record['type'] = self.task_type
         return record
 
     @classmethod
@@ -53,7 +54,7 @@ class SeedDocument:
             title=record['title'],
             text=record['text'],
             hops=record['hops'],
-            kind=record.get('type', ''),
+            task_type=record.get('type', ''),
             origin=files.provenance(record),
         )
 
@@ -63,7 +64,8 @@ class HiddenAnswer:
     """An answer for which a proposer invents a question (SSP).
 
     Attributes:
-      answer: the text.   hops: searches that the question must need.
+      answer: the text.
+      hops: number of searches that the question must need.
       noise_from: identities of the tasks whose passages are mixed into the answerability check.
       origin: provenance for the logs.
     """
@@ -139,7 +141,10 @@ class DocumentSampler:
             self._usable.append(documents_for(library.documents, hops))
 
     def tasks(self, step: Step, size: int) -> list[Task]:
-        """Returns tasks on `size` documents, a function of the arguments; none repeats while there are enough.
+        """Returns tasks on `size` documents, a function of the arguments.
+
+        Within a step no document repeats while there are enough. Steps that draw from the corpus are independent of
+        each other; a file is used up, per hop count and task type, before a document repeats.
 
         Raises:
           UserError: no document can start a question of some hop count of the ratio.
@@ -148,12 +153,12 @@ class DocumentSampler:
             return self._from_file.tasks(step, size)
         # The ratio is exact in every batch. Dr. Zero's code draws hop counts independently, which
         # in a small batch leaves rare hop counts with a single proposal and nothing to compare it to.
-        hop_counts = stratify(self._ratio, size)
+        documents_per_hops = stratify(self._ratio, size)
         rng = identity_rng(self._seed, step.number)
         seeds: list[SeedDocument] = []
         used: set[int] = set()
         # One generator draws the whole batch, so the order of the hop counts is part of the random stream.
-        for hops, count in enumerate(hop_counts, 1):
+        for hops, count in enumerate(documents_per_hops, 1):
             indices = self._draw(rng, hops, count, used)
             used.update(indices)
             for index in indices:
@@ -217,10 +222,10 @@ class DocumentFile:
         wanted_types = set(config.inputs.types) - {''}
         for record in files.documents(path):
             seed = SeedDocument.from_json(record)
-            cell = (seed.hops, seed.kind)
-            if not wanted_types or seed.kind in wanted_types:
+            cell = (seed.hops, seed.task_type)
+            if not wanted_types or seed.task_type in wanted_types:
                 cells.setdefault(cell, []).append(seed)
-        self._types = sorted({kind for _, kind in cells})
+        self._types = sorted({task_type for _, task_type in cells})
         self._check(path, cells, wanted_types)
         self._datasets: dict[Cell, EpochDataset[SeedDocument]] = {}
         for cell, seeds in cells.items():
@@ -234,17 +239,17 @@ class DocumentFile:
                 f'{path}: no document of type {min(absent_types)!r}; correct config.inputs.types'
             )
         for hops in _hops_with_share(self._ratio):
-            for kind in self._types:
-                if (hops, kind) in cells:
+            for task_type in self._types:
+                if (hops, task_type) in cells:
                     continue
-                of_type = f' of type {kind!r}' if kind else ''
+                of_type = f' of type {task_type!r}' if task_type else ''
                 raise UserError(
                     f'{path}: no document{of_type} has {hops} hops, as {self._ratio} requires; build '
                     'the file with this ratio, or change config.schedule.hop_ratio'
                 )
 
     def tasks(self, step: Step, size: int) -> list[Task]:
-        """Returns tasks on `size` documents, a function of the arguments; raises UserError for an unknown phase."""
+        """Returns tasks on the next `size` documents, a function of the arguments; UserError for an unknown phase."""
         used_before = self._used_before(step)
         seeds: list[SeedDocument] = []
         for cell, count in self._cell_counts(size).items():
@@ -252,13 +257,13 @@ class DocumentFile:
         return _numbered_tasks(step, seeds)
 
     def _cell_counts(self, size: int) -> collections.Counter[Cell]:
-        """Returns how many documents of each (hops, type) a batch holds; types alternate over the batch."""
+        """Returns how many documents of each (hops, type) a batch of `size` documents holds."""
         cells: collections.Counter[Cell] = collections.Counter()
         # Types alternate over the batch and not within each hop count, where the first type would get the odd
         # document of every hop count.
         for number, hops in enumerate(_stratified_hops(self._ratio, size)):
-            kind = self._types[number % len(self._types)]
-            cells[int(hops), kind] += 1
+            task_type = self._types[number % len(self._types)]
+            cells[int(hops), task_type] += 1
         return cells
 
     def _used_before(self, step: Step) -> collections.Counter[Cell]:
@@ -290,7 +295,7 @@ class DocumentFile:
 def pool_tasks(
     config, step: Step, pool: TaskPool, cursor: BatchCursor, role: str = 'solver'
 ) -> list[Task]:
-    """Returns the next questions of the pool: those missing in round 0, then whole batches (`_round_size`)."""
+    """Returns tasks on the next questions of the pool, as many as the round needs (`_round_size`); [] ends the step."""
     count = _round_size(config[role], cursor)
     questions = pool.batch(config.seed, step.phase.iteration, cursor.phase, count)
     return _numbered_tasks(step, questions, first=cursor.step)
@@ -303,7 +308,10 @@ def dataset_tasks(
     cursor: BatchCursor,
     role: str = 'solver',
 ) -> list[Task]:
-    """Returns the next external questions: those missing in round 0, then whole batches (`_round_size`)."""
+    """Returns tasks on the next questions of a dataset, as many as the round needs (`_round_size`); [] ends the step.
+
+    Every phase begins at the first question of the dataset's order again. The tasks count as external.
+    """
     questions = dataset.take(cursor.phase, _round_size(config[role], cursor))
     return _numbered_tasks(step, questions, first=cursor.step, external=True)
 
@@ -311,29 +319,30 @@ def dataset_tasks(
 def _numbered_tasks(
     step: Step, payloads: Sequence[Any], first: int = 0, external: bool = False
 ) -> list[Task]:
-    """Returns one task per payload, with the identity (step number, index within the step)."""
+    """Returns one task per payload, with the identity (step number, index within the step); `first`: first index."""
     tasks: list[Task] = []
     for index, payload in enumerate(payloads, first):
         tasks.append(Task((step.number, index), payload, external))
     return tasks
 
 
-def _round_size(role, cursor: BatchCursor) -> int:
-    """Returns the number of items of a round: the missing ones at first, then whole batches, which keep slots busy.
+def _round_size(settings, cursor: BatchCursor) -> int:
+    """Returns the number of tasks of a round; 0 ends the step.
 
-    0 ends the step: nothing is missing, the filter is off, or `fill_rounds` is reached.
+    Round 0 takes as many as groups are missing. With the dynamic filter, further rounds take a whole batch each, which
+    keeps the slots busy, until no group is missing or `fill_rounds` is reached.
 
     Args:
-      role: `config.<role>`.
+      settings: `config.<role>`.
     """
     if cursor.round == 0:
         return cursor.missing
-    if not role.filter_groups or not cursor.missing:
+    if not settings.filter_groups or not cursor.missing:
         return 0
     # The rounds are limited, because a policy that solves all questions, or none, yields no informative group.
-    if cursor.round >= role.fill_rounds:
+    if cursor.round >= settings.fill_rounds:
         return 0
-    return role.batch
+    return settings.batch
 
 
 def _hops_with_share(ratio: Sequence[float]) -> list[int]:
@@ -348,10 +357,10 @@ def _stratified_hops(ratio: Sequence[float], size: int) -> np.ndarray:
 
 
 def training_questions(config, library: Library) -> list[Question]:
-    """Returns the questions of `inputs.questions`, else of the training worlds.
+    """Returns the questions of the file `inputs.questions`, or without one those of the training worlds.
 
     Raises:
-      UserError: neither is available.
+      UserError: there is neither a file nor a miniature world, or a line is unusable.
     """
     if config.inputs.questions:
         return files.questions(config.inputs.questions)
@@ -365,10 +374,12 @@ def training_questions(config, library: Library) -> list[Question]:
 
 
 def hidden_answers(config, library: Library) -> list[HiddenAnswer]:
-    """Returns the answers of `inputs.answers`, else of the training worlds; hops are in the exact ratio.
+    """Returns the answers of the file `inputs.answers`, or without one those of the training worlds.
+
+    Over all of them, hops are in the exact ratio of `schedule.hop_ratio`, in random order.
 
     Raises:
-      UserError: neither is available.
+      UserError: there is neither a file nor a miniature world, or a line is unusable.
     """
     # (answer, provenance). SSP's gates compare with one text, so the first accepted answer is used.
     answers: list[tuple[str, Json]] = []

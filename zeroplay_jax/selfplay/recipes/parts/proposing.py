@@ -70,7 +70,7 @@ async def propose(
 def read_proposal(
     trajectory: Trajectory, seed: SeedDocument, require_grounding: bool = False
 ) -> Proposal:
-    """Returns the proposal of a rollout about a document."""
+    """Returns the proposal in a rollout about the document `seed`, with the reason if it is rejected."""
     # Only the final turn is read: a question drafted in an earlier turn was not submitted.
     final_text = ''
     if trajectory.finish == 'answer':
@@ -122,7 +122,7 @@ def _format_score(
 
 
 def _format_problem(question: str | None, answer: str | None) -> str:
-    """Returns why a format score is 0. With question and answer present, only a leaked answer explains it."""
+    """Returns why a format score is 0. With question and answer present, the question contains the answer."""
     if not question:
         return 'no_question'
     if not answer:
@@ -135,7 +135,7 @@ def _is_grounded(
 ) -> bool:
     """Returns whether the answer is in the passages of the last search and the question names the source document.
 
-    If no search found anything, the source document takes the place of the passages.
+    Failed searches do not count. If none succeeded, the source document takes the place of the passages.
     """
     if not question or not answer:
         return False
@@ -169,9 +169,9 @@ def question_record(task: Task, proposal: Proposal) -> Question:
 
 
 def proposal_row(role: str, task: Task, proposal: Proposal) -> Row:
-    """Returns a row of the prompt's group with reward 0.0; the recipe sets the reward and its parts.
+    """Returns a row of the prompt's group with reward 0.0.
 
-    The parts that count in the reward are `parts['format']` and `parts['difficulty']`.
+    The recipe sets the reward, and the parts that count in it: `parts['format']` and `parts['difficulty']`.
     """
     # These are logged only. The part that counts in the reward is called 'format', without a suffix.
     parts = {f'format_{name}': value for name, value in proposal.format.items()}

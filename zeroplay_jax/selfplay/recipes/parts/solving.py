@@ -24,7 +24,12 @@ async def attempts(
     question: Question,
     samples: int,
 ) -> list[tuple[Trajectory, float | None]]:
-    """Returns rollouts on a question, each with its score; None where the judge gave no verdict.
+    """Returns `samples` rollouts on a question, each with its score in [0, 1]; None where the judge gave no verdict.
+
+    Args:
+      role: role that answers, with its own prompt.
+      metric: `answers.score` lists the metrics.
+      identity: names the request within the run; all randomness derives from it.
 
     Raises:
       TaskDropped: the prompt is too long.
@@ -49,6 +54,8 @@ async def solve_count(
 ) -> int:
     """Returns how many of `samples` rollouts answer the question (score of at least one half).
 
+    The arguments are those of `attempts`.
+
     Raises:
       TaskDropped: the prompt is too long.
     """
@@ -64,7 +71,13 @@ async def solve_count(
 async def solver_rows(
     context: RolloutContext, config, role: str, task: Task, question: Question
 ) -> list[Row]:
-    """Returns `config.<role>.samples` rollouts on a question as rows, with the teacher's prompt if the role distils.
+    """Returns `config.<role>.samples` rollouts on a question as rows of one group, with their rewards.
+
+    The rows also have the teacher's prompt if the role distils and the question has a construction path.
+
+    Args:
+      task: its identity names the request and, with its first two integers, the group.
+      question: need not be the payload of `task`.
 
     Raises:
       TaskDropped: the solver's prompt is too long.
@@ -83,7 +96,7 @@ async def solver_rows(
     for trajectory, value in scored:
         parts = {_PART_NAMES.get(metric, metric): value or 0.0}
         if config.reward.overlong_buffer:
-            parts['overlong'] = overlong_penalty(config, trajectory)
+            parts['overlong'] = overlong_part(config, trajectory)
         # A rollout without a verdict is dropped: it is neither right nor wrong, and any reward would be noise.
         drop = 'ungraded' if value is None else None
         info = RowInfo(
@@ -106,14 +119,15 @@ async def solver_rows(
     return rows
 
 
-def overlong_penalty(config, trajectory: Trajectory) -> float:
-    """Returns the penalty, at most 0, for rollouts near the end of their slot (DAPO's soft overlong shaping).
+def overlong_part(config, trajectory: Trajectory) -> float:
+    """Returns the penalty, from 0 to -1, of a rollout that nearly fills its slot (DAPO's soft overlong shaping).
 
     0 if `reward.overlong_buffer` is 0.
     """
     buffer = config.reward.overlong_buffer
     if not buffer:
         return 0.0
-    # All tokens count and not the policy's alone, because observations fill the slot as well.
+    # DAPO counts the response alone. Here prompt and observations count too, because they fill the slot as well.
+    # After a cut of thoughts (rollout.drop_thinking) only the last context counts.
     length = len(trajectory.tokens)
     return rewards.overlong_penalty(length, config.sampler.context, buffer)

@@ -1,0 +1,353 @@
+"""Plays rollouts on TPU slices and GPUs without any: seconds per step by cause, and what a change would bring.
+
+    python -m benchmarks.slices --machine v5p:2x2x4 --model qwen2.5-7b
+    python -m benchmarks.slices --machine v5e:4x4 --model qwen2.5-3b --slots 64 --config configs/drzero.py
+    python -m benchmarks.slices --machine v5e:4x4 --model qwen2.5-7b --metrics runs/mine/metrics.jsonl
+    python -m benchmarks.slices --all
+
+The rules of the scheduler are played call by call. What a call costs is the compiler's estimate from the results of
+benchmarks.tpu_aot where there is one, and otherwise a peak rate; the output says which. benchmarks/README.md explains
+what is simulated and what is assumed. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import runpy
+import sys
+from typing import Any, NoReturn
+
+from benchmarks import slices_costs, slices_workload, tpu_shapes
+from benchmarks.slices_costs import MachineCosts
+from benchmarks.slices_engines import Settings
+from benchmarks.slices_play import CAUSES, ENGINES, Result, default_settings, play
+from benchmarks.slices_workload import Part, Unit, Workload
+from zeroplay_jax.runtime.atomic import write_text
+from zeroplay_jax.types import UserError
+
+RESULTS = pathlib.Path(__file__).parent / 'results' / 'slices.json'
+# The engine that the project has. Its figures are the last line of --all.
+PROJECT_ENGINE = 'slots'
+# Machines of --all: name in the last line → machine, hosts (0 for its own) and steps ahead.
+ALL = {
+    'v5e:4x4': ('v5e:4x4', 0, 0),
+    'v5p:2x2x4': ('v5p:2x2x4', 0, 0),
+    'v6e:4x4': ('v6e:4x4', 0, 0),
+    'h100': ('h100', 0, 0),
+    'h200': ('h200', 0, 0),
+    'v5p_64_hosts_sync': ('v5p:2x2x4', 64, 0),
+    'v5p_64_hosts_ahead': ('v5p:2x2x4', 64, 1),
+}
+ALL_MODEL = 'qwen2.5-7b'
+# Seed of the lengths of the first step.
+SEED = 1
+# Steps that are played: with `ahead` the first and the last do not count.
+STEPS = {0: 1, 1: 4}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Prints one line for a wrong argument."""
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the message and exits with status 2."""
+        print(f'slices: {message}', file=sys.stderr)
+        sys.exit(2)
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    """Returns the parsed command line."""
+    parser = _Parser(
+        prog='python -m benchmarks.slices',
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    machines = ', '.join(slices_costs.MACHINES)
+    parser.add_argument('--machine', help=f'one of {machines}')
+    parser.add_argument('--model', default=ALL_MODEL, help=f'one of {", ".join(tpu_shapes.MODELS)}')
+    parser.add_argument('--config', help='config of a run: its lengths, its sampler and its steps')
+    parser.add_argument('--metrics', type=pathlib.Path, help='metrics.jsonl of a finished run')
+    parser.add_argument(
+        '--engine',
+        choices=ENGINES,
+        default=PROJECT_ENGINE,
+        help=f'rules of the sampler ({PROJECT_ENGINE})',
+    )
+    parser.add_argument('--hosts', type=int, default=0, help='another number of the same hosts')
+    parser.add_argument('--slots', type=int, default=0, help='slots of a host')
+    parser.add_argument('--ahead', type=int, choices=(0, 1), default=0, help='rollout.ahead')
+    parser.add_argument('--peak', action='store_true', help='peak rates, no estimates')
+    parser.add_argument('--all', action='store_true', help='every machine')
+    parser.add_argument('--write', action='store_true', help='with --all: store the results')
+    args = parser.parse_args(argv)
+    if bool(args.machine) == args.all:
+        parser.error('give --machine or --all')
+    if args.hosts < 0 or args.slots < 0:
+        parser.error('--hosts and --slots are positive')
+    return args
+
+
+def read_config(name: str) -> Any:
+    """Returns the config of a file, with a variant after a colon.
+
+    Raises:
+      UserError: there is no such file or variant.
+    """
+    path, _, variant = name.partition(':')
+    if not pathlib.Path(path).is_file():
+        raise UserError(f'--config={name}: no such file')
+    try:
+        get_config = runpy.run_path(path)['get_config']
+        return get_config(variant) if variant else get_config()
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f'--config={name}: {error}') from None
+
+
+def play_workload(
+    machine: MachineCosts, engine: str, settings: Settings, workload: Workload, ahead: int = 0
+) -> Result:
+    """Returns the figures of a step of a workload."""
+    steps = [workload.draw(SEED + step, step) for step in range(STEPS[ahead])]
+    return play(machine, engine, settings, steps, workload.latencies, ahead, SEED)
+
+
+def changes(
+    machine: MachineCosts, settings: Settings, workload: Workload, engine: str, ahead: int
+) -> list[tuple[str, Result]]:
+    """Returns what other settings would bring, each with everything else as it is.
+
+    The rows of pages have the default settings of that engine: its chunks, token budget and tool threads.
+    """
+    results = []
+
+    def add(name: str, other_engine: str, other_settings: Settings, other_ahead: int) -> None:
+        result = play_workload(machine, other_engine, other_settings, workload, other_ahead)
+        results.append((name, result))
+
+    fields = dict(slots=settings.slots, context=settings.context, turn_tokens=settings.turn_tokens)
+    pages = default_settings(machine, 'pages', **fields)
+    if engine == 'slots':
+        rows = dataclasses.replace(settings, fill_buckets=(1, 2, 4, 8, 16))
+        add('prefill programs of 1, 2, 4, 8 and 16 rows', 'slots', rows, ahead)
+        more = dataclasses.replace(settings, slots=2 * settings.slots)
+        add('twice the slots (twice their memory)', 'slots', more, ahead)
+        separate = dataclasses.replace(pages, token_budget=0)
+        add('pages in the memory of the slots', 'pages', separate, ahead)
+        add('pages, prefill and decode in one step', 'pages', pages, ahead)
+    else:
+        more = dataclasses.replace(settings, pages=2 * settings.pages)
+        add('twice the pages (twice their memory)', 'pages', more, ahead)
+        budget = dataclasses.replace(settings, token_budget=2 * settings.token_budget)
+        add('twice the token budget', 'pages', budget, ahead)
+        separate = dataclasses.replace(settings, token_budget=0)
+        add('prefill before decode', 'pages', separate, ahead)
+    threads = dataclasses.replace(settings, tool_threads=4 * settings.tool_threads)
+    add('four times the tool threads', engine, threads, ahead)
+    if not ahead:
+        add('ahead=1', engine, settings, 1)
+        if engine == 'slots':
+            add('pages, one step, ahead=1', 'pages', pages, 1)
+    return results
+
+
+def workload_line(workload: Workload) -> str:
+    """Returns a workload in words."""
+    groups = workload.draw(SEED)
+    prompts, written, read = slices_workload.tokens(groups)
+    rollouts = workload.groups * workload.samples
+    low, high = workload.latency
+    return (
+        f'{workload.groups} prompts × {workload.samples} samples, mean {(prompts + written + read) / rollouts:.0f} '
+        f'tokens, {written / rollouts:.0f} of them written; tools {low * 1e3:.0f} to {high * 1e3:.0f} ms'
+    )
+
+
+def report(machine: MachineCosts, engine: str, settings: Settings, result: Result) -> list[str]:
+    """Returns the lines of one play."""
+    if engine == 'slots':
+        cache = f'{settings.slots} slots'
+    else:
+        cache = f'{settings.pages} pages of {settings.page}'
+    lines = [f'{machine.model} on {machine.machine}, {machine.hosts} hosts, {cache} each']
+    for part, source in machine.sources.items():
+        if part != 'kernel' or engine == 'pages':
+            lines.append(f'  seconds of {part}: {source}')
+    step = sum(result.seconds.values())
+    lines.append('')
+    lines.append('seconds per step')
+    for cause in CAUSES:
+        if result.seconds.get(cause):
+            seconds = result.seconds[cause]
+            lines.append(f'  {cause:<12} {seconds:9.2f} {seconds / step:6.0%}')
+    lines.append(f'  {"all":<12} {step:9.2f}')
+    bound = result.rollout_seconds / result.bound
+    lines.append('')
+    lines.append(
+        f'{result.tokens_per_second:,.0f} generated tokens/s while sampling, {bound:.1f} × the least time'
+    )
+    lines.append(
+        f'useful: {result.useful_rows:.0%} of the rows of decode steps, {result.useful_tokens:.0%} of the computed '
+        f'{"prefill tokens" if engine == "slots" else "tokens"}; at most {result.concurrent} rollouts on a host; '
+        f'{result.evictions:.0f} evictions'
+    )
+    return lines
+
+
+def change_lines(results: list[tuple[str, Result]]) -> list[str]:
+    """Returns the table of `changes`."""
+    head = f'{"a change":<44} {"sampling s":>10} {"step s":>8} {"tokens/s":>9}'
+    lines = ['', head]
+    for name, result in results:
+        step = sum(result.seconds.values())
+        lines.append(
+            f'{name:<44} {result.rollout_seconds:10.1f} {step:8.1f} {result.tokens_per_second:9,.0f}'
+        )
+    return lines
+
+
+def unit_seconds(
+    machine: MachineCosts, engine: str, settings: Settings, workload: Workload, unit: Unit
+) -> dict[str, float]:
+    """Returns the seconds of a unit's rollouts by part, of its updates and of its exchange."""
+    seconds: dict[str, float] = {}
+    trained = scored = rollouts = 0.0
+    for part in unit.parts:
+        part_workload = slices_workload.part_workload(workload, part)
+        steps = [part_workload.draw(SEED)]
+        # A part's turns may be longer than the config's.
+        turn_tokens = max(settings.turn_tokens, part_workload.turn_tokens)
+        part_settings = dataclasses.replace(settings, turn_tokens=turn_tokens)
+        latencies = part_workload.latencies
+        result = play(machine, engine, part_settings, steps, latencies, 0, SEED)
+        seconds[part.name] = result.rollout_seconds * part.repeat
+        trained_tokens, scored_tokens = _update_tokens(part, sum(slices_workload.tokens(steps[0])))
+        trained += trained_tokens
+        scored += scored_tokens
+        rollouts += part.groups * part.samples * part.repeat
+    seconds['update'] = machine.update_seconds(round(trained), round(scored))
+    seconds['exchange'] = machine.exchange_seconds(round(rollouts))
+    return seconds
+
+
+def _update_tokens(part: Part, tokens: int) -> tuple[float, float]:
+    """Returns the tokens of a part that are trained on, and those that are only scored."""
+    if not part.trained:
+        return 0.0, 0.0
+    rollouts = part.groups * part.samples
+    scored = part.scored * (tokens + part.extra_scored * rollouts)
+    return tokens * float(part.repeat), scored * part.repeat
+
+
+def unit_lines(unit: Unit, seconds: dict[str, float]) -> list[str]:
+    """Returns the table of a config's unit."""
+    lines = ['', f'{unit.name}, {unit.count} times: seconds']
+    for name, value in seconds.items():
+        lines.append(f'  {name:<32} {value:10.1f}')
+    total = sum(seconds.values())
+    hours = total * unit.count / 3600
+    lines.append(f'  {"all":<32} {total:10.1f}')
+    lines.append(
+        f'{hours:.1f} hours for {unit.count}; checkpoints, evaluations and compilation not included'
+    )
+    return lines
+
+
+def one_machine(args: argparse.Namespace) -> dict:
+    """Plays a workload on one machine and prints the report; returns the last line."""
+    machine = slices_costs.machine_costs(args.machine, args.model, args.peak)
+    if args.hosts:
+        machine = machine.on_hosts(args.hosts)
+    workload = Workload()
+    unit = None
+    overrides: dict[str, Any] = {}
+    if args.config:
+        config = read_config(args.config)
+        workload, unit = slices_workload.from_config(config, workload.latency)
+        sampler = config.sampler
+        overrides = dict(
+            slots=sampler.slots,
+            context=sampler.context,
+            chunk=sampler.chunk,
+            fill_rows=sampler.fill_rows,
+            burst=sampler.burst,
+            put_rows=sampler.put_rows,
+            turn_tokens=config.rollout.turn_tokens,
+        )
+    if args.metrics:
+        workload = slices_workload.from_metrics(args.metrics, workload)
+    if args.slots:
+        overrides['slots'] = args.slots
+    settings = default_settings(machine, args.engine, **overrides)
+    result = play_workload(machine, args.engine, settings, workload, args.ahead)
+    lines = [workload_line(workload), *report(machine, args.engine, settings, result)]
+    last: dict[str, Any] = dict(
+        machine=machine.machine,
+        model=machine.model,
+        engine=args.engine,
+        tokens_per_second=round(result.tokens_per_second),
+        seconds={cause: round(value, 3) for cause, value in result.seconds.items()},
+    )
+    if unit:
+        seconds = unit_seconds(machine, args.engine, settings, workload, unit)
+        lines += unit_lines(unit, seconds)
+        last['unit'] = {name: round(value, 1) for name, value in seconds.items()}
+        last['hours'] = round(sum(seconds.values()) * unit.count / 3600, 2)
+    results = changes(machine, settings, workload, args.engine, args.ahead)
+    lines += change_lines(results)
+    last['changes'] = {name: round(other.tokens_per_second) for name, other in results}
+    print('\n'.join(lines))
+    return last
+
+
+def all_row(name: str, engine: str, peak: bool = False) -> Result:
+    """Returns the figures of one entry of ALL."""
+    machine_name, hosts, ahead = ALL[name]
+    machine = slices_costs.machine_costs(machine_name, ALL_MODEL, peak)
+    if hosts:
+        machine = machine.on_hosts(hosts)
+    return play_workload(machine, engine, default_settings(machine, engine), Workload(), ahead)
+
+
+def every_machine() -> dict[str, Any]:
+    """Plays the workload on every machine with every engine; prints a table and returns the results."""
+    print(workload_line(Workload()))
+    print(f'{ALL_MODEL}; generated tokens/s while sampling, and the bound with the same costs\n')
+    print(f'{"machine":<20} {"seconds from":<34} {"slots":>8} {"pages":>9} {"bound":>9}')
+    results: dict[str, Any] = {engine: {} for engine in ENGINES}
+    for name, (machine_name, _, _) in ALL.items():
+        rates = {}
+        for engine in ENGINES:
+            result = all_row(name, engine)
+            rates[engine] = result.tokens_per_second
+            results[engine][name] = round(result.tokens_per_second)
+        bound = result.tokens_per_second * result.rollout_seconds / result.bound
+        source = slices_costs.machine_costs(machine_name, ALL_MODEL).sources['sampler']
+        print(
+            f'{name:<20} {source:<34} {rates["slots"]:8,.0f} {rates["pages"]:9,.0f} {bound:9,.0f}',
+            flush=True,
+        )
+    print(f"\nThe last line has the figures of the project's engine: {PROJECT_ENGINE}.")
+    return results
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Prints the report of one machine, or the table of all."""
+    args = parse_arguments(argv)
+    try:
+        if args.all:
+            results = every_machine()
+            if args.write:
+                write_text(RESULTS, json.dumps(results, indent=1) + '\n')
+            last = results[PROJECT_ENGINE]
+        else:
+            last = one_machine(args)
+    except UserError as error:
+        print(f'slices: {error}', file=sys.stderr)
+        sys.exit(2)
+    print(json.dumps(last))
+
+
+if __name__ == '__main__':
+    main()

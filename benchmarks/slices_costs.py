@@ -1,0 +1,328 @@
+"""What the calls of an engine cost on a machine: the compiler's estimates where there are some, otherwise peak rates.
+
+The figures come from the committed results of `benchmarks.tpu_aot`. GPUs have peak rates only. A Pallas kernel has no
+estimate in a compiled program: it counts as the larger of its memory traffic and its inner loop's instructions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from benchmarks import gpu_costs, tpu_estimates, tpu_kernels, tpu_programs, tpu_shapes
+from benchmarks.slices_engines import Settings
+from zeroplay_jax.types import UserError
+
+RESULTS = pathlib.Path(__file__).parent / 'results' / 'tpu_aot.json'
+GPUS = {'h100': ('NVIDIA H100 80GB HBM3', 79), 'h200': ('NVIDIA H200', 140)}
+MACHINES = (*tpu_shapes.TOPOLOGIES, *GPUS)
+GIB = 2**30
+# Places per slot of the compiled programs.
+POSITIONS = tpu_programs.TOKENS + tpu_programs.CHUNK
+# Rows of a full batch for which the least time of an update is stated.
+UPDATE_TOKENS = tpu_programs.ROWS * tpu_programs.TOKENS
+# Share of an update's rows that first-fit packing fills.
+PACKED = 0.925
+# Seconds of the host in a round of the scheduler, and of one rollout in the exchange between hosts (1.4 s of JSON per
+# 1,280). Assumptions: neither was measured beside an accelerator.
+ROUND_SECONDS = 8e-3
+EXCHANGE_SECONDS = 1.4 / 1280
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """The ragged paged attention kernel of JAX, for all layers of a model on a host.
+
+    Attributes:
+      page, block: places of a page, and places that the kernel reads at a time.
+      traffic: seconds in which a block is read at the memory's peak rate.
+      instructions: 'decode' and 'prefill' → seconds of the instructions of a block, and of a row around its blocks.
+    """
+
+    page: int
+    block: int
+    traffic: float
+    instructions: dict[str, tuple[float, float]]
+
+    def seconds(self, rows: int, blocks: int, kind: str) -> float:
+        """Returns the seconds for some rows with some blocks in total: the larger of instructions and traffic."""
+        per_block, per_row = self.instructions[kind]
+        return blocks * max(per_block, self.traffic) + rows * per_row
+
+
+# Places of a page on machines without a compiled kernel; it is read at the memory's peak rate.
+PLAIN_PAGE = 64
+# Queries that share a read of the places in a prefill.
+KERNEL_QUERIES = tpu_kernels.QUERIES['prefill']
+# Most seconds per step of writing new keys and values into pages, by the compiler's estimate of bursts of 16 steps.
+PAGE_WRITE_SECONDS = 0.4e-3 / 16
+
+
+@dataclasses.dataclass(frozen=True)
+class MachineCosts:
+    """Seconds of every part of a call on one host, for the slots and positions of the compile table.
+
+    Attributes:
+      machine, model: their names.
+      hosts: number of hosts.
+      slots: slots of a host that fit.
+      step: a decode step without attention and head.
+      head: logits and sampling of `slots` rows.
+      place: attention over one place of the slots' cache.
+      burst: writing the keys and values of a decode call.
+      token: a prefilled token without attention.
+      attention: attention of a token of `extend`, which covers all positions.
+      kernel: attention over pages.
+      update: an update of 256 rows of 4,096 tokens.
+      sources: part → where its seconds come from.
+    """
+
+    machine: str
+    model: str
+    hosts: int
+    slots: int
+    step: float
+    head: float
+    place: float
+    burst: float
+    token: float
+    attention: float
+    kernel: Kernel
+    update: float
+    sources: dict[str, str]
+
+    def on_hosts(self, hosts: int) -> MachineCosts:
+        """Returns the costs on another number of the same hosts. The update is split over them."""
+        sources = dict(self.sources)
+        if hosts != self.hosts:
+            sources['update'] += f', scaled from {self.hosts} hosts'
+        return dataclasses.replace(
+            self, hosts=hosts, update=self.update * self.hosts / hosts, sources=sources
+        )
+
+    def places(self) -> int:
+        """Places of the cache of a host."""
+        return self.slots * POSITIONS
+
+    def update_seconds(self, trained: int, scored: int = 0) -> float:
+        """Returns the seconds of an update.
+
+        Args:
+          trained: tokens of the rows.
+          scored: tokens that a reference or teacher reads, one of the four passes of an update.
+        """
+        return (trained + scored / 4) / UPDATE_TOKENS / PACKED * self.update
+
+    def exchange_seconds(self, rollouts: int) -> float:
+        """Returns the seconds in which every host encodes or reads all rollouts of a step; one host has none."""
+        return rollouts * EXCHANGE_SECONDS if self.hosts > 1 else 0.0
+
+
+class CallCosts:
+    """Seconds of the calls of an engine with given settings on a machine."""
+
+    def __init__(self, machine: MachineCosts, settings: Settings, host_seconds: float):
+        self.machine = machine
+        self.settings = settings
+        self.host_seconds = host_seconds
+        self.positions = settings.context + max(settings.chunk, settings.burst)
+
+    def extend(self, rows: int) -> float:
+        """A call computes all its rows, and attention covers all positions of a slot."""
+        machine = self.machine
+        tokens = rows * self.settings.chunk
+        attention = machine.attention * self.positions / POSITIONS
+        # A call with few rows still reads all weights.
+        return max(tokens * machine.token, machine.step) + tokens * attention
+
+    def decode(self, steps: int) -> tuple[float, float]:
+        """Every step reads all positions of all slots."""
+        machine = self.machine
+        slots = self.settings.slots
+        head = machine.head * slots / machine.slots
+        attention = machine.place * slots * self.positions
+        write = machine.burst * slots / machine.slots * self.settings.burst / tpu_programs.BURST
+        return steps * (machine.step + head + attention), write
+
+    def mixed(self, tokens: int, rows: int, last: np.ndarray, fed: np.ndarray) -> float:
+        """Products over the program's tokens, attention over used places in blocks, logits of all rows."""
+        machine = self.machine
+        seconds = max(tokens * machine.token, machine.step)
+        seconds += machine.head * rows / machine.slots
+        blocks = -(-last // machine.kernel.block)
+        decode_blocks = int(blocks[fed == 1].sum())
+        seconds += machine.kernel.seconds(int((fed == 1).sum()), decode_blocks, 'decode')
+        # A block of queries reads all places before its last one.
+        queries = -(-fed // KERNEL_QUERIES)
+        is_prefill = fed > 1
+        prefill_blocks = int((blocks * queries)[is_prefill].sum())
+        seconds += machine.kernel.seconds(int(queries[is_prefill].sum()), prefill_blocks, 'prefill')
+        return seconds + PAGE_WRITE_SECONDS
+
+    def host(self, rows: int) -> float:
+        """The same for any number of rollouts."""
+        del rows
+        return self.host_seconds
+
+
+@functools.cache
+def _table(path: pathlib.Path) -> dict[str, Any]:
+    return json.loads(path.read_text())
+
+
+def machine_costs(
+    machine: str, model: str, peak: bool = False, path: pathlib.Path = RESULTS
+) -> MachineCosts:
+    """Returns the costs of a model on a machine.
+
+    Args:
+      machine: a slice of the compile table, 'h100' or 'h200' (one GPU).
+      model: a model of the compile table.
+      peak: whether estimates are ignored.
+      path: results of `benchmarks.tpu_aot`.
+
+    Raises:
+      UserError: the names are not in the table.
+    """
+    if machine not in MACHINES:
+        raise UserError(f'no machine {machine!r}; there are {", ".join(MACHINES)}')
+    if model not in tpu_shapes.MODELS:
+        raise UserError(f'no model {model!r}; there are {", ".join(tpu_shapes.MODELS)}')
+    if machine in GPUS:
+        return _gpu(machine, model)
+    return _slice(machine, model, peak, _table(path))
+
+
+def _shape(model: str) -> tuple[float, float, float]:
+    """Returns the weights of all layers and of the head, and the bytes of one place in all layers."""
+    config = tpu_programs.sized(model)
+    layer, _, head = gpu_costs.matrix_weights(config)
+    place = config.layers * 2 * config.kv_heads * config.head_dim * 2
+    return float(config.layers * layer), float(head), float(place)
+
+
+def _plain_kernel(place_seconds: float) -> Kernel:
+    """Returns a kernel that reads pages at the memory's peak rate."""
+    none = (0.0, 0.0)
+    instructions = dict(decode=none, prefill=none)
+    return Kernel(PLAIN_PAGE, PLAIN_PAGE, PLAIN_PAGE * place_seconds, instructions)
+
+
+def _compiled_kernel(
+    stored: dict[str, Any], generation: str, model: str, place_seconds: float
+) -> Kernel:
+    """Returns the compiled kernel, see `tpu_kernels`."""
+    # The kernel runs once per layer; a bundle takes a cycle.
+    bundle = tpu_programs.sized(model).layers / tpu_estimates.CLOCK[generation]
+    instructions = {}
+    for kind in tpu_kernels.QUERIES:
+        bundles = stored[kind]
+        instructions[kind] = (bundles['block'] * bundle, bundles['row'] * bundle)
+    block = stored['block']
+    return Kernel(stored['page'], block, block * place_seconds, instructions)
+
+
+def _slice(machine: str, model: str, peak: bool, table: dict[str, Any]) -> MachineCosts:
+    """Returns the costs on a TPU slice."""
+    rows = {}
+    for row in table['rows']:
+        if (row['model'], row['topology']) == (model, machine):
+            rows[row['program']] = row
+    chip = tpu_shapes.TOPOLOGIES[machine].chip
+    mesh = rows['decode']['mesh']
+    hosts = mesh['replica']
+    chips = mesh['fsdp'] * mesh['model']
+    slots = rows['decode']['slots']
+    layers, head, place = _shape(model)
+    place_seconds = place / chips / chip.bandwidth
+    call_tokens = tpu_programs.FILL_ROWS * tpu_programs.CHUNK
+    call = rows['extend']['roofline_seconds']
+    token = 2 * layers / chips / chip.flops
+    copies = 2 / chips / chip.bandwidth
+    costs = dict(
+        step=layers * copies,
+        head=head * copies,
+        place=place_seconds,
+        burst=0.0,
+        token=token,
+        attention=max(call / call_tokens - token, 0.0),
+    )
+    sampler_source = 'peak rate'
+    estimate = table.get('estimates', {}).get(tpu_estimates.key(model, machine, slots))
+    if estimate and not peak:
+        decode, extend = estimate['decode'], estimate['extend']
+        sampler_source = 'compiler, at least the peak rate'
+        estimated = dict(
+            step=decode['rest'] - decode['head'],
+            head=decode['head'],
+            place=decode['places'] / (slots * POSITIONS),
+            burst=decode['burst'],
+            token=extend['rest'] / call_tokens,
+            attention=extend['places'] / call_tokens,
+        )
+        # Some estimates are below the memory's least time, which no schedule can beat.
+        costs = {name: max(seconds, costs[name]) for name, seconds in estimated.items()}
+    generation = machine.partition(':')[0]
+    stored_kernel = table.get('kernels', {}).get(tpu_kernels.key(model, generation))
+    kernel = _plain_kernel(place_seconds)
+    if stored_kernel:
+        kernel = _compiled_kernel(stored_kernel, generation, model, place_seconds)
+    update = rows['update'].get('estimated_seconds')
+    sources = dict(
+        sampler=sampler_source,
+        update='compiler' if update and not peak else 'peak rate',
+        kernel='larger of instructions and memory traffic' if stored_kernel else 'memory traffic',
+        host='assumption',
+    )
+    return MachineCosts(
+        machine=machine,
+        model=model,
+        hosts=hosts,
+        slots=slots,
+        kernel=kernel,
+        update=update if update and not peak else rows['update']['roofline_seconds'],
+        sources=sources,
+        **costs,
+    )
+
+
+def _gpu(machine: str, model: str) -> MachineCosts:
+    """Returns the costs on one GPU at its peak rates."""
+    name, memory = GPUS[machine]
+    device = gpu_costs.PEAKS[name]
+    layers, head, place = _shape(model)
+    config = tpu_programs.sized(model)
+    # In rollouts: the weights and slots of two roles; everything else is off the chip.
+    views = 2 * 2 * (layers + head * (1 if config.tied else 2))
+    left = (memory - 1.25) * GIB - views
+    slots = 2 ** int(math.log2(max(left / (2 * POSITIONS * place), 1)))
+    slots = min(slots, 256)
+    # Attention of a token over all positions: two products of 2·d operations per head and place.
+    attention = config.layers * 4 * config.heads * config.head_dim * POSITIONS
+    passes = gpu_costs.update_cost(config, UPDATE_TOKENS, tpu_programs.TOKENS).flops * 4 / 3
+    return MachineCosts(
+        machine=machine,
+        model=model,
+        hosts=1,
+        slots=slots,
+        step=2 * layers / device.bandwidth,
+        head=2 * head / device.bandwidth,
+        place=place / device.bandwidth,
+        burst=0.0,
+        token=2 * layers / device.flops,
+        attention=attention / device.flops,
+        kernel=_plain_kernel(place / device.bandwidth),
+        update=passes / device.flops,
+        sources=dict(
+            sampler='peak rate',
+            update='peak rate; its state does not fit on one GPU',
+            kernel='memory traffic',
+            host='assumption',
+        ),
+    )

@@ -1,0 +1,290 @@
+"""Plays training steps on the hosts of a machine: every host has an engine and its share of the prompts."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import heapq
+from collections.abc import Callable, Sequence
+
+from benchmarks import slices_workload
+from benchmarks.slices_costs import (
+    ROUND_SECONDS,
+    CallCosts,
+    MachineCosts,
+)
+from benchmarks.slices_engines import Engine, Group, Settings, SlotEngine, Tools
+from benchmarks.slices_pages import PagedEngine
+
+ENGINES: dict[str, type[Engine]] = {'slots': SlotEngine, 'pages': PagedEngine}
+# Causes of a step's seconds, in the order in which they are printed.
+CAUSES = (
+    'prefill',
+    'decode',
+    'cache write',
+    'host',
+    'tool wait',
+    'tail',
+    'other hosts',
+    'update',
+    'exchange',
+)
+# Settings of the paged engine. Its slots per slot of the compile table, of which only the used places take memory, and
+# the most of them; tokens of a step by generation; tool calls that run beside each other.
+MORE_SLOTS = 3
+MOST_SLOTS = 320
+TOKEN_BUDGETS = {'v5e': 256}
+TOKEN_BUDGET = 512
+TOOL_THREADS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One play.
+
+    Attributes:
+      seconds: seconds per step by cause, averaged over the hosts; all but 'update' and 'exchange' add up to the next.
+      rollout_seconds: seconds in which a step samples.
+      tokens_per_second: generated tokens per second of sampling, of all hosts.
+      useful_rows: share of the steps of all rows of the decode programs whose token belongs to a rollout.
+      useful_tokens: share of the tokens computed by prefill calls or paged steps that belong to a rollout.
+      bound: least seconds with the same costs, see `bound_seconds`.
+      concurrent: most rollouts in progress on a host.
+      evictions: rollouts per step that lost their pages.
+    """
+
+    seconds: dict[str, float]
+    rollout_seconds: float
+    tokens_per_second: float
+    useful_rows: float
+    useful_tokens: float
+    bound: float
+    concurrent: int
+    evictions: float
+
+
+class _Host:
+    """A host during a play: its engine, its clock and its seconds by cause."""
+
+    def __init__(self, engine: Engine, steps: list[list[Group]]):
+        self.engine = engine
+        self.steps = steps
+        self.now = 0.0
+        self.released = 0
+        self.peak = 0
+        self.concurrent = 0
+        self.seconds: collections.defaultdict[str, float] = collections.defaultdict(float)
+
+    def release(self, step: int) -> None:
+        """Queues the groups of a step."""
+        self.engine.queue.extend(self.steps[step])
+        self.released = step + 1
+        self.peak = 0
+
+    def round(self) -> float:
+        """Plays one round; returns its seconds."""
+        engine = self.engine
+        before = engine.seconds.copy()
+        seconds = engine.round(self.now)
+        active = engine.active
+        self.peak = max(self.peak, active)
+        self.concurrent = max(self.concurrent, active)
+        # The tail: nothing is left to admit, and fewer than half of the rollouts are left.
+        is_tail = not engine.queue and 2 * active < self.peak
+        for cause, total in engine.seconds.items():
+            self.seconds['tail' if is_tail else cause] += total - before[cause]
+        self.now += seconds
+        return seconds
+
+    def idle(self, until: float) -> None:
+        """Waits for a tool or for other hosts."""
+        cause = 'tool wait' if self.engine.active else 'other hosts'
+        if cause == 'tool wait' and not self.engine.queue and 2 * self.engine.active < self.peak:
+            cause = 'tail'
+        self.seconds[cause] += until - self.now
+        self.now = until
+
+
+class _Play:
+    """Steps in progress on all hosts. Step s begins when step s - 1 - `ahead` has ended everywhere."""
+
+    def __init__(self, hosts: list[_Host], steps: Sequence[list[Group]], ahead: int):
+        self.hosts = hosts
+        self.ahead = ahead
+        self.count = len(steps)
+        self.left = [sum(len(group.episodes) for group in step) for step in steps]
+        # When each step ended.
+        self.ends: list[float] = []
+
+    def run(self) -> None:
+        """Plays all steps."""
+        waiting: list[int] = []
+        # Hosts act in the order of their clocks.
+        clocks = [(0.0, index) for index in range(len(self.hosts))]
+        while clocks:
+            _, index = heapq.heappop(clocks)
+            host = self.hosts[index]
+            if self._advance(host):
+                heapq.heappush(clocks, (host.now, index))
+            elif host.released < self.count:
+                waiting.append(index)
+            if self._end_steps():
+                for other in waiting:
+                    heapq.heappush(clocks, (self.hosts[other].now, other))
+                waiting = []
+        if len(self.ends) < self.count:
+            raise RuntimeError('a rollout can never be served: the cache is too small for it')
+
+    def _begins(self, step: int) -> float | None:
+        """When a step may begin; None if that is not known yet."""
+        needed = step - 1 - self.ahead
+        if needed < 0:
+            return 0.0
+        return self.ends[needed] if needed < len(self.ends) else None
+
+    def _advance(self, host: _Host) -> bool:
+        """Plays one round or waits for the next event; returns False if the host has to wait for other hosts."""
+        while host.released < self.count:
+            begin = self._begins(host.released)
+            if begin is None or begin > host.now:
+                break
+            host.release(host.released)
+        seconds = host.round()
+        for step in host.engine.ended:
+            self.left[step] -= 1
+        if seconds or host.engine.ended:
+            return True
+        events = [host.engine.tools.next_end]
+        if host.released < self.count:
+            events.append(self._begins(host.released))
+        known = [event for event in events if event is not None]
+        if not known:
+            return False
+        host.idle(min(known))
+        return True
+
+    def _end_steps(self) -> bool:
+        """Notes the ends of steps without rollouts left; returns whether there was one."""
+        before = len(self.ends)
+        while len(self.ends) < self.count and not self.left[len(self.ends)]:
+            # The host that ended the last rollout has the latest clock of those that took part.
+            self.ends.append(max(host.now for host in self.hosts))
+        return len(self.ends) > before
+
+
+def default_settings(machine: MachineCosts, engine: str, **overrides) -> Settings:
+    """Returns the settings of an engine: slots of the compile table, or pages that take their memory."""
+    slots = Settings(**(dict(slots=machine.slots) | overrides))
+    if engine == 'slots':
+        return slots
+    page = machine.kernel.page
+    positions = slots.context + max(slots.chunk, slots.burst)
+    return dataclasses.replace(
+        slots,
+        slots=min(MORE_SLOTS * slots.slots, MOST_SLOTS),
+        page=page,
+        pages=slots.slots * positions // page,
+        token_budget=TOKEN_BUDGETS.get(machine.machine.partition(':')[0], TOKEN_BUDGET),
+        tool_threads=TOOL_THREADS,
+    )
+
+
+def play(
+    machine: MachineCosts,
+    engine: str,
+    settings: Settings,
+    steps: Sequence[list[Group]],
+    latencies: Callable[[tuple[int, ...]], Callable[[], float]],
+    ahead: int = 0,
+    seed: int = 0,
+) -> Result:
+    """Plays steps and returns the figures of one.
+
+    Args:
+      machine: costs.
+      engine: key of ENGINES.
+      settings: of the engine.
+      steps: groups of every step. With `ahead` the first and the last step are not counted.
+      latencies: see `Workload.latencies`.
+      ahead: steps that may begin before the current one has ended.
+      seed: of the latencies.
+    """
+    costs = CallCosts(machine, settings, ROUND_SECONDS)
+    hosts = []
+    for index in range(machine.hosts):
+        tools = Tools(latencies((seed, index)), settings.tool_threads)
+        # Episodes are dealt out in turn, see `runtime.hosts.Hosts.owns`.
+        share = [step[index :: machine.hosts] for step in steps]
+        hosts.append(_Host(ENGINES[engine](settings, costs, tools), share))
+    game = _Play(hosts, steps, ahead)
+    game.run()
+    # Between the first and the last step all hosts have work of two steps.
+    counted = list(steps[1:-1]) if ahead else list(steps)
+    begin, end = (game.ends[0], game.ends[-2]) if ahead else (0.0, game.ends[-1])
+    rollout_seconds = (end - begin) / len(counted)
+    written = sum(slices_workload.tokens(step)[1] for step in counted)
+    return _result(machine, hosts, steps, rollout_seconds, written / len(counted))
+
+
+def _result(
+    machine: MachineCosts,
+    hosts: list[_Host],
+    steps: Sequence[list[Group]],
+    rollout_seconds: float,
+    written: float,
+) -> Result:
+    """Returns the figures of a play from its hosts."""
+    totals: collections.defaultdict[str, float] = collections.defaultdict(float)
+    for host in hosts:
+        for cause, spent in host.seconds.items():
+            totals[cause] += spent
+    # Hosts that end early wait for the slowest one.
+    longest = max(host.now for host in hosts)
+    totals['other hosts'] += sum(longest - host.now for host in hosts)
+    scale = rollout_seconds / sum(totals.values())
+    seconds = {cause: totals[cause] * scale for cause in CAUSES if totals[cause]}
+    prompts, wrote, read = slices_workload.tokens(steps[0])
+    rollouts = sum(len(group.episodes) for group in steps[0])
+    seconds['update'] = machine.update_seconds(prompts + wrote + read)
+    seconds['exchange'] = machine.exchange_seconds(rollouts)
+    engines = [host.engine for host in hosts]
+    row_steps = sum(engine.row_steps for engine in engines)
+    computed = sum(engine.computed for engine in engines)
+    return Result(
+        seconds=seconds,
+        rollout_seconds=rollout_seconds,
+        tokens_per_second=written / rollout_seconds,
+        useful_rows=sum(engine.generated for engine in engines) / row_steps,
+        useful_tokens=sum(engine.wanted for engine in engines) / computed,
+        bound=bound_seconds(machine, steps[0]),
+        concurrent=max(host.concurrent for host in hosts),
+        evictions=sum(engine.evictions for engine in engines) / len(steps),
+    )
+
+
+def bound_seconds(machine: MachineCosts, groups: list[Group]) -> float:
+    """Returns the least seconds of a step's rollouts with the same costs.
+
+    Every token is prefilled once at the full rate, and as many rollouts decode together as their used places allow.
+    Nobody waits.
+    """
+    prefilled = 0
+    places = 0.0
+    written_tokens = 0
+    rollouts = 0
+    for group in groups:
+        prefilled += group.prompt
+        for episode in group.episodes:
+            rollouts += 1
+            length = group.prompt
+            for written, observed in episode.turns:
+                places += written * (length + written / 2)
+                written_tokens += written
+                length += written + observed
+            prefilled += episode.read
+    mean = places / written_tokens
+    together = min(machine.places() / mean, rollouts / machine.hosts)
+    step = machine.step + machine.head * together / machine.slots
+    # Reads without rounding to blocks, at the memory's peak rate.
+    step += machine.kernel.traffic / machine.kernel.block * together * mean
+    return (prefilled * machine.token + written_tokens / together * step) / machine.hosts

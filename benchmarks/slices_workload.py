@@ -1,0 +1,274 @@
+"""Workloads of the simulator: lengths of rollouts, latencies of tools, and the steps of the papers' configs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks.slices_engines import Episode, Group
+from zeroplay_jax.types import UserError
+
+# Shares of rollouts with 1, 2, … turns, as measured in the quickstart.
+TURNS = (0.0, 0.46, 0.25, 0.163, 0.127)
+# Written tokens of a turn are lognormal with this standard deviation of the logarithm.
+SPREAD = 0.6
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """Distribution of the rollouts of one step.
+
+    Attributes:
+      groups: prompts.
+      samples: rollouts per prompt.
+      prompt: mean tokens of a prompt, which vary by ± 20 %.
+      written: mean tokens that a turn writes.
+      observed: least and most tokens of an observation.
+      turns: shares of rollouts with 1, 2, … turns.
+      turn_tokens: most tokens of a turn.
+      latency: least and most seconds of a tool call; lognormal between them.
+    """
+
+    groups: int = 256
+    samples: int = 5
+    prompt: int = 250
+    written: int = 90
+    observed: tuple[int, int] = (400, 600)
+    turns: tuple[float, ...] = TURNS
+    turn_tokens: int = 256
+    latency: tuple[float, float] = (0.05, 0.3)
+
+    def draw(self, seed: int, step: int = 0) -> list[Group]:
+        """Returns the groups of a step with random lengths."""
+        rng = np.random.default_rng(seed)
+        shares = np.array(self.turns) / sum(self.turns)
+        # The mean of a lognormal variable exceeds its median.
+        median = math.log(self.written) - SPREAD**2 / 2
+        low = int(self.prompt * 0.8)
+        high = int(self.prompt * 1.2)
+        groups = []
+        for _ in range(self.groups):
+            prompt = int(rng.integers(low, max(high, low + 1)))
+            episodes = []
+            for _ in range(self.samples):
+                count = 1 + int(rng.choice(len(shares), p=shares))
+                written = rng.lognormal(median, SPREAD, count).astype(int) + 4
+                written = np.minimum(written, self.turn_tokens)
+                observed = rng.integers(self.observed[0], self.observed[1] + 1, count)
+                observed[-1] = 0
+                episodes.append(Episode(tuple(zip(written.tolist(), observed.tolist()))))
+            groups.append(Group(prompt, tuple(episodes), step))
+        return groups
+
+    def latencies(self, seed: tuple[int, ...]) -> Callable[[], float]:
+        """Returns a function that draws the seconds of one tool call."""
+        rng = np.random.default_rng(seed)
+        low, high = self.latency
+        if low == high:
+            return functools.partial(float, low)
+        mean = math.log(low * high) / 2
+        # The bounds are two standard deviations away from the median.
+        deviation = math.log(high / low) / 4
+
+        def draw() -> float:
+            return float(np.clip(rng.lognormal(mean, deviation), low, high))
+
+        return draw
+
+
+def tokens(groups: list[Group]) -> tuple[int, int, int]:
+    """Returns the tokens of prompts (one per rollout), of turns and of observations."""
+    prompts = written = read = 0
+    for group in groups:
+        prompts += group.prompt * len(group.episodes)
+        written += sum(episode.written for episode in group.episodes)
+        read += sum(episode.read for episode in group.episodes)
+    return prompts, written, read
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Rollouts of a training step that are played together.
+
+    Attributes:
+      name: what they are.
+      groups, samples: their numbers.
+      prompt, written: mean tokens of prompt and turn; None for those of the config.
+      turns: number of turns; None for the config's distribution.
+      trained: whether the step's update reads them.
+      scored: tokens per rollout that a reference or teacher reads beside the update, in tokens of the rollout.
+      extra_scored: further tokens that it reads per rollout.
+      repeat: how often the rollouts are played; one play stands for all.
+    """
+
+    name: str
+    groups: int
+    samples: int
+    prompt: int | None = None
+    written: int | None = None
+    turns: int | None = None
+    trained: bool = False
+    scored: float = 0.0
+    extra_scored: int = 0
+    repeat: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """Steps that a recipe repeats.
+
+    Attributes:
+      name: what is repeated.
+      count: repetitions in a run.
+      parts: its rollouts. Parts are played one after the other.
+    """
+
+    name: str
+    count: int
+    parts: tuple[Part, ...]
+
+
+def _zero(scored: float = 0.0, extra: int = 0) -> tuple[Part, ...]:
+    """Proposals with five attempts each, five proposals per document, five answers per question."""
+    return (
+        Part('proposals', 256, 1, trained=True),
+        Part('attempts', 256, 5),
+        Part('question generation', 256, 5),
+        Part('answers', 256, 5, trained=True, scored=scored, extra_scored=extra),
+    )
+
+
+# What the papers' configs sample, by recipe.
+UNITS = {
+    'drzero': Unit('a step of each kind', 150, _zero()),
+    # The teacher reads 2,048 tokens in place of a prompt of 512.
+    'piplay': Unit('a step of each kind', 150, _zero(1.0, 1536)),
+    'ssp': Unit(
+        'a step',
+        200,
+        (
+            Part('proposals', 256, 1, trained=True),
+            Part('checks', 256, 1, prompt=5632, written=256, turns=1),
+            Part('answers', 256, 5, trained=True, scored=1.0),
+        ),
+    ),
+    # The filter keeps half of the questions: twice as many are sampled.
+    'dspo': Unit(
+        'a step',
+        200,
+        (
+            Part('answers, dropped by the filter', 256, 8),
+            Part('answers', 256, 8, trained=True, scored=1.0),
+        ),
+    ),
+    # A task costs two gates, a list of rubrics and four trial answers; an answer costs four grades.
+    'scope': Unit(
+        'an iteration',
+        3,
+        (
+            Part('tasks', 256, 5, trained=True, scored=1.0, repeat=20),
+            Part('tasks, not trained', 256, 1, repeat=22),
+            Part('answers', 256, 5, trained=True, scored=1.0, repeat=20),
+            Part('trial answers', 256, 5, repeat=110),
+            Part('grades, gates and rubrics', 1280, 1, 1536, 256, 1, repeat=592),
+        ),
+    ),
+}
+
+
+def from_config(config: Any, latency: tuple[float, float]) -> tuple[Workload, Unit | None]:
+    """Returns the workload of a config: of one solver step, and the unit of its recipe if that is known.
+
+    A prompt has 512 tokens, or fewer if `rollout.prompt_tokens` is below that; a turn writes half of
+    `rollout.turn_tokens`; observations are full.
+    """
+    rollout = config.rollout
+    limits = min(len(TURNS), rollout.max_turns)
+    workload = Workload(
+        groups=config.solver.batch,
+        samples=config.solver.samples,
+        prompt=min(rollout.prompt_tokens, 512),
+        written=rollout.turn_tokens // 2,
+        observed=(rollout.observation_tokens, rollout.observation_tokens),
+        turns=TURNS[:limits] if limits > 1 else (1.0,),
+        turn_tokens=rollout.turn_tokens,
+        latency=latency,
+    )
+    return workload, UNITS.get(config.recipe)
+
+
+def part_workload(workload: Workload, part: Part) -> Workload:
+    """Returns the workload of a part."""
+    fields: dict[str, Any] = dict(groups=part.groups, samples=part.samples)
+    if part.prompt is not None:
+        fields['prompt'] = part.prompt
+    if part.written is not None:
+        fields['written'] = part.written
+        fields['turn_tokens'] = max(2 * part.written, workload.turn_tokens)
+    if part.turns is not None:
+        fields['turns'] = (0.0,) * (part.turns - 1) + (1.0,)
+    return dataclasses.replace(workload, **fields)
+
+
+def from_metrics(path: pathlib.Path, workload: Workload) -> Workload:
+    """Returns the workload with the lengths and latencies of a finished run.
+
+    `metrics.jsonl` has the mean turns and written tokens of a rollout, the number of rollouts, and the median and 95th
+    percentile of tool calls. Prompts and observations are not in it and stay as they are.
+
+    Raises:
+      UserError: no line of the file has these metrics.
+    """
+    try:
+        lines = path.read_text(encoding='utf-8').splitlines()
+        records = [json.loads(line) for line in lines if line.strip()]
+    except (OSError, ValueError) as error:
+        raise UserError(f'--metrics {path}: {error}') from None
+    steps = [record for record in records if 'policy_tokens' in record and 'turns' in record]
+    if not steps:
+        raise UserError(f'--metrics {path}: no line has policy_tokens and turns')
+    turns = float(np.mean([record['turns'] for record in steps]))
+    written = float(np.mean([record['policy_tokens'] for record in steps])) / turns
+    most_turns = max(len(workload.turns), math.ceil(turns))
+    latency = workload.latency
+    medians = _values(steps, '/p50')
+    if medians:
+        high = max(*_values(steps, '/p95'), *medians)
+        # `latencies` has its median between the bounds.
+        median = float(np.median(medians))
+        latency = (median**2 / high, high)
+    return dataclasses.replace(
+        workload,
+        written=max(round(written), 1),
+        turns=_binomial(turns, most_turns),
+        latency=latency,
+    )
+
+
+def _values(records: list[dict], ending: str) -> list[float]:
+    """Returns all values of the tools' seconds with this ending."""
+    values = []
+    for record in records:
+        for name, value in record.items():
+            if name.startswith('tool_seconds/') and name.endswith(ending):
+                values.append(float(value))
+    return values
+
+
+def _binomial(mean: float, most: int) -> tuple[float, ...]:
+    """Returns the shares of 1 … `most` turns: one turn, and a binomial number of further ones with that mean."""
+    if most == 1:
+        return (1.0,)
+    chance = min(max((mean - 1) / (most - 1), 0.0), 1.0)
+    shares = []
+    for further in range(most):
+        ways = math.comb(most - 1, further)
+        shares.append(ways * chance**further * (1 - chance) ** (most - 1 - further))
+    return tuple(shares)

@@ -1,0 +1,129 @@
+"""Attention in blocks is dense attention, forward and backward; its memory grows with the length, not its square."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from test_kernels import dense, value_and_gradients
+
+from zeroplay_jax.policy import attention, blocked_attention, sharding
+
+ROWS, LENGTH, DIM = 2, 200, 16
+# Segments that end inside of blocks, fill one exactly, and are shorter than one; the last places are empty.
+LENGTHS = {0: [50, 14, 64, 3, 49, 20], 1: [200]}
+
+
+def make_rows(heads=4, kv_heads=2, seed=0):
+    """Queries, keys, values, segments and the weights of a sum over the outputs."""
+    rng = np.random.default_rng(seed)
+    draw = lambda count: rng.normal(size=(ROWS, LENGTH, count, DIM)).astype(np.float32)
+    segment = np.zeros((ROWS, LENGTH), np.int32)
+    segment[0] = np.repeat([1, 2, 3, 4, 5, 0], LENGTHS[0])
+    segment[1] = 1
+    weight = draw(heads).reshape(ROWS, LENGTH, -1)
+    return draw(heads), draw(kv_heads), draw(kv_heads), segment, weight
+
+
+@functools.cache
+def by_dense(heads=4, kv_heads=2, window=0):
+    return value_and_gradients(functools.partial(dense, window=window), make_rows(heads, kv_heads))
+
+
+def check(window, block, heads=4, kv_heads=2, mesh=None):
+    """Output and gradients of queries, keys and values are those of dense attention."""
+    place = None if mesh is None else sharding.make_mesh(*mesh)
+    blocked = functools.partial(
+        blocked_attention.attend_packed, window=window, block=block, mesh=place
+    )
+    ours = value_and_gradients(blocked, make_rows(heads, kv_heads))
+    for mine, theirs in zip(ours, by_dense(heads, kv_heads, window), strict=True):
+        tolerance = 2e-5 * max(1, np.abs(theirs).max())
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=tolerance)
+
+
+# Blocks that divide the length or do not, that are longer than it, and windows shorter and longer than a block.
+@pytest.mark.parametrize(
+    'window,block', [(0, 40), (0, 77), (0, 512), (1, 64), (40, 32), (40, 64)], ids=str
+)
+def test_blocked_attention_is_dense_attention(window, block):
+    check(window, block)
+
+
+@pytest.mark.parametrize('heads,kv_heads', [(4, 4), (6, 1)])
+def test_with_any_number_of_query_heads_per_key_head(heads, kv_heads):
+    check(0, 64, heads, kv_heads)
+
+
+def test_every_device_computes_its_rows_and_heads():
+    check(40, 64, mesh=(2, 1, 2))
+
+
+def test_the_comparison_sees_a_window_that_is_one_too_long():
+    rows = make_rows()
+    blocked = functools.partial(blocked_attention.attend_packed, window=41, block=64)
+    ours = value_and_gradients(blocked, rows)[0]
+    assert np.abs(ours - by_dense(window=40)[0]).max() > 1e-2
+
+
+def test_bfloat16_is_as_near_to_float32_as_dense_attention_is():
+    """Both round scores' gradients and probabilities to bfloat16; the sums over blocks stay in float32."""
+    rows = make_rows()
+    low = [jnp.asarray(x, jnp.bfloat16) for x in rows[:3]]
+    exact = value_and_gradients(dense, (*(x.astype(jnp.float32) for x in low), *rows[3:]))
+    blocked = functools.partial(blocked_attention.attend_packed, block=64)
+    ours = value_and_gradients(blocked, (*low, *rows[3:]))
+    theirs = value_and_gradients(dense, (*low, *rows[3:]))
+    for a, b, x in zip(ours, theirs, exact):
+        error = [np.linalg.norm(np.asarray(y, np.float32) - x) / np.linalg.norm(x) for y in (a, b)]
+        assert error[0] <= 1.2 * error[1] + 1e-4 and 1e-4 < error[0] < 0.02
+
+
+@pytest.mark.parametrize('window', [0, 1, 40])
+def test_a_pair_of_blocks_is_visited_if_any_row_has_a_visible_pair_of_tokens(window):
+    rng = np.random.default_rng(window)
+    block = 16
+    for _ in range(5):
+        segment = np.zeros((3, 160), np.int32)
+        for row in segment:
+            used = int(rng.integers(0, 161))
+            cuts = np.sort(rng.integers(0, used + 1, int(rng.integers(0, 6))))
+            row[:used] = 1 + np.searchsorted(cuts, np.arange(used), side='right')
+        mask = np.asarray(attention.packed_mask(segment, window))
+        needed = mask.reshape(3, 10, block, 10, block).any((0, 2, 4))
+        ranges = blocked_attention._ranges(
+            jnp.asarray(segment.reshape(3, 10, block).swapaxes(0, 1)), window
+        )
+        first, last = (np.asarray(x) for x in ranges)
+        forward = np.array([[first[i] <= j <= i for j in range(10)] for i in range(10)])
+        backward = np.array([[j <= i <= last[j] for j in range(10)] for i in range(10)])
+        # The backward pass visits the same pairs; nothing is missed.
+        np.testing.assert_array_equal(forward, backward)
+        assert not (needed & ~forward).any()
+        # A pair without a visible pair of tokens is visited only between needed ones: on the diagonal, or because
+        # the first token of the block of queries belongs to a segment that begins in it.
+        extra = np.argwhere(forward & ~needed)
+        assert all(i == j or needed[i, : j + 1].any() or not needed[i].any() for i, j in extra)
+        assert (forward.sum() - needed.sum()) <= 10
+
+
+def temporaries(attend, length):
+    """Bytes of temporaries of the compiled forward and backward pass over one row; nothing is run."""
+    shape = lambda heads: jax.ShapeDtypeStruct((1, length, heads, 32), jnp.bfloat16)
+    segment = jax.ShapeDtypeStruct((1, length), jnp.int32)
+
+    def value(q, k, v, segment):
+        return jnp.sum(attend(q, k, v, segment).astype(jnp.float32))
+
+    program = tiny.jit(jax.grad(value, (0, 1, 2))).lower(shape(4), shape(2), shape(2), segment)
+    return program.compile().memory_analysis().temp_size_in_bytes
+
+
+def test_memory_grows_with_the_length_and_not_with_its_square():
+    blocked = functools.partial(blocked_attention.attend_packed, block=256)
+    short, long = temporaries(blocked, 4096), temporaries(blocked, 8192)
+    assert long < 2.1 * short
+    # Dense attention holds the scores of all pairs in float32.
+    assert temporaries(dense, 4096) > 4 * 4096**2 * 4 > 10 * short

@@ -1,0 +1,303 @@
+"""The simulator of `benchmarks.slices`: what it conserves, what it says, and its stored figures."""
+
+import collections
+import dataclasses
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from benchmarks import slices, slices_costs, slices_play, slices_workload, tpu_aot, tpu_kernels
+from benchmarks.hlo_estimate import Program
+from benchmarks.slices_engines import Episode, Group, Settings, Tools
+from benchmarks.slices_workload import Workload
+from zeroplay_jax.rollout.slot_programs import SamplerConfig
+
+SMALL = Workload(groups=8, samples=3)
+PAGED = dict(page=16, pages=256, slots=9)
+SETTINGS = {
+    'slots': Settings(slots=7, context=4096),
+    'pages, mixed': Settings(context=4096, token_budget=64, **PAGED),
+    'pages, prefill before decode': Settings(context=4096, token_budget=0, **PAGED),
+}
+
+
+def machine(hosts=1):
+    return slices_costs.machine_costs('v5e:4x4', 'qwen2.5-7b').on_hosts(hosts)
+
+
+def engine_of(name):
+    return name.partition(',')[0]
+
+
+def played(name, hosts=1, ahead=0, steps=1):
+    """The engines of a play, and its result."""
+    engines = []
+
+    class Spy(slices_play.ENGINES[engine_of(name)]):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.all_ended = collections.Counter()
+            engines.append(self)
+
+        def round(self, now):
+            seconds = super().round(now)
+            self.all_ended.update(self.ended)
+            return seconds
+
+    groups = [SMALL.draw(step, step) for step in range(steps)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(slices_play.ENGINES, engine_of(name), Spy)
+        result = slices_play.play(
+            machine(hosts), engine_of(name), SETTINGS[name], groups, SMALL.latencies, ahead
+        )
+    return engines, groups, result
+
+
+@pytest.mark.parametrize('name', SETTINGS)
+@pytest.mark.parametrize(('hosts', 'ahead', 'steps'), [(1, 0, 1), (3, 0, 2), (2, 1, 4)])
+def test_every_token_is_generated_once_and_every_rollout_ends_once(name, hosts, ahead, steps):
+    engines, groups, result = played(name, hosts, ahead, steps)
+    written = sum(slices_workload.tokens(step)[1] for step in groups)
+    assert sum(engine.generated for engine in engines) == written
+    ended = sum((engine.all_ended for engine in engines), collections.Counter())
+    assert ended == {step: 24 for step in range(steps)}
+    sampling = sum(result.seconds.values()) - result.seconds['update'] - result.seconds['exchange']
+    assert sampling == pytest.approx(result.rollout_seconds)
+    assert result.rollout_seconds >= result.bound
+    # Prompts and observations are prefilled at least once; the last token of a prompt is decoded.
+    least = 0
+    for step in groups:
+        prompts, _, read = slices_workload.tokens(step)
+        least += prompts // 3 - len(step) + read
+    assert sum(engine.prefilled for engine in engines) >= least
+
+
+def test_pages_come_back_and_some_rollouts_are_evicted():
+    engines, _, result = played('pages, mixed')
+    (engine,) = engines
+    assert engine.allocator.free == PAGED['pages'] and engine.allocator.promised == 0
+    assert result.evictions > 0 and engine.active == 0
+
+
+def test_a_cache_that_no_rollout_fits_is_refused():
+    settings = dataclasses.replace(SETTINGS['pages, mixed'], pages=3)
+    with pytest.raises(RuntimeError, match='too small'):
+        slices_play.play(machine(), 'pages', settings, [SMALL.draw(0)], SMALL.latencies)
+
+
+def test_threads_take_batches_in_order():
+    tools = Tools(lambda: 1.0, 2)
+    for now, name in ((0.0, 'a'), (0.5, 'b'), (0.6, 'c')):
+        tools.submit(now, [name])
+    assert tools.next_end == 1.0 and tools.finished(0.9) == []
+    assert tools.finished(1.5) == ['a', 'b'] and tools.next_end == 2.0
+    assert tools.finished(2.0) == ['c'] and tools.next_end is None
+
+
+@pytest.mark.parametrize('ahead', [0, 1])
+def test_a_step_begins_when_the_one_before_the_last_has_ended(ahead):
+    begun, ended = {}, collections.defaultdict(float)
+
+    class Spy(slices_play.ENGINES['slots']):
+        def round(self, now):
+            for group in self.queue:
+                begun.setdefault(group.step, now)
+            seconds = super().round(now)
+            for step in self.ended:
+                ended[step] = max(ended[step], now + seconds)
+            return seconds
+
+    groups = [SMALL.draw(step, step) for step in range(4)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(slices_play.ENGINES, 'slots', Spy)
+        slices_play.play(machine(2), 'slots', SETTINGS['slots'], groups, SMALL.latencies, ahead)
+    for step in range(1 + ahead, 4):
+        assert begun[step] >= ended[step - 1 - ahead]
+    if ahead:
+        assert all(begun[step] < ended[step - 1] for step in range(1, 4))
+
+
+def test_lengths_of_the_workload_are_those_of_the_measured_one():
+    prompts, written, read = slices_workload.tokens(Workload().draw(slices.SEED))
+    assert (prompts + written + read) / 1280 == pytest.approx(1487, abs=5)
+    assert slices_workload.tokens([Group(10, (Episode(((3, 4), (5, 9))),) * 2)]) == (20, 16, 8)
+
+
+def test_lengths_and_latencies_of_a_finished_run(tmp_path):
+    path = tmp_path / 'metrics.jsonl'
+    lines = [{'phase': 'evaluation'}]
+    for turns, written, slow in ((2.0, 100.0, 0.4), (3.0, 150.0, 0.9)):
+        seconds = {'tool_seconds/search/p50': 0.2, 'tool_seconds/search/p95': slow}
+        lines.append({'turns': turns, 'policy_tokens': written} | seconds)
+    path.write_text('\n'.join(json.dumps(line) for line in lines))
+    workload = slices_workload.from_metrics(path, Workload())
+    assert workload.written == 50 and workload.latency == pytest.approx((0.2**2 / 0.9, 0.9))
+    shares = np.array(workload.turns)
+    assert shares.sum() == pytest.approx(1) and shares @ np.arange(1, 6) == pytest.approx(2.5)
+
+
+# The compiler's estimates
+
+
+HLO = """
+%condition (p: (s32[])) -> pred[] {
+  %bound = s32[]{:T(128)} constant(5)
+  %i = s32[] get-tuple-element(%p), index=0
+  ROOT %less = pred[] compare(%i, %bound), direction=LT
+}
+%body (p: (s32[])) -> (s32[]) {
+  %x = f32[8,320]{1,0} fusion(%p), backend_config={"estimated_cycles":"10"}
+  ROOT %k = f32[8]{0} custom-call(%x), custom_call_target="tpu_custom_call"
+}
+%open (p: (s32[])) -> pred[] {
+  ROOT %and = pred[] and(%a, %b)
+}
+%step (p: (s32[])) -> (s32[]) {
+  %cache = bf16[4,320]{1,0} get-tuple-element(%p), index=1
+  %y = f32[8]{0} fusion(%cache), backend_config={"estimated_cycles":"100"}
+  %z = f32[8]{0} add(%y, %y), backend_config={"estimated_cycles":"7"}
+  ROOT %r = f32[8]{0} all-reduce(%z), to_apply=%sum
+}
+%long (p: ()) -> f32[8] {
+  ROOT %b = f32[8]{0} add(%p, %p), backend_config={"estimated_cycles":"3"}
+}
+%short (p: ()) -> f32[8] {
+  ROOT %b = f32[8]{0} add(%p, %p), backend_config={"estimated_cycles":"2"}
+}
+ENTRY %main (p: (s32[])) -> (s32[]) {
+  %a = (s32[]) while(%p), condition=%condition, body=%body
+  %b = (s32[]) while(%a), condition=%open, body=%step
+  %d = f32[8]{0} conditional(%a, %b, %b), branch_computations={%short, %long}
+  ROOT %c = f32[8]{0} add(%b, %b), backend_config={"estimated_cycles":"1000"}
+}
+"""
+
+
+def test_estimated_cycles_are_added_up_along_the_control_flow():
+    outside, step = Program(HLO, 320).estimate()
+    assert (outside.places, outside.rest, outside.kernels) == (50, 1003, 5)
+    # The open loop counts once; the sum of 8 float32 values has no estimate.
+    assert (step.places, step.rest, step.moved) == (100, 7, 32)
+    without_cache, _ = Program(HLO).estimate()
+    assert without_cache.places == 0 and without_cache.rest == 1053
+
+
+def test_bundles_of_a_kernel_are_counted_by_the_depth_of_their_loop():
+    lines = ['     0   :  { a }', '   0x1 LB: > { b }', '   0x2   : > { c }', '   0x3 LB: >> { d }']
+    lines += ['   0x4 LB: >>> { e }', '   0x5   : >>> { f }', '   0x6 PF: > { g }', 'second line }']
+    assert tpu_kernels.loop_bundles('\n'.join(lines)) == dict(block=2, row=4)
+
+
+def test_estimates_and_kernels_are_stored_for_the_machines_of_the_table():
+    table = json.loads(tpu_aot.RESULTS.read_text())
+    rows = [row for row in table['rows'] if row['model'] == slices.ALL_MODEL]
+    for row in rows:
+        if row['program'] != 'update':
+            assert row['estimated_seconds'] >= row['roofline_seconds']
+    for generation in ('v5e', 'v5p', 'v6e'):
+        kernel = table['kernels'][tpu_kernels.key(slices.ALL_MODEL, generation)]
+        assert kernel['decode']['block'] > 100 and kernel['block'] % kernel['page'] == 0
+
+
+def test_peak_rates_and_estimates_are_told_apart():
+    estimated = slices_costs.machine_costs('v5p:2x2x4', 'qwen2.5-7b')
+    peak = slices_costs.machine_costs('v5p:2x2x4', 'qwen2.5-7b', peak=True)
+    assert 'compiler' in estimated.sources['sampler'] and peak.sources['sampler'] == 'peak rate'
+    for part in ('step', 'head', 'place', 'burst', 'token', 'attention'):
+        assert getattr(estimated, part) >= getattr(peak, part)
+    gpu = slices_costs.machine_costs('h200', 'qwen2.5-7b')
+    assert gpu.sources['sampler'] == 'peak rate' and gpu.hosts == 1 and gpu.exchange_seconds(9) == 0
+
+
+# The command
+
+
+KEYS = [
+    'v5e:4x4',
+    'v5p:2x2x4',
+    'v6e:4x4',
+    'h100',
+    'h200',
+    'v5p_64_hosts_sync',
+    'v5p_64_hosts_ahead',
+]
+
+
+@pytest.mark.parametrize('engine', slices_play.ENGINES)
+def test_stored_figures_are_those_of_the_code(engine):
+    stored = json.loads(slices.RESULTS.read_text())
+    assert list(stored[engine]) == KEYS
+    assert stored[engine]['v5e:4x4'] == round(slices.all_row('v5e:4x4', engine).tokens_per_second)
+
+
+def test_all_ends_with_one_line_of_figures(monkeypatch, capsys):
+    monkeypatch.setattr(
+        slices, 'all_row', lambda name, engine, peak=False: played(engine_name(engine))[2]
+    )
+    slices.main(['--all'])
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert list(last) == KEYS and all(rate > 0 for rate in last.values())
+
+
+def engine_name(engine):
+    return next(name for name in SETTINGS if engine_of(name) == engine)
+
+
+def test_the_figures_are_those_of_the_engine_that_the_project_has():
+    fields = {field.name for field in dataclasses.fields(SamplerConfig)}
+    assert slices.PROJECT_ENGINE == ('pages' if 'page' in fields else 'slots')
+
+
+def test_one_machine_with_a_config_and_with_a_run(monkeypatch, capsys, tmp_path):
+    root = pathlib.Path(slices.__file__).parents[1]
+    monkeypatch.chdir(root)
+    monkeypatch.setattr(slices, 'changes', lambda *arguments: [])
+    config = 'configs/drzero.py:mini'
+    metrics = tmp_path / 'metrics.jsonl'
+    metrics.write_text('{"turns": 2.0, "policy_tokens": 40.0}\n')
+    slices.main(
+        [
+            '--machine',
+            'v5e:4x4',
+            '--model',
+            'qwen2.5-3b',
+            '--config',
+            config,
+            '--metrics',
+            str(metrics),
+        ]
+    )
+    out = capsys.readouterr().out.splitlines()
+    assert any(line.split()[:1] == ['prefill'] for line in out)
+    last = json.loads(out[-1])
+    assert last['hours'] > 0 and set(last['unit']) > {'attempts', 'answers', 'update', 'exchange'}
+
+
+def test_a_change_is_played_with_everything_else_as_it_is():
+    settings = slices_play.default_settings(machine(), 'slots')
+    results = dict(slices.changes(machine(), settings, SMALL, 'slots', 0))
+    assert {'ahead=1', 'pages in the memory of the slots'} <= set(results)
+    paged = slices_play.default_settings(machine(), 'pages')
+    assert 'twice the token budget' in dict(slices.changes(machine(), paged, SMALL, 'pages', 0))
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'words'),
+    [
+        ([], 'give --machine or --all'),
+        (['--machine', 'v9'], "no machine 'v9'; there are v5e:4x4"),
+        (['--machine', 'h200', '--model', 'gpt'], "no model 'gpt'; there are qwen2.5-3b"),
+        (['--machine', 'h200', '--config', 'nowhere.py'], '--config=nowhere.py: no such file'),
+        (['--machine', 'h200', '--metrics', 'nowhere'], '--metrics nowhere'),
+        (['--machine', 'h200', '--engine', 'x'], 'invalid choice'),
+        (['--machine', 'h200', '--hosts', '-1'], 'positive'),
+        (['--machine', 'h200', '--wrong'], 'unrecognized arguments'),
+    ],
+)
+def test_a_wrong_argument_is_said_in_one_line(arguments, words, capsys):
+    with pytest.raises(SystemExit, match='2'):
+        slices.main(arguments)
+    error = capsys.readouterr().err
+    assert error.startswith('slices: ') and words in error and error.count('\n') == 1

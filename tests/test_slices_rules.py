@@ -1,0 +1,240 @@
+"""The simulator's rules against the real scheduler: the same lengths must give the same calls of the device."""
+
+import concurrent.futures
+import dataclasses
+
+import numpy as np
+import pytest
+import scripted_rollouts
+from scripted_rollouts import ScriptedSampler, scripted_policy
+
+from benchmarks.slices_engines import Episode, Group, Settings, SlotEngine, Tools
+from zeroplay_jax.policy import sharding
+from zeroplay_jax.rollout.call_syntax import syntax_of
+from zeroplay_jax.rollout.environment import Environment, Limits
+from zeroplay_jax.rollout.requests import Request
+from zeroplay_jax.rollout.scheduler import Scheduler
+from zeroplay_jax.rollout.slots import SlotPool
+from zeroplay_jax.rollout.tool_workers import ToolWorkers
+from zeroplay_jax.tools.search import SearchTool
+from zeroplay_jax.types import POLICY
+
+SHAPES = [
+    # slots, context, chunk, fill_rows, burst, put_rows, tool threads
+    (5, 160, 8, 2, 4, 2, 1),
+    (3, 200, 16, 3, 16, 2, 2),
+    (12, 130, 8, 4, 8, 3, 1),
+]
+TURN_TOKENS = 40
+
+
+@pytest.fixture(scope='module')
+def policy(tmp_path_factory):
+    with scripted_policy(tmp_path_factory.mktemp('scripted') / 'policy') as parts:
+        yield parts
+
+
+class RecordingSampler(ScriptedSampler):
+    """Notes its calls in `trace`; every decode call takes one unit of the workers' clock."""
+
+    def extend(self, params, slots):
+        self.trace.append(('extend', list(slots)))
+        super().extend(params, slots)
+
+    def clone(self, source, rows, length):
+        self.trace.append(('clone', source, [row.slot for row in rows]))
+        super().clone(source, rows, length)
+
+    def decode(self, params):
+        chunk = super().decode(params)
+        counts = np.asarray(chunk.count)
+        self.trace.append(('decode', [(slot, int(n)) for slot, n in enumerate(counts) if n]))
+        self.workers.now += 1
+        return chunk
+
+
+class InlinePool:
+    """In place of a tool's threads: the call runs at once."""
+
+    def submit(self, function):
+        future = concurrent.futures.Future()
+        future.set_result(function())
+        return future
+
+
+class InlinePools(dict):
+    def __contains__(self, key):
+        return True
+
+    def __missing__(self, key):
+        return InlinePool()
+
+
+class CountedWorkers(ToolWorkers):
+    """Real tool calls whose durations are counted in decode calls, so that the simulator can repeat them."""
+
+    def __init__(self, latency, threads):
+        super().__init__(True, 30.0)
+        self._pools = InlinePools()
+        self.now = 0.0
+        self.latency = latency
+        self.free = [0.0] * threads
+        self.ends = {}
+
+    def _start(self, tool, pending_calls):
+        before = set(self._batches)
+        super()._start(tool, pending_calls)
+        (future,) = set(self._batches) - before
+        thread = int(np.argmin(self.free))
+        self.free[thread] = max(self.now, self.free[thread]) + self.latency()
+        self.ends[future] = self.free[thread]
+
+    def finished(self):
+        hidden = {f: batch for f, batch in self._batches.items() if self.ends[f] > self.now}
+        self._batches = {f: batch for f, batch in self._batches.items() if f not in hidden}
+        ended = super().finished()
+        assert not self._batches  # calls run at once, so none that is due can be in progress
+        self._batches = hidden
+        return ended
+
+    @property
+    def futures(self):
+        """Read when nothing decodes: the clock goes on to the next end of a call."""
+        if self._batches:
+            self.now = max(self.now, min(self.ends[future] for future in self._batches))
+        return super().futures
+
+
+def latencies(seed):
+    rng = np.random.default_rng(seed)
+    return lambda: float(rng.choice([0.5, 1.5, 2.5, 4.5, 9.5]))
+
+
+def scripts(codec, seed):
+    """Groups of turns, as tokens: two to four samples each; turns end by a tag, the end token or the limit."""
+    rng = np.random.default_rng(seed)
+    filler = codec.encode('b')
+    groups = []
+    for _ in range(6):
+        samples = []
+        for _ in range(rng.integers(1, 5)):
+            turns = []
+            for _ in range(rng.integers(0, 3)):
+                turns.append(filler * rng.integers(1, 12) + codec.encode('<search>q</search>'))
+            ends = [codec.encode('<answer>a</answer>'), [codec.eos_ids[0]], filler * TURN_TOKENS]
+            turns.append(filler * rng.integers(1, 12) + ends[rng.integers(3)])
+            samples.append(turns)
+        groups.append((rng.integers(2, 40), samples))
+    return groups
+
+
+def play_for_real(policy, shape, seed):
+    """Returns the calls of the real scheduler and the rollouts, by group."""
+    codec, model, params = policy
+    slots, context, chunk, fill_rows, burst, put_rows, threads = shape
+    config = dataclasses.replace(
+        scripted_rollouts.CONFIG,
+        **dict(slots=slots, context=context, chunk=chunk, fill_rows=fill_rows, burst=burst),
+        put_rows=put_rows,
+        eos=codec.eos_ids,
+    )
+    sampler = RecordingSampler(model, config, sharding.make_mesh())
+    pool = SlotPool(sampler, seed=0)
+    groups = scripts(codec, seed)
+    turns = {}
+    for index, (_, samples) in enumerate(groups):
+        for sample, script in enumerate(samples):
+            turns[index, sample] = script
+    sampler.script(pool, turns)
+    sampler.trace = []
+    scheduler = Scheduler({'policy': pool})
+    scheduler.workers = sampler.workers = CountedWorkers(latencies(seed), threads)
+    scheduler.publish_weights('policy', params, 0)
+    lengths = np.random.default_rng(seed)
+
+    def search(queries):
+        return [
+            [{'id': 0, 'title': 't', 'text': 'c' * int(lengths.integers(1, 40))}] for _ in queries
+        ]
+
+    env = Environment(
+        codec, syntax_of('search_r1'), Limits(4, TURN_TOKENS, 60), {'search': SearchTool(search)}
+    )
+    filler = codec.encode('b')
+    requests = []
+    for index, (prompt, samples) in enumerate(groups):
+        tokens = np.array(filler * prompt, np.int32)
+        requests.append(Request('policy', tokens, (index,), env, len(samples)))
+    results = scheduler.run([scheduler.rollout(request) for request in requests])
+    return sampler.trace, results
+
+
+class CountedCosts:
+    """A decode call takes one unit of time, everything else none."""
+
+    def extend(self, rows):
+        return 0.0
+
+    def decode(self, steps):
+        return 1.0, 0.0
+
+    def host(self, rows):
+        return 0.0
+
+
+def lengths_of(results, codec):
+    """The lengths that the simulator gets: runs of tokens by one author, from the real rollouts."""
+    groups = []
+    for group in results:
+        episodes = []
+        for rollout in group:
+            edges = np.flatnonzero(np.diff(rollout.source)) + 1
+            runs = [len(run) for run in np.split(rollout.tokens, edges)]
+            prompt, *others = runs
+            # The observation that did not fit is not in the tokens; a longer one than the slot stands for it.
+            others += [0 if rollout.finish != 'context' else 1000] * (len(others) % 2)
+            turns = tuple(zip(others[::2], others[1::2]))
+            if rollout.finish == 'context':
+                turns += ((1, 0),)
+            episodes.append((turns, rollout.finish))
+        groups.append((prompt, episodes))
+    return groups
+
+
+def simulated(groups, shape, seed):
+    slots, context, chunk, fill_rows, burst, put_rows, threads = shape
+    settings = Settings(
+        slots=slots,
+        context=context,
+        chunk=chunk,
+        fill_rows=fill_rows,
+        burst=burst,
+        put_rows=put_rows,
+        turn_tokens=TURN_TOKENS,
+    )
+    engine = SlotEngine(settings, CountedCosts(), Tools(latencies(seed), threads))
+    engine.trace = []
+    for prompt, episodes in groups:
+        rollouts = tuple(Episode(turns, finish == 'eos') for turns, finish in episodes)
+        engine.queue.append(Group(prompt, rollouts))
+    now = 0.0
+    while engine.active or engine.queue:
+        seconds = engine.round(now)
+        # Nothing decodes: the next event is the end of a call.
+        now = now + seconds if seconds else max(now, engine.tools.next_end or now)
+    return engine
+
+
+@pytest.mark.parametrize('shape', SHAPES, ids=str)
+@pytest.mark.parametrize('seed', [1, 2])
+def test_same_lengths_give_the_calls_of_the_real_scheduler(policy, shape, seed):
+    trace, results = play_for_real(policy, shape, seed)
+    groups = lengths_of(results, policy[0])
+    engine = simulated(groups, shape, seed)
+    for number, (real, played) in enumerate(zip(trace, engine.trace)):
+        assert real == played, f'call {number} of {len(trace)}'
+    assert len(trace) == len(engine.trace)
+    kinds = {call[0] for call in trace}
+    assert kinds == {'extend', 'clone', 'decode'}
+    written = sum(len(r.tokens[r.source == POLICY]) for group in results for r in group)
+    assert engine.generated == written

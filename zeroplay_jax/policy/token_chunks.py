@@ -1,0 +1,296 @@
+"""Applies a function of the output head to packed tokens, a chunk at a time.
+
+The logits of one chunk exist at a time, forward and backward: [batch, length, vocab] is never built. Tokens whose
+result nobody reads can be left out. The backward pass is written by hand, because automatic differentiation cannot
+reverse a loop whose number of iterations depends on the data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool, Float, Shaped
+
+from zeroplay_jax.policy import sharding
+from zeroplay_jax.policy.attention import AnyArray
+
+
+@dataclasses.dataclass(frozen=True)
+class _Loop:
+    """Static part of the loop.
+
+    Attributes:
+      function: (head, states [tokens, hidden_size], shared, per_token) → tree of arrays [tokens].
+      chunk: tokens of an iteration, on every device.
+      mesh: mesh of the arrays, or None.
+    """
+
+    function: Callable
+    chunk: int
+    mesh: Mesh | None
+
+
+def map_tokens(
+    function: Callable,
+    chunk: int,
+    mesh: Mesh | None,
+    head: Any,
+    states: Float[Array, 'batch length hidden_size'],
+    shared: Any,
+    per_token: tuple[Shaped[AnyArray, 'batch length *feature'], ...],
+    wanted: Bool[AnyArray, 'batch length'] | None = None,
+) -> Any:
+    """Returns the results of a function over the tokens of packed rows, `chunk` tokens at a time.
+
+    On a mesh every device loops over its own rows. The head is gathered once before the loop, in the dtype of the
+    states; its gradient is accumulated in float32 and summed over the devices once after the loop.
+
+    Args:
+      function: (head, states, shared, per_token) → tree of arrays [tokens], for a chunk of tokens. Pure, and closed
+        over static values only.
+      chunk: tokens per iteration and device.
+      mesh: mesh over whose data axes the rows are split; None: no mesh.
+      head: tree {parameter name: matrix}; it has a gradient.
+      states: hidden states; they have a gradient.
+      shared: tree that every token needs, without gradient.
+      per_token: arrays without gradient.
+      wanted: True where the result is needed. It is 0, without gradient, elsewhere. None: everywhere.
+
+    Returns:
+      The tree that `function` returns, with arrays [batch, length].
+    """
+    loop = _Loop(function, chunk, mesh)
+    # Cast to the dtype of the states before they are gathered. The gradient that leaves the loop is float32 all the
+    # same, because the cast is inside of `_map` and a matrix that is bfloat16 already is widened here. XLA removes
+    # the pair of casts.
+    wide = jax.tree.map(_widened, head)
+    return _map(loop, wide, states, shared, per_token, wanted)
+
+
+def _widened(matrix):
+    return matrix.astype(jnp.promote_types(matrix.dtype, jnp.float32))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _map(loop: _Loop, head, states, shared, per_token, wanted):
+    results, _ = _map_forward(loop, head, states, shared, per_token, wanted)
+    return results
+
+
+def _map_forward(loop: _Loop, head, states, shared, per_token, wanted):
+    """Returns the results and what the backward pass needs."""
+    narrow = jax.tree.map(lambda matrix: matrix.astype(states.dtype), head)
+    rows = (states, per_token, wanted)
+
+    def local(whole, rows):
+        return _local_results(loop, whole, rows)
+
+    results = _on_shards(loop, local, P(sharding.ROW_AXES))((narrow, shared), rows)
+    return results, (narrow, shared, rows)
+
+
+def _map_backward(loop: _Loop, saved, cotangents):
+    """Returns the gradients of `_map` by its arguments; None where there is none."""
+    narrow, shared, rows = saved
+
+    def local(whole, rows_and_cotangents):
+        rows, cotangents = rows_and_cotangents
+        head_gradient, states_gradient = _local_gradients(loop, whole, rows, cotangents)
+        # `psum_scatter` would have XLA gather the gradient over the 'model' axis first. Of a plain sum it keeps the
+        # part that a device owns.
+        return _sum_over_shards(head_gradient, loop.mesh), states_gradient
+
+    run = _on_shards(loop, local, (P(), P(sharding.ROW_AXES)))
+    head_gradient, states_gradient = run((narrow, shared), (rows, cotangents))
+    return head_gradient, states_gradient, None, None, None
+
+
+_map.defvjp(_map_forward, _map_backward)
+
+
+# One device's rows
+
+
+class _Chunks:
+    """The tokens of a device's rows as chunks of one size.
+
+    Attributes:
+      count: tokens.
+      padded: tokens of all chunks together.
+      trips: number of chunks; an array where it depends on the data.
+    """
+
+    def __init__(self, loop: _Loop, states, wanted):
+        """Cuts rows into chunks.
+
+        Args:
+          loop: chunk size and mesh.
+          states: [rows, length, hidden_size] of this device.
+          wanted: bool [rows, length], or None for all tokens.
+        """
+        self._shape = states.shape[:2]
+        self.count = states.shape[0] * states.shape[1]
+        self._chunk = min(loop.chunk, self.count)
+        self.trips = -(-self.count // self._chunk)  # ceiling
+        self.padded = self.trips * self._chunk
+        self._order = None
+        if wanted is None:
+            return
+        # Wanted tokens in ascending order, then numbers beyond the last token, each once: they are read as 0 and
+        # dropped when written.
+        num_wanted = jnp.sum(wanted, dtype=jnp.int32)
+        index = jnp.arange(self.padded, dtype=jnp.int32)
+        (order,) = jnp.nonzero(jnp.ravel(wanted), size=self.padded, fill_value=0)
+        self._order = jnp.where(index < num_wanted, order.astype(jnp.int32), self.count + index)
+        trips = -(-num_wanted // self._chunk)
+        # Devices that share rows communicate inside of the loop ('model' axis), so all devices make the same number
+        # of iterations: that of the device with the most tokens.
+        self.trips = _maximum_over_shards(trips, loop.mesh)
+
+    def flat(self, x):
+        """Returns [tokens, …] for an array [rows, length, …], padded to whole chunks."""
+        flat = x.reshape(self.count, *x.shape[2:])
+        if self._order is not None:
+            return flat
+        padding = [(0, 0)] * flat.ndim
+        padding[0] = (0, self.padded - self.count)
+        return jnp.pad(flat, padding)
+
+    def folded(self, x):
+        """Returns [rows, length, …] for an array of `flat`."""
+        return x[: self.count].reshape(*self._shape, *x.shape[1:])
+
+    def take(self, x, chunk):
+        """Returns the tokens of a chunk of a flat array."""
+        if self._order is None:
+            return jax.lax.dynamic_slice_in_dim(x, chunk * self._chunk, self._chunk)
+        return jnp.take(x, self._indices(chunk), 0, mode='fill', fill_value=0)
+
+    def put(self, x, chunk, values):
+        """Returns a flat array with the values of a chunk written to it."""
+        if self._order is None:
+            return jax.lax.dynamic_update_slice_in_dim(x, values, chunk * self._chunk, 0)
+        return x.at[self._indices(chunk)].set(values, mode='drop', unique_indices=True)
+
+    def _indices(self, chunk):
+        return jax.lax.dynamic_slice_in_dim(self._order, chunk * self._chunk, self._chunk)
+
+
+def _local_results(loop: _Loop, whole, rows):
+    """Returns the results [rows, length] of one device."""
+    head, shared = whole
+    states, per_token, wanted = rows
+    chunks = _Chunks(loop, states, wanted)
+    flat_inputs = jax.tree.map(chunks.flat, (states, per_token))
+
+    def apply(chunk):
+        chunk_inputs = jax.tree.map(lambda x: chunks.take(x, chunk), flat_inputs)
+        chunk_states, chunk_per_token = chunk_inputs
+        return loop.function(head, chunk_states, shared, chunk_per_token)
+
+    def iteration(chunk, results):
+        return jax.tree.map(lambda x, y: chunks.put(x, chunk, y), results, apply(chunk))
+
+    result_shapes = jax.eval_shape(apply, 0)
+    results = _zeros(loop, result_shapes, chunks.padded)
+    results = jax.lax.fori_loop(0, chunks.trips, iteration, results)
+    return jax.tree.map(chunks.folded, results)
+
+
+def _local_gradients(loop: _Loop, whole, rows, cotangents):
+    """Returns one device's gradients of the head, float32, and of the states, in their dtype."""
+    head, shared = whole
+    states, per_token, wanted = rows
+    chunks = _Chunks(loop, states, wanted)
+    flat_inputs = jax.tree.map(chunks.flat, (states, per_token, cotangents))
+
+    def iteration(step, gradients):
+        head_gradient, states_gradient = gradients
+        # From the last chunk to the first, as automatic differentiation of the loop would go.
+        chunk = chunks.trips - 1 - step
+        chunk_inputs = jax.tree.map(lambda x: chunks.take(x, chunk), flat_inputs)
+        chunk_states, chunk_per_token, chunk_cotangents = chunk_inputs
+
+        def apply(head, chunk_states):
+            return loop.function(head, chunk_states, shared, chunk_per_token)
+
+        # The logits of the chunk are computed again.
+        _, pullback = jax.vjp(apply, head, chunk_states)
+        chunk_head_gradient, chunk_states_gradient = pullback(chunk_cotangents)
+        # A product of bfloat16 matrices is rounded to bfloat16; the sum over the chunks is not.
+        head_gradient = jax.tree.map(
+            lambda total, x: total + x.astype(total.dtype), head_gradient, chunk_head_gradient
+        )
+        return head_gradient, chunks.put(states_gradient, chunk, chunk_states_gradient)
+
+    wide_shapes = jax.eval_shape(lambda: jax.tree.map(_widened, head))
+    state_shape = jax.ShapeDtypeStruct(states.shape[1:], states.dtype)
+    gradients = (
+        _zeros(loop, wide_shapes, None),
+        _zeros(loop, state_shape, chunks.padded),
+    )
+    head_gradient, states_gradient = jax.lax.fori_loop(0, chunks.trips, iteration, gradients)
+    return head_gradient, chunks.folded(states_gradient)
+
+
+def _zeros(loop: _Loop, shapes, tokens: int | None):
+    """Returns zeros of these shapes, with a first axis of `tokens` instead of their own unless that is None."""
+
+    def make(x):
+        shape = x.shape if tokens is None else (tokens, *x.shape[1:])
+        return _varying(jnp.zeros(shape, x.dtype), loop.mesh)
+
+    return jax.tree.map(make, shapes)
+
+
+# Devices
+
+
+def _is_split(mesh: Mesh | None) -> bool:
+    """Returns whether rows are split over several shards."""
+    return mesh is not None and mesh.shape['replica'] * mesh.shape['fsdp'] > 1
+
+
+def _on_shards(loop: _Loop, local: Callable, out_specs) -> Callable:
+    """Returns the function (whole, rows) that runs `local` on every data shard with its own rows.
+
+    `whole` is a tree that every shard receives whole, `rows` a tree of arrays [batch, …]. The 'model' axis remains
+    with XLA.
+    """
+    if not _is_split(loop.mesh):
+        return local
+
+    def vary_and_run(whole, rows):
+        # Marked as varying over the shards: otherwise differentiating inside of the loop would sum the gradient of
+        # `whole` over the shards in every iteration.
+        return local(_varying(whole, loop.mesh), rows)
+
+    return jax.shard_map(
+        vary_and_run,
+        mesh=loop.mesh,
+        in_specs=(P(), P(sharding.ROW_AXES)),
+        out_specs=out_specs,
+        axis_names=set(sharding.ROW_AXES),
+    )
+
+
+def _varying(tree, mesh: Mesh | None):
+    """Returns the tree marked as varying over the data shards."""
+    if not _is_split(mesh):
+        return tree
+    return jax.tree.map(lambda x: jax.lax.pcast(x, sharding.ROW_AXES, to='varying'), tree)
+
+
+def _maximum_over_shards(x, mesh: Mesh | None):
+    return jax.lax.pmax(x, sharding.ROW_AXES) if _is_split(mesh) else x
+
+
+def _sum_over_shards(tree, mesh: Mesh | None):
+    return jax.lax.psum(tree, sharding.ROW_AXES) if _is_split(mesh) else tree
