@@ -354,7 +354,7 @@ def per_row_and_head(attend: Callable, mesh: Mesh | None) -> Callable:
 def per_data_shard(function: Callable, mesh: Mesh, has_params: bool = False) -> Callable:
     """Returns a function that runs `function(*arrays)` on every data shard with its part of all arrays.
 
-    The first axis of every array and result is split over the data axes. The 'model' axis remains with XLA. It is not made
+    The first axis of every array and result is split over the data axes. The 'model' axis remains with XLA. Not made
     for gradients.
 
     Args:
