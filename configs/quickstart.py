@@ -13,6 +13,10 @@ from zeroplay_jax.configs import common
 def get_config():
     """Returns the defaults with the sizes of a run on two CPU cores."""
     config = common.get_config('drzero')
+    # One device per core.
+    config.cpu_devices = 2
+    config.mesh.replica = 2
+
     config.schedule.iterations = 2
 
     config.proposer.learning_rate = 2e-4

@@ -137,6 +137,23 @@ with quiet.quiet():
     assert 'KeyboardInterrupt' in done.stderr
 
 
+def test_a_cpu_is_divided_into_devices():
+    code = """import ml_collections
+from zeroplay_jax.configuration import entry
+from zeroplay_jax.settings import schema
+config = ml_collections.ConfigDict(schema.Run().model_dump())
+config.cpu_devices = 3
+entry.connect(config)
+import jax
+print(jax.device_count())
+"""
+    environment = os.environ | {'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'}
+    done = subprocess.run(
+        [sys.executable, '-c', code], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == '3', done.stderr
+
+
 def on_a_terminal(code):
     """What a program draws on a terminal of 24 lines and 80 columns."""
     ours, theirs = pty.openpty()
