@@ -160,7 +160,9 @@ def build(config, extra_weights: str = '', for_training: bool = False) -> RunCon
             for warning in warnings:
                 print(f'warning: {warning}', file=sys.stderr)
     shows_progress = config.progress and is_first_process
-    params = hf.load(opened.folder, opened.model, opened.mesh, owned=True, progress=shows_progress)
+    params = hf.load(
+        opened.folder, opened.model, opened.mesh, training_layout=True, progress=shows_progress
+    )
     return RunContext(
         folder=opened.folder,
         model=opened.model,
@@ -187,7 +189,7 @@ def load_like(run: RunContext, folder: str) -> Params:
         raise UserError(
             f'{folder}: its model differs in shape from {run.folder}; take two checkpoints of one model'
         )
-    return hf.load(folder, run.model, run.mesh, owned=True)
+    return hf.load(folder, run.model, run.mesh, training_layout=True)
 
 
 def weights_of_roles(config) -> dict[str, str]:
