@@ -148,10 +148,17 @@ import jax
 print(jax.device_count())
 """
     environment = os.environ | {'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'}
-    done = subprocess.run(
-        [sys.executable, '-c', code], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+    command = [sys.executable, '-c', code]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == '3', done.stderr
+    environment['XLA_FLAGS'] = '--xla_force_host_platform_device_count=5'
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == '5', done.stderr
+    # A notebook that has used JAX keeps the devices that it has.
+    environment['XLA_FLAGS'] = ''
+    command[2] = code.replace('entry.connect', 'import jax; jax.devices(); entry.connect')
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == '1', done.stderr
 
 
 def on_a_terminal(code):

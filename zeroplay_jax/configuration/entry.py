@@ -77,13 +77,11 @@ def connect(config) -> None:
 
     Call it before JAX looks for devices.
     """
-    # These imports load JAX, so the config must have been checked before.
-    import jax
-
+    # This import loads JAX, so the config must have been checked before.
     from zeroplay_jax.runtime.connect import connect as join_processes
+    from zeroplay_jax.runtime.connect import divide_cpu
 
-    if config.cpu_devices > 1:
-        jax.config.update('jax_num_cpu_devices', config.cpu_devices)
+    divide_cpu(config.cpu_devices)
     settings = config.distributed
     # From now on Ctrl-C must raise KeyboardInterrupt, which `run_command` handles for a run of several processes.
     if settings.mode != 'off':

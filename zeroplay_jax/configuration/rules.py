@@ -292,6 +292,10 @@ def _check_division(config: ConfigDict, recipe: type[Recipe]) -> None:
             f'config.mesh: {sizes}: one axis at most can be -1; give the others a number'
         )
     cache_axes = sampler_axes(config)
+    mesh_size = math.prod(mesh.values())
+    if config.distributed.mode == 'off' and 0 < mesh_size < config.cpu_devices:
+        problem = f'the mesh has {mesh_size} of these devices'
+        fail('cpu_devices', config.cpu_devices, problem, 'set mesh.replica=-1')
     divided = (
         ('micro.rows', ('replica', 'fsdp')),
         ('sampler.slots', cache_axes),

@@ -63,7 +63,8 @@ def make_mesh(replica: int = 1, fsdp: int = 1, model: int = 1, devices=None) -> 
     processes = jax.process_count()
     if required > len(devices):
         raise UserError(
-            f'mesh {_describe(sizes)} needs {required} devices, there are {len(devices)}: lower config.mesh'
+            f'mesh {_describe(sizes)} needs {required} devices, there are {len(devices)}: '
+            'lower config.mesh, or raise config.cpu_devices on a CPU'
         )
     # A process without devices in the mesh could not take part in its computations.
     if processes > 1 and required < len(devices):

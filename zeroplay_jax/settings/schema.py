@@ -373,8 +373,8 @@ class Run(Section):
     policy: Policy = Policy()
     mesh: Mesh = Mesh()
     cpu_devices: PositiveInt = 1
-    """JAX devices that a CPU is divided into. With one per core and mesh.replica as large, small models run faster
-    than with one device on all cores."""
+    """JAX devices that a CPU is divided into. With one per core and mesh.replica=-1, small models run faster than
+    with one device on all cores. A number in XLA_FLAGS has priority."""
     offload: bool = False
     """Keep learner state in host memory except during its update; free the KV cache meanwhile."""
     distributed: Distributed = Distributed()

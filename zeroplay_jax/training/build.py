@@ -19,6 +19,7 @@ from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slot_programs import SamplerConfig
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.runtime.connect import divide_cpu
 from zeroplay_jax.selfplay import library_builder, prompt_check
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.judge import (
@@ -121,6 +122,7 @@ def open_policy(config) -> PolicyFolder:
     folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
     computation = {name: config.policy[name] for name in _COMPUTATION_FIELDS}
     model = hf.read_config(folder, **computation)
+    divide_cpu(config.cpu_devices)
     mesh = sharding.make_mesh(**config.mesh)
     # Called for its error alone: reading the weights, which comes later, may take minutes.
     sharding.local_mesh(mesh)
