@@ -103,7 +103,7 @@ class Hosts:
             return list(messages)
         lengths = np.array([len(message) for message in messages])
         # [from, to]
-        all_lengths = multihost_utils.process_allgather(lengths)
+        all_lengths = np.array(multihost_utils.process_allgather(lengths))
         received_lengths = all_lengths[:, self.index].tolist()
         # A message to oneself stays where it is.
         np.fill_diagonal(all_lengths, 0)
