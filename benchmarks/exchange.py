@@ -251,7 +251,16 @@ def start_processes(arguments: argparse.Namespace, count: int) -> None:
     running = []
     for process in range(count):
         command = [sys.executable, '-m', 'benchmarks.exchange', *sizes, '--join', process, port]
-        running.append(subprocess.Popen(list(map(str, command)), env=environment))
+        pipe = subprocess.PIPE if process == 0 else subprocess.DEVNULL
+        arguments_of_process = list(map(str, command))
+        running.append(
+            subprocess.Popen(arguments_of_process, env=environment, stdout=pipe, text=True)
+        )
+    assert running[0].stdout is not None
+    for line in running[0].stdout:
+        # Gloo writes lines of its own.
+        if line.startswith('|'):
+            print(line, end='', flush=True)
     codes = [process.wait() for process in running]
     if any(codes):
         raise SystemExit(f'{count} processes ended with {codes}')
