@@ -6,7 +6,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import json
 import os
 import pathlib
 import shutil
@@ -37,8 +36,8 @@ from zeroplay_jax.training.outcome import (
     stop_line,
 )
 from zeroplay_jax.training.progress_bar import ProgressBar
-from zeroplay_jax.training.rollout_text import rollout_text
-from zeroplay_jax.training.summary import summarise_run
+from zeroplay_jax.training.rollout_text import evaluation_text, rollout_text
+from zeroplay_jax.training.summary import summarise_run, summary_json
 from zeroplay_jax.training.trajectory_log import rendering_check, trajectory_records
 from zeroplay_jax.types import Json, Row
 
@@ -128,7 +127,7 @@ def run(config, workdir) -> dict:
         summary |= proposal_summary(hosts, engine, context.library.training)
         _export(hosts, workdir, context, engine, shows_progress, unchanged)
         if hosts.is_first:
-            atomic.write_text(workdir / 'summary.json', json.dumps(summary, indent=2) + '\n')
+            atomic.write_text(workdir / 'summary.json', summary_json(summary))
             report_path = report_builder.write_report(workdir)
             atomic.write_text(workdir / _REPORTED_FILE, f'{state["cursor"]}\n')
             print(table)
@@ -174,7 +173,9 @@ def _train(
             metrics, rows = _run_step(context, engine, step, state, bar.end_episode)
             _log_step(config, context, engine, step, metrics, rows, writer)
             bar.end_step(step, metrics)
-            _print_step(config, context, engine, step, rows, bar)
+            rollouts = _shown_rollouts(config, hosts, step, rows)
+            if hosts.is_first:
+                _print_step(config, engine, step, metrics, rollouts, bar)
             # All processes get the same list, because its counts come from gathered outcomes.
             stuck_policies = _stuck_policies(config, engine, step)
             state['stopped'] = None
@@ -221,31 +222,35 @@ def _planned_rollouts(context: build.RunContext, engine: Engine) -> Callable[[Ph
     return planned_rollouts
 
 
-def _print_step(
-    config,
-    context: build.RunContext,
-    engine: Engine,
-    step: Step,
-    rows: list[Row],
-    bar: ProgressBar,
-) -> None:
-    """Prints the step's notices (no tasks, no update), and every `config.log.samples_every` steps one rollout.
-
-    Called by all processes; the first prints.
-    """
-    hosts = context.rollouts.hosts
-    # An evaluation is not a step of the engine: the notices would be those of the step before.
-    if hosts.is_first and step.phase.name != 'evaluation':
-        for notice in engine.learning.notices:
-            bar.write_wrapped(notice)
+def _shown_rollouts(config, hosts: Hosts, step: Step, rows: list[Row]) -> list[str]:
+    """Returns the text of one rollout every `config.log.samples_every` steps, in process 0; all processes call it."""
     # The step's number decides, so that a resumed run prints the same rollouts.
     period = config.log.samples_every
-    if period and rows and step.number % period == 0:
-        # The position changes with the step, so that a recipe's order of rows does not decide which rollout is shown.
-        row = rows[step.number % len(rows)]
-        texts = collect_records(hosts, [row], functools.partial(rollout_text, step))
-        if config.progress and hosts.is_first:
-            bar.write(texts[0])
+    if not period or not rows or step.number % period:
+        return []
+    # The position changes with the step, so that a recipe's order of rows does not decide which rollout is shown.
+    row = rows[step.number % len(rows)]
+    return collect_records(hosts, [row], functools.partial(rollout_text, step))
+
+
+def _print_step(
+    config,
+    engine: Engine,
+    step: Step,
+    metrics: dict[str, float],
+    rollouts: list[str],
+    bar: ProgressBar,
+) -> None:
+    """Prints an evaluation's result or a step's notices (no tasks, no update), and the texts of rollouts."""
+    # An evaluation is not a step of the engine: the notices would be those of the step before.
+    if step.phase.name == 'evaluation':
+        bar.write_wrapped(evaluation_text(step, metrics))
+    else:
+        for notice in engine.learning.notices:
+            bar.write_wrapped(notice)
+    if config.progress:
+        for text in rollouts:
+            bar.write(text)
 
 
 def _run_step(
