@@ -252,7 +252,8 @@ def make_row(number):
     rng = np.random.default_rng(number)
     def trajectory(length, turns=()):
         source = np.minimum(np.arange(length) // 4, 2).astype(np.int8)
-        tokens, logp = rng.integers(0, 99, length, np.int32), rng.random(length, np.float32)
+        tokens = rng.integers(0, 99, length, np.int32)
+        logp = np.where(source == 1, rng.random(length, np.float32), 0).astype(np.float32)
         return Trajectory(tokens, source, logp, turns, 'eos', 'w', 1, (0, number, 0))
     earlier = tuple(trajectory(9 + n) for n in range(number % 3))
     whole = dataclasses.replace(trajectory(10 + number, (Turn('said'),)), earlier=earlier)

@@ -20,6 +20,7 @@ from zeroplay_jax.learner.packing import BatchPart
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.types import (
+    POLICY,
     ContextLengths,
     Json,
     Outcome,
@@ -30,9 +31,6 @@ from zeroplay_jax.types import (
     TrajectorySummary,
     TurnCounts,
 )
-
-# Arrays of a context, in the order in which they are sent.
-_ARRAY_DTYPES = {'tokens': np.int32, 'logp': np.float32, 'source': np.int8}
 
 
 def outcome_summary(outcome: Outcome) -> dict[str, Any]:
@@ -192,7 +190,7 @@ class _RowExchange:
         outgoing: list[list[bytes]] = [[] for _ in range(hosts.count)]
         for row, micro_row in zip(rows, micro_rows, strict=True):
             if row.process == hosts.index:
-                message = b''.join(array.tobytes() for array in _arrays(row))
+                message = _row_bytes(row)
                 for process in self._holders[micro_row]:
                     # What stays here needs no message.
                     if process != hosts.index:
@@ -212,15 +210,20 @@ class _RowExchange:
         return fetched
 
 
-def _arrays(row: Row) -> list[np.ndarray]:
-    """Returns the arrays of a row of one context in the order in which `_read_row` reads them."""
-    arrays = []
-    # The bytes have no dtypes with them, so these are made sure of.
-    for name, dtype in _ARRAY_DTYPES.items():
-        arrays.append(np.asarray(getattr(row.trajectory, name), dtype))
+def _row_bytes(row: Row) -> bytes:
+    """Returns the arrays of a row of one context as bytes, in the order in which `_read_row` reads them."""
+    trajectory = row.trajectory
+    assert isinstance(trajectory, Trajectory)
+    # The bytes have no dtypes with them, so the dtypes are made sure of.
+    pieces = [
+        np.asarray(trajectory.tokens, np.int32).tobytes(),
+        np.asarray(trajectory.source, np.int8).tobytes(),
+        # Log-probs of other tokens are 0; most tokens are not the policy's.
+        np.asarray(trajectory.logp[trajectory.source == POLICY], np.float32).tobytes(),
+    ]
     if row.teacher_prompt is not None:
-        arrays.append(np.asarray(row.teacher_prompt, np.int32))
-    return arrays
+        pieces.append(np.asarray(row.teacher_prompt, np.int32).tobytes())
+    return b''.join(pieces)
 
 
 class _Reader:
@@ -239,14 +242,18 @@ class _Reader:
 
 def _read_row(row: Row, summary: TrajectorySummary, reader: _Reader) -> Row:
     """Returns a row of one context with the arrays that another process sent; it has no turns."""
-    arrays: dict[str, Any] = {}
-    for name, dtype in _ARRAY_DTYPES.items():
-        arrays[name] = reader.read(dtype, summary.lengths[-1].tokens)
+    lengths = summary.lengths[-1]
+    tokens = reader.read(np.int32, lengths.tokens)
+    source = reader.read(np.int8, lengths.tokens)
+    logp = np.zeros(lengths.tokens, np.float32)
+    logp[source == POLICY] = reader.read(np.float32, lengths.policy)
     teacher_prompt = None
     if summary.teacher_tokens:
         teacher_prompt = reader.read(np.int32, summary.teacher_tokens)
     trajectory = Trajectory(
-        **arrays,
+        tokens=tokens,
+        source=source,
+        logp=logp,
         turns=(),
         finish=summary.finish,
         weights=summary.weights,
