@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from zeroplay_jax.learner.batch import Batch
 from zeroplay_jax.objectives import aggregation, corrections, distillation, masking
 from zeroplay_jax.objectives.losses import PolicyLoss, resolve_loss
 from zeroplay_jax.objectives.types import AnyArray, DeviceStats
 from zeroplay_jax.policy import transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
-from zeroplay_jax.types import Batch
 
 
 @dataclasses.dataclass(frozen=True)

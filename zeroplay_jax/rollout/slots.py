@@ -36,7 +36,7 @@ class SlotPool:
         self.placement = Placement(sampler.config, sampler.shards, sampler.table)
         # A heap of (identity, number, group).
         self.queue: list[tuple[tuple[int, ...], int, RequestGroup]] = []
-        # Rollouts that wait for the pages of their next turn.
+        # Rollouts with an observation, whose next turn `admit` begins once it has pages.
         self.ready: list[ActiveRollout] = []
         # `read_chunk` calls it with a rollout's identity and its new policy ids, for live display.
         self.on_tokens: Callable[[tuple[int, ...], list[int]], None] | None = None
@@ -74,14 +74,14 @@ class SlotPool:
     # ---- admission and prefill -----------------------------------------------------------------
 
     def admit(self) -> None:
-        """Fills free slots: turns that wait for pages first, then siblings of prefilled prompts, then requests.
+        """Begins turns and fills free slots: next turns first, then siblings of prefilled prompts, then requests.
 
-        The tokens of new prompts are put into their slots; `prefill` computes their keys and values.
+        All tokens of observations and new prompts are put into their slots by one `put`, because every put is a device
+        call; `prefill` computes their keys and values.
         """
-        self.begin_turns()
+        rows = self._begin_turns()
         self.clone_siblings()
         busy_shards = self._busy_shards()
-        rows: list[PutRow] = []
         while self.queue:
             _, _, group = self.queue[0]
             shard = self.placement.shard_for(group, busy_shards)
@@ -200,7 +200,7 @@ class SlotPool:
     def add_observations(
         self, replies: Sequence[tuple[ActiveRollout, Int[np.ndarray, ' tokens']]]
     ) -> None:
-        """Appends an observation to each rollout and begins its next turn, as soon as there are pages for it.
+        """Appends an observation to each rollout; `admit` begins its next turn, as soon as there are pages for it.
 
         A rollout whose slot cannot hold the observation and one further token ends with 'context'.
 
@@ -226,10 +226,9 @@ class SlotPool:
             rollout.begin_turn()
             rollout.put_start = start
             self.ready.append(rollout)
-        self.begin_turns()
 
-    def begin_turns(self) -> None:
-        """Puts the tokens of rollouts into their slots whose next turn gets pages, oldest rollouts first."""
+    def _begin_turns(self) -> list[PutRow]:
+        """Begins the next turns that get pages, oldest rollouts first; returns their rows, to be put."""
         rows: list[PutRow] = []
         waiting: list[ActiveRollout] = []
         busy_shards = set()
@@ -242,8 +241,7 @@ class SlotPool:
                 busy_shards.add(shard)
                 waiting.append(rollout)
         self.ready = waiting
-        if rows:
-            self.sampler.put(rows)
+        return rows
 
     def read_chunk(
         self,
@@ -254,7 +252,8 @@ class SlotPool:
     ) -> list[tuple[ActiveRollout, ToolCall]]:
         """Appends the tokens of a decode chunk to its rollouts and ends turns; returns the tool calls to run.
 
-        Rollouts that are complete free their slots. Refused calls get their observation at once.
+        Rollouts that are complete free their slots. Refused calls get their observation at once, and the next `admit`
+        puts it together with the results of tools.
 
         Args:
           tokens: ids; the first `count` of a row are sampled.
@@ -292,7 +291,7 @@ class SlotPool:
                 calls.append((rollout, call))
             else:
                 refused.append((rollout, rollout.env.observation(call)))
-        # Rows are rewound before the observations are put: a put begins where the rewound row ends.
+        # Rows are rewound before `admit` puts the observations: a put begins where the rewound row ends.
         if rewound_slots:
             self.sampler.rewind(rewound_slots, rewound_lengths)
         if refused:
