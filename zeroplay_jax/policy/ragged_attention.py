@@ -54,26 +54,25 @@ def platform_of(mesh: Mesh) -> str:
 
 
 def cache_head_dim(head_dim: int, mesh: Mesh) -> int:
-    """Returns the size of a head in the cache; beyond `head_dim` it holds zeros."""
+    """Returns the size of a head in the cache as the kernel wants it; beyond `head_dim` it holds zeros."""
     if platform_of(mesh) == 'tpu':
         return math.ceil(head_dim / LANES) * LANES
-    return head_dim
+    return ragged_gpu.cache_head_dim(head_dim)
 
 
-def check(kv_heads: int, head_dim: int, page: int, dtype, mesh: Mesh) -> None:
-    """Raises UserError if no kernel takes this model on this mesh."""
-    platform = platform_of(mesh)
+def check(kv_heads: int, page: int, dtype, mesh: Mesh) -> None:
+    """Raises UserError if no kernel takes this model and page on this mesh."""
+    if platform_of(mesh) != 'tpu':
+        ragged_gpu.check(page)
+        return
     local_kv_heads = kv_heads // mesh.shape['model']
-    if platform == 'tpu':
-        counts = _TPU_KV_HEADS[jnp.dtype(dtype).itemsize]
-        if local_kv_heads not in counts and local_kv_heads % counts[-1]:
-            allowed = ', '.join(str(count) for count in counts)
-            raise UserError(
-                f'{local_kv_heads} key/value heads on a chip: sampler.attention=ragged takes {allowed} or a multiple '
-                f'of {counts[-1]}; choose another mesh.model or set sampler.attention=xla'
-            )
-    else:
-        ragged_gpu.check(head_dim, page)
+    counts = _TPU_KV_HEADS[jnp.dtype(dtype).itemsize]
+    if local_kv_heads not in counts and local_kv_heads % counts[-1]:
+        allowed = ', '.join(str(count) for count in counts)
+        raise UserError(
+            f'{local_kv_heads} key/value heads on a chip: sampler.attention=ragged takes {allowed} or a multiple '
+            f'of {counts[-1]}; choose another mesh.model or set sampler.attention=xla'
+        )
 
 
 def make_attend(
@@ -147,25 +146,28 @@ def _attend_parts(
     parts: tuple[Rows, Rows],
 ) -> Float[Array, 'tokens heads head_dim']:
     """Returns the attention of the heads of one device."""
+    head_dim = q.shape[2]
     if platform == 'tpu':
-        call = _attend_tpu
+        kernel = _attend_tpu
     else:
         # On CPUs the kernel is interpreted, which is slow and serves tests only.
-        call = functools.partial(ragged_gpu.attend, interpret=platform == 'cpu')
+        kernel = functools.partial(ragged_gpu.attend, interpret=platform == 'cpu')
+    call = functools.partial(kernel, cache=cache, window=window, scale=head_dim**-0.5)
+    q = jnp.pad(q, ((0, 0), (0, 0), (0, cache.shape[3] - head_dim)))
     singles, chunks = parts
     if not shape.has_chunks:
-        return call(q, cache, singles, window, True)
+        return call(q, rows=singles, is_single=True)[:, :, :head_dim]
     # Chunks come after `singles.count` tokens. The kernel wants them first.
     offset = singles.count
-    out = call(jnp.roll(q, -offset, axis=0), cache, chunks, window, False)
+    out = call(jnp.roll(q, -offset, axis=0), rows=chunks, is_single=False)
     out = jnp.roll(out, offset, axis=0)
     if shape.most_singles:
         leading = slice(0, shape.most_singles)
-        single_out = call(q[leading], cache, singles, window, True)
+        single_out = call(q[leading], rows=singles, is_single=True)
         is_single = jnp.arange(shape.most_singles) < singles.count
         merged = jnp.where(is_single[:, None, None], single_out, out[leading])
         out = out.at[leading].set(merged)
-    return out
+    return out[:, :, :head_dim]
 
 
 def _tpu_kernel() -> Callable:
@@ -176,31 +178,34 @@ def _tpu_kernel() -> Callable:
     return ragged_paged_attention
 
 
-def _attend_tpu(q, cache: LayerPages, rows: Rows, window: int, is_single: bool):
+def _attend_tpu(
+    q: Float[Array, 'tokens heads head_dim'],
+    cache: LayerPages,
+    rows: Rows,
+    window: int,
+    scale: float,
+    is_single: bool,
+) -> Float[Array, 'tokens heads head_dim']:
     """Returns the attention of tokens by JAX's TPU kernel.
 
     The kernel takes no row without positions and not zero rows: it begins to read the first row before it knows, and a
     read that nobody awaits is overtaken by the next one. So there is always one row, if necessary one whose result is
     not used: it has the first token and at least one position.
     """
-    head_dim = q.shape[2]
-    padding = cache.shape[3] - head_dim
-    padded_q = jnp.pad(q, ((0, 0), (0, 0), (0, padding)))
     is_empty = rows.count == 0
     number = jnp.arange(rows.start.shape[0], dtype=jnp.int32)
     start = jnp.where(is_empty, jnp.minimum(number, 1), rows.start)
     page, pages_per_row = cache.shape[1], rows.table.shape[1]
-    out = _tpu_kernel()(
-        padded_q,
+    return _tpu_kernel()(
+        q,
         cache,
         rows.length,
         rows.table,
         start,
         jnp.maximum(rows.count, 1)[None],
-        sm_scale=head_dim**-0.5,
+        sm_scale=scale,
         sliding_window=window or None,
         # Given, because the kernel would look them up by the kind of the first device of the process.
         num_kv_pages_per_block=min(max(TPU_BLOCK // page, 1), pages_per_row),
         num_queries_per_block=1 if is_single else min(TPU_CHUNK_QUERIES, q.shape[0]),
     )
-    return out[:, :, :head_dim]

@@ -25,22 +25,17 @@ CHUNK_QUERIES = 16
 _LEAST_ROWS = 16
 
 
-def check(head_dim: int, page: int) -> None:
-    """Raises UserError for sizes that the kernel does not take."""
-    if not _is_power(head_dim) or head_dim < _LEAST_ROWS:
+def check(page: int) -> None:
+    """Raises UserError for a page that the kernel does not take."""
+    if page < _LEAST_ROWS or page & (page - 1):
         raise UserError(
-            f'heads of size {head_dim}: sampler.attention=ragged takes powers of 2 from 16 on a GPU; '
-            'set sampler.attention=xla'
-        )
-    if not _is_power(page) or page < _LEAST_ROWS:
-        raise UserError(
-            f'sampler.page={page}: sampler.attention=ragged takes powers of 2 from 16 on a GPU; give 64'
+            f'sampler.page={page}: sampler.attention=ragged takes powers of 2 from {_LEAST_ROWS} on a GPU; give 64'
         )
 
 
-def _is_power(size: int) -> bool:
-    """Returns whether a size is a power of 2."""
-    return size > 0 and not size & (size - 1)
+def cache_head_dim(head_dim: int) -> int:
+    """Returns the size of a head in the cache."""
+    return max(pl.next_power_of_2(head_dim), _LEAST_ROWS)
 
 
 def attend(
@@ -48,16 +43,18 @@ def attend(
     cache: LayerPages,
     rows: Rows,
     window: int,
+    scale: float,
     is_single: bool,
     interpret: bool = False,
 ) -> Float[Array, 'tokens heads head_dim']:
     """Returns the attention of the tokens of rows; undefined for tokens of no row.
 
     Args:
-      q: queries, those of the first row first.
+      q: queries, those of the first row first; heads as wide as those of the cache.
       cache: keys and values, those of the tokens themselves included.
       rows: rows of the tokens.
       window: number of positions that a token attends to, its own included; 0: no limit.
+      scale: factor of the scores.
       is_single: whether every row has one token.
       interpret: whether the kernel is interpreted.
     """
@@ -70,7 +67,7 @@ def attend(
     # not: [kv_heads, tiles, query and group, head_dim].
     token = rows.start[tile_row] + tile_first
     token = token[:, None] + jnp.arange(queries)[None]
-    tile_q = q.at[token].get(mode='clip') * head_dim**-0.5
+    tile_q = q.at[token].get(mode='clip') * scale
     tiles = tile_q.shape[0]
     tile_q = tile_q.reshape(tiles, queries, kv_heads, groups, head_dim)
     tile_q = tile_q.transpose(2, 0, 1, 3, 4).reshape(kv_heads, tiles, queries * groups, head_dim)
@@ -159,7 +156,7 @@ def _kernel(q_ref, cache_ref, table_ref, scalars_ref, out_ref, *, window: int, g
         # Entries that were never written may hold NaN.
         is_written = number * page + jax.lax.broadcasted_iota(jnp.int32, (page, 1), 0) < end
         values = jnp.where(is_written, values, jnp.zeros_like(values))
-        scores = pl.dot(q, keys, trans_b=True, precision=_precision(q.dtype))
+        scores = triton.dot(q, keys, trans_b=True, precision=_precision(q.dtype))
         place = number * page + index
         seen = place <= position
         if window:
@@ -169,7 +166,9 @@ def _kernel(q_ref, cache_ref, table_ref, scalars_ref, out_ref, *, window: int, g
         # A query that sees nothing in this page keeps its sums.
         weights = jnp.where(seen, jnp.exp(scores - new_maximum[:, None]), 0.0)
         scale = jnp.exp(maximum - new_maximum)
-        page_weighted = pl.dot(weights.astype(values.dtype), values, precision=_precision(q.dtype))
+        page_weighted = triton.dot(
+            weights.astype(values.dtype), values, precision=_precision(q.dtype)
+        )
         return (
             new_maximum,
             scale * total + jnp.sum(weights, 1),

@@ -283,7 +283,7 @@ def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
         )
     head_dim = model.head_dim
     if config.attention == 'ragged':
-        ragged_attention.check(model.kv_heads, head_dim, config.page, model.dtype, mesh)
+        ragged_attention.check(model.kv_heads, config.page, model.dtype, mesh)
         head_dim = ragged_attention.cache_head_dim(head_dim, mesh)
     layout = _layout(model, config, mesh)
     # functools.partial makes a new object per shape, so that each keeps its own compilations.
