@@ -6,8 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from zeroplay_jax.policy import paged_attention, ragged_attention, ragged_rows, sharding
-from zeroplay_jax.policy.ragged_attention import StepShape
+from zeroplay_jax.policy import (
+    paged_attention,
+    ragged_attention,
+    ragged_rows,
+    ragged_tpu,
+    sharding,
+)
+from zeroplay_jax.policy.ragged_rows import StepShape
 from zeroplay_jax.types import UserError
 
 LONG = pytest.mark.long
@@ -27,10 +33,10 @@ def on(request, monkeypatch, tpu_kernel):
     """Computes as on the platform that the test asks for."""
     if request.param == 'tpu':
         monkeypatch.setattr(ragged_attention, 'platform_of', lambda mesh: 'tpu')
-        monkeypatch.setattr(ragged_attention, '_tpu_kernel', lambda: tpu_kernel)
+        monkeypatch.setattr(ragged_tpu, '_kernel', lambda: tpu_kernel)
         # Two pages a time, so that rows have several blocks; and two blocks of queries per chunk.
-        monkeypatch.setattr(ragged_attention, 'TPU_BLOCK', 32)
-        monkeypatch.setattr(ragged_attention, 'TPU_CHUNK_QUERIES', 8)
+        monkeypatch.setattr(ragged_tpu, 'BLOCK', 32)
+        monkeypatch.setattr(ragged_tpu, 'CHUNK_QUERIES', 8)
     return request.param
 
 
@@ -205,19 +211,21 @@ def test_rows_of_a_step():
     table = jnp.arange(5 * 2).reshape(5, 2)
     row = jnp.array([4, 1, 0, 0, 3, 3, 3, 5, 5], jnp.int32)
     position = jnp.array([9, 0, 4, 5, 0, 1, 2, -1, -1], jnp.int32)
-    rows = ragged_rows.rows_of_tokens(table, row, position)
-    assert int(rows.count) == 4
+    rows = ragged_rows.rows_of_tokens(table, row, position, StepShape(5, True))
+    assert int(rows.count) == 4 and int(rows.singles) == 2
     np.testing.assert_array_equal(rows.length[:4], [10, 1, 6, 3])
     np.testing.assert_array_equal(rows.start, [0, 1, 2, 4, 7, 7])
     np.testing.assert_array_equal(rows.table[:4], table[jnp.array([4, 1, 0, 3])])
-    assert int(ragged_rows.count_singles(rows, 5)) == 2
-    assert int(ragged_rows.count_singles(rows, 1)) == 1
-    chunks = rows.after(jnp.int32(2))
-    assert int(chunks.count) == 2
-    np.testing.assert_array_equal(chunks.start[:3], [0, 2, 5])
-    np.testing.assert_array_equal(chunks.length[:2], [6, 3])
-    none = ragged_rows.rows_of_tokens(table, jnp.full(3, 5), jnp.full(3, -1))
+    assert int(ragged_rows.rows_of_tokens(table, row, position, StepShape(1, True)).singles) == 1
+    # The kernel for TPUs gets the tokens before the chunks as a row of one position.
+    _, chunks = ragged_tpu.make_plan(rows, 9, StepShape(5, True))
+    assert int(chunks.count[0]) == 3
+    np.testing.assert_array_equal(chunks.starts[:4], [0, 2, 4, 7])
+    np.testing.assert_array_equal(chunks.lengths[:3], [1, 6, 3])
+    none = ragged_rows.rows_of_tokens(table, jnp.full(3, 5), jnp.full(3, -1), StepShape(5, True))
     assert int(none.count) == 0 and none.length.min() >= 1
+    for call in ragged_tpu.make_plan(none, 3, StepShape(3, True)):
+        assert int(call.count[0]) == 1 and call.starts[0] == 0 and call.starts[1] == 1
 
 
 @pytest.mark.parametrize(
@@ -226,12 +234,10 @@ def test_rows_of_a_step():
         (
             'tpu',
             3,
-            128,
             64,
             '3 key/value heads on a chip: sampler.attention=ragged takes 1, 2, 4, 8',
         ),
-        ('gpu', 2, 80, 64, 'heads of size 80: .* set sampler.attention=xla'),
-        ('gpu', 2, 128, 24, 'sampler.page=24: .* give 64'),
+        ('gpu', 2, 24, 'sampler.page=24: .* give 64'),
     ],
 )
 def test_sizes_that_no_kernel_takes_are_refused(monkeypatch, platform, kv_heads, page, message):

@@ -8,7 +8,7 @@ import jax
 import pytest
 from request_cases import CONFIG, make_env, requests, run, same
 
-from zeroplay_jax.policy import ragged_attention, sharding
+from zeroplay_jax.policy import ragged_attention, ragged_tpu, sharding
 from zeroplay_jax.types import UserError
 
 sys.path.append(str(pathlib.Path(__file__).parents[1] / 'policy'))
@@ -40,7 +40,7 @@ def test_the_gpu_kernel_samples_the_same_tokens(policy, expected, config):
 def test_the_tpu_kernel_samples_the_same_tokens(policy, expected, config, monkeypatch):
     kernel = interpretable.load().ragged_paged_attention
     monkeypatch.setattr(ragged_attention, 'platform_of', lambda mesh: 'tpu')
-    monkeypatch.setattr(ragged_attention, '_tpu_kernel', lambda: kernel)
+    monkeypatch.setattr(ragged_tpu, '_kernel', lambda: kernel)
     # Another shape than those of other tests, whose programs are kept.
     config = dataclasses.replace(config, attention='ragged', put_tokens=7)
     same(expected, play(policy, config), TOLERANCE)

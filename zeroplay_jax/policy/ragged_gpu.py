@@ -6,17 +6,18 @@ pages of the row in ascending order, with the softmax of policy/paged_attention.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from zeroplay_jax.policy.attention import MASKED_SCORE
 from zeroplay_jax.policy.paged_attention import LayerPages
-from zeroplay_jax.policy.ragged_rows import Rows
+from zeroplay_jax.policy.ragged_rows import Rows, StepShape
 from zeroplay_jax.types import UserError
 
 # Tokens of a tile of a chunk.
@@ -25,8 +26,9 @@ CHUNK_QUERIES = 16
 _LEAST_ROWS = 16
 
 
-def check(page: int) -> None:
+def check(kv_heads: int, page: int, dtype) -> None:
     """Raises UserError for a page that the kernel does not take."""
+    del kv_heads, dtype
     if page < _LEAST_ROWS or page & (page - 1):
         raise UserError(
             f'sampler.page={page}: sampler.attention=ragged takes powers of 2 from {_LEAST_ROWS} on a GPU; give 64'
@@ -38,77 +40,124 @@ def cache_head_dim(head_dim: int) -> int:
     return max(pl.next_power_of_2(head_dim), _LEAST_ROWS)
 
 
-def attend(
-    q: Float[Array, 'tokens heads head_dim'],
-    cache: LayerPages,
-    rows: Rows,
-    window: int,
-    scale: float,
-    is_single: bool,
-    interpret: bool = False,
-) -> Float[Array, 'tokens heads head_dim']:
-    """Returns the attention of the tokens of rows; undefined for tokens of no row.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Tiles:
+    """Tiles of the queries of a step.
 
-    Args:
-      q: queries, those of the first row first; heads as wide as those of the cache.
-      cache: keys and values, those of the tokens themselves included.
-      rows: rows of the tokens.
-      window: number of positions that a token attends to, its own included; 0: no limit.
-      scale: factor of the scores.
-      is_single: whether every row has one token.
-      interpret: whether the kernel is interpreted.
+    Attributes:
+      token: index of every query; the number of tokens where there is none.
+      scalars: per tile its row, the position of its first query, and the end of the positions that it sees, which is 0
+        in a tile without queries.
+      table: pages of every row.
     """
-    tokens, heads, head_dim = q.shape
-    kv_heads = cache.shape[2] // 2
-    groups = heads // kv_heads
-    queries = 1 if is_single else CHUNK_QUERIES
-    tile_row, tile_first = _tiles(rows, tokens, queries)
-    # Queries are gathered by tiles of a static shape, because sizes in a Triton kernel are powers of 2 and groups are
-    # not: [kv_heads, tiles, query and group, head_dim].
-    token = rows.start[tile_row] + tile_first
-    token = token[:, None] + jnp.arange(queries)[None]
-    tile_q = q.at[token].get(mode='clip') * scale
-    tiles = tile_q.shape[0]
-    tile_q = tile_q.reshape(tiles, queries, kv_heads, groups, head_dim)
-    tile_q = tile_q.transpose(2, 0, 1, 3, 4).reshape(kv_heads, tiles, queries * groups, head_dim)
-    tile_rows = max(pl.next_power_of_2(queries * groups), _LEAST_ROWS)
-    padding = tile_rows - queries * groups
-    tile_q = jnp.pad(tile_q, ((0, 0), (0, 0), (0, padding), (0, 0)))
-    # Position of the first query of every tile; -1 marks a tile without queries.
-    last = rows.length[tile_row]
-    row_tokens = rows.start[tile_row + 1] - rows.start[tile_row]
-    is_used = (tile_row < rows.count) & (tile_first < row_tokens)
-    position = jnp.where(is_used, last - row_tokens + tile_first, -1)
-    end = jnp.where(is_used, jnp.minimum(last, position + queries), 0)
-    scalars = jnp.stack([tile_row, position, end]).astype(jnp.int32)
-    out = _call(
-        tile_q, cache, rows.table, scalars, window=window, groups=groups, interpret=interpret
-    )
-    out = out[:, :, : queries * groups].reshape(kv_heads, tiles, queries, groups, head_dim)
-    out = out.transpose(1, 2, 0, 3, 4).reshape(tiles * queries, heads, head_dim)
-    # Tokens of no tile read the last entry of `scattered` or zeros; nobody reads them.
-    target = jnp.where(
-        is_used[:, None] & (token < rows.start[tile_row + 1][:, None]), token, tokens
-    )
-    return jnp.zeros_like(q).at[target.reshape(-1)].set(out, mode='drop')
+
+    token: Int[Array, 'tiles queries']
+    scalars: Int[Array, '3 tiles']
+    table: Int[Array, 'rows pages_per_row']
+
+
+def make_plan(rows: Rows, tokens: int, shape: StepShape) -> tuple[Tiles | None, Tiles | None]:
+    """Returns the tiles of rows with one token, and those of chunks."""
+    singles = chunks = None
+    number = jnp.arange(rows.length.shape[0])
+    is_single = number < rows.singles
+    if shape.most_singles:
+        singles = _tiles(rows, is_single, shape.most_singles, 1, tokens)
+    if shape.has_chunks:
+        # Every row has less than one tile beyond those that its tokens fill.
+        most = min(tokens, rows.length.shape[0] + tokens // CHUNK_QUERIES)
+        is_chunk = ~is_single & (number < rows.count)
+        chunks = _tiles(rows, is_chunk, most, CHUNK_QUERIES, tokens)
+    return singles, chunks
 
 
 def _tiles(
-    rows: Rows, tokens: int, queries: int
-) -> tuple[Int[Array, ' tiles'], Int[Array, ' tiles']]:
-    """Returns the row of every tile and the number of its first query within the row; rows beyond the last are idle."""
-    most_rows = rows.length.shape[0]
+    rows: Rows, is_wanted: Bool[Array, ' rows'], most: int, queries: int, tokens: int
+) -> Tiles:
+    """Returns the tiles of some rows.
+
+    Args:
+      rows: of the step.
+      is_wanted: rows that get tiles.
+      most: number of tiles, at least as many as these rows need.
+      queries: of a tile.
+      tokens: of the step.
+    """
     row_tokens = rows.start[1:] - rows.start[:-1]
-    is_valid = jnp.arange(most_rows) < rows.count
-    row_tiles = jnp.where(is_valid, -(-row_tokens // queries), 0)
+    row_tiles = jnp.where(is_wanted, -(-row_tokens // queries), 0)
     end = jnp.cumsum(row_tiles)
-    # Every row has less than one tile beyond those that its tokens fill.
-    tiles = min(tokens, most_rows + tokens // queries)
-    number = jnp.arange(tiles)
+    number = jnp.arange(most)
     row = jnp.searchsorted(end, number, side='right', method='compare_all')
-    row = jnp.minimum(row, most_rows - 1)
+    is_used = row < row_tiles.shape[0]
+    row = jnp.minimum(row, row_tiles.shape[0] - 1)
     first = (number - (end - row_tiles)[row]) * queries
-    return row.astype(jnp.int32), first.astype(jnp.int32)
+    position = rows.length[row] - row_tokens[row] + first
+    query = first[:, None] + jnp.arange(queries)[None]
+    has_query = is_used[:, None] & (query < row_tokens[row][:, None])
+    token = jnp.where(has_query, rows.start[row][:, None] + query, tokens)
+    end_position = jnp.minimum(rows.length[row], position + queries)
+    end_position = jnp.where(is_used, end_position, 0)
+    scalars = jnp.stack([row, position, end_position]).astype(jnp.int32)
+    return Tiles(token, scalars, rows.table)
+
+
+def attend(
+    q: Float[Array, 'tokens heads head_dim'],
+    cache: LayerPages,
+    plan: tuple[Tiles | None, Tiles | None],
+    shape: StepShape,
+    window: int,
+    scale: float,
+    interpret: bool,
+) -> tuple[Array | None, Array | None]:
+    """Returns the attention of the first `most_singles` tokens as rows of one, and that of all tokens as chunks.
+
+    Args:
+      q: queries; heads as wide as those of the cache.
+      cache: keys and values, those of the tokens themselves included.
+      plan: from `make_plan`.
+      shape: of the step.
+      window: number of positions that a token attends to, its own included; 0: no limit.
+      scale: factor of the scores.
+      interpret: whether the kernel is interpreted.
+    """
+    singles, chunks = plan
+    queries = q * scale
+    options = dict(window=window, interpret=interpret)
+    single_out = chunk_out = None
+    if singles is not None:
+        single_out = _attend_tiles(queries, cache, singles, **options)[: shape.most_singles]
+    if chunks is not None:
+        chunk_out = _attend_tiles(queries, cache, chunks, **options)
+    return single_out, chunk_out
+
+
+def _attend_tiles(q, cache: LayerPages, tiles: Tiles, window: int, interpret: bool):
+    """Returns the attention of the queries in tiles, 0 for all others."""
+    heads, head_dim = q.shape[1:]
+    kv_heads = cache.shape[2] // 2
+    groups = heads // kv_heads
+    count, queries = tiles.token.shape
+    # Gathered, because sizes in a Triton kernel are powers of 2 and groups are not.
+    tile_q = q.at[tiles.token].get(mode='clip')
+    tile_q = tile_q.reshape(count, queries, kv_heads, groups, head_dim)
+    tile_q = tile_q.transpose(2, 0, 1, 3, 4).reshape(kv_heads, count, queries * groups, head_dim)
+    tile_rows = max(pl.next_power_of_2(queries * groups), _LEAST_ROWS)
+    padding = tile_rows - queries * groups
+    tile_q = jnp.pad(tile_q, ((0, 0), (0, 0), (0, padding), (0, 0)))
+    out = _call(
+        tile_q,
+        cache,
+        tiles.table,
+        tiles.scalars,
+        window=window,
+        groups=groups,
+        interpret=interpret,
+    )
+    out = out[:, :, : queries * groups].reshape(kv_heads, count, queries, groups, head_dim)
+    out = out.transpose(1, 2, 0, 3, 4).reshape(count * queries, heads, head_dim)
+    return jnp.zeros_like(q).at[tiles.token.reshape(-1)].set(out, mode='drop')
 
 
 @functools.partial(jax.jit, static_argnames=('window', 'groups', 'interpret'))

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int
 
 from zeroplay_jax.policy import paged_attention, ragged_attention, transformer
-from zeroplay_jax.policy.ragged_attention import StepShape
+from zeroplay_jax.policy.ragged_rows import StepShape
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout import sampling
 from zeroplay_jax.rollout.slot_state import (
@@ -217,8 +217,17 @@ def _next_tokens(
     else:
         attend = paged_attention.make_attend(table, step.row, step.position)
     hidden, cache = _feed(model, config, params, state, table, step.row, step.position, attend)
-    next_token_logits = transformer.logits(model, params, hidden[step.last])
-    token, logp = sampling.sample(next_token_logits, state.temperature, state.key, state.length)
+    # Logits of fewer tokens than slots: of all tokens, otherwise of the last one of every slot.
+    slot = jnp.minimum(step.row, config.slots - 1)
+    if tokens >= config.slots:
+        hidden = hidden[step.last]
+        slot = jnp.arange(config.slots)
+    next_token_logits = transformer.logits(model, params, hidden)
+    token, logp = sampling.sample(
+        next_token_logits, state.temperature[slot], state.key[slot], state.length[slot]
+    )
+    if tokens < config.slots:
+        token, logp = token[step.last], logp[step.last]
     return token, logp, cache
 
 
