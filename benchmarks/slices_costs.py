@@ -49,21 +49,26 @@ class Kernel:
     Attributes:
       page, block: places of a page, and places that the kernel reads at a time.
       traffic: seconds in which a block is read at the memory's peak rate.
-      instructions: 'decode' and 'prefill' → seconds of the instructions of a block, and of a row around its blocks.
+      instructions: 'decode' and 'prefill' → seconds of the instructions of a block, of a row around its blocks, and of
+        a block of queries around its rows.
     """
 
     page: int
     block: int
     traffic: float
-    instructions: dict[str, tuple[float, float]]
+    instructions: dict[str, tuple[float, float, float]]
 
-    def seconds(self, rows: int, blocks: int, kind: str) -> float:
-        """Returns the seconds for some rows with some blocks in total: the larger of instructions and traffic.
+    def seconds(self, grid: int, rows: int, blocks: int, kind: str) -> float:
+        """Returns the seconds of a call: the larger of instructions and traffic.
 
-        Blocks of queries without a row count as rows: the kernel goes through its whole grid.
+        Args:
+          grid: blocks of queries of the program, those without rows included.
+          rows: rows, once for each of their blocks of queries.
+          blocks: blocks of places that are read.
+          kind: 'decode' or 'prefill'.
         """
-        per_block, per_row = self.instructions[kind]
-        return blocks * max(per_block, self.traffic) + rows * per_row
+        per_block, per_row, per_query_block = self.instructions[kind]
+        return blocks * max(per_block, self.traffic) + rows * per_row + grid * per_query_block
 
 
 # Places of a page on machines without a compiled kernel; it is read at the memory's peak rate.
@@ -175,16 +180,18 @@ class CallCosts:
         blocks = -(-last // machine.kernel.block)
         is_single = fed == 1
         # A call for rows of one token, and a call for chunks whose blocks of queries read all places before their last
-        # one. The tokens before the chunks are read as one block of queries each.
+        # one. The tokens before the chunks are a row of one place.
         if rows:
-            single_blocks = int(blocks[is_single].sum())
-            seconds += machine.kernel.seconds(min(rows, tokens), single_blocks, 'decode')
+            singles = int(is_single.sum())
+            read = int(blocks[is_single].sum())
+            seconds += machine.kernel.seconds(min(rows, tokens), singles, read, 'decode')
         if has_chunks:
             queries = -(-fed[~is_single] // KERNEL_QUERIES)
-            chunk_blocks = int((blocks[~is_single] * queries).sum())
-            chunk_blocks += -(-int(is_single.sum()) // KERNEL_QUERIES)
-            grid = max(int(queries.sum()), -(-tokens // KERNEL_QUERIES))
-            seconds += machine.kernel.seconds(grid, chunk_blocks, 'prefill')
+            before = -(-int(is_single.sum()) // KERNEL_QUERIES)
+            read = int((blocks[~is_single] * queries).sum()) + before
+            grid = -(-tokens // KERNEL_QUERIES)
+            chunk_rows = int(queries.sum()) + before
+            seconds += machine.kernel.seconds(grid, chunk_rows, read, 'prefill')
         return seconds
 
     def host(self, rows: int) -> float:
@@ -231,7 +238,7 @@ def _shape(model: str) -> tuple[float, float, float]:
 
 def _plain_kernel(place_seconds: float) -> Kernel:
     """Returns a kernel that reads pages at the memory's peak rate."""
-    none = (0.0, 0.0)
+    none = (0.0, 0.0, 0.0)
     instructions = dict(decode=none, prefill=none)
     return Kernel(PLAIN_PAGE, PLAIN_PAGE, PLAIN_PAGE * place_seconds, instructions)
 
@@ -245,7 +252,8 @@ def _compiled_kernel(
     instructions = {}
     for kind in tpu_kernels.QUERIES:
         bundles = stored[kind]
-        instructions[kind] = (bundles['block'] * bundle, bundles['row'] * bundle)
+        counts = (bundles['block'], bundles['row'], bundles['grid'])
+        instructions[kind] = tuple(count * bundle for count in counts)
     block = stored['block']
     return Kernel(stored['page'], block, block * place_seconds, instructions)
 

@@ -176,7 +176,8 @@ def kernel_seconds(
     chips = tpu_programs.host_mesh(name, topology).size
     rows = min(size.slots, tokens)
     blocks = -(-tpu_aot.USED_PLACES // figures['block']) * rows
-    bundles = blocks * figures['decode']['block'] + rows * figures['decode']['row']
+    counts = figures['decode']
+    bundles = blocks * counts['block'] + rows * (counts['row'] + counts['grid'])
     instructions = bundles * model.layers / tpu_estimates.CLOCK[generation]
     place = model.layers * 2 * model.kv_heads * model.head_dim * 2 / chips
     traffic = blocks * figures['block'] * place / tpu_shapes.TOPOLOGIES[topology].chip.bandwidth
