@@ -108,12 +108,23 @@ def lower(
     layout = dataclasses.replace(layout, cache=cache_layout)
     state = tpu_programs.with_shardings(state, layout)
     params = tpu_programs.published(name, mesh, layers)
-    params = tpu_programs.with_shardings(params, sharding.whole_on_shards(params, mesh))
+    params = tpu_programs.with_shardings(params, _whole_on_shards(params, mesh))
     table = jax.ShapeDtypeStruct(
         (config.slots, config.pages_per_slot), np.int32, sharding=sharding.slots(mesh)
     )
     arguments = tpu_programs.bytes_per_chip((params, state, table))
     return programs['decode'].lower(params, state, table), arguments
+
+
+def _whole_on_shards(params, mesh: jax.sharding.Mesh):
+    """Returns the sharding of weights that every data shard holds whole, as the sampler places them."""
+
+    def layout(path, _):
+        spec = sharding.parameter_spec(sharding.path_name(path))
+        axes = [axis if axis == 'model' else None for axis in spec]
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+
+    return jax.tree_util.tree_map_with_path(layout, params)
 
 
 def compile_step(name: str, topology: str, size: Sizes, tokens: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import pytest
 from zeroplay_jax.policy import (
     paged_attention,
     ragged_attention,
+    ragged_gpu,
     ragged_rows,
     ragged_tpu,
     sharding,
@@ -205,6 +206,24 @@ def test_random_steps(on, seed):
     rows |= {int(slot): (int(rng.integers(0, 90)), int(rng.integers(1, 30))) for slot in chunks}
     case = Case(rows, 16, 6, 2, 128, 'float32', tokens=96, seed=seed)
     case.same(StepShape(8, True), 'float32', int(rng.integers(0, 2)) * 33)
+
+
+@pytest.mark.parametrize('model', HEADS)
+def test_the_gpu_kernel_is_lowered_for_gpus(model):
+    """From shapes, without a GPU: to Triton's language, not further."""
+    heads, kv_heads, head_dim = HEADS[model]
+    shape = StepShape(64, True)
+
+    def attend(q, cache, table, row, position):
+        rows = ragged_rows.rows_of_tokens(table, row, position, shape)
+        plan = ragged_gpu.make_plan(rows, q.shape[0], shape)
+        return ragged_gpu.attend(q, cache, plan, shape, 100, head_dim**-0.5, interpret=False)
+
+    q = jax.ShapeDtypeStruct((256, heads, head_dim), 'bfloat16')
+    cache = jax.ShapeDtypeStruct((99, 64, 2 * kv_heads, head_dim), 'bfloat16')
+    ints = [jax.ShapeDtypeStruct(size, 'int32') for size in ((64, 9), (256,), (256,))]
+    lowered = jax.jit(attend).trace(q, cache, *ints).lower(lowering_platforms=('cuda',))
+    assert lowered.as_text().count('__gpu$xla.gpu.triton') == 2
 
 
 def test_rows_of_a_step():

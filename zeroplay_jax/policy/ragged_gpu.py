@@ -178,7 +178,10 @@ def _call(tile_q, cache: LayerPages, table, scalars, window: int, groups: int, i
         in_specs=[tile_spec, whole(cache), whole(table), whole(scalars)],
         out_specs=tile_spec,
         out_shape=jax.ShapeDtypeStruct(tile_q.shape, tile_q.dtype),
-        compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
+        # Two stages of float32 pages of 128 exceed the shared memory of a block.
+        compiler_params=triton.CompilerParams(
+            num_warps=8 if tile_rows >= 128 else 4, num_stages=2 if cache.dtype.itemsize == 2 else 1
+        ),
         interpret=interpret,
         name='ragged_paged_attention',
     )(tile_q, cache, table, scalars)
