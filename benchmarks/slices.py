@@ -30,7 +30,7 @@ from zeroplay_jax.types import UserError
 
 RESULTS = pathlib.Path(__file__).parent / 'results' / 'slices.json'
 # The engine that the project has. Its figures are the last line of --all.
-PROJECT_ENGINE = 'slots'
+PROJECT_ENGINE = 'pages'
 # Machines of --all: name in the last line → machine, hosts (0 for its own) and steps ahead.
 ALL = {
     'v5e:4x4': ('v5e:4x4', 0, 0),

@@ -24,6 +24,10 @@ def get_config(folder=''):
     config.policy.path = str(ENGLISH_CHECKPOINT)
     config.schedule.update(iterations=2, hop_ratio=(1.0,))
 
+    # One device per core; on a GPU or TPU, those that it has.
+    config.cpu_devices = 2
+    config.mesh.replica = -1
+
     # Lengths of English words in the tokens of this checkpoint: three passages of up to 75 words fit.
     config.tools.top_k = 3
     config.rollout.update(prompt_tokens=256, turn_tokens=224, observation_tokens=400, max_turns=2)

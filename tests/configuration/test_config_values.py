@@ -196,13 +196,27 @@ def test_rows_and_slots_divide_over_the_devices(sound):
     rules.check(sound)
     sound.sampler.slots = 97
     assert message(sound).startswith('config.sampler.slots=97')
+    assert 'over 6 devices (mesh.replica · mesh.fsdp)' in message(sound)
+    # Each of two processes has a replica for itself.
+    sound.distributed.update(mode='coordinator', coordinator='host:1', processes=2)
+    assert 'over 3 devices (mesh.fsdp)' in message(sound)
+    sound.distributed.mode = 'off'
+    sound.distributed.update(coordinator='', processes=1)
     sound.mesh.fsdp = -1  # known only with the devices
     rules.check(sound)
     sound.mesh.model = -1
     assert 'one axis at most' in message(sound)
 
 
+def test_devices_of_a_cpu_are_used(sound):
+    sound.mesh.replica = 1
+    assert 'config.cpu_devices=2: the mesh has 1 of these devices' in message(sound)
+    sound.cpu_devices = 1
+    rules.check(sound)
+
+
 def test_pages_hold_one_rollout_and_divide_over_the_devices(sound):
+    sound.cpu_devices = sound.mesh.replica = 1
     sound.sampler.update(page=100, pages=5)
     assert 'fills 6 pages of 100; give 6 or more' in message(sound)
     sound.sampler.pages = 6
@@ -227,6 +241,7 @@ def test_smaller_decode_steps_ascend_and_divide_over_the_devices(sound):
 
 
 def test_processes_must_know_where_they_meet_and_hold_whole_replicas(sound):
+    sound.cpu_devices = sound.mesh.replica = 1
     sound.distributed.processes = 2
     assert 'set distributed.mode' in message(sound)
     sound.distributed.mode = 'coordinator'

@@ -1,4 +1,4 @@
-"""The rule about the pages of the sampler's cache."""
+"""Rules about the slots and pages of the sampler's cache."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from ml_collections import ConfigDict
 
 from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.settings.errors import fail
+
+
+def sampler_axes(config: ConfigDict) -> tuple[str, ...]:
+    """Returns the mesh axes over which a process splits its slots and pages."""
+    # Each of several processes samples on its own replicas; `Sampler` checks their number.
+    return ('replica', 'fsdp') if config.distributed.mode == 'off' else ('fsdp',)
 
 
 def check_pages(config: ConfigDict, recipe: type[Recipe]) -> None:
@@ -27,7 +33,8 @@ def check_pages(config: ConfigDict, recipe: type[Recipe]) -> None:
     _check_buckets(config)
     pages_per_rollout = math.ceil(context / sampler.page)
     # An axis of -1 is resolved later; the sampler checks it then.
-    needed = pages_per_rollout * max(config.mesh.fsdp, 1)
+    shards = max(math.prod(config.mesh[axis] for axis in sampler_axes(config)), 1)
+    needed = pages_per_rollout * shards
     if 0 < sampler.pages < needed:
         problem = f'a rollout of {context} tokens (sampler.context) fills {pages_per_rollout} pages of {sampler.page}'
         fail('sampler.pages', sampler.pages, problem, f'give {needed} or more')

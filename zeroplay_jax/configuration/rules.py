@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields
-from zeroplay_jax.configuration.page_rules import check_pages
+from zeroplay_jax.configuration.page_rules import check_pages, sampler_axes
 from zeroplay_jax.mini import world
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.rollout import prompts
@@ -291,11 +291,16 @@ def _check_division(config: ConfigDict, recipe: type[Recipe]) -> None:
         raise ConfigError(
             f'config.mesh: {sizes}: one axis at most can be -1; give the others a number'
         )
+    cache_axes = sampler_axes(config)
+    mesh_size = math.prod(mesh.values())
+    if config.distributed.mode == 'off' and 0 < mesh_size < config.cpu_devices:
+        problem = f'the mesh has {mesh_size} of these devices'
+        fail('cpu_devices', config.cpu_devices, problem, 'set mesh.replica=-1')
     divided = (
         ('micro.rows', ('replica', 'fsdp')),
-        ('sampler.slots', ('fsdp',)),
-        ('sampler.pages', ('fsdp',)),
-        ('sampler.token_budget', ('fsdp',)),
+        ('sampler.slots', cache_axes),
+        ('sampler.pages', cache_axes),
+        ('sampler.token_budget', cache_axes),
     )
     for name, axes in divided:
         section, field = name.split('.')

@@ -58,14 +58,14 @@ class WeightsView:
 
     def __init__(self, model: ModelConfig, mesh: jax.sharding.Mesh, params: Params):
         """Args as of `publisher`."""
-        owned_shardings = sharding.parameter_shardings(params, mesh, owned=True)
-        self.shardings = sharding.parameter_shardings(params, mesh, owned=False)
+        training_shardings = sharding.parameter_shardings(params, mesh, training_layout=True)
+        self.shardings = sharding.parameter_shardings(params, mesh, training_layout=False)
         publish = functools.partial(transformer.published, model)
         self.shapes = jax.eval_shape(publish, params)
         self._convert = jax.jit(publish, out_shardings=self.shardings)
         same_dtype = all(x.dtype == model.dtype for x in jax.tree.leaves(params))
         # With one replica and equal dtypes the sampler can read the learner's buffers themselves.
-        self._needs_conversion = not same_dtype or owned_shardings != self.shardings
+        self._needs_conversion = not same_dtype or training_shardings != self.shardings
 
     def make(self, params: Params) -> Params:
         """Returns the view of a learner's weights, which are the weights themselves if layout and dtype are equal."""
@@ -137,7 +137,7 @@ class Learner:
         }
 
         # Parameters, moments, gradients and teacher are split over replicas too (ZeRO); samplers get whole weights.
-        param_shardings = sharding.parameter_shardings(params, mesh, owned=True)
+        param_shardings = sharding.parameter_shardings(params, mesh, training_layout=True)
         opt_shardings = _optimizer_shardings(transforms, params, mesh)
         self.shardings = {'params': param_shardings, 'opt': opt_shardings}
         if has_teacher:

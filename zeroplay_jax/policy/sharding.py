@@ -63,7 +63,8 @@ def make_mesh(replica: int = 1, fsdp: int = 1, model: int = 1, devices=None) -> 
     processes = jax.process_count()
     if required > len(devices):
         raise UserError(
-            f'mesh {_describe(sizes)} needs {required} devices, there are {len(devices)}: lower config.mesh'
+            f'mesh {_describe(sizes)} needs {required} devices, there are {len(devices)}: '
+            'lower config.mesh, or raise config.cpu_devices on a CPU'
         )
     # A process without devices in the mesh could not take part in its computations.
     if processes > 1 and required < len(devices):
@@ -202,7 +203,7 @@ def parameter_spec(name: str) -> P:
 
 
 def parameter_sharding(
-    name: str, shape: tuple[int, ...], mesh: Mesh, owned: bool = False
+    name: str, shape: tuple[int, ...], mesh: Mesh, training_layout: bool = False
 ) -> NamedSharding:
     """Returns the sharding of a parameter.
 
@@ -210,9 +211,9 @@ def parameter_sharding(
       name: path of the parameter.
       shape: of the whole parameter.
       mesh: of the result.
-      owned: layout of the training state (master weights, moments, gradients, teacher) instead of the sampler's: where
-        the size allows it, axes split over 'fsdp' are split over 'replica' too (ZeRO; Rajbhandari et al. 2020,
-        arXiv:1910.02054, §5).
+      training_layout: layout of the training state (master weights, moments, gradients, teacher) instead of the
+        sampler's: where the size allows it, axes split over 'fsdp' are split over 'replica' too (ZeRO; Rajbhandari et
+        al. 2020, arXiv:1910.02054, §5).
 
     Raises:
       UserError: not exactly one rule matches, or the mesh does not divide the shape.
@@ -224,7 +225,7 @@ def parameter_sharding(
                 f'parameter {name!r}: {size} of its shape {shape} is not divisible by mesh axis {axis!r} of '
                 f'{mesh.shape[axis]}; choose another config.mesh'
             )
-    if owned and mesh.shape['replica'] > 1:
+    if training_layout and mesh.shape['replica'] > 1:
         spec = _split_over_replicas(spec, shape, mesh)
     return NamedSharding(mesh, spec)
 
@@ -241,11 +242,11 @@ def _split_over_replicas(spec: P, shape: tuple[int, ...], mesh: Mesh) -> P:
     return P(*axes)
 
 
-def parameter_shardings(params, mesh: Mesh, owned: bool = False):
+def parameter_shardings(params, mesh: Mesh, training_layout: bool = False):
     """Returns the tree of shardings for a tree of parameters (arrays or shapes), see `parameter_sharding`."""
 
     def sharding(path, leaf):
-        return parameter_sharding(path_name(path), leaf.shape, mesh, owned)
+        return parameter_sharding(path_name(path), leaf.shape, mesh, training_layout)
 
     return jax.tree_util.tree_map_with_path(sharding, params)
 
@@ -271,7 +272,7 @@ def state_shardings(state, params, mesh: Mesh):
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         name = path_name(path)
         shapes[name] = leaf.shape
-        shardings[name] = parameter_sharding(name, leaf.shape, mesh, owned=True)
+        shardings[name] = parameter_sharding(name, leaf.shape, mesh, training_layout=True)
 
     def sharding(path, leaf):
         parts = path_name(path).split('/')

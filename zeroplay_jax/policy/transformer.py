@@ -248,8 +248,9 @@ def score(
       wanted: True at tokens whose values are needed. The others are 0, and no logits are computed for them. None: all.
 
     Returns:
-      (log-probabilities, entropy in nats), float32. The first token of a segment has no prediction within it: its
-      values are finite but come from the previous segment, and the caller must mask them.
+      (log-probabilities, entropy in nats), float32 [batch, length]; index t belongs to token t, predicted from token
+      t − 1. The first token of a segment has no prediction: its values are 0 at the start of a row and otherwise
+      computed from the previous segment; the caller must mask them.
     """
     hidden_states = hidden(config, params, tokens, positions, segment)
 

@@ -223,10 +223,10 @@ class Engine:
             for name, value in role_stats.items():
                 stats[prefix + name] = value
         reasons = {}
-        for policy, learnt in has_learnt.items():
-            if not learnt:
-                roles = [role for role in step.phase.trains if self.weights_of[role] == policy]
-                reasons[policy] = empty_step_reasons(outcomes, roles, policy in nonfinite)
+        untrained = [policy for policy, learnt in has_learnt.items() if not learnt]
+        for policy in untrained:
+            roles = [role for role in step.phase.trains if self.weights_of[role] == policy]
+            reasons[policy] = empty_step_reasons(outcomes, roles, policy in nonfinite)
         self.learning.add_training_step(step, has_learnt, reasons)
         return stats
 
@@ -414,10 +414,7 @@ class Engine:
 
     def device_state(self) -> dict[str, Any]:
         """The arrays of a checkpoint, by name of the weights: `Learner.state`."""
-        state = {}
-        for name, learner in self.learners.items():
-            state[name] = learner.state
-        return state
+        return {name: learner.state for name, learner in self.learners.items()}
 
     def host_state(self) -> Json:
         """The JSON part of a checkpoint: pool, versions, positions in the datasets (`drawn`), carried-over groups,

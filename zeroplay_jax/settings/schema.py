@@ -26,13 +26,13 @@ from zeroplay_jax.settings.bounds import (
     PositiveInt,
     RubricCount,
     Section,
-    Sizes,
     Window,
     WorldSeeds,
     one_of_or_function,
     requires,
 )
 from zeroplay_jax.settings.devices import Distributed, Mesh
+from zeroplay_jax.settings.rollouts import Rollout, Sampler
 
 
 class Policy(Section):
@@ -58,65 +58,6 @@ class Policy(Section):
     logits: Literal['all', 'trained'] = 'all'
     """Tokens whose logits an update computes: all, or those that the policy wrote. The gradients are equal
     up to the order of sums."""
-
-
-class Sampler(Section):
-    """Static shapes of the rollout programs."""
-
-    # Static shapes: every other value compiles other programs.
-    slots: PositiveInt = 96
-    """Rollouts decoded concurrently, per set of weights and process."""
-    context: PositiveInt = 512
-    """Tokens that a slot can hold: prompt, all turns and observations."""
-    chunk: PositiveInt = 32
-    """Prefill: tokens per row and call."""
-    fill_rows: PositiveInt = 16
-    """Prefill: rows per call."""
-    burst: PositiveInt = 8
-    """Decode steps per call; stop strings are searched between two calls."""
-    put_rows: PositiveInt = 16
-    """Host to device: rows per call."""
-    put_tokens: PositiveInt = 96
-    """Host to device: tokens per row and call."""
-    page: NonNegativeInt = 0
-    """Tokens of a page of the cache; 0 or the context: a page is as long as a slot (the fastest on CPUs). Shorter pages
-    (16 to 128) hold more rollouts in the same memory, siblings share their prompt, and attention reads used pages
-    only."""
-    pages: NonNegativeInt = 0
-    """Pages of the cache, over all data shards of a process; 0: as many as the slots can fill. With fewer, rollouts are
-    admitted by free pages, and one that waits for a tool may be evicted and prefilled again (`evictions`). Its
-    log-probs can then differ in the last digits, unless token_budget is set."""
-    token_budget: NonNegativeInt = 0
-    """Tokens of a step in which prompts are prefilled while other rollouts decode, over all data shards of a process;
-    needs page. 0: prefill and decode are separate calls."""
-    decode_buckets: Sizes = ()
-    """Ascending numbers of tokens for which a smaller decode step is compiled; needs page. Steps without prefill take
-    the smallest that suffices, which saves time when few rollouts are left. Log-probs then depend in the last digits on
-    how many rollouts decode together."""
-    attention: Literal['xla', 'ragged'] = 'xla'
-    """Attention over pages: plain XLA, or a kernel (ragged: JAX's on TPUs, an own one on GPUs); needs page."""
-
-
-class Rollout(Section):
-    """Limits of a rollout."""
-
-    prompt_tokens: PositiveInt = 96
-    """Longest prompt; a task with a longer one is dropped."""
-    turn_tokens: PositiveInt = 64
-    """Longest assistant turn."""
-    observation_tokens: PositiveInt = 128
-    """Longest observation; longer ones are cut at the end."""
-    max_turns: PositiveInt = 5
-    """Assistant turns; the last one cannot call a tool."""
-    drop_thinking: bool = False
-    """Thoughts (…</think>) leave the context at the end of their turn, and every context becomes a
-    training row, as SCOPE's code does (Qwen3's own template drops them only before the last question)."""
-    truncated: Literal['keep', 'drop'] = 'keep'
-    """Whether rollouts that ended at a limit are trained on; for a penalty see reward.overlong_buffer."""
-    deterministic: bool = True
-    """Wait for slow tools. False: a call that takes too long becomes an error observation."""
-    tool_timeout: PositiveFloat = 30.0
-    """Time limit of a tool call in seconds, only without `deterministic`."""
 
 
 class Tools(Section):
@@ -431,6 +372,9 @@ class Run(Section):
     status 3 (at once if a step has no tasks); 0: never."""
     policy: Policy = Policy()
     mesh: Mesh = Mesh()
+    cpu_devices: PositiveInt = 1
+    """JAX devices that a CPU is divided into. With one per core and mesh.replica=-1, small models run faster than
+    with one device on all cores. A number in XLA_FLAGS has priority."""
     offload: bool = False
     """Keep learner state in host memory except during its update; free the KV cache meanwhile."""
     distributed: Distributed = Distributed()
