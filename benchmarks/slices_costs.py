@@ -265,7 +265,7 @@ def _compiled_pages(
     size = tpu_pages.sizes(machine, slots)
     seconds = {}
     for tokens in (*size.buckets, size.budget):
-        step = table.get('pages', {}).get(tpu_pages.key(model, machine, size.slots, tokens))
+        step = table.get('pages', {}).get(tpu_pages.key(model, machine, size, tokens))
         if step:
             seconds[tokens] = step['seconds']
     return seconds

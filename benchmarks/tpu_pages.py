@@ -32,7 +32,7 @@ from zeroplay_jax.types import UserError
 
 # Slots per slot of the compile table, of which only the used places take memory, and the most of them.
 MORE_SLOTS = 3
-MOST_SLOTS = 320
+MOST_SLOTS = 256
 GIB = 2**30
 
 
@@ -54,7 +54,7 @@ class Sizes:
 
 
 # Tokens of a step that prefills, and of smaller steps, by generation.
-STEPS = {'v5e': (256, (32, 96)), 'v5p': (512, (64, 320)), 'v6e': (512, (64, 192))}
+STEPS = {'v5e': (256, (32,)), 'v5p': (512, (64,)), 'v6e': (512, (64,))}
 
 
 def sizes(topology: str, table_slots: int) -> Sizes:
@@ -72,9 +72,13 @@ def sizes(topology: str, table_slots: int) -> Sizes:
     )
 
 
-def key(name: str, topology: str, slots: int, tokens: int) -> str:
+def key(name: str, topology: str, size: Sizes, tokens: int) -> str:
     """Returns the name under which a step is stored. Slices with the same hosts share it."""
-    return f'{name} {tpu_shapes.TOPOLOGIES[topology].host} {slots} slots {tokens} tokens'
+    host = tpu_shapes.TOPOLOGIES[topology].host
+    if tokens < size.budget:
+        # Its slots have no influence: it computes the logits of all its tokens.
+        return f'{name} {host} {tokens} tokens, decode'
+    return f'{name} {host} {tokens} tokens of {size.slots} slots'
 
 
 def lower(
@@ -155,8 +159,8 @@ def compile_step(name: str, topology: str, size: Sizes, tokens: int) -> dict[str
 def add_missing(stored: dict[str, Any], path: pathlib.Path, name: str, topology: str) -> None:
     """Compiles the steps of a model on a slice that are not stored, and stores each at once."""
     size = sizes(topology, table_slots(stored, name, topology))
-    for tokens in (*size.buckets, size.budget):
-        step = key(name, topology, size.slots, tokens)
+    for tokens in (size.budget, *size.buckets):
+        step = key(name, topology, size, tokens)
         steps = stored.setdefault('pages', {})
         if step not in steps:
             steps[step] = compile_step(name, topology, size, tokens)
@@ -204,7 +208,7 @@ def table(stored: dict[str, Any], pairs: list[tuple[str, str]]) -> str:
     for name, topology in pairs:
         size = sizes(topology, table_slots(stored, name, topology))
         for tokens in (*size.buckets, size.budget):
-            step = stored.get('pages', {}).get(key(name, topology, size.slots, tokens))
+            step = stored.get('pages', {}).get(key(name, topology, size, tokens))
             if not step:
                 continue
             kernel, limit = kernel_seconds(stored, name, topology, size, tokens)

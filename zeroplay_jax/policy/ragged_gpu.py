@@ -124,12 +124,12 @@ def attend(
     """
     singles, chunks = plan
     queries = q * scale
-    options = dict(window=window, interpret=interpret)
     single_out = chunk_out = None
     if singles is not None:
-        single_out = _attend_tiles(queries, cache, singles, **options)[: shape.most_singles]
+        single_out = _attend_tiles(queries, cache, singles, window, interpret)
+        single_out = single_out[: shape.most_singles]
     if chunks is not None:
-        chunk_out = _attend_tiles(queries, cache, chunks, **options)
+        chunk_out = _attend_tiles(queries, cache, chunks, window, interpret)
     return single_out, chunk_out
 
 
