@@ -272,7 +272,6 @@ def one_machine(args: argparse.Namespace) -> dict:
             chunk=sampler.chunk,
             fill_rows=sampler.fill_rows,
             burst=sampler.burst,
-            put_rows=sampler.put_rows,
             turn_tokens=config.rollout.turn_tokens,
         )
     if args.metrics:

@@ -104,9 +104,6 @@ class ScriptedSampler:
         self.remaining = list(self.turns)
         self.pending = []
 
-    def place_weights(self, params):
-        return params
-
     def put(self, rows):
         self.pending = self.codec.encode(self.remaining.pop(0)) if self.remaining else []
 

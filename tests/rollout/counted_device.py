@@ -17,18 +17,15 @@ class CountedDevice:
         self.active = np.zeros(config.slots, bool)
         self.computed = self.used = 0  # tokens of decode steps, idle ones included and not
 
-    def place_weights(self, params):
-        return params
-
     def put(self, rows):
         for row in rows:
             self.cached[row.slot] = max(row.start - 1, 0)
             self._begin(row, row.start + len(row.tokens))
 
-    def clone(self, source, rows, length):
+    def clone(self, rows):
         for row in rows:
-            self.cached[row.slot] = length - 1
-            self._begin(row, length)
+            self.cached[row.slot] = row.length - 1
+            self._begin(row, row.length)
 
     def _begin(self, row, length):
         self.length[row.slot], self.limit[row.slot] = length, row.limit

@@ -89,10 +89,16 @@ def test_a_sampler_holds_whole_weights_on_every_shard(model):
     mesh = sharding.make_mesh(1, 4, 2)
     params = transformer.init(model, jax.random.key(0))
     split = jax.device_put(params, sharding.parameter_shardings(params, mesh))
-    whole = Sampler(model, CONFIG, mesh).place_weights(split)
+    whole = sharding.whole_on_shards(split, mesh)
     kernel = whole['layer_0']['q']['kernel']
     assert kernel.sharding.shard_shape(kernel.shape) == (kernel.shape[0], kernel.shape[1] // 2)
     for before, after in zip(jax.tree.leaves(split), jax.tree.leaves(whole), strict=True):
         np.testing.assert_array_equal(before, after)
     one = sharding.make_mesh(1, 1, 2)
-    assert Sampler(model, CONFIG, one).place_weights(params) is params
+    assert sharding.whole_on_shards(params, one) is params
+
+
+def test_a_round_that_ends_before_its_first_device_call_can_be_abandoned(model):
+    sampler = Sampler(model, CONFIG, sharding.make_mesh())
+    sampler.rewind([0], [3])
+    assert sampler.state is None

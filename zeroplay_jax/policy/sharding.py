@@ -384,10 +384,16 @@ def per_data_shard(function: Callable, mesh: Mesh, has_params: bool = False) -> 
 
 
 def whole_on_shards(params, mesh: Mesh):
-    """Returns the tree of shardings of weights that every data shard holds whole: split over 'model' only."""
+    """Returns weights as the programs of a sampler read them: whole on every data shard, split over 'model' only.
+
+    Weights that are split over 'fsdp' are copied, because the programs would gather them in every call.
+    """
+    if mesh.shape['fsdp'] == 1:
+        return params
 
     def sharding(path, _):
         axes = [axis if axis == 'model' else None for axis in parameter_spec(path_name(path))]
         return NamedSharding(mesh, P(*axes))
 
-    return jax.tree_util.tree_map_with_path(sharding, params)
+    layout = jax.tree_util.tree_map_with_path(sharding, params)
+    return jax.device_put(params, layout)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float, Int, UInt32
@@ -42,15 +42,22 @@ class CloneRow:
 
     Attributes:
       slot: number of the slot.
+      source: page of its shard that holds the end of the prompt.
       page: page of its shard that the end of the prompt is copied to.
+      length: tokens of the prompt.
       limit, temperature, key: as of `PutRow`.
     """
 
     slot: int
+    source: int
     page: int
+    length: int
     limit: int
     temperature: float
     key: UInt32[np.ndarray, ' 2']
+
+
+Row = TypeVar('Row', PutRow, CloneRow)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,16 +132,6 @@ class Sampler:
         # The first `put` allocates it, so a sampler that never runs takes no device memory.
         self.state: SlotState | None = None
 
-    def place_weights(self, params: Params) -> Params:
-        """Returns weights as the programs read them: whole on every data shard.
-
-        Weights that are split over 'fsdp' are copied: the programs would gather them in every call.
-        """
-        if self.mesh.shape['fsdp'] == 1:
-            return params
-        layout = sharding.whole_on_shards(params, self.mesh)
-        return jax.device_put(params, layout)
-
     def free_cache(self) -> None:
         """Frees the memory of the slots, which must be idle; the next `put` allocates new ones."""
         self.state = None
@@ -147,9 +144,9 @@ class Sampler:
             for call in self._calls(pieces, self.config.put_rows):
                 self._put(call)
 
-    def _calls(self, rows: Sequence[PutRow], capacity: int) -> list[list[PutRow]]:
+    def _calls(self, rows: Sequence[Row], capacity: int) -> list[list[Row]]:
         """Returns the rows in device calls with at most `capacity` rows of every shard."""
-        calls: list[list[PutRow]] = []
+        calls: list[list[Row]] = []
         rows_of_shard = [0] * self.shards
         for row in rows:
             shard = row.slot // self.local.slots
@@ -222,32 +219,38 @@ class Sampler:
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
         """Cuts the rows of these slots to the given lengths and stops their decoding until the next `put`."""
+        # Nothing was put yet: a round was interrupted before its first device call.
+        if self.state is None:
+            return
         padded_slots, indices = self._arrange(slots, self.local.slots)
         # The other lengths are never read: their slots do not exist.
         padded_lengths = np.zeros_like(padded_slots)
         padded_lengths[indices] = lengths
         self.state = self.programs['rewind'](self.state, padded_slots, padded_lengths)
 
-    def clone(self, source: int, rows: Sequence[CloneRow], length: int) -> None:
-        """Starts at most `put_rows` slots of one shard after a prefilled prompt of `length` tokens.
+    def clone(self, rows: Sequence[CloneRow]) -> None:
+        """Starts slots after prefilled prompts, any number of rows."""
+        for call in self._calls(rows, self.config.put_rows):
+            self._clone(call)
 
-        Args:
-          source: page of the shard that holds the end of the prompt.
-          rows: slots that get the prompt.
-          length: tokens of the prompt.
-        """
+    def _clone(self, rows: Sequence[CloneRow]) -> None:
+        """Calls the program 'clone' once, with at most `put_rows` rows per shard."""
         slots, indices = self._arrange([row.slot for row in rows], self.config.put_rows)
         # Idle entries copy to a page that does not exist.
         pages = np.full(len(slots), self.local.page_count, np.int32)
-        pages[indices] = [row.page for row in rows]
+        source = np.zeros(len(slots), np.int32)
+        length = np.zeros(len(slots), np.int32)
+        for index, row in zip(indices, rows):
+            pages[index] = row.page
+            source[index] = row.source
+            length[index] = row.length
         settings = _turn_settings(rows, indices, len(slots))
-        # The shards without rows get the same source and length, and copy nothing.
         self.state = self.programs['clone'](
             self.state,
-            np.full(self.shards, source, np.int32),
+            source,
             slots,
             pages,
-            np.full(self.shards, length, np.int32),
+            length,
             settings.limit,
             settings.temperature,
             settings.key,

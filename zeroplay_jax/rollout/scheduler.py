@@ -80,8 +80,7 @@ class Scheduler:
 
         Args:
           weights: name of the pool.
-          params: in the layout of the sampler (`learner.publisher`); kept by reference where every data shard has them
-            whole.
+          params: in the layout of the sampler (`learner.publisher`); kept by reference.
           version: recorded in the trajectories that the weights sample.
 
         Raises:
@@ -90,7 +89,7 @@ class Scheduler:
         pool = self.pools[weights]
         if pool.active:
             raise RuntimeError(f'weights {weights!r} published while {pool.active} rollouts run')
-        pool.params = pool.sampler.place_weights(params)
+        pool.params = params
         pool.version = version
         # Keys and values of a prompt that the old weights computed must not be reused.
         pool.forget_prompts()

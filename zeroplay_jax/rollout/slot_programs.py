@@ -215,37 +215,36 @@ def _rewind(state: SlotState, slots: Int[Array, ' rows'], length: Int[Array, ' r
 
 def _clone(
     state: SlotState,
-    source: Int[Array, ' one'],
+    source: Int[Array, ' rows'],
     slots: Int[Array, ' rows'],
     pages: Int[Array, ' rows'],
-    length: Int[Array, ' one'],
+    length: Int[Array, ' rows'],
     limit: Int[Array, ' rows'],
     temperature: Float[Array, ' rows'],
     key: UInt32[Array, 'rows 2'],
 ) -> SlotState:
-    """Makes `slots` start after a prefilled prompt of `length` tokens, whose last page is copied.
+    """Makes each of `slots` start after a prefilled prompt of `length` tokens, whose last page is copied.
 
     Args:
       state: the slots.
-      source: the page that holds the end of the prompt.
-      slots: rows that get the prompt.
-      pages: their pages for the end of the prompt. The pages before it are shared and need no copy.
-      length: tokens of the prompt.
+      source: pages that hold the ends of the prompts.
+      slots: rows that get the prompts.
+      pages: their pages for the ends of the prompts. The pages before it are shared and need no copy.
+      length: tokens of the prompts.
       limit, temperature, key: of every row.
     """
-    prompt_tokens = length[0]
 
     def copy_page(field: Array) -> Array:
         # The whole page is copied, because a copy of the prompt's part would need a shape that depends on data. The
         # rollout that prefilled it may have decoded further; `length` and `cached` hide its later tokens.
-        return _write_rows(field, pages, field[source[0]][None])
+        return _write_rows(field, pages, field[source])
 
     return dataclasses.replace(
         state,
         cache=jax.tree.map(copy_page, state.cache),
         tokens=copy_page(state.tokens),
-        length=_write_rows(state.length, slots, prompt_tokens),
-        cached=_write_rows(state.cached, slots, prompt_tokens - 1),
+        length=_write_rows(state.length, slots, length),
+        cached=_write_rows(state.cached, slots, length - 1),
         limit=_write_rows(state.limit, slots, limit),
         status=_write_rows(state.status, slots, DECODE),
         temperature=_write_rows(state.temperature, slots, temperature),

@@ -138,26 +138,28 @@ class SlotPool:
 
     def clone_siblings(self) -> None:
         """Starts waiting siblings of prefilled prompts in free slots."""
-        max_rows = self.sampler.config.put_rows
         busy_shards = self._busy_shards()
+        rows: list[CloneRow] = []
         for group in self.placement.open_groups:
-            while group.is_prefilled and group.waiting and group.shard not in busy_shards:
-                rows: list[CloneRow] = []
-                while group.waiting and len(rows) < max_rows:
-                    sibling = self.placement.fork(group)
-                    if sibling is None:
-                        break
-                    rows.append(self._clone_row(sibling))
-                if not rows:
+            if not group.is_prefilled or group.shard in busy_shards:
+                continue
+            source = self.placement.end_page(group)
+            while group.waiting:
+                sibling = self.placement.fork(group)
+                if sibling is None:
                     break
-                source = self.placement.end_page(group)
-                self.sampler.clone(source, rows, len(group.request.prompt))
+                rows.append(self._clone_row(sibling, source))
+        if rows:
+            self.sampler.clone(rows)
+        # Their prompts are released after the device call that copies them was made.
         self.placement.close_served_groups()
 
-    def _clone_row(self, sibling: ActiveRollout) -> CloneRow:
+    def _clone_row(self, sibling: ActiveRollout, source: int) -> CloneRow:
         return CloneRow(
             slot=sibling.slot,
+            source=source,
             page=sibling.pages.pages[-1],
+            length=len(sibling.group.request.prompt),
             limit=sibling.turn_limit(self.context),
             temperature=sibling.group.request.temperature,
             key=self._noise_key(sibling),
