@@ -1,18 +1,14 @@
 """Rollouts whose attention is a kernel, interpreted on a CPU: the tokens of the plain path."""
 
 import dataclasses
-import pathlib
-import sys
 
+import interpretable_kernel
 import jax
 import pytest
 from request_cases import CONFIG, make_env, requests, run, same
 
 from zeroplay_jax.policy import ragged_attention, ragged_tpu, sharding
 from zeroplay_jax.types import UserError
-
-sys.path.append(str(pathlib.Path(__file__).parents[1] / 'policy'))
-import interpretable  # noqa: E402
 
 # Nats per token between two ways to add up.
 TOLERANCE = 1e-5
@@ -38,7 +34,7 @@ def test_the_gpu_kernel_samples_the_same_tokens(policy, expected, config):
 
 @pytest.mark.parametrize('config', [MIXED, pytest.param(PAGED, marks=LONG)], ids=['mixed', 'paged'])
 def test_the_tpu_kernel_samples_the_same_tokens(policy, expected, config, monkeypatch):
-    kernel = interpretable.load().ragged_paged_attention
+    kernel = interpretable_kernel.load().ragged_paged_attention
     monkeypatch.setattr(ragged_attention, 'platform_of', lambda mesh: 'tpu')
     monkeypatch.setattr(ragged_tpu, '_kernel', lambda: kernel)
     # Another shape than those of other tests, whose programs are kept.
