@@ -184,7 +184,8 @@ class CallCosts:
         if rows:
             singles = int(is_single.sum())
             read = int(blocks[is_single].sum())
-            seconds += machine.kernel.seconds(min(rows, tokens), singles, read, 'decode')
+            grid = -(-min(rows, tokens) // tpu_kernels.QUERIES['decode'])
+            seconds += machine.kernel.seconds(grid, singles, read, 'decode')
         if has_chunks:
             queries = -(-fed[~is_single] // KERNEL_QUERIES)
             before = -(-int(is_single.sum()) // KERNEL_QUERIES)

@@ -32,8 +32,8 @@ from zeroplay_jax.types import UserError
 
 # Generation → slice, places of a page.
 CHOICES = {'v5e': ('v5e:4x4', 64), 'v5p': ('v5p:2x2x4', 128), 'v6e': ('v6e:4x4', 64)}
-# Queries that share a read: decode has one per row.
-QUERIES = {'decode': 1, 'prefill': ragged_tpu.CHUNK_QUERIES}
+# Queries of a block.
+QUERIES = {'decode': ragged_tpu.SINGLE_QUERIES, 'prefill': ragged_tpu.CHUNK_QUERIES}
 # Rows and pages of the compiled kernel. They change the length of loops only.
 ROWS, PAGES = 256, 2048
 # An instruction bundle: address, label of a loop or branch, depth of its loop as one '>' per level.

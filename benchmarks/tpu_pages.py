@@ -192,7 +192,8 @@ def kernel_seconds(
     rows = min(size.slots, tokens)
     blocks = -(-tpu_aot.USED_PLACES // figures['block']) * rows
     counts = figures['decode']
-    bundles = blocks * counts['block'] + rows * (counts['row'] + counts['grid'])
+    grid = -(-rows // tpu_kernels.QUERIES['decode'])
+    bundles = blocks * counts['block'] + rows * counts['row'] + grid * counts['grid']
     instructions = bundles * model.layers / tpu_estimates.CLOCK[generation]
     place = model.layers * 2 * model.kv_heads * model.head_dim * 2 / chips
     traffic = blocks * figures['block'] * place / tpu_shapes.TOPOLOGIES[topology].chip.bandwidth

@@ -21,8 +21,11 @@ from zeroplay_jax.types import UserError
 
 # Width of a TPU register tile. Heads are padded to a multiple, because the kernel reads whole tiles.
 LANES = 128
-# Positions that are read at a time, and queries of a chunk that share a read.
+# Positions that are read at a time.
 BLOCK = 512
+# Queries of a block, where every row has one, and of chunks, whose queries share a read. With several rows in a block
+# there are fewer blocks, each of which costs time, and more products whose results are not used.
+SINGLE_QUERIES = 1
 CHUNK_QUERIES = 32
 # Key/value heads of a chip whose keys and values fill tiles, by size of an element in bytes; besides these the
 # multiples of the last number.
@@ -139,4 +142,4 @@ def attend(
         )
 
     singles, chunks = plan
-    return call(q[: shape.most_singles], singles, 1), call(q, chunks, CHUNK_QUERIES)
+    return call(q[: shape.most_singles], singles, SINGLE_QUERIES), call(q, chunks, CHUNK_QUERIES)
