@@ -25,7 +25,7 @@ LANES = 128
 BLOCK = 512
 # Queries of a block, where every row has one, and of chunks, whose queries share a read. With several rows in a block
 # there are fewer blocks, each of which costs time, and more products whose results are not used.
-SINGLE_QUERIES = 1
+SINGLE_QUERIES = 2
 CHUNK_QUERIES = 32
 # Key/value heads of a chip whose keys and values fill tiles, by size of an element in bytes; besides these the
 # multiples of the last number.
