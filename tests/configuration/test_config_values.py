@@ -205,7 +205,7 @@ def test_rows_and_slots_divide_over_the_devices(sound):
     sound.mesh.fsdp = -1  # known only with the devices
     rules.check(sound)
     sound.mesh.model = -1
-    assert 'one axis at most' in message(sound)
+    assert 'only one axis' in message(sound)
 
 
 def test_devices_of_a_cpu_are_used(sound):

@@ -39,7 +39,7 @@ def compiled(model, config, mesh, name):
     """One program, compiled for weights that lie as the sampler places them."""
     sampler = Sampler(model, config, mesh)
     shapes = jax.eval_shape(functools.partial(transformer.init, model), jax.random.key(0))
-    layout = sharding.whole_on_shards(shapes, mesh)
+    layout = sharding.sampler_shardings(shapes, mesh)
 
     def with_sharding(x, place):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)

@@ -288,9 +288,7 @@ def _check_division(config: ConfigDict, recipe: type[Recipe]) -> None:
     # −1 means all remaining devices, so only one axis can have it.
     if list(mesh.values()).count(-1) > 1:
         sizes = ', '.join(f'{axis}={size}' for axis, size in mesh.items())
-        raise ConfigError(
-            f'config.mesh: {sizes}: one axis at most can be -1; give the others a number'
-        )
+        raise ConfigError(f'config.mesh: {sizes}: only one axis can be -1; give the others numbers')
     cache_axes = sampler_axes(config)
     mesh_size = math.prod(mesh.values())
     if config.distributed.mode == 'off' and 0 < mesh_size < config.cpu_devices:

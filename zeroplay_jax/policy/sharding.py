@@ -390,10 +390,14 @@ def whole_on_shards(params, mesh: Mesh):
     """
     if mesh.shape['fsdp'] == 1:
         return params
+    return jax.device_put(params, sampler_shardings(params, mesh))
+
+
+def sampler_shardings(params, mesh: Mesh):
+    """Returns the tree of shardings of `whole_on_shards`."""
 
     def sharding(path, _):
         axes = [axis if axis == 'model' else None for axis in parameter_spec(path_name(path))]
         return NamedSharding(mesh, P(*axes))
 
-    layout = jax.tree_util.tree_map_with_path(sharding, params)
-    return jax.device_put(params, layout)
+    return jax.tree_util.tree_map_with_path(sharding, params)
