@@ -112,23 +112,12 @@ def lower(
     layout = dataclasses.replace(layout, cache=cache_layout)
     state = tpu_programs.with_shardings(state, layout)
     params = tpu_programs.published(name, mesh, layers)
-    params = tpu_programs.with_shardings(params, _whole_on_shards(params, mesh))
+    params = tpu_programs.with_shardings(params, sharding.sampler_shardings(params, mesh))
     table = jax.ShapeDtypeStruct(
         (config.slots, config.pages_per_slot), np.int32, sharding=sharding.slots(mesh)
     )
     arguments = tpu_programs.bytes_per_chip((params, state, table))
     return programs['decode'].lower(params, state, table), arguments
-
-
-def _whole_on_shards(params, mesh: jax.sharding.Mesh):
-    """Returns the sharding of weights that every data shard holds whole, as the sampler places them."""
-
-    def layout(path, _):
-        spec = sharding.parameter_spec(sharding.path_name(path))
-        axes = [axis if axis == 'model' else None for axis in spec]
-        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
-
-    return jax.tree_util.tree_map_with_path(layout, params)
 
 
 def compile_step(name: str, topology: str, size: Sizes, tokens: int) -> dict[str, Any]:
@@ -172,9 +161,18 @@ def add_missing(stored: dict[str, Any], path: pathlib.Path, name: str, topology:
 
 def table_slots(stored: dict[str, Any], name: str, topology: str) -> int:
     """Returns the slots of the compile table."""
+    return _table_row(stored, name, topology)['slots']
+
+
+def _table_row(stored: dict[str, Any], name: str, topology: str) -> dict[str, Any]:
+    """Returns the row of 'decode' in the compile table.
+
+    Raises:
+      UserError: it is not there.
+    """
     for row in stored['rows']:
         if (row['model'], row['topology'], row['program']) == (name, topology, 'decode'):
-            return row['slots']
+            return row
     raise UserError(f'no row of {name} on {topology}: run benchmarks.tpu_aot first')
 
 
@@ -188,7 +186,8 @@ def kernel_seconds(
     generation = topology.partition(':')[0]
     figures = stored['kernels'][tpu_kernels.key(name, generation)]
     model = tpu_programs.sized(name)
-    chips = tpu_programs.host_mesh(name, topology).size
+    mesh = _table_row(stored, name, topology)['mesh']
+    chips = mesh['fsdp'] * mesh['model']
     rows = min(size.slots, tokens)
     blocks = -(-tpu_aot.USED_PLACES // figures['block']) * rows
     counts = figures['decode']
