@@ -3,7 +3,8 @@
 A rollout starts a turn when all pages that the turn may need are reserved, so it never waits for another one within a
 turn. Between turns it keeps its pages until an older rollout needs them; then it is evicted, and its tokens are
 prefilled again with its next turn. Samples of a request share the pages that their prompt fills. With a token budget
-every step of a decode call takes one token of each decoding row, and prefills with the rest of the budget.
+every step of a decode call takes one token of each decoding row, and prefills with the rest of the budget. A step
+without prefill takes the smallest program that holds its tokens (`sampler.decode_buckets`).
 """
 
 from __future__ import annotations
@@ -334,7 +335,7 @@ class PagedEngine(Engine):
                 pieces.append((count, row.cached))
             fed, ends = np.array(pieces).T
             tokens = settings.fill_rows * settings.chunk
-            seconds += self._spend('prefill', self.costs.mixed(tokens, 0, ends, fed))
+            seconds += self._spend('prefill', self.costs.mixed(tokens, 0, ends, fed, True))
             self._count(tokens, int(fed.sum()), int(fed.sum()))
             if self.trace is not None:
                 self.trace.append(('extend', [row.slot for row in batch]))
@@ -371,8 +372,21 @@ class PagedEngine(Engine):
                 earlier = np.cumsum(prefill) - prefill
                 fed += np.clip(budget - fed.sum() - earlier, 0, prefill)
             samples = (fed > 0) & (fed == pending)
+            has_chunks = bool(budget) and bool((fed[pending != 1] > 0).any())
             tokens = budget or settings.slots
-            cost = self.costs.mixed(tokens, settings.slots, (cached + fed)[fed > 0], fed[fed > 0])
+            if not has_chunks:
+                # The first bucket that holds all tokens.
+                fitting = [size for size in settings.decode_buckets if size >= fed.sum()]
+                tokens = min(fitting, default=tokens)
+            ends_of_rows, tokens_of_rows = (cached + fed)[fed > 0], fed[fed > 0]
+            # The step of the budget has the calls for chunks also when there are none.
+            cost = self.costs.mixed(
+                tokens,
+                min(settings.slots, tokens),
+                ends_of_rows,
+                tokens_of_rows,
+                bool(budget) and tokens == budget,
+            )
             seconds += cost
             prefilled = int((fed - samples).sum())
             share = prefilled / int(fed.sum())

@@ -24,11 +24,13 @@ def check_pages(config: ConfigDict, recipe: type[Recipe]) -> None:
         fix = f'give at most {context} (sampler.context)'
         fail('sampler.page', sampler.page, 'longer than a slot', fix)
     if not 0 < sampler.page < context:
-        for name in ('pages', 'token_budget'):
-            if sampler[name]:
+        plain = dict(pages=0, token_budget=0, decode_buckets=(), attention='xla')
+        for name, default in plain.items():
+            if sampler[name] != default:
                 problem = 'a page is as long as a slot'
                 fail(f'sampler.{name}', sampler[name], problem, 'set sampler.page, such as 64')
         return
+    _check_buckets(config)
     pages_per_rollout = math.ceil(context / sampler.page)
     # An axis of -1 is resolved later; the sampler checks it then.
     shards = max(math.prod(config.mesh[axis] for axis in sampler_axes(config)), 1)
@@ -36,3 +38,20 @@ def check_pages(config: ConfigDict, recipe: type[Recipe]) -> None:
     if 0 < sampler.pages < needed:
         problem = f'a rollout of {context} tokens (sampler.context) fills {pages_per_rollout} pages of {sampler.page}'
         fail('sampler.pages', sampler.pages, problem, f'give {needed} or more')
+
+
+def _check_buckets(config: ConfigDict) -> None:
+    """Refuses sizes of decode steps that do not ascend, or that no step is smaller than."""
+    sampler = config.sampler
+    buckets = tuple(sampler.decode_buckets)
+    whole_step = sampler.token_budget or sampler.slots
+    if any(bucket >= whole_step for bucket in buckets):
+        problem = f'a whole step has {whole_step} tokens'
+        fail('sampler.decode_buckets', buckets, problem, f'give numbers below {whole_step}')
+    if list(buckets) != sorted(set(buckets)):
+        fail('sampler.decode_buckets', buckets, 'not ascending', 'give each once, smallest first')
+    # An axis of -1 is resolved later; the sampler checks it then.
+    shards = max(config.mesh.fsdp, 1)
+    if any(bucket % shards for bucket in buckets):
+        problem = f'cannot be split evenly over {shards} devices (mesh.fsdp)'
+        fail('sampler.decode_buckets', buckets, problem, f'give multiples of {shards}')

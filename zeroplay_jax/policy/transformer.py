@@ -180,13 +180,11 @@ def hidden_tokens(
     config: ModelConfig,
     params: Params,
     tokens: Int[Array, ' tokens'],
-    row: Int[Array, ' tokens'],
     position: Int[Array, ' tokens'],
     page: Int[Array, ' tokens'],
     index: Int[Array, ' tokens'],
-    table: Int[Array, 'rows pages_per_row'],
     cache: tuple[LayerPages, ...],
-    block: int = 1,
+    attend_tokens: paged_attention.AttendTokens,
 ) -> tuple[Float[Array, 'tokens hidden_size'], tuple[LayerPages, ...]]:
     """Returns the hidden states of tokens of any rows, and the paged cache with their keys and values.
 
@@ -194,20 +192,17 @@ def hidden_tokens(
       config: of the model.
       params: weights.
       tokens: token ids.
-      row: row of every token, see policy/paged_attention.py.
       position: position of every token within its row; -1 marks an idle token.
       page: page of every token; a number beyond the last page drops its keys and values.
       index: index of every token within its page.
-      table: pages of every row.
       cache: keys and values of all pages.
-      block: the tokens come in blocks of this many of one row.
+      attend_tokens: attention of these tokens, see `paged_attention.make_attend`.
     """
 
     def attend(q, k, v, layer, window):
         # The keys are written first, so that the tokens of a row attend to each other through the cache.
         layer = paged_attention.write_tokens(layer, k[:, 0], v[:, 0], page, index)
-        out = paged_attention.attend_pages(q[:, 0], layer, table, row, position, window, block)
-        return out[:, None], layer
+        return attend_tokens(q[:, 0], layer, window)[:, None], layer
 
     variables = {'params': params}
     # The decoder takes [batch, length]: one token per row of the batch. Idle tokens need a valid angle.

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from zeroplay_jax.policy import attention, sharding, transformer
+from zeroplay_jax.policy import attention, ragged_attention, sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout import sampling, token_steps
 from zeroplay_jax.rollout.slot_state import (
@@ -280,12 +280,16 @@ def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
             f'{model.kv_heads} key/value heads must be divisible by mesh axis model of '
             f'{mesh.shape["model"]}'
         )
+    head_dim = model.head_dim
+    if config.attention == 'ragged':
+        ragged_attention.check(model.kv_heads, config.page, model.dtype, mesh)
+        head_dim = ragged_attention.cache_head_dim(head_dim, mesh)
     layout = _layout(model, config, mesh)
     # functools.partial makes a new object per shape, so that each keeps its own compilations.
     bind = functools.partial
     if config.is_paged:
-        extend = bind(token_steps.extend, model, local)
-        decode = bind(token_steps.decode, model, local)
+        extend = bind(token_steps.extend, model, local, mesh)
+        decode = bind(token_steps.decode, model, local, mesh)
     else:
         extend = bind(_extend, model, local)
         decode = bind(_decode, model, local)
@@ -304,7 +308,7 @@ def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
         )
 
     return dict(
-        empty=jax.jit(bind(empty_state, model, config), out_shardings=layout),
+        empty=jax.jit(bind(empty_state, model, config, head_dim), out_shardings=layout),
         put=state_update(bind(_put, local)),
         extend=state_update(extend, has_params=True),
         decode=state_update(decode, has_params=True, out_shardings=(layout, chunk)),

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from zeroplay_jax.settings.bounds import NonNegativeInt, PositiveFloat, PositiveInt, Section
+from zeroplay_jax.settings.bounds import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    Sizes,
+)
 
 
 class Sampler(Section):
@@ -36,6 +42,12 @@ class Sampler(Section):
     token_budget: NonNegativeInt = 0
     """Tokens of a step in which prompts are prefilled while other rollouts decode, over all data shards of a process;
     needs page. 0: prefill and decode are separate calls."""
+    decode_buckets: Sizes = ()
+    """Ascending numbers of tokens for which a smaller decode step is compiled; needs page. Steps without prefill take
+    the smallest that suffices, which saves time when few rollouts are left. Log-probs then depend in the last digits on
+    how many rollouts decode together."""
+    attention: Literal['xla', 'ragged'] = 'xla'
+    """Attention over pages: plain XLA, or a kernel (ragged: JAX's on TPUs, an own one on GPUs); needs page."""
 
 
 class Rollout(Section):
