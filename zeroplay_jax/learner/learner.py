@@ -42,11 +42,9 @@ def publisher(
       params: tree of arrays or of jax.ShapeDtypeStruct.
     """
     view = WeightsView(model, mesh, params)
-    local_mesh = sharding.local_mesh(mesh)
 
     def publish(params: Params) -> Params:
-        replica_weights = sharding.local_view(view.make(params), local_mesh)
-        return sharding.whole_on_shards(replica_weights, local_mesh)
+        return sharding.sampler_view(view.make(params), mesh)
 
     return publish
 
@@ -262,8 +260,7 @@ class Learner:
         if self._reads_view and not self._offload:
             # The next update reads the same arrays. With `offload` the sampler's are freed during an update.
             self._published = (self.state['params'], view)
-        local_mesh = sharding.local_mesh(self.mesh)
-        return sharding.whole_on_shards(sharding.local_view(view, local_mesh), local_mesh)
+        return sharding.sampler_view(view, self.mesh)
 
     def lower(self, role: str) -> dict[str, jax.stages.Lowered]:
         """Returns the programs of an update, traced but not compiled: 'accumulate' (one micro-batch) and 'apply'."""

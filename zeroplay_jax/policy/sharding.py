@@ -406,6 +406,12 @@ def whole_on_shards(params, mesh: Mesh):
     return jax.device_put(params, sampler_shardings(params, mesh))
 
 
+def sampler_view(params, mesh: Mesh):
+    """Returns the weights of this process's replicas (`local_view`), whole on every data shard."""
+    local = local_mesh(mesh)
+    return whole_on_shards(local_view(params, local), local)
+
+
 def sampler_shardings(params, mesh: Mesh):
     """Returns the tree of shardings of `whole_on_shards`."""
 
