@@ -57,6 +57,7 @@ class Placement:
       config: shape of the slots of all shards.
       shards: number of data shards.
       table: page table that the device programs read, see `Sampler`; None where pages are as long as slots.
+      age: order of admission, see `Sampler`.
 
     Attributes:
       rollouts: the rollout in every slot.
@@ -64,9 +65,13 @@ class Placement:
       stats: 'evictions' and 'refilled_tokens' (prefilled once more because of them).
     """
 
-    def __init__(self, config: SamplerConfig, shards: int, table: np.ndarray | None):
+    def __init__(
+        self, config: SamplerConfig, shards: int, table: np.ndarray | None, age: np.ndarray
+    ):
         self.config = config
         self.table = table
+        self.age = age
+        self._admitted = 0
         shard_config = config.of_shard(shards)
         self.shards = [Shard(number, shard_config) for number in range(shards)]
         self.rollouts: list[ActiveRollout | None] = [None] * config.slots
@@ -170,6 +175,8 @@ class Placement:
         rollout = ActiveRollout(group, group.waiting.popleft(), slot, pages)
         rollout.is_running = True
         self.rollouts[slot] = rollout
+        self.age[slot] = self._admitted
+        self._admitted += 1
         self._write_table(rollout)
         return rollout
 

@@ -117,6 +117,8 @@ class Sampler:
       shards: number of data shards.
       table: int32 [slots, pages per slot], pages of every slot, numbered within its shard; None where a page is as long
         as a slot. The owner of the sampler sets and changes it.
+      age: int32 [slots], number of every slot's rollout in the order of admission; the owner sets it too. With
+        `token_budget` older rollouts are served first.
     """
 
     def __init__(self, model: ModelConfig, config: SamplerConfig, mesh: Mesh):
@@ -127,6 +129,7 @@ class Sampler:
         self.shards = sharding.data_shards(mesh)
         self.local = config.of_shard(self.shards)
         self.table: np.ndarray | None = None
+        self.age = np.zeros(config.slots, np.int32)
         if config.is_paged:
             self.table = np.zeros((config.slots, config.pages_per_slot), np.int32)
         # The first `put` allocates it, so a sampler that never runs takes no device memory.
@@ -214,7 +217,10 @@ class Sampler:
 
     def decode(self, params: Params) -> DecodeChunk:
         """Decodes one chunk; returns device arrays without waiting for them."""
-        self.state, chunk = self.programs['decode'](params, self.state, self._page_table())
+        arguments = [params, self.state, self._page_table()]
+        if self.config.token_budget:
+            arguments.append(self.age.copy())
+        self.state, chunk = self.programs['decode'](*arguments)
         return chunk
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int]) -> None:

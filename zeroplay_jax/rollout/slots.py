@@ -33,7 +33,7 @@ class SlotPool:
         self.seed = seed
         self.params: Params = {}
         self.version = 0
-        self.placement = Placement(sampler.config, sampler.shards, sampler.table)
+        self.placement = Placement(sampler.config, sampler.shards, sampler.table, sampler.age)
         # A heap of (identity, number, group).
         self.queue: list[tuple[tuple[int, ...], int, RequestGroup]] = []
         # Rollouts with an observation, whose next turn `admit` begins once it has pages.

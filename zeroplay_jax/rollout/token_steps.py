@@ -81,17 +81,36 @@ def _token_per_slot(config: SamplerConfig, state: SlotState) -> _Fed:
     return _Fed(single=live, chunk=jnp.zeros_like(state.length), samples=live)
 
 
-def _tokens_of_budget(config: SamplerConfig, state: SlotState) -> _Fed:
-    """Returns the step that feeds up to `token_budget` tokens: decoding rows first, then rows to prefill."""
+def tokens_of_budget(
+    config: SamplerConfig, state: SlotState, age: Int[Array, ' slots'] | None
+) -> _Fed:
+    """Returns the step that feeds up to `token_budget` tokens: decoding rows first, then rows to prefill.
+
+    Nothing but time depends on which rows have to wait for another step.
+
+    Args:
+      config: shape of the slots.
+      state: the slots.
+      age: ascending numbers in the order in which rollouts were admitted; None: the order of the slots.
+    """
     budget = config.token_budget
     live = _has_tokens(config, state)
     pending = jnp.where(live, state.length - state.cached, 0)
     is_decoding = pending == 1
-    # With more decoding rows than the budget the last ones wait for another step. Nothing but time depends on it.
-    decoded = is_decoding & (jnp.cumsum(is_decoding) <= budget)
     prefill_pending = jnp.where(is_decoding, 0, pending)
+    # The oldest rows come first, in either kind. In the order of the slots newcomers, which take the slots that are
+    # free, could pass the others for ever.
+    oldest_first = jnp.arange(config.slots) if age is None else jnp.argsort(age)
+
+    def running_sum(tokens):
+        """Returns for every slot the sum over the slots that are as old or older."""
+        return jnp.zeros_like(tokens).at[oldest_first].set(jnp.cumsum(tokens[oldest_first]))
+
+    # Decoding rows leave a quarter of the budget to rows that wait for their prefill.
+    reserved = jnp.minimum(jnp.sum(prefill_pending), budget // 4)
+    decoded = is_decoding & (running_sum(is_decoding.astype(jnp.int32)) <= budget - reserved)
     prefill_budget = budget - jnp.sum(decoded)
-    earlier_pending = jnp.cumsum(prefill_pending) - prefill_pending
+    earlier_pending = running_sum(prefill_pending) - prefill_pending
     prefilled = jnp.clip(prefill_budget - earlier_pending, 0, prefill_pending)
     samples = decoded | ((prefilled > 0) & (prefilled == pending))
     return _Fed(single=decoded, chunk=prefilled.astype(jnp.int32), samples=samples)
@@ -238,11 +257,19 @@ def decode(
     params: Params,
     state: SlotState,
     table: Int[Array, 'slots pages_per_slot'],
+    age: Int[Array, ' slots'] | None = None,
 ) -> tuple[SlotState, DecodeChunk]:
-    """Runs up to `burst` steps; ends early when no row has tokens. `table` must have the pages of new tokens."""
+    """Runs up to `burst` steps; ends early when no row has tokens.
+
+    Args:
+      model, config, mesh: static shapes.
+      params: weights.
+      state: the slots.
+      table: pages of every slot, those of the new tokens included.
+      age: as of `tokens_of_budget`.
+    """
     slots = jnp.arange(config.slots, dtype=jnp.int32)
     eos = jnp.asarray(config.eos or (NO_TOKEN,), jnp.int32)
-    make_step = _tokens_of_budget if config.token_budget else _token_per_slot
     compute = functools.partial(_next_tokens, model, config, mesh, params, table)
     whole_step = functools.partial(
         compute, config.token_budget or config.slots, bool(config.token_budget)
@@ -258,7 +285,10 @@ def decode(
 
     def run_step(carry):
         number, state, chunk = carry
-        fed = make_step(config, state)
+        if config.token_budget:
+            fed = tokens_of_budget(config, state, age)
+        else:
+            fed = _token_per_slot(config, state)
         # The first bucket that is large enough; with chunks the whole step.
         is_too_small = (sizes < jnp.sum(fed.single)) | jnp.any(fed.chunk > 0)
         branch = jnp.sum(is_too_small, dtype=jnp.int32)
