@@ -176,7 +176,7 @@ def _score_and_divergences(model, config, params, teacher, batch):
         kind=config.distill_kind,
         tail=config.distill_tail,
     )
-    logp, entropy, divergence, extra = transformer.distil(
+    logp, entropy, divergence, extra = transformer.score_with_teacher(
         model,
         params,
         teacher,
