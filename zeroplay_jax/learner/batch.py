@@ -17,14 +17,15 @@ class TeacherBatch:
 
     Attributes:
       tokens, positions, segment: int32 [B, M], as in `Batch`.
-      place: int32 [B, L], index in the teacher's row of the token at each index of the student's row; 0 without one.
+      teacher_index: int32 [B, L], index in the teacher's row of the token at each index of the student's row; 0 without
+        one.
       weight: float32 [B, L], weight of the token in the distillation loss, global denominator included.
     """
 
     tokens: np.ndarray
     positions: np.ndarray
     segment: np.ndarray
-    place: np.ndarray
+    teacher_index: np.ndarray
     weight: np.ndarray
 
 
@@ -73,7 +74,7 @@ class Batch:
                 tokens=ints(teacher_tokens),
                 positions=ints(teacher_tokens),
                 segment=ints(teacher_tokens),
-                place=ints(tokens),
+                teacher_index=ints(tokens),
                 weight=floats(),
             )
         return cls(

@@ -126,8 +126,8 @@ def pack(
     # Weights are computed before the cut into micro-batches, because the denominator is that of the whole batch.
     whole.weight[:] = aggregation.token_weights(whole.mask, sequence, mode, total)
     if whole.teacher is not None:
-        # Position 0 of the teacher's row is never the place of a policy token, because a prompt comes before it.
-        is_distilled = whole.mask & (whole.teacher.place > 0)
+        # Index 0 of the teacher's row is never that of a policy token, because a prompt comes before it.
+        is_distilled = whole.mask & (whole.teacher.teacher_index > 0)
         whole.teacher.weight[:] = aggregation.token_weights(
             is_distilled, sequence, 'token', teacher_total
         )
@@ -223,7 +223,7 @@ def prompt_length(row: Row) -> int:
 def _write_teacher_view(
     view: TeacherBatch, trajectory: Trajectory, teacher_prompt: np.ndarray, slot: _Slot
 ) -> None:
-    """Writes the trajectory behind the teacher's prompt, and the student's positions into `view.place`."""
+    """Writes the trajectory behind the teacher's prompt, and the index of each token there into `view.teacher_index`."""
     student_prompt_length = trajectory.lengths[-1].prompt
     tokens = np.concatenate([teacher_prompt, trajectory.tokens[student_prompt_length:]])
     span = (slot.row, slice(slot.teacher_start, slot.teacher_start + len(tokens)))
@@ -235,4 +235,4 @@ def _write_teacher_view(
     # the first token of the reply.
     student_positions = np.arange(student_prompt_length - 1, len(trajectory.tokens))
     offset = slot.teacher_start + len(teacher_prompt) - student_prompt_length
-    view.place[slot.row, slot.start + student_positions] = offset + student_positions
+    view.teacher_index[slot.row, slot.start + student_positions] = offset + student_positions

@@ -86,38 +86,36 @@ class Placement:
 
     # ---- new rollouts ----------------------------------------------------------------------------
 
-    def shard_for(self, group: RequestGroup, busy_shards: set[int]) -> Shard | None:
+    def shard_for(self, group: RequestGroup, blocked_shards: set[int]) -> Shard | None:
         """Returns the shard for all samples of a new request, or None if it has to wait.
 
         Args:
           group: the request.
-          busy_shards: shards that take no new requests.
+          blocked_shards: numbers of the shards in which a rollout waits for pages; they take no new requests.
         """
-        fitting: list[tuple[int, int, Shard]] = []
+        fitting = []
         for shard in self.shards:
-            if shard.number in busy_shards:
-                continue
-            open_here = [other for other in self.open_groups if other.shard == shard.number]
-            # A request is admitted only if all its samples get a slot and the pages of a turn. An idle shard admits
-            # any request, because one with more samples than slots would never be served otherwise.
-            if shard.is_idle and not open_here:
-                fits = True
-            else:
-                waiting_slots = sum(len(other.waiting) for other in open_here)
-                waiting_pages = sum(
-                    len(other.waiting) * self._sibling_pages(other) for other in open_here
-                )
-                samples = group.request.samples
-                shared = shard.allocator.shared_pages(len(group.request.prompt))
-                needed_pages = samples * self._sibling_pages(group) + shared
-                fits = len(shard.free_slots) - waiting_slots >= samples
-                fits = fits and shard.allocator.available - waiting_pages >= needed_pages
-            if fits:
-                fitting.append((-shard.allocator.available, shard.number, shard))
-        # The emptiest shard, so that the shards have equal work.
-        return min(fitting)[2] if fitting else None
+            if shard.number not in blocked_shards and self._fits(group, shard):
+                fitting.append(shard)
+        # The emptiest shard, so that the shards have equal work; the first of equal ones.
+        return max(fitting, key=lambda shard: shard.allocator.available, default=None)
 
-    def _sibling_pages(self, group: RequestGroup) -> int:
+    def _fits(self, group: RequestGroup, shard: Shard) -> bool:
+        """Returns whether all samples of a new request get a slot of the shard and the pages of their first turn."""
+        admitted = [other for other in self.open_groups if other.shard == shard.number]
+        # An idle shard fits any request, because one with more samples than slots would never be served otherwise.
+        if shard.is_idle and not admitted:
+            return True
+        # What the waiting samples of admitted requests will take.
+        waiting_slots = sum(len(other.waiting) for other in admitted)
+        waiting_pages = sum(len(other.waiting) * self._unshared_pages(other) for other in admitted)
+        samples = group.request.samples
+        prompt_pages = shard.allocator.shared_pages(len(group.request.prompt))
+        needed_pages = prompt_pages + samples * self._unshared_pages(group)
+        has_slots = len(shard.free_slots) - waiting_slots >= samples
+        return has_slots and shard.allocator.available - waiting_pages >= needed_pages
+
+    def _unshared_pages(self, group: RequestGroup) -> int:
         """Returns the pages that a sample needs for its first turn beyond those it shares."""
         allocator = self.shards[0].allocator
         shared = allocator.shared_pages(len(group.request.prompt))

@@ -104,7 +104,7 @@ def _extend(
     params: Params,
     state: SlotState,
     slots: Int[Array, ' rows'],
-    table: PageTable = None,
+    table: None = None,  # not used: page s belongs to slot s
 ) -> SlotState:
     """Prefills one chunk of every row in `slots` (a number beyond the last slot marks an idle row)."""
     start = state.cached.at[slots].get(mode='clip')
@@ -138,12 +138,12 @@ def _decode(
     config: SamplerConfig,
     params: Params,
     state: SlotState,
-    table: PageTable = None,
+    table: None = None,  # not used: page s belongs to slot s
 ) -> tuple[SlotState, DecodeChunk]:
     """Decodes up to `burst` tokens of every DECODE row below its limit; ends early when no row can continue."""
     slots = jnp.arange(config.slots, dtype=jnp.int32)
     eos = jnp.asarray(config.eos or (NO_TOKEN,), jnp.int32)
-    out_of_range = state.tokens.shape[1]
+    out_of_range = config.positions
     first_chunk = empty_chunk(config)
     live_at_start = _is_live(state)
     first_position = jnp.maximum(state.length - 1, 0)
@@ -163,8 +163,8 @@ def _decode(
     def decode_step(carry):
         step, state, chunk, buffer = carry
         live = _is_live(state)
-        # Rows that ended keep a valid position; their results are masked below.
-        position = jnp.minimum(first_position + step, out_of_range - 1)
+        # Rows that ended read positions beyond their end; their results are masked below.
+        position = first_position + step
         last_token = state.tokens[slots, position]
         hidden, buffer = transformer.hidden_step(
             model, params, last_token, first_position, step, cache, buffer

@@ -36,7 +36,7 @@ class SamplerConfig:
       chunk: tokens of a row that one prefill call computes.
       fill_rows: rows of a prefill call.
       burst: steps of a decode call.
-      put_rows: rows of a put or clone call.
+      put_rows: rows of a put or clone call per data shard.
       put_tokens: tokens per row of a put call.
       eos: ids of the tokens that end a turn.
       page: tokens of a page; 0: a page is as long as a slot.

@@ -37,7 +37,7 @@ class SlotPool:
         # A heap of (identity, number, group).
         self.queue: list[tuple[tuple[int, ...], int, RequestGroup]] = []
         # Rollouts with an observation, whose next turn `admit` begins once it has pages.
-        self.ready: list[ActiveRollout] = []
+        self.waiting_for_pages: list[ActiveRollout] = []
         # `read_chunk` calls it with a rollout's identity and its new policy ids, for live display.
         self.on_tokens: Callable[[tuple[int, ...], list[int]], None] | None = None
 
@@ -81,10 +81,10 @@ class SlotPool:
         """
         rows = self._begin_turns()
         self.clone_siblings()
-        busy_shards = self._busy_shards()
+        blocked_shards = self._blocked_shards()
         while self.queue:
             _, _, group = self.queue[0]
-            shard = self.placement.shard_for(group, busy_shards)
+            shard = self.placement.shard_for(group, blocked_shards)
             if shard is None:
                 break
             heapq.heappop(self.queue)
@@ -93,15 +93,15 @@ class SlotPool:
             rows += self._first_row(group)
         for group in self.placement.open_groups:
             # The pages of its prompt were needed, so it is prefilled again.
-            if group.held is None and group.shard not in busy_shards:
+            if group.held is None and group.shard not in blocked_shards:
                 rows += self._first_row(group)
         self.placement.close_served_groups()
         if rows:
             self.sampler.put(rows)
 
-    def _busy_shards(self) -> set[int]:
+    def _blocked_shards(self) -> set[int]:
         """Returns the shards with rollouts that wait for pages, which new rollouts would take from them."""
-        return {rollout.group.shard for rollout in self.ready}
+        return {rollout.group.shard for rollout in self.waiting_for_pages}
 
     def _first_row(self, group: RequestGroup) -> list[PutRow]:
         """Starts the next sample of a group; returns the row with its prompt, to be put, or [] without a slot."""
@@ -138,10 +138,10 @@ class SlotPool:
 
     def clone_siblings(self) -> None:
         """Starts waiting siblings of prefilled prompts in free slots."""
-        busy_shards = self._busy_shards()
+        blocked_shards = self._blocked_shards()
         rows: list[CloneRow] = []
         for group in self.placement.open_groups:
-            if not group.is_prefilled or group.shard in busy_shards:
+            if not group.is_prefilled or group.shard in blocked_shards:
                 continue
             source = self.placement.end_page(group)
             while group.waiting:
@@ -225,22 +225,22 @@ class SlotPool:
             rollout.append(ids.tolist(), ENV, [0.0] * len(ids))
             rollout.begin_turn()
             rollout.put_start = start
-            self.ready.append(rollout)
+            self.waiting_for_pages.append(rollout)
 
     def _begin_turns(self) -> list[PutRow]:
         """Begins the next turns that get pages, oldest rollouts first; returns their rows, to be put."""
         rows: list[PutRow] = []
         waiting: list[ActiveRollout] = []
-        busy_shards = set()
-        for rollout in sorted(self.ready, key=_identity):
+        blocked_shards = set()
+        for rollout in sorted(self.waiting_for_pages, key=_identity):
             shard = rollout.group.shard
             # No rollout overtakes an older one of its shard.
-            if shard not in busy_shards and self.placement.begin_turn(rollout):
+            if shard not in blocked_shards and self.placement.begin_turn(rollout):
                 rows.append(self._put_row(rollout, rollout.put_start))
             else:
-                busy_shards.add(shard)
+                blocked_shards.add(shard)
                 waiting.append(rollout)
-        self.ready = waiting
+        self.waiting_for_pages = waiting
         return rows
 
     def read_chunk(
@@ -401,7 +401,7 @@ class SlotPool:
             self.placement.close(rollout)
         self.forget_prompts()
         self.placement.open_groups = []
-        self.ready = []
+        self.waiting_for_pages = []
         self.queue = []
 
 

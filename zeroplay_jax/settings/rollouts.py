@@ -28,7 +28,7 @@ class Sampler(Section):
     burst: PositiveInt = 8
     """Decode steps per call; stop strings are searched between two calls."""
     put_rows: PositiveInt = 16
-    """Host to device: rows per call."""
+    """Host to device: rows per call and data shard."""
     put_tokens: PositiveInt = 96
     """Host to device: tokens per row and call."""
     page: NonNegativeInt = 0
