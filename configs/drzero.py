@@ -2,7 +2,7 @@
 
     launch/tpu_vm.sh --name drzero --zone us-west4-a --type v5litepod-16 --setup "$MOUNT" -- \\
         --config=configs/drzero.py --workdir=/mnt/share/runs/drzero --config.mesh.replica=4 --config.mesh.fsdp=2 \\
-        --config.mesh.model=2 --config.sampler.slots=64 --config.offload=True --config.policy.attention=splash \\
+        --config.mesh.model=2 --config.sampler.slots=32 --config.offload=True --config.policy.attention=splash \\
         --config.policy.scan=True --config.checkpoint.every=10 --config.policy.path=/mnt/share/Qwen2.5-3B-Instruct \\
         --config.retrieval.path=/mnt/share/wiki18_e5
     python -m zeroplay_jax.main --config=configs/drzero.py:mini --workdir=runs/drzero_mini
