@@ -8,7 +8,7 @@
     python -m zeroplay_jax.main --config=configs/drzero.py:mini --workdir=runs/drzero_mini
 
 Memory (the compile table): 64 slots, 8 rows; 13.8 GiB of a chip's 15.75 in rollouts, 15.6 in updates, offloaded.
-Time: 19 h = 150 · 464 s, simulated on the compiler's estimates (benchmarks.slices) for rollouts of 512 prompt, 384
+Time: 30 h = 150 · 709 s, simulated on the compiler's estimates (benchmarks.slices) for rollouts of 512 prompt, 384
 written and 1,024 read tokens. This config has not been run.
 The paper: exact match 0.326 on average over seven sets (table 1), NQ 0.397. launch/README.md: MOUNT, derivations.
 
