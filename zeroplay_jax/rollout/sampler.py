@@ -165,8 +165,8 @@ class Sampler:
     ) -> tuple[Int[np.ndarray, ' rows'], list[int]]:
         """Returns the slots as an array of a device call, and the index of each in it.
 
-        Every shard has `rows_per_shard` entries, those of shard s from s · rows_per_shard on, with slots numbered within
-        the shard. Idle entries have the number of a slot that does not exist.
+        Every shard has `rows_per_shard` entries, those of shard s from s · rows_per_shard on, with slots numbered
+        within the shard. Idle entries have the number of a slot that does not exist.
         """
         numbers = np.full(self.shards * rows_per_shard, self.shard_config.slots, np.int32)
         indices: list[int] = []
