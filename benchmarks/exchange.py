@@ -269,9 +269,17 @@ def start_processes(arguments: argparse.Namespace, count: int) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Starts the processes, or runs one of them (`--join`)."""
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('--processes', type=int, nargs='+', default=[2, 4])
-    parser.add_argument('--rollouts', type=int, nargs='+', default=[320, 1280])
-    parser.add_argument('--tokens', type=int, nargs='+', default=[500, 1500])
+    parser.add_argument('--processes', type=int, nargs='+', default=[2, 4], help='(default: 2 4)')
+    parser.add_argument(
+        '--rollouts', type=int, nargs='+', default=[320, 1280], help='of a step (default: 320 1280)'
+    )
+    parser.add_argument(
+        '--tokens',
+        type=int,
+        nargs='+',
+        default=[500, 1500],
+        help='of a rollout (default: 500 1500)',
+    )
     parser.add_argument('--rounds', type=int, default=3, help='counted repetitions (default: 3)')
     # Index and port of a process that this command started.
     parser.add_argument('--join', type=int, nargs=2, help=argparse.SUPPRESS)

@@ -230,8 +230,10 @@ def main(argv: list[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument('--model', choices=tpu_shapes.MODELS, action='append')
-    parser.add_argument('--topology', choices=tpu_shapes.TOPOLOGIES, action='append')
+    parser.add_argument('--model', choices=tpu_shapes.MODELS, action='append', help='repeatable')
+    parser.add_argument(
+        '--topology', choices=tpu_shapes.TOPOLOGIES, action='append', help='repeatable'
+    )
     parser.add_argument('--out', type=pathlib.Path, default=tpu_aot.RESULTS, help='results')
     args = parser.parse_args(argv)
     try:

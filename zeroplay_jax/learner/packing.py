@@ -223,7 +223,7 @@ def prompt_length(row: Row) -> int:
 def _write_teacher_view(
     view: TeacherBatch, trajectory: Trajectory, teacher_prompt: np.ndarray, slot: _Slot
 ) -> None:
-    """Writes the trajectory behind the teacher's prompt, and the index of each token into `view.teacher_index`."""
+    """Writes the trajectory behind the teacher's prompt, and each token's index there into `view.teacher_index`."""
     student_prompt_length = trajectory.lengths[-1].prompt
     tokens = np.concatenate([teacher_prompt, trajectory.tokens[student_prompt_length:]])
     span = (slot.row, slice(slot.teacher_start, slot.teacher_start + len(tokens)))
