@@ -268,7 +268,11 @@ def start_processes(arguments: argparse.Namespace, count: int) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Starts the processes, or runs one of them (`--join`)."""
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser = argparse.ArgumentParser(
+        prog='python -m benchmarks.exchange',
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument('--processes', type=int, nargs='+', default=[2, 4], help='(default: 2 4)')
     parser.add_argument(
         '--rollouts', type=int, nargs='+', default=[320, 1280], help='of a step (default: 320 1280)'
