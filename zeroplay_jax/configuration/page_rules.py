@@ -30,17 +30,24 @@ def check_pages(config: ConfigDict, recipe: type[Recipe]) -> None:
                 problem = 'a page is as long as a slot'
                 fail(f'sampler.{name}', sampler[name], problem, 'set sampler.page, such as 64')
         return
-    _check_buckets(config)
-    pages_per_rollout = math.ceil(context / sampler.page)
     # An axis of -1 is resolved later; the sampler checks it then.
     shards = max(math.prod(config.mesh[axis] for axis in sampler_axes(config)), 1)
+    _check_buckets(config, shards)
+    pages_per_rollout = math.ceil(context / sampler.page)
     needed = pages_per_rollout * shards
     if 0 < sampler.pages < needed:
         problem = f'a rollout of {context} tokens (sampler.context) fills {pages_per_rollout} pages of {sampler.page}'
         fail('sampler.pages', sampler.pages, problem, f'give {needed} or more')
+    # Which rollout is evicted depends on when tools answer, and without a budget another program prefills it again,
+    # which rounds differently.
+    can_evict = 0 < sampler.pages < sampler.slots * pages_per_rollout
+    if can_evict and not sampler.token_budget and config.rollout.deterministic:
+        problem = 'rollouts that are evicted depend on the time of tools'
+        fix = 'set sampler.token_budget, or rollout.deterministic=False'
+        fail('sampler.pages', sampler.pages, problem, fix)
 
 
-def _check_buckets(config: ConfigDict) -> None:
+def _check_buckets(config: ConfigDict, shards: int) -> None:
     """Refuses sizes of decode steps that do not ascend, or that no step is smaller than."""
     sampler = config.sampler
     buckets = tuple(sampler.decode_buckets)
@@ -50,8 +57,6 @@ def _check_buckets(config: ConfigDict) -> None:
         fail('sampler.decode_buckets', buckets, problem, f'give numbers below {whole_step}')
     if list(buckets) != sorted(set(buckets)):
         fail('sampler.decode_buckets', buckets, 'not ascending', 'give each once, smallest first')
-    # An axis of -1 is resolved later; the sampler checks it then.
-    shards = max(config.mesh.fsdp, 1)
     if any(bucket % shards for bucket in buckets):
-        problem = f'cannot be split evenly over {shards} devices (mesh.fsdp)'
+        problem = f'cannot be split evenly over {shards} data shards'
         fail('sampler.decode_buckets', buckets, problem, f'give multiples of {shards}')

@@ -37,8 +37,8 @@ class Sampler(Section):
     only."""
     pages: NonNegativeInt = 0
     """Pages of the cache, over all data shards of a process; 0: as many as the slots can fill. With fewer, rollouts are
-    admitted by free pages, and one that waits for a tool may be evicted and prefilled again (`evictions`). Its
-    log-probs can then differ in the last digits, unless token_budget is set."""
+    admitted by free pages, and one that waits for a tool may be evicted and prefilled again (`evictions`), which
+    needs token_budget or rollout.deterministic=False."""
     token_budget: NonNegativeInt = 0
     """Tokens of a step in which prompts are prefilled while other rollouts decode, over all data shards of a process;
     needs page. 0: prefill and decode are separate calls."""
