@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -267,9 +268,10 @@ class Http:
             pause *= random.uniform(0.5, 1.0)
             try:
                 reply = self._http.post(f'{self._base}{path}', json=body)
-            except httpx2.TransportError as error:
+            # A damaged gzip stream is a DecodingError.
+            except (httpx2.TransportError, httpx2.DecodingError) as error:
                 reason = f'{type(error).__name__}: {error}'
-            except (httpx2.HTTPError, UnicodeEncodeError) as error:
+            except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeEncodeError) as error:
                 # A lone surrogate cannot be sent; a retry would not help.
                 raise RetrievalError(f'{self._base}: {type(error).__name__}: {error}') from error
             else:
@@ -308,7 +310,8 @@ class Http:
         """Returns the seconds that a reply asks to wait, at most the longest pause; 0 if it does not ask."""
         seconds = reply.headers.get('Retry-After', '')
         # The header can also be a date, which no search server sends.
-        if not seconds.isdigit():
+        # `isdecimal` and not `isdigit`, which accepts '²' as well.
+        if not seconds.isdecimal():
             return 0.0
         return min(float(seconds), self._longest_pause)
 
@@ -327,7 +330,9 @@ def _read_reply(reply: httpx2.Response, count: int, read: Callable[[Any], Any]) 
     """Returns the `count` results of a reply, each read by `read`; None if the reply is malformed."""
     try:
         results = [read(result) for result in reply.json()['result']]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    # All errors that JSON of any shape can cause: a score of 400 digits overflows, deep nesting exceeds the recursion
+    # limit.
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
     # Results are matched to queries by position.
     if len(results) != count:
@@ -346,18 +351,27 @@ def _read_passages(items: list[dict[str, Any]]) -> list[Passage]:
     for item in items:
         # Without scores a server returns the documents themselves.
         document = item.get('document', item)
-        score = item.get('score', 0.0)
+        score = float(item.get('score', 0.0))
+        # Neither can be written into a log, which is JSON.
+        if not math.isfinite(score):
+            raise ValueError(f'the score {score} is not finite')
         if 'contents' in document:
-            passage = _passage(str(document['id']), document['contents'], score)
+            title, text = split(_text(document['contents']))
         else:
-            passage = {
-                'id': str(document['id']),
-                'title': document['title'],
-                'text': document['text'],
-                'score': float(score),
-            }
-        passages.append(passage)
+            title = _text(document['title'])
+            text = _text(document['text'])
+        passages.append(
+            {'id': _text(str(document['id'])), 'title': title, 'text': text, 'score': score}
+        )
     return passages
+
+
+def _text(value: Any) -> str:
+    """Returns a text of a reply with unpaired surrogates replaced by U+FFFD; TypeError for a value of another type."""
+    if not isinstance(value, str):
+        raise TypeError(f'{type(value).__name__} instead of a text')
+    # JSON escapes can write half of a surrogate pair, which no file and no request can hold.
+    return value.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
 
 
 def _read_page(result: dict[str, Any] | None) -> DocumentPage | None:
@@ -365,17 +379,15 @@ def _read_page(result: dict[str, Any] | None) -> DocumentPage | None:
     if result is None:
         return None
     # The types are checked here, so that a policy never sees a value of another type.
-    texts = (result['title'], result['text'], result['id'])
     numbers = (result['page'], result['pages'])
-    valid_texts = all(isinstance(text, str) for text in texts)
-    if not valid_texts or not all(isinstance(number, int) for number in numbers):
-        raise ValueError('a field of the page has another type')
+    if not all(isinstance(number, int) for number in numbers):
+        raise ValueError('a page number has another type')
     return DocumentPage(
-        title=result['title'],
-        text=result['text'],
+        title=_text(result['title']),
+        text=_text(result['text']),
         page=result['page'],
         pages=result['pages'],
-        id=result['id'],
+        id=_text(result['id']),
     )
 
 
