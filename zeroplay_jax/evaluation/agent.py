@@ -92,7 +92,8 @@ class AskedRole:
           UserError: the question is too long.
         """
         explanation = self.env.syntax.explain(self.env.tools)
-        messages = prompts.fill(self.template, explanation, **{self.field: question})
+        fields = {self.field: self.env.escaped(question)}
+        messages = prompts.fill(self.template, explanation, **fields)
         ids = self.env.codec.render(messages)
         if len(ids) > self.max_prompt_tokens:
             raise UserError(
