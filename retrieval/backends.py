@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
-import httpx2
-
 from .documents import DocumentPage, document_page
+from .exchange import Exchange, NoReply, Reply
 from .records import split
 from .types import CannotOpen, Index, Passage, RetrievalError, SearchFailed
 
@@ -131,12 +130,13 @@ class Http:
 
     Args:
       url: address of the server, with or without '/retrieve'.
-      timeout: seconds of one attempt.
+      timeout: seconds of one attempt, from the connection to the last byte of the reply.
       retries: further attempts after a failed connection, a timeout, 429 or 5xx.
       pause: seconds before the first retry; doubled for each further one, with jitter. A longer Retry-After is obeyed.
       longest_pause: upper bound of a pause in seconds.
       batch: largest number of queries or references in one request.
       connections: largest number of connections, all of which are kept open.
+      reply_bytes: largest reply that is read; a longer one is a failed attempt.
       breaker: number of failed requests in a row (each with all its retries) after which nothing is sent for
         `breaker_seconds`; until a request succeeds, every further failure starts such a pause.
       breaker_seconds: length of that pause.
@@ -154,12 +154,13 @@ class Http:
         longest_pause: float = 10.0,
         batch: int = 256,
         connections: int = 16,
+        reply_bytes: int = 32 << 20,
         breaker: int = 5,
         breaker_seconds: float = 10.0,
     ):
         # Search-R1's configurations name the endpoint, ours the server.
         self._base = url.rstrip('/').removesuffix('/retrieve')
-        # The scheme is checked here, because httpx would report a missing one at the first query only.
+        # The scheme is checked here, because a missing one would be reported at the first query only.
         valid_url = self._base.startswith(('http://', 'https://'))
         if not valid_url or timeout <= 0 or retries < 0 or batch < 1 or breaker < 1:
             raise RetrievalError(
@@ -180,11 +181,7 @@ class Http:
         self._failures = 0
         self._paused_until = 0.0
         self._lock = threading.Lock()
-        connection_limits = httpx2.Limits(
-            max_connections=connections, max_keepalive_connections=connections
-        )
-        # trust_env=False ignores proxies of the environment, because a search server is in the local network.
-        self._http = httpx2.Client(timeout=timeout, limits=connection_limits, trust_env=False)
+        self._exchange = Exchange(timeout, reply_bytes, connections)
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Requests the passages of queries, at most `batch` queries at a time; see `Backend.retrieve`."""
@@ -222,22 +219,21 @@ class Http:
         none. A server without /health (Search-R1's) gets a query instead, and `name` stays as it is.
         """
         try:
-            reply = self._http.get(f'{self._base}/health')
+            reply = self._exchange.send('GET', f'{self._base}/health')
             # FastAPI answers 404 for an unknown path, and 405 for a known path with another method.
-            if reply.status_code in (404, 405):
+            if reply.status in (404, 405):
                 body = {'queries': ['ready'], 'topk': 1, 'return_scores': True}
-                return self._http.post(f'{self._base}/retrieve', json=body).status_code == 200
-            if reply.status_code != 200:
+                return self._exchange.send('POST', f'{self._base}/retrieve', body).status == 200
+            if reply.status != 200:
                 return False
             status = reply.json()
-            if isinstance(status, dict):
-                # The client caches answers by this name: after a restart with another index it uses none of them.
-                self.name = status.get('index', self._base)
-            else:
-                self.name = self._base
-            return True
-        except (httpx2.HTTPError, ValueError):
+        except (NoReply, ValueError, RecursionError):
             return False
+        # The client caches answers by this name: after a restart with another index it uses none of them.
+        self.name = self._base
+        if isinstance(status, dict) and isinstance(status.get('index'), str):
+            self.name = status['index']
+        return True
 
     def _request(
         self, path: str, body: dict[str, Any], count: int, read: Callable[[Any], Any]
@@ -267,15 +263,14 @@ class Http:
             # Jitter spreads the retries of clients that failed at the same time.
             pause *= random.uniform(0.5, 1.0)
             try:
-                reply = self._http.post(f'{self._base}{path}', json=body)
-            # A damaged gzip stream is a DecodingError.
-            except (httpx2.TransportError, httpx2.DecodingError) as error:
-                reason = f'{type(error).__name__}: {error}'
-            except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeEncodeError) as error:
+                reply = self._exchange.send('POST', f'{self._base}{path}', body)
+            except NoReply as error:
+                reason = str(error)
+            except ValueError as error:
                 # A lone surrogate cannot be sent; a retry would not help.
                 raise RetrievalError(f'{self._base}: {type(error).__name__}: {error}') from error
             else:
-                if reply.status_code < 400:
+                if reply.status < 400:
                     results = _read_reply(reply, count, read)
                     # A proxy can answer 200 with its own text.
                     if results is not None:
@@ -283,8 +278,8 @@ class Http:
                         return results
                     reason = 'a reply that is not of the protocol'
                 # Overload and server errors can be temporary, so the request is repeated.
-                elif reply.status_code == 429 or reply.status_code >= 500:
-                    reason = f'status {reply.status_code}'
+                elif reply.status == 429 or reply.status >= 500:
+                    reason = f'status {reply.status}'
                     pause = max(pause, self._retry_after(reply))
                 else:
                     # The server works, so this does not count as a failure: it refuses this request only.
@@ -297,16 +292,16 @@ class Http:
         self._record_outcome(failed=True)
         raise SearchFailed(f'{self._base}: {reason}, {self._retries + 1} attempts')
 
-    def _raise_refusal(self, path: str, reply: httpx2.Response) -> NoReturn:
+    def _raise_refusal(self, path: str, reply: Reply) -> NoReturn:
         """Raises CannotOpen if the server lacks /open, else RetrievalError; for replies with status 4xx but 429."""
-        if path == '/open' and reply.status_code in (404, 405):
+        if path == '/open' and reply.status in (404, 405):
             raise CannotOpen(
                 f'{self._base} has no endpoint /open for whole documents; serve the index with '
                 'python -m zeroplay_jax.retrieval.server'
             )
-        raise RetrievalError(f'{self._base} refused: {reply.text[:_QUOTED_CHARACTERS]}')
+        raise RetrievalError(f'{self._base} refused: {reply.text()[:_QUOTED_CHARACTERS]}')
 
-    def _retry_after(self, reply: httpx2.Response) -> float:
+    def _retry_after(self, reply: Reply) -> float:
         """Returns the seconds that a reply asks to wait, at most the longest pause; 0 if it does not ask."""
         seconds = reply.headers.get('Retry-After', '')
         # The header can also be a date, which no search server sends.
@@ -326,7 +321,7 @@ class Http:
                 self._paused_until = time.monotonic() + self._breaker_seconds
 
 
-def _read_reply(reply: httpx2.Response, count: int, read: Callable[[Any], Any]) -> list[Any] | None:
+def _read_reply(reply: Reply, count: int, read: Callable[[Any], Any]) -> list[Any] | None:
     """Returns the `count` results of a reply, each read by `read`; None if the reply is malformed."""
     try:
         results = [read(result) for result in reply.json()['result']]

@@ -1,12 +1,15 @@
 """Search servers that answer badly: every failure is counted, none ends a run; each has a bound in time and size."""
 
 import json
+import resource
+import time
+import zlib
 
 import pytest
 from fake_server import fake_server
 
 from zeroplay_jax.retrieval.client import Client, Http
-from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.retrieval.types import RetrievalError, SearchFailed
 
 
 @pytest.fixture
@@ -93,3 +96,77 @@ def test_whatever_a_backend_does_is_counted(cause):
     assert client.retrieve(['a', 'b'], 1) == [None, None]
     with pytest.raises(RetrievalError, match=f'2 of 2 searches failed.*{cause}'):
         client.check_failure_rate()
+
+
+def start_reply(handler, *headers):
+    """Sends the beginning of a reply without a length, which lasts until the connection is closed."""
+    handler.send_response(200)
+    for name, value in headers:
+        handler.send_header(name, value)
+    handler.end_headers()
+
+
+def drips_its_body(handler):
+    start_reply(handler)
+    for _ in range(200):
+        handler.wfile.write(b' ')
+        time.sleep(0.05)
+
+
+def drips_its_head(handler):
+    for byte in b'HTTP/1.1 200 OK\r\nX-Long: ' + b'x' * 200:
+        handler.wfile.write(bytes([byte]))
+        time.sleep(0.05)
+
+
+def says_nothing(handler):
+    time.sleep(10)
+
+
+@pytest.mark.parametrize('behaviour', [drips_its_body, drips_its_head, says_nothing])
+def test_a_slow_server_is_left_at_the_deadline(fake, behaviour):
+    fake.script = [behaviour, 'ok']
+    backend = http(fake, timeout=0.3)
+    started = time.monotonic()
+    with pytest.raises(SearchFailed, match=r'no whole reply within 0.3 s'):
+        backend.retrieve(['q'], 1)
+    assert time.monotonic() - started < 1.5
+    assert backend.retrieve(['q'], 1)[0][0]['id'] == '7'
+
+
+def never_ends(handler):
+    start_reply(handler)
+    while True:
+        handler.wfile.write(b' ' * 65_536)
+
+
+def gzip_bomb(handler):
+    """A megabyte that decompresses to a gigabyte."""
+    start_reply(handler, ('Content-Encoding', 'gzip'))
+    zeros = zlib.compressobj(wbits=31)
+    for _ in range(1_000):
+        handler.wfile.write(zeros.compress(bytes(1 << 20)))
+
+
+@pytest.mark.parametrize(
+    ('behaviour', 'reason'),
+    [(never_ends, 'more than 1000000 bytes'), (gzip_bomb, 'a compressed reply')],
+)
+def test_an_endless_reply_takes_no_memory(fake, behaviour, reason):
+    fake.script = [behaviour, 'ok']
+    backend = http(fake, reply_bytes=1_000_000)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(SearchFailed, match=reason):
+        backend.retrieve(['q'], 1)
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert kilobytes < 50_000
+    assert backend.retrieve(['q'], 1)[0][0]['id'] == '7'
+
+
+@pytest.mark.parametrize('status', [b'[' * 200_000, b'\xff', {'index': ['x']}, [1]])
+def test_an_odd_health_page_is_not_the_name_of_an_index(fake, status):
+    fake.health = (200, status)
+    backend = http(fake)
+    backend.ready()
+    assert backend.name == fake.url
+    assert Client(backend).retrieve(['q'], 1)[0][0]['id'] == '7'
