@@ -19,8 +19,10 @@ import transformers
 from jaxtyping import Int
 
 from zeroplay_jax.rollout.messages import Message, Untrusted
-from zeroplay_jax.types import PROMPT, Trajectory
+from zeroplay_jax.types import PROMPT, Trajectory, UserError
 
+# Characters of a library's error that are quoted.
+_MAX_REASON_CHARACTERS = 200
 # Names of the labels in `Trajectory.source`, by number.
 SOURCES = ('prompt', 'policy', 'env')
 # Characters of English text per token of a large vocabulary, rounded up: `encode_start` encodes so many at first.
@@ -253,6 +255,26 @@ class Codec:
         raise ValueError(
             f'{self.folder}: the chat template leaves out the text of an assistant turn'
         )
+
+
+def open_codec(folder: pathlib.Path) -> Codec:
+    """Returns the tokenizer and chat template of a folder.
+
+    Raises:
+      UserError: the tokenizer or the template cannot be used.
+    """
+    try:
+        codec = Codec(folder)
+        # Rendered once, so that a template that fails is reported before the weights are loaded.
+        codec.render([{'role': 'user', 'content': 'x'}])
+    except Exception as error:
+        # The libraries tokenizers, transformers and jinja raise exceptions of many types.
+        lines = str(error).strip().splitlines()
+        reason = lines[0][:_MAX_REASON_CHARACTERS] if lines else ''
+        raise UserError(
+            f'{folder}: its tokenizer cannot be used ({reason}); copy the folder again'
+        ) from None
+    return codec
 
 
 class StopMatcher:

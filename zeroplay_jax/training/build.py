@@ -18,7 +18,7 @@ from zeroplay_jax.rollout.sampler import Sampler
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slot_programs import SamplerConfig
 from zeroplay_jax.rollout.slots import SlotPool
-from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.rollout.tokens import Codec, open_codec
 from zeroplay_jax.runtime.connect import divide_cpu
 from zeroplay_jax.selfplay import library_builder, prompt_check
 from zeroplay_jax.selfplay.engine import Engine
@@ -132,7 +132,7 @@ def open_policy(config) -> PolicyFolder:
     mesh = sharding.make_mesh(**config.mesh)
     # Called for its error alone: reading the weights, which comes later, may take minutes.
     sharding.local_mesh(mesh)
-    return PolicyFolder(folder, model, mesh, Codec(folder))
+    return PolicyFolder(folder, model, mesh, open_codec(folder))
 
 
 def build(config, extra_weights: str = '', for_training: bool = False) -> RunContext:
