@@ -53,8 +53,8 @@ def write_manifest(folder: pathlib.Path, manifest: dict[str, Any]) -> None:
     content = json.dumps(manifest, indent=1).encode()
     line = _checksum_line(content)
     # The manifest comes last: a folder without one is incomplete.
-    shards.replace(folder / CHECKSUM, lambda file: file.write(line))
-    shards.replace(folder / 'manifest.json', lambda file: file.write(content))
+    shards.write_atomically(folder / CHECKSUM, lambda file: file.write(line))
+    shards.write_atomically(folder / 'manifest.json', lambda file: file.write(content))
 
 
 def _checksum_line(content: bytes) -> bytes:
