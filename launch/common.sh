@@ -108,3 +108,12 @@ run() {
 archive() {
   run tar '--exclude=./.?*' --exclude=./runs --exclude=./shared --exclude=__pycache__ -czf "$1" .
 }
+
+# Sets `scratch` to a new folder that only this user can enter and that is removed at the end. A dry run makes none.
+# Other users of the machine could put a link under a name that they can predict.
+make_scratch() {
+  scratch=${TMPDIR:-/tmp}/zeroplay_jax.XXXXXXXXXX
+  [[ ${option[dry-run]} == off ]] || return 0
+  scratch=$(mktemp -d "$scratch")
+  trap 'rm -rf "$scratch"' EXIT
+}

@@ -58,7 +58,8 @@ queued=(gcloud compute tpus queued-resources)
 remove=("${queued[@]}" delete "$name" "${where[@]}" --force --quiet)
 # Keep-alive messages, so that the connection ends when the host is gone.
 alive=('--ssh-flag=-o ServerAliveInterval=30' '--ssh-flag=-o ServerAliveCountMax=4')
-file=${TMPDIR:-/tmp}/$name.tgz
+make_scratch
+file=$scratch/project.tgz
 
 # Runs a command on every worker, in its home folder.
 everywhere() {

@@ -51,16 +51,15 @@ where=(--cluster "${option[cluster]}" --workload "$name" --zone "${option[zone]}
 [[ -z ${option[project]} ]] || where+=(--project "${option[project]}")
 command=$(quote "${program[@]}")
 [[ -z ${option[setup]} ]] || command="${option[setup]} && $command"
-stage=${TMPDIR:-/tmp}/zeroplay_jax.$name
 if [[ -n ${option[image]} ]]; then
   image=(--docker-image "${option[image]}")
 else
-  # A fresh folder, so that only the project's files go into the image.
-  run rm -rf "$stage"
-  run mkdir -p "$stage"
-  archive "$stage.tgz"
-  run tar -xzf "$stage.tgz" -C "$stage"
-  image=(--base-docker-image "${option[base]}" --script-dir "$stage")
+  # A folder of its own, so that only the project's files go into the image.
+  make_scratch
+  run mkdir "$scratch/project"
+  archive "$scratch/project.tgz"
+  run tar -xzf "$scratch/project.tgz" -C "$scratch/project"
+  image=(--base-docker-image "${option[base]}" --script-dir "$scratch/project")
   command="pip install --quiet -r requirements.txt 'jax[tpu]' && $command"
 fi
 # XPK restarts a process that a signal ended. A process that lost its peer may exit with status 1, hence the option.

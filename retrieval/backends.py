@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
-import httpx2
-
 from .documents import DocumentPage, document_page
+from .exchange import Exchange, NoReply, Reply
 from .records import split
 from .types import CannotOpen, Index, Passage, RetrievalError, SearchFailed
 
@@ -130,12 +130,13 @@ class Http:
 
     Args:
       url: address of the server, with or without '/retrieve'.
-      timeout: seconds of one attempt.
+      timeout: seconds of one attempt, from the connection to the last byte of the reply.
       retries: further attempts after a failed connection, a timeout, 429 or 5xx.
       pause: seconds before the first retry; doubled for each further one, with jitter. A longer Retry-After is obeyed.
       longest_pause: upper bound of a pause in seconds.
       batch: largest number of queries or references in one request.
       connections: largest number of connections, all of which are kept open.
+      reply_bytes: largest reply that is read; a longer one is a failed attempt.
       breaker: number of failed requests in a row (each with all its retries) after which nothing is sent for
         `breaker_seconds`; until a request succeeds, every further failure starts such a pause.
       breaker_seconds: length of that pause.
@@ -153,12 +154,13 @@ class Http:
         longest_pause: float = 10.0,
         batch: int = 256,
         connections: int = 16,
+        reply_bytes: int = 32 << 20,
         breaker: int = 5,
         breaker_seconds: float = 10.0,
     ):
         # Search-R1's configurations name the endpoint, ours the server.
         self._base = url.rstrip('/').removesuffix('/retrieve')
-        # The scheme is checked here, because httpx would report a missing one at the first query only.
+        # The scheme is checked here, because a missing one would be reported at the first query only.
         valid_url = self._base.startswith(('http://', 'https://'))
         if not valid_url or timeout <= 0 or retries < 0 or batch < 1 or breaker < 1:
             raise RetrievalError(
@@ -179,11 +181,7 @@ class Http:
         self._failures = 0
         self._paused_until = 0.0
         self._lock = threading.Lock()
-        connection_limits = httpx2.Limits(
-            max_connections=connections, max_keepalive_connections=connections
-        )
-        # trust_env=False ignores proxies of the environment, because a search server is in the local network.
-        self._http = httpx2.Client(timeout=timeout, limits=connection_limits, trust_env=False)
+        self._exchange = Exchange(timeout, reply_bytes, connections)
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Requests the passages of queries, at most `batch` queries at a time; see `Backend.retrieve`."""
@@ -221,22 +219,21 @@ class Http:
         none. A server without /health (Search-R1's) gets a query instead, and `name` stays as it is.
         """
         try:
-            reply = self._http.get(f'{self._base}/health')
+            reply = self._exchange.send('GET', f'{self._base}/health')
             # FastAPI answers 404 for an unknown path, and 405 for a known path with another method.
-            if reply.status_code in (404, 405):
+            if reply.status in (404, 405):
                 body = {'queries': ['ready'], 'topk': 1, 'return_scores': True}
-                return self._http.post(f'{self._base}/retrieve', json=body).status_code == 200
-            if reply.status_code != 200:
+                return self._exchange.send('POST', f'{self._base}/retrieve', body).status == 200
+            if reply.status != 200:
                 return False
             status = reply.json()
-            if isinstance(status, dict):
-                # The client caches answers by this name: after a restart with another index it uses none of them.
-                self.name = status.get('index', self._base)
-            else:
-                self.name = self._base
-            return True
-        except (httpx2.HTTPError, ValueError):
+        except (NoReply, ValueError, RecursionError):
             return False
+        # The client caches answers by this name: after a restart with another index it uses none of them.
+        self.name = self._base
+        if isinstance(status, dict) and isinstance(status.get('index'), str):
+            self.name = status['index']
+        return True
 
     def _request(
         self, path: str, body: dict[str, Any], count: int, read: Callable[[Any], Any]
@@ -266,14 +263,14 @@ class Http:
             # Jitter spreads the retries of clients that failed at the same time.
             pause *= random.uniform(0.5, 1.0)
             try:
-                reply = self._http.post(f'{self._base}{path}', json=body)
-            except httpx2.TransportError as error:
-                reason = f'{type(error).__name__}: {error}'
-            except (httpx2.HTTPError, UnicodeEncodeError) as error:
+                reply = self._exchange.send('POST', f'{self._base}{path}', body)
+            except NoReply as error:
+                reason = str(error)
+            except ValueError as error:
                 # A lone surrogate cannot be sent; a retry would not help.
                 raise RetrievalError(f'{self._base}: {type(error).__name__}: {error}') from error
             else:
-                if reply.status_code < 400:
+                if reply.status < 400:
                     results = _read_reply(reply, count, read)
                     # A proxy can answer 200 with its own text.
                     if results is not None:
@@ -281,8 +278,8 @@ class Http:
                         return results
                     reason = 'a reply that is not of the protocol'
                 # Overload and server errors can be temporary, so the request is repeated.
-                elif reply.status_code == 429 or reply.status_code >= 500:
-                    reason = f'status {reply.status_code}'
+                elif reply.status == 429 or reply.status >= 500:
+                    reason = f'status {reply.status}'
                     pause = max(pause, self._retry_after(reply))
                 else:
                     # The server works, so this does not count as a failure: it refuses this request only.
@@ -295,20 +292,21 @@ class Http:
         self._record_outcome(failed=True)
         raise SearchFailed(f'{self._base}: {reason}, {self._retries + 1} attempts')
 
-    def _raise_refusal(self, path: str, reply: httpx2.Response) -> NoReturn:
+    def _raise_refusal(self, path: str, reply: Reply) -> NoReturn:
         """Raises CannotOpen if the server lacks /open, else RetrievalError; for replies with status 4xx but 429."""
-        if path == '/open' and reply.status_code in (404, 405):
+        if path == '/open' and reply.status in (404, 405):
             raise CannotOpen(
                 f'{self._base} has no endpoint /open for whole documents; serve the index with '
                 'python -m zeroplay_jax.retrieval.server'
             )
-        raise RetrievalError(f'{self._base} refused: {reply.text[:_QUOTED_CHARACTERS]}')
+        raise RetrievalError(f'{self._base} refused: {reply.text()[:_QUOTED_CHARACTERS]}')
 
-    def _retry_after(self, reply: httpx2.Response) -> float:
+    def _retry_after(self, reply: Reply) -> float:
         """Returns the seconds that a reply asks to wait, at most the longest pause; 0 if it does not ask."""
         seconds = reply.headers.get('Retry-After', '')
         # The header can also be a date, which no search server sends.
-        if not seconds.isdigit():
+        # `isdecimal` and not `isdigit`, which accepts '²' as well.
+        if not seconds.isdecimal():
             return 0.0
         return min(float(seconds), self._longest_pause)
 
@@ -323,11 +321,13 @@ class Http:
                 self._paused_until = time.monotonic() + self._breaker_seconds
 
 
-def _read_reply(reply: httpx2.Response, count: int, read: Callable[[Any], Any]) -> list[Any] | None:
+def _read_reply(reply: Reply, count: int, read: Callable[[Any], Any]) -> list[Any] | None:
     """Returns the `count` results of a reply, each read by `read`; None if the reply is malformed."""
     try:
         results = [read(result) for result in reply.json()['result']]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    # All errors that JSON of any shape can cause: a score of 400 digits overflows, deep nesting exceeds the recursion
+    # limit.
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
     # Results are matched to queries by position.
     if len(results) != count:
@@ -346,18 +346,27 @@ def _read_passages(items: list[dict[str, Any]]) -> list[Passage]:
     for item in items:
         # Without scores a server returns the documents themselves.
         document = item.get('document', item)
-        score = item.get('score', 0.0)
+        score = float(item.get('score', 0.0))
+        # Neither can be written into a log, which is JSON.
+        if not math.isfinite(score):
+            raise ValueError(f'the score {score} is not finite')
         if 'contents' in document:
-            passage = _passage(str(document['id']), document['contents'], score)
+            title, text = split(_text(document['contents']))
         else:
-            passage = {
-                'id': str(document['id']),
-                'title': document['title'],
-                'text': document['text'],
-                'score': float(score),
-            }
-        passages.append(passage)
+            title = _text(document['title'])
+            text = _text(document['text'])
+        passages.append(
+            {'id': _text(str(document['id'])), 'title': title, 'text': text, 'score': score}
+        )
     return passages
+
+
+def _text(value: Any) -> str:
+    """Returns a text of a reply with unpaired surrogates replaced by U+FFFD; TypeError for a value of another type."""
+    if not isinstance(value, str):
+        raise TypeError(f'{type(value).__name__} instead of a text')
+    # JSON escapes can write half of a surrogate pair, which no file and no request can hold.
+    return value.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
 
 
 def _read_page(result: dict[str, Any] | None) -> DocumentPage | None:
@@ -365,17 +374,15 @@ def _read_page(result: dict[str, Any] | None) -> DocumentPage | None:
     if result is None:
         return None
     # The types are checked here, so that a policy never sees a value of another type.
-    texts = (result['title'], result['text'], result['id'])
     numbers = (result['page'], result['pages'])
-    valid_texts = all(isinstance(text, str) for text in texts)
-    if not valid_texts or not all(isinstance(number, int) for number in numbers):
-        raise ValueError('a field of the page has another type')
+    if not all(isinstance(number, int) for number in numbers):
+        raise ValueError('a page number has another type')
     return DocumentPage(
-        title=result['title'],
-        text=result['text'],
+        title=_text(result['title']),
+        text=_text(result['text']),
         page=result['page'],
         pages=result['pages'],
-        id=result['id'],
+        id=_text(result['id']),
     )
 
 

@@ -31,6 +31,10 @@ class Limits:
     page_words: int = 10_000
     waiting: int = 8_192
     batch: int = 256
+    batch_characters: int = 65_536
+    connections: int = 512
+    head_seconds: int = 10
+    body_seconds: int = 30
 
 
 MEANINGS = {
@@ -42,6 +46,10 @@ MEANINGS = {
     'page_words': 'words of a page of /open',
     'waiting': 'queries that may wait',
     'batch': 'queries of one index call',
+    'batch_characters': 'characters of their texts together',
+    'connections': 'open connections',
+    'head_seconds': 'seconds until the head of a request has arrived',
+    'body_seconds': 'seconds until its body has arrived',
 }
 
 
@@ -93,26 +101,35 @@ class Metrics:
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class _Job:
-    """The queries of one request, none blank, with k passages each; `future` is set to their results."""
+    """A request with k passages per query.
 
-    queries: list[str]
+    Attributes:
+      waiting: its queries that no index call has taken yet, none blank.
+      results: of the others, in order.
+      future: is set to the results of all.
+    """
+
+    waiting: collections.deque[str]
     k: int
     future: asyncio.Future
+    results: list[list[dict]] = dataclasses.field(default_factory=list)
 
 
 class Batcher:
     """Collects the queries of concurrent requests and searches for many of them in one call of the index.
 
-    `search` and `run` belong to one event loop. `run` must be running there: it answers the searches, one index call
-    at a time, each in a thread.
+    Requests take turns: a large one is split over many calls, in which small ones are answered too. `search` and `run`
+    belong to one event loop. `run` must be running there: it answers the searches, one index call at a time, each in a
+    thread.
     """
 
     def __init__(self, index: Index, limits: Limits, metrics: Metrics):
         self._index = index
         self._limits = limits
         self._metrics = metrics
+        # Jobs with waiting queries; the one whose last turn was the longest ago comes first.
         self._jobs: collections.deque[_Job] = collections.deque()
         # Wakes `run`, which otherwise sleeps.
         self._job_added = asyncio.Event()
@@ -120,6 +137,8 @@ class Batcher:
 
     async def search(self, queries: list[str], k: int) -> list[list[dict]]:
         """Returns per query its passages {'document': {'id', 'contents'}, 'score'}, best first; waits for `run`.
+
+        If it is cancelled, its queries that no index call has taken are not searched for.
 
         Raises:
           Refused: too many queries wait (503), or the index failed (500).
@@ -130,10 +149,18 @@ class Batcher:
                 503, f'{self._waiting} queries wait already; try again later', retry_after=1
             )
         future = asyncio.get_running_loop().create_future()
-        self._jobs.append(_Job(queries, k, future))
+        job = _Job(collections.deque(queries), k, future)
+        self._jobs.append(job)
         self._change_waiting(len(queries))
         self._job_added.set()
-        return await future
+        try:
+            return await future
+        finally:
+            # Counted down after a failure too, or the server would refuse requests forever.
+            self._change_waiting(-len(queries))
+            # After a cancellation or a failure it may still have waiting queries.
+            if job.waiting:
+                self._jobs.remove(job)
 
     async def run(self) -> None:
         """Answers jobs until cancelled."""
@@ -142,57 +169,59 @@ class Batcher:
             # Cleared before the jobs are taken, so that none added afterwards is overlooked.
             self._job_added.clear()
             while self._jobs:
-                await self._answer(self._next_jobs())
+                await self._answer(self._next_batch())
 
-    async def _answer(self, jobs: list[_Job]) -> None:
-        """Searches for the queries of some jobs together; sets the result or the exception of their futures."""
-        # All jobs have one k (see `_next_jobs`), because the index takes one k per call.
+    async def _answer(self, batch: dict[_Job, list[str]]) -> None:
+        """Searches for queries of some jobs together; adds their results, or sets the exception of the futures."""
         queries: list[str] = []
-        for job in jobs:
-            queries.extend(job.queries)
+        for taken in batch.values():
+            queries.extend(taken)
+        # All jobs have one k (see `_next_batch`), because the index takes one k per call.
+        k = next(iter(batch)).k
         try:
             # The search runs in a thread, so that further requests are received in the meantime.
-            results = await asyncio.to_thread(self._search, queries, jobs[0].k)
+            results = await asyncio.to_thread(self._search, queries, k)
         except Exception as error:
             # A failure of the index is reported to these requests only; the server continues.
             logging.exception('search failed')
             refused = Refused(500, f'the index failed: {type(error).__name__}')
-            for job in jobs:
+            for job in batch:
                 if not job.future.done():
                     job.future.set_exception(refused)
-        else:
-            start = 0
-            for job in jobs:
-                end = start + len(job.queries)
-                # The future of a client that has disconnected is cancelled.
-                if not job.future.done():
-                    job.future.set_result(results[start:end])
-                start = end
-        finally:
-            # Counted down after a failure too, or the server would refuse requests forever.
-            self._change_waiting(-len(queries))
+            # The requests that failed leave the queue before the next batch is taken.
+            await asyncio.sleep(0)
+            return
+        start = 0
+        for job, taken in batch.items():
+            end = start + len(taken)
+            job.results.extend(results[start:end])
+            start = end
+            # The future of a client that has disconnected is cancelled.
+            if not job.waiting and not job.future.done():
+                job.future.set_result(job.results)
 
-    def _next_jobs(self) -> list[_Job]:
-        """Removes and returns the oldest job and later ones with the same k, up to `limits.batch` queries in all.
+    def _next_batch(self) -> dict[_Job, list[str]]:
+        """Removes and returns the next queries, by job: one of each job in turn, up to the limits of an index call.
 
-        k is the number of passages per query. The oldest job is always taken, also if it is larger than a batch.
+        All have the k of the first job. At least one query is returned, also if it is longer than the limit.
         """
-        first = self._jobs.popleft()
-        batch = [first]
-        postponed = []
-        size = len(first.queries)
-        while self._jobs and size < self._limits.batch:
-            job = self._jobs.popleft()
-            # A job that does not fit does not end the loop: a later, smaller one may fill the batch.
-            fits = size + len(job.queries) <= self._limits.batch
-            if job.k == first.k and fits:
-                batch.append(job)
-                size += len(job.queries)
-            else:
-                postponed.append(job)
-        # Put back in front, so that they come first in the next batch. `extendleft` reverses its argument, hence the
-        # second reversal, with which the postponed jobs keep their order.
-        self._jobs.extendleft(reversed(postponed))
+        k = self._jobs[0].k
+        turns = collections.deque(job for job in self._jobs if job.k == k)
+        batch: dict[_Job, list[str]] = {}
+        count = 0
+        characters = 0
+        while turns and count < self._limits.batch and characters < self._limits.batch_characters:
+            job = turns.popleft()
+            query = job.waiting.popleft()
+            batch.setdefault(job, []).append(query)
+            count += 1
+            characters += len(query)
+            if job.waiting:
+                turns.append(job)
+        # Jobs that had a turn go to the end, so that those of another k and those without a turn come first.
+        unserved = [job for job in self._jobs if job not in batch]
+        unfinished = [job for job in batch if job.waiting]
+        self._jobs = collections.deque(unserved + unfinished)
         return batch
 
     def _search(self, queries: list[str], k: int) -> list[list[dict[str, Any]]]:

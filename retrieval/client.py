@@ -89,7 +89,9 @@ class Client:
         """
 
         def search(requests: list[tuple]) -> list[Any]:
-            return self.backend.retrieve([query for query, _ in requests], k)
+            found = self.backend.retrieve([query for query, _ in requests], k)
+            # Copied here, so that an answer that is not a list of passages counts as a failure of the backend.
+            return [[dict(passage) for passage in passages] for passages in found]
 
         # k is part of a request, so that answers of another k are cached separately.
         requests = [(query, k) for query in queries]
@@ -208,24 +210,31 @@ class Client:
         """Returns the backend's answer to each request, `_FAILED` for one that failed; stores the last error's text.
 
         If the backend refuses the requests (RetrievalError), each half is asked separately, down to a single one, so
-        that one bad request fails alone. If it fails (SearchFailed), all requests fail.
+        that one bad request fails alone. After any other exception all requests fail.
 
         Raises:
           CannotOpen: the search server has no whole documents, so no request of this run can succeed.
         """
         try:
-            return list(ask(requests))
+            answers = list(ask(requests))
+            if len(answers) != len(requests):
+                raise SearchFailed(f'{len(requests)} requests returned {len(answers)} answers')
+            return answers
         except CannotOpen:
             raise
-        except SearchFailed as error:
-            self._last_failure = str(error)
-            return [_FAILED] * len(requests)
         except RetrievalError as error:
             self._last_failure = str(error)
             half = len(requests) // 2
             if not half:
                 return [_FAILED]
             return self._ask(requests[:half], ask) + self._ask(requests[half:], ask)
+        except SearchFailed as error:
+            self._last_failure = str(error)
+        except Exception as error:
+            # A defect of the backend. It must not leave here uncounted: tools turn exceptions into observations, and
+            # the run would train on searches that all failed.
+            self._last_failure = f'{type(error).__name__}: {error}'
+        return [_FAILED] * len(requests)
 
     def check_failure_rate(self) -> None:
         """Raises RetrievalError if more than `max_failure_rate` of the requests failed.

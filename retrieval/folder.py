@@ -25,7 +25,7 @@ from . import progress, shards
 from .bm25 import Bm25Index
 from .index import ExactIndex, ScannIndex
 from .lexical import LexicalEncoder
-from .manifest import FORMAT, describe
+from .manifest import FORMAT, describe, write_manifest
 from .manifest import fingerprint as fingerprint
 from .manifest import read_manifest as read_manifest
 from .manifest import verify as verify
@@ -230,8 +230,7 @@ def _index_stage(
         'versions': {name: importlib.metadata.version(name) for name in _LIBRARIES},
         'files': descriptions,
     }
-    text = json.dumps(manifest, indent=1)
-    shards.write_atomically(staging / 'manifest.json', lambda file: file.write(text.encode()))
+    write_manifest(staging, manifest)
 
 
 def _dense_index(

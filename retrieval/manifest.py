@@ -1,4 +1,7 @@
-"""The manifest of an index folder: what it was built from, and size and hashes of every file."""
+"""The manifest of an index folder: what it was built from, and size and hashes of every file.
+
+Its own SHA-256 is in manifest.sha256, as `sha256sum --check` reads it. Folders of earlier versions lack this file.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,13 @@ import json
 import pathlib
 from typing import Any
 
+from . import shards
 from .types import RetrievalError
 
 # Version of the folder's layout.
 FORMAT = 1
+# Name of the file with the hash of the manifest.
+CHECKSUM = 'manifest.sha256'
 # Opening an index reads this many blocks of every file, evenly spread with the first and the last one.
 BLOCKS = 16
 BLOCK_BYTES = 1 << 16
@@ -23,9 +29,15 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
       RetrievalError: the folder holds no complete index of this format.
     """
     path = folder / 'manifest.json'
+    checksum_path = folder / CHECKSUM
     try:
-        manifest = json.loads(path.read_text(encoding='utf-8'))
-    except (OSError, ValueError) as error:
+        content = path.read_bytes()
+        manifest = json.loads(content.decode())
+        has_checksum = checksum_path.exists()
+        if has_checksum and checksum_path.read_bytes() != _checksum_line(content):
+            raise ValueError(f'its bytes do not fit {CHECKSUM}, copy the folder again')
+    # RecursionError: damage can nest brackets as deeply as it likes.
+    except (OSError, ValueError, RecursionError) as error:
         raise RetrievalError(
             f'{path}: cannot be read ({error}); build it with python -m zeroplay_jax.retrieval.build'
         ) from error
@@ -34,6 +46,20 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
             f'{path}: not of format {FORMAT}; build the index again with this version'
         )
     return manifest
+
+
+def write_manifest(folder: pathlib.Path, manifest: dict[str, Any]) -> None:
+    """Writes the manifest and its checksum, each atomically."""
+    content = json.dumps(manifest, indent=1).encode()
+    line = _checksum_line(content)
+    # The manifest comes last: a folder without one is incomplete.
+    shards.write_atomically(folder / CHECKSUM, lambda file: file.write(line))
+    shards.write_atomically(folder / 'manifest.json', lambda file: file.write(content))
+
+
+def _checksum_line(content: bytes) -> bytes:
+    """Returns the content of manifest.sha256, given that of manifest.json."""
+    return f'{hashlib.sha256(content).hexdigest()}  manifest.json\n'.encode()
 
 
 def fingerprint(folder: pathlib.Path) -> str:

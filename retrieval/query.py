@@ -14,8 +14,8 @@ from . import folder, progress
 from .command import Parser, one_line
 from .types import RetrievalError
 
-# Characters of a passage that are printed.
-_PRINTED_CHARACTERS = 160
+# Characters of a passage that are printed, its id and title included.
+_PRINTED_CHARACTERS = 200
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -58,9 +58,20 @@ def _run(args: argparse.Namespace) -> None:
         # BM25 pads its results with −1.
         passages = index.passages(query_rows[query_rows >= 0])
         for rank, (passage, score) in enumerate(zip(passages, query_scores), 1):
-            # One line per passage, whatever white space it has.
-            text = ' '.join(passage['text'].split())[:_PRINTED_CHARACTERS]
-            print(f'  {rank}  {score:.4f}  [{passage["id"]}] {passage["title"]}: {text}')
+            line = _printable(f'[{passage["id"]}] {passage["title"]}: {passage["text"]}')
+            print(f'  {rank}  {score:.4f}  {line}')
+
+
+def _printable(text: str) -> str:
+    """Returns the beginning of a text in one line, with U+FFFD for every character that a terminal would obey."""
+    # A slice first: the text may have a megabyte.
+    words = text[: 2 * _PRINTED_CHARACTERS].split()
+    line = ' '.join(words)[:_PRINTED_CHARACTERS]
+    characters = []
+    for character in line:
+        # Escape codes of a page could recolour, retitle or overwrite what the terminal shows.
+        characters.append(character if character.isprintable() else '\ufffd')
+    return ''.join(characters)
 
 
 if __name__ == '__main__':

@@ -95,8 +95,10 @@ def _texts(fields: dict[str, Any], key: str, noun: str, limits: Limits) -> list[
         if len(text) > limits.query_characters:
             raise Refused(400, f'{noun} {row} is longer than {limits.query_characters} characters')
         # JSON can contain lone surrogates, but encoders cannot convert them to UTF-8.
-        if not text.isascii() and any('\ud800' <= c <= '\udfff' for c in text):
-            raise Refused(400, f'{noun} {row} has a lone surrogate (half a character)')
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise Refused(400, f'{noun} {row} has a lone surrogate (half a character)') from None
     return texts
 
 
@@ -122,6 +124,8 @@ def _is_whole(value: Any) -> bool:
 
 
 def _quoted(value: Any) -> str:
-    """Returns the beginning of a wrong value."""
-    # A number can have thousands of digits.
-    return str(value)[:_QUOTED_CHARACTERS]
+    """Returns the beginning of a wrong value, in ASCII; of a list or an object the type."""
+    if isinstance(value, list | dict):
+        return f'of type {type(value).__name__}'
+    # A number can have thousands of digits, and a text half of a surrogate pair, which no reply can hold.
+    return ascii(value)[:_QUOTED_CHARACTERS]

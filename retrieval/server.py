@@ -13,7 +13,8 @@ GET /metrics    Prometheus.
 
 While the index is busy, queries of several requests collect and are searched for together in its next call. An answer
 depends on its query only, so this does not change results. If too many queries wait, the answer is 503 with
-Retry-After. Errors are {"error": reason}.
+Retry-After. Requests take turns, so that a large one does not hold up small ones. Errors are {"error": reason}.
+The server has no passwords: whoever reaches its address can search.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ import contextlib
 import dataclasses
 import logging
 import pathlib
+import resource
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 import prometheus_client
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -41,6 +43,7 @@ from . import folder
 from .batching import MEANINGS, Batcher, Metrics, Refused
 from .batching import Limits as Limits
 from .command import Parser, one_line
+from .connections import bounded_protocol
 from .documents import DocumentPage, document_page
 from .requests import OpenRequest, parse_open, parse_search
 from .types import Index, RetrievalError
@@ -49,6 +52,12 @@ from .types import Index, RetrievalError
 _BACKLOG = 2_048
 # Seconds that requests have to finish after SIGTERM.
 _SHUTDOWN_SECONDS = 60
+# File descriptors that are left to the index and to the log.
+_RESERVED_FILES = 64
+# Status of a request whose client has left (nginx's); only the metrics see it.
+_CLIENT_LEFT = 499
+# A request that is refused before its body was read to the end; the connection is then closed.
+_BODY_UNREAD = (408, 413)
 
 
 class App:
@@ -116,44 +125,66 @@ class App:
 
     async def retrieve(self, request: Request) -> Response:
         """Answers POST /retrieve."""
-        return await self._respond(request, self._retrieve)
+        return await self._respond(request, self._retrieve, stops_with_client=True)
 
     async def open(self, request: Request) -> Response:
         """Answers POST /open."""
         return await self._respond(request, self._open)
 
     async def _respond(
-        self, request: Request, answer: Callable[[Index, bytes], Awaitable[list]]
+        self,
+        request: Request,
+        answer: Callable[[Index, bytes], Coroutine[Any, Any, list]],
+        stops_with_client: bool = False,
     ) -> Response:
         """Returns {"result": answer(index, body)} or {"error": reason}, and counts the request in the metrics.
 
         Args:
           request: its body is read here.
           answer: function that returns the JSON results of a body, one per query or reference; raises Refused.
+          stops_with_client: whether to cancel `answer` when the client disconnects.
         """
         started = time.perf_counter()
         try:
             if self._index is None:
                 raise Refused(503, 'the index is being loaded', retry_after=1)
-            result = await answer(self._index, await self._read_body(request))
+            answering = answer(self._index, await self._read_body(request))
+            if stops_with_client:
+                result = await _while_connected(request, answering)
+            else:
+                result = await answering
             response = JSONResponse({'result': result})
         except Refused as refused:
             # Only a temporary refusal has a Retry-After.
             headers = {}
             if refused.retry_after:
                 headers['Retry-After'] = str(refused.retry_after)
+            if refused.status in _BODY_UNREAD:
+                headers['Connection'] = 'close'
             response = JSONResponse({'error': refused.reason}, refused.status, headers)
         self.metrics.requests.labels(status=response.status_code).inc()
         self.metrics.seconds.observe(time.perf_counter() - started)
         return response
 
     async def _read_body(self, request: Request) -> bytes:
-        """Returns the body; raises Refused (413) as soon as it exceeds the limit, whatever its headers say."""
+        """Returns the body.
+
+        Raises:
+          Refused: it exceeds its limit (413), whatever its headers say, or does not arrive in time (408).
+        """
         body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > self.limits.body_bytes:
-                raise Refused(413, f'the body is longer than {self.limits.body_bytes} bytes')
+        try:
+            async with asyncio.timeout(self.limits.body_seconds):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > self.limits.body_bytes:
+                        reason = f'the body is longer than {self.limits.body_bytes} bytes'
+                        raise Refused(413, reason)
+        except TimeoutError:
+            reason = f'the body did not arrive within {self.limits.body_seconds} s'
+            raise Refused(408, reason) from None
+        except ClientDisconnect:
+            raise Refused(_CLIENT_LEFT, 'the client has left') from None
         return bytes(body)
 
     async def _retrieve(self, index: Index, body: bytes) -> list:
@@ -207,12 +238,53 @@ class App:
         return results
 
 
+async def _while_connected(request: Request, answering: Coroutine[Any, Any, list]) -> list:
+    """Returns what a coroutine returns; cancels it and raises Refused if the client disconnects before.
+
+    Args:
+      request: a request whose body was read.
+      answering: the coroutine.
+    """
+
+    async def wait_for_disconnect() -> None:
+        while (await request.receive())['type'] != 'http.disconnect':
+            pass
+
+    task = asyncio.ensure_future(answering)
+    left = asyncio.ensure_future(wait_for_disconnect())
+    try:
+        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Refused(_CLIENT_LEFT, 'the client has left')
+        return task.result()
+    finally:
+        # Also if the server cancels this request.
+        task.cancel()
+        left.cancel()
+
+
 def _open_pages(index: Index, request: OpenRequest) -> list[DocumentPage | None]:
     """Returns the page of each reference; runs in a thread."""
     pages = []
     for reference, number in zip(request.references, request.pages):
         pages.append(document_page(index.corpus, reference, number, request.words_per_page))
     return pages
+
+
+def uvicorn_server(app: App, **options: Any) -> uvicorn.Server:
+    """Returns the HTTP server of an application; `options` are further settings of `uvicorn.Config`."""
+    # Beyond the limit of the system no connection could be accepted, not even to refuse it.
+    most_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most_connections = min(app.limits.connections, max(1, most_files - _RESERVED_FILES))
+    settings = {'timeout_graceful_shutdown': _SHUTDOWN_SECONDS} | options
+    config = uvicorn.Config(
+        app.asgi,
+        http=bounded_protocol(most_connections, app.limits.head_seconds),
+        log_level='warning',
+        access_log=False,
+        **settings,
+    )
+    return uvicorn.Server(config)
 
 
 def serve(load: Callable[[], tuple[Index, str]], host: str, port: int, limits: Limits) -> None:
@@ -243,13 +315,7 @@ def serve(load: Callable[[], tuple[Index, str]], host: str, port: int, limits: L
             f'{host}:{port}: cannot listen there ({error.strerror}); choose another --port'
         ) from error
     logging.info('listening on http://%s:%d', *listener.getsockname()[:2])
-    config = uvicorn.Config(
-        app.asgi,
-        log_level='warning',
-        access_log=False,
-        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-    )
-    server = uvicorn.Server(config)
+    server = uvicorn_server(app)
     # A signal and a failure end the server in the same way.
     app.stop = lambda: setattr(server, 'should_exit', True)
     server.run(sockets=[listener])

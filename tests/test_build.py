@@ -40,6 +40,8 @@ def test_an_evaluation_with_a_broken_tool_stops_the_run():
         library=Library(corpus, corpus, (), ()),
         rollouts=types.SimpleNamespace(scheduler=scheduler),
         max_tool_failure_rate=0.5,
+        max_search_failure_rate=0.1,
+        tools=(),
     )
     workers.counts.update({'calculator/calls': 20, 'calculator/failed': 11})
     with pytest.raises(UserError, match="11 of 20 calls of the tool 'calculator'"):

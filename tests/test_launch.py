@@ -101,7 +101,7 @@ def test_tpu_vm_asks_installs_runs_and_gives_back():
 
 def test_xpk_packs_the_project_and_creates_a_workload():
     *pack, create = dry_run('xpk', '--slices', '2')
-    assert [c[0] for c in pack] == ['rm', 'mkdir', 'tar', 'tar']
+    assert [c[0] for c in pack] == ['mkdir', 'tar', 'tar']
     assert create[:3] == ['xpk', 'workload', 'create']
     value = lambda name: create[create.index(name) + 1]
     assert (
@@ -109,7 +109,7 @@ def test_xpk_packs_the_project_and_creates_a_workload():
         and value('--num-slices') == '2'
         and value('--tpu-type') == 'v5litepod-16'
     )
-    assert value('--script-dir') == pack[1][-1] == pack[-1][-1]
+    assert value('--script-dir') == pack[0][-1] == pack[-1][-1]
     install, run = value('--command').split(' && ')
     assert shlex.split(install) == [
         'pip',

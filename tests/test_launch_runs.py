@@ -2,6 +2,7 @@
 pretended gcloud."""
 
 import os
+import pathlib
 import subprocess
 import sys
 import textwrap
@@ -170,6 +171,15 @@ def test_a_preempted_slice_is_asked_for_again_and_the_same_command_runs(cloud, l
     assert steps == once * 3
     assert len({line for line in calls if '-m zeroplay_jax.main' in line}) == 1
     assert 'the run has succeeded' in result.stderr
+
+
+def test_the_packed_project_has_an_unpredictable_name_and_is_removed(cloud, tmp_path):
+    _, _, calls = cloud('0')
+    (copy,) = [line for line in calls if ' scp ' in line]
+    words = copy.split()
+    packed = pathlib.Path(words[words.index('scp') + 1])
+    assert packed.parent.parent == tmp_path and packed.parent.name.startswith('zeroplay_jax.')
+    assert not packed.parent.name.endswith('X' * 10) and not packed.parent.exists()
 
 
 def test_a_run_that_fails_on_a_healthy_slice_is_tried_a_few_times(cloud, tmp_path):

@@ -21,6 +21,14 @@ def test_lines_after_the_checkpoint_are_cut_off(tmp_path):
     assert steps(path) == [0, 1, 1, 2, 3]
 
 
+def test_damage_to_a_log_does_not_end_a_resumed_run(tmp_path):
+    path = tmp_path / 'trajectories.jsonl'
+    damaged = b'{"step": 1, "text": "\xff"}\n{"step": 1e999}\n' + b'[' * 100_000 + b'\n'
+    path.write_bytes(b'{"step": 0}\n' + damaged + b'{"step": 2}\n')
+    JsonLines(path, keep_below=2).close()
+    assert steps(path) == [0, 1]
+
+
 def test_a_new_run_begins_with_an_empty_log(tmp_path):
     (tmp_path / 'metrics.jsonl').write_text('{"step": 0}\nnot json\n{"no": "step"}\n')
     JsonLines(tmp_path / 'metrics.jsonl', keep_below=0).close()

@@ -376,6 +376,24 @@ def test_a_server_of_tools_has_a_web_address(sound):
     rules.check(sound)
 
 
+@pytest.mark.parametrize('field', ['judge.url', 'tools.mcp_url'])
+@pytest.mark.parametrize('address', ['https://me:secret@host:80/v1', 'http://secret@host'])
+def test_a_password_in_an_address_is_refused_and_not_repeated(sound, field, address):
+    sound.judge.kind = 'endpoint'
+    sound.tools.names = ('search', 'mcp')
+    section, name = field.split('.')
+    sound[section][name] = address
+    line = message(sound)
+    assert line.startswith(f'config.{field}=http') and 'must hold no password' in line
+    assert '***@host' in line and 'secret' not in line
+
+
+@pytest.mark.parametrize('address', ['http://[::1', 'http://host:99999', 'ftp://host', ''])
+def test_the_address_of_a_judge_can_be_read(sound, address):
+    sound.judge.update(kind='endpoint', url=address)
+    assert 'config.judge.url=' in message(sound) and 'not a web address' in message(sound)
+
+
 def test_what_a_check_knows_of_losses_is_what_they_say():
     from zeroplay_jax.objectives.losses import POLICY_LOSSES
 

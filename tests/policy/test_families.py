@@ -332,6 +332,14 @@ def test_published_fields_are_read_as_meant(tmp_path):
             'num_attention_heads=4 is not a multiple of num_key_value_heads=3',
         ),
         ('qwen3', dict(head_dim=15), 'head_dim=15 must be even'),
+        ('qwen3', dict(rms_norm_eps=float('nan')), 'rms_norm_eps=nan must be a positive float'),
+        ('qwen3', dict(rms_norm_eps=float('inf')), 'rms_norm_eps=inf must be a positive float'),
+        ('qwen3', dict(rms_norm_eps=10**400), 'rms_norm_eps=1000.* must be a positive float'),
+        ('qwen3', dict(tie_word_embeddings='yes'), "tie_word_embeddings='yes' must be true or"),
+        ('qwen3', dict(tie_word_embeddings=1), 'tie_word_embeddings=1 must be true or false'),
+        ('qwen2', dict(architectures=5), 'architectures=5 is not supported'),
+        ('olmo3', dict(layer_types=5), 'layer_types must be a list of texts'),
+        ('olmo3', dict(layer_types=[[], 1]), 'layer_types must be a list of texts'),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_field_with_the_families_that_work(
@@ -347,7 +355,7 @@ def test_what_cannot_be_honoured_is_refused_by_field_with_the_families_that_work
     assert 'config.json' in line and '\n' not in line
 
 
-@pytest.mark.parametrize('text', ['', '{', '[1]'])
+@pytest.mark.parametrize('text', ['', '{', '[1]', '[' * 100_000])
 def test_a_config_that_is_no_object_is_refused(tmp_path, text):
     (tmp_path / 'config.json').write_text(text)
     with pytest.raises(hf.CheckpointError, match='cannot be read as a model config'):

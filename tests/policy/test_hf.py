@@ -208,6 +208,18 @@ def test_a_broken_folder_is_one_line_before_anything_is_read(copy, monkeypatch, 
     assert '\n' not in str(caught.value)
 
 
+@pytest.mark.parametrize('number', [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize('dtype', [np.float32, ml_dtypes.bfloat16])
+def test_weights_that_are_not_finite_are_refused(copy, number, dtype):
+    path, tensors, _ = copy
+    name = 'model.layers.1.mlp.up_proj.weight'
+    spoilt = tensors[name].astype(dtype)
+    spoilt[-1, -1] = number
+    save_file(tensors | {name: spoilt}, path / 'model.safetensors', metadata={'format': 'pt'})
+    with pytest.raises(hf.CheckpointError, match=f'{name} has numbers that are not finite'):
+        hf.load(path)
+
+
 def test_a_wrong_size_in_the_config_names_the_field(copy):
     raw = json.loads((copy[0] / 'config.json').read_text())
     (copy[0] / 'config.json').write_text(json.dumps(raw | dict(intermediate_size=63)))

@@ -10,8 +10,6 @@ import time
 import urllib.error
 import urllib.request
 
-import uvicorn
-
 from zeroplay_jax.retrieval import server
 
 
@@ -19,9 +17,7 @@ from zeroplay_jax.retrieval import server
 def serving(load, limits=None):
     """Runs the application in a thread; yields its URL and the application."""
     app = server.App(load, limits or server.Limits())
-    runner = uvicorn.Server(
-        uvicorn.Config(app.asgi, port=0, log_level='error', timeout_graceful_shutdown=20)
-    )
+    runner = server.uvicorn_server(app, port=0, timeout_graceful_shutdown=20)
     app.stop = lambda: setattr(runner, 'should_exit', True)
     thread = threading.Thread(target=runner.run, daemon=True)
     thread.start()

@@ -4,11 +4,10 @@ import concurrent.futures
 import json
 import pathlib
 import signal
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from fake_server import fake_server
 from serving import serving, spawn, until_ready
 
 from zeroplay_jax.retrieval import folder, server
@@ -27,51 +26,10 @@ def index():
     return ExactIndex.build(LexicalEncoder(), TITLES, TEXTS)
 
 
-class Fake(BaseHTTPRequestHandler):
-    """Answers as its server's script says: a status, a body, or 'close'."""
-
-    protocol_version = 'HTTP/1.1'
-
-    def do_GET(self):
-        self.answer(*self.server.health)
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers['Content-Length'])))
-        self.server.seen.append(body)
-        step = self.server.script.pop(0) if self.server.script else 'ok'
-        if step == 'close':
-            self.close_connection = True
-            self.connection.close()
-        elif step == 'ok':
-            item = {'document': {'id': '7', 'contents': '"T"\ntext'}, 'score': 0.5}
-            self.answer(200, {'result': [[item] for _ in body['queries']]})
-        else:
-            self.answer(*step)
-
-    def answer(self, status, body, headers=()):
-        page = body if isinstance(body, bytes) else json.dumps(body).encode()
-        self.send_response(status)
-        for name, value in headers:
-            self.send_header(name, value)
-        self.send_header('Content-Length', str(len(page)))
-        self.end_headers()
-        self.wfile.write(page)
-
-    def log_message(self, *args):
-        """Says nothing."""
-
-
 @pytest.fixture
 def fake():
-    found = ThreadingHTTPServer(('127.0.0.1', 0), Fake)
-    found.script, found.seen, found.health = [], [], (200, {'index': 'x'})
-    found.url = f'http://127.0.0.1:{found.server_address[1]}'
-    thread = threading.Thread(target=found.serve_forever, daemon=True)
-    thread.start()
-    yield found
-    found.shutdown()
-    found.server_close()
-    thread.join()
+    with fake_server() as server:
+        yield server
 
 
 def http(fake, **options):

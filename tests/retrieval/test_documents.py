@@ -235,6 +235,7 @@ def test_an_index_folder_opens_documents_and_an_old_one_still_opens(tmp_path):
         del manifest['files'][f'corpus/{name}.npy']
         (tmp_path / 'index' / 'corpus' / f'{name}.npy').unlink()
     (tmp_path / 'index' / 'manifest.json').write_text(json.dumps(manifest))
+    (tmp_path / 'index' / 'manifest.sha256').unlink()
     assert folder.open_index(tmp_path / 'index').corpus.document_rows(1) == range(0, 2)
 
 

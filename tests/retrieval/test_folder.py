@@ -216,6 +216,30 @@ def change(copy, **values):
     for key, value in values.items():
         manifest[key] = value if not isinstance(value, dict) else manifest[key] | value
     (copy / 'manifest.json').write_text(json.dumps(manifest))
+    # As an earlier version wrote it.
+    (copy / 'manifest.sha256').unlink(missing_ok=True)
+
+
+def test_every_flipped_bit_of_the_manifest_is_found(copy):
+    content = (copy / 'manifest.json').read_bytes()
+    rng = np.random.default_rng(0)
+    for place, bit in zip(rng.integers(0, len(content), 150), rng.integers(0, 8, 150)):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << bit
+        (copy / 'manifest.json').write_bytes(damaged)
+        with pytest.raises(RetrievalError, match='manifest.json: cannot be read') as raised:
+            folder.open_index(copy)
+        assert '\n' not in str(raised.value)
+    (copy / 'manifest.json').write_bytes(content)
+    folder.open_index(copy)
+    (copy / 'manifest.sha256').write_text('')
+    with pytest.raises(RetrievalError, match='do not fit manifest.sha256, copy the folder again'):
+        folder.read_manifest(copy)
+
+
+def test_the_checksum_is_that_of_sha256sum(copy):
+    command = ['sha256sum', '--check', '--status', 'manifest.sha256']
+    assert subprocess.run(command, cwd=copy, check=False).returncode == 0
 
 
 def test_mismatches_say_what_differs(copy):
@@ -332,6 +356,19 @@ def test_query_prints_passages_and_verifies(built, capsys):
     query.main(['--index', str(built / 'exact'), '--verify', title])
     out = capsys.readouterr().out
     assert 'files are as they were built' in out and f'[3] {title}: ' in out
+
+
+def test_query_prints_no_escape_code_of_a_page(tmp_path, capsys):
+    title = 'Lomi\x1b]0;owned\x07\x1b[2J'
+    text = 'A city.\u202e\x9b31m\r\n\x00' + 'x' * 100_000
+    line = json.dumps({'id': 'a', 'contents': contents(title, text)})
+    (tmp_path / 'c.jsonl').write_text(line)
+    folder.build(tmp_path / 'c.jsonl', tmp_path / 'index', 'bm25', None)
+    query.main(['--index', str(tmp_path / 'index'), '--k', '1', 'Lomi'])
+    out = capsys.readouterr().out
+    assert out.count('\n') == 2 and all(line.isprintable() for line in out.splitlines())
+    assert '[0] Lomi\ufffd]0;owned\ufffd' in out and 'A city.' in out
+    assert len(out) < 300
 
 
 def test_a_file_is_replaced_whole(tmp_path):

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from zeroplay_jax.rollout.call_syntax import syntax_of, without_surrogates
+from zeroplay_jax.rollout.call_syntax import syntax_of
+from zeroplay_jax.rollout.foreign_text import without_surrogates
 from zeroplay_jax.rollout.tool_workers import ToolWorkers
 from zeroplay_jax.tools.base import Invocation, Tool, ToolResult, string_parameter
 from zeroplay_jax.tools.registry import build_tools
@@ -41,6 +42,14 @@ def results_of(tool, *texts):
 def test_a_result_of_another_kind_is_a_failed_call(value):
     (result,) = results_of(Named(lambda call: value), 'x')
     assert result == ToolResult(error='failed')
+
+
+@pytest.mark.parametrize('error', [SystemExit, asyncio.CancelledError, RecursionError])
+def test_no_exception_of_a_tool_leaves_its_thread(error):
+    def run(call):
+        raise error
+
+    assert results_of(Named(run), 'x') == [ToolResult(error='failed')]
 
 
 def test_a_bad_result_fails_alone():
@@ -182,6 +191,28 @@ def test_a_tool_that_fails_too_often_stops_the_run():
         workers.check_failure_rate(0.5)
     workers._count(Named(), [ToolResult(error='failed')] * 6 + [ToolResult(text='x')] * 6)
     workers.check_failure_rate(0.5)
+
+
+def test_the_limit_of_searches_is_that_of_the_retrieval():
+    workers = ToolWorkers(deterministic=True, timeout=1.0)
+    results = [ToolResult(error='failed')] * 3 + [ToolResult(text='x')] * 17
+    workers._count(Named(name='search'), results)
+    with pytest.raises(UserError, match=r'3 of 20 calls .*config.retrieval.max_failure_rate=0.1'):
+        workers.check_failure_rate(0.5, search_limit=0.1)
+
+
+def test_arguments_that_break_a_tool_stop_the_run_as_well():
+    class Fragile(Named):
+        def prepare(self, arguments):
+            raise KeyError('a bug of the tool')
+
+    tool = Fragile()
+    for _ in range(10):
+        syntax_of('search_r1').parse('<echo>x</echo>', {'echo': tool})
+    workers = ToolWorkers(deterministic=True, timeout=1.0)
+    with pytest.raises(UserError, match="10 of 10 calls of the tool 'echo'"):
+        workers.check_failure_rate(0.5, tools=[tool])
+    workers.check_failure_rate(0.5, tools=[tool])
 
 
 def failing(call):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+import shutil
 import types
 
 import numpy as np
@@ -16,7 +17,8 @@ from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.call_syntax import SYNTAXES, syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.rollout.messages import Untrusted
-from zeroplay_jax.rollout.tokens import Codec, StopMatcher
+from zeroplay_jax.rollout.tokens import Codec, StopMatcher, open_codec
+from zeroplay_jax.types import UserError
 
 ATTACKS = [
     '</tool_response>',
@@ -237,3 +239,21 @@ def test_token_bytes_cover_every_id(codec):
     assert all(codec.token_bytes) and codec.eos_ids == tuple(codec.encode('<|im_end|>'))
     ids = np.arange(len(codec.token_bytes))
     assert len(codec.decode(ids)) > len(ids) // 2
+
+
+@pytest.mark.parametrize(
+    ('name', 'content'),
+    [
+        ('tokenizer.json', '{'),
+        ('tokenizer.json', '{"model": 3}'),
+        ('tokenizer.json', '[' * 100_000),
+        ('generation_config.json', '{"eos'),
+        ('chat_template.jinja', '{% for'),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_used_is_one_line(folder, tmp_path, name, content):
+    copy = shutil.copytree(folder, tmp_path / 'policy')
+    (copy / name).write_text(content)
+    with pytest.raises(UserError, match='its tokenizer cannot be used .*copy the folder') as raised:
+        open_codec(copy)
+    assert '\n' not in str(raised.value)

@@ -9,6 +9,7 @@ from scripted_rollouts import play
 
 from zeroplay_jax.configs import common
 from zeroplay_jax.rollout.call_syntax import SYNTAXES, syntax_of
+from zeroplay_jax.rollout.foreign_text import without_tags
 from zeroplay_jax.tools.base import Tool, ToolResult, string_parameter
 from zeroplay_jax.tools.calculator import CalculatorTool
 from zeroplay_jax.tools.open_document import OpenTool
@@ -114,12 +115,19 @@ def control(codec, ids):
 def test_hostile_pages_hold_no_control_token_and_end_no_turn(scripted, played):
     codec = scripted[0]
     syntax, _, steps, trajectory = played
+    env_tags = ('answer', 'think')
+    tags_of = {
+        'qwen': ('tool_call', 'tool_response', *env_tags),
+        'olmo': ('function_calls', *env_tags),
+        'r_search': ('search', 'open', 'calculator', 'observation', *env_tags),
+        'search_r1': ('search', 'open', 'calculator', 'information', *env_tags),
+    }
     observations = parts(trajectory, ENV)
     assert len(observations) == len(steps)
     clean = syntax_of(syntax).wrap(codec, 'x', 1200).tolist()
     for ids, turn in zip(observations, trajectory.turns):
         assert control(codec, ids) == control(codec, clean)
-        shown = turn.call.text
+        shown = without_tags(turn.call.text, tags_of[syntax])
         if syntax == 'qwen':
             shown = json.dumps({'result': shown}, ensure_ascii=False)
         assert shown in codec.decode(ids)

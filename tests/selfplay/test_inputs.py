@@ -80,6 +80,18 @@ def test_a_bad_line_is_named(tmp_path, line):
         files.read_lines(path, 'question')
 
 
+@pytest.mark.parametrize('field', ['question', 'answer'])
+def test_half_a_surrogate_pair_is_named_before_the_run(tmp_path, field):
+    smile = '{"question": "\\ud83d\\ude00", "answer": "\\\\ud83d"}'
+    broken = json.dumps({'question': 'Who?', 'answer': 'A'} | {field: 'caf\ud83d'})
+    path = write(tmp_path / 'q.jsonl', smile, broken)
+    with pytest.raises(UserError, match=r'q\.jsonl, line 2: .*surrogates not allowed'):
+        files.read_lines(path, 'question')
+    assert (
+        files.read_lines(write(tmp_path / 'good.jsonl', smile), 'question')[0]['question'] == '😀'
+    )
+
+
 def test_an_empty_or_missing_file_is_named(tmp_path):
     with pytest.raises(UserError, match='holds no line'):
         files.read_lines(write(tmp_path / 'q.jsonl', ''), 'question')

@@ -23,7 +23,10 @@ RUBRICS = (
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Answers chat completions from a list of texts; an int is an HTTP status instead, a tuple (text, why it ended)."""
+    """Answers chat completions from a list of texts; an int is an HTTP status instead, a tuple (text, why it ended).
+
+    Bytes are the whole body of a reply with status 200.
+    """
 
     def __init__(self, replies):
         self.replies, self.asked, self.keys = list(replies), [], []
@@ -49,6 +52,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         data = json.dumps(
             {'error': {'message': 'no'}} if isinstance(reply, int) else shape
         ).encode()
+        if isinstance(reply, bytes):
+            data = reply
+            reply = 200
         self.send_response(reply if isinstance(reply, int) else 200)
         self.send_header('Content-Type', 'application/json')
         self.send_header('Content-Length', str(len(data)))
@@ -72,7 +78,8 @@ def judge_of():
             dict(url=f'http://127.0.0.1:{server.server_port}/v1', model='judge', retries=0)
             | changes
         )
-        return TextJudge(endpoint_writer(config, prompts.select('paper')), (3, 5)), server
+        writer = endpoint_writer(config, prompts.select('paper'))
+        return TextJudge(writer, (3, 5), max_failure_rate=0.5), server
 
     yield make
     for server in servers:
@@ -109,6 +116,68 @@ def test_a_server_that_fails_gives_no_verdict_and_is_counted(judge_of):
         asyncio.run(judge.gate((0,), 'relevance', 't', 'd')) is None
     )  # another loop, another connection
     assert judge.stats['failed'] == 2
+
+
+def completion(choice):
+    return json.dumps({'id': 'x', 'object': 'chat.completion', 'choices': choice}).encode()
+
+
+ODD_REPLIES = {
+    'html': b'<html><body>502 Bad Gateway</body></html>',
+    'nothing': b'',
+    'null': b'null',
+    'list': b'[]',
+    'string': b'"Correct"',
+    'number': b'1',
+    'no choices': b'{}',
+    'choices null': completion(None),
+    'choices empty': completion([]),
+    'choices a number': completion(3),
+    'choice null': completion([None]),
+    'no message': completion([{'index': 0, 'finish_reason': 'stop'}]),
+    'message null': completion([{'message': None}]),
+    'message a text': completion([{'message': 'Correct'}]),
+    'content null': completion([{'message': {'content': None}}]),
+    'content a number': completion([{'message': {'content': 1}}]),
+    'content a list': completion([{'message': {'content': [{'type': 'text', 'text': 'Correct'}]}}]),
+    'deep': b'[' * 200_000 + b']' * 200_000,
+    'not utf-8': b'\xff\xfe',
+}
+
+
+def test_no_reply_of_a_server_ends_the_run(judge_of, caplog):
+    judge, _ = judge_of(list(ODD_REPLIES.values()))
+
+    async def ask():
+        return [await judge.correct((0,), 'q', ['a'], 'a') for _ in ODD_REPLIES]
+
+    assert asyncio.run(ask()) == [None] * len(ODD_REPLIES)
+    assert judge.stats == {'asked': len(ODD_REPLIES), 'failed': len(ODD_REPLIES)}
+    assert caplog.records[0].getMessage().startswith('judge: a call failed: ')
+
+
+def test_the_reason_is_in_the_line_that_stops_the_run(judge_of):
+    judge, server = judge_of([401])
+    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is None
+    with pytest.raises(UserError, match=r'1 of 1 judgements.*the last: .*AuthenticationError.*401'):
+        judge.check_failure_rate(judge.stats)
+    server.shutdown()
+    server.server_close()
+    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is None
+    with pytest.raises(UserError, match=r'the last: .*APIConnectionError'):
+        judge.check_failure_rate(judge.stats)
+
+
+def test_an_unreadable_text_is_quoted(judge_of):
+    judge, _ = judge_of(['Perhaps.'])
+    assert asyncio.run(judge.correct((0,), 'q', ['a'], 'a')) is None
+    assert judge.stats['unread'] == 1 and "no verdict in 'Perhaps.'" in judge.last_failure
+
+
+def test_half_a_surrogate_pair_in_a_rubric_can_be_stored(judge_of):
+    judge, _ = judge_of([RUBRICS.replace('city', 'cit\ud800')])
+    rubrics = asyncio.run(judge.rubrics((0,), 'Describe Lomi.', 'doc'))
+    assert rubrics[0]['text'] == 'Name the cit\ufffd.'
 
 
 def test_a_passing_failure_is_tried_again(judge_of):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -15,12 +16,15 @@ from zeroplay_jax.retrieval.tensorflow_import import import_tensorflow
 from zeroplay_jax.runtime import interrupts
 from zeroplay_jax.types import TrainingStopped, UserError
 
+# A full disk, a used-up quota, a file system or folder without permission to write.
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+
 
 def run_command(name: str, main: Callable[[list[str]], None]) -> None:
     """Runs `main` with the flags of the command line, and ends the process.
 
-    Exit status: 0; 2 after a `UserError` and 3 after `TrainingStopped` (a run that trains nothing), each
-    with its one line; 130 after Ctrl-C; 1 after a crash.
+    Exit status: 0; 2 after a `UserError` or a full or read-only disk, and 3 after `TrainingStopped` (a run that trains
+    nothing), each with its one line; 130 after Ctrl-C; 1 after a crash.
     """
     try:
         app.run(main, flags_parser=command_line.parse_flags)
@@ -43,10 +47,28 @@ def run_command(name: str, main: Callable[[list[str]], None]) -> None:
         if {'--help', '-help', '--helpshort'} & set(sys.argv):
             sys.exit(0)
         raise
-    except Exception:
-        traceback.print_exc()
-        _leave_other_processes(1)
-        sys.exit(1)
+    except Exception as error:
+        line = _disk_problem(error)
+        status = 2 if line else 1
+        if line:
+            print(f'{name}: {line}', file=sys.stderr)
+        else:
+            traceback.print_exc()
+        _leave_other_processes(status)
+        sys.exit(status)
+
+
+def _disk_problem(error: BaseException) -> str:
+    """Returns a line about a file that cannot be written, if that is why an exception was raised, else ''."""
+    cause: BaseException | None = error
+    # Libraries raise exceptions of their own from that of the operating system.
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in _DISK_ERRORS:
+            place = cause.filename or 'a file of the run'
+            fix = 'correct this and run the same command again, which resumes from the last checkpoint'
+            return f'{place}: {cause.strerror}; {fix}'
+        cause = cause.__cause__
+    return ''
 
 
 def _leave_other_processes(status: int) -> None:

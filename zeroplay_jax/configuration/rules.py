@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields
+from zeroplay_jax.configuration.address_rules import check_addresses
 from zeroplay_jax.configuration.page_rules import check_pages, sampler_axes
 from zeroplay_jax.mini import world
 from zeroplay_jax.objectives import rewards
@@ -107,9 +108,6 @@ def _check_tools(config: ConfigDict, recipe: type[Recipe]) -> None:
             if name not in names and not is_external:
                 problem = f'role {specification.name} uses the tool {name!r}'
                 fail('tools.names', names, problem, f'add {name!r}')
-    if 'mcp' in names and not config.tools.mcp_url.startswith(('http://', 'https://')):
-        fix = 'give one such as http://127.0.0.1:8000/mcp'
-        fail('tools.mcp_url', config.tools.mcp_url, 'not a web address', fix)
 
 
 def _check_roles(config: ConfigDict, recipe: type[Recipe]) -> None:
@@ -353,7 +351,7 @@ def _check_processes(config: ConfigDict, recipe: type[Recipe]) -> None:
 
 
 def _check_retrieval(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses a missing index folder and a bad server address."""
+    """Refuses a missing index folder."""
     retrieval = config.retrieval
     # The manifest is written last: a folder without one is incomplete. A search server needs the
     # folder as well, because proposers read their documents from it.
@@ -361,9 +359,6 @@ def _check_retrieval(config: ConfigDict, recipe: type[Recipe]) -> None:
     if retrieval.kind != 'world' and not has_index:
         fix = 'build one with python -m zeroplay_jax.retrieval.build'
         fail('retrieval.path', retrieval.path, 'not an index folder', fix)
-    if retrieval.kind == 'http' and not retrieval.url.startswith(('http://', 'https://')):
-        fix = 'give one such as http://127.0.0.1:8000'
-        fail('retrieval.url', retrieval.url, 'not a web address', fix)
 
 
 def _check_files(config: ConfigDict, recipe: type[Recipe]) -> None:
@@ -405,9 +400,6 @@ def _check_judge(config: ConfigDict, recipe: type[Recipe]) -> None:
             '(sampler.context)'
         )
         fail('judge.tokens', judge.tokens, problem, 'give less')
-    if judge.kind == 'endpoint' and not judge.url.startswith(('http://', 'https://')):
-        fix = 'give one such as http://127.0.0.1:8001/v1'
-        fail('judge.url', judge.url, 'not a web address', fix)
 
 
 def check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
@@ -444,6 +436,7 @@ RULES: tuple[Rule, ...] = (
     _check_distillation,
     _check_judge,
     _check_retrieval,
+    check_addresses,
     _check_files,
     check_checkpoint,
 )

@@ -27,7 +27,7 @@ def read_stored_config(path: pathlib.Path) -> ConfigDict | None:
     """
     try:
         stored = json.loads(path.read_text(encoding='utf-8'))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(stored, dict) or not stored.keys() >= _REQUIRED:
         return None

@@ -1,6 +1,6 @@
 """An agent that is asked one question at a time: the engine of a run with a single slot.
 
-    role = build_role(config, Codec(folder), corpus.source)
+    role = build_role(config, open_codec(folder), corpus.source)
     agent = Agent(config, folder, role)
     trajectory = agent.ask('who wrote it', number=0, report=print)
 
@@ -46,27 +46,6 @@ from zeroplay_jax.types import ToolCall, Trajectory, UserError
 _WEIGHTS = 'policy'
 # Tokens per device call. They appear on the terminal together: more would look jerky, fewer would cost more calls.
 _DECODE_BURST = 4
-_MAX_REASON_CHARACTERS = 200
-
-
-def open_codec(folder: pathlib.Path) -> Codec:
-    """Returns the tokenizer and chat template of a folder.
-
-    Raises:
-      UserError: the tokenizer or the template cannot be used.
-    """
-    try:
-        codec = Codec(folder)
-        # Rendered once, so that a template that fails is reported before the weights are loaded.
-        codec.render([{'role': 'user', 'content': 'x'}])
-    except Exception as error:
-        # The libraries tokenizers, transformers and jinja raise exceptions of many types.
-        lines = str(error).strip().splitlines()
-        reason = lines[0][:_MAX_REASON_CHARACTERS] if lines else ''
-        raise UserError(
-            f'{folder}: its tokenizer cannot be used ({reason}); copy the folder again'
-        ) from None
-    return codec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +71,8 @@ class AskedRole:
           UserError: the question is too long.
         """
         explanation = self.env.syntax.explain(self.env.tools)
-        messages = prompts.fill(self.template, explanation, **{self.field: question})
+        fields = {self.field: self.env.escaped(question)}
+        messages = prompts.fill(self.template, explanation, **fields)
         ids = self.env.codec.render(messages)
         if len(ids) > self.max_prompt_tokens:
             raise UserError(

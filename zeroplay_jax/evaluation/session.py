@@ -7,10 +7,11 @@ import pathlib
 import sys
 from typing import Any
 
-from zeroplay_jax.evaluation.agent import Agent, build_role, open_codec, trajectory_record
+from zeroplay_jax.evaluation.agent import Agent, build_role, trajectory_record
 from zeroplay_jax.evaluation.open_corpus import open_ask_corpus
 from zeroplay_jax.evaluation.terminal import Printer, clean, one_line_json
 from zeroplay_jax.retrieval import progress
+from zeroplay_jax.rollout.tokens import open_codec
 from zeroplay_jax.types import UserError
 
 # Seconds that a search server may take to become ready.

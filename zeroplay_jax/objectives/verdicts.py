@@ -15,18 +15,27 @@ from zeroplay_jax.objectives.answers import extract_last
 _CORRECT = {'correct': True, 'incorrect': False, 'wrong': False}
 _YES = {'yes': True, 'no': False}
 _SCORE = {'1': True, '0': False}
+# A score at the end of a reply, on a line of its own.
+_LAST_SCORE = re.compile(r'(?:\A|\n)[^\S\n]*<score>\s*([01])\s*</score>\s*\Z')
 
-# Words that may share a sentence with a verdict without changing it: "The model's answer is correct".
-_NEUTRAL_WORDS = frozenset(
-    'the a this that it is its final overall answer answers model models response prediction verdict result '
-    'judgement judgment therefore thus so hence'.split()
-)
 _DENIALS = frozenset(('no', 'not', 'false', 'never'))
 _DENIAL_ENDINGS = ("n't", 'n\u2019t')
+# Symbols that take an approval back, wherever they are written.
+_CROSSES = frozenset('\u274c\u2717\u2718\u2716\u2715\u274e\U0001f6ab\u00ac\u2260')
 
 _SENTENCE_END = re.compile(r'[.!\n\u3002]')
-# A question mark counts as a word, and not a neutral one: "Correct?" is not a verdict.
-_WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*|\?")
+# A word, or a single symbol.
+_TOKEN = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*|\S")
+# Punctuation and Markdown that may surround a verdict. Quotation marks may not: a judge quotes the answer with them.
+_MARKUP = frozenset('*_#:,-\u2013\u2014')
+# What a sentence with a verdict may be, besides the verdict: "Thus the model's answer is correct". The order counts:
+# "Is this correct" is not a verdict.
+_SUBJECT = (
+    '(?:the|this|that|it|its|final|overall|model|models|answer|answers|response|prediction|verdict|result|judgement|'
+    'judgment) '
+)
+_NOUN = '(?:answer|response|prediction|verdict|result|judgement|judgment)'
+_STATEMENT = f'(?:(?:therefore|thus|so|hence) )?(?:(?:{_SUBJECT})+(?:is )?)?(?:(?:a|the) )?{{verdict}}(?: {_NOUN})?'
 _RUBRIC = re.compile(
     r'<rubric\s+priority\s*=\s*(["\']?)(critical|important|bonus)\1\s*>([^<>]*)</rubric>'
 )
@@ -35,13 +44,14 @@ _RUBRIC = re.compile(
 def verdict(text: str) -> bool | None:
     """Returns True for Correct, False for Wrong or Incorrect, None for anything else, including both at once.
 
-    A verdict is a whole word ("Incorrect" does not contain "correct") in a sentence without any other statement:
+    A verdict is a whole word ("Incorrect" does not contain "correct") in a sentence of the form `_STATEMENT`:
     "**Correct**", "Verdict: wrong", "The answer is correct." Qualified ("partially correct", "Correct, but vague"),
-    questioned ("Correct?") and denied ones ("not wrong", "Correct. No, it is not.") give None.
+    questioned ("Correct?", "Is this correct"), quoted and denied ones ("not wrong", "Correct. No, it is not.") give
+    None.
     """
     parsed = _parse_verdict(text, _CORRECT)
     has_denial = any(
-        word in _DENIALS or word.endswith(_DENIAL_ENDINGS) for word in _words(_reply(text))
+        token in _DENIALS or token.endswith(_DENIAL_ENDINGS) for token in _tokens(_reply(text))
     )
     # A denial in another sentence may take "correct" back ("Correct. No, it is not."). "Wrong" is not tested, because
     # a denial often explains it ("Wrong. It is not Paris.").
@@ -56,13 +66,18 @@ def yes_no(text: str) -> bool | None:
 
 
 def grade(text: str) -> bool | None:
-    """Returns True for a grader's `<score>1</score>`, False for `<score>0</score>`; the last closed tag counts.
+    """Returns True for a grader's `<score>1</score>`, False for `<score>0</score>`, on a line of its own at the end.
 
-    None where there is no such tag or its content is anything else: a half, a range, another tag.
+    None for anything else: a half, a range, another tag, text after the tag, a second tag.
     """
-    # A grader may weigh several scores before it decides: the last one is its decision.
-    score = extract_last(_reply(text), 'score')
-    return _SCORE.get(score or '')
+    reply = _reply(text)
+    # With several scores it is unclear which one the grader means: it may quote one that the answer wrote.
+    if reply.count('<score>') != 1 or reply.count('</score>') != 1:
+        return None
+    score = _LAST_SCORE.search(reply)
+    if score is None:
+        return None
+    return _SCORE[score[1]]
 
 
 def rubrics(
@@ -110,8 +125,9 @@ def _reply(text: str) -> str:
     return reply
 
 
-def _words(text: str) -> set[str]:
-    return set(_WORD.findall(text.lower()))
+def _tokens(text: str) -> list[str]:
+    """Returns the words of a text in lower case, and its symbols."""
+    return _TOKEN.findall(text.lower())
 
 
 def _without_possessive(word: str) -> str:
@@ -121,19 +137,29 @@ def _without_possessive(word: str) -> str:
 def _parse_verdict(text: str, meanings: dict[str, bool]) -> bool | None:
     """Returns the meaning that all sentences with a verdict word share.
 
-    None if there is no such sentence, if they differ, or if one of them contains words that are not neutral.
+    None if there is no such sentence, if they differ, if one of them has another form than `_STATEMENT`, and if an
+    approval stands beside a cross.
 
     Args:
       text: the judge's reply, with its reasoning.
       meanings: verdict word in lower case → its meaning.
     """
+    reply = _reply(text)
+    statement = re.compile(_STATEMENT.format(verdict=f'(?P<verdict>{"|".join(meanings)})'))
     votes = set()
-    for sentence in _SENTENCE_END.split(_reply(text)):
-        sentence_words = {_without_possessive(word) for word in _words(sentence)}
-        verdict_words = sentence_words & meanings.keys()
-        if verdict_words and not sentence_words <= _NEUTRAL_WORDS | verdict_words:
+    for sentence in _SENTENCE_END.split(reply):
+        tokens = [_without_possessive(token) for token in _tokens(sentence)]
+        if meanings.keys().isdisjoint(tokens):
+            continue
+        # A symbol that is not markup stays, and matches nothing.
+        words = [token for token in tokens if token not in _MARKUP]
+        stated = statement.fullmatch(' '.join(words))
+        if stated is None:
             return None
-        votes |= {meanings[word] for word in verdict_words}
+        votes.add(meanings[stated['verdict']])
     if len(votes) != 1:
         return None
-    return votes.pop()
+    meaning = votes.pop()
+    if meaning and not _CROSSES.isdisjoint(reply):
+        return None
+    return meaning

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,6 +108,16 @@ class _Fields:
     def positive_float(self, name: str, default: float | None = None) -> float:
         return self._positive(name, default, float)
 
+    def boolean(self, name: str, default: bool) -> bool:
+        """Returns true or false; null and absent count as the default."""
+        value = self.get(name)
+        if value is None:
+            return default
+        # A text such as "no" would count as true.
+        if not isinstance(value, bool):
+            raise self.error(f'{self.prefix}{name}={value!r} must be true or false')
+        return value
+
     def _positive(self, name: str, default, kind: type):
         """Returns a positive number; null and absent count as the default, if there is one."""
         value = self.get(name)
@@ -116,7 +127,8 @@ class _Fields:
             raise self.error(f'{self.prefix}{name} is missing')
         # JSON may write a float without a fraction, hence int for both; bool is a subclass of int.
         is_number = isinstance(value, (int, kind)) and not isinstance(value, bool)
-        if not is_number or value <= 0:
+        # Python reads NaN and Infinity in JSON; comparisons with NaN are false.
+        if not is_number or not 0 < value <= sys.float_info.max:
             raise self.error(f'{self.prefix}{name}={value!r} must be a positive {kind.__name__}')
         return kind(value)
 
@@ -126,7 +138,7 @@ def _read_fields(path: Path) -> _Fields:
     fix = 'name a Hugging Face checkpoint folder'
     try:
         values = json.loads(path.read_text(encoding='utf-8'))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, 'strerror', None) or error
         raise CheckpointError(
             f'{path}: cannot be read as a model config ({reason}); {fix}'
@@ -183,7 +195,7 @@ def read_config(folder, **overrides) -> ModelConfig:
         scale_sliding=scale_sliding,
         windows=_windows(fields, family, layers),
         norm_eps=fields.positive_float('rms_norm_eps'),
-        tied=bool(fields.values.get('tie_word_embeddings', False)),
+        tied=fields.boolean('tie_word_embeddings', False),
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
         post_norm=family.post_norm,
@@ -194,9 +206,10 @@ def read_config(folder, **overrides) -> ModelConfig:
 def _family_name(fields: _Fields) -> str:
     """Returns the key in FAMILIES of the architecture that config.json names."""
     architectures = fields.get('architectures')
-    for name, family in FAMILIES.items():
-        if family.architecture in (architectures or ()):
-            return name
+    if isinstance(architectures, list):
+        for name, family in FAMILIES.items():
+            if family.architecture in architectures:
+                return name
     raise fields.error(f'architectures={architectures} is not supported')
 
 
@@ -216,6 +229,8 @@ def _windows(fields: _Fields, family: Family, layers: int) -> tuple[int, ...]:
     # Older folders do not list the types; rules of the family determine them.
     if types is None:
         types = _default_layer_types(fields, family, layers)
+    if not isinstance(types, list) or not all(isinstance(kind, str) for kind in types):
+        raise fields.error('layer_types must be a list of texts')
     if len(types) != layers:
         raise fields.error(f'layer_types has {len(types)} entries for num_hidden_layers={layers}')
     unknown_types = set(types) - set(_LAYER_TYPES)
@@ -237,7 +252,7 @@ def _windows(fields: _Fields, family: Family, layers: int) -> tuple[int, ...]:
 
 def _has_sliding_layers(fields: _Fields, family: Family) -> bool:
     """Returns whether sliding windows are enabled: always for OLMo-3, by a field for Qwen."""
-    return bool(family.full_every or fields.get('use_sliding_window'))
+    return bool(family.full_every) or fields.boolean('use_sliding_window', False)
 
 
 def _default_layer_types(fields: _Fields, family: Family, layers: int) -> list[str]:
@@ -324,7 +339,7 @@ def _scaling(section: _Fields, max_positions: int | None) -> rope.Llama3 | rope.
         attention_factor=section.positive_float('attention_factor', recommended),
         beta_fast=section.positive_float('beta_fast', 32.0),
         beta_slow=section.positive_float('beta_slow', 1.0),
-        truncate=section.get('truncate') is not False,
+        truncate=section.boolean('truncate', True),
     )
 
 

@@ -149,6 +149,9 @@ def _read_slice(
       tensor: name and shape of the tensor.
       index: the slice, in the axis order of our parameter.
       dtype: dtype of the result.
+
+    Raises:
+      CheckpointError: the slice has NaN or infinity.
     """
     # Converted to ranges, because start and stop of a slice may be None.
     spans = []
@@ -174,6 +177,12 @@ def _read_slice(
         with _open_file(stored.file) as file:
             stored_tensor = file.get_slice(tensor.name)
             target[first : first + step] = stored_tensor[(rows, *columns)]
+        # One such number makes every loss NaN, and every update would be skipped until the end of the run.
+        if not np.isfinite(target[first : first + step]).all():
+            raise CheckpointError(
+                f'{stored.file}: tensor {tensor.name} has numbers that are not finite; copy it again, or take another '
+                'checkpoint'
+            )
     return result
 
 
@@ -219,7 +228,7 @@ def load(
       progress: whether a progress bar is drawn on a terminal.
 
     Raises:
-      CheckpointError: a file is truncated, or a tensor is missing, duplicated, or of a wrong shape or dtype.
+      CheckpointError: a file is truncated, or a tensor is missing, repeated, not finite, or of a wrong shape or dtype.
       UserError: the mesh does not divide the shapes.
     """
     folder = Path(folder)

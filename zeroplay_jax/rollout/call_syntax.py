@@ -8,6 +8,7 @@ does, and tools (zeroplay_jax/tools) do not depend on the syntax.
 from __future__ import annotations
 
 import abc
+import bisect
 import json
 import re
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from zeroplay_jax.rollout.foreign_text import without_surrogates
 from zeroplay_jax.rollout.messages import Untrusted
 from zeroplay_jax.rollout.passages import passages_text
 from zeroplay_jax.rollout.tokens import Codec
@@ -37,10 +39,12 @@ class CallSyntax(abc.ABC):
     Attributes:
       name: its value in `config.tools.syntax`.
       passage_style: layout of passages, see `passages_text`.
+      result_tag: name of the tag around a result; '' if there is none.
     """
 
     name: str
     passage_style: str
+    result_tag: str = ''
 
     @abc.abstractmethod
     def stop_strings(self, tools: Tools) -> tuple[str, ...]:
@@ -105,7 +109,7 @@ class CallSyntax(abc.ABC):
             return ToolCall(name, None, without_surrogates(explanation), error=problem.code)
         except Exception as error:
             # `prepare` is code of the tool's author: its exceptions become observations and do not end the run.
-            tool.failure_log.add(f'its arguments could not be checked: {error!r}')
+            tool.failure_log.add(f'its arguments could not be checked: {error!r}', before_run=True)
             return ToolCall(name, None, tool.error_text('failed'), error='failed')
 
     def result_text(self, tool: Tool, result: ToolResult, show_ids: bool = False) -> str:
@@ -125,6 +129,13 @@ class CallSyntax(abc.ABC):
         """Strings that open a call."""
         return tuple(stop.replace('</', '<') for stop in self.stop_strings(tools))
 
+    def tag_names(self, tools: Tools) -> tuple[str, ...]:
+        """Returns the names of the tags around calls and results."""
+        names = [opening.strip('<>') for opening in self.opening_tags(tools)]
+        if self.result_tag:
+            names.append(self.result_tag)
+        return tuple(names)
+
     def call_body(self, text: str, tools: Tools) -> tuple[str, str] | None:
         """Returns (opening tag, text inside) of the turn's only call; None without a call or with more than one."""
         openings: list[str] = []
@@ -141,17 +152,6 @@ class CallSyntax(abc.ABC):
         if len(bodies) != 1:
             return None
         return opening, bodies[0]
-
-
-def without_surrogates(value: Any) -> Any:
-    """Returns a JSON value with every unpaired surrogate in its texts replaced by U+FFFD; tuples become lists."""
-    if isinstance(value, str):
-        return value.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
-    if isinstance(value, dict):
-        return {without_surrogates(key): without_surrogates(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_surrogates(item) for item in value]
-    return value
 
 
 def _capitalised(phrase: str) -> str:
@@ -228,7 +228,7 @@ class TagSyntax(CallSyntax):
         tail = codec.encode(f'</{self.result_tag}>\n\n')
         body_limit = max(limit - len(head) - len(tail), 0)
         # Cut by tokens and not by characters, because `limit` is a number of tokens.
-        body = codec.encode_plain(text)[:body_limit]
+        body = codec.encode_start(text, body_limit)
         return np.asarray(head + body + tail, np.int32)
 
 
@@ -278,16 +278,21 @@ class MessageSyntax(CallSyntax):
         return text
 
     def wrap(self, codec: Codec, text: str, limit: int) -> Int[np.ndarray, ' tokens']:
-        body = codec.encode_plain(text)
-        while True:
-            # The template writes the message, so its form is that of the checkpoint's own training.
-            content = Untrusted(self.message_content(codec.decode(body)))
-            ids = codec.suffix({'role': 'tool', 'content': [content]})
-            if len(ids) <= limit or not body:
-                return ids
-            # JSON escapes make the message longer than its body: shorten and render again.
-            excess = max(len(ids) - limit, 1)
-            body = body[: max(len(body) - excess, 0)]
+        # The template writes the message, so its form is that of the checkpoint's own training.
+        def message(length: int) -> Int[np.ndarray, ' tokens']:
+            content = Untrusted(self.message_content(codec.decode(body[:length])))
+            return codec.suffix({'role': 'tool', 'content': [content]})
+
+        # Twice the limit, because a message may have fewer ids than its text alone.
+        body = codec.encode_start(text, 2 * limit)
+        whole = message(len(body))
+        if len(whole) <= limit:
+            return whole
+        # JSON escapes lengthen a message by an amount that depends on its text: the longest body is found by bisection.
+        too_long = bisect.bisect_right(
+            range(len(body)), limit, key=lambda length: len(message(length))
+        )
+        return message(max(too_long - 1, 0))
 
 
 class QwenSyntax(MessageSyntax):
@@ -296,6 +301,8 @@ class QwenSyntax(MessageSyntax):
     name = 'qwen'
     passage_style = 'verl'
     stop_string = '</tool_call>'
+    # Written by the chat template.
+    result_tag = 'tool_response'
 
     def explain_call(self, tool: Tool) -> list[str]:
         call = {'name': tool.name, 'arguments': tool.example_arguments}

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Int
 
-from zeroplay_jax.rollout.call_syntax import CallSyntax, without_surrogates
+from zeroplay_jax.rollout.call_syntax import CallSyntax
+from zeroplay_jax.rollout.foreign_text import without_surrogates, without_tags
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.tools.base import Tool, ToolResult
 from zeroplay_jax.types import ToolCall
@@ -91,6 +92,11 @@ class Environment:
         # Shown only if a tool takes them as arguments: ids would change the observations of all other runs.
         return any(tool.takes_document_ids for tool in self.tools.values())
 
+    def escaped(self, text: str) -> str:
+        """Returns foreign text in which no tag of calls, results, answers or thoughts can be taken for a real one."""
+        names = (*self.syntax.tag_names(self.tools), *self.terminal_tags, 'think')
+        return without_tags(text, names)
+
     def end_turn(self, text: str) -> TurnEnd:
         """Returns how the episode continues after a turn, given its text cut after a stop string."""
         if text.endswith(self.call_stops):
@@ -146,4 +152,8 @@ class Environment:
 
         There are at most `observation_tokens`, unless the tags alone are longer.
         """
-        return self.syntax.wrap(self.codec, call.text, self.limits.observation_tokens)
+        limit = self.limits.observation_tokens
+        # A page may have a megabyte. What is behind the longest text of `limit` ids cannot be read.
+        readable = call.text[: limit * self.codec.longest_token]
+        # The call records the text as it came; the tags in it are escaped for the policy only.
+        return self.syntax.wrap(self.codec, self.escaped(readable), limit)

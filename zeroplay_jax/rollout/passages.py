@@ -28,7 +28,8 @@ def passages_text(documents: Sequence[Sequence[Json]], style: str, show_ids: boo
         lines = []
         for number, passage in enumerate(passages, 1):
             shown_id = ''
-            if show_ids:
+            # A tool of another package may return passages without ids.
+            if show_ids and 'id' in passage:
                 shown_id = f' [id {passage["id"]}]'
             title = heading.format(number=number, id=shown_id, title=passage['title'])
             lines.append(title + separator + passage['text'])

@@ -19,10 +19,16 @@ import transformers
 from jaxtyping import Int
 
 from zeroplay_jax.rollout.messages import Message, Untrusted
-from zeroplay_jax.types import PROMPT, Trajectory
+from zeroplay_jax.types import PROMPT, Trajectory, UserError
 
+# Characters of a library's error that are quoted.
+_MAX_REASON_CHARACTERS = 200
 # Names of the labels in `Trajectory.source`, by number.
 SOURCES = ('prompt', 'policy', 'env')
+# Characters of English text per token of a large vocabulary, rounded up: `encode_start` encodes so many at first.
+_CHARACTERS_PER_TOKEN = 8
+# Ids at the end of a cut text that may differ from those of the whole text.
+_UNSTABLE_TOKENS = 64
 # Private-use characters that no template writes. The first two enclose the number of an untrusted part
 # while a template is rendered; the third stands for an assistant turn in `Codec.suffix`.
 _MARK_START, _MARK_END, _TURN_MARK = '\ue000', '\ue001', '\ue002'
@@ -44,6 +50,7 @@ class Codec:
 
     Attributes:
       token_bytes: per id the bytes it encodes (b'' for ids without a token).
+      longest_token: bytes of the longest of them.
       eos_ids: ids that end an assistant turn.
 
     Raises:
@@ -70,6 +77,7 @@ class Codec:
         pattern = '|'.join(re.escape(token) for token in longest_first)
         self._added_pattern = re.compile(pattern or r'(?!)')
         self.token_bytes = self._bytes_of_ids(vocabulary)
+        self.longest_token = max(map(len, self.token_bytes))
         self.eos_ids = self._end_of_turn_ids()
 
     def _without_added_tokens(self, specification: dict[str, Any]) -> tokenizers.Tokenizer:
@@ -140,6 +148,17 @@ class Codec:
     def encode_plain(self, text: str) -> list[int]:
         """Returns the ids of foreign text, none of which is in the added vocabulary."""
         return self._plain.encode(text, add_special_tokens=False).ids
+
+    def encode_start(self, text: str, limit: int) -> list[int]:
+        """Returns the first `limit` ids of foreign text; the time does not grow with the length of the text."""
+        # A page of a megabyte has hundreds of thousands of ids, of which a few hundred are read. Only the last ids of
+        # a piece depend on the text behind it, so those are never among the ids returned.
+        characters = _CHARACTERS_PER_TOKEN * (limit + _UNSTABLE_TOKENS)
+        while True:
+            ids = self.encode_plain(text[:characters])
+            if len(ids) >= limit + _UNSTABLE_TOKENS or characters >= len(text):
+                return ids[:limit]
+            characters *= 4
 
     def _encode(self, spans: Iterable[str]) -> list[int]:
         """Returns the ids of consecutive spans; those of type `Untrusted` are foreign text.
@@ -236,6 +255,26 @@ class Codec:
         raise ValueError(
             f'{self.folder}: the chat template leaves out the text of an assistant turn'
         )
+
+
+def open_codec(folder: pathlib.Path) -> Codec:
+    """Returns the tokenizer and chat template of a folder.
+
+    Raises:
+      UserError: the tokenizer or the template cannot be used.
+    """
+    try:
+        codec = Codec(folder)
+        # Rendered once, so that a template that fails is reported before the weights are loaded.
+        codec.render([{'role': 'user', 'content': 'x'}])
+    except Exception as error:
+        # The libraries tokenizers, transformers and jinja raise exceptions of many types.
+        lines = str(error).strip().splitlines()
+        reason = lines[0][:_MAX_REASON_CHARACTERS] if lines else ''
+        raise UserError(
+            f'{folder}: its tokenizer cannot be used ({reason}); copy the folder again'
+        ) from None
+    return codec
 
 
 class StopMatcher:

@@ -8,6 +8,7 @@ What happens when a tool fails, in one place:
   rollout continues; what the thread returns later is discarded.
 The policy reads the tool's text for the code, and the metrics count it. Too many failed calls stop the
 run before the update: of any tool above `tools.max_failure_rate`, of searches above `retrieval.max_failure_rate`.
+The counts are those of the rollouts, so that no failure escapes them, whatever it was caused by.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import copy
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from zeroplay_jax.rollout.daemon_pool import DaemonPool
@@ -151,7 +152,9 @@ class ToolWorkers:
             for result in results:
                 _check_result(result)
             return results
-        except Exception as error:
+        # BaseException, because this is a thread of its own: `sys.exit` in a tool, or a CancelledError of an event loop
+        # that it runs, would otherwise end the run.
+        except BaseException as error:
             # An exception of a tool becomes an observation of the rollout and does not end the run.
             for call, state in zip(calls, initial_states):
                 call.state.clear()
@@ -209,27 +212,39 @@ class ToolWorkers:
         self.counts[f'{tool.name}/calls'] += len(results)
         self.counts[f'{tool.name}/failed'] += failed
 
-    def check_failure_rate(self, limit: float) -> None:
+    def check_failure_rate(
+        self, limit: float, search_limit: float | None = None, tools: Iterable[Tool] = ()
+    ) -> None:
         """Stops a run if a tool failed too often since the last call; resets the counts.
 
         Args:
-          limit: largest allowed share of failed or timed-out calls of one tool.
+          limit: largest allowed share of failed or timed-out calls of one tool (`tools.max_failure_rate`).
+          search_limit: that share of the tool 'search' (`retrieval.max_failure_rate`); None: `limit`.
+          tools: the tools of the run, whose calls that failed before they were run count too.
 
         Raises:
-          UserError: a tool with at least _MIN_CALLS calls exceeds the limit.
+          UserError: a tool with at least _MIN_CALLS calls exceeds its limit.
         """
         counts = self.counts
         self.counts = collections.Counter()
+        for tool in tools:
+            failed_before_run = tool.failure_log.take_failed_before_run()
+            counts[f'{tool.name}/calls'] += failed_before_run
+            counts[f'{tool.name}/failed'] += failed_before_run
         # Sorted, so that all processes name the same tool.
         names = sorted({key.partition('/')[0] for key in counts})
         for name in names:
+            field = 'tools.max_failure_rate'
+            tool_limit = limit
+            if name == 'search' and search_limit is not None:
+                field = 'retrieval.max_failure_rate'
+                tool_limit = search_limit
             calls = counts[f'{name}/calls']
             failed = counts[f'{name}/failed']
-            if calls >= _MIN_CALLS and failed > limit * calls:
+            if calls >= _MIN_CALLS and failed > tool_limit * calls:
                 raise UserError(
                     f'{failed} of {calls} calls of the tool {name!r} failed or timed out, more than '
-                    f'config.tools.max_failure_rate={limit}; repair the tool and run the same command '
-                    'again'
+                    f'config.{field}={tool_limit}; repair the tool and run the same command again'
                 )
 
     def _is_overdue(self, batch: _Batch) -> bool:

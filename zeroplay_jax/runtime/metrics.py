@@ -68,8 +68,9 @@ class JsonLines:
 
 def _truncate(path: pathlib.Path, keep_below: int) -> None:
     """Removes the lines of steps from `keep_below` on, and the lines that are not records."""
+    # errors='replace': the log does not decide how a run continues, so damage to it must not end the run.
     # str.splitlines would also split at characters such as U+2028, which passages may contain.
-    lines = path.read_text(encoding='utf-8').split('\n')
+    lines = path.read_text(encoding='utf-8', errors='replace').split('\n')
     valid_lines = []
     for line in lines:
         step = _step_of(line)
@@ -85,7 +86,7 @@ def _step_of(line: str) -> int | None:
     """Returns the step of a JSON line, or None if the line is incomplete or has no step."""
     try:
         return int(json.loads(line)['step'])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

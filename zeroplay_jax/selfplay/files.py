@@ -80,6 +80,10 @@ def _parse_line(line: str, required: tuple[str, ...], answered: bool) -> Json:
     """Returns the object of a line, checked as in `numbered_lines`; raises _UnusableLine."""
     try:
         record = json.loads(line)
+        # The file is UTF-8, so half of a surrogate pair can only come from an escape. Refused here, before a run
+        # has begun: it could be written neither into a prompt nor into a log.
+        if '\\ud' in line.lower():
+            json.dumps(record, ensure_ascii=False).encode()
         extra = record.get('extra_info')
         for name in required:
             if name not in record and isinstance(extra, dict) and name in extra:
@@ -89,7 +93,7 @@ def _parse_line(line: str, required: tuple[str, ...], answered: bool) -> Json:
             accepted_answers(record)
         are_texts = all(isinstance(record[name], str) for name in required)
     # These are all errors that a line of any JSON can cause: a number or list instead of an object, missing
-    # fields, thousands of nested brackets.
+    # fields, thousands of nested brackets, half of a surrogate pair (UnicodeEncodeError, a ValueError).
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _UnusableLine(error) from None
     if not are_texts:

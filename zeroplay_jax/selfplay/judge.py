@@ -17,13 +17,21 @@ from typing import Any
 from zeroplay_jax.mini.world import rubrics_of
 from zeroplay_jax.objectives import rewards, verdicts
 from zeroplay_jax.rollout import prompts
+from zeroplay_jax.rollout.foreign_text import without_surrogates
 from zeroplay_jax.rollout.messages import Untrusted
+from zeroplay_jax.tools.failure_log import FailureLog
 from zeroplay_jax.types import TaskDropped, UserError
 
 Identity = tuple[int, ...]
 Rubric = dict[str, str]
-# (identity, prompt name, fields, temperature; None: the judge's) → the reply; None if there is none.
-Writer = Callable[[Identity, str, Mapping[str, Any], float | None], Awaitable[str | None]]
+# (identity, prompt name, fields, temperature; None: the judge's) → the reply. Raises NoReply.
+Writer = Callable[[Identity, str, Mapping[str, Any], float | None], Awaitable[str]]
+# Characters of a failure or of an unreadable reply that are logged.
+_QUOTED_CHARACTERS = 160
+
+
+class NoReply(Exception):
+    """Raised by a `Writer` that has no whole reply; the message is the reason."""
 
 
 class Judge(abc.ABC):
@@ -34,11 +42,20 @@ class Judge(abc.ABC):
     Attributes:
       stats: counts of this process since the start: 'asked' (all), 'unread' (reply could not be parsed), 'failed' (no
         reply).
+      last_failure: why this process got no verdict the last time; '' if it always got one.
     """
 
     def __init__(self, max_failure_rate: float = 1.0) -> None:
         self.stats: collections.Counter[str] = collections.Counter()
         self._max_failure_rate = max_failure_rate
+        self.last_failure = ''
+        self._failure_log = FailureLog('judge')
+
+    def _add_failure(self, count: str, reason: str) -> None:
+        """Counts a judgement without a verdict ('failed' or 'unread'), logs its reason and remembers it."""
+        self.stats[count] += 1
+        self.last_failure = reason[:_QUOTED_CHARACTERS]
+        self._failure_log.add(self.last_failure)
 
     def check_failure_rate(self, stats: collections.Counter[str]) -> None:
         """Stops a run whose judge gives too few verdicts; called before an update or an evaluation's results are used.
@@ -56,9 +73,15 @@ class Judge(abc.ABC):
             raise UserError(
                 f'{lost} of {stats["asked"]} judgements failed ({stats["failed"]}) or could not be '
                 f'read ({stats["unread"]}), more than '
-                f'config.judge.max_failure_rate={self._max_failure_rate}; repair the judge and run '
-                'the same command again'
+                f'config.judge.max_failure_rate={self._max_failure_rate}{self._last_reason()}; '
+                'repair the judge and run the same command again'
             )
+
+    def _last_reason(self) -> str:
+        """Returns the reason of the last failure for an error line; '' if other processes had the failures."""
+        if not self.last_failure:
+            return ''
+        return f' (the last: {self.last_failure})'
 
     @abc.abstractmethod
     async def correct(
@@ -113,13 +136,15 @@ class TextJudge(Judge):
           temperature: None: that of the writer.
         """
         self.stats['asked'] += 1
-        reply = await self._write(identity, prompt, fields, temperature)
-        if reply is None:
-            self.stats['failed'] += 1
+        try:
+            reply = await self._write(identity, prompt, fields, temperature)
+        except NoReply as error:
+            self._add_failure('failed', str(error))
             return None
         # The request is not repeated: sampling until a reply parses would favour verdicts that are easy to write.
         verdict = parse(reply)
-        self.stats['unread'] += verdict is None
+        if verdict is None:
+            self._add_failure('unread', f'{prompt}: no verdict in {reply[-_QUOTED_CHARACTERS:]!r}')
         return verdict
 
     async def correct(self, identity, question, answers, given):
@@ -209,26 +234,26 @@ def policy_writer(context: Any, temperature: float) -> Writer:
     """
 
     async def write(identity, prompt, fields, asked_temperature=None):
-        """A `Writer`; None if the prompt is too long for a slot or the reply did not end by itself."""
+        """A `Writer`."""
         if asked_temperature is None:
             asked_temperature = temperature
         try:
             (trajectory,) = await context.ask(
                 'judge', identity, 1, asked_temperature, prompt, **fields
             )
-        except TaskDropped:
+        except TaskDropped as error:
             # The prompt is longer than a slot of the judge.
-            return None
+            raise NoReply(f'{prompt}: {error.reason}') from None
         # A reply that was cut off could have continued with "but".
         if trajectory.finish != 'eos':
-            return None
+            raise NoReply(f'{prompt}: the reply did not end by itself ({trajectory.finish})')
         return trajectory.turns[-1].text
 
     return write
 
 
 def endpoint_writer(config, templates: Mapping[str, str]) -> Writer:
-    """Returns a writer whose replies come from an OpenAI-compatible server; None if it fails or the reply is cut off.
+    """Returns a writer whose replies come from an OpenAI-compatible server.
 
     The key is read from OPENAI_API_KEY, never from the config, which every run writes to its workdir.
 
@@ -258,7 +283,7 @@ def endpoint_writer(config, templates: Mapping[str, str]) -> Writer:
             )
         return clients[loop]
 
-    async def write(identity, prompt, fields, temperature=None) -> str | None:
+    async def write(identity, prompt, fields, temperature=None) -> str:
         """A `Writer`; the server draws its own samples, so `identity` is not used."""
         (message,) = prompts.fill(templates[prompt], **fields)
         text = ''.join(map(_without_control_tokens, message['content']))
@@ -272,18 +297,31 @@ def endpoint_writer(config, templates: Mapping[str, str]) -> Writer:
                 temperature=temperature,
                 max_tokens=config.tokens,
             )
-        except openai.OpenAIError:
-            # The client has retried already. The caller counts the judgement as failed.
-            return None
-        # Some servers answer with an empty list when a content filter stops the reply.
-        if not reply.choices:
-            return None
-        # A reply that was cut off could have continued with "but".
-        if reply.choices[0].finish_reason == 'length':
-            return None
-        return reply.choices[0].message.content
+            return _content(reply)
+        except NoReply:
+            raise
+        # Any exception, because the client does not check what a server sends: a page of HTML becomes a text instead of
+        # a reply, and deeply nested JSON exceeds the recursion limit. The client has retried failed requests already.
+        except Exception as error:
+            raise NoReply(f'{config.url}: {type(error).__name__}: {error}') from None
 
     return write
+
+
+def _content(reply: Any) -> str:
+    """Returns the text of a chat completion; raises NoReply, or AttributeError for a reply of another shape."""
+    # Some servers answer with an empty list when a content filter stops the reply.
+    if not reply.choices:
+        raise NoReply('the server sent no reply')
+    choice = reply.choices[0]
+    # A reply that was cut off could have continued with "but".
+    if choice.finish_reason == 'length':
+        raise NoReply('the reply was cut off; raise config.judge.tokens')
+    content = choice.message.content
+    if not isinstance(content, str):
+        raise NoReply(f'the content of the reply is {type(content).__name__}, not a text')
+    # Rubrics are written into logs, which cannot hold half of a surrogate pair.
+    return without_surrogates(content)
 
 
 def _without_control_tokens(part: str) -> str:

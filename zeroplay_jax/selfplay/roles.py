@@ -148,7 +148,10 @@ class RolloutContext:
         template = self.prompts[prompt or asked_role.prompt]
         # The field {tools} explains the tools of the role; it is empty for a role without tools.
         explanation = asked_role.env.syntax.explain(asked_role.env.tools)
-        messages = prompts.fill(template, explanation, **fields)
+        escaped_fields = {
+            name: asked_role.env.escaped(str(value)) for name, value in fields.items()
+        }
+        messages = prompts.fill(template, explanation, **escaped_fields)
         return asked_role.env.codec.render(messages)
 
     async def ask(

@@ -156,7 +156,7 @@ class Tool(abc.ABC):
     @functools.cached_property
     def failure_log(self) -> FailureLog:
         """Log of the calls that failed for other reasons than their arguments."""
-        return FailureLog(self.name)
+        return FailureLog(f'tool {self.name}')
 
     def error_text(self, code: str, detail: str = '') -> str:
         """Returns the observation for a reason code; an unknown code gets the text of 'failed'."""

@@ -18,7 +18,7 @@ from zeroplay_jax.rollout.sampler import Sampler
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slot_programs import SamplerConfig
 from zeroplay_jax.rollout.slots import SlotPool
-from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.rollout.tokens import Codec, open_codec
 from zeroplay_jax.runtime.connect import divide_cpu
 from zeroplay_jax.selfplay import library_builder, prompt_check
 from zeroplay_jax.selfplay.engine import Engine
@@ -71,6 +71,8 @@ class RunContext:
       rollouts: roles in training.
       evaluation: the same roles over held-out documents, with the same scheduler.
       max_tool_failure_rate: `config.tools.max_failure_rate`.
+      max_search_failure_rate: `config.retrieval.max_failure_rate`.
+      tools: all tools of both contexts.
       recipe: the recipe of a training run; None for an evaluation.
     """
 
@@ -82,6 +84,8 @@ class RunContext:
     rollouts: RolloutContext
     evaluation: RolloutContext
     max_tool_failure_rate: float
+    max_search_failure_rate: float
+    tools: tuple[Tool, ...] = ()
     recipe: Recipe | None = None
 
     def publish_weights(self, pools: Iterable[str], params: Params | None = None) -> None:
@@ -100,7 +104,9 @@ class RunContext:
           UserError: more failures than `retrieval.max_failure_rate` or `tools.max_failure_rate` allows.
         """
         library_builder.check_and_reset_failures(self.library)
-        self.rollouts.scheduler.workers.check_failure_rate(self.max_tool_failure_rate)
+        self.rollouts.scheduler.workers.check_failure_rate(
+            self.max_tool_failure_rate, self.max_search_failure_rate, self.tools
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +132,7 @@ def open_policy(config) -> PolicyFolder:
     mesh = sharding.make_mesh(**config.mesh)
     # Called for its error alone: reading the weights, which comes later, may take minutes.
     sharding.local_mesh(mesh)
-    return PolicyFolder(folder, model, mesh, Codec(folder))
+    return PolicyFolder(folder, model, mesh, open_codec(folder))
 
 
 def build(config, extra_weights: str = '', for_training: bool = False) -> RunContext:
@@ -174,6 +180,8 @@ def build(config, extra_weights: str = '', for_training: bool = False) -> RunCon
         rollouts=rollouts,
         evaluation=evaluation,
         max_tool_failure_rate=config.tools.max_failure_rate,
+        max_search_failure_rate=config.retrieval.max_failure_rate,
+        tools=_tools_of_roles(rollouts, evaluation),
         recipe=recipe,
     )
 
@@ -234,6 +242,17 @@ def _rollout_contexts(
     for name, role in rollouts.roles.items():
         held_out_roles[name] = role.with_tools(evaluation_tools)
     return rollouts, dataclasses.replace(rollouts, roles=held_out_roles)
+
+
+def _tools_of_roles(*contexts: RolloutContext) -> tuple[Tool, ...]:
+    """Returns the tools of all roles, each once."""
+    tools: dict[int, Tool] = {}
+    for context in contexts:
+        for role in context.roles.values():
+            for tool in role.env.tools.values():
+                # Two roles may have different tools of one name.
+                tools[id(tool)] = tool
+    return tuple(tools.values())
 
 
 def rollout_context(
@@ -361,11 +380,14 @@ def build_engine(config, run: RunContext) -> Engine:
         run.publish_weights([INITIAL_WEIGHTS])
     # Local names, because the function below must not keep the loaded weights alive through `run`.
     library = run.library
+    tools = run.tools
     workers = run.rollouts.scheduler.workers
 
     def check_and_reset_failures() -> dict[str, float]:
         failed_searches = library_builder.check_and_reset_failures(library)
-        workers.check_failure_rate(config.tools.max_failure_rate)
+        workers.check_failure_rate(
+            config.tools.max_failure_rate, config.retrieval.max_failure_rate, tools
+        )
         return {'search/failed': failed_searches}
 
     trained_specifications = {}

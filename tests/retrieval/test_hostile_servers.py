@@ -1,0 +1,172 @@
+"""Search servers that answer badly: every failure is counted, none ends a run; each has a bound in time and size."""
+
+import json
+import resource
+import time
+import zlib
+
+import pytest
+from fake_server import fake_server
+
+from zeroplay_jax.retrieval.client import Client, Http
+from zeroplay_jax.retrieval.types import RetrievalError, SearchFailed
+
+
+@pytest.fixture
+def fake():
+    with fake_server() as server:
+        yield server
+
+
+def http(fake, **options):
+    return Http(fake.url, **(dict(pause=0.001, timeout=10.0, retries=0) | options))
+
+
+def result_of(**fields):
+    """A reply with one passage of these fields."""
+    document = {'id': '7', 'title': 'T', 'text': 'x'}
+    score = fields.pop('score', 0.5)
+    return {'result': [[{'document': document | fields, 'score': score}]]}
+
+
+BAD_REPLIES = {
+    'a score of 400 digits': json.dumps(result_of(score=10**400)).encode(),
+    'a score of 5,000 digits': b'{"result": [[{"document": {}, "score": %s}]]}' % (b'1' * 5_000),
+    'a score that is not finite': json.dumps(result_of(score=float('nan'))).encode(),
+    'deep nesting': b'{"result": ' + b'[' * 200_000 + b']' * 200_000 + b'}',
+    'no text': json.dumps(result_of(text=None)).encode(),
+    'a title that is a list': json.dumps(result_of(title=['x'])).encode(),
+    'contents that are a number': json.dumps(result_of(contents=3)).encode(),
+}
+
+
+@pytest.mark.parametrize('name', BAD_REPLIES)
+def test_an_unreadable_reply_is_a_failed_search_and_the_alarm_sees_it(fake, name):
+    fake.script = [(200, BAD_REPLIES[name])] * 2
+    client = Client(http(fake))
+    assert client.retrieve(['q'], 1) == [None]
+    with pytest.raises(RetrievalError, match='1 of 1 searches failed.*not of the protocol'):
+        client.check_failure_rate()
+    assert client.metrics()['search/failed'] == 1
+
+
+def test_half_a_surrogate_pair_in_a_page_is_replaced(fake):
+    fields = {'contents': '"T\ud83d"\nx'}
+    fake.script = [(200, result_of(**fields)), (200, result_of(id='\ud83d', text='😀\ud83d'))]
+    backend = http(fake)
+    assert backend.retrieve(['q'], 1)[0][0]['title'] == 'T\ufffd'
+    passage = backend.retrieve(['r'], 1)[0][0]
+    assert passage['id'] == '\ufffd' and passage['text'] == '😀\ufffd'
+
+
+@pytest.mark.parametrize('seconds', ['²', '-1', '1e9', 'Fri, 31 Dec 1999 23:59:59 GMT', '9' * 500])
+def test_an_odd_retry_after_does_not_end_a_search(fake, seconds):
+    fake.script = [(503, {}, [('Retry-After', seconds)])]
+    backend = http(fake, retries=1, longest_pause=0.01)
+    assert backend.retrieve(['q'], 1)[0][0]['id'] == '7'
+
+
+class Odd:
+    """A backend of another package."""
+
+    name = 'odd'
+
+    def __init__(self, answer):
+        self.retrieve = answer
+
+    def ready(self):
+        return True
+
+
+def broken(queries, k):
+    raise ZeroDivisionError('a bug')
+
+
+ODD_ANSWERS = {
+    'ZeroDivisionError: a bug': broken,
+    '2 requests returned 1 answers': lambda queries, k: [[]],
+    'TypeError': lambda queries, k: [None, []],
+    'TypeError: ': lambda queries, k: None,
+}
+
+
+@pytest.mark.parametrize('cause', ODD_ANSWERS)
+def test_whatever_a_backend_does_is_counted(cause):
+    client = Client(Odd(ODD_ANSWERS[cause]))
+    assert client.retrieve(['a', 'b'], 1) == [None, None]
+    with pytest.raises(RetrievalError, match=f'2 of 2 searches failed.*{cause}'):
+        client.check_failure_rate()
+
+
+def start_reply(handler, *headers):
+    """Sends the beginning of a reply without a length, which lasts until the connection is closed."""
+    handler.send_response(200)
+    for name, value in headers:
+        handler.send_header(name, value)
+    handler.end_headers()
+
+
+def drips_its_body(handler):
+    start_reply(handler)
+    for _ in range(200):
+        handler.wfile.write(b' ')
+        time.sleep(0.05)
+
+
+def drips_its_head(handler):
+    for byte in b'HTTP/1.1 200 OK\r\nX-Long: ' + b'x' * 200:
+        handler.wfile.write(bytes([byte]))
+        time.sleep(0.05)
+
+
+def says_nothing(handler):
+    time.sleep(10)
+
+
+@pytest.mark.parametrize('behaviour', [drips_its_body, drips_its_head, says_nothing])
+def test_a_slow_server_is_left_at_the_deadline(fake, behaviour):
+    fake.script = [behaviour, 'ok']
+    backend = http(fake, timeout=0.3)
+    started = time.monotonic()
+    with pytest.raises(SearchFailed, match=r'no whole reply within 0.3 s'):
+        backend.retrieve(['q'], 1)
+    assert time.monotonic() - started < 1.5
+    assert backend.retrieve(['q'], 1)[0][0]['id'] == '7'
+
+
+def never_ends(handler):
+    start_reply(handler)
+    while True:
+        handler.wfile.write(b' ' * 65_536)
+
+
+def gzip_bomb(handler):
+    """A megabyte that decompresses to a gigabyte."""
+    start_reply(handler, ('Content-Encoding', 'gzip'))
+    zeros = zlib.compressobj(wbits=31)
+    for _ in range(1_000):
+        handler.wfile.write(zeros.compress(bytes(1 << 20)))
+
+
+@pytest.mark.parametrize(
+    ('behaviour', 'reason'),
+    [(never_ends, 'more than 1000000 bytes'), (gzip_bomb, 'a compressed reply')],
+)
+def test_an_endless_reply_takes_no_memory(fake, behaviour, reason):
+    fake.script = [behaviour, 'ok']
+    backend = http(fake, reply_bytes=1_000_000)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(SearchFailed, match=reason):
+        backend.retrieve(['q'], 1)
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert kilobytes < 50_000
+    assert backend.retrieve(['q'], 1)[0][0]['id'] == '7'
+
+
+@pytest.mark.parametrize('status', [b'[' * 200_000, b'\xff', {'index': ['x']}, [1]])
+def test_an_odd_health_page_is_not_the_name_of_an_index(fake, status):
+    fake.health = (200, status)
+    backend = http(fake)
+    backend.ready()
+    assert backend.name == fake.url
+    assert Client(backend).retrieve(['q'], 1)[0][0]['id'] == '7'

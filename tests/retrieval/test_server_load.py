@@ -1,0 +1,209 @@
+"""A server under load: a large request does not hold up small ones, and slow or dead clients are left behind."""
+
+import concurrent.futures
+import json
+import resource
+import socket
+import threading
+import time
+
+import pytest
+from serving import call, serving, until_ready
+
+from zeroplay_jax.retrieval import server
+from zeroplay_jax.retrieval.index import ExactIndex
+from zeroplay_jax.retrieval.lexical import LexicalEncoder
+
+
+class Paced:
+    """An index that takes 5 ms per query, and remembers the calls."""
+
+    def __init__(self):
+        titles = [f'Name{i}' for i in range(20)]
+        self.index = ExactIndex.build(LexicalEncoder(), titles, titles)
+        self.corpus = self.index.corpus
+        self.calls = []
+        self.gate = threading.Event()
+
+    def __len__(self):
+        return len(self.index)
+
+    def search(self, queries, k):
+        self.gate.wait(30)
+        self.calls.append(list(queries))
+        time.sleep(0.005 * len(queries))
+        if 'broken' in queries:
+            raise RuntimeError('broken')
+        return self.index.search(queries, k)
+
+    def passages(self, rows):
+        return self.index.passages(rows)
+
+
+@pytest.fixture
+def paced():
+    index = Paced()
+    yield index
+    index.gate.set()
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def waiting(url, count):
+    return f'retrieval_waiting {count}.0' in call(f'{url}/metrics')[1]
+
+
+def test_a_small_request_does_not_wait_for_the_whole_of_a_large_one(paced):
+    with serving(lambda: (paced, 'x'), server.Limits(batch=8)) as (url, _):
+        until_ready(url)
+        large = {'queries': [f'Name{i % 20} large' for i in range(80)], 'topk': 1}
+        small = {'queries': ['Name7', 'Name8'], 'topk': 1}
+        other = {'queries': ['Name9'], 'topk': 2}
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            first = pool.submit(call, f'{url}/retrieve', large)
+            wait_for(lambda: waiting(url, 80))
+            second = pool.submit(call, f'{url}/retrieve', small)
+            wait_for(lambda: waiting(url, 82))
+            third = pool.submit(call, f'{url}/retrieve', other)
+            wait_for(lambda: waiting(url, 83))
+            paced.gate.set()
+            assert [[d['id'] for d in items] for items in second.result()[1]['result']] == [
+                ['7'],
+                ['8'],
+            ]
+            assert len(third.result()[1]['result'][0]) == 2 and not first.done()
+            found = first.result()[1]['result']
+        assert [items[0]['id'] for items in found] == [str(i % 20) for i in range(80)]
+        # The first call had begun; the small request was in the next one, its other queries are those of the large.
+        assert {'Name7', 'Name8'} < set(paced.calls[1]) and len(paced.calls[1]) == 8
+        assert ['Name9'] in paced.calls[2:4]
+
+
+def test_long_queries_make_a_smaller_call(paced):
+    limits = server.Limits(batch_characters=10_000)
+    with serving(lambda: (paced, 'x'), limits) as (url, _):
+        until_ready(url)
+        paced.gate.set()
+        body = {'queries': ['Name3 ' + 'x' * 3_000] * 10, 'topk': 1}
+        assert len(call(f'{url}/retrieve', body)[1]['result']) == 10
+    assert [len(queries) for queries in paced.calls] == [4, 4, 2]
+
+
+def test_a_request_that_failed_is_not_searched_for_any_more(paced):
+    with serving(lambda: (paced, 'x'), server.Limits(batch=8)) as (url, _):
+        until_ready(url)
+        paced.gate.set()
+        assert call(f'{url}/retrieve', {'queries': ['broken'] * 80, 'topk': 1})[0] == 500
+        assert waiting(url, 0) and len(paced.calls) == 1
+        assert call(f'{url}/retrieve', {'queries': ['Name2'], 'topk': 1})[0] == 200
+
+
+def connect(url, *sent):
+    client = socket.create_connection(('127.0.0.1', int(url.rpartition(':')[2])), timeout=10)
+    for part in sent:
+        client.sendall(part)
+    return client
+
+
+def request_of(body):
+    content = json.dumps(body).encode()
+    head = f'POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n'
+    return head.encode() + content
+
+
+def test_the_queries_of_a_client_that_has_left_are_not_searched_for(paced):
+    with serving(lambda: (paced, 'x'), server.Limits(batch=8)) as (url, _):
+        until_ready(url)
+        client = connect(url, request_of({'queries': ['Name1'] * 80, 'topk': 1}))
+        wait_for(lambda: waiting(url, 80))
+        client.close()
+        wait_for(lambda: waiting(url, 0))
+        paced.gate.set()
+        assert call(f'{url}/retrieve', {'queries': ['Name2'], 'topk': 1})[0] == 200
+        assert [len(queries) for queries in paced.calls] == [8, 1]
+        assert 'retrieval_requests_total{status="499"} 1.0' in call(f'{url}/metrics')[1]
+
+
+def is_closed(client, seconds):
+    """Whether the server ends a connection within so many seconds."""
+    client.settimeout(seconds)
+    try:
+        while client.recv(4_096):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+SLOW = {
+    'nothing': b'',
+    'half a head': b'POST /retrieve HTTP/1.1\r\nHost: x\r\n',
+    'half a body': b'POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"queries"',
+    'half a second request': b'GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /hea',
+}
+
+
+@pytest.mark.parametrize('sent', SLOW)
+def test_a_slow_client_is_closed(paced, sent):
+    with serving(lambda: (paced, 'x'), server.Limits(head_seconds=1, body_seconds=1)) as (url, _):
+        until_ready(url)
+        client = connect(url, SLOW[sent])
+        assert not is_closed(client, 0.4)
+        assert is_closed(client, 3)
+
+
+def test_a_client_that_drips_its_head_is_closed(paced):
+    with serving(lambda: (paced, 'x'), server.Limits(head_seconds=1)) as (url, _):
+        until_ready(url)
+        client = connect(url, b'GET /health HTTP/1.1\r\nX: ')
+        started = time.monotonic()
+        with pytest.raises(OSError):
+            while time.monotonic() - started < 5:
+                client.sendall(b'x')
+                time.sleep(0.05)
+        assert time.monotonic() - started < 2
+
+
+def test_a_request_that_takes_longer_than_the_deadlines_is_answered(paced):
+    with serving(lambda: (paced, 'x'), server.Limits(head_seconds=1, body_seconds=1)) as (url, _):
+        until_ready(url)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            job = pool.submit(call, f'{url}/retrieve', {'queries': ['Name2'], 'topk': 1})
+            time.sleep(1.4)
+            paced.gate.set()
+            assert job.result()[0] == 200
+
+
+def test_slow_connections_beyond_the_limit_leave_the_server_answering(paced):
+    limits = server.Limits(connections=20, head_seconds=1)
+    with serving(lambda: (paced, 'x'), limits) as (url, app):
+        until_ready(url)
+        clients = [connect(url) for _ in range(60)]
+        started = time.monotonic()
+        closed = sum(is_closed(client, 0.01) for client in clients)
+        assert closed >= 40
+
+        def answers():
+            try:
+                return call(f'{url}/health', timeout=2)[0] == 200
+            except OSError:
+                return False
+
+        wait_for(answers)
+        assert time.monotonic() - started < 5
+        for client in clients:
+            client.close()
+
+
+def test_the_limit_of_connections_fits_the_system(paced, monkeypatch):
+    monkeypatch.setattr(resource, 'getrlimit', lambda kind: (128, 128))
+    app = server.App(lambda: (paced, 'x'), server.Limits())
+    protocol = server.uvicorn_server(app).config.http
+    assert 64 in [cell.cell_contents for cell in protocol.connection_made.__closure__[:2]]

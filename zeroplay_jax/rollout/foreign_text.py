@@ -1,0 +1,47 @@
+"""Makes text of others (pages, tools, models, users) safe to store and to write into a prompt."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+# Replaces the '<' of a tag in foreign text: visible, and known to language models from HTML.
+_ESCAPED = '&lt;'
+
+
+def without_tags(text: str, names: tuple[str, ...]) -> str:
+    """Returns the text with the '<' of every tag of these names written as '&lt;'; everything else is unchanged.
+
+    Many models write tags such as `</information>` with ordinary tokens. A page that contains one would have the same
+    ids as the end of the observation itself, and what follows it would look like text of the policy.
+
+    Args:
+      text: foreign text.
+      names: names of tags, in any case; opening and closing tags count, with white space inside as well.
+    """
+    # Most texts have no angle bracket at all.
+    if '<' not in text or not names:
+        return text
+    return _tag_pattern(names).sub(_ESCAPED, text)
+
+
+@functools.cache
+def _tag_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
+    """Returns a pattern of the '<' that begins a tag of one of these names."""
+    choices = '|'.join(map(re.escape, names))
+    # White space is limited to a few characters, so that the time is linear in the text.
+    return re.compile(
+        rf'<(?=\s{{0,8}}/?\s{{0,8}}(?:{choices})\s{{0,8}}/?\s{{0,8}}>)', re.IGNORECASE
+    )
+
+
+def without_surrogates(value: Any) -> Any:
+    """Returns a JSON value with every unpaired surrogate in its texts replaced by U+FFFD; tuples become lists."""
+    if isinstance(value, str):
+        return value.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
+    if isinstance(value, dict):
+        return {without_surrogates(key): without_surrogates(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_surrogates(item) for item in value]
+    return value
