@@ -93,7 +93,7 @@ def question_embeddings(questions: list[dict]) -> np.ndarray:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         vectors = encoder().encode_queries(question_texts)
-        shards.replace(path, lambda file: np.save(file, vectors))
+        shards.write_atomically(path, lambda file: np.save(file, vectors))
     return np.load(path)
 
 
