@@ -15,7 +15,7 @@ def make_config(ahead=1, **fields):
     """Questions of the worlds, a filter that needs further rounds, and updates large enough to change samples."""
     config = dspo.get_config('mini')
     config.solver.update(
-        steps=4, batch=3, samples=4, minibatches=1, learning_rate=3e-3, fill_rounds=2
+        steps=4, batch=3, samples=4, minibatches=1, learning_rate=3e-4, fill_rounds=2
     )
     config.solver.update(surplus='drop', old_logp='trainer', tis_cap=2.0, tis_level='sequence')
     config.rollout.ahead = ahead

@@ -285,8 +285,9 @@ class Collector:
             'external_items': self.external_items,
             'drawn': [self.drawn, self.drawn_external],
         }
-        if self._next is not None:
-            state['ahead'] = self._next.state()
+        ahead = self._saved if self._next is None else self._next.state()
+        if ahead is not None:
+            state['ahead'] = ahead
         return state
 
     def restore(self, state: Json) -> None:
