@@ -87,7 +87,6 @@ class Learner:
         loss_configs = {name: _loss_config(name, role) for name, role in roles.items()}
         has_teacher = any(config.distills for config in loss_configs.values())
         has_reference = any(config.kl_coef for config in loss_configs.values())
-
         optimizer_names = _optimizer_names(roles, shared_optimizer)
         # One optimiser per name: roles that share one use the config of the first role.
         transforms = {
@@ -100,7 +99,6 @@ class Learner:
         self.shardings = {'params': param_shardings, 'opt': opt_shardings}
         if has_teacher:
             self.shardings['teacher'] = param_shardings
-
         self.state = self._initial_state(params, transforms)
         # The reference of the KL term never changes and is not checkpointed: a continued run builds it from the same
         # initial weights.
