@@ -164,12 +164,11 @@ def _train(
     if hosts.is_first:
         writer = MetricsWriter(workdir, first_step)
     shows_progress = config.progress and hosts.is_first
-    planned_rollouts = _planned_rollouts(context, engine)
     step_pairs = itertools.zip_longest(steps[first_step:], steps[first_step + 1 :])
     with (
         checkpoints.saved_on_interrupt(),
         contextlib.closing(engine),
-        ProgressBar(shows_progress, steps, first_step, planned_rollouts) as bar,
+        ProgressBar(shows_progress, steps, first_step, _planned_rollouts(context, engine)) as bar,
     ):
         for step, next_step in step_pairs:
             bar.begin_step(step)
