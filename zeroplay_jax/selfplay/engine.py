@@ -414,7 +414,11 @@ class Engine:
         }
 
     def restore(self, device_state: dict[str, Any], host_state: Json) -> None:
-        """Sets the state that `device_state` and `host_state` returned, and publishes all weights."""
+        """Sets the state that `device_state` and `host_state` returned, and publishes all weights.
+
+        Episodes in progress are ended.
+        """
+        self.close()
         views: dict[str, Params] = {}
         for name, learner in self.learners.items():
             learner_state = dict(device_state[name])
