@@ -9,14 +9,18 @@ import numpy as np
 import pytest
 from request_cases import CONFIG, echo, make_env, make_pool, requests, run, same
 
+from zeroplay_jax.policy import sharding
 from zeroplay_jax.rollout.episode_batch import EpisodeBatch
 from zeroplay_jax.rollout.scheduler import Scheduler
 
 MANY = dataclasses.replace(CONFIG, slots=24)
+BUDGET = dataclasses.replace(CONFIG, page=8, pages=30, token_budget=8)
+# Layout → shape of the slots, data shards.
 LAYOUTS = {
-    'slots': CONFIG,
-    'pages': dataclasses.replace(CONFIG, page=8),
-    'budget': dataclasses.replace(CONFIG, page=8, pages=30, token_budget=8),
+    'slots': (CONFIG, 1),
+    'pages': (dataclasses.replace(CONFIG, page=8), 1),
+    'budget': (BUDGET, 1),
+    'shards': (CONFIG, 2),
 }
 
 
@@ -25,10 +29,10 @@ def changed(params, seed=3):
     return jax.tree.map(lambda x: x + 0.1 * rng.standard_normal(x.shape).astype(x.dtype), params)
 
 
-def make_scheduler(policy, config=CONFIG, **options):
-    pool = make_pool(policy, config)
+def make_scheduler(policy, config=CONFIG, mesh=None):
+    pool = make_pool(policy, config, mesh)
     pool.has_versions = True
-    scheduler = Scheduler({'policy': pool}, **options)
+    scheduler = Scheduler({'policy': pool})
     scheduler.publish_weights('policy', policy[2], 1)
     scheduler.publish_weights('policy', changed(policy[2]), 2, keep=(1,))
     return scheduler, pool
@@ -45,9 +49,10 @@ def of_step(reqs, step):
 @pytest.mark.parametrize('layout', LAYOUTS)
 def test_two_versions_in_one_round_have_the_tokens_they_have_alone(policy, layout):
     codec, model, params = policy
-    config = LAYOUTS[layout]
+    config, shards = LAYOUTS[layout]
+    mesh = sharding.make_mesh(replica=shards)
     old, new = of_step(requests(make_env(codec), 5), 3), of_step(requests(make_env(codec), 6), 4)
-    scheduler, pool = make_scheduler(policy, config)
+    scheduler, pool = make_scheduler(policy, config, mesh)
     first, second = EpisodeBatch({'policy': 1}), EpisodeBatch({'policy': 2})
     scheduler.start(first, [scheduler.rollout(r) for r in old])
     scheduler.start(second, [scheduler.rollout(r) for r in new])
@@ -59,8 +64,8 @@ def test_two_versions_in_one_round_have_the_tokens_they_have_alone(policy, layou
     theirs = flat(scheduler.wait(second))
     assert {t.version for t in ours} == {1} and {t.version for t in theirs} == {2}
     assert first.counts['rollouts'] == 15 and second.counts['rollouts'] == 18
-    same(ours, run(policy, old, config))
-    same(theirs, run((codec, model, changed(params)), new, config))
+    same(ours, run(policy, old, config, mesh))
+    same(theirs, run((codec, model, changed(params)), new, config, mesh))
     assert not pool.active and pool.placement.shards[0].is_idle and scheduler._runner is None
 
 

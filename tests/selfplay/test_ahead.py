@@ -183,6 +183,17 @@ def test_closing_ends_the_step_that_was_begun(game):
     assert not engine.scheduler._batches and engine.scheduler._runner is None
 
 
+def test_a_step_without_tasks_leaves_nothing_behind(game, monkeypatch):
+    engine, played = game()
+    schedule = all_steps(played.phases())
+    draw = played.tasks
+    monkeypatch.setattr(
+        played, 'tasks', lambda step, *others: draw(step, *others) if step.number == 2 else []
+    )
+    assert columns(play(engine, schedule[:3]))[0] == [set(), set(), {1}]
+    assert not engine.scheduler._batches and engine.scheduler._runner is None
+
+
 def test_a_step_in_progress_comes_next(game):
     engine, played = game()
     schedule = all_steps(played.phases())

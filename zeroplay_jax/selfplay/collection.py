@@ -29,7 +29,7 @@ from zeroplay_jax.types import Json, Outcome, Row, Task, TaskDropped, UserError
 
 @dataclasses.dataclass
 class StepRollouts:
-    """The tasks of a step and what came of them.
+    """The tasks of a step and their outcomes.
 
     Attributes:
       step: the step.
@@ -177,7 +177,8 @@ class Collector:
 
     def _begun(self, step: Step, versions: Mapping[str, int]) -> StepRollouts:
         """Returns a step whose episodes have begun: earlier, before the checkpoint was saved, or now."""
-        saved, self._saved = self._saved, None
+        saved = self._saved
+        self._saved = None
         if self._next is not None:
             if not self.has_begun(step):
                 raise RuntimeError(
@@ -210,7 +211,9 @@ class Collector:
             batch=EpisodeBatch(versions),
             tasks=self.recipe.tasks(step, pool, cursor),
         )
-        self._start_episodes(rollouts, rollouts.tasks)
+        # Nothing waits for a batch without episodes.
+        if rollouts.tasks:
+            self._start_episodes(rollouts, rollouts.tasks)
         return rollouts
 
     def _start_episodes(self, rollouts: StepRollouts, tasks: Sequence[Task]) -> None:
