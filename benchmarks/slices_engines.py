@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 import numpy as np
+
+RolloutT = TypeVar('RolloutT', bound='Rollout')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +113,14 @@ class Costs(Protocol):
 
     def host(self, rows: int) -> float:
         """Seconds of the host between two calls, with `rows` rollouts in progress."""
+
+
+def rows_of_steps(rows: Sequence[RolloutT]) -> list[list[RolloutT]]:
+    """Returns the rollouts of every training step: each step is played by weights of its own (`rollout.ahead`)."""
+    rows_of_step: dict[int, list[RolloutT]] = {}
+    for row in rows:
+        rows_of_step.setdefault(row.group.step, []).append(row)
+    return [rows_of_step[step] for step in sorted(rows_of_step)]
 
 
 class Tools:
@@ -298,7 +309,8 @@ class SlotEngine(Engine):
         self._clone()
         decoding = [rollout for rollout in self.rollouts if rollout and not rollout.waiting]
         if decoding:
-            seconds += self._decode(decoding)
+            for rollouts in rows_of_steps(decoding):
+                seconds += self._decode(rollouts)
             seconds += self._spend('host', self.costs.host(self.active))
             self.tools.submit(now + seconds, [r for r in decoding if r.waiting])
         return seconds
@@ -370,7 +382,8 @@ class SlotEngine(Engine):
             pending = [r for r in self.rollouts if r is not None and self._calls_left[r]]
             if not pending:
                 return seconds
-            batch = pending[: max(buckets)]
+            # A call has one version of the weights.
+            batch = [r for r in pending if r.group.step == pending[0].group.step][: max(buckets)]
             rows = min(bucket for bucket in buckets if bucket >= len(batch))
             seconds += self._spend('prefill', self.costs.extend(rows))
             self.computed += rows * settings.chunk

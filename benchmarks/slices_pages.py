@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.slices_engines import Costs, Engine, Group, Rollout, Settings, Tools
+from benchmarks.slices_engines import Costs, Engine, Group, Rollout, Settings, Tools, rows_of_steps
 from zeroplay_jax.rollout.pages import PageAllocator, RowPages
 
 
@@ -102,7 +102,8 @@ class PagedEngine(Engine):
         self._clone()
         running = [row for row in self._in_slots() if row.is_running]
         if running:
-            seconds += self._decode(running)
+            for rows in rows_of_steps(running):
+                seconds += self._decode(rows)
             seconds += self._spend('host', self.costs.host(self.active))
             self.tools.submit(now + seconds, [row for row in running if row.waiting])
         return seconds
@@ -273,9 +274,12 @@ class PagedEngine(Engine):
         settings = self.settings
         seconds = 0.0
         while True:
-            batch = [row for row in self._in_slots() if row.calls_left][: settings.fill_rows]
-            if not batch:
+            pending = [row for row in self._in_slots() if row.calls_left]
+            if not pending:
                 break
+            # A call has one version of the weights.
+            step = pending[0].group.step
+            batch = [row for row in pending if row.group.step == step][: settings.fill_rows]
             pieces = []
             for row in batch:
                 count = min(row.length - 1 - row.cached, settings.chunk)

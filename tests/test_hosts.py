@@ -236,8 +236,24 @@ async def board():
 for _ in range(2):  # names can be used again once the board was cleared
     asyncio.run(board())
     h.gather(None)
-    h.clear_shared()
+    h.clear_shared(keep=7)  # of a step in progress nothing is lost
+    assert set(h._shared) == {(7, h.index)} and asyncio.run(h.await_shared((7, 1 - h.index)))
     h.gather(None)
+    h.clear_shared(keep=8)
+    assert not h._shared
+    h.gather(None)
+# A meeting is complete when all have arrived, and nobody waits for it.
+import time
+for _ in range(2):
+    meeting = h.meeting()
+    if h.is_first:
+        assert not meeting.is_complete()
+    h.gather(None)
+    meeting.arrive()
+    while not meeting.is_complete():
+        time.sleep(0.01)
+    h.gather(None)
+    meeting.close()
 """
 # Rows of several contexts, with and without a teacher's prompt, of which each process has every second one.
 ROWS = """

@@ -74,6 +74,22 @@ def test_every_token_is_generated_once_and_every_rollout_ends_once(name, hosts, 
     assert sum(engine.prefilled for engine in engines) >= least
 
 
+@pytest.mark.parametrize('name', SETTINGS)
+def test_each_step_in_progress_has_calls_of_its_own(name, monkeypatch):
+    engine_class, calls = slices_play.ENGINES[engine_of(name)], []
+    decode = engine_class._decode
+
+    def spy(engine, rows):
+        calls.append({row.group.step for row in rows})
+        return decode(engine, rows)
+
+    monkeypatch.setattr(engine_class, '_decode', spy)
+    played(name, hosts=1, ahead=1, steps=3)
+    assert all(len(steps) == 1 for steps in calls)
+    # Calls of two steps follow each other within a round.
+    assert any(first != second for first, second in zip(calls, calls[1:-1]))
+
+
 def test_pages_come_back_and_some_rollouts_are_evicted():
     engines, _, result = played('pages, mixed')
     (engine,) = engines

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 import zeroplay_jax.api_arguments as arguments
 from zeroplay_jax.configuration import entry, fields, rules
-from zeroplay_jax.learner.learner import publisher
+from zeroplay_jax.learner.weights_view import publisher
 from zeroplay_jax.objectives import rewards as reward_functions
 from zeroplay_jax.policy import hf
 from zeroplay_jax.policy.transformer import ModelConfig, Params

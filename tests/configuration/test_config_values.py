@@ -231,6 +231,23 @@ def test_pages_hold_one_rollout_and_divide_over_the_devices(sound):
     assert message(sound).startswith('config.sampler.token_budget=33')
 
 
+def test_rollouts_of_older_weights_are_corrected(sound):
+    sound.rollout.ahead = 1
+    assert message(sound).startswith('config.proposer.tis_cap=0.0: rollouts of older weights')
+    assert 'proposer.old_logp=trainer; give a cap' in message(sound)
+    for role in (sound.proposer, sound.solver):
+        role.tis_cap = 2.0
+        role.old_logp = 'trainer'
+    rules.check(sound)
+    sound.offload = True
+    assert message(sound).startswith('config.offload=True: rollouts are in progress during')
+    sound.offload = False
+    sound.solver.update(filter_groups=True, surplus='carry')
+    assert 'set solver.surplus to drop' in message(sound)
+    sound.rollout.ahead = 2
+    assert message(sound).startswith('config.rollout.ahead=2')
+
+
 def test_smaller_decode_steps_ascend_and_divide_over_the_devices(sound):
     sound.cpu_devices = sound.mesh.replica = 1
     sound.sampler.update(page=100, decode_buckets=(8, sound.sampler.slots))

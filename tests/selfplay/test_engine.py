@@ -87,14 +87,17 @@ class Game:
     version = 0
 
 
-def make(policy, pays, **changes):
+def make(policy, pays, ahead=0, **changes):
     model, params = policy
     config = common.get_config()
     config.solver.update(dict(batch=2, samples=2, learning_rate=1e-3) | changes)
     config.micro.update(rows=2, tokens=32)
     sampler = Sampler(model, SamplerConfig(2, 32, 8, 2, 4, 2, 8), sharding.make_mesh())
-    context = RolloutContext(Scheduler({'solver': SlotPool(sampler, 0)}), {}, {})
-    learner = Learner(model, sharding.make_mesh(), {'solver': config.solver}, params, (2, 32))
+    config.rollout.ahead = ahead
+    pool = SlotPool(sampler, 0, has_versions=bool(ahead))
+    context = RolloutContext(Scheduler({'solver': pool}), {}, {})
+    roles, options = {'solver': config.solver}, dict(keeps_views=bool(ahead))
+    learner = Learner(model, sharding.make_mesh(), roles, params, (2, 32), **options)
     game = Game(config, pays)
     specs = {'solver': RoleSpec('solver', 'solver')}
     return Engine(config, game, context, {'solver': learner}, {'solver': 'solver'}, specs), game

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.configuration.address_rules import check_addresses
+from zeroplay_jax.configuration.ahead_rules import check_ahead
 from zeroplay_jax.configuration.page_rules import check_pages, sampler_axes
 from zeroplay_jax.mini import world
 from zeroplay_jax.objectives import rewards
@@ -201,8 +202,7 @@ def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
                 'the correction compares trainer and sampler, and only the sampler is evaluated'
             )
             fail(f'{role}.tis_cap', settings.tis_cap, problem, f'set {role}.old_logp to trainer')
-        needs_ratio = settings.minibatches > 1
-        if needs_ratio and not _uses_ratio(settings.loss):
+        if settings.minibatches > 1 and not _uses_ratio(settings.loss):
             problem = (
                 f'{settings.loss} has no ratio, and later updates see rollouts of older weights'
             )
@@ -433,6 +433,7 @@ RULES: tuple[Rule, ...] = (
     _check_division,
     _check_processes,
     _check_updates,
+    check_ahead,
     _check_distillation,
     _check_judge,
     _check_retrieval,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,56 +21,12 @@ from zeroplay_jax.learner import optimizer
 from zeroplay_jax.learner.batch import Batch
 from zeroplay_jax.learner.loss import LossConfig
 from zeroplay_jax.learner.role_update import RoleUpdate, make_role_update
+from zeroplay_jax.learner.weights_view import WeightsView
 from zeroplay_jax.objectives import distillation
 from zeroplay_jax.objectives.types import Stats
-from zeroplay_jax.policy import sharding, transformer
+from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.types import UserError
-
-
-def publisher(
-    model: ModelConfig, mesh: jax.sharding.Mesh, params: Params
-) -> Callable[[Params], Params]:
-    """Returns a function from a learner's weights to those that a sampler reads: whole on every data shard.
-
-    If layout and dtype are the same, the function returns the learner's own buffers, which the next update
-    invalidates.
-
-    Args:
-      model: static shape of the decoder.
-      mesh: the learner's mesh.
-      params: tree of arrays or of jax.ShapeDtypeStruct.
-    """
-    view = WeightsView(model, mesh, params)
-
-    def publish(params: Params) -> Params:
-        return sharding.sampler_view(view.make(params), mesh)
-
-    return publish
-
-
-class WeightsView:
-    """The weights in the dtype of the activations and whole in every replica: what a sampler reads.
-
-    Attributes:
-      shapes: tree of jax.ShapeDtypeStruct.
-      shardings: tree of shardings.
-    """
-
-    def __init__(self, model: ModelConfig, mesh: jax.sharding.Mesh, params: Params):
-        """Args as of `publisher`."""
-        training_shardings = sharding.parameter_shardings(params, mesh, training_layout=True)
-        self.shardings = sharding.parameter_shardings(params, mesh, training_layout=False)
-        publish = functools.partial(transformer.published, model)
-        self.shapes = jax.eval_shape(publish, params)
-        self._convert = jax.jit(publish, out_shardings=self.shardings)
-        same_dtype = all(x.dtype == model.dtype for x in jax.tree.leaves(params))
-        # With one replica and equal dtypes the sampler can read the learner's buffers themselves.
-        self._needs_conversion = not same_dtype or training_shardings != self.shardings
-
-    def make(self, params: Params) -> Params:
-        """Returns the view of a learner's weights, which are the weights themselves if layout and dtype are equal."""
-        return self._convert(params) if self._needs_conversion else params
 
 
 class Learner:
@@ -94,6 +50,7 @@ class Learner:
         teacher_tokens: int = 0,
         offload: bool = False,
         weights: str = 'masters',
+        keeps_views: bool = False,
     ):
         """Builds the state and the update programs of all roles.
 
@@ -109,6 +66,7 @@ class Learner:
           offload: whether the state lies in host memory and each part is moved to the devices only while it is used.
           weights: what a micro-batch reads: 'masters', the float32 weights, gathered every time; or 'published', those
             that samplers read, gathered once per update. The gradients are the same.
+          keeps_views: whether `view` returns weights that updates leave valid, for rollouts in progress.
 
         Raises:
           UserError: B is not divisible by the data axes of the mesh, or a role names a loss that does not exist.
@@ -122,13 +80,13 @@ class Learner:
         self._row_sharding = sharding.rows(mesh)
         self._view = WeightsView(model, mesh, params)
         self._reads_view = weights == 'published'
+        self._keeps_views = keeps_views
         # (weights, their view) where updates read the view and it is on the devices anyway, for a sampler.
         self._published: tuple[Params, Params] | None = None
 
         loss_configs = {name: _loss_config(name, role) for name, role in roles.items()}
         has_teacher = any(config.distills for config in loss_configs.values())
         has_reference = any(config.kl_coef for config in loss_configs.values())
-
         optimizer_names = _optimizer_names(roles, shared_optimizer)
         # One optimiser per name: roles that share one use the config of the first role.
         transforms = {
@@ -141,7 +99,6 @@ class Learner:
         self.shardings = {'params': param_shardings, 'opt': opt_shardings}
         if has_teacher:
             self.shardings['teacher'] = param_shardings
-
         self.state = self._initial_state(params, transforms)
         # The reference of the KL term never changes and is not checkpointed: a continued run builds it from the same
         # initial weights.
@@ -254,13 +211,29 @@ class Learner:
 
         self.state = jax.tree.map(place, state, self.shardings)
 
-    def published(self) -> Params:
-        """Returns current weights for a sampler, whole on every data shard; the next update may invalidate them."""
-        view = self._view.make(self.params)
+    def view(self) -> Params:
+        """Returns current weights as `WeightsView`; the next update may invalidate them, except with `keeps_views`."""
+        params = self.params
+        view = self._view.make(params)
+        if self._keeps_views and view is params:
+            # These are the buffers that an update donates.
+            view = _copy_tree(params)
         if self._reads_view and not self._offload:
             # The next update reads the same arrays. With `offload` the sampler's are freed during an update.
             self._published = (self.state['params'], view)
+        return view
+
+    def place_view(self, view: Params) -> Params:
+        """Returns a `view` of a checkpoint on the devices."""
+        return jax.tree.map(jax.device_put, view, self._view.shardings)
+
+    def sampler_weights(self, view: Params) -> Params:
+        """Returns the weights of a `view` for a sampler, whole on every data shard."""
         return sharding.sampler_view(view, self.mesh)
+
+    def published(self) -> Params:
+        """Returns current weights for a sampler, whole on every data shard; the next update may invalidate them."""
+        return self.sampler_weights(self.view())
 
     def lower(self, role: str) -> dict[str, jax.stages.Lowered]:
         """Returns the programs of an update, traced but not compiled: 'accumulate' (one micro-batch) and 'apply'."""

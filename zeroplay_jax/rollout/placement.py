@@ -12,6 +12,7 @@ import collections
 from collections.abc import Callable, Iterator
 
 import numpy as np
+from jaxtyping import Bool
 
 from zeroplay_jax.rollout.pages import PageAllocator, RowPages
 from zeroplay_jax.rollout.requests import ActiveRollout, RequestGroup
@@ -83,6 +84,21 @@ class Placement:
         for rollout in self.rollouts:
             if rollout is not None:
                 yield rollout
+
+    def groups(self) -> list[RequestGroup]:
+        """Returns the groups of the rollouts in slots, and the open groups."""
+        return [rollout.group for rollout in self.active()] + self.open_groups
+
+    def rows_of_versions(self) -> dict[int, Bool[np.ndarray, ' slots']]:
+        """Returns version of the weights → which slots have rollouts of it within a turn; ascending."""
+        rows_of_version: dict[int, np.ndarray] = {}
+        for rollout in self.active():
+            if rollout.is_running:
+                version = rollout.group.version
+                if version not in rows_of_version:
+                    rows_of_version[version] = np.zeros(self.config.slots, bool)
+                rows_of_version[version][rollout.slot] = True
+        return dict(sorted(rows_of_version.items()))
 
     # ---- new rollouts ----------------------------------------------------------------------------
 
@@ -271,6 +287,20 @@ class Placement:
         shard.free_slots.add(rollout.slot)
         rollout.is_running = False
         self.rollouts[rollout.slot] = None
+
+    def abandon(self, is_dropped: Callable[[RequestGroup], bool]) -> list[ActiveRollout]:
+        """Frees the slots, pages and prompts of the groups for which `is_dropped` holds; returns their rollouts."""
+        rollouts = [rollout for rollout in self.active() if is_dropped(rollout.group)]
+        for rollout in rollouts:
+            self.close(rollout)
+        still_open = []
+        for group in self.open_groups:
+            if is_dropped(group):
+                self.drop_prompt(group)
+            else:
+                still_open.append(group)
+        self.open_groups = still_open
+        return rollouts
 
     def drop_prompt(self, group: RequestGroup) -> None:
         """Frees the pages that are kept for the siblings of a group; the next one prefills the prompt again."""

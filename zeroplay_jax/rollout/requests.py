@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Int
 
 from zeroplay_jax.rollout.environment import Environment
+from zeroplay_jax.rollout.episode_batch import EpisodeBatch
 from zeroplay_jax.rollout.pages import RowPages
 from zeroplay_jax.rollout.tokens import StopMatcher
 from zeroplay_jax.types import POLICY, PROMPT, Trajectory, Turn
@@ -43,6 +44,8 @@ class RequestGroup:
 
     Attributes:
       future: resolved with `results` when all samples have ended.
+      version: version of the weights that plays all samples.
+      batch: the episodes that made the request; None for a request outside of episodes.
       shard: data shard of all its samples, which share pages.
       held: pages of the prompt, while samples wait for a slot.
       holder_slot: slot of the sample that prefills these pages.
@@ -51,9 +54,17 @@ class RequestGroup:
       results: trajectories by sample number; None until a sample has ended.
     """
 
-    def __init__(self, request: Request, future: asyncio.Future):
+    def __init__(
+        self,
+        request: Request,
+        future: asyncio.Future,
+        version: int = 0,
+        batch: EpisodeBatch | None = None,
+    ):
         self.request = request
         self.future = future
+        self.version = version
+        self.batch = batch
         self.shard = 0
         self.held: RowPages | None = None
         self.holder_slot = 0

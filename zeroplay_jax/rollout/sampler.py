@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Float, Int, UInt32
+from jaxtyping import Bool, Float, Int, UInt32
 
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.transformer import ModelConfig, Params
@@ -217,12 +217,17 @@ class Sampler:
         padded_slots, _ = self._arrange(slots, self.shard_config.fill_rows)
         self.state = self.programs['extend'](params, self.state, padded_slots, self._page_table())
 
-    def decode(self, params: Params) -> DecodeChunk:
-        """Decodes one chunk; returns device arrays without waiting for them."""
-        arguments = [params, self.state, self._page_table()]
-        if self.config.token_budget:
-            arguments.append(self.age.copy())
-        self.state, chunk = self.programs['decode'](*arguments)
+    def decode(self, params: Params, rows: Bool[np.ndarray, ' slots'] | None = None) -> DecodeChunk:
+        """Decodes one chunk; returns device arrays without waiting for them.
+
+        Args:
+          params: weights.
+          rows: slots that these weights play; None: all. The others are left as they are.
+        """
+        age = self.age.copy() if self.config.token_budget else None
+        self.state, chunk = self.programs['decode'](
+            params, self.state, self._page_table(), age, rows
+        )
         return chunk
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int]) -> None:

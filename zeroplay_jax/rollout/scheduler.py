@@ -1,5 +1,8 @@
 """Runs thousands of episode coroutines over a fixed number of slots.
 
+Episodes come in batches. `wait` runs rounds until a batch has ended; episodes of other batches stay in progress, and
+continue with the next `wait`, in the same event loop.
+
 One round: write all finished tool results and new requests into their slots by one device call, prefill, start a
 decode chunk, read it, and hand its tool calls to the workers. Tools run while the next chunks decode; keys and values
 of a waiting rollout stay in its slot.
@@ -11,18 +14,23 @@ import asyncio
 import collections
 import concurrent.futures
 import dataclasses
+import functools
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any, TypeVar
 
 import jax
 
 from zeroplay_jax.policy.transformer import Params
+from zeroplay_jax.rollout import episode_batch
+from zeroplay_jax.rollout.episode_batch import EpisodeBatch
 from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.rollout.slot_programs import DecodeChunk
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tool_workers import ToolWorkers
 from zeroplay_jax.types import Trajectory
+
+T = TypeVar('T')
 
 # Event-loop turns per round in which episodes take results and issue new requests. An episode needs
 # one turn to receive a future's result and some more to pass through its own awaits.
@@ -31,16 +39,25 @@ _LOOP_TURNS = 4
 _DEADLINE_CHECK_SECONDS = 0.05
 
 
-def run_to_end(coroutine: Coroutine) -> None:
-    """Runs a coroutine with `asyncio.run`, even if this thread already runs an event loop, as in a notebook."""
+def _outside_loops(function: Callable[[], T]) -> T:
+    """Returns `function()`, which runs an event loop, even if this thread already runs one, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        asyncio.run(coroutine)
-        return
-    # A thread can run one event loop at a time, so the coroutine gets a thread of its own.
+        return function()
+    # A thread can run one event loop at a time, so the function gets a thread of its own.
     with concurrent.futures.ThreadPoolExecutor(1) as executor:
-        executor.submit(asyncio.run, coroutine).result()
+        return executor.submit(function).result()
+
+
+def run_to_end(coroutine: Coroutine) -> None:
+    """Runs a coroutine with `asyncio.run`, even if this thread already runs an event loop, as in a notebook."""
+    _outside_loops(functools.partial(asyncio.run, coroutine))
+
+
+def _is_ended() -> bool:
+    """Default of `also`: other processes are not waited for."""
+    return True
 
 
 class PromptTooLong(ValueError):
@@ -74,25 +91,32 @@ class Scheduler:
         self.profile = False
         self._request_count = 0
         self._new_request: asyncio.Event | None = None
+        # Batches with episodes in progress, and the event loop of these episodes.
+        self._batches: list[EpisodeBatch] = []
+        self._runner: asyncio.Runner | None = None
 
-    def publish_weights(self, weights: str, params: Params, version: int) -> None:
-        """Gives a pool new weights, under this version, and forgets its cached prompts.
+    def publish_weights(
+        self, weights: str, params: Params, version: int, keep: Collection[int] = ()
+    ) -> None:
+        """Gives a pool new weights, under this version; drops those of versions that are not in `keep`.
 
         Args:
           weights: name of the pool.
-          params: in the layout of the sampler (`learner.publisher`); kept by reference.
+          params: in the layout of the sampler (`weights_view.publisher`); kept by reference.
           version: recorded in the trajectories that the weights sample.
+          keep: versions with rollouts in progress, or that rollouts will need.
 
         Raises:
-          RuntimeError: its slots are in use; no trajectory mixes two versions.
+          RuntimeError: rollouts of a version that is dropped are in progress; no trajectory mixes two versions.
         """
         pool = self.pools[weights]
-        if pool.active:
-            raise RuntimeError(f'weights {weights!r} published while {pool.active} rollouts run')
-        pool.params = params
+        views = {old: view for old, view in pool.views.items() if old in keep and old != version}
+        # Their prompts are in the cache, too: keys and values of old weights must not be reused.
+        lost = [group for group in pool.groups() if group.version not in views]
+        if lost:
+            raise RuntimeError(f'weights {weights!r} published while {len(lost)} rollouts run')
+        pool.views = views | {version: params}
         pool.version = version
-        # Keys and values of a prompt that the old weights computed must not be reused.
-        pool.forget_prompts()
 
     async def rollout(self, request: Request) -> list[Trajectory]:
         """Queues a request and waits for it; returns its trajectories in sample order.
@@ -112,7 +136,8 @@ class Scheduler:
         # The number breaks ties, so that the queue never compares two requests.
         self._request_count += 1
         self.stats['rollouts'] += request.samples
-        pool.enqueue(request, self._request_count, future)
+        episode_batch.count('rollouts', request.samples)
+        pool.enqueue(request, self._request_count, future, episode_batch.current_batch.get())
         if self._new_request is not None:
             self._new_request.set()
         return await future
@@ -125,51 +150,104 @@ class Scheduler:
         The first exception of an episode ends the run and is raised; the other episodes are cancelled. At the end
         all slots are free, whatever happened. `on_episode_end` is called in the event loop after each episode.
         """
-        # `_run` returns nothing: asyncio.run calls signal.getsignal, which formats a task's result,
+        batch = EpisodeBatch()
+        batch.report_ends(on_episode_end)
+        self.start(batch, episodes)
+        return self.wait(batch)
+
+    def start(self, batch: EpisodeBatch, episodes: Sequence[Coroutine]) -> None:
+        """Adds episodes to a batch; they run during the next `wait`, whichever batch it waits for."""
+        batch.coroutines += episodes
+        if batch not in self._batches:
+            self._batches.append(batch)
+
+    def wait(self, batch: EpisodeBatch, also: Callable[[], bool] = _is_ended) -> list[Any]:
+        """Runs rounds until all episodes of a batch have ended; returns their results in the order of `start`.
+
+        Episodes of other batches stay in progress. The first exception of an episode of any batch is raised, and all
+        episodes are cancelled (`cancel`), as after an interrupt.
+
+        Args:
+          batch: given to `start`.
+          also: a further condition, which must hold too; asked between rounds once the batch has ended.
+        """
+        # `_run` returns nothing: the runner calls signal.getsignal, which formats a task's result,
         # and these results hold all trajectories of a step.
         results: list[Any] = []
-        run_to_end(self._run(episodes, on_episode_end, results))
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        runner = self._runner
+        try:
+            _outside_loops(lambda: runner.run(self._run(batch, also, results)))
+        # Errors and interrupts alike.
+        except BaseException:
+            self.cancel()
+            raise
+        self._batches.remove(batch)
+        # Requests may be left of an episode that ended before them.
+        for pool in self.pools.values():
+            pool.abandon(batch)
+        if not self._batches:
+            self.cancel()
         return results
 
-    async def _run(self, episodes, on_episode_end, results) -> None:
-        """Alternates between episodes and rounds until all episodes have ended; appends to `results`."""
+    def cancel(self) -> None:
+        """Cancels all episodes, and frees all slots, so that they can serve the next run."""
+        for batch in self._batches:
+            for coroutine in batch.coroutines:
+                coroutine.close()
+        self._batches = []
+        self.workers.abandon()
+        for pool in self.pools.values():
+            pool.abandon()
+        if self._runner is not None:
+            # Cancels all tasks of the event loop.
+            _outside_loops(self._runner.close)
+            self._runner = None
+
+    async def _run(self, batch: EpisodeBatch, also: Callable[[], bool], results: list[Any]) -> None:
+        """Alternates between episodes and rounds until the batch has ended; appends to `results`."""
         self._new_request = asyncio.Event()
-        tasks = [asyncio.ensure_future(episode) for episode in episodes]
-        for task in tasks:
-            task.add_done_callback(lambda _: on_episode_end())
+        for other in self._batches:
+            other.start_tasks()
+
+        def is_ended() -> bool:
+            return batch.has_ended and also()
+
         # Rounds run inside the event loop: they alternate with episodes in one thread, so neither needs locks.
-        try:
-            while not all(task.done() for task in tasks):
-                for _ in range(_LOOP_TURNS):
-                    await asyncio.sleep(0)
-                # `result` raises an episode's exception here, and not after the longest episode.
-                for task in tasks:
+        while not is_ended():
+            for _ in range(_LOOP_TURNS):
+                await asyncio.sleep(0)
+            # `result` raises an episode's exception here, and not after the longest episode.
+            for other in self._batches:
+                for task in other.tasks:
                     if task.done():
                         task.result()
-                if not self._round():
-                    await self._wait_for_work(tasks)
-            results += [task.result() for task in tasks]
-        finally:
-            # Executed after errors and interrupts as well, so that the slots can serve the next run.
-            for task in tasks:
-                task.cancel()
-            self.workers.abandon()
-            for pool in self.pools.values():
-                pool.abandon()
+            if not self._round():
+                await self._wait_for_work(is_ended, polls=batch.has_ended)
+        results += batch.take_results()
 
-    async def _wait_for_work(self, tasks) -> None:
-        """Waits for a tool, a new request, or the end of an episode; called when no slot is decoding."""
+    async def _wait_for_work(self, is_ended: Callable[[], bool], polls: bool) -> None:
+        """Waits for a tool, a new request, or the end of an episode; called when no slot is decoding.
+
+        Args:
+          is_ended: whether there is nothing to wait for.
+          polls: whether `is_ended` depends on other processes, so that it has to be asked from time to time.
+        """
         assert self._new_request is not None
         # The event is cleared before the queues are read: a later request sets it again.
         self._new_request.clear()
         can_admit = any(pool.queue and not pool.active for pool in self.pools.values())
-        if can_admit or all(task.done() for task in tasks):
+        if can_admit or is_ended():
             return
         new_request = asyncio.ensure_future(self._new_request.wait())
-        running = [task for task in tasks if not task.done()]
+        running = []
+        for batch in self._batches:
+            running += [task for task in batch.tasks if not task.done()]
         # A call that never returns has no future to wait for, so its deadline has to be polled.
+        has_deadlines = bool(self.workers.futures) and not self.workers.deterministic
         timeout = None
-        if self.workers.futures and not self.workers.deterministic:
+        if has_deadlines or polls:
             timeout = _DEADLINE_CHECK_SECONDS
         await asyncio.wait(
             [new_request, *self.workers.futures, *running],
@@ -189,7 +267,8 @@ class Scheduler:
             self._timed('prefill', pool, pool.prefill)
             pool.clone_siblings()
             if pool.can_decode:
-                chunks.append((pool, self._timed('decode', pool, pool.decode)))
+                for chunk in self._timed('decode', pool, pool.decode):
+                    chunks.append((pool, chunk))
         # All pools decode before the first chunk is read, so that devices and host overlap.
         fetch_started = time.perf_counter()
         fetched = []
@@ -223,5 +302,8 @@ class Scheduler:
         """Records the results of finished and overdue calls in their rollouts; `SlotPool.admit` puts them in slots."""
         for pending, call in self.workers.finished():
             rollout = pending.rollout
+            # Its episode has ended without it (`SlotPool.abandon`).
+            if pending.pool.rollouts[rollout.slot] is not rollout:
+                continue
             rollout.turns[-1] = dataclasses.replace(rollout.turns[-1], call=call)
             pending.pool.add_observations([(rollout, rollout.env.observation(call))])

@@ -127,10 +127,11 @@ def _extend(
     )
 
 
-def _is_live(state: SlotState) -> Bool[Array, ' slots']:
-    """Returns which rows can decode another token."""
+def _is_live(state: SlotState, rows: Bool[Array, ' slots'] | None) -> Bool[Array, ' slots']:
+    """Returns which rows can decode another token; only some of `rows`, if it is given."""
     is_decoding = state.status == DECODE
-    return is_decoding & (state.length < state.limit)
+    is_live = is_decoding & (state.length < state.limit)
+    return is_live if rows is None else is_live & rows
 
 
 def _decode(
@@ -139,13 +140,23 @@ def _decode(
     params: Params,
     state: SlotState,
     table: None = None,  # not used: page s belongs to slot s
+    age: None = None,  # not used: all rows decode at the same time
+    rows: Bool[Array, ' slots'] | None = None,
 ) -> tuple[SlotState, DecodeChunk]:
-    """Decodes up to `burst` tokens of every DECODE row below its limit; ends early when no row can continue."""
+    """Decodes up to `burst` tokens of every DECODE row below its limit; ends early when no row can continue.
+
+    Args:
+      model, config: static shapes.
+      params: weights.
+      state: the slots.
+      table, age: None.
+      rows: slots that these weights play; None: all. The others are left as they are.
+    """
     slots = jnp.arange(config.slots, dtype=jnp.int32)
     eos = jnp.asarray(config.eos or (NO_TOKEN,), jnp.int32)
     out_of_range = config.positions
     first_chunk = empty_chunk(config)
-    live_at_start = _is_live(state)
+    live_at_start = _is_live(state, rows)
     first_position = jnp.maximum(state.length - 1, 0)
     cache = state.cache
     # The chunk's keys and values go to a small buffer, written to the cache once at the end: a
@@ -158,11 +169,11 @@ def _decode(
 
     def has_work(carry):
         step, state, *_ = carry
-        return (step < config.burst) & jnp.any(_is_live(state))
+        return (step < config.burst) & jnp.any(_is_live(state, rows))
 
     def decode_step(carry):
         step, state, chunk, buffer = carry
-        live = _is_live(state)
+        live = _is_live(state, rows)
         # Rows that ended read positions beyond their end; their results are masked below.
         position = first_position + step
         last_token = state.tokens[slots, position]
@@ -193,10 +204,10 @@ def _decode(
     carry = (jnp.int32(0), state, first_chunk, buffer)
     _, state, chunk, buffer = jax.lax.while_loop(has_work, decode_step, carry)
     # Rows that did not decode have garbage in the buffer, which must not reach their cache.
-    rows = jnp.where(live_at_start, slots, config.slots)
+    written_slots = jnp.where(live_at_start, slots, config.slots)
     written_layers = []
     for layer_cache, layer_buffer in zip(cache, buffer):
-        written = attention.write_window(layer_cache, layer_buffer, rows, first_position)
+        written = attention.write_window(layer_cache, layer_buffer, written_slots, first_position)
         written_layers.append(written)
     return dataclasses.replace(state, cache=tuple(written_layers)), chunk
 

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from zeroplay_jax.policy.transformer import Params
+from zeroplay_jax.rollout.episode_batch import EpisodeBatch
 from zeroplay_jax.rollout.placement import Placement
 from zeroplay_jax.rollout.requests import ActiveRollout, Request, RequestGroup
 from zeroplay_jax.rollout.sampler import CloneRow, PutRow, Sampler
@@ -26,13 +27,19 @@ class SlotPool:
     """The slots of one set of weights, and the requests waiting for a slot.
 
     The samples of one request are called siblings.
+
+    Attributes:
+      has_versions: whether rollouts of several versions of the weights may be in progress (`rollout.ahead`).
+      version: the newest version.
+      views: version → weights in the layout of the sampler.
     """
 
-    def __init__(self, sampler: Sampler, seed: int):
+    def __init__(self, sampler: Sampler, seed: int, has_versions: bool = False):
         self.sampler = sampler
         self.seed = seed
-        self.params: Params = {}
+        self.has_versions = has_versions
         self.version = 0
+        self.views: dict[int, Params] = {0: {}}
         self.placement = Placement(sampler.config, sampler.shards, sampler.table, sampler.age)
         # A heap of (identity, number, group).
         self.queue: list[tuple[tuple[int, ...], int, RequestGroup]] = []
@@ -62,14 +69,28 @@ class SlotPool:
         """Tokens that a slot can hold."""
         return self.sampler.config.context
 
-    def enqueue(self, request: Request, number: int, future: asyncio.Future) -> None:
-        """Adds a request; `number` breaks ties between equal identities."""
-        heapq.heappush(self.queue, (request.identity, number, RequestGroup(request, future)))
+    @property
+    def params(self) -> Params:
+        """The newest weights."""
+        return self.views[self.version]
 
-    def forget_prompts(self) -> None:
-        """Marks all cached prompts as invalid: no sample is cloned from them any more."""
-        for group in self.placement.open_groups:
-            self.placement.drop_prompt(group)
+    def enqueue(
+        self,
+        request: Request,
+        number: int,
+        future: asyncio.Future,
+        batch: EpisodeBatch | None = None,
+    ) -> None:
+        """Adds a request of an episode of `batch`; `number` breaks ties between equal identities."""
+        version = self.version
+        if batch is not None:
+            version = batch.versions.get(request.weights, version)
+        group = RequestGroup(request, future, version, batch)
+        heapq.heappush(self.queue, (request.identity, number, group))
+
+    def groups(self) -> list[RequestGroup]:
+        """Returns the groups of all rollouts and requests; one with several rollouts more than once."""
+        return self.placement.groups() + [entry[2] for entry in self.queue]
 
     # ---- admission and prefill -----------------------------------------------------------------
 
@@ -170,30 +191,40 @@ class SlotPool:
         # With a budget, prompts pass through the decode calls instead.
         if self.sampler.config.token_budget:
             return
-        shards = self.sampler.shards
-        rows_per_shard = _ceil_div(self.sampler.config.fill_rows, shards)
+        rows_per_shard = _ceil_div(self.sampler.config.fill_rows, self.sampler.shards)
         # All rows are prefilled before any row decodes: a decode chunk takes as long for one row as for
         # all of them, so rows that still wait for their prefill would miss it.
         while True:
             batch: list[ActiveRollout] = []
-            rows_of_shard = [0] * shards
+            rows_of_shard = [0] * self.sampler.shards
             for rollout in self.placement.active():
+                if not rollout.prefill_calls_left:
+                    continue
                 shard = rollout.group.shard
-                if rollout.prefill_calls_left > 0 and rows_of_shard[shard] < rows_per_shard:
+                # A call has one version of the weights.
+                is_version = not batch or rollout.group.version == batch[0].group.version
+                if is_version and rows_of_shard[shard] < rows_per_shard:
                     rows_of_shard[shard] += 1
                     batch.append(rollout)
             if not batch:
                 break
-            self.sampler.extend(self.params, [rollout.slot for rollout in batch])
+            slots = [rollout.slot for rollout in batch]
+            self.sampler.extend(self.views[batch[0].group.version], slots)
             for rollout in batch:
                 rollout.prefill_calls_left -= 1
         for group in self.placement.open_groups:
             group.is_prefilled = group.held is not None
 
-    def decode(self) -> DecodeChunk:
-        """Starts a decode chunk; returns device arrays without waiting for them."""
+    def decode(self) -> list[DecodeChunk]:
+        """Starts a decode chunk per version of the weights; returns device arrays without waiting for them."""
         self.placement.grow_for_burst()
-        return self.sampler.decode(self.params)
+        if not self.has_versions:
+            return [self.sampler.decode(self.params)]
+        chunks = []
+        # A single version gets its rows, too: the clock must not decide which of two programs computes a token.
+        for version, rows in self.placement.rows_of_versions().items():
+            chunks.append(self.sampler.decode(self.views[version], rows))
+        return chunks
 
     # ---- turns -----------------------------------------------------------------------------------
 
@@ -387,22 +418,28 @@ class SlotPool:
             turns=turns,
             finish=reason,
             weights=rollout.group.request.weights,
-            version=self.version,
+            version=rollout.group.version,
             identity=rollout.identity,
         )
 
-    def abandon(self) -> None:
-        """Drops all rollouts and requests, and forgets cached prompts; called at the end of every run."""
+    def abandon(self, batch: EpisodeBatch | None = None) -> None:
+        """Drops all rollouts and requests of a batch of episodes, or with None all; called when the batch ends."""
+
+        def is_dropped(group: RequestGroup) -> bool:
+            return batch is None or group.batch is batch
+
+        for group in filter(is_dropped, self.groups()):
+            # An episode that waits for it ends.
+            group.future.cancel()
         # After an error or an interrupt rollouts may be left; their rows would decode in the next run.
-        rollouts = list(self.placement.active())
+        rollouts = self.placement.abandon(is_dropped)
         if rollouts:
             self.sampler.rewind([rollout.slot for rollout in rollouts], [1] * len(rollouts))
         for rollout in rollouts:
-            self.placement.close(rollout)
-        self.forget_prompts()
-        self.placement.open_groups = []
-        self.waiting_for_pages = []
-        self.queue = []
+            if rollout in self.waiting_for_pages:
+                self.waiting_for_pages.remove(rollout)
+        self.queue = [entry for entry in self.queue if not is_dropped(entry[2])]
+        heapq.heapify(self.queue)
 
 
 def _identity(rollout: ActiveRollout) -> tuple[int, ...]:

@@ -66,23 +66,31 @@ class _Tokens:
     last: Int[Array, ' slots']
 
 
-def _has_tokens(config: SamplerConfig, state: SlotState) -> Bool[Array, ' slots']:
-    """Returns which slots have tokens for a decode step."""
+def _has_tokens(
+    config: SamplerConfig, state: SlotState, rows: Bool[Array, ' slots'] | None
+) -> Bool[Array, ' slots']:
+    """Returns which slots have tokens for a decode step; only some of `rows`, if it is given."""
     if config.token_budget:
         is_active = state.status != REST
     else:
         is_active = state.status == DECODE
-    return is_active & (state.length < state.limit)
+    has_tokens = is_active & (state.length < state.limit)
+    return has_tokens if rows is None else has_tokens & rows
 
 
-def _token_per_slot(config: SamplerConfig, state: SlotState) -> _Fed:
-    """Returns the step that feeds the last token of every decoding slot."""
-    live = _has_tokens(config, state)
+def _token_per_slot(
+    config: SamplerConfig, state: SlotState, rows: Bool[Array, ' slots'] | None
+) -> _Fed:
+    """Returns the step that feeds the last token of every decoding slot; arguments as of `_has_tokens`."""
+    live = _has_tokens(config, state, rows)
     return _Fed(single=live, chunk=jnp.zeros_like(state.length), samples=live)
 
 
 def tokens_of_budget(
-    config: SamplerConfig, state: SlotState, age: Int[Array, ' slots'] | None
+    config: SamplerConfig,
+    state: SlotState,
+    age: Int[Array, ' slots'] | None,
+    rows: Bool[Array, ' slots'] | None = None,
 ) -> _Fed:
     """Returns the step that feeds up to `token_budget` tokens: decoding rows first, then rows to prefill.
 
@@ -92,9 +100,10 @@ def tokens_of_budget(
       config: shape of the slots.
       state: the slots.
       age: ascending numbers in the order in which rollouts were admitted; None: the order of the slots.
+      rows: slots that may be fed; None: all.
     """
     budget = config.token_budget
-    live = _has_tokens(config, state)
+    live = _has_tokens(config, state, rows)
     pending = jnp.where(live, state.length - state.cached, 0)
     is_decoding = pending == 1
     prefill_pending = jnp.where(is_decoding, 0, pending)
@@ -258,6 +267,7 @@ def decode(
     state: SlotState,
     table: Int[Array, 'slots pages_per_slot'],
     age: Int[Array, ' slots'] | None = None,
+    rows: Bool[Array, ' slots'] | None = None,
 ) -> tuple[SlotState, DecodeChunk]:
     """Runs up to `burst` steps; ends early when no row has tokens.
 
@@ -267,6 +277,7 @@ def decode(
       state: the slots.
       table: pages of every slot, those of the new tokens included.
       age: as of `tokens_of_budget`.
+      rows: slots that these weights play; None: all. The others are left as they are.
     """
     slots = jnp.arange(config.slots, dtype=jnp.int32)
     eos = jnp.asarray(config.eos or (NO_TOKEN,), jnp.int32)
@@ -281,14 +292,14 @@ def decode(
 
     def has_work(carry):
         number, state, _ = carry
-        return (number < config.burst) & jnp.any(_has_tokens(config, state))
+        return (number < config.burst) & jnp.any(_has_tokens(config, state, rows))
 
     def run_step(carry):
         number, state, chunk = carry
         if config.token_budget:
-            fed = tokens_of_budget(config, state, age)
+            fed = tokens_of_budget(config, state, age, rows)
         else:
-            fed = _token_per_slot(config, state)
+            fed = _token_per_slot(config, state, rows)
         # The first bucket that is large enough; with chunks the whole step.
         is_too_small = (sizes < jnp.sum(fed.single)) | jnp.any(fed.chunk > 0)
         branch = jnp.sum(is_too_small, dtype=jnp.int32)

@@ -2,8 +2,9 @@
 
 Each process runs its own share of the episodes, with its own sampler slots and search. At the end of a step summaries
 of the results are gathered on every process (selfplay/row_exchange.py). Between two gathers the processes do not
-synchronise, since their rollouts take different numbers of rounds. All processes compute from the same gathered JSON
-and so take the same decisions. What only some processes need is sent to those alone (`Hosts.exchange`).
+synchronise, since their rollouts take different numbers of rounds; with `rollout.ahead` a process that has ended its
+share of a step continues with the next one until all have (`Hosts.meeting`). All processes compute from the same
+gathered JSON and so take the same decisions. What only some processes need is sent to those alone (`Hosts.exchange`).
 Episodes of one step exchange values with `Hosts.share` and `Hosts.await_shared`.
 """
 
@@ -13,6 +14,7 @@ import asyncio
 import collections
 import functools
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +26,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from zeroplay_jax.types import UserError
 
 Identity = tuple[int, ...]
+# Seconds between two looks at who has arrived at a meeting.
+_MEETING_SECONDS = 0.02
 # The heartbeat detects a dead process much earlier; this only has to exceed the longest step.
 _READ_TIMEOUT_MILLISECONDS = 24 * 3600 * 1000
 
@@ -64,6 +68,7 @@ class Hosts:
         self.count = jax.process_count()
         # Identity → future of its value: an episode may wait for a value before another episode shares it.
         self._shared: dict[Identity, asyncio.Future] = {}
+        self._meetings = 0
 
     @property
     def is_first(self) -> bool:
@@ -193,20 +198,67 @@ class Hosts:
         text = await loop.run_in_executor(None, _read_blocking, _key(identity))
         return json.loads(text)
 
-    def clear_shared(self) -> None:
-        """Deletes all shared values. All processes call it, when none of them runs an episode."""
-        if self.count > 1:
-            for identity, future in self._shared.items():
-                # Each key is deleted once, by the process that set it.
-                if self.owns(identity) and future.done():
-                    _key_value_store().key_value_delete(_key(identity))
-        self._shared.clear()
+    def clear_shared(self, keep: int | None = None) -> None:
+        """Deletes shared values. All processes call it, when none of them runs an episode whose values are deleted.
+
+        Args:
+          keep: identities that begin with this step number are kept; None: none are.
+        """
+        kept: dict[Identity, asyncio.Future] = {}
+        for identity, future in self._shared.items():
+            if keep is not None and identity[0] == keep:
+                kept[identity] = future
+            # Each key is deleted once, by the process that set it.
+            elif self.count > 1 and self.owns(identity) and future.done():
+                _key_value_store().key_value_delete(_key(identity))
+        self._shared = kept
+
+    def meeting(self) -> Meeting:
+        """Returns a new meeting of all processes; all of them must make their meetings in the same order."""
+        self._meetings += 1
+        return Meeting(self, self._meetings)
 
     def _future(self, identity: Identity) -> asyncio.Future:
         """Returns the future of an identity; creates it in the running event loop if there is none."""
         if identity not in self._shared:
             self._shared[identity] = asyncio.get_running_loop().create_future()
         return self._shared[identity]
+
+
+class Meeting:
+    """Tells whether all processes have arrived at a point, without waiting for them.
+
+    Args:
+      hosts: the processes, of which there are several.
+      number: of the meeting.
+    """
+
+    def __init__(self, hosts: Hosts, number: int):
+        self._hosts = hosts
+        self._folder = f'zeroplay_jax/meeting_{number}/'
+        self._has_arrived = False
+        self._is_complete = False
+        self._next_look = 0.0
+
+    def arrive(self) -> None:
+        """Notes that this process has arrived; further calls do nothing."""
+        if not self._has_arrived:
+            self._has_arrived = True
+            _key_value_store().key_value_set(f'{self._folder}{self._hosts.index}', 'arrived')
+
+    def is_complete(self) -> bool:
+        """Returns whether all processes have arrived, this one by calling it."""
+        self.arrive()
+        # The store is another machine for most processes, and a round of the scheduler may take a millisecond.
+        if not self._is_complete and time.monotonic() >= self._next_look:
+            arrived = _key_value_store().key_value_dir_get(self._folder)
+            self._is_complete = len(arrived) == self._hosts.count
+            self._next_look = time.monotonic() + _MEETING_SECONDS
+        return self._is_complete
+
+    def close(self) -> None:
+        """Deletes what this process noted, after all processes have seen it."""
+        _key_value_store().key_value_delete(f'{self._folder}{self._hosts.index}')
 
 
 def padded_size(size: int) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,26 +17,22 @@ from zeroplay_jax.learner.batch import Batch
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.objectives import schedules
 from zeroplay_jax.policy import sharding
+from zeroplay_jax.policy.transformer import Params
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.runtime.hosts import sums
 from zeroplay_jax.selfplay.batch_filter import GroupFilter
+from zeroplay_jax.selfplay.collection import Collector, clears_pool, judge_counts
 from zeroplay_jax.selfplay.learning_record import LearningRecord, empty_step_reasons, teaches
 from zeroplay_jax.selfplay.proposal_record import ProposalRecord
 from zeroplay_jax.selfplay.recipe import Recipe, RoleSpec
 from zeroplay_jax.selfplay.roles import RolloutContext
 from zeroplay_jax.selfplay.row_exchange import batch_part
-from zeroplay_jax.selfplay.row_metrics import (
-    Stats,
-    added,
-    invalid_reason,
-    ratios,
-    rollout_stats,
-)
-from zeroplay_jax.selfplay.schedule import BatchCursor, Step
+from zeroplay_jax.selfplay.row_metrics import Stats, added, ratios, rollout_stats
+from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.selfplay.task_log import filtered_groups_log, skipped_update_log, task_log
 from zeroplay_jax.selfplay.task_pool import TaskPool
 from zeroplay_jax.selfplay.update_batch import pack_rows, set_advantages
-from zeroplay_jax.types import Json, Outcome, Row, Task, TaskDropped, UserError
+from zeroplay_jax.types import Json, Outcome, Row, UserError
 
 # Omitted in steps that train no role: rewards are not used there, and Dr. Zero's generation leaves them 0.
 _REWARD_METRICS = ('reward_mean', 'informative_share')
@@ -82,16 +77,14 @@ class Engine:
         self.pool = TaskPool()
         # Name of weights → how often `_update_role` published them; minus `trajectory.version`: a rollout's age.
         self.versions: collections.Counter[str] = collections.Counter()
-        # Tasks of the run so far with a question or answer that was supplied from outside it.
-        self.external_items = 0
-        # Tasks drawn in the current phase, and the external ones among them: positions in the datasets.
-        self.drawn = 0
-        self.drawn_external = 0
         # Records for tasks.jsonl of the last `run_step`.
         self.task_log: list[Json] = []
         self.filter = GroupFilter(config, context.hosts)
+        self.collector = Collector(config, recipe, context, self.pool, self.filter)
         self.learning = LearningRecord()
         self.proposals = ProposalRecord()
+        # With `rollout.ahead`: name of weights → version → weights that samplers read, for a checkpoint.
+        self._views: dict[str, dict[int, Params]] = {name: {} for name in learners}
         for name in learners:
             self.publish_weights(name)
 
@@ -100,20 +93,50 @@ class Engine:
         """The scheduler that runs the rollouts."""
         return self.context.scheduler
 
+    @property
+    def drawn(self) -> int:
+        """Tasks drawn in the current phase."""
+        return self.collector.drawn
+
+    @property
+    def external_items(self) -> int:
+        """Tasks of the run so far with a question or answer that was supplied from outside it."""
+        return self.collector.external_items
+
     def publish_weights(self, weights: str) -> None:
-        """Gives the slots of these weights the learner's current weights, in the sampler's layout and dtype."""
-        published = self.learners[weights].published()
-        self.scheduler.publish_weights(weights, published, self.versions[weights])
+        """Gives the slots of these weights the learner's current weights, in the sampler's layout and dtype.
+
+        The version that plays rollouts in progress is kept, all others are dropped.
+        """
+        self._publish(weights, self.versions[weights], self.learners[weights].view())
+
+    def _publish(self, weights: str, version: int, view: Params) -> None:
+        """Gives the slots of these weights a `Learner.view` under this version."""
+        kept = self.collector.version_in_progress(weights)
+        keep = () if kept is None else (kept,)
+        if self.config.rollout.ahead:
+            views = {old: old_view for old, old_view in self._views[weights].items() if old in keep}
+            self._views[weights] = views | {version: view}
+        sampler_weights = self.learners[weights].sampler_weights(view)
+        self.scheduler.publish_weights(weights, sampler_weights, version, keep)
+
+    def close(self) -> None:
+        """Ends the episodes of a step that was begun early; a checkpoint repeats them."""
+        self.collector.cancel()
 
     # ---- one step ----------------------------------------------------------------------------------
 
     def run_step(
-        self, step: Step, on_episode_end: Callable[[], None]
+        self, step: Step, on_episode_end: Callable[[], None], next_step: Step | None = None
     ) -> tuple[dict[str, float], list[Row]]:
         """Collects rollouts and updates the trained roles; returns metrics and rows of the step.
 
         Changes the pool, the records and, for trained roles, weights and versions. All processes must call it.
-        `on_episode_end` is called after each episode of this process.
+
+        Args:
+          step: the step.
+          on_episode_end: called after each episode of this process.
+          next_step: what follows in the schedule; with `rollout.ahead` its episodes may begin with those of this step.
 
         Raises:
           UserError: too many searches, tool calls or judgements failed, or a recipe made an unusable row.
@@ -121,22 +144,22 @@ class Engine:
         started = time.perf_counter()
         # These counters are never reset, so a step's share is a difference.
         scheduler_before = collections.Counter(self.scheduler.stats)
-        judge_before = collections.Counter(self.context.judge_stats)
         self.scheduler.workers.seconds.clear()
         discarded_rows = self._prepare_step(step)
         hosts = self.context.hosts
-        hosts.clear_shared()
-        tasks, outcomes = self._collect(step, on_episode_end)
+        hosts.clear_shared(keep=step.number if self.collector.has_begun(step) else None)
+        versions = {name: self.versions[name] for name in self.learners}
+        collected = self.collector.collect(step, next_step, versions, on_episode_end)
+        tasks, outcomes, rows = collected.tasks, collected.outcomes, collected.rows
         # The two checks can stop the run. They come before the update, so that a checkpoint never holds
         # weights that were trained on failed searches, failed tools or missing verdicts.
         failure_metrics = dict(sums(hosts.run_on_all_and_gather(self.check_and_reset_failures)))
-        judge_stats = self.context.gather_judge_stats(judge_before)
-        rows: list[Row] = []
-        for outcome in outcomes:
-            rows += outcome.rows
+        judge_stats = self.context.gather_judge_stats(judge_counts(collected.batch))
         # Computed over all sampled rows; the filter selects the trained ones in `_update_role`.
         stats = rollout_stats(rows, outcomes)
-        collected = time.perf_counter()
+        if self.config.rollout.ahead and step.phase.trains:
+            stats['staleness'] = self._staleness(step, rows)
+        end_of_rollouts = time.perf_counter()
 
         self.task_log = task_log(tasks, outcomes, self._fill_pool(outcomes))
         surplus_groups = {row.group for row in discarded_rows}
@@ -155,10 +178,26 @@ class Engine:
 
         metrics = ratios(stats)
         metrics |= failure_metrics
-        metrics |= self._rollout_metrics(scheduler_before, collected - started)
-        metrics['seconds/rollout'] = collected - started
-        metrics['seconds/update'] = time.perf_counter() - collected
+        rollout_seconds = end_of_rollouts - started
+        rollouts = collected.batch.counts['rollouts']
+        metrics |= self._rollout_metrics(scheduler_before, rollouts, rollout_seconds)
+        metrics['seconds/rollout'] = rollout_seconds
+        metrics['seconds/update'] = time.perf_counter() - end_of_rollouts
         return metrics, rows
+
+    def _staleness(self, step: Step, rows: Sequence[Row]) -> tuple[float, float]:
+        """Returns sum and count of the training steps between the weights that sampled a row and those it updates."""
+        total = 0.0
+        count = 0
+        for role in step.phase.trains:
+            weights = self.weights_of[role]
+            # Roles of the same weights update them one after the other in every step (SSP).
+            updates = [self.weights_of[other] for other in step.phase.trains].count(weights)
+            for row in rows:
+                if row.role == role:
+                    total += (self.versions[weights] - row.trajectory.version) / updates
+                    count += 1
+        return total, count
 
     def _prepare_step(self, step: Step) -> list[Row]:
         """Resets dataset positions at the first step of a phase, and clears the question pool if that is due.
@@ -168,12 +207,8 @@ class Engine:
         discarded_rows: list[Row] = []
         if step.index == 0:
             discarded_rows = self.filter.discard_carried_over()
-            self.drawn = 0
-            self.drawn_external = 0
-        period = step.phase.clear_pool_every
-        # Due at the first step and after every period: `index` is the number of steps before this one. SSP's code
-        # tests a counter that is already incremented, which makes its first window one step short.
-        if period and (step.index == 0 or schedules.closes_window(step.index, period)):
+            self.collector.begin_phase()
+        if clears_pool(step):
             self.pool.clear()
         return discarded_rows
 
@@ -230,11 +265,17 @@ class Engine:
         return stats
 
     def _rollout_metrics(
-        self, before: collections.Counter[str], seconds: float
+        self, before: collections.Counter[str], rollouts: int, seconds: float
     ) -> dict[str, float]:
-        """Returns the throughput of all processes since `before`, and the time of this process's tool calls."""
-        counters = ('rollouts', 'generated_tokens', 'evictions', 'refilled_tokens')
-        local: dict[str, int] = {}
+        """Returns the throughput of all processes since `before`, and the time of this process's tool calls.
+
+        Args:
+          before: a copy of `Scheduler.stats`.
+          rollouts: rollouts of the step, whenever they began.
+          seconds: since `before`.
+        """
+        counters = ('generated_tokens', 'evictions', 'refilled_tokens')
+        local: dict[str, int] = {'rollouts': rollouts}
         for name in counters:
             local[name] = self.scheduler.stats[name] - before[name]
         total = sums(self.context.hosts.gather(local))
@@ -244,77 +285,12 @@ class Engine:
             'tokens_per_second': total['generated_tokens'] / max(seconds, 1e-9),
         }
         if total['evictions']:
-            metrics |= {name: float(total[name]) for name in counters[2:]}
+            metrics |= {name: float(total[name]) for name in counters[1:]}
         # These are of this process only: percentiles of several processes cannot be merged.
         for tool, tool_seconds in self.scheduler.workers.seconds.items():
             metrics[f'tool_seconds/{tool}/p50'] = float(np.percentile(tool_seconds, 50))
             metrics[f'tool_seconds/{tool}/p95'] = float(np.percentile(tool_seconds, 95))
         return metrics
-
-    # ---- rollouts ----------------------------------------------------------------------------------
-
-    def _collect(
-        self, step: Step, on_episode_end: Callable[[], None]
-    ) -> tuple[list[Task], list[Outcome]]:
-        """Runs episodes in rounds until the recipe returns no more tasks; returns tasks and their outcomes.
-
-        Sets `row.drop` of rows that cannot be trained on, and advances `drawn`, `drawn_external` and
-        `external_items`.
-        """
-        all_tasks: list[Task] = []
-        all_outcomes: list[Outcome] = []
-        all_rows: list[Row] = []
-        missing = self._missing_groups(step, all_rows)
-        cursor = BatchCursor(self.drawn, missing=missing, external=self.drawn_external)
-        # The recipe chooses tasks between rounds and not while episodes run, so that its choice depends on
-        # completed outcomes only, never on the order in which rollouts finish.
-        while tasks := self.recipe.tasks(step, self.pool, cursor):
-            external = sum(task.external for task in tasks)
-            self.external_items += external
-            episodes = {}
-            for task in tasks:
-                episodes[task.identity] = functools.partial(self._episode, step, task)
-            outcomes = self.context.run_episodes(episodes, on_episode_end)
-            for outcome in outcomes:
-                for row in outcome.rows:
-                    self._check_row(row)
-                    # Dropped before `_missing_groups` counts: unusable rows must not fill the batch.
-                    row.drop = row.drop or invalid_reason(row, self.config.rollout.truncated)
-                    all_rows.append(row)
-            all_outcomes += outcomes
-            all_tasks += tasks
-            cursor = BatchCursor(
-                phase=cursor.phase + len(tasks),
-                step=cursor.step + len(tasks),
-                round=cursor.round + 1,
-                missing=self._missing_groups(step, all_rows),
-                external=cursor.external + external,
-            )
-        self.drawn = cursor.phase
-        self.drawn_external = cursor.external
-        return all_tasks, all_outcomes
-
-    def _check_row(self, row: Row) -> None:
-        """Raises UserError if the group key of a row is not an integer, which is a bug in its recipe."""
-        # NumPy's integers are valid keys too.
-        if not isinstance(row.group, int | np.integer):
-            raise UserError(
-                f'recipe {self.config.recipe}: a row of role {row.role} has the group {row.group!r}; '
-                'give an integer, such as answers.group_of(task.identity)'
-            )
-
-    async def _episode(self, step: Step, task: Task) -> Outcome:
-        """Returns the outcome of one task; a `TaskDropped` becomes an outcome with its reason."""
-        try:
-            return await self.recipe.episode(self.context, step, task)
-        except TaskDropped as drop:
-            return Outcome(drop=drop.reason)
-
-    def _missing_groups(self, step: Step, rows: Sequence[Row]) -> int:
-        """Returns how many groups the batch lacks: the largest number over the trained roles; 0 without one."""
-        # The maximum and not the sum is taken, because one task can yield a group of each role (SSP).
-        missing = [self.filter.missing_groups(role, rows) for role in step.phase.trains]
-        return max(missing, default=0)
 
     # ---- updates -----------------------------------------------------------------------------------
 
@@ -388,13 +364,13 @@ class Engine:
                 slots.sampler.free_cache()
                 if name == weights:
                     # Freed and not copied, because new weights are published after the update.
-                    slots.params = {}
+                    slots.views = {slots.version: {}}
                 else:
-                    slots.params = sharding.to_host(slots.params)
+                    slots.views = sharding.to_host(slots.views)
         yield
         if self.config.offload:
             for slots in slot_pools.values():
-                slots.params = sharding.to_device(slots.params)
+                slots.views = sharding.to_device(slots.views)
 
     def _pack(self, role: str, rows: Sequence[Row], distill_coef: float) -> list[Batch]:
         """Returns the micro-batches of one optimiser step on these rows, which have advantages (`pack_rows`)."""
@@ -408,37 +384,58 @@ class Engine:
     # ---- checkpoints -------------------------------------------------------------------------------
 
     def device_state(self) -> dict[str, Any]:
-        """The arrays of a checkpoint, by name of the weights: `Learner.state`."""
-        return {name: learner.state for name, learner in self.learners.items()}
+        """The arrays of a checkpoint, by name of the weights: `Learner.state`.
+
+        With `rollout.ahead` also 'ahead', the weights that play the next step, whether it has begun or not.
+        """
+        states: dict[str, Any] = {}
+        for name, learner in self.learners.items():
+            states[name] = learner.state
+            if self.config.rollout.ahead:
+                version = self.collector.version_in_progress(name)
+                if version is None:
+                    version = self.versions[name]
+                states[name] = learner.state | {'ahead': self._views[name][version]}
+        return states
 
     def host_state(self) -> Json:
-        """The JSON part of a checkpoint: pool, versions, positions in the datasets (`drawn`), carried-over groups,
-        records, and the count of external items, which is for the summary. All processes must call it; only process 0
-        gets the carried-over groups."""
+        """The JSON part of a checkpoint: pool, versions, positions in the datasets, the step in progress, carried-over
+        groups, records, and the count of external items, which is for the summary. All processes must call it; only
+        process 0 gets the carried-over groups."""
         # No state of random generators is needed: every draw derives from the seed and the task's identity, so a
         # resumed run repeats it from these counters.
         return {
             'pool': self.pool.state(),
             'versions': dict(self.versions),
-            'external_items': self.external_items,
-            'drawn': [self.drawn, self.drawn_external],
             'carried_over': self.filter.state(),
             'learning': self.learning.state(),
             'proposals': self.proposals.state(),
+            **self.collector.state(),
         }
 
     def restore(self, device_state: dict[str, Any], host_state: Json) -> None:
-        """Sets the state that `device_state` and `host_state` returned, and publishes all weights."""
+        """Sets the state that `device_state` and `host_state` returned, and publishes all weights.
+
+        Episodes in progress are ended.
+        """
+        self.close()
+        views: dict[str, Params] = {}
         for name, learner in self.learners.items():
-            learner.restore(device_state[name])
+            learner_state = dict(device_state[name])
+            if 'ahead' in learner_state:
+                views[name] = learner.place_view(learner_state.pop('ahead'))
+            learner.restore(learner_state)
         self.pool.restore(host_state['pool'])
         self.versions.update(host_state['versions'])
-        self.external_items = host_state['external_items']
-        self.drawn, self.drawn_external = host_state['drawn']
+        self.collector.restore(host_state)
         self.filter.restore(host_state['carried_over'])
         # A checkpoint of an earlier version has no records: their counts then begin at this step.
         self.learning.restore(host_state.get('learning', {}))
         self.proposals.restore(host_state.get('proposals', {}))
         # The constructor published the initial weights. The versions have been restored above.
         for name in self.learners:
-            self.publish_weights(name)
+            version = self.collector.version_in_progress(name)
+            if version is not None:
+                self._publish(name, version, views[name])
+            if version != self.versions[name]:
+                self.publish_weights(name)

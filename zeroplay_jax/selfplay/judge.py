@@ -16,7 +16,7 @@ from typing import Any
 
 from zeroplay_jax.mini.world import rubrics_of
 from zeroplay_jax.objectives import rewards, verdicts
-from zeroplay_jax.rollout import prompts
+from zeroplay_jax.rollout import episode_batch, prompts
 from zeroplay_jax.rollout.foreign_text import without_surrogates
 from zeroplay_jax.rollout.messages import Untrusted
 from zeroplay_jax.tools.failure_log import FailureLog
@@ -53,9 +53,14 @@ class Judge(abc.ABC):
 
     def _add_failure(self, count: str, reason: str) -> None:
         """Counts a judgement without a verdict ('failed' or 'unread'), logs its reason and remembers it."""
-        self.stats[count] += 1
+        self._count(count)
         self.last_failure = reason[:_QUOTED_CHARACTERS]
         self._failure_log.add(self.last_failure)
+
+    def _count(self, name: str, number: int = 1) -> None:
+        """Adds to a count of `stats`, and of the episodes that asked for the judgement."""
+        self.stats[name] += number
+        episode_batch.count(f'judge/{name}', number)
 
     def check_failure_rate(self, stats: collections.Counter[str]) -> None:
         """Stops a run whose judge gives too few verdicts; called before an update or an evaluation's results are used.
@@ -135,7 +140,7 @@ class TextJudge(Judge):
           prompt: name of the prompt; `fields` are the values of its fields.
           temperature: None: that of the writer.
         """
-        self.stats['asked'] += 1
+        self._count('asked')
         try:
             reply = await self._write(identity, prompt, fields, temperature)
         except NoReply as error:
@@ -195,18 +200,18 @@ class RuleJudge(Judge):
         return self._titles.intersection(words)
 
     async def correct(self, identity, question, answers, given):
-        self.stats['asked'] += 1
+        self._count('asked')
         return rewards.exact_match(given, answers)
 
     async def gate(self, identity, name, task, document):
-        self.stats['asked'] += 1
+        self._count('asked')
         named = self._named_titles(task)
         if name == 'entities':
             return bool(named)
         return any(title in document for title in named)
 
     async def rubrics(self, identity, task, document):
-        self.stats['asked'] += 1
+        self._count('asked')
         # Each line is a document '(Title: …) text'; the last one is the best of the last search. Its last sentences are
         # used if it has more than the largest number of rubrics.
         last_document = document.rpartition('\n')[2]
@@ -218,7 +223,7 @@ class RuleJudge(Judge):
         return rubrics
 
     async def grade(self, identity, task, answer, rubric):
-        self.stats['asked'] += 1
+        self._count('asked')
         # `rubrics_of` writes this prefix before every sentence.
         fact = rewards.normalize_answer(rubric.removeprefix('State that '))
         # An empty fact is contained in every answer.
@@ -272,8 +277,8 @@ def endpoint_writer(config, templates: Mapping[str, str]) -> Writer:
         """Returns the client of the running event loop; clients of earlier loops are dropped."""
         loop = asyncio.get_running_loop()
         if loop not in clients:
-            # A client's connections work only in the event loop that opened them, and every `Scheduler.run`
-            # starts a new loop.
+            # A client's connections work only in the event loop that opened them, and the scheduler starts a new
+            # loop whenever no episode was in progress.
             clients.clear()
             clients[loop] = openai.AsyncOpenAI(
                 base_url=config.url,

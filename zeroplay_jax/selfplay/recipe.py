@@ -109,7 +109,9 @@ class Recipe:
     def tasks(self, step: Step, pool: TaskPool, cursor: BatchCursor) -> list[Task]:
         """Returns the next tasks of a step; an empty list ends the step. Called until then, once per round.
 
-        It must be a function of the arguments alone, so that all processes and a resumed run get the same tasks.
+        It must be a function of the arguments alone, so that all processes and a resumed run get the same tasks. With
+        `rollout.ahead` round 0 of a step is requested when the step before it begins, so that its questions are not in
+        the pool yet.
         """
         raise TypeError(f'{type(self).__module__}: Recipe.tasks is not defined')
 

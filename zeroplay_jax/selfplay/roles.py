@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from jaxtyping import Int
 
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.environment import Environment
+from zeroplay_jax.rollout.episode_batch import EpisodeBatch
 from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.runtime.hosts import Hosts, sums
@@ -75,16 +76,16 @@ class RolloutContext:
         """This process's counts of judgements since the start (`Judge.stats`); empty without a judge."""
         return self.judge.stats if self.judge else collections.Counter()
 
-    def gather_judge_stats(self, before: collections.Counter[str]) -> collections.Counter[str]:
-        """Returns the judge's counts since `before`, summed over processes; all processes must call it.
+    def gather_judge_stats(self, stats: collections.Counter[str]) -> collections.Counter[str]:
+        """Returns counts of judgements, summed over processes; all processes must call it.
 
         Args:
-          before: a copy of `judge_stats`, made by this process at an earlier time.
+          stats: counts of this process, such as a difference of two `judge_stats`.
 
         Raises:
           UserError: too many of these judgements failed (`config.judge.max_failure_rate`).
         """
-        total = sums(self.hosts.gather(self.judge_stats - before))
+        total = sums(self.hosts.gather(stats))
         # The total is checked, so that all processes decide alike.
         if self.judge:
             self.judge.check_failure_rate(total)
@@ -105,18 +106,51 @@ class RolloutContext:
           episodes: identity → function that makes the episode's coroutine.
           on_episode_end: called after each episode of this process.
         """
+        batch = EpisodeBatch()
+        batch.report_ends(on_episode_end)
+        self.start_episodes(batch, episodes)
+        return self.await_episodes(batch, list(episodes))
+
+    def start_episodes(
+        self,
+        batch: EpisodeBatch,
+        episodes: Mapping[tuple[int, ...], Callable[[], Coroutine[Any, Any, Outcome]]],
+    ) -> None:
+        """Adds this process's share of episodes to a batch; `await_episodes` runs them, as of any batch."""
+        coroutines = []
+        for identity, make_episode in episodes.items():
+            # Coroutines of other processes are not created, because one that is never awaited causes a warning.
+            if self.hosts.owns(identity):
+                coroutines.append(make_episode())
+        self.scheduler.start(batch, coroutines)
+
+    def await_episodes(
+        self, batch: EpisodeBatch, identities: Sequence[tuple[int, ...]], has_others: bool = False
+    ) -> list[Outcome]:
+        """Runs the episodes of a batch to their end; returns their outcomes as `run_episodes` does.
+
+        Args:
+          batch: of `start_episodes`.
+          identities: of all episodes that were added since the last call, those of other processes included.
+          has_others: whether episodes of another batch are in progress, in any process. They continue while this
+            process waits for the others.
+        """
+        if self.hosts.count == 1:
+            return self.scheduler.wait(batch)
+
         # The identity decides and not the load, so that all processes compute the same division.
-        local_identities = [identity for identity in episodes if self.hosts.owns(identity)]
+        local_identities = [identity for identity in identities if self.hosts.owns(identity)]
+        local_outcomes: dict[tuple[int, ...], Outcome] = {}
+        meeting = self.hosts.meeting() if has_others else None
 
         def run_local() -> list[Outcome]:
-            # Coroutines of other processes are not created, because one that is never awaited causes a warning.
-            coroutines = [episodes[identity]() for identity in local_identities]
-            return self.scheduler.run(coroutines, on_episode_end)
-
-        if self.hosts.count == 1:
-            return run_local()
-
-        local_outcomes: dict[tuple[int, ...], Outcome] = {}
+            if meeting is None:
+                return self.scheduler.wait(batch)
+            try:
+                return self.scheduler.wait(batch, also=meeting.is_complete)
+            finally:
+                # After an error as well: the other processes must not wait for this one.
+                meeting.arrive()
 
         def local_summaries() -> list[list[Any]]:
             outcomes = run_local()
@@ -132,8 +166,10 @@ class RolloutContext:
                 identity = tuple(numbers)
                 local_outcome = local_outcomes.get(identity)
                 outcome_of[identity] = whole_outcome(summary, process, local_outcome)
-        # The order of `episodes` is the same on all processes; the order of completion is not.
-        return [outcome_of[identity] for identity in episodes]
+        if meeting is not None:
+            meeting.close()
+        # The order of `identities` is the same on all processes; the order of completion is not.
+        return [outcome_of[identity] for identity in identities]
 
     def prompt_ids(
         self, role: str, prompt: str = '', **fields: object

@@ -39,7 +39,8 @@ class BatchCursor:
     """Position in the recipe's tasks when a step requests more of them.
 
     Attributes:
-      phase: number of tasks drawn earlier in this phase, in this step included.
+      phase: number of tasks drawn earlier in this phase, in this step included; with `rollout.ahead` also the first
+        ones of the next step.
       step: number of tasks drawn earlier in this step.
       round: number of earlier requests in this step. Round 0 draws its first tasks; later rounds replace those that
         were dropped or filtered.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Mapping
 
 from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.types import Json, Question, identity_rng
@@ -66,6 +67,13 @@ class TaskPool:
                 order = identity_rng(seed, iteration, epoch).permutation(count)
             selected.append(self.questions[order[position]])
         return selected
+
+    def earlier(self, size: int, drops: Mapping[str, int]) -> TaskPool:
+        """Returns the pool as it was with its first `size` questions and these drops, to be read."""
+        pool = TaskPool()
+        pool.questions = self.questions[:size]
+        pool.drops.update(drops)
+        return pool
 
     def state(self) -> Json:
         """Returns the content as JSON, for a checkpoint."""

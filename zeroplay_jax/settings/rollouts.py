@@ -70,3 +70,7 @@ class Rollout(Section):
     """Wait for slow tools. False: a call that takes too long becomes an error observation."""
     tool_timeout: PositiveFloat = 30.0
     """Time limit of a tool call in seconds, only without `deterministic`."""
+    ahead: Literal[0, 1] = 0
+    """Training steps whose rollouts may begin before the current one has ended: with 1 the next step's use the slots
+    that the longest rollouts leave free, and are played by weights one step older (metric `staleness`). Needs
+    old_logp='trainer' and tis_cap above 0 in every trained role."""

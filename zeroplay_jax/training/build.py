@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 
-from zeroplay_jax.learner.learner import Learner, publisher
+from zeroplay_jax.learner.learner import Learner
+from zeroplay_jax.learner.weights_view import publisher
 from zeroplay_jax.policy import hf, sharding
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout import prompts
@@ -284,7 +285,8 @@ def rollout_context(
         # Roles of the same weights share slots, so that no role leaves slots idle for another.
         if role.weights not in pools:
             sampler = Sampler(opened.model, sampler_config, sampler_mesh)
-            pools[role.weights] = SlotPool(sampler, config.seed)
+            has_versions = bool(config.rollout.ahead) and role.weights != INITIAL_WEIGHTS
+            pools[role.weights] = SlotPool(sampler, config.seed, has_versions)
     if extra_weights:
         sampler = Sampler(opened.model, sampler_config, sampler_mesh)
         pools[extra_weights] = SlotPool(sampler, config.seed)
@@ -364,6 +366,7 @@ def build_learners(config, run: RunContext) -> dict[str, Learner]:
             teacher_tokens=config.privileged.tokens,
             offload=config.offload,
             weights=config.micro.weights,
+            keeps_views=bool(config.rollout.ahead),
         )
     return learners
 

@@ -6,6 +6,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import itertools
 import os
 import pathlib
 import shutil
@@ -163,14 +164,15 @@ def _train(
     if hosts.is_first:
         writer = MetricsWriter(workdir, first_step)
     shows_progress = config.progress and hosts.is_first
-    planned_rollouts = _planned_rollouts(context, engine)
+    step_pairs = itertools.zip_longest(steps[first_step:], steps[first_step + 1 :])
     with (
         checkpoints.saved_on_interrupt(),
-        ProgressBar(shows_progress, steps, first_step, planned_rollouts) as bar,
+        contextlib.closing(engine),
+        ProgressBar(shows_progress, steps, first_step, _planned_rollouts(context, engine)) as bar,
     ):
-        for step in steps[first_step:]:
+        for step, next_step in step_pairs:
             bar.begin_step(step)
-            metrics, rows = _run_step(context, engine, step, state, bar.end_episode)
+            metrics, rows = _run_step(context, engine, step, next_step, state, bar.end_episode)
             _log_step(config, context, engine, step, metrics, rows, writer)
             bar.end_step(step, metrics)
             rollouts = _shown_rollouts(config, hosts, step, rows)
@@ -257,13 +259,14 @@ def _run_step(
     context: build.RunContext,
     engine: Engine,
     step: Step,
+    next_step: Step | None,
     state: dict[str, Any],
     on_episode_end: Callable[[], None],
 ) -> tuple[dict[str, float], list[Row]]:
     """Runs one step of any kind; returns its metrics and rows. Results of an evaluation also enter `state`."""
     if step.phase.name == 'evaluation':
         return _evaluate(context, engine, step, state, on_episode_end)
-    metrics, rows = engine.run_step(step, on_episode_end)
+    metrics, rows = engine.run_step(step, on_episode_end, next_step)
     if rows:
         metrics |= rendering_check(context.rollouts, rows)
     return metrics, rows
@@ -295,7 +298,8 @@ def _evaluate(
     # Checked before any result enters the state: failed searches, tools and judgements would be measured
     # as errors of the policy.
     context.rollouts.hosts.run_on_all_and_gather(context.check_and_reset_failures)
-    judge_stats = context.evaluation.gather_judge_stats(judge_before)
+    rollouts = context.evaluation
+    judge_stats = rollouts.gather_judge_stats(rollouts.judge_stats - judge_before)
     # Keys are texts and values numbers, because the state is stored as JSON.
     results_by_hops: dict[str, list[int]] = {}
     metrics: dict[str, float] = {}

@@ -1,0 +1,132 @@
+"""Rollouts of two versions of the weights share slots, cache and rounds; each has the tokens that it has alone."""
+
+import asyncio
+import dataclasses
+import time
+
+import jax
+import numpy as np
+import pytest
+from request_cases import CONFIG, echo, make_env, make_pool, requests, run, same
+
+from zeroplay_jax.policy import sharding
+from zeroplay_jax.rollout.episode_batch import EpisodeBatch
+from zeroplay_jax.rollout.scheduler import Scheduler
+
+MANY = dataclasses.replace(CONFIG, slots=24)
+BUDGET = dataclasses.replace(CONFIG, page=8, pages=30, token_budget=8)
+# Layout → shape of the slots, data shards.
+LAYOUTS = {
+    'slots': (CONFIG, 1),
+    'pages': (dataclasses.replace(CONFIG, page=8), 1),
+    'budget': (BUDGET, 1),
+    'shards': (CONFIG, 2),
+}
+
+
+def changed(params, seed=3):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: x + 0.1 * rng.standard_normal(x.shape).astype(x.dtype), params)
+
+
+def make_scheduler(policy, config=CONFIG, mesh=None):
+    pool = make_pool(policy, config, mesh)
+    pool.has_versions = True
+    scheduler = Scheduler({'policy': pool})
+    scheduler.publish_weights('policy', policy[2], 1)
+    scheduler.publish_weights('policy', changed(policy[2]), 2, keep=(1,))
+    return scheduler, pool
+
+
+def flat(groups):
+    return [trajectory for group in groups for trajectory in group]
+
+
+def of_step(reqs, step):
+    return [dataclasses.replace(r, identity=(step, r.identity[1])) for r in reqs]
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+def test_two_versions_in_one_round_have_the_tokens_they_have_alone(policy, layout):
+    codec, model, params = policy
+    config, shards = LAYOUTS[layout]
+    mesh = sharding.make_mesh(replica=shards)
+    old, new = of_step(requests(make_env(codec), 5), 3), of_step(requests(make_env(codec), 6), 4)
+    scheduler, pool = make_scheduler(policy, config, mesh)
+    first, second = EpisodeBatch({'policy': 1}), EpisodeBatch({'policy': 2})
+    scheduler.start(first, [scheduler.rollout(r) for r in old])
+    scheduler.start(second, [scheduler.rollout(r) for r in new])
+    together = []
+    pool.on_tokens = lambda identity, ids: together.append(identity[0])
+    ours = flat(scheduler.wait(first))
+    # The second batch has sampled tokens before the first one has ended.
+    assert 4 in together
+    theirs = flat(scheduler.wait(second))
+    assert {t.version for t in ours} == {1} and {t.version for t in theirs} == {2}
+    assert first.counts['rollouts'] == 15 and second.counts['rollouts'] == 18
+    same(ours, run(policy, old, config, mesh))
+    same(theirs, run((codec, model, changed(params)), new, config, mesh))
+    assert not pool.active and pool.placement.shards[0].is_idle and scheduler._runner is None
+
+
+def test_a_batch_in_progress_continues_with_the_next_call(policy):
+    def slow(queries):
+        time.sleep(0.01)
+        return echo(queries)
+
+    reqs = requests(make_env(policy[0], slow), 4)
+    old, new = of_step(reqs, 3), of_step(reqs, 4)
+    scheduler, pool = make_scheduler(policy, MANY)
+    first, second, ended = EpisodeBatch({'policy': 1}), EpisodeBatch({'policy': 1}), []
+    scheduler.start(second, [scheduler.rollout(r) for r in new])
+    scheduler.start(first, [scheduler.rollout(r) for r in old[:1]])
+    scheduler.wait(first)
+    assert second.tasks
+    # Weights that play rollouts in progress cannot be dropped.
+    with pytest.raises(RuntimeError, match='published while'):
+        scheduler.publish_weights('policy', policy[2], 3, keep=(2,))
+    scheduler.publish_weights('policy', policy[2], 3, keep=(1,))
+    assert sorted(pool.views) == [1, 3]
+    second.report_ends(lambda: ended.append(1))
+    same(flat(scheduler.wait(second)), run(policy, new, MANY))
+    assert len(ended) == len(new)
+
+
+def test_an_error_of_any_batch_frees_all_slots(policy):
+    scheduler, pool = make_scheduler(policy, MANY)
+    reqs = requests(make_env(policy[0]))
+
+    async def bad():
+        await scheduler.rollout(of_step(reqs, 4)[0])
+        raise KeyError('lost')
+
+    first, second = EpisodeBatch({'policy': 1}), EpisodeBatch({'policy': 2})
+    scheduler.start(first, [scheduler.rollout(r) for r in of_step(reqs, 3)])
+    scheduler.start(second, [bad()])
+    with pytest.raises(KeyError, match='lost'):
+        scheduler.wait(first)
+        scheduler.wait(second)
+    assert not pool.groups() and pool.placement.shards[0].is_idle and scheduler._runner is None
+    same(
+        flat(scheduler.run([scheduler.rollout(r) for r in reqs])),
+        run((*policy[:2], changed(policy[2])), reqs, MANY),
+    )
+
+
+def test_requests_that_an_episode_leaves_behind_end_with_its_batch(policy):
+    scheduler, pool = make_scheduler(policy, MANY)
+    reqs = requests(make_env(policy[0]), 2)
+    left = []
+
+    async def leaves():
+        left.append(asyncio.ensure_future(scheduler.rollout(reqs[0])))
+        await asyncio.sleep(0)
+
+    first, second = EpisodeBatch({'policy': 1}), EpisodeBatch({'policy': 2})
+    scheduler.start(first, [leaves()])
+    scheduler.start(second, [scheduler.rollout(r) for r in of_step(reqs, 4)])
+    scheduler.wait(first)
+    assert all(group.batch is second for group in pool.groups())
+    scheduler.publish_weights('policy', policy[2], 3, keep=(2,))
+    assert len(flat(scheduler.wait(second))) == 6
+    assert left[0].cancelled()

@@ -1,0 +1,223 @@
+"""Rollouts of the next step begin while this one's last are in progress: what plays what is counted, not timed.
+
+Here episodes sample nothing; test_ahead_runs.py plays the miniature.
+"""
+
+import asyncio
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from test_engine import Game, make, policy, trajectory  # noqa: F401
+
+from zeroplay_jax.rollout.episode_batch import current_batch
+from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, evaluation_step
+from zeroplay_jax.selfplay.task_pool import TaskPool
+from zeroplay_jax.types import Question, Row
+
+PAYS = lambda item: (1, 0) if item % 3 else (0, 0)
+FILTERED = dict(filter_groups=True, batch=3, fill_rounds=3, surplus='drop')
+
+
+class Versions(Game):
+    """Rows carry the version that the batch of their episode names."""
+
+    waits = ()
+
+    async def episode(self, context, step, task):
+        if task.identity in self.waits:
+            await asyncio.sleep(0.2)
+        outcome = await super().episode(context, step, task)
+        version = current_batch.get().versions['solver']
+        for row in outcome.rows:
+            row.trajectory = dataclasses.replace(row.trajectory, version=version)
+        return outcome
+
+
+@pytest.fixture(scope='module')
+def game(policy):  # noqa: F811
+    """Returns (engine, game) at the start; engines are used again, because each compiles its programs."""
+    engines = {}
+
+    def made(ahead=1, phases=None, name='', **options):
+        key = (ahead, name, *options.items())
+        if key not in engines:
+            engine, game = make(policy, PAYS, ahead, **(FILTERED | options))
+            state = jax.tree.map(np.array, engine.device_state())
+            engines[key] = (engine, game, state, json.dumps(engine.host_state()))
+        engine, game, state, host_state = engines[key]
+        engine.versions.clear()
+        engine.restore(state, json.loads(host_state))
+        game.__class__ = Versions
+        for attribute in ('phases', 'episode', 'waits'):
+            vars(game).pop(attribute, None)
+        if phases:
+            game.phases = lambda: phases
+        return engine, game
+
+    return made
+
+
+def play(engine, schedule, first=0, last=None):
+    """(versions, items, log) of every step of a schedule."""
+    schedule = [*schedule, None]
+    records = []
+    for step, next_step in list(zip(schedule, schedule[1:]))[first:last]:
+        metrics, rows = engine.run_step(step, lambda: None, next_step)
+        versions = {row.trajectory.version for row in rows}
+        items = [row.info.details['item'] for row in rows]
+        records.append((versions, items, engine.task_log, metrics.get('staleness')))
+    return records
+
+
+def columns(records):
+    return [list(column) for column in zip(*records)]
+
+
+def test_a_step_is_played_by_the_weights_from_which_the_step_before_began(game):
+    engine, played = game()
+    versions, items, _, staleness = columns(play(engine, all_steps(played.phases())))
+    assert versions == [{0}, {0}, {1}, {2}] and staleness == [0, 1, 1, 1]
+    # Round 0 of a step, of the next one, then further rounds: items 0 to 2, 3 to 5, 6 to 8 for step 0.
+    assert items[0][::2] == [0, 1, 2, 6, 7, 8] and items[1][:6:2] == [3, 4, 5]
+    assert not engine.scheduler._batches and engine.scheduler._runner is None
+    assert sorted(engine.scheduler.pools['solver'].views) == [4]
+
+
+def test_without_it_steps_follow_each_other(game):
+    engine, played = game(ahead=0)
+    versions, items, _, staleness = columns(play(engine, all_steps(played.phases())))
+    assert versions == [{0}, {1}, {2}, {3}] and staleness == [None] * 4
+    assert items[0][::2] == [0, 1, 2, 3, 4, 5]
+
+
+def test_an_evaluation_a_phase_and_an_emptied_pool_are_barriers(game):
+    training = [Phase('solver', 3, ('solver',)), Phase('solver', 2, ('solver',), iteration=1)]
+    engine, played = game(phases=training)
+    schedule = all_steps(training)
+    schedule.insert(2, evaluation_step(0))
+    engine.run_step(schedule[0], lambda: None, schedule[1])
+    assert engine.collector.has_begun(schedule[1])
+    engine.run_step(schedule[1], lambda: None, schedule[2])
+    assert engine.collector.version_in_progress('solver') is None
+    _, rows = engine.run_step(schedule[3], lambda: None, schedule[4])
+    assert {row.trajectory.version for row in rows} == {2}
+    assert columns(play(engine, schedule[4:]))[0] == [{3}, {3}]
+    emptied = [Phase('solver', 3, ('solver',), clear_pool_every=1)]
+    engine, played = game(phases=emptied)
+    assert columns(play(engine, all_steps(emptied)))[0] == [{0}, {1}, {2}]
+    rollouts = [Phase('rollouts', 2)]
+    engine, played = game(phases=rollouts, filter_groups=False)
+    assert columns(play(engine, all_steps(rollouts)))[0] == [{0}, {0}]
+
+
+def test_what_ends_last_decides_nothing(game):
+    def result(*waits):
+        engine, played = game()
+        played.waits = waits
+        records = play(engine, all_steps(played.phases()))
+        return records, jax.tree.map(np.array, engine.device_state())
+
+    records, state = result()
+    slow_records, slow_state = result((0, 1), (2, 0))
+    assert records == slow_records
+    jax.tree.map(np.testing.assert_array_equal, state, slow_state)
+
+
+@pytest.mark.parametrize('last', [1, 2, 3])
+def test_a_resumed_run_begins_the_same_step_again(game, last):
+    whole, played = game()
+    schedule = all_steps(played.phases())
+    play(whole, schedule, 0, last)
+    kept = jax.tree.map(np.array, whole.device_state())
+    saved = json.loads(json.dumps(whole.host_state()))
+    assert saved['ahead']['step'] == last
+    expected = play(whole, schedule, last)
+    resumed, _ = game(name='resumed')
+    resumed.restore(kept, saved)
+    # Saved again before the step begins, it is the same state.
+    assert json.loads(json.dumps(resumed.host_state())) == saved
+    jax.tree.map(np.testing.assert_array_equal, resumed.device_state(), kept)
+    assert play(resumed, schedule, last) == expected
+    assert resumed.host_state() == whole.host_state()
+    jax.tree.map(np.testing.assert_array_equal, resumed.device_state(), whole.device_state())
+
+
+def test_the_pool_is_read_as_it_was_when_the_tasks_were_drawn():
+    pool = TaskPool()
+    for text in ('one', 'two', 'three'):
+        pool.add(Question(text, ('answer',)))
+    pool.drop('late')
+    earlier = pool.earlier(2, {})
+    assert [question.text for question in earlier.questions] == ['one', 'two']
+    assert not earlier.drops and len(pool.questions) == 3
+
+
+def test_an_error_ends_both_steps_and_the_step_can_begin_again(game):
+    engine, played = game()
+    schedule = all_steps(played.phases())
+    whole = played.episode
+
+    async def fails(context, step, task):
+        if task.identity == (1, 0):
+            raise KeyError('lost')
+        return await whole(context, step, task)
+
+    played.episode = fails
+    with pytest.raises(KeyError, match='lost'):
+        engine.run_step(schedule[0], lambda: None, schedule[1])
+    assert not engine.scheduler._batches and engine.scheduler._runner is None
+    assert engine.collector.version_in_progress('solver') is None and engine.drawn == 0
+    played.episode = whole
+    assert columns(play(engine, schedule))[0] == [{0}, {0}, {1}, {2}]
+
+
+def test_closing_ends_the_step_that_was_begun(game):
+    engine, played = game()
+    schedule = all_steps(played.phases())
+    engine.run_step(schedule[0], lambda: None, schedule[1])
+    assert engine.scheduler._batches
+    engine.close()
+    assert not engine.scheduler._batches and engine.scheduler._runner is None
+
+
+def test_a_step_without_tasks_leaves_nothing_behind(game, monkeypatch):
+    engine, played = game()
+    schedule = all_steps(played.phases())
+    draw = played.tasks
+    monkeypatch.setattr(
+        played, 'tasks', lambda step, *others: draw(step, *others) if step.number == 2 else []
+    )
+    assert columns(play(engine, schedule[:3]))[0] == [set(), set(), {1}]
+    assert not engine.scheduler._batches and engine.scheduler._runner is None
+
+
+def test_a_step_in_progress_comes_next(game):
+    engine, played = game()
+    schedule = all_steps(played.phases())
+    engine.run_step(schedule[0], lambda: None, schedule[1])
+    with pytest.raises(RuntimeError, match='step 1 is in progress'):
+        engine.run_step(schedule[2], lambda: None)
+    engine.close()
+
+
+def test_episodes_count_for_their_own_step(game):
+    engine, played = game()
+    schedule = all_steps(played.phases())
+    played.waits = ((0, 0),)  # all episodes of step 1 end before it
+    ends = []
+    engine.run_step(schedule[0], lambda: ends.append(0), schedule[1])
+    assert len(ends) == 6
+    engine.run_step(schedule[1], lambda: ends.append(1), None)
+    assert ends.count(1) == len(ends) - 6 > 2
+
+
+def test_roles_of_the_same_weights_are_one_step_old_after_two_updates(game):
+    engine, _ = game()
+    engine.versions['solver'] = 4
+    rows = [Row('solver', trajectory((0, 0), version=2), 0.0, 0)]
+    step = Step(Phase('selfplay', 1, ('solver', 'proposer')), 0, 0)
+    engine.weights_of['proposer'] = 'solver'
+    assert engine._staleness(step, rows) == (1.0, 1)
