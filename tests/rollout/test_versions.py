@@ -46,11 +46,18 @@ def of_step(reqs, step):
     return [dataclasses.replace(r, identity=(step, r.identity[1])) for r in reqs]
 
 
-@pytest.mark.parametrize('layout', LAYOUTS)
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    'layout', ['slots', 'budget', *(pytest.param(name, marks=LONG) for name in ('pages', 'shards'))]
+)
 def test_two_versions_in_one_round_have_the_tokens_they_have_alone(policy, layout):
     codec, model, params = policy
     config, shards = LAYOUTS[layout]
     mesh = sharding.make_mesh(replica=shards)
+    params = jax.device_put(params, sharding.replicated(mesh))
+    policy = codec, model, params
     old, new = of_step(requests(make_env(codec), 5), 3), of_step(requests(make_env(codec), 6), 4)
     scheduler, pool = make_scheduler(policy, config, mesh)
     first, second = EpisodeBatch({'policy': 1}), EpisodeBatch({'policy': 2})
