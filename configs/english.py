@@ -6,15 +6,17 @@ builds an index, held-out questions and training documents in runs/own, and then
 
     python -m zeroplay_jax.main --config=configs/english.py:runs/own --workdir=runs/own/run --config.seed=0
 
-The text after the colon is that folder. Questions are sentences with a blank (`python -m zeroplay_jax.inputs cloze`) of
-one hop: a proposer reads a passage and leaves words out of a sentence; a solver searches for the passage and fills them
-in. No proposer starts from a document that questions are about; with one hop it needs no search to find another one.
+The text after the colon is that folder. Questions are sentences with a blank (`python -m zeroplay_jax.inputs cloze`).
+One hop: a proposer reads a passage and leaves words out of a sentence; a solver searches for the passage and fills them
+in. Two hops: the proposer also searches for a name of its passage and leaves words out of a sentence about it in
+another one; the solver has to find the name first. No proposer starts from a document that questions are about.
 Made for two CPU cores without a GPU.
 """
 
 import pathlib
 
 from zeroplay_jax.configs import common
+from zeroplay_jax.selfplay import cloze_files, files
 from zeroplay_jax.settings.paths import ENGLISH_CHECKPOINT
 
 
@@ -22,13 +24,14 @@ def get_config(folder=''):
     """Returns the config; `folder`: the workdir with index, questions and documents; '' leaves their paths unset."""
     config = common.get_config('drzero')
     config.policy.path = str(ENGLISH_CHECKPOINT)
-    config.schedule.update(iterations=2, hop_ratio=(1.0,))
+    config.schedule.update(iterations=2, hop_ratio=cloze_files.ratio_of_hops(two_hops=True))
 
-    # Lengths of English words in the tokens of this checkpoint: three passages of up to 75 words fit.
+    # Lengths of English words in the tokens of this checkpoint: two searches of three passages of 50 words fit, and
+    # some of up to 75 words.
     config.tools.top_k = 3
-    config.rollout.update(prompt_tokens=256, turn_tokens=224, observation_tokens=400, max_turns=2)
-    config.sampler.update(context=704, chunk=64)
-    config.micro.update(rows=8, tokens=704)
+    config.rollout.update(prompt_tokens=256, turn_tokens=224, observation_tokens=400, max_turns=3)
+    config.sampler.update(context=1024, chunk=64)
+    config.micro.update(rows=6, tokens=1024)
 
     config.proposer.learning_rate = 1e-4
     config.proposer.steps = 2
@@ -49,5 +52,9 @@ def get_config(folder=''):
         inputs = pathlib.Path(folder)
         config.retrieval.path = str(inputs / 'index')
         config.eval.file = str(inputs / 'questions.jsonl')
-        config.inputs.documents = str(inputs / 'documents.jsonl')
+        documents = inputs / 'documents.jsonl'
+        config.inputs.documents = str(documents)
+        # In a small corpus few names connect two documents; then all questions have one hop.
+        if documents.exists():
+            config.schedule.hop_ratio = cloze_files.hop_ratio(files.documents(str(documents)))
     return config

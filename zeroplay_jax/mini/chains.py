@@ -124,6 +124,20 @@ def _first_words(right: str) -> str:
     return space + ' '.join(words)
 
 
+def statements(title: str, sentence: str) -> list[tuple[str, Cloze]]:
+    """Returns the clauses of a sentence that are about its subject, each with the name of the subject.
+
+    Args:
+      title: title of the passage.
+      sentence: one of its sentences.
+    """
+    named_clauses = []
+    for name in subjects(sentence):
+        if is_bridge(name, title):
+            named_clauses += [(name, clause) for clause in clauses(sentence, name)]
+    return named_clauses
+
+
 def can_join(first: Cloze, clause: Cloze) -> bool:
     """Returns whether a sentence and a clause make a question: the sentence does not contain the answer."""
     return clause.answer.lower() not in first.sentence.lower()
@@ -159,7 +173,8 @@ class Links:
         for index, (title, text) in enumerate(passages):
             mentions.update(names(text))
             for sentence in sentence_lists[index]:
-                self._add_statements(title, sentence, index)
+                for name, clause in statements(title, sentence):
+                    self.statements.setdefault(name, []).append(Statement(clause, index))
         self.chains: dict[int, list[Linked]] = {}
         for index, (title, _) in enumerate(passages):
             linked = []
@@ -175,11 +190,3 @@ class Links:
                             linked.append(Linked(chain, statement.passage))
             if linked:
                 self.chains[index] = linked
-
-    def _add_statements(self, title: str, sentence: str, index: int) -> None:
-        """Adds the clauses of a sentence that are about its subject."""
-        for name in subjects(sentence):
-            if not is_bridge(name, title):
-                continue
-            for clause in clauses(sentence, name):
-                self.statements.setdefault(name, []).append(Statement(clause, index))

@@ -1,0 +1,206 @@
+"""Finds the questions of two hops in any corpus (`mini.chains`), in memory that does not grow with the corpus."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+from zeroplay_jax.mini import chains
+from zeroplay_jax.mini.chains import Chain
+from zeroplay_jax.mini.cloze import ANSWER_WORDS, Cloze
+from zeroplay_jax.objectives.rewards import normalize_answer
+from zeroplay_jax.retrieval.corpus import Record, split
+from zeroplay_jax.selfplay.builders import BottomK, hash_key, unfit
+from zeroplay_jax.selfplay.cloze_passages import Passage, Passages, parse
+
+# Clauses that are stored per name; a corpus may have many more about a well-known one.
+_CLAUSES_PER_NAME = 20
+
+UnitOf = Callable[[Record], str]
+
+
+@dataclasses.dataclass
+class _Statement:
+    """A clause about a name, with its sentence, its passage and the document of the passage."""
+
+    clause: Cloze
+    sentence: str
+    passage: Passage
+    document: str
+
+
+@dataclasses.dataclass
+class CorpusChain:
+    """A question of two hops and the passages that it needs.
+
+    Attributes:
+      chain: the question.
+      first, second: its passages.
+      first_document, second_document: names of their documents.
+      second_sentence: the sentence of the second passage that the clause is cut out of.
+    """
+
+    chain: Chain
+    first: Passage
+    second: Passage
+    first_document: str
+    second_document: str
+    second_sentence: str
+
+    @property
+    def documents(self) -> set[str]:
+        """Names of both documents."""
+        return {self.first_document, self.second_document}
+
+    @property
+    def sentences(self) -> tuple[str, str]:
+        """Both sentences, in lower case."""
+        return self.chain.first.sentence.lower(), self.second_sentence.lower()
+
+    def question_line(self, source: str) -> dict[str, Any]:
+        """Returns the line of the file of questions; its title and document are those of the answer."""
+        return {
+            'question': self.chain.question,
+            'answers': [self.chain.second.answer],
+            'hops': 2,
+            'kind': self.chain.second.kind,
+            'title': self.second.title,
+            'source': source,
+            'document_id': self.second.id,
+            'line': self.second.line,
+            'bridge': self.chain.first.answer,
+            'first_title': self.first.title,
+            'first_document_id': self.first.id,
+        }
+
+
+def find(passages: Passages, seed: int, max_passages: int, unit_of: UnitOf) -> list[CorpusChain]:
+    """Returns the chains that start from a uniform sample of passages, in the order of hashes of these passages.
+
+    Args:
+      passages: yields the whole corpus; called twice.
+      seed: seed of the sample.
+      max_passages: largest number of first passages.
+      unit_of: function from a passage to the name of its document.
+    """
+    starts = _starts(passages(), seed, max_passages, unit_of)
+    bridges: set[str] = set()
+    for passage, _ in starts:
+        for sentence in passage.sentences:
+            bridges.update(case.answer for case in chains.described(sentence))
+    statements = _statements(passages(), seed, bridges, unit_of)
+    found: list[CorpusChain] = []
+    for passage, document in starts:
+        start_chains = []
+        for sentence in passage.sentences:
+            for case in chains.described(sentence):
+                for statement in statements.get(case.answer, ()):
+                    if _is_question(case, statement, passage, document):
+                        start_chains.append(_corpus_chain(case, statement, passage, document))
+        # By a hash, so that the first chain of a passage is not always about its first name.
+        start_chains.sort(key=lambda each: hash_key(seed, each.chain.question))
+        found += start_chains
+    return found
+
+
+def _starts(
+    passages: Iterable[tuple[int, Record]], seed: int, max_passages: int, unit_of: UnitOf
+) -> list[tuple[Passage, str]]:
+    """Returns a sample of passages that describe a name, with the names of their documents."""
+    sample: BottomK[tuple[Passage, str]] = BottomK(max_passages)
+    for line, record in passages:
+        key = hash_key(seed, record.id)
+        # The cheap test comes first, because splitting into sentences takes most of the time.
+        if not sample.admits(key):
+            continue
+        passage = parse(line, record)
+        if passage and any(chains.described(sentence) for sentence in passage.sentences):
+            sample.put(key, (passage, unit_of(record)))
+    return sample.ordered()
+
+
+def _statements(
+    passages: Iterable[tuple[int, Record]], seed: int, bridges: Collection[str], unit_of: UnitOf
+) -> dict[str, list[_Statement]]:
+    """Returns a sample of the clauses about each of the names that not too many passages mention."""
+    mentions: collections.Counter[str] = collections.Counter()
+    samples: dict[str, BottomK[_Statement]] = {}
+    for line, record in passages:
+        title, text = split(record.contents)
+        mentioned = chains.names(text) & bridges
+        mentions.update(mentioned)
+        is_rare = any(mentions[name] <= chains.MAX_MENTIONS for name in mentioned)
+        # Most passages mention none of the names, and need not be split into sentences.
+        passage = parse(line, record) if is_rare else None
+        if passage is None:
+            continue
+        document = unit_of(record)
+        for sentence in passage.sentences:
+            for name, clause in chains.statements(title, sentence):
+                if name in bridges and _is_fair(clause, title):
+                    sample = samples.setdefault(name, BottomK(_CLAUSES_PER_NAME))
+                    key = hash_key(seed, f'{record.id}\n{clause.question}')
+                    if sample.admits(key):
+                        sample.put(key, _Statement(clause, sentence, passage, document))
+    result = {}
+    for name, sample in samples.items():
+        if mentions[name] <= chains.MAX_MENTIONS:
+            result[name] = sample.ordered()
+    return result
+
+
+def _is_fair(clause: Cloze, title: str) -> bool:
+    """Returns whether the answer of a clause is usable and not part of the title, which a search sees."""
+    normal_answer = f' {normalize_answer(clause.answer)} '
+    is_given_away = (
+        normal_answer in f' {normalize_answer(title)} '
+        or normal_answer in f' {normalize_answer(clause.question)} '
+    )
+    return unfit(clause.answer, ANSWER_WORDS) is None and not is_given_away
+
+
+def _is_question(case: Cloze, statement: _Statement, passage: Passage, document: str) -> bool:
+    """Returns whether a sentence of a passage and a statement make a question over two documents."""
+    has_two_documents = statement.document != document and statement.passage.title != passage.title
+    return has_two_documents and chains.can_join(case, statement.clause)
+
+
+def _corpus_chain(
+    case: Cloze, statement: _Statement, passage: Passage, document: str
+) -> CorpusChain:
+    return CorpusChain(
+        Chain(case, statement.clause),
+        passage,
+        statement.passage,
+        document,
+        statement.document,
+        statement.sentence,
+    )
+
+
+def choose(
+    found: Iterable[CorpusChain], count: int, max_documents: int, repeats: Collection[str]
+) -> list[CorpusChain]:
+    """Returns at most `count` chains of at most `max_documents` documents, no two with a sentence in common.
+
+    Args:
+      found: the chains, best first.
+      count: largest number of chains.
+      max_documents: largest number of documents, both of each chain counted.
+      repeats: sentences, in lower case, that are not asked about.
+    """
+    chosen: list[CorpusChain] = []
+    used_sentences: set[str] = set(repeats)
+    documents: set[str] = set()
+    for each in found:
+        if len(chosen) == count:
+            break
+        is_used = not used_sentences.isdisjoint(each.sentences)
+        if is_used or len(documents | each.documents) > max_documents:
+            continue
+        chosen.append(each)
+        used_sentences.update(each.sentences)
+        documents |= each.documents
+    return chosen
