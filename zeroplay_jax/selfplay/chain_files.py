@@ -99,10 +99,18 @@ def find(passages: Passages, seed: int, max_passages: int, unit_of: UnitOf) -> l
                 for statement in statements.get(case.answer, ()):
                     if _is_question(case, statement, passage, document):
                         start_chains.append(_corpus_chain(case, statement, passage, document))
-        # By a hash, so that the first chain of a passage is not always about its first name.
-        start_chains.sort(key=lambda each: hash_key(seed, each.chain.question))
+        # Short clauses first: their words find fewer passages without the name. Among clauses of a length by a hash, so
+        # that the first chain of a passage is not always about its first name.
+        start_chains.sort(
+            key=lambda each: (_clause_words(each), hash_key(seed, each.chain.question))
+        )
         found += start_chains
     return found
+
+
+def _clause_words(found_chain: CorpusChain) -> int:
+    """Returns the number of words of a clause."""
+    return len(found_chain.chain.second.question.split())
 
 
 def _starts(
