@@ -82,9 +82,9 @@ def proposals(workdir: pathlib.Path) -> dict[str, float]:
         if row['drop'] is not None:
             continue
         readable += 1
-        clause = joined_clause(row)
-        joined += clause is not None
-        from_held_out += clause in held_out
+        joined_text = joined_clause(row)
+        joined += joined_text is not None
+        from_held_out += joined_text in held_out
     return {
         'proposals': total,
         'readable': readable / max(1, total),

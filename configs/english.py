@@ -44,7 +44,7 @@ def get_config(folder=''):
     config.solver.batch = 32
     config.solver.samples = 5
 
-    config.eval.update(every=4, questions=240)
+    config.eval.update(every=8, questions=240)
     config.checkpoint.every = 5
 
     config.retrieval.kind = 'folder'

@@ -130,7 +130,7 @@ def _starts(
 
 
 def _statements(
-    passages: Iterable[tuple[int, Record]], seed: int, bridges: Collection[str], unit_of: UnitOf
+    passages: Iterable[tuple[int, Record]], seed: int, bridges: set[str], unit_of: UnitOf
 ) -> dict[str, list[_Statement]]:
     """Returns a sample of the clauses about each of the names that not too many passages mention."""
     mentions: collections.Counter[str] = collections.Counter()
