@@ -79,7 +79,8 @@ def proposals(workdir: pathlib.Path) -> dict[str, float]:
         if not row['is_proposal'] or info.get('hops') != 2:
             continue
         total += 1
-        if row['drop'] is not None:
+        # A rejected proposal may have no question or no answer.
+        if row['drop'] is not None or info.get('rejected') is not None:
             continue
         readable += 1
         joined_text = joined_clause(row)
