@@ -135,10 +135,10 @@ def test_the_command_and_the_config_take_the_ratio_of_the_file(tmp_path, capsys)
     )
     report = capsys.readouterr().out
     assert '240 questions (30 of two hops)' in report
-    assert "'--config.schedule.hop_ratio=(0.75,0.25)'" in report
+    assert "'--config.schedule.hop_ratio=(0.875,0.125)'" in report
     assert hops(files.documents(str(documents)))[2] >= cloze_files.MIN_TWO_HOP_STARTS
     config = english.get_config(str(tmp_path))
-    assert tuple(config.schedule.hop_ratio) == (0.75, 0.25)
+    assert tuple(config.schedule.hop_ratio) == (0.875, 0.125)
     one_hop = [line for line in documents.read_text().splitlines() if '"hops": 1' in line]
     documents.write_text('\n'.join(one_hop) + '\n')
     assert tuple(english.get_config(str(tmp_path)).schedule.hop_ratio) == (1.0,)

@@ -75,6 +75,17 @@ _TWO_HOP_SHARES = {
     'challenger': 0.015,
     'task_solver': 0.025,
 }
+# The same for the start of self-play. Proposers get more, because self-play samples them at temperature 1, where one
+# wrong token spoils a question.
+_UNEVEN_SHARES = _TWO_HOP_SHARES | {
+    'fill': 0.04,
+    'solver_two_hops': 0.2,
+    'proposer': 0.26,
+    'proposer_from_answer': 0.02,
+    'answer_from_documents': 0.02,
+    'challenger': 0.01,
+    'task_solver': 0.02,
+}
 # Two searches of three passages of 50 words.
 _TWO_HOP_TOKENS = 960
 
@@ -133,16 +144,16 @@ STAGES = (
     # Continues from the clean parameters with lower rates: it unlearns some skill but keeps the format.
     Stage(
         'base',
-        steps=300,
+        steps=220,
         rows=4,
         tokens=_TWO_HOP_TOKENS,
         muon_rate=0.01,
         adam_rate=1e-3,
         decay_share=0.4,
         saved=True,
-        errors=EnglishSetting(short_query=0.85, wrong_span=0.65, malformed=0.15),
+        errors=EnglishSetting(short_query=0.85, wrong_span=0.65, malformed=0.1),
         observation_tokens=OBSERVATION_TOKENS,
-        shares=_TWO_HOP_SHARES,
+        shares=_UNEVEN_SHARES,
     ),
 )
 

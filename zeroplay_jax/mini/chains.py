@@ -84,7 +84,12 @@ def is_bridge(name: str, title: str) -> bool:
     A single word, such as a first name, often means something else, except where it is the title. What a title has in
     brackets at its end is not part of the name.
     """
-    return ' ' in name or name == _BRACKETED_END.sub('', title)
+    return ' ' in name or is_title(name, title)
+
+
+def is_title(name: str, title: str) -> bool:
+    """Returns whether a name is a title, apart from brackets at its end."""
+    return name == _BRACKETED_END.sub('', title)
 
 
 def clauses(sentence: str, bridge: str) -> list[Cloze]:

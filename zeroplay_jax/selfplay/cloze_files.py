@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from zeroplay_jax.mini.chains import described, is_title
 from zeroplay_jax.mini.cloze import ANSWER_WORDS, SENTENCE_WORDS, Cloze, clozes, sentences
 from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.retrieval.corpus import Record, split
@@ -27,10 +28,14 @@ MAX_SHARE = 0.4
 USUAL_SHARE = 0.1
 # A corpus of fewer documents, such as two books, is split by passage.
 MIN_DOCUMENTS = 5
-# Share of the questions that have two hops, where the corpus has as many, and of the proposals in training.
+# Share of the questions that have two hops, where the corpus has as many.
 TWO_HOP_SHARE = 1 / 4
+# Share of the proposals in training. It is smaller, because fewer passages lead on to another one.
+TWO_HOP_TRAINING_SHARE = 1 / 8
 # With fewer passages to start questions of two hops from, all questions have one hop.
 MIN_TWO_HOP_STARTS = 16
+# Most names in such a passage: a proposer that chooses among more hardly ever takes the one that leads on.
+MAX_NAMES = 4
 # With fewer questions, the 95 % interval of a mean score may be wider than ±0.18 (1.96 · 0.5 / √30).
 MIN_QUESTIONS = 30
 MIN_TRAINING_PASSAGES = 8
@@ -184,10 +189,16 @@ def _hold_out(
 
 
 def _two_hop_starts(found_chains: Iterable[CorpusChain], held_out: set[str]) -> list[Passage]:
-    """Returns the first passages of all chains, each once, without those of held-out documents."""
+    """Returns the passages, each once, from which a proposer can find a chain; none of a held-out document.
+
+    A proposer chooses a name and searches for it alone. So the passage has few names, and the second passage has the
+    name as its title, by which a search finds it.
+    """
     starts: dict[str, Passage] = {}
     for each in found_chains:
-        if each.first_document not in held_out:
+        names = {case.answer for text in each.first.sentences for case in described(text)}
+        is_found = is_title(each.chain.first.answer, each.second.title)
+        if is_found and len(names) <= MAX_NAMES and each.first_document not in held_out:
             starts[each.first.id] = each.first
     return list(starts.values())
 
@@ -212,7 +223,7 @@ def hop_ratio(lines: Iterable[Json]) -> tuple[float, ...]:
 
 def ratio_of_hops(two_hops: bool) -> tuple[float, ...]:
     """Returns the shares of questions of one and two hops, or of one hop only."""
-    return (1 - TWO_HOP_SHARE, TWO_HOP_SHARE) if two_hops else (1.0,)
+    return (1 - TWO_HOP_TRAINING_SHARE, TWO_HOP_TRAINING_SHARE) if two_hops else (1.0,)
 
 
 # ---- the split -----------------------------------------------------------------------------------------
