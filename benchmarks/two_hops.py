@@ -73,7 +73,7 @@ def proposals(workdir: pathlib.Path) -> dict[str, float]:
         if question['hops'] == 2 and parts:
             clause = parts[1].replace(BRIDGE, question['bridge'])
             held_out.add(clause.replace(BLANK, question['answers'][0]))
-    total = readable = joined = from_held_out = 0
+    total = accepted = joined = from_held_out = 0
     for row in lines(workdir / 'run' / 'trajectories.jsonl'):
         info = row['info']
         if not row['is_proposal'] or info.get('hops') != 2:
@@ -82,13 +82,13 @@ def proposals(workdir: pathlib.Path) -> dict[str, float]:
         # A rejected proposal may have no question or no answer.
         if row['drop'] is not None or info.get('rejected') is not None:
             continue
-        readable += 1
+        accepted += 1
         joined_text = joined_clause(row)
         joined += joined_text is not None
         from_held_out += joined_text in held_out
     return {
         'proposals': total,
-        'readable': readable / max(1, total),
+        'accepted': accepted / max(1, total),
         'joins two documents': joined / max(1, total),
         'clause of a held-out question': from_held_out / max(1, total),
     }
