@@ -30,7 +30,7 @@ from zeroplay_jax.types import UserError
 
 RESULTS = pathlib.Path(__file__).parent / 'results' / 'slices.json'
 # The engine that the project has. Its figures are the last line of --all.
-PROJECT_ENGINE = 'slots'
+PROJECT_ENGINE = 'pages'
 # Machines of --all: name in the last line → machine, hosts (0 for its own) and steps ahead.
 ALL = {
     'v5e:4x4': ('v5e:4x4', 0, 0),
@@ -272,7 +272,6 @@ def one_machine(args: argparse.Namespace) -> dict:
             chunk=sampler.chunk,
             fill_rows=sampler.fill_rows,
             burst=sampler.burst,
-            put_rows=sampler.put_rows,
             turn_tokens=config.rollout.turn_tokens,
         )
     if args.metrics:

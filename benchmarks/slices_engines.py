@@ -64,7 +64,6 @@ class Settings:
       chunk: tokens of a row in a prefill call.
       fill_rows: rows of a prefill call.
       burst: steps of a decode call.
-      put_rows: rows of a clone call.
       turn_tokens: most written tokens of a turn.
       tool_threads: tool calls in progress at the same time.
       fill_buckets: numbers of rows for which a prefill program is compiled; () for `fill_rows` alone.
@@ -77,7 +76,6 @@ class Settings:
     chunk: int = 256
     fill_rows: int = 16
     burst: int = 16
-    put_rows: int = 16
     turn_tokens: int = 256
     tool_threads: int = 1
     fill_buckets: tuple[int, ...] = ()
@@ -335,11 +333,13 @@ class SlotEngine(Engine):
         free = [slot for slot, rollout in enumerate(self.rollouts) if rollout is None]
         for request in self._open:
             source = self._prefilled_slot(request)
-            while source is not None and free and request.waiting:
-                slots = []
-                while free and request.waiting and len(slots) < self.settings.put_rows:
-                    slots.append(free.pop(0))
-                    self._enter(request, slots[-1])
+            if source is None:
+                continue
+            slots = []
+            while free and request.waiting:
+                slots.append(free.pop(0))
+                self._enter(request, slots[-1])
+            if slots:
                 self._record('clone', source, slots)
         self._open = [request for request in self._open if request.waiting]
         return free

@@ -26,6 +26,10 @@ def get_config(folder=''):
     config.policy.path = str(ENGLISH_CHECKPOINT)
     config.schedule.update(iterations=2, hop_ratio=cloze_files.ratio_of_hops(two_hops=True))
 
+    # One device per core; on a GPU or TPU, those that it has.
+    config.cpu_devices = 2
+    config.mesh.replica = -1
+
     # Lengths of English words in the tokens of this checkpoint: two searches of three passages of 50 words fit, and
     # some of up to 75 words.
     config.tools.top_k = 3

@@ -13,6 +13,10 @@ from zeroplay_jax.configs import common
 def get_config():
     """Returns the defaults with the sizes of a run on two CPU cores."""
     config = common.get_config('drzero')
+    # One device per core; on a GPU or TPU, those that it has.
+    config.cpu_devices = 2
+    config.mesh.replica = -1
+
     config.schedule.iterations = 2
 
     config.proposer.learning_rate = 2e-4

@@ -81,13 +81,18 @@ class InProcess:
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Returns the passages of each query; see `Backend.retrieve`."""
         try:
-            rows, scores = self.index.search(queries, k)
+            return self._search(queries, k)
         except RetrievalError:
             # A query is at fault.
             raise
         except Exception as error:
-            # Any other exception is a failure of the index, which the client counts instead of ending the run.
+            # Any other exception is a failure of the index or its corpus, which the client counts instead of ending
+            # the run.
             raise SearchFailed(f'{type(error).__name__}: {error}') from error
+
+    def _search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Returns the passages of each query; raises what the index or its corpus raises."""
+        rows, scores = self.index.search(queries, k)
         results = []
         for query_rows, query_scores in zip(rows, scores):
             passages = []

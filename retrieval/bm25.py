@@ -8,9 +8,9 @@ from __future__ import annotations
 import pathlib
 import threading
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
-import bm25s
 import numpy as np
 import Stemmer
 from jaxtyping import Float32, Int64
@@ -22,6 +22,15 @@ from .types import Passage, RetrievalError
 _METHOD = 'lucene'
 _K1 = 1.5
 _B = 0.75
+
+
+def _import_bm25s() -> ModuleType:
+    """Returns the module `bm25s`."""
+    # Not imported at the top of this file: the import of bm25s runs a JAX program and thereby starts the devices. JAX's
+    # settings could not be changed after an import of this package, even in a process without a BM25 index.
+    import bm25s
+
+    return bm25s
 
 
 class Bm25Index:
@@ -39,7 +48,7 @@ class Bm25Index:
         self._lock = threading.Lock()
         if saved:
             # Maps the files into memory and leaves out bm25s's own copy of the texts.
-            self._bm25 = bm25s.BM25.load(
+            self._bm25 = _import_bm25s().BM25.load(
                 str(saved), load_corpus=False, mmap=True, show_progress=False
             )
         else:
@@ -57,7 +66,7 @@ class Bm25Index:
             'b': _B,
         }
 
-    def _train(self) -> bm25s.BM25:
+    def _train(self) -> Any:
         """Returns bm25s's index of all passages; RetrievalError if no passage has a word that is not a stop word."""
         # The title is indexed with the text, because queries often name it.
         texts = [self.corpus.record(row).contents for row in range(len(self.corpus))]
@@ -67,7 +76,7 @@ class Bm25Index:
             raise RetrievalError(
                 'bm25: no passage has a word that counts; give a corpus of English text'
             )
-        bm25 = bm25s.BM25(method=_METHOD, k1=_K1, b=_B)
+        bm25 = _import_bm25s().BM25(method=_METHOD, k1=_K1, b=_B)
         bm25.index(tokens, show_progress=False, leave_progress=False)
         return bm25
 
@@ -81,7 +90,7 @@ class Bm25Index:
           return_ids: True: bm25s's object of ids and vocabulary, from which an index is built. False: a list of strings
             per text.
         """
-        return bm25s.tokenize(
+        return _import_bm25s().tokenize(
             texts,
             stopwords='en',
             stemmer=self._stemmer,

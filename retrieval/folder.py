@@ -36,8 +36,8 @@ STAGES = ('corpus', 'encode', 'index')
 
 # Libraries whose version is recorded.
 _LIBRARIES = ('jax', 'numpy', 'scann', 'tensorflow-text', 'bm25s')
-# The library that reads the trained files of a kind: another version may read them differently.
-_READERS = {'scann': 'scann', 'bm25': 'bm25s'}
+# Kind of the trained index → the library that reads its files: another version may read them differently.
+_LIBRARY_OF_KIND = {'scann': 'scann', 'bm25': 'bm25s'}
 # Parameters of `ScannIndex` that the manifest stores.
 _SCANN_SETTINGS = (
     'overfetch',
@@ -305,13 +305,20 @@ def open_index(
 
 
 def _check_version(manifest: Mapping[str, Any], folder: pathlib.Path) -> None:
-    """Raises RetrievalError if another version of a library trained the index."""
-    # An exact index is a plain NumPy file, which any version reads.
-    library = _READERS.get(manifest['kind'])
+    """Raises RetrievalError if the installed version of the index's library is not the one that built it."""
+    # The vectors of an exact index are a plain NumPy file, which any version reads. The parameters have the kind that
+    # was trained: a corpus too small for ScaNN gets an exact index.
+    library = _LIBRARY_OF_KIND.get(manifest['parameters']['kind'])
     if library is None:
         return
-    installed = importlib.metadata.version(library)
     recorded = manifest['versions'][library]
+    try:
+        installed = importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        raise RetrievalError(
+            f'{folder}: built with {library} {recorded}, which is not installed; install that version '
+            'or build the index again'
+        ) from None
     if installed != recorded:
         raise RetrievalError(
             f'{folder}: built with {library} {recorded}, installed is {installed}; '

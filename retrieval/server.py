@@ -58,19 +58,19 @@ class App:
         """Creates the application.
 
         Args:
-          load: returns (index, its name); runs in a thread while /health returns 503.
+          load: returns (index, its fingerprint); runs in a thread while /health returns 503.
           limits: limits of requests.
         """
         self._load = load
         self.limits = limits
         self.metrics = Metrics()
         self._index: Index | None = None
-        self._name = ''
-        # References of /open requests that are being answered.
+        self._fingerprint = ''
+        # Number of references of /open requests that are being answered.
         self._opening = 0
         # The exception of `load`, or of the task that answers queries, which ended the server; `serve` raises it.
         self.failure: BaseException | None = None
-        # Stops the server. `serve` replaces this function, which does nothing, for tests that run without `serve`.
+        # Stops the server; set by `serve`. In tests that run the application without `serve` it does nothing.
         self.stop: Callable[[], None] = lambda: None
         routes = [
             Route('/retrieve', self.retrieve, methods=['POST']),
@@ -91,11 +91,11 @@ class App:
     async def _serve(self) -> None:
         """Loads the index and answers queries until cancelled; an exception is stored and stops the server."""
         try:
-            index, self._name = await asyncio.to_thread(self._load)
+            index, self._fingerprint = await asyncio.to_thread(self._load)
             self.batcher = Batcher(index, self.limits, self.metrics)
             # Set last, because requests are accepted from now on.
             self._index = index
-            logging.info('ready: %d passages, index %s', len(index), self._name[:12])
+            logging.info('ready: %d passages, index %s', len(index), self._fingerprint[:12])
             await self.batcher.run()
         except Exception as error:
             self.failure = error
@@ -105,7 +105,9 @@ class App:
         """Answers GET /health."""
         if self._index is None:
             return JSONResponse({'status': 'loading'}, 503, {'Retry-After': '1'})
-        return JSONResponse({'status': 'ready', 'index': self._name, 'passages': len(self._index)})
+        return JSONResponse(
+            {'status': 'ready', 'index': self._fingerprint, 'passages': len(self._index)}
+        )
 
     async def show_metrics(self, request: Request) -> Response:
         """Answers GET /metrics."""
@@ -217,7 +219,7 @@ def serve(load: Callable[[], tuple[Index, str]], host: str, port: int, limits: L
     """Serves until SIGINT or SIGTERM, then finishes the requests it has accepted.
 
     Args:
-      load: returns (index, its name).
+      load: returns (index, its fingerprint).
       host: address to listen on.
       port: 0 chooses a free one, which is logged.
       limits: limits of requests.

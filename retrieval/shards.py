@@ -85,7 +85,7 @@ def encode(
 
     Args:
       encoder: encodes the texts.
-      texts: function from a range of rows to the texts of these passages, in wire form.
+      texts: function from a range of rows to the texts of these passages, as `Encoder.encode` takes them.
       total: number of passages, N.
       folder: gets `plan.json` and one `vectors-<number>.npy` per shard, float32 [rows, D].
       corpus_sha256: hash of all texts, stored in the plan.

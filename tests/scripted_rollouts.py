@@ -10,7 +10,7 @@ import pytest
 import tiny
 
 from zeroplay_jax.policy import hf, sharding
-from zeroplay_jax.rollout import prompts, slot_programs
+from zeroplay_jax.rollout import prompts, sampling, slot_programs
 from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
 from zeroplay_jax.rollout.requests import Request
@@ -38,7 +38,7 @@ class ScriptedSampler(Sampler):
                 turns = self.turns_of[rollout.identity]
                 turn = turns[min(len(rollout.turns), len(turns) - 1)]
                 PLAN[slot] = (rollout.turn_start, turn)
-        state, chunk = self.programs['decode'](params, self.state)
+        state, chunk = self.programs['decode'](params, self.state, self.table)
         self.state = state
         jax.block_until_ready(chunk)  # the plan is read until the chunk is ready
         return chunk
@@ -68,8 +68,8 @@ def scripted_policy(folder):
     tiny.make_folder(folder, hidden_size=16, intermediate_size=16, num_hidden_layers=1)
     codec, model = Codec(folder), hf.read_config(folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slot_programs, '_sample', _scripted_sample)
-        slot_programs.programs.cache_clear()  # nothing compiled with another `_sample`, before or after
+        patch.setattr(sampling, 'sample', _scripted_sample)
+        slot_programs.programs.cache_clear()  # nothing compiled with another `sample`, before or after
         yield codec, model, hf.load(folder, model)
         slot_programs.programs.cache_clear()
 

@@ -140,6 +140,7 @@ def test_scripts_of_the_other_engines_are_found_by_default():
     assert {f'peer_{name}.py' for name in bench.PEERS} <= {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.long
 def test_the_rollout_and_update_of_transformers(monkeypatch):
     from benchmarks.peers import peer_hf
 

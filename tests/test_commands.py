@@ -137,6 +137,30 @@ with quiet.quiet():
     assert 'KeyboardInterrupt' in done.stderr
 
 
+def test_a_cpu_is_divided_into_devices():
+    code = """import ml_collections
+from zeroplay_jax.configuration import entry
+from zeroplay_jax.settings import schema
+config = ml_collections.ConfigDict(schema.Run().model_dump())
+config.cpu_devices = 3
+entry.connect(config)
+import jax
+print(jax.device_count())
+"""
+    environment = os.environ | {'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'}
+    command = [sys.executable, '-c', code]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == '3', done.stderr
+    environment['XLA_FLAGS'] = '--xla_force_host_platform_device_count=5'
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == '5', done.stderr
+    # A notebook that has used JAX keeps the devices that it has.
+    environment['XLA_FLAGS'] = ''
+    command[2] = code.replace('entry.connect', 'import jax; jax.devices(); entry.connect')
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == '1', done.stderr
+
+
 def on_a_terminal(code):
     """What a program draws on a terminal of 24 lines and 80 columns."""
     ours, theirs = pty.openpty()

@@ -82,11 +82,10 @@ def start(system, workdir):
     )
 
 
-# `cross` combines parts of the others, and other tests play whole runs of `drzero`.
+# `cross` combines parts of the others, and other tests play whole runs of `drzero` and `ssp` (test_hosts.py).
 LONG = pytest.mark.long
-ALL_SYSTEMS = [
-    pytest.param(name, marks=LONG if name in ('drzero', 'cross') else ()) for name in SYSTEMS
-]
+ELSEWHERE = ('drzero', 'ssp', 'cross')
+ALL_SYSTEMS = [pytest.param(name, marks=LONG if name in ELSEWHERE else ()) for name in SYSTEMS]
 
 
 @pytest.fixture(scope='module', params=ALL_SYSTEMS)
@@ -121,12 +120,8 @@ def test_what_a_teacher_was_shown_is_in_the_log(whole):
     assert all('Path:' in text for text in shown)
 
 
-# The first is killed by tests/test_run.py. DSPO carries groups from one step to the next; the others are long.
-KILLED = [
-    pytest.param(name, marks=() if name == 'dspo' else LONG)
-    for name in SYSTEMS
-    if name not in ('drzero', 'cross')
-]
+# tests/test_run.py kills `drzero`, and tests/test_package.py a recipe from outside.
+KILLED = [pytest.param(name, marks=LONG) for name in SYSTEMS if name not in ('drzero', 'cross')]
 
 
 @pytest.mark.parametrize('whole', KILLED, indirect=True)

@@ -229,6 +229,7 @@ def test_a_workdir_of_another_config_is_refused_in_one_line(uninterrupted):
     )
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_run_and_another_another(uninterrupted, tmp_path):
     finish(start(tmp_path / 'other', '--config.seed=1'))
     assert without_clock(lines(uninterrupted[0])) != without_clock(lines(tmp_path / 'other'))

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -41,9 +42,10 @@ class RecordingSampler(ScriptedSampler):
         self.trace.append(('extend', list(slots)))
         super().extend(params, slots)
 
-    def clone(self, source, rows, length):
-        self.trace.append(('clone', source, [row.slot for row in rows]))
-        super().clone(source, rows, length)
+    def clone(self, rows):
+        for source, siblings in itertools.groupby(rows, lambda row: row.source):
+            self.trace.append(('clone', source, [row.slot for row in siblings]))
+        super().clone(rows)
 
     def decode(self, params):
         chunk = super().decode(params)
@@ -202,14 +204,13 @@ def lengths_of(results, codec):
 
 
 def simulated(groups, shape, seed):
-    slots, context, chunk, fill_rows, burst, put_rows, threads = shape
+    slots, context, chunk, fill_rows, burst, _, threads = shape
     settings = Settings(
         slots=slots,
         context=context,
         chunk=chunk,
         fill_rows=fill_rows,
         burst=burst,
-        put_rows=put_rows,
         turn_tokens=TURN_TOKENS,
     )
     engine = SlotEngine(settings, CountedCosts(), Tools(latencies(seed), threads))

@@ -112,7 +112,7 @@ def load_policy(path: str | pathlib.Path = '', settings: ConfigDict | None = Non
     opened = build.open_policy(settings)
     # Sharded as for training: losses read these weights directly, and the sampler's are made from them.
     params = hf.load(
-        opened.folder, opened.model, opened.mesh, owned=True, progress=settings.progress
+        opened.folder, opened.model, opened.mesh, training_layout=True, progress=settings.progress
     )
     return Policy(settings, opened, params)
 

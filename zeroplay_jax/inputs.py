@@ -264,7 +264,7 @@ def _is_public(name: str) -> bool:
     return not pathlib.Path(name).is_file()
 
 
-def _set_lines(name: str, answered: bool = True) -> Iterator[builders.Line]:
+def _question_lines(name: str, answered: bool = True) -> Iterator[builders.Line]:
     """Yields (name, line number, record) of a file with questions, or of a public set, which is downloaded."""
     path = name
     if _is_public(name):
@@ -282,14 +282,14 @@ def _set_lines(name: str, answered: bool = True) -> Iterator[builders.Line]:
 def _held_out_questions(names: Sequence[str]) -> Iterator[str]:
     """Yields the questions of the held-out sets."""
     for name in names:
-        for _, _, record in _set_lines(name, answered=False):
+        for _, _, record in _question_lines(name, answered=False):
             yield record['question']
 
 
 def build(args: argparse.Namespace) -> builders.BuiltFile:
     """Returns the lines of the file that the arguments request, of any kind but 'cloze'."""
     if args.kind == 'questions':
-        sets = [_set_lines(name) for name in args.sets]
+        sets = [_question_lines(name) for name in args.sets]
         held_out = _held_out_questions(args.not_in)
         return builders.questions_of_sets(sets, held_out, args.count, args.seed)
     if args.kind == 'answers' and args.sets:

@@ -100,6 +100,7 @@ class ScriptedSampler:
 
     def __init__(self, model, config, mesh):
         self.config, self.state, self.codec = config, None, Codec(CLEAN)
+        self.shards, self.table = 1, None
         self.remaining = list(self.turns)
         self.pending = []
 

@@ -162,6 +162,7 @@ def test_a_recipe_that_cannot_be_used_is_one_line(elsewhere, name, contains):
     assert '\n' not in str(caught.value)
 
 
+@pytest.mark.long
 def test_flags_reach_the_section_of_a_recipe_from_elsewhere(elsewhere, checkpoint):
     arguments = [f'--config={elsewhere}/rzero_config.py', f'--config.policy.path={checkpoint}']
     for flag, contains in (

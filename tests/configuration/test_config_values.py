@@ -142,6 +142,9 @@ WRONG = [  # field, value, what the line must contain beside the field
     # combinations
     ('sampler.context', 400, '96 prompt + 5 · 64 turn tokens = 416'),
     ('sampler.chunk', 2000, 'at most 512'),
+    ('sampler.page', 513, 'at most 512'),
+    ('sampler.pages', 40, 'set sampler.page, such as 64'),
+    ('sampler.token_budget', 64, 'set sampler.page, such as 64'),
     ('micro.tokens', 500, 'give 512 or more'),
     ('rollout.max_turns', 3, '4-hop question takes 3 searches'),
     ('retrieval.overfetch', 2, 'give 3 or more'),
@@ -191,13 +194,41 @@ def test_rows_and_slots_divide_over_the_devices(sound):
     rules.check(sound)
     sound.sampler.slots = 97
     assert message(sound).startswith('config.sampler.slots=97')
+    assert 'over 6 devices (mesh.replica · mesh.fsdp)' in message(sound)
+    # Each of two processes has a replica for itself.
+    sound.distributed.update(mode='coordinator', coordinator='host:1', processes=2)
+    assert 'over 3 devices (mesh.fsdp)' in message(sound)
+    sound.distributed.mode = 'off'
+    sound.distributed.update(coordinator='', processes=1)
     sound.mesh.fsdp = -1  # known only with the devices
     rules.check(sound)
     sound.mesh.model = -1
-    assert 'one axis at most' in message(sound)
+    assert 'only one axis' in message(sound)
+
+
+def test_devices_of_a_cpu_are_used(sound):
+    sound.mesh.replica = 1
+    assert 'config.cpu_devices=2: the mesh has 1 of these devices' in message(sound)
+    sound.cpu_devices = 1
+    rules.check(sound)
+
+
+def test_pages_hold_one_rollout_and_divide_over_the_devices(sound):
+    sound.cpu_devices = sound.mesh.replica = 1
+    sound.sampler.update(page=100, pages=5)
+    assert 'fills 6 pages of 100; give 6 or more' in message(sound)
+    sound.sampler.pages = 6
+    rules.check(sound)
+    sound.mesh.fsdp = 2
+    assert 'give 12 or more' in message(sound)
+    sound.sampler.pages = 13
+    assert message(sound).startswith('config.sampler.pages=13')
+    sound.sampler.update(pages=14, token_budget=33)
+    assert message(sound).startswith('config.sampler.token_budget=33')
 
 
 def test_processes_must_know_where_they_meet_and_hold_whole_replicas(sound):
+    sound.cpu_devices = sound.mesh.replica = 1
     sound.distributed.processes = 2
     assert 'set distributed.mode' in message(sound)
     sound.distributed.mode = 'coordinator'

@@ -173,6 +173,7 @@ def evaluate(*arguments):
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.long
 def test_a_judge_that_is_down_gives_no_result(tmp_path):
     tasks, out = tmp_path / 'tasks.jsonl', tmp_path / 'out.json'
     questions = evaluation_questions([World(i, 'evaluation', 0.25) for i in range(2)], 4, (1,))
@@ -218,6 +219,7 @@ def test_what_an_evaluation_cannot_honour_is_refused(tmp_path, wrong, said):
     assert found.returncode == 2 and said in found.stderr and 'Traceback' not in found.stderr
 
 
+@pytest.mark.long
 def test_a_metric_of_another_package_scores_answers(tmp_path):
     """`last_word` accepts what the exact match does."""
     path, out = tmp_path / 'set.jsonl', tmp_path / 'out.json'

@@ -20,7 +20,7 @@ MESH = (2, 2, 1)
 def policy(tmp_path_factory):
     folder = tiny.make_folder(tmp_path_factory.mktemp('offload') / 'policy', letters=tiny.LETTERS)
     model = dataclasses.replace(hf.read_config(folder), logit_chunk=16)
-    return model, hf.load(folder, model, sharding.make_mesh(*MESH), owned=True)
+    return model, hf.load(folder, model, sharding.make_mesh(*MESH), training_layout=True)
 
 
 def learner(policy, offload):

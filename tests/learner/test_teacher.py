@@ -99,10 +99,19 @@ def test_against_probabilities_in_float64(policy):
     model, params = policy
     rows, teacher = taught_rows(model, 3), other(params)
 
+    longest = max(len(row.trajectory.tokens) + len(row.teacher_prompt) for row in rows)
+    place = np.arange(longest)[None]
+
+    @jax.jit
+    def logits(weights, ids, segment):
+        x = transformer.hidden(model, weights, ids, place, segment)[0]
+        return transformer.logits(model, weights, x)
+
     def logp(weights, ids):
-        place, one = np.arange(len(ids))[None], np.ones((1, len(ids)), int)
-        x = transformer.hidden(model, weights, ids[None], place, one)[0]
-        z = np.asarray(transformer.logits(model, weights, x), np.float64)
+        # One length, so that there is one program.
+        padded, segment = np.zeros((2, 1, longest), np.int32)
+        padded[0, : len(ids)], segment[0, : len(ids)] = ids, 1
+        z = np.asarray(logits(weights, padded, segment), np.float64)
         return z - np.log(np.exp(z).sum(-1, keepdims=True))
 
     values = []

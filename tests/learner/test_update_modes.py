@@ -32,7 +32,9 @@ def policy(tmp_path_factory):
 def on_mesh(policy, place, **fields):
     model, params = policy
     model = dataclasses.replace(model, mesh=place if place.size > 1 else None, **fields)
-    return model, jax.device_put(params, sharding.parameter_shardings(params, place, owned=True))
+    return model, jax.device_put(
+        params, sharding.parameter_shardings(params, place, training_layout=True)
+    )
 
 
 def accumulated(policy, batches, mesh=(1, 1, 1), weights='masters', **fields):

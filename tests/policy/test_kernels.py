@@ -105,9 +105,9 @@ def plain():
 @pytest.mark.parametrize(
     'kind,remat,mesh',
     [
-        ('splash', False, None),
+        pytest.param('splash', False, None, marks=pytest.mark.long),
         ('splash', True, (1, 2, 2)),
-        ('blocked', False, None),
+        pytest.param('blocked', False, None, marks=pytest.mark.long),
         ('blocked', True, (1, 2, 2)),
     ],
     ids=str,

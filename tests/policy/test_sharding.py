@@ -73,7 +73,10 @@ def on_mesh(setting, shape):
     params, inputs, weight = setting
     mesh = sharding.make_mesh(*shape)
     config = dataclasses.replace(CONFIG, mesh=mesh)
-    own, rows = sharding.parameter_shardings(params, mesh, owned=True), sharding.rows(mesh)
+    own, rows = (
+        sharding.parameter_shardings(params, mesh, training_layout=True),
+        sharding.rows(mesh),
+    )
     step = tiny.jit(
         jax.value_and_grad(functools.partial(loss, config)),
         in_shardings=(own, rows, rows),
@@ -133,14 +136,18 @@ def test_rows_stay_where_they_are_and_the_head_comes_to_them_once(setting):
 
 def test_what_an_update_owns_is_split_over_the_replicas_and_what_is_played_with_is_not(setting):
     params, mesh = setting[0], sharding.make_mesh(2, 2, 2)
-    own, played = (sharding.parameter_shardings(params, mesh, owned) for owned in (True, False))
+    own, played = (
+        sharding.parameter_shardings(params, mesh, training_layout)
+        for training_layout in (True, False)
+    )
     kernel = params['layer_0']['q']['kernel'].shape
     assert own['layer_0']['q']['kernel'].shard_shape(kernel) == (kernel[0] // 4, kernel[1] // 2)
     assert played['layer_0']['q']['kernel'].shard_shape(kernel) == (kernel[0] // 2, kernel[1] // 2)
     assert all('replica' not in str(place.spec) for place in jax.tree.leaves(played))
     # 6 divides by 'fsdp' and not by both: it stays with 'fsdp'.
     assert (
-        sharding.parameter_sharding('layer_0/q/kernel', (6, 8), mesh, owned=True).spec[0] == 'fsdp'
+        sharding.parameter_sharding('layer_0/q/kernel', (6, 8), mesh, training_layout=True).spec[0]
+        == 'fsdp'
     )
 
 

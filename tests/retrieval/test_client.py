@@ -96,6 +96,25 @@ def test_in_process_and_http_give_the_same(index):
             assert ours[0] == ours[2] and ours[3] == [] and theirs[4] is None
 
 
+@pytest.mark.parametrize(
+    'error', [OSError('disk'), IndexError('row'), UnicodeDecodeError('utf-8', b'', 0, 1, 'x')]
+)
+def test_a_corpus_that_cannot_be_read_is_a_failed_search(error, monkeypatch):
+    index = ExactIndex.build(LexicalEncoder(), TITLES, TEXTS)
+
+    def broken(number):
+        raise error
+
+    monkeypatch.setattr(index.corpus, 'record', broken)
+    backend = InProcess(index)
+    with pytest.raises(SearchFailed, match=type(error).__name__):
+        backend.retrieve(['Name3'], 1)
+    # The client counts it, and the rollout that asked goes on without passages.
+    client = Client(backend)
+    assert client.retrieve(['Name3'], 1) == [None]
+    assert client.metrics()['search/failed'] == 1
+
+
 def test_both_shapes_are_understood(fake):
     bare = {'id': 1, 'contents': '"A"\nb'}
     fields = {'document': {'id': '2', 'title': 'C', 'text': 'd', 'contents_': 'x'}, 'score': 2}

@@ -1,6 +1,7 @@
 """Index folders: built whole or not at all, resumed to the same bytes, damage and mismatches named."""
 
 import contextlib
+import importlib.metadata
 import io
 import json
 import pathlib
@@ -228,6 +229,31 @@ def test_mismatches_say_what_differs(copy):
     change(copy, format=0)
     with pytest.raises(RetrievalError, match='not of format 1'):
         folder.open_index(copy)
+
+
+@pytest.mark.parametrize(('kind', 'library'), [('scann', 'scann'), ('bm25', 'bm25s')])
+def test_an_index_whose_library_is_not_installed_is_refused(built, monkeypatch, kind, library):
+    version = importlib.metadata.version
+
+    def without_library(name):
+        if name == library:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(importlib.metadata, 'version', without_library)
+    with pytest.raises(RetrievalError) as caught:
+        folder.open_index(built / kind)
+    message = str(caught.value)
+    assert f'built with {library} {version(library)}, which is not installed' in message
+    assert '\n' not in message
+
+
+def test_an_index_too_small_for_scann_opens_with_any_version_of_it(tmp_path):
+    source = tmp_path / 'few.jsonl'
+    source.write_text(json.dumps({'id': 'a', 'contents': contents('Lomi', 'A city.')}))
+    folder.build(source, tmp_path / 'few', 'scann', LexicalEncoder())
+    change(tmp_path / 'few', versions={'scann': '1.0'})
+    assert len(folder.open_index(tmp_path / 'few')) == 1
 
 
 def run(*args, prefix=()):

@@ -1,5 +1,6 @@
-"""TensorFlow is imported without Keras, and Keras works afterwards."""
+"""Heavy libraries are imported only when they are used: Keras, openai and bm25s. Keras works afterwards."""
 
+import os
 import subprocess
 import sys
 
@@ -18,11 +19,22 @@ writer.write_hparams({'rate': 0.1})
 writer.close()
 assert any(pathlib.Path(folder).iterdir())
 assert 'keras' not in sys.modules and 'sklearn' not in sys.modules, 'Keras was loaded'
+import zeroplay_jax.training.loop
+for name in ('keras', 'openai', 'bm25s'):
+    assert name not in sys.modules, f'{name} was loaded'
+# JAX raises here if an import has started its devices, whose number the config sets (`cpu_devices`).
+import jax
+jax.config.update('jax_num_cpu_devices', 2)
+assert len(jax.devices('cpu')) == 2
 assert tf.keras.__version__.startswith('3')
 assert float(tf.keras.losses.mse([[1.0]], [[3.0]])[0]) == 4.0
 """
 
 
-def test_keras_is_loaded_only_when_it_is_used():
-    result = subprocess.run([sys.executable, '-c', CODE], capture_output=True, text=True)
+def test_heavy_libraries_are_loaded_only_when_they_are_used():
+    # The devices of the test session (tests/conftest.py) would override `jax_num_cpu_devices`.
+    environment = os.environ | {'XLA_FLAGS': ''}
+    result = subprocess.run(
+        [sys.executable, '-c', CODE], env=environment, capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stderr

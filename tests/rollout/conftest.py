@@ -4,6 +4,7 @@ import pytest
 import scripted_rollouts
 import tiny
 
+from zeroplay_jax.policy import hf
 from zeroplay_jax.rollout.tokens import Codec
 
 
@@ -22,3 +23,10 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope='module')
 def codec(folder):
     return Codec(folder)
+
+
+@pytest.fixture(scope='module')
+def policy(tmp_path_factory):
+    folder = tiny.make_folder(tmp_path_factory.mktemp('tiny') / 'policy', letters=tiny.LETTERS)
+    codec, model = Codec(folder), hf.read_config(folder)
+    return codec, model, hf.load(folder, model)

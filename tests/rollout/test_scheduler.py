@@ -9,67 +9,14 @@ import jax
 import numpy as np
 import pytest
 import tiny
+from request_cases import CONFIG, echo, make_env, make_pool, requests, run, same, searches
 
-from zeroplay_jax.policy import hf, sharding, transformer
-from zeroplay_jax.rollout.environment import Environment, Limits
-from zeroplay_jax.rollout.requests import Request
+from zeroplay_jax.policy import sharding, transformer
+from zeroplay_jax.rollout.environment import Environment
 from zeroplay_jax.rollout.sampler import PutRow, Sampler
 from zeroplay_jax.rollout.scheduler import PromptTooLong, Scheduler
-from zeroplay_jax.rollout.slot_programs import SamplerConfig, programs
-from zeroplay_jax.rollout.slots import SlotPool
-from zeroplay_jax.rollout.tokens import Codec
-from zeroplay_jax.tools.search import SearchTool
+from zeroplay_jax.rollout.slot_programs import programs
 from zeroplay_jax.types import ENV, POLICY, PROMPT
-
-CONFIG = SamplerConfig(slots=4, context=96, chunk=8, fill_rows=2, burst=4, put_rows=2, put_tokens=6)
-
-
-@pytest.fixture(scope='module')
-def policy(tmp_path_factory):
-    folder = tiny.make_folder(tmp_path_factory.mktemp('tiny') / 'policy', letters=tiny.LETTERS)
-    codec, model = Codec(folder), hf.read_config(folder)
-    return codec, model, hf.load(folder, model)
-
-
-def echo(queries):
-    """A page is a function of the query."""
-    return [[{'id': 0, 'title': q[:3], 'text': q[::-1]}] for q in queries]
-
-
-def make_env(codec, search=echo, **limits):
-    bounds = Limits(**(dict(max_turns=4, turn_tokens=16, observation_tokens=14) | limits))
-    return Environment(codec, tiny.EchoSyntax(), bounds, {'search': SearchTool(search)})
-
-
-def requests(env, count=7, samples=3, temperature=1.0):
-    rng = np.random.default_rng(1)
-    prompts = [rng.integers(0, 8, rng.integers(4, 19)).astype(np.int32) for _ in range(count)]
-    return [Request('policy', p, (3, i), env, samples, temperature) for i, p in enumerate(prompts)]
-
-
-def run(policy, reqs, config=CONFIG, mesh=None, order=1, **options):
-    scheduler = Scheduler({'policy': make_pool(policy, config, mesh)}, **options)
-    scheduler.publish_weights('policy', policy[2], 1)
-    results = scheduler.run([scheduler.rollout(r) for r in reqs[::order]])[::order]
-    return [t for group in results for t in group]
-
-
-def make_pool(policy, config=CONFIG, mesh=None):
-    codec, model, _ = policy
-    config = dataclasses.replace(config, eos=codec.eos_ids)
-    return SlotPool(Sampler(model, config, mesh or sharding.make_mesh()), seed=5)
-
-
-def searches(rollouts):
-    return [call for t in rollouts for call in t.calls_of('search')]
-
-
-def same(a, b, tolerance=0.0):
-    for x, y in zip(a, b, strict=True):
-        np.testing.assert_array_equal(x.tokens, y.tokens)
-        np.testing.assert_array_equal(x.source, y.source)
-        assert x.finish == y.finish and [t.text for t in x.turns] == [t.text for t in y.turns]
-        assert np.abs(x.logp - y.logp).max() <= tolerance
 
 
 @pytest.fixture(scope='module')
@@ -133,15 +80,15 @@ def test_group_shares_one_prefill_and_equals_separate_ones(policy, baseline):
             scheduler.publish_weights('policy', policy[2], 1)
 
             async def only(request=request, sample=sample, scheduler=scheduler, pool=pool):
-                enter = pool._enter
+                start = pool.placement.start
 
-                def skip(group, slot):
+                def skip(group):
                     group.waiting = type(group.waiting)([sample])
                     group.results = [True] * request.samples
                     group.results[sample] = None
-                    return enter(group, slot)
+                    return start(group)
 
-                pool._enter = skip
+                pool.placement.start = skip
                 return await scheduler.rollout(request)
 
             separate.append(scheduler.run([only()])[0][sample])

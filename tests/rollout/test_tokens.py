@@ -8,6 +8,7 @@ import types
 import numpy as np
 import pytest
 import tiny
+import tokenizers
 import transformers
 from observations import added_ids, observation
 
@@ -221,6 +222,15 @@ def test_stop_string_is_found_wherever_the_bursts_are_cut(codec):
         matcher = StopMatcher(codec.token_bytes, ['</answer>', '</search>'])
         hit = matcher.push(ids[:cut]) or matcher.push(ids[cut:])
         assert hit == (len(ids) - 2, 'fade</answer>')
+
+
+def test_a_unigram_tokenizer_is_refused_by_name(tmp_path):
+    folder = tiny.make_folder(tmp_path / 'policy')
+    model = tokenizers.models.Unigram([('<unk>', 0.0), ('a', -1.0)], unk_id=0)
+    tokenizers.Tokenizer(model).save(str(folder / 'tokenizer.json'))
+    with pytest.raises(ValueError, match='Unigram tokenizer is not byte-level') as caught:
+        Codec(folder)
+    assert str(folder) in str(caught.value)
 
 
 def test_token_bytes_cover_every_id(codec):

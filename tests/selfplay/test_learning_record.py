@@ -133,6 +133,20 @@ def test_every_policy_has_reasons_of_its_own(policy):  # noqa: F811
     assert 'first: truncated 100 % of 2 tasks; second: equal_rewards 100 % of 2 tasks' in line
 
 
+def test_the_stop_line_counts_only_steps_that_were_empty_for_all_policies_it_names(policy):  # noqa: F811
+    record = LearningRecord()
+    reasons = {name: collections.Counter(equal_rewards=2) for name in ('first', 'second')}
+    # The second policy learnt in the first two of five steps.
+    for index in range(5):
+        step = training_step(index, 9)
+        record.add_training_step(step, {'first': False, 'second': index < 2}, reasons)
+    engine, _ = make(policy, lambda item: (1, 1))
+    engine.learning = record
+    engine.weights_of = {'proposer': 'first', 'solver': 'second'}
+    line = stop_line(engine, record.stuck_policies(3), step)
+    assert line.startswith('stopped: 3 steps in a row trained nothing in first, second')
+
+
 def test_policies_of_a_step_are_counted_one_by_one():
     record = LearningRecord()
     reasons = {'second': collections.Counter(equal_rewards=3)}

@@ -9,7 +9,13 @@ import numpy as np
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.training.progress_bar import ProgressBar
-from zeroplay_jax.training.rollout_text import columns_of, plain, rollout_text, wrapped
+from zeroplay_jax.training.rollout_text import (
+    columns_of,
+    evaluation_text,
+    plain,
+    rollout_text,
+    wrapped,
+)
 from zeroplay_jax.training.time_left import TimeLeft
 from zeroplay_jax.types import POLICY, Question, Row, RowInfo, ToolCall, Trajectory, Turn
 
@@ -78,6 +84,15 @@ def test_notices_are_printed_with_and_without_a_terminal(monkeypatch):
         bar.end_step(steps[0], METRICS)
         bar.write_wrapped(notice)
     assert quiet.getvalue().startswith('step 3') and quiet.getvalue().count('\n') == 2
+
+
+def test_an_evaluation_is_one_line():
+    step = Step(Phase('evaluation', 1, iteration=1), 0, 30)
+    metrics = {'em/hop1': 0.5, 'em/mean': 0.5}
+    assert evaluation_text(step, metrics) == 'step 30 (evaluation 2.1): exact match 0.500'
+    metrics |= {'em/hop2': 0.25, 'em/mean': 0.375, 'rubrics/mean': 0.125}
+    line = 'step 30 (evaluation 2.1): exact match 0.375 (by hops 1: 0.500, 2: 0.250), rubrics 0.125'
+    assert evaluation_text(step, metrics) == line
 
 
 def test_only_the_main_thread_computes_the_estimate(monkeypatch):

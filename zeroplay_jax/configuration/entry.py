@@ -73,10 +73,15 @@ def load_libraries() -> None:
 
 
 def connect(config) -> None:
-    """Joins the other processes of the run (`config.distributed`); call it before JAX looks for devices."""
+    """Divides the CPU (`config.cpu_devices`) and joins the other processes of the run (`config.distributed`).
+
+    Call it before JAX looks for devices.
+    """
     # This import loads JAX, so the config must have been checked before.
     from zeroplay_jax.runtime.connect import connect as join_processes
+    from zeroplay_jax.runtime.connect import divide_cpu
 
+    divide_cpu(config.cpu_devices)
     settings = config.distributed
     # From now on Ctrl-C must raise KeyboardInterrupt, which `run_command` handles for a run of several processes.
     if settings.mode != 'off':

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields
+from zeroplay_jax.configuration.page_rules import check_pages, sampler_axes
 from zeroplay_jax.mini import world
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.rollout import prompts
@@ -287,10 +288,19 @@ def _check_division(config: ConfigDict, recipe: type[Recipe]) -> None:
     # −1 means all remaining devices, so only one axis can have it.
     if list(mesh.values()).count(-1) > 1:
         sizes = ', '.join(f'{axis}={size}' for axis, size in mesh.items())
-        raise ConfigError(
-            f'config.mesh: {sizes}: one axis at most can be -1; give the others a number'
-        )
-    for name, axes in (('micro.rows', ('replica', 'fsdp')), ('sampler.slots', ('fsdp',))):
+        raise ConfigError(f'config.mesh: {sizes}: only one axis can be -1; give the others numbers')
+    cache_axes = sampler_axes(config)
+    mesh_size = math.prod(mesh.values())
+    if config.distributed.mode == 'off' and 0 < mesh_size < config.cpu_devices:
+        problem = f'the mesh has {mesh_size} of these devices'
+        fail('cpu_devices', config.cpu_devices, problem, 'set mesh.replica=-1')
+    divided = (
+        ('micro.rows', ('replica', 'fsdp')),
+        ('sampler.slots', cache_axes),
+        ('sampler.pages', cache_axes),
+        ('sampler.token_budget', cache_axes),
+    )
+    for name, axes in divided:
         section, field = name.split('.')
         value = config[section][field]
         shards = math.prod(mesh[axis] for axis in axes)
@@ -422,6 +432,7 @@ Rule = Callable[[ConfigDict, type[Recipe]], None]
 # The order is that in which problems are reported: values first, files on the disk last.
 RULES: tuple[Rule, ...] = (
     _check_lengths,
+    check_pages,
     _check_tools,
     _check_roles,
     _check_rewards,

@@ -29,7 +29,7 @@ from zeroplay_jax.types import Batch, UserError
 def publisher(
     model: ModelConfig, mesh: jax.sharding.Mesh, params: Params
 ) -> Callable[[Params], Params]:
-    """Returns a function from a learner's weights to those that a sampler reads: whole in every replica.
+    """Returns a function from a learner's weights to those that a sampler reads: whole on every data shard.
 
     If layout and dtype are the same, the function returns the learner's own buffers, which the next update
     invalidates.
@@ -43,7 +43,8 @@ def publisher(
     local_mesh = sharding.local_mesh(mesh)
 
     def publish(params: Params) -> Params:
-        return sharding.local_view(view.make(params), local_mesh)
+        replica_weights = sharding.local_view(view.make(params), local_mesh)
+        return sharding.whole_on_shards(replica_weights, local_mesh)
 
     return publish
 
@@ -58,14 +59,14 @@ class WeightsView:
 
     def __init__(self, model: ModelConfig, mesh: jax.sharding.Mesh, params: Params):
         """Args as of `publisher`."""
-        owned_shardings = sharding.parameter_shardings(params, mesh, owned=True)
-        self.shardings = sharding.parameter_shardings(params, mesh, owned=False)
+        training_shardings = sharding.parameter_shardings(params, mesh, training_layout=True)
+        self.shardings = sharding.parameter_shardings(params, mesh, training_layout=False)
         publish = functools.partial(transformer.published, model)
         self.shapes = jax.eval_shape(publish, params)
         self._convert = jax.jit(publish, out_shardings=self.shardings)
         same_dtype = all(x.dtype == model.dtype for x in jax.tree.leaves(params))
         # With one replica and equal dtypes the sampler can read the learner's buffers themselves.
-        self._needs_conversion = not same_dtype or owned_shardings != self.shardings
+        self._needs_conversion = not same_dtype or training_shardings != self.shardings
 
     def make(self, params: Params) -> Params:
         """Returns the view of a learner's weights, which are the weights themselves if layout and dtype are equal."""
@@ -137,7 +138,7 @@ class Learner:
         }
 
         # Parameters, moments, gradients and teacher are split over replicas too (ZeRO); samplers get whole weights.
-        param_shardings = sharding.parameter_shardings(params, mesh, owned=True)
+        param_shardings = sharding.parameter_shardings(params, mesh, training_layout=True)
         opt_shardings = _optimizer_shardings(transforms, params, mesh)
         self.shardings = {'params': param_shardings, 'opt': opt_shardings}
         if has_teacher:
@@ -256,12 +257,13 @@ class Learner:
         self.state = jax.tree.map(place, state, self.shardings)
 
     def published(self) -> Params:
-        """Returns current weights for a sampler, whole in every replica; the next update may invalidate them."""
+        """Returns current weights for a sampler, whole on every data shard; the next update may invalidate them."""
         view = self._view.make(self.params)
         if self._reads_view and not self._offload:
             # The next update reads the same arrays. With `offload` the sampler's are freed during an update.
             self._published = (self.state['params'], view)
-        return sharding.local_view(view, sharding.local_mesh(self.mesh))
+        local_mesh = sharding.local_mesh(self.mesh)
+        return sharding.whole_on_shards(sharding.local_view(view, local_mesh), local_mesh)
 
     def lower(self, role: str) -> dict[str, jax.stages.Lowered]:
         """Returns the programs of an update, traced but not compiled: 'accumulate' (one micro-batch) and 'apply'."""

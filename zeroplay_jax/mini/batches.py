@@ -56,7 +56,8 @@ def episodes(
     Args:
       stage: gives the shares of the roles, their errors, and the greatest lengths of an episode and a search result.
       roles: the roles by name; their own shares apply where `stage.shares` is empty.
-      materials: what episodes are written from, such as `Library` or `english_texts.Texts`; one is drawn per episode.
+      materials: data from which roles write episodes, such as `Library` or `english_texts.Texts`; one is drawn
+        per episode.
       codec: tokenises the episodes.
       seed: seed of the training run.
       step: step within the stage.

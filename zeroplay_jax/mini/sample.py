@@ -25,25 +25,26 @@ from zeroplay_jax.types import UserError
 HOPS = (1, 2, 3)
 
 
-def write(out: pathlib.Path, worlds: int, per_hop: int, seed: int) -> int:
+def write(out: pathlib.Path, worlds: int, per_hop: int, first_world: int) -> int:
     """Writes the passages of several worlds and two sets of questions.
 
     Args:
       out: folder to create.
       worlds: number of worlds.
       per_hop: evaluation questions per hop count. Twice as many training questions are drawn, less the common ones.
-      seed: seed of the first world; the other worlds have the following seeds.
+      first_world: number of the first world, from 0; the next ones follow. It also seeds the order of the questions.
 
     Returns:
       The number of passages.
 
     Raises:
-      UserError: the folder exists already, or the worlds do not have that many questions.
+      UserError: the folder exists already, no names are left for a world, or the worlds do not have that many
+        questions.
     """
     if out.exists():
         raise UserError(f'--out {out}: is there already; remove it or choose another folder')
     # Evaluation worlds are used, because the shipped checkpoints were trained on the names of the other split.
-    members = [World(seed + i, 'evaluation') for i in range(worlds)]
+    members = [World(first_world + i, 'evaluation') for i in range(worlds)]
     evaluation_set = evaluation_questions(members, per_hop, HOPS)
     training_candidates = evaluation_questions(members, 2 * per_hop, HOPS, seed=1)
     # The two draws overlap; no evaluation question may be trained on.
@@ -60,8 +61,8 @@ def write(out: pathlib.Path, worlds: int, per_hop: int, seed: int) -> int:
             text = f'{passage.title}\n{passage.text}\n'
             (out / f'{passage.title}.txt').write_text(text, encoding='utf-8')
             count += 1
-    _write_questions(out / 'questions.jsonl', evaluation_set, seed)
-    _write_questions(out / 'more_questions.jsonl', training_set, seed)
+    _write_questions(out / 'questions.jsonl', evaluation_set, first_world)
+    _write_questions(out / 'more_questions.jsonl', training_set, first_world)
     return count
 
 
@@ -96,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         '--seed',
         type=int,
         default=0,
-        help='seed of the first encyclopedia; the next ones follow (0)',
+        help='number of the first encyclopedia, from 0; the next ones follow (0)',
     )
     try:
         # Parser raises instead of exiting, so that every error is one line with the command's name.

@@ -131,7 +131,7 @@ def train(
       params: initial parameters; their buffers are donated.
       codec: tokenises the episodes.
       roles: roles of the stage's mixture, by name.
-      materials: what a role's episodes are written from, see `batches.episodes`.
+      materials: data from which roles write episodes, such as `Library`; one is drawn per episode.
       seed: seed of the training run.
       log: receives one dict per LOG_EVERY steps, with the mean metrics of these steps.
       checkpoints: saves parameters, moments and log every LOG_EVERY steps, and restores those of this stage, if there
@@ -193,7 +193,7 @@ def train_checkpoints(
       stages: the stages, in order.
       template: folder with config.json and the files of the tokenizer.
       roles: roles of the stages' mixtures, by name.
-      materials: what a role's episodes are written from, see `batches.episodes`.
+      materials: data from which roles write episodes, such as `Library`; one is drawn per episode.
       seed: seed of weights and episodes.
       diagnose: called with (stage, config, params, codec) after each saved stage; its JSON value is logged.
       out: folder of the checkpoint folders; existing ones are replaced.

@@ -122,7 +122,7 @@ def _bias(mask, groups: int):
     return tiled_bias[:, None]
 
 
-def _fold_groups(q, kv_heads: int):
+def fold_groups(q, kv_heads: int):
     """Returns scaled queries [batch, kv_heads, groups·queries, head_dim] from [batch, queries, heads, head_dim].
 
     The query heads that share a key/value head are folded into the query axis, so that each key/value head needs one
@@ -137,7 +137,7 @@ def _fold_groups(q, kv_heads: int):
     return q * head_dim**-0.5
 
 
-def _unfold_groups(out, queries: int):
+def unfold_groups(out, queries: int):
     """Returns attention [batch, queries, heads·head_dim] from [batch, kv_heads, groups·queries, head_dim]."""
     batch, kv_heads, folded_queries, head_dim = out.shape
     heads = kv_heads * folded_queries // queries
@@ -162,7 +162,7 @@ def attend_packed(
     """
     length, heads = q.shape[1:3]
     kv_heads = k.shape[2]
-    q = _fold_groups(q, kv_heads)
+    q = fold_groups(q, kv_heads)
     k = k.transpose(0, 2, 1, 3)
     v = v.transpose(0, 2, 1, 3)
     scores = product('bkqd,bksd->bkqs', q, k)
@@ -172,7 +172,7 @@ def attend_packed(
     probs = probs.astype(v.dtype)
     out = jnp.einsum('bkqs,bksd->bkqd', probs, v)
     # Rows of padding hold the mean of all values, see MASKED_SCORE; no caller reads them.
-    return _unfold_groups(out, length)
+    return unfold_groups(out, length)
 
 
 def attend_step(
@@ -276,7 +276,7 @@ def attend_chunk(
     cache = write_window(cache, (new_keys, new_values), slots, start)
     kv_heads = cache[0].shape[1]
     cache_length = cache[0].shape[3]
-    grouped_q = _fold_groups(q, kv_heads)
+    grouped_q = fold_groups(q, kv_heads)
 
     def attend_row(row):
         row_q, slot, first = row
@@ -298,7 +298,7 @@ def attend_chunk(
     # would be written to main memory and read back.
     inputs = (grouped_q, slots, start)
     out = jax.lax.map(attend_row, inputs, batch_size=_PREFILL_ROWS)
-    return _unfold_groups(out, chunk), cache
+    return unfold_groups(out, chunk), cache
 
 
 def write_window(

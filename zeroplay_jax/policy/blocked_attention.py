@@ -145,13 +145,14 @@ def _attend_blocks(window: int, q, k, v, segment):
 
 
 def _forward(window: int, q, k, v, segment):
+    """Returns the attention of `_attend_blocks`, whose arguments these are, and the residuals for `_backward`."""
     first_keys = _ranges(segment, window).first_keys
     num_blocks, _, _, folded, _ = q.shape
 
     def attend_query_block(query_block):
         block_q = q[query_block]
 
-        def visit(key_block, carry):
+        def attend_key_block(key_block, carry):
             maximum, normaliser, total = carry
             mask = _visible(segment, query_block, key_block, window, folded)
             scores = product('bkqd,bksd->bkqs', block_q, k[key_block])
@@ -170,7 +171,7 @@ def _forward(window: int, q, k, v, segment):
         normaliser = total[..., :1]
         carry = (normaliser + MASKED_SCORE, normaliser, total)
         maximum, normaliser, total = jax.lax.fori_loop(
-            first_keys[query_block], query_block + 1, visit, carry
+            first_keys[query_block], query_block + 1, attend_key_block, carry
         )
         # Padding has seen no key.
         normaliser = jnp.where(normaliser > 0, normaliser, 1)

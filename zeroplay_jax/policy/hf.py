@@ -202,7 +202,7 @@ def load(
     config: ModelConfig | None = None,
     mesh: Mesh | None = None,
     dtype=np.float32,
-    owned: bool = False,
+    training_layout: bool = False,
     progress: bool = True,
 ) -> Params:
     """Returns the parameters of a checkpoint folder as a nested dict of arrays.
@@ -215,7 +215,7 @@ def load(
       mesh: mesh over which the arrays are created in shards, so that a process reads its own slices only. None: all
         arrays on the first device.
       dtype: of the parameters, whatever the dtype of the files.
-      owned: whether the arrays have the layout of the training state on the mesh, see `sharding.parameter_sharding`.
+      training_layout: whether the arrays are laid out as the training state is, see `sharding.parameter_sharding`.
       progress: whether a progress bar is drawn on a terminal.
 
     Raises:
@@ -228,7 +228,7 @@ def load(
     stored = _read_headers(folder)
     _check_tensors(folder, config, stored)
     # Computed before the first tensor is read, so that a mesh that does not divide the shapes raises early.
-    shardings = _tensor_shardings(config, expected, mesh, owned)
+    shardings = _tensor_shardings(config, expected, mesh, training_layout)
     params: Params = {}
     with progress_bar(len(expected), 'tensors', 'load', shown=progress) as bar:
         for path, tensor in expected.items():
@@ -239,7 +239,7 @@ def load(
 
 
 def _tensor_shardings(
-    config: ModelConfig, expected: dict[str, Tensor], mesh: Mesh | None, owned: bool
+    config: ModelConfig, expected: dict[str, Tensor], mesh: Mesh | None, training_layout: bool
 ) -> dict[str, Sharding]:
     """Returns {parameter path: sharding of its array}."""
     if mesh is None:
@@ -249,7 +249,7 @@ def _tensor_shardings(
     sharding.check_heads(config.heads, config.kv_heads, mesh)
     shardings = {}
     for path, tensor in expected.items():
-        shardings[path] = sharding.parameter_sharding(path, tensor.shape, mesh, owned)
+        shardings[path] = sharding.parameter_sharding(path, tensor.shape, mesh, training_layout)
     return shardings
 
 

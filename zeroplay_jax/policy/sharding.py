@@ -63,7 +63,8 @@ def make_mesh(replica: int = 1, fsdp: int = 1, model: int = 1, devices=None) -> 
     processes = jax.process_count()
     if required > len(devices):
         raise UserError(
-            f'mesh {_describe(sizes)} needs {required} devices, there are {len(devices)}: lower config.mesh'
+            f'mesh {_describe(sizes)} needs {required} devices, there are {len(devices)}: '
+            'lower config.mesh, or raise config.cpu_devices on a CPU'
         )
     # A process without devices in the mesh could not take part in its computations.
     if processes > 1 and required < len(devices):
@@ -202,7 +203,7 @@ def parameter_spec(name: str) -> P:
 
 
 def parameter_sharding(
-    name: str, shape: tuple[int, ...], mesh: Mesh, owned: bool = False
+    name: str, shape: tuple[int, ...], mesh: Mesh, training_layout: bool = False
 ) -> NamedSharding:
     """Returns the sharding of a parameter.
 
@@ -210,9 +211,9 @@ def parameter_sharding(
       name: path of the parameter.
       shape: of the whole parameter.
       mesh: of the result.
-      owned: layout of the training state (master weights, moments, gradients, teacher) instead of the sampler's: where
-        the size allows it, axes split over 'fsdp' are split over 'replica' too (ZeRO; Rajbhandari et al. 2020,
-        arXiv:1910.02054, §5).
+      training_layout: layout of the training state (master weights, moments, gradients, teacher) instead of the
+        sampler's: where the size allows it, axes split over 'fsdp' are split over 'replica' too (ZeRO; Rajbhandari et
+        al. 2020, arXiv:1910.02054, §5).
 
     Raises:
       UserError: not exactly one rule matches, or the mesh does not divide the shape.
@@ -224,7 +225,7 @@ def parameter_sharding(
                 f'parameter {name!r}: {size} of its shape {shape} is not divisible by mesh axis {axis!r} of '
                 f'{mesh.shape[axis]}; choose another config.mesh'
             )
-    if owned and mesh.shape['replica'] > 1:
+    if training_layout and mesh.shape['replica'] > 1:
         spec = _split_over_replicas(spec, shape, mesh)
     return NamedSharding(mesh, spec)
 
@@ -241,11 +242,11 @@ def _split_over_replicas(spec: P, shape: tuple[int, ...], mesh: Mesh) -> P:
     return P(*axes)
 
 
-def parameter_shardings(params, mesh: Mesh, owned: bool = False):
+def parameter_shardings(params, mesh: Mesh, training_layout: bool = False):
     """Returns the tree of shardings for a tree of parameters (arrays or shapes), see `parameter_sharding`."""
 
     def sharding(path, leaf):
-        return parameter_sharding(path_name(path), leaf.shape, mesh, owned)
+        return parameter_sharding(path_name(path), leaf.shape, mesh, training_layout)
 
     return jax.tree_util.tree_map_with_path(sharding, params)
 
@@ -271,7 +272,7 @@ def state_shardings(state, params, mesh: Mesh):
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         name = path_name(path)
         shapes[name] = leaf.shape
-        shardings[name] = parameter_sharding(name, leaf.shape, mesh, owned=True)
+        shardings[name] = parameter_sharding(name, leaf.shape, mesh, training_layout=True)
 
     def sharding(path, leaf):
         parts = path_name(path).split('/')
@@ -311,6 +312,16 @@ def cache(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P(ROW_AXES, 'model'))
 
 
+def pages(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding of the paged cache: pages over the data axes, heads over 'model'."""
+    return NamedSharding(mesh, P(ROW_AXES, None, 'model'))
+
+
+def data_shards(mesh: Mesh) -> int:
+    """Returns the number of parts into which rows and slots are split."""
+    return mesh.shape['replica'] * mesh.shape['fsdp']
+
+
 def constrain_rows(
     x: Float[Array, 'batch length hidden_size'], mesh: Mesh
 ) -> Float[Array, 'batch length hidden_size']:
@@ -339,3 +350,54 @@ def per_row_and_head(attend: Callable, mesh: Mesh | None) -> Callable:
         out_specs=head_spec,
         check_vma=False,
     )
+
+
+def per_data_shard(function: Callable, mesh: Mesh, has_params: bool = False) -> Callable:
+    """Returns a function that runs `function(*arrays)` on every data shard with its part of all arrays.
+
+    The first axis of every array and result is split over the data axes. The 'model' axis remains with XLA. Not made
+    for gradients.
+
+    Args:
+      function: positional arguments are trees of arrays.
+      mesh: the mesh.
+      has_params: whether the first argument are weights, which every shard reads whole.
+    """
+    if data_shards(mesh) == 1:
+        return function
+
+    def run(*arguments):
+        specs = [P(ROW_AXES)] * len(arguments)
+        if has_params:
+            specs[0] = P()
+        mapped = jax.shard_map(
+            function,
+            mesh=mesh,
+            in_specs=tuple(specs),
+            out_specs=P(ROW_AXES),
+            axis_names=set(ROW_AXES),
+            check_vma=False,
+        )
+        return mapped(*arguments)
+
+    return run
+
+
+def whole_on_shards(params, mesh: Mesh):
+    """Returns weights as the programs of a sampler read them: whole on every data shard, split over 'model' only.
+
+    Weights that are split over 'fsdp' are copied, because the programs would gather them in every call.
+    """
+    if mesh.shape['fsdp'] == 1:
+        return params
+    return jax.device_put(params, sampler_shardings(params, mesh))
+
+
+def sampler_shardings(params, mesh: Mesh):
+    """Returns the tree of shardings of `whole_on_shards`."""
+
+    def sharding(path, _):
+        axes = [axis if axis == 'model' else None for axis in parameter_spec(path_name(path))]
+        return NamedSharding(mesh, P(*axes))
+
+    return jax.tree_util.tree_map_with_path(sharding, params)

@@ -124,7 +124,7 @@ class _Chunks:
     Attributes:
       count: tokens.
       padded: tokens of all chunks together.
-      trips: number of chunks; an array where it depends on the data.
+      iterations: of the loop over chunks; an array where it depends on the data.
     """
 
     def __init__(self, loop: _Loop, states, wanted):
@@ -138,24 +138,24 @@ class _Chunks:
         self._shape = states.shape[:2]
         self.count = states.shape[0] * states.shape[1]
         self._chunk = min(loop.chunk, self.count)
-        self.trips = -(-self.count // self._chunk)  # ceiling
-        self.padded = self.trips * self._chunk
+        self.iterations = -(-self.count // self._chunk)  # ceiling
+        self.padded = self.iterations * self._chunk
         self._order = None
         if wanted is None:
             return
-        # Wanted tokens in ascending order, then numbers beyond the last token, each once: they are read as 0 and
-        # dropped when written.
+        # Wanted tokens in ascending order, then distinct numbers beyond the last token, because `put` promises unique
+        # indices. `take` reads 0 for these numbers; what `put` writes there is dropped, or cut off by `folded`.
         num_wanted = jnp.sum(wanted, dtype=jnp.int32)
         index = jnp.arange(self.padded, dtype=jnp.int32)
         (order,) = jnp.nonzero(jnp.ravel(wanted), size=self.padded, fill_value=0)
         self._order = jnp.where(index < num_wanted, order.astype(jnp.int32), self.count + index)
-        trips = -(-num_wanted // self._chunk)
+        iterations = -(-num_wanted // self._chunk)
         # Devices that share rows communicate inside of the loop ('model' axis), so all devices make the same number
         # of iterations: that of the device with the most tokens.
-        self.trips = _maximum_over_shards(trips, loop.mesh)
+        self.iterations = _maximum_over_shards(iterations, loop.mesh)
 
     def flat(self, x):
-        """Returns [tokens, …] for an array [rows, length, …], padded to whole chunks."""
+        """Returns [tokens, …] for an array [rows, length, …], padded to whole chunks if all tokens are wanted."""
         flat = x.reshape(self.count, *x.shape[2:])
         if self._order is not None:
             return flat
@@ -200,7 +200,7 @@ def _local_results(loop: _Loop, whole, rows):
 
     result_shapes = jax.eval_shape(apply, 0)
     results = _zeros(loop, result_shapes, chunks.padded)
-    results = jax.lax.fori_loop(0, chunks.trips, iteration, results)
+    results = jax.lax.fori_loop(0, chunks.iterations, iteration, results)
     return jax.tree.map(chunks.folded, results)
 
 
@@ -214,7 +214,7 @@ def _local_gradients(loop: _Loop, whole, rows, cotangents):
     def iteration(step, gradients):
         head_gradient, states_gradient = gradients
         # From the last chunk to the first, as automatic differentiation of the loop would go.
-        chunk = chunks.trips - 1 - step
+        chunk = chunks.iterations - 1 - step
         chunk_inputs = jax.tree.map(lambda x: chunks.take(x, chunk), flat_inputs)
         chunk_states, chunk_per_token, chunk_cotangents = chunk_inputs
 
@@ -236,7 +236,7 @@ def _local_gradients(loop: _Loop, whole, rows, cotangents):
         _zeros(loop, wide_shapes, None),
         _zeros(loop, state_shape, chunks.padded),
     )
-    head_gradient, states_gradient = jax.lax.fori_loop(0, chunks.trips, iteration, gradients)
+    head_gradient, states_gradient = jax.lax.fori_loop(0, chunks.iterations, iteration, gradients)
     return head_gradient, chunks.folded(states_gradient)
 
 

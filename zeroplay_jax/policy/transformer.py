@@ -14,9 +14,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from zeroplay_jax.policy import attention, blocked_attention, kernels, token_chunks
+from zeroplay_jax.policy import (
+    attention,
+    blocked_attention,
+    kernels,
+    paged_attention,
+    token_chunks,
+)
 from zeroplay_jax.policy.attention import AnyArray, LayerBuffer, LayerCache
 from zeroplay_jax.policy.decoder import Attend, Decoder, ModelConfig, Params, cast_matrices
+from zeroplay_jax.policy.paged_attention import LayerPages
 
 # Token ids, positions or segment numbers of packed rows.
 PackedInts: TypeAlias = Int[AnyArray, 'batch length']
@@ -169,6 +176,48 @@ def fill_cache(
     return cache
 
 
+def hidden_tokens(
+    config: ModelConfig,
+    params: Params,
+    tokens: Int[Array, ' tokens'],
+    row: Int[Array, ' tokens'],
+    position: Int[Array, ' tokens'],
+    page: Int[Array, ' tokens'],
+    index: Int[Array, ' tokens'],
+    table: Int[Array, 'rows pages_per_row'],
+    cache: tuple[LayerPages, ...],
+    block: int = 1,
+) -> tuple[Float[Array, 'tokens hidden_size'], tuple[LayerPages, ...]]:
+    """Returns the hidden states of tokens of any rows, and the paged cache with their keys and values.
+
+    Args:
+      config: of the model.
+      params: weights.
+      tokens: token ids.
+      row: row of every token, see policy/paged_attention.py.
+      position: position of every token within its row; -1 marks an idle token.
+      page: page of every token; a number beyond the last page drops its keys and values.
+      index: index of every token within its page.
+      table: pages of every row.
+      cache: keys and values of all pages.
+      block: the tokens come in blocks of this many of one row.
+    """
+
+    def attend(q, k, v, layer, window):
+        # The keys are written first, so that the tokens of a row attend to each other through the cache.
+        layer = paged_attention.write_tokens(layer, k[:, 0], v[:, 0], page, index)
+        out = paged_attention.attend_pages(q[:, 0], layer, table, row, position, window, block)
+        return out[:, None], layer
+
+    variables = {'params': params}
+    # The decoder takes [batch, length]: one token per row of the batch. Idle tokens need a valid angle.
+    positions = jnp.maximum(position, 0)[:, None]
+    hidden_states, cache = Decoder(config).apply(
+        variables, tokens[:, None], positions, attend, cache
+    )
+    return hidden_states[:, 0], cache
+
+
 def logits(
     config: ModelConfig, params: Params, hidden_states: Float[Array, 'tokens hidden_size']
 ) -> Float[Array, 'tokens vocab']:
@@ -204,8 +253,9 @@ def score(
       wanted: True at tokens whose values are needed. The others are 0, and no logits are computed for them. None: all.
 
     Returns:
-      (log-probabilities, entropy in nats), float32. The first token of a segment has no prediction within it: its
-      values are finite but come from the previous segment, and the caller must mask them.
+      (log-probabilities, entropy in nats), float32 [batch, length]; index t belongs to token t, predicted from token
+      t − 1. The first token of a segment has no prediction: its values are 0 at the start of a row and otherwise
+      computed from the previous segment; the caller must mask them.
     """
     hidden_states = hidden(config, params, tokens, positions, segment)
 

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Int
 
 from zeroplay_jax.rollout.environment import Environment
+from zeroplay_jax.rollout.pages import RowPages
 from zeroplay_jax.rollout.tokens import StopMatcher
 from zeroplay_jax.types import POLICY, PROMPT, Trajectory, Turn
 
@@ -42,6 +43,10 @@ class RequestGroup:
 
     Attributes:
       future: resolved with `results` when all samples have ended.
+      shard: data shard of all its samples, which share pages.
+      held: pages of the prompt, while samples wait for a slot.
+      holder_slot: slot of the sample that prefills these pages.
+      is_prefilled: whether the keys and values of these pages are valid.
       waiting: numbers of the samples that have no slot yet.
       results: trajectories by sample number; None until a sample has ended.
     """
@@ -49,18 +54,37 @@ class RequestGroup:
     def __init__(self, request: Request, future: asyncio.Future):
         self.request = request
         self.future = future
+        self.shard = 0
+        self.held: RowPages | None = None
+        self.holder_slot = 0
+        self.is_prefilled = False
         self.waiting = collections.deque(range(request.samples))
         self.results: list[Trajectory | None] = [None] * request.samples
 
+    def first_limit(self, context: int) -> int:
+        """Length at which the first turn of every sample is cut."""
+        return min(len(self.request.prompt) + self.request.env.limits.turn_tokens, context)
+
 
 class ActiveRollout:
-    """One sample in a slot: the host's copy of its tokens, and the turn in progress."""
+    """One sample in a slot: the host's copy of its tokens, and the turn in progress.
 
-    def __init__(self, group: RequestGroup, sample: int, slot: int):
+    Attributes:
+      pages: its pages of the cache.
+      is_running: whether a turn is in progress on the device.
+      is_evicted: whether its pages were given to another rollout, see rollout/placement.py.
+      put_start: position of the first token that the device does not have, once the next turn can begin.
+    """
+
+    def __init__(self, group: RequestGroup, sample: int, slot: int, pages: RowPages):
         request = group.request
         self.group = group
         self.sample = sample
         self.slot = slot
+        self.pages = pages
+        self.is_running = False
+        self.is_evicted = False
+        self.put_start = 0
         self.env = request.env
         self.identity = (*request.identity, sample)
         # Author and log-prob of a token are recorded when it arrives; neither is derived from text later.
@@ -82,7 +106,7 @@ class ActiveRollout:
 
     def turn_limit(self, context: int) -> int:
         """Length at which the turn in progress is cut."""
-        return min(len(self.tokens) + self.env.limits.turn_tokens, context)
+        return min(self.turn_start + self.env.limits.turn_tokens, context)
 
     def append(self, ids: Sequence[int], source: int, logp: Sequence[float]) -> None:
         """Adds tokens of one author."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float, Int, UInt32
 
+from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout.slot_programs import DecodeChunk, SamplerConfig, SlotState, programs
 
@@ -36,30 +38,46 @@ class PutRow:
 
 @dataclasses.dataclass(frozen=True)
 class CloneRow:
-    """A slot that becomes a copy of another one, with its own limit, temperature and key."""
+    """A slot that starts after a prompt of another one, with its own limit, temperature and key.
+
+    Attributes:
+      slot: number of the slot.
+      source: page of its shard that holds the end of the prompt.
+      page: page of its shard that the end of the prompt is copied to.
+      length: tokens of the prompt.
+      limit, temperature, key: as of `PutRow`.
+    """
 
     slot: int
+    source: int
+    page: int
+    length: int
     limit: int
     temperature: float
     key: UInt32[np.ndarray, ' 2']
 
 
+Row = TypeVar('Row', PutRow, CloneRow)
+
+
 @dataclasses.dataclass(frozen=True)
 class _TurnSettings:
-    """Settings of the rows of one device call, as arrays; entries beyond the last row are 0."""
+    """Settings of the rows of one device call, as arrays; entries without a row are 0."""
 
     limit: Int[np.ndarray, ' rows']
     temperature: Float[np.ndarray, ' rows']
     key: UInt32[np.ndarray, 'rows 2']
 
 
-def _turn_settings(rows: Iterable[PutRow | CloneRow], capacity: int) -> _TurnSettings:
+def _turn_settings(
+    rows: Iterable[PutRow | CloneRow], indices: Iterable[int], capacity: int
+) -> _TurnSettings:
     settings = _TurnSettings(
         limit=np.zeros(capacity, np.int32),
         temperature=np.zeros(capacity, np.float32),
         key=np.zeros((capacity, 2), np.uint32),
     )
-    for index, row in enumerate(rows):
+    for index, row in zip(indices, rows):
         settings.limit[index] = row.limit
         settings.temperature[index] = row.temperature
         settings.key[index] = row.key
@@ -88,10 +106,17 @@ def _passes(rows: Iterable[PutRow], width: int) -> list[list[PutRow]]:
 class Sampler:
     """The slots of one set of weights on the device; the caller decides what is in which slot.
 
+    The slots are split evenly over the data shards of the mesh, in order.
+
     Args:
       model: architecture of the weights.
       config: shape of the slots and programs.
       mesh: devices of this process, see `sharding.local_mesh`.
+
+    Attributes:
+      shards: number of data shards.
+      table: int32 [slots, pages per slot], pages of every slot, numbered within its shard; None where a page is as long
+        as a slot. The owner of the sampler sets and changes it.
     """
 
     def __init__(self, model: ModelConfig, config: SamplerConfig, mesh: Mesh):
@@ -99,6 +124,11 @@ class Sampler:
         self.config = config
         self.mesh = mesh
         self.programs = programs(model, config, mesh)
+        self.shards = sharding.data_shards(mesh)
+        self.local = config.of_shard(self.shards)
+        self.table: np.ndarray | None = None
+        if config.is_paged:
+            self.table = np.zeros((config.slots, config.pages_per_slot), np.int32)
         # The first `put` allocates it, so a sampler that never runs takes no device memory.
         self.state: SlotState | None = None
 
@@ -111,23 +141,60 @@ class Sampler:
         if self.state is None:
             self.state = self.programs['empty']()
         for pieces in _passes(rows, self.config.put_tokens):
-            for begin in range(0, len(pieces), self.config.put_rows):
-                self._put(pieces[begin : begin + self.config.put_rows])
+            for call in self._calls(pieces, self.config.put_rows):
+                self._put(call)
+
+    def _calls(self, rows: Sequence[Row], capacity: int) -> list[list[Row]]:
+        """Returns the rows in device calls with at most `capacity` rows of every shard."""
+        calls: list[list[Row]] = []
+        rows_of_shard = [0] * self.shards
+        for row in rows:
+            shard = row.slot // self.local.slots
+            number = rows_of_shard[shard] // capacity
+            rows_of_shard[shard] += 1
+            if number == len(calls):
+                calls.append([])
+            calls[number].append(row)
+        return calls
+
+    def _arrange(
+        self, slots: Sequence[int], capacity: int
+    ) -> tuple[Int[np.ndarray, ' rows'], list[int]]:
+        """Returns the slots as an array of a device call, and the index of each in it.
+
+        Every shard has `capacity` entries, those of shard s from s · capacity on, with slots numbered within the
+        shard. Idle entries have the number of a slot that does not exist.
+        """
+        numbers = np.full(self.shards * capacity, self.local.slots, np.int32)
+        indices: list[int] = []
+        rows_of_shard = [0] * self.shards
+        for slot in slots:
+            shard, number = divmod(slot, self.local.slots)
+            if rows_of_shard[shard] == capacity:
+                raise ValueError(f'more than {capacity} rows of one data shard in a device call')
+            index = shard * capacity + rows_of_shard[shard]
+            rows_of_shard[shard] += 1
+            numbers[index] = number
+            indices.append(index)
+        return numbers, indices
+
+    def _page_table(self) -> Int[np.ndarray, 'slots pages_per_slot'] | None:
+        # A copy, because the device may read the array after this call, when its owner has changed it.
+        return None if self.table is None else self.table.copy()
 
     def _put(self, rows: Sequence[PutRow]) -> None:
-        """Calls the program 'put' once, with at most `put_rows` rows of at most `put_tokens` tokens."""
-        capacity = self.config.put_rows
-        slots = np.full(capacity, self.config.slots, np.int32)
+        """Calls the program 'put' once, with at most `put_rows` rows per shard of at most `put_tokens` tokens."""
+        slots, indices = self._arrange([row.slot for row in rows], self.config.put_rows)
+        capacity = len(slots)
         tokens = np.zeros((capacity, self.config.put_tokens), np.int32)
         count = np.zeros(capacity, np.int32)
         start = np.zeros(capacity, np.int32)
-        for index, row in enumerate(rows):
+        for index, row in zip(indices, rows):
             row_tokens = len(row.tokens)
-            slots[index] = row.slot
             tokens[index, :row_tokens] = row.tokens
             count[index] = row_tokens
             start[index] = row.start
-        settings = _turn_settings(rows, capacity)
+        settings = _turn_settings(rows, indices, capacity)
         self.state = self.programs['put'](
             self.state,
             slots,
@@ -137,43 +204,54 @@ class Sampler:
             settings.limit,
             settings.temperature,
             settings.key,
+            self._page_table(),
         )
 
     def extend(self, params: Params, slots: Sequence[int]) -> None:
-        """Prefills one chunk of each of these slots, at most `fill_rows` of them."""
-        padded_slots = self._pad(slots, self.config.fill_rows)
-        self.state = self.programs['extend'](params, self.state, padded_slots)
+        """Prefills one chunk of each of these slots, which are ascending and at most `local.fill_rows` of a shard."""
+        padded_slots, _ = self._arrange(slots, self.local.fill_rows)
+        self.state = self.programs['extend'](params, self.state, padded_slots, self._page_table())
 
     def decode(self, params: Params) -> DecodeChunk:
         """Decodes one chunk; returns device arrays without waiting for them."""
-        self.state, chunk = self.programs['decode'](params, self.state)
+        self.state, chunk = self.programs['decode'](params, self.state, self._page_table())
         return chunk
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
         """Cuts the rows of these slots to the given lengths and stops their decoding until the next `put`."""
-        padded_slots = self._pad(slots, self.config.slots)
-        # The padding value of lengths is never read: its slot does not exist.
-        padded_lengths = self._pad(lengths, self.config.slots)
+        # Nothing was put yet: a round was interrupted before its first device call.
+        if self.state is None:
+            return
+        padded_slots, indices = self._arrange(slots, self.local.slots)
+        # The other lengths are never read: their slots do not exist.
+        padded_lengths = np.zeros_like(padded_slots)
+        padded_lengths[indices] = lengths
         self.state = self.programs['rewind'](self.state, padded_slots, padded_lengths)
 
-    def clone(self, source: int, rows: Sequence[CloneRow], length: int) -> None:
-        """Makes at most `put_rows` slots copies of the first `length` tokens of slot `source`."""
-        capacity = self.config.put_rows
-        slots = self._pad([row.slot for row in rows], capacity)
-        settings = _turn_settings(rows, capacity)
-        # NumPy scalars, because Python integers are traced with a weak type.
+    def clone(self, rows: Sequence[CloneRow]) -> None:
+        """Starts slots after prefilled prompts, any number of rows."""
+        for call in self._calls(rows, self.config.put_rows):
+            self._clone(call)
+
+    def _clone(self, rows: Sequence[CloneRow]) -> None:
+        """Calls the program 'clone' once, with at most `put_rows` rows per shard."""
+        slots, indices = self._arrange([row.slot for row in rows], self.config.put_rows)
+        # Idle entries copy to a page that does not exist.
+        pages = np.full(len(slots), self.local.page_count, np.int32)
+        source = np.zeros(len(slots), np.int32)
+        length = np.zeros(len(slots), np.int32)
+        for index, row in zip(indices, rows):
+            pages[index] = row.page
+            source[index] = row.source
+            length[index] = row.length
+        settings = _turn_settings(rows, indices, len(slots))
         self.state = self.programs['clone'](
             self.state,
-            np.int32(source),
+            source,
             slots,
-            np.int32(length),
+            pages,
+            length,
             settings.limit,
             settings.temperature,
             settings.key,
         )
-
-    def _pad(self, values: Sequence[int], size: int) -> Int[np.ndarray, ' rows']:
-        """Returns the values as int32, padded to `size` with the number of a slot that does not exist."""
-        padded = np.full(size, self.config.slots, np.int32)
-        padded[: len(values)] = values
-        return padded

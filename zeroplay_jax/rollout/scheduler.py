@@ -80,7 +80,7 @@ class Scheduler:
 
         Args:
           weights: name of the pool.
-          params: kept by reference, in the layout of the sampler (`learner.publisher`).
+          params: in the layout of the sampler (`learner.publisher`); kept by reference.
           version: recorded in the trajectories that the weights sample.
 
         Raises:
@@ -188,32 +188,25 @@ class Scheduler:
             pool.admit()
             self._timed('prefill', pool, pool.prefill)
             pool.clone_siblings()
-            if self._has_decodable(pool):
+            if pool.can_decode:
                 chunks.append((pool, self._timed('decode', pool, pool.decode)))
         # All pools decode before the first chunk is read, so that devices and host overlap.
         fetch_started = time.perf_counter()
         fetched = []
         for pool, chunk in chunks:
-            # The three arrays are fetched in one transfer, because each transfer waits for the device.
-            arrays = jax.device_get((chunk.tokens, chunk.logp, chunk.count))
-            fetched.append((pool, arrays))
+            # All arrays are fetched in one transfer, because each transfer waits for the device.
+            fetched.append((pool, jax.device_get(chunk)))
         self.stats['fetch_seconds'] += time.perf_counter() - fetch_started
-        for pool, (tokens, logp, count) in fetched:
-            self.stats['generated_tokens'] += int(count.sum())
+        for pool, chunk in fetched:
+            self.stats['generated_tokens'] += int(chunk.count.sum())
             self.stats['chunks'] += 1
-            calls = pool.read_chunk(tokens, logp, count)
+            calls = pool.read_chunk(chunk.tokens, chunk.logp, chunk.count, chunk.cached)
             self.workers.submit(pool, calls)
+        for pool in self.pools.values():
+            self.stats.update(pool.placement.stats)
+            pool.placement.stats.clear()
         self.stats['seconds'] += time.perf_counter() - started
         return bool(chunks)
-
-    def _has_decodable(self, pool: SlotPool) -> bool:
-        """Returns whether some rollout of the pool does not wait for a tool."""
-        # Derived from the host's records, because reading the device's state would wait for the device.
-        waiting = self.workers.waiting_rollouts()
-        for rollout in pool.rollouts:
-            if rollout is not None and id(rollout) not in waiting:
-                return True
-        return False
 
     def _timed(self, name: str, pool: SlotPool, call: Callable[[], Any]) -> Any:
         """Calls `call`; with `profile`, waits for the device and adds the time to `stats`."""

@@ -4,17 +4,21 @@
   extend  keys and values of up to `chunk` tokens of a few rows
   decode  up to `burst` new tokens of every decoding row
   rewind  a row back to a length; nothing is erased, attention masks by position
-  clone   a prefilled row → other rows (samples of a request share one prefill)
+  clone   a prefilled prompt → other rows (samples of a request share one prefill)
 
 Every program has static shapes and compiles once. Weights are an argument, so one compiled program
 serves every set of weights. The result of a row depends on that row alone: its tokens, its key and
 its position. Shapes never depend on the clock, hence neither do the samples.
+
+This module has the programs of pages as long as a slot; rollout/token_steps.py has `extend` and `decode` of shorter
+pages. With several data shards every shard runs the programs on its own slots and pages.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -23,108 +27,25 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from zeroplay_jax.policy import attention, sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
+from zeroplay_jax.rollout import sampling, token_steps
+from zeroplay_jax.rollout.slot_state import (
+    DECODE,
+    FILL,
+    NO_TOKEN,
+    REST,
+    DecodeChunk,
+    SamplerConfig,
+    SlotState,
+    empty_chunk,
+    empty_state,
+    locate,
+)
 from zeroplay_jax.types import UserError
 
-# Phase of a slot. FILL: some tokens lack keys and values. DECODE: ready to sample. REST: waiting for
-# a tool, ended or empty.
-FILL, DECODE, REST = 0, 1, 2
-# An id that no token has. It takes the place of the end tokens in a config without any, because an empty
-# array would need a branch of its own in the decode loop.
-_NO_TOKEN = -1
+# Pages of every slot; None where page s belongs to slot s.
+PageTable: TypeAlias = Int[Array, 'slots pages_per_slot'] | None
 
-
-@dataclasses.dataclass(frozen=True)
-class SamplerConfig:
-    """Static shape of the programs.
-
-    Attributes:
-      slots: rollouts in progress at the same time.
-      context: tokens that a slot can hold.
-      chunk: tokens of a row that one prefill call computes.
-      fill_rows: rows of a prefill call.
-      burst: steps of a decode call.
-      put_rows: rows of a put or clone call.
-      put_tokens: tokens per row of a put call.
-      eos: ids of the tokens that end a turn.
-    """
-
-    slots: int
-    context: int
-    chunk: int
-    fill_rows: int
-    burst: int
-    put_rows: int
-    put_tokens: int
-    eos: tuple[int, ...] = ()
-
-    @property
-    def positions(self) -> int:
-        """Positions allocated per slot: more than `context`, because a chunk that begins near its end runs past it."""
-        return self.context + max(self.chunk, self.burst)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class SlotState:
-    """All data of rollouts in progress on the device.
-
-    Attributes:
-      cache: keys and values per layer; entries at or beyond `cached` are undefined and never read.
-      tokens: int32, tokens of the episode exactly as the model sees them.
-      length: int32, number of tokens.
-      cached: int32, positions whose keys and values are valid, < length.
-      limit: int32, length at which the turn stops.
-      status: int32, FILL, DECODE or REST.
-      temperature: float32; 0 samples greedily.
-      key: random stream of the request.
-    """
-
-    cache: tuple
-    tokens: Int[Array, 'slots positions']
-    length: Int[Array, ' slots']
-    cached: Int[Array, ' slots']
-    limit: Int[Array, ' slots']
-    status: Int[Array, ' slots']
-    temperature: Float[Array, ' slots']
-    key: UInt32[Array, 'slots 2']
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class DecodeChunk:
-    """Result of one decode call: the first `count` entries of a row are sampled tokens.
-
-    Attributes:
-      tokens: int32, ids; 0 beyond `count`.
-      logp: float32, log-probs under the distribution that was sampled from; 0 beyond `count`.
-      count: int32, sampled tokens of the row.
-    """
-
-    tokens: Int[Array, 'slots burst']
-    logp: Float[Array, 'slots burst']
-    count: Int[Array, ' slots']
-
-
-def _empty(model: ModelConfig, config: SamplerConfig) -> SlotState:
-    """Returns the state of empty slots."""
-    slots = config.slots
-    positions = config.positions
-
-    def zeros(*shape: int, dtype=jnp.int32) -> jax.Array:
-        return jnp.zeros(shape, dtype)
-
-    return SlotState(
-        cache=attention.empty_cache(
-            model.layers, slots, positions, model.kv_heads, model.head_dim, model.dtype
-        ),
-        tokens=zeros(slots, positions),
-        length=zeros(slots),
-        cached=zeros(slots),
-        limit=zeros(slots),
-        status=jnp.full((slots,), REST, jnp.int32),
-        temperature=zeros(slots, dtype=jnp.float32),
-        key=zeros(slots, 2, dtype=jnp.uint32),
-    )
+__all__ = ['DECODE', 'FILL', 'REST', 'DecodeChunk', 'SamplerConfig', 'SlotState', 'programs']
 
 
 def _write_rows(field: Array, slots: Int[Array, ' rows'], values: Array | int) -> Array:
@@ -139,6 +60,7 @@ def _lower_rows(field: Array, slots: Int[Array, ' rows'], values: Array) -> Arra
 
 
 def _put(
+    config: SamplerConfig,
     state: SlotState,
     slots: Int[Array, ' rows'],
     tokens: Int[Array, 'rows tokens'],
@@ -147,12 +69,13 @@ def _put(
     limit: Int[Array, ' rows'],
     temperature: Float[Array, ' rows'],
     key: UInt32[Array, 'rows 2'],
+    table: PageTable = None,
 ) -> SlotState:
     """Writes tokens[q, :count[q]] at position start[q] of slots[q]; a number beyond the last slot marks an idle row."""
     _, width = tokens.shape
     offset = jnp.arange(width)[None]
     # Entries beyond `count` get a position out of range, which mode='drop' ignores.
-    out_of_range = state.tokens.shape[1]
+    out_of_range = config.positions
     position = jnp.where(offset < count[:, None], start[:, None] + offset, out_of_range)
     length = start + count
     # The token before `start` was sampled last. Its keys and values are always computed by `extend`, never
@@ -160,7 +83,8 @@ def _put(
     # ran past the token depends on where the chunk ended.
     cached = jnp.maximum(start - 1, 0)
     status = jnp.where(length - 1 > cached, FILL, DECODE)
-    written_tokens = state.tokens.at[slots[:, None], position].set(tokens, mode='drop')
+    page, index = locate(config, table, slots[:, None], position)
+    written_tokens = state.tokens.at[page, index].set(tokens, mode='drop')
     return dataclasses.replace(
         state,
         tokens=written_tokens,
@@ -180,6 +104,7 @@ def _extend(
     params: Params,
     state: SlotState,
     slots: Int[Array, ' rows'],
+    table: PageTable = None,
 ) -> SlotState:
     """Prefills one chunk of every row in `slots` (a number beyond the last slot marks an idle row)."""
     start = state.cached.at[slots].get(mode='clip')
@@ -202,72 +127,24 @@ def _extend(
     )
 
 
-def _sample(
-    logits: Float[Array, 'slots vocab'],
-    temperature: Float[Array, ' slots'],
-    key: UInt32[Array, 'slots 2'],
-    position: Int[Array, ' slots'],
-) -> tuple[Int[Array, ' slots'], Float[Array, ' slots']]:
-    """Samples a token per row; returns tokens and their log-probs under softmax(logits / temperature).
-
-    The noise is a function of the request's key and the position alone. Temperature 0 takes the
-    most likely token and reports its log-prob at temperature 1.
-    """
-    is_sampled = temperature > 0
-    # Greedy rows divide by 1: a division by 0 would make their log-probs NaN.
-    divisor = jnp.where(is_sampled, temperature, 1.0)
-    scaled_logits = logits / divisor[:, None]
-    vocabulary = scaled_logits.shape[1]
-
-    def row_noise(position_key):
-        return jax.random.gumbel(position_key, (vocabulary,))
-
-    def gumbel_noise(_):
-        # Each row has a key of its own: its sample must not depend on the slot or on other rows.
-        request_keys = jax.random.wrap_key_data(key)
-        position_keys = jax.vmap(jax.random.fold_in)(request_keys, position)
-        noise = jax.vmap(row_noise)(position_keys)
-        return jnp.where(is_sampled[:, None], noise, 0.0)
-
-    def no_noise(_):
-        return jnp.zeros_like(scaled_logits)
-
-    # Greedy batches skip the noise, which costs as much as the head on a CPU.
-    noisy_logits = scaled_logits + jax.lax.cond(jnp.any(is_sampled), gumbel_noise, no_noise, None)
-    # The first maximum, found by two plain reductions: several times faster on a CPU than argmax.
-    best = jnp.max(noisy_logits, -1, keepdims=True)
-    token_ids = jnp.arange(vocabulary, dtype=jnp.int32)
-    best_ids = jnp.where(noisy_logits == best, token_ids, vocabulary - 1)
-    token = jnp.min(best_ids, -1)
-    # The log-prob excludes the noise: it is the denominator of the loss's importance ratio.
-    token_logit = jnp.take_along_axis(scaled_logits, token[:, None], 1)[:, 0]
-    logp = token_logit - jax.nn.logsumexp(scaled_logits, -1)
-    return token, logp
-
-
 def _is_live(state: SlotState) -> Bool[Array, ' slots']:
     """Returns which rows can decode another token."""
     is_decoding = state.status == DECODE
     return is_decoding & (state.length < state.limit)
 
 
-def _empty_chunk(config: SamplerConfig) -> DecodeChunk:
-    shape = (config.slots, config.burst)
-    return DecodeChunk(
-        tokens=jnp.zeros(shape, jnp.int32),
-        logp=jnp.zeros(shape, jnp.float32),
-        count=jnp.zeros((config.slots,), jnp.int32),
-    )
-
-
 def _decode(
-    model: ModelConfig, config: SamplerConfig, params: Params, state: SlotState
+    model: ModelConfig,
+    config: SamplerConfig,
+    params: Params,
+    state: SlotState,
+    table: PageTable = None,
 ) -> tuple[SlotState, DecodeChunk]:
     """Decodes up to `burst` tokens of every DECODE row below its limit; ends early when no row can continue."""
     slots = jnp.arange(config.slots, dtype=jnp.int32)
-    eos = jnp.asarray(config.eos or (_NO_TOKEN,), jnp.int32)
+    eos = jnp.asarray(config.eos or (NO_TOKEN,), jnp.int32)
     out_of_range = state.tokens.shape[1]
-    empty_chunk = _empty_chunk(config)
+    first_chunk = empty_chunk(config)
     live_at_start = _is_live(state)
     first_position = jnp.maximum(state.length - 1, 0)
     cache = state.cache
@@ -293,7 +170,7 @@ def _decode(
             model, params, last_token, first_position, step, cache, buffer
         )
         next_token_logits = transformer.logits(model, params, hidden)
-        token, logp = _sample(next_token_logits, state.temperature, state.key, state.length)
+        token, logp = sampling.sample(next_token_logits, state.temperature, state.key, state.length)
         write_position = jnp.where(live, state.length, out_of_range)
         is_end_token = jnp.any(token[:, None] == eos[None], -1)
         at_end_token = live & is_end_token
@@ -313,7 +190,7 @@ def _decode(
         )
         return step + 1, state, chunk, buffer
 
-    carry = (jnp.int32(0), state, empty_chunk, buffer)
+    carry = (jnp.int32(0), state, first_chunk, buffer)
     _, state, chunk, buffer = jax.lax.while_loop(has_work, decode_step, carry)
     # Rows that did not decode have garbage in the buffer, which must not reach their cache.
     rows = jnp.where(live_at_start, slots, config.slots)
@@ -338,24 +215,34 @@ def _rewind(state: SlotState, slots: Int[Array, ' rows'], length: Int[Array, ' r
 
 def _clone(
     state: SlotState,
-    source: Int[Array, ''],
+    source: Int[Array, ' rows'],
     slots: Int[Array, ' rows'],
-    length: Int[Array, ''],
+    pages: Int[Array, ' rows'],
+    length: Int[Array, ' rows'],
     limit: Int[Array, ' rows'],
     temperature: Float[Array, ' rows'],
     key: UInt32[Array, 'rows 2'],
 ) -> SlotState:
-    """Copies the first `length` tokens of prefilled row `source` into `slots`."""
+    """Makes each of `slots` start after a prefilled prompt of `length` tokens, whose last page is copied.
 
-    def copy_row(field: Array) -> Array:
-        # The whole row is copied, because a copy up to `length` would need a shape that depends on data. The
-        # source may have decoded further; `length` and `cached` hide its later tokens.
-        return _write_rows(field, slots, field[source][None])
+    Args:
+      state: the slots.
+      source: pages that hold the ends of the prompts.
+      slots: rows that get the prompts.
+      pages: their pages for the ends of the prompts. The pages before it are shared and need no copy.
+      length: tokens of the prompts.
+      limit, temperature, key: of every row.
+    """
+
+    def copy_page(field: Array) -> Array:
+        # The whole page is copied, because a copy of the prompt's part would need a shape that depends on data. The
+        # rollout that prefilled it may have decoded further; `length` and `cached` hide its later tokens.
+        return _write_rows(field, pages, field[source])
 
     return dataclasses.replace(
         state,
-        cache=jax.tree.map(copy_row, state.cache),
-        tokens=copy_row(state.tokens),
+        cache=jax.tree.map(copy_page, state.cache),
+        tokens=copy_page(state.tokens),
         length=_write_rows(state.length, slots, length),
         cached=_write_rows(state.cached, slots, length - 1),
         limit=_write_rows(state.limit, slots, limit),
@@ -367,10 +254,11 @@ def _clone(
 
 def _layout(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> SlotState:
     """Returns the sharding of every array of a state."""
-    shapes = jax.eval_shape(functools.partial(_empty, model, config))
+    shapes = jax.eval_shape(functools.partial(empty_state, model, config))
     layout = jax.tree.map(lambda _: sharding.slots(mesh), shapes)
     # The cache is also split by heads, because it is by far the largest part of the state.
-    cache_layout = jax.tree.map(lambda _: sharding.cache(mesh), shapes.cache)
+    cache_sharding = sharding.pages(mesh) if config.is_paged else sharding.cache(mesh)
+    cache_layout = jax.tree.map(lambda _: cache_sharding, shapes.cache)
     return dataclasses.replace(layout, cache=cache_layout)
 
 
@@ -378,32 +266,48 @@ def _layout(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> SlotState:
 def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
     """Returns the jitted programs of one shape by name ('empty' and those of the module), shared by all weights.
 
+    All arrays but the weights have their first axis over the data shards. Numbers of slots and pages count within a
+    shard.
+
     Raises:
-      UserError: slots or heads cannot be split evenly over the mesh.
+      UserError: slots, pages or heads cannot be split evenly over the mesh, or a rollout needs more pages.
     """
-    shards = mesh.shape['replica'] * mesh.shape['fsdp']
-    if config.slots % shards:
-        raise UserError(
-            f'sampler.slots={config.slots} must be divisible by mesh axes replica × fsdp = {shards}'
-        )
+    shards = sharding.data_shards(mesh)
+    # One shard's part of the slots: what every program below sees.
+    local = config.of_shard(shards)
     if model.kv_heads % mesh.shape['model']:
         raise UserError(
             f'{model.kv_heads} key/value heads must be divisible by mesh axis model of '
             f'{mesh.shape["model"]}'
         )
     layout = _layout(model, config, mesh)
-    # The host reads a chunk as a whole, so every device has all of it.
-    replicated = sharding.replicated(mesh)
-    chunk_layout = DecodeChunk(replicated, replicated, replicated)
     # functools.partial makes a new object per shape, so that each keeps its own compilations.
     bind = functools.partial
-    # The state is donated: with two copies of the cache only half as many slots would fit into memory.
-    update = bind(jax.jit, donate_argnames='state')
+    if config.is_paged:
+        extend = bind(token_steps.extend, model, local)
+        decode = bind(token_steps.decode, model, local)
+    else:
+        extend = bind(_extend, model, local)
+        decode = bind(_decode, model, local)
+    # The host reads chunks. A single shard gives them to all devices of the 'model' axis; several keep their own parts,
+    # because to gather them would be a collective.
+    chunk_layout = sharding.replicated(mesh) if shards == 1 else sharding.slots(mesh)
+    cached_layout = chunk_layout if config.token_budget else None
+    chunk = DecodeChunk(chunk_layout, chunk_layout, chunk_layout, cached_layout)
+
+    def state_update(function, has_params=False, out_shardings=layout):
+        # The state is donated: with two copies of the cache only half as many slots would fit into memory.
+        return jax.jit(
+            sharding.per_data_shard(function, mesh, has_params),
+            donate_argnums=int(has_params),
+            out_shardings=out_shardings,
+        )
+
     return dict(
-        empty=jax.jit(bind(_empty, model, config), out_shardings=layout),
-        put=update(bind(_put), out_shardings=layout),
-        extend=update(bind(_extend, model, config), out_shardings=layout),
-        decode=update(bind(_decode, model, config), out_shardings=(layout, chunk_layout)),
-        rewind=update(bind(_rewind), out_shardings=layout),
-        clone=update(bind(_clone), out_shardings=layout),
+        empty=jax.jit(bind(empty_state, model, config), out_shardings=layout),
+        put=state_update(bind(_put, local)),
+        extend=state_update(extend, has_params=True),
+        decode=state_update(decode, has_params=True, out_shardings=(layout, chunk)),
+        rewind=state_update(bind(_rewind)),
+        clone=state_update(bind(_clone)),
     )

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from zeroplay_jax.policy.transformer import Params
+from zeroplay_jax.rollout.placement import Placement
 from zeroplay_jax.rollout.requests import ActiveRollout, Request, RequestGroup
 from zeroplay_jax.rollout.sampler import CloneRow, PutRow, Sampler
 from zeroplay_jax.rollout.slot_programs import DecodeChunk
@@ -32,21 +33,29 @@ class SlotPool:
         self.seed = seed
         self.params: Params = {}
         self.version = 0
-        slots = sampler.config.slots
-        self.rollouts: list[ActiveRollout | None] = [None] * slots
-        # The group whose prompt is in the first positions of a slot; it remains after the rollout has ended.
-        self.prompt_of_slot: list[RequestGroup | None] = [None] * slots
+        self.placement = Placement(sampler.config, sampler.shards, sampler.table)
         # A heap of (identity, number, group).
         self.queue: list[tuple[tuple[int, ...], int, RequestGroup]] = []
-        # Admitted groups that have samples still waiting for a slot.
-        self.open_groups: list[RequestGroup] = []
+        # Rollouts that wait for the pages of their next turn.
+        self.ready: list[ActiveRollout] = []
         # `read_chunk` calls it with a rollout's identity and its new policy ids, for live display.
         self.on_tokens: Callable[[tuple[int, ...], list[int]], None] | None = None
 
     @property
+    def rollouts(self) -> list[ActiveRollout | None]:
+        """The rollout in every slot."""
+        return self.placement.rollouts
+
+    @property
     def active(self) -> int:
         """Number of rollouts in slots."""
-        return sum(rollout is not None for rollout in self.rollouts)
+        return sum(1 for _ in self.placement.active())
+
+    @property
+    def can_decode(self) -> bool:
+        """Whether some rollout is within a turn."""
+        # Derived from the host's records, because reading the device's state would wait for the device.
+        return any(rollout.is_running for rollout in self.placement.active())
 
     @property
     def context(self) -> int:
@@ -59,60 +68,58 @@ class SlotPool:
 
     def forget_prompts(self) -> None:
         """Marks all cached prompts as invalid: no sample is cloned from them any more."""
-        self.prompt_of_slot = [None] * len(self.prompt_of_slot)
+        for group in self.placement.open_groups:
+            self.placement.drop_prompt(group)
 
     # ---- admission and prefill -----------------------------------------------------------------
 
     def admit(self) -> None:
-        """Fills free slots: first with siblings of prefilled prompts, then with requests, lowest identity first.
+        """Fills free slots: turns that wait for pages first, then siblings of prefilled prompts, then requests.
 
         The tokens of new prompts are put into their slots; `prefill` computes their keys and values.
         """
-        free_slots = self.clone_siblings()
+        self.begin_turns()
+        self.clone_siblings()
+        busy_shards = self._busy_shards()
         rows: list[PutRow] = []
-        while free_slots and self.queue:
+        while self.queue:
             _, _, group = self.queue[0]
-            reserved = sum(len(open_group.waiting) for open_group in self.open_groups)
-            fits = len(free_slots) - reserved >= group.request.samples
-            is_idle = not self.open_groups and not self.active
-            # A request is admitted only if all its samples get a slot; later ones would find the prompt's
-            # keys and values overwritten. An idle pool admits any request, because one with more samples
-            # than slots would never be served otherwise.
-            if not fits and not is_idle:
+            shard = self.placement.shard_for(group, busy_shards)
+            if shard is None:
                 break
             heapq.heappop(self.queue)
-            rows.append(self._first_row(group, free_slots.pop(0)))
-            if group.waiting:
-                self.open_groups.append(group)
-        for group in self.open_groups:
-            # The prompt was overwritten before the last sibling got a slot, so it is prefilled again.
-            # RequestGroup has no __eq__: `in` compares by object identity.
-            prompt_is_lost = group not in self.prompt_of_slot
-            if free_slots and prompt_is_lost:
-                rows.append(self._first_row(group, free_slots.pop(0)))
-        self._close_served_groups()
+            group.shard = shard.number
+            self.placement.open_groups.append(group)
+            rows += self._first_row(group)
+        for group in self.placement.open_groups:
+            # The pages of its prompt were needed, so it is prefilled again.
+            if group.held is None and group.shard not in busy_shards:
+                rows += self._first_row(group)
+        self.placement.close_served_groups()
         if rows:
             self.sampler.put(rows)
 
-    def _first_row(self, group: RequestGroup, slot: int) -> PutRow:
-        """Starts the next sample of a group in a slot; returns the row with its prompt, to be put and prefilled."""
-        rollout = self._enter(group, slot)
-        # The last token is left out: decoding feeds it.
-        prefill_tokens = len(rollout.tokens) - 1
+    def _busy_shards(self) -> set[int]:
+        """Returns the shards with rollouts that wait for pages, which new rollouts would take from them."""
+        return {rollout.group.shard for rollout in self.ready}
+
+    def _first_row(self, group: RequestGroup) -> list[PutRow]:
+        """Starts the next sample of a group; returns the row with its prompt, to be put, or [] without a slot."""
+        rollout = self.placement.start(group)
+        if rollout is None:
+            return []
+        return [self._put_row(rollout, start=0)]
+
+    def _put_row(self, rollout: ActiveRollout, start: int) -> PutRow:
+        """Returns the row with the tokens from position `start`, and counts its prefill calls."""
+        # `put` invalidates the keys and values of the token before `start`. The last token is left out: decoding feeds
+        # it.
+        first_uncached = max(start - 1, 0)
+        prefill_tokens = len(rollout.tokens) - 1 - first_uncached
         rollout.prefill_calls_left = _ceil_div(prefill_tokens, self.sampler.config.chunk)
-        return self._put_row(rollout, rollout.tokens, start=0)
-
-    def _enter(self, group: RequestGroup, slot: int) -> ActiveRollout:
-        """Assigns the slot to the next waiting sample of the group; returns its rollout."""
-        rollout = ActiveRollout(group, group.waiting.popleft(), slot)
-        self.rollouts[slot] = rollout
-        self.prompt_of_slot[slot] = group
-        return rollout
-
-    def _put_row(self, rollout: ActiveRollout, tokens: Sequence[int], start: int) -> PutRow:
         return PutRow(
             slot=rollout.slot,
-            tokens=np.asarray(tokens, np.int32),
+            tokens=np.asarray(rollout.tokens[start:], np.int32),
             start=start,
             limit=rollout.turn_limit(self.context),
             temperature=rollout.group.request.temperature,
@@ -129,65 +136,63 @@ class SlotPool:
             identity = (*identity, -1, len(rollout.earlier))
         return identity_key(self.seed, identity)
 
-    def clone_siblings(self) -> list[int]:
-        """Copies prefilled prompts into free slots for waiting siblings; returns the slots that remain free."""
-        max_rows = self.sampler.config.put_rows
-        free_slots = []
-        for slot, rollout in enumerate(self.rollouts):
-            if rollout is None:
-                free_slots.append(slot)
-        for group in self.open_groups:
-            source = self._prefilled_slot(group)
-            while source is not None and free_slots and group.waiting:
-                rows: list[CloneRow] = []
-                while free_slots and group.waiting and len(rows) < max_rows:
-                    sibling = self._enter(group, free_slots.pop(0))
-                    row = CloneRow(
-                        slot=sibling.slot,
-                        limit=sibling.turn_limit(self.context),
-                        temperature=group.request.temperature,
-                        key=self._noise_key(sibling),
-                    )
-                    rows.append(row)
-                self.sampler.clone(source, rows, len(group.request.prompt))
-        self._close_served_groups()
-        return free_slots
+    def clone_siblings(self) -> None:
+        """Starts waiting siblings of prefilled prompts in free slots."""
+        busy_shards = self._busy_shards()
+        rows: list[CloneRow] = []
+        for group in self.placement.open_groups:
+            if not group.is_prefilled or group.shard in busy_shards:
+                continue
+            source = self.placement.end_page(group)
+            while group.waiting:
+                sibling = self.placement.fork(group)
+                if sibling is None:
+                    break
+                rows.append(self._clone_row(sibling, source))
+        if rows:
+            self.sampler.clone(rows)
+        # Their prompts are released after the device call that copies them was made.
+        self.placement.close_served_groups()
 
-    def _prefilled_slot(self, group: RequestGroup) -> int | None:
-        """Returns a slot that holds the group's prompt with valid keys and values; None if there is none."""
-        for slot, holder in enumerate(self.prompt_of_slot):
-            if holder is group and self._is_prefilled(slot):
-                return slot
-        return None
-
-    def _is_prefilled(self, slot: int) -> bool:
-        rollout = self.rollouts[slot]
-        # A rollout with a completed turn has decoded, so its prompt is cached; what remains to be
-        # prefilled belongs to an observation.
-        return rollout is None or rollout.prefill_calls_left == 0 or bool(rollout.turns)
-
-    def _close_served_groups(self) -> None:
-        self.open_groups = [group for group in self.open_groups if group.waiting]
+    def _clone_row(self, sibling: ActiveRollout, source: int) -> CloneRow:
+        return CloneRow(
+            slot=sibling.slot,
+            source=source,
+            page=sibling.pages.pages[-1],
+            length=len(sibling.group.request.prompt),
+            limit=sibling.turn_limit(self.context),
+            temperature=sibling.group.request.temperature,
+            key=self._noise_key(sibling),
+        )
 
     def prefill(self) -> None:
         """Computes the keys and values of all tokens that were put into slots."""
-        rows = self.sampler.config.fill_rows
+        # With a budget, prompts pass through the decode calls instead.
+        if self.sampler.config.token_budget:
+            return
+        shards = self.sampler.shards
+        rows_per_shard = _ceil_div(self.sampler.config.fill_rows, shards)
         # All rows are prefilled before any row decodes: a decode chunk takes as long for one row as for
         # all of them, so rows that still wait for their prefill would miss it.
         while True:
-            pending: list[ActiveRollout] = []
-            for rollout in self.rollouts:
-                if rollout is not None and rollout.prefill_calls_left > 0:
-                    pending.append(rollout)
-            if not pending:
-                return
-            batch = pending[:rows]
+            batch: list[ActiveRollout] = []
+            rows_of_shard = [0] * shards
+            for rollout in self.placement.active():
+                shard = rollout.group.shard
+                if rollout.prefill_calls_left > 0 and rows_of_shard[shard] < rows_per_shard:
+                    rows_of_shard[shard] += 1
+                    batch.append(rollout)
+            if not batch:
+                break
             self.sampler.extend(self.params, [rollout.slot for rollout in batch])
             for rollout in batch:
                 rollout.prefill_calls_left -= 1
+        for group in self.placement.open_groups:
+            group.is_prefilled = group.held is not None
 
     def decode(self) -> DecodeChunk:
         """Starts a decode chunk; returns device arrays without waiting for them."""
+        self.placement.grow_for_burst()
         return self.sampler.decode(self.params)
 
     # ---- turns -----------------------------------------------------------------------------------
@@ -195,14 +200,13 @@ class SlotPool:
     def add_observations(
         self, replies: Sequence[tuple[ActiveRollout, Int[np.ndarray, ' tokens']]]
     ) -> None:
-        """Appends an observation to each rollout and begins its next turn.
+        """Appends an observation to each rollout and begins its next turn, as soon as there are pages for it.
 
         A rollout whose slot cannot hold the observation and one further token ends with 'context'.
 
         Args:
           replies: rollouts whose last turn has ended, with the ids of the observation.
         """
-        rows: list[PutRow] = []
         for rollout, ids in replies:
             start = rollout.turn_start
             turn_ids = rollout.tokens[start:]
@@ -219,12 +223,25 @@ class SlotPool:
                 ended = self._trajectory(rollout, 'continued', ())
                 rollout.end_context(start, retained, ended)
             rollout.append(ids.tolist(), ENV, [0.0] * len(ids))
-            # `put` invalidates the keys and values of the token before `start`. That token and all new ones
-            # but the last are prefilled: as many as there are new tokens.
-            new_tokens = len(retained) + len(ids)
-            rollout.prefill_calls_left = _ceil_div(new_tokens, self.sampler.config.chunk)
             rollout.begin_turn()
-            rows.append(self._put_row(rollout, rollout.tokens[start:], start))
+            rollout.put_start = start
+            self.ready.append(rollout)
+        self.begin_turns()
+
+    def begin_turns(self) -> None:
+        """Puts the tokens of rollouts into their slots whose next turn gets pages, oldest rollouts first."""
+        rows: list[PutRow] = []
+        waiting: list[ActiveRollout] = []
+        busy_shards = set()
+        for rollout in sorted(self.ready, key=_identity):
+            shard = rollout.group.shard
+            # No rollout overtakes an older one of its shard.
+            if shard not in busy_shards and self.placement.begin_turn(rollout):
+                rows.append(self._put_row(rollout, rollout.put_start))
+            else:
+                busy_shards.add(shard)
+                waiting.append(rollout)
+        self.ready = waiting
         if rows:
             self.sampler.put(rows)
 
@@ -233,6 +250,7 @@ class SlotPool:
         tokens: Int[np.ndarray, 'slots burst'],
         logp: Float[np.ndarray, 'slots burst'],
         count: Int[np.ndarray, ' slots'],
+        cached: Int[np.ndarray, ' slots'] | None = None,
     ) -> list[tuple[ActiveRollout, ToolCall]]:
         """Appends the tokens of a decode chunk to its rollouts and ends turns; returns the tool calls to run.
 
@@ -242,7 +260,10 @@ class SlotPool:
           tokens: ids; the first `count` of a row are sampled.
           logp: their log-probs.
           count: sampled tokens per row.
+          cached: positions with valid keys and values per row; None where prefill is a call of its own.
         """
+        if cached is not None:
+            self._record_prefill(cached)
         calls: list[tuple[ActiveRollout, ToolCall]] = []
         refused: list[tuple[ActiveRollout, np.ndarray]] = []
         rewound_slots: list[int] = []
@@ -263,6 +284,7 @@ class SlotPool:
             self._append_sampled(rollout, tokens[slot, :new_tokens], logp[slot, :new_tokens])
             rewound_slots.append(slot)
             rewound_lengths.append(len(rollout.tokens))
+            self.placement.end_turn(rollout)
             call = self._end_turn_at_stop(rollout, text)
             if call is None:
                 continue
@@ -276,6 +298,13 @@ class SlotPool:
         if refused:
             self.add_observations(refused)
         return calls
+
+    def _record_prefill(self, cached: Int[np.ndarray, ' slots']) -> None:
+        """Marks the prompts that decode calls have prefilled, so that siblings can be cloned from them."""
+        for group in self.placement.open_groups:
+            prefill_tokens = len(group.request.prompt) - 1
+            if group.held is not None and cached[group.holder_slot] >= prefill_tokens:
+                group.is_prefilled = True
 
     def _append_sampled(
         self,
@@ -343,7 +372,7 @@ class SlotPool:
         trajectory = self._trajectory(rollout, reason, tuple(rollout.turns))
         trajectory = dataclasses.replace(trajectory, earlier=tuple(rollout.earlier))
         group.results[rollout.sample] = trajectory
-        self.rollouts[rollout.slot] = None
+        self.placement.close(rollout)
         is_complete = all(result is not None for result in group.results)
         # The future is done already if its episode was cancelled.
         if is_complete and not group.future.done():
@@ -366,13 +395,19 @@ class SlotPool:
     def abandon(self) -> None:
         """Drops all rollouts and requests, and forgets cached prompts; called at the end of every run."""
         # After an error or an interrupt rollouts may be left; their rows would decode in the next run.
-        busy = [slot for slot, rollout in enumerate(self.rollouts) if rollout is not None]
-        if busy:
-            self.sampler.rewind(busy, [1] * len(busy))
-        self.rollouts = [None] * len(self.rollouts)
+        rollouts = list(self.placement.active())
+        if rollouts:
+            self.sampler.rewind([rollout.slot for rollout in rollouts], [1] * len(rollouts))
+        for rollout in rollouts:
+            self.placement.close(rollout)
         self.forget_prompts()
+        self.placement.open_groups = []
+        self.ready = []
         self.queue = []
-        self.open_groups = []
+
+
+def _identity(rollout: ActiveRollout) -> tuple[int, ...]:
+    return rollout.identity
 
 
 def _ceil_div(numerator: int, denominator: int) -> int:

@@ -58,6 +58,12 @@ class Codec:
         added_tokens = specification['added_tokens']
         self._added_ids = {token['content']: token['id'] for token in added_tokens}
         vocabulary = specification['model']['vocab']
+        # Unigram vocabularies are lists of (token, score). They are never byte-level.
+        if not isinstance(vocabulary, dict):
+            model_type = specification['model']['type']
+            raise ValueError(
+                f'{self.folder}: a {model_type} tokenizer is not byte-level; choose a checkpoint with byte-level BPE'
+            )
         self._plain = self._without_added_tokens(specification)
         # Sorted longest first, so that a token that contains another one is found as a whole.
         longest_first = sorted(self._added_ids, key=len, reverse=True)

@@ -102,14 +102,6 @@ class ToolWorkers:
         """Futures of the batches in progress."""
         return list(self._batches)
 
-    def waiting_rollouts(self) -> set[int]:
-        """`id()`s of the rollouts with a call in progress."""
-        waiting = set()
-        for batch in self._batches.values():
-            for pending in batch.calls:
-                waiting.add(id(pending.rollout))
-        return waiting
-
     def submit(self, pool: SlotPool, calls: Sequence[tuple[ActiveRollout, ToolCall]]) -> None:
         """Starts the calls of one decode chunk, batched per tool; `finished` returns their results."""
         # Grouped by `id`: tools of two roles may share a name and be different objects.

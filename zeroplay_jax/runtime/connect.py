@@ -1,4 +1,4 @@
-"""Joins the processes of a multi-host run, and ends a process whose peers still run."""
+"""Sets up the devices and processes of a run, and ends a process whose peers still run."""
 
 from __future__ import annotations
 
@@ -15,6 +15,21 @@ from zeroplay_jax.types import UserError
 
 # The hosts of a TPU slice start minutes apart. This is also JAX's own default timeout.
 JOIN_SECONDS = 300.0
+
+
+def divide_cpu(devices: int) -> None:
+    """Makes JAX divide the CPU into `devices` devices; without effect on GPUs and TPUs.
+
+    A number in XLA_FLAGS has priority. Where JAX has its devices already, as in a notebook, they stay as they are.
+    """
+    is_in_flags = 'xla_force_host_platform_device_count' in os.environ.get('XLA_FLAGS', '')
+    if devices == 1 or is_in_flags:
+        return
+    try:
+        jax.config.update('jax_num_cpu_devices', devices)
+    except RuntimeError:
+        # The backend is initialised. A mesh with an axis of -1 takes the devices that there are.
+        pass
 
 
 def connect(mode: str, coordinator: str, processes: int, process: int, heartbeat: int) -> None:

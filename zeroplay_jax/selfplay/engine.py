@@ -117,7 +117,7 @@ class Engine:
           UserError: too many searches, tool calls or judgements failed, or a recipe made an unusable row.
         """
         started = time.perf_counter()
-        # The counters of scheduler and judge are never reset, so a step's share is a difference.
+        # These counters are never reset, so a step's share is a difference.
         scheduler_before = collections.Counter(self.scheduler.stats)
         judge_before = collections.Counter(self.context.judge_stats)
         self.scheduler.workers.seconds.clear()
@@ -223,10 +223,10 @@ class Engine:
             for name, value in role_stats.items():
                 stats[prefix + name] = value
         reasons = {}
-        for policy, learnt in has_learnt.items():
-            if not learnt:
-                roles = [role for role in step.phase.trains if self.weights_of[role] == policy]
-                reasons[policy] = empty_step_reasons(outcomes, roles, policy in nonfinite)
+        untrained = [policy for policy, learnt in has_learnt.items() if not learnt]
+        for policy in untrained:
+            roles = [role for role in step.phase.trains if self.weights_of[role] == policy]
+            reasons[policy] = empty_step_reasons(outcomes, roles, policy in nonfinite)
         self.learning.add_training_step(step, has_learnt, reasons)
         return stats
 
@@ -234,7 +234,7 @@ class Engine:
         self, before: collections.Counter[str], seconds: float
     ) -> dict[str, float]:
         """Returns the throughput of all processes since `before`, and the time of this process's tool calls."""
-        counters = ('rollouts', 'generated_tokens')
+        counters = ('rollouts', 'generated_tokens', 'evictions', 'refilled_tokens')
         local: dict[str, int] = {}
         for name in counters:
             local[name] = self.scheduler.stats[name] - before[name]
@@ -244,6 +244,8 @@ class Engine:
             'rollouts': float(total['rollouts']),
             'tokens_per_second': total['generated_tokens'] / max(seconds, 1e-9),
         }
+        if total['evictions']:
+            metrics |= {name: float(total[name]) for name in counters[2:]}
         # These are of this process only: percentiles of several processes cannot be merged.
         for tool, tool_seconds in self.scheduler.workers.seconds.items():
             metrics[f'tool_seconds/{tool}/p50'] = float(np.percentile(tool_seconds, 50))
@@ -412,10 +414,7 @@ class Engine:
 
     def device_state(self) -> dict[str, Any]:
         """The arrays of a checkpoint, by name of the weights: `Learner.state`."""
-        state = {}
-        for name, learner in self.learners.items():
-            state[name] = learner.state
-        return state
+        return {name: learner.state for name, learner in self.learners.items()}
 
     def host_state(self) -> Json:
         """The JSON part of a checkpoint: pool, versions, positions in the datasets (`drawn`), carried-over groups,

@@ -14,8 +14,6 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import openai
-
 from zeroplay_jax.mini.world import rubrics_of
 from zeroplay_jax.objectives import rewards, verdicts
 from zeroplay_jax.rollout import prompts
@@ -238,6 +236,9 @@ def endpoint_writer(config, templates: Mapping[str, str]) -> Writer:
       config: `config.judge`.
       templates: prompts by name.
     """
+    # Not imported at the top of this file: the import takes most of a second, and other judges do not need it.
+    import openai
+
     clients: dict[asyncio.AbstractEventLoop, openai.AsyncOpenAI] = {}
     # SCOPE's ablation varies the rubric writer and the grader separately; '' selects `config.model`.
     model_of_prompt = {'judge_rubrics': config.rubric_model, 'judge_grade': config.grade_model}

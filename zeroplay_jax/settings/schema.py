@@ -32,6 +32,7 @@ from zeroplay_jax.settings.bounds import (
     requires,
 )
 from zeroplay_jax.settings.devices import Distributed, Mesh
+from zeroplay_jax.settings.rollouts import Rollout, Sampler
 
 
 class Policy(Section):
@@ -57,48 +58,6 @@ class Policy(Section):
     logits: Literal['all', 'trained'] = 'all'
     """Tokens whose logits an update computes: all, or those that the policy wrote. The gradients are equal
     up to the order of sums."""
-
-
-class Sampler(Section):
-    """Static shapes of the rollout programs."""
-
-    # Static shapes: every other value compiles other programs.
-    slots: PositiveInt = 96
-    """Rollouts decoded concurrently, per set of weights and process."""
-    context: PositiveInt = 512
-    """Tokens that a slot can hold: prompt, all turns and observations."""
-    chunk: PositiveInt = 32
-    """Prefill: tokens per row and call."""
-    fill_rows: PositiveInt = 16
-    """Prefill: rows per call."""
-    burst: PositiveInt = 8
-    """Decode steps per call; stop strings are searched between two calls."""
-    put_rows: PositiveInt = 16
-    """Host to device: rows per call."""
-    put_tokens: PositiveInt = 96
-    """Host to device: tokens per row and call."""
-
-
-class Rollout(Section):
-    """Limits of a rollout."""
-
-    prompt_tokens: PositiveInt = 96
-    """Longest prompt; a task with a longer one is dropped."""
-    turn_tokens: PositiveInt = 64
-    """Longest assistant turn."""
-    observation_tokens: PositiveInt = 128
-    """Longest observation; longer ones are cut at the end."""
-    max_turns: PositiveInt = 5
-    """Assistant turns; the last one cannot call a tool."""
-    drop_thinking: bool = False
-    """Thoughts (…</think>) leave the context at the end of their turn, and every context becomes a
-    training row, as SCOPE's code does (Qwen3's own template drops them only before the last question)."""
-    truncated: Literal['keep', 'drop'] = 'keep'
-    """Whether rollouts that ended at a limit are trained on; for a penalty see reward.overlong_buffer."""
-    deterministic: bool = True
-    """Wait for slow tools. False: a call that takes too long becomes an error observation."""
-    tool_timeout: PositiveFloat = 30.0
-    """Time limit of a tool call in seconds, only without `deterministic`."""
 
 
 class Tools(Section):
@@ -413,6 +372,9 @@ class Run(Section):
     status 3 (at once if a step has no tasks); 0: never."""
     policy: Policy = Policy()
     mesh: Mesh = Mesh()
+    cpu_devices: PositiveInt = 1
+    """JAX devices that a CPU is divided into. With one per core and mesh.replica=-1, small models run faster than
+    with one device on all cores. A number in XLA_FLAGS has priority."""
     offload: bool = False
     """Keep learner state in host memory except during its update; free the KV cache meanwhile."""
     distributed: Distributed = Distributed()

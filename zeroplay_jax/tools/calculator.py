@@ -31,7 +31,7 @@ _UNARY: dict[type[ast.unaryop], Callable[[Number], Number]] = {
 def _round(value: Number, digits: Number = 0) -> Number:
     # round(5, -N) computes 10**N, which blocks the whole process for a large N.
     if isinstance(digits, int) and abs(digits) > _MAX_DIGITS:
-        raise ArithmeticSyntaxError(f'round takes at most {_MAX_DIGITS} digits')
+        raise UnsupportedExpression(f'round takes at most {_MAX_DIGITS} digits')
     return round(value) if digits == 0 else round(value, digits)  # type: ignore[arg-type]
 
 
@@ -54,7 +54,7 @@ _MAX_CHARACTERS = 200
 _MAX_BITS = 4096
 
 
-class ArithmeticSyntaxError(ValueError):
+class UnsupportedExpression(ValueError):
     """The expression is not arithmetic that `evaluate` supports, or its numbers grow too large."""
 
 
@@ -62,12 +62,12 @@ def evaluate(expression: str) -> Number:
     """Returns the value of an arithmetic expression: numbers, + - * / // % **, brackets, and a few functions.
 
     Raises:
-      ArithmeticSyntaxError: the text is not such an expression, or its numbers grow too large.
+      UnsupportedExpression: the text is not such an expression, or its numbers grow too large.
       ArithmeticError, ValueError: the value is undefined, such as that of a division by zero.
       TypeError: a function got a wrong number of arguments.
     """
     if len(expression) > _MAX_CHARACTERS:
-        raise ArithmeticSyntaxError(f'longer than {_MAX_CHARACTERS} characters')
+        raise UnsupportedExpression(f'longer than {_MAX_CHARACTERS} characters')
     # In mathematical notation ^ is a power; in Python it would be an exclusive or.
     for symbol, operator_text in _SYMBOLS.items():
         expression = expression.replace(symbol, operator_text)
@@ -75,7 +75,7 @@ def evaluate(expression: str) -> Number:
         tree = ast.parse(expression.strip(), mode='eval')
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         # ValueError: characters that no source code can hold, such as half of a surrogate pair.
-        raise ArithmeticSyntaxError('not an arithmetic expression') from None
+        raise UnsupportedExpression('not an arithmetic expression') from None
     return _value(tree.body)
 
 
@@ -104,31 +104,31 @@ def _value(node: ast.expr) -> Number:
         if function is not None and not node.keywords:
             arguments = [_value(argument) for argument in node.args]
             return _bounded(function(*arguments))
-    raise ArithmeticSyntaxError('not an arithmetic expression')
+    raise UnsupportedExpression('not an arithmetic expression')
 
 
 def _check_power(base: Number, exponent: Number) -> None:
-    """Raises ArithmeticSyntaxError if base ** exponent has too many bits."""
+    """Raises UnsupportedExpression if base ** exponent has too many bits."""
     # Only integers grow without bound; floats overflow with an error of their own.
     if not isinstance(base, int) or not isinstance(exponent, int):
         return
     if base.bit_length() * abs(exponent) > _MAX_BITS:
-        raise ArithmeticSyntaxError('the numbers grow too large')
+        raise UnsupportedExpression('the numbers grow too large')
 
 
 def _bounded(value: Number) -> Number:
     """Returns the value unchanged, if it is real, finite and not too large.
 
     Raises:
-      ArithmeticSyntaxError: it is complex, or an integer of more than `_MAX_BITS` bits.
+      UnsupportedExpression: it is complex, or an integer of more than `_MAX_BITS` bits.
       OverflowError: it is infinite or NaN; the tool reports it as 'undefined'.
     """
     # A negative number to a fractional power is complex in Python.
     if isinstance(value, complex):
-        raise ArithmeticSyntaxError('no real result')
+        raise UnsupportedExpression('no real result')
     if isinstance(value, int):
         if value.bit_length() > _MAX_BITS:
-            raise ArithmeticSyntaxError('the numbers grow too large')
+            raise UnsupportedExpression('the numbers grow too large')
         return value
     if not math.isfinite(value):
         raise OverflowError('no finite value')
@@ -164,7 +164,7 @@ class CalculatorTool(Tool):
         """Returns the value as text; 'invalid_arguments' if it is no arithmetic, 'undefined' without a value."""
         try:
             return ToolResult(text=as_text(evaluate(expression)))
-        except ArithmeticSyntaxError as error:
+        except UnsupportedExpression as error:
             # The text names the fault in the expression, which the reason code does not.
             code = 'invalid_arguments'
             return ToolResult(text=self.error_text(code, str(error)), error=code)

@@ -19,6 +19,7 @@ from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slot_programs import SamplerConfig
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.runtime.connect import divide_cpu
 from zeroplay_jax.selfplay import library_builder, prompt_check
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.judge import (
@@ -121,6 +122,7 @@ def open_policy(config) -> PolicyFolder:
     folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
     computation = {name: config.policy[name] for name in _COMPUTATION_FIELDS}
     model = hf.read_config(folder, **computation)
+    divide_cpu(config.cpu_devices)
     mesh = sharding.make_mesh(**config.mesh)
     # Called for its error alone: reading the weights, which comes later, may take minutes.
     sharding.local_mesh(mesh)
@@ -160,7 +162,9 @@ def build(config, extra_weights: str = '', for_training: bool = False) -> RunCon
             for warning in warnings:
                 print(f'warning: {warning}', file=sys.stderr)
     shows_progress = config.progress and is_first_process
-    params = hf.load(opened.folder, opened.model, opened.mesh, owned=True, progress=shows_progress)
+    params = hf.load(
+        opened.folder, opened.model, opened.mesh, training_layout=True, progress=shows_progress
+    )
     return RunContext(
         folder=opened.folder,
         model=opened.model,
@@ -187,7 +191,7 @@ def load_like(run: RunContext, folder: str) -> Params:
         raise UserError(
             f'{folder}: its model differs in shape from {run.folder}; take two checkpoints of one model'
         )
-    return hf.load(folder, run.model, run.mesh, owned=True)
+    return hf.load(folder, run.model, run.mesh, training_layout=True)
 
 
 def weights_of_roles(config) -> dict[str, str]:

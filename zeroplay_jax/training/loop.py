@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import shutil
@@ -34,8 +33,8 @@ from zeroplay_jax.training.outcome import (
     stop_line,
 )
 from zeroplay_jax.training.progress_bar import ProgressBar
-from zeroplay_jax.training.rollout_text import rollout_text
-from zeroplay_jax.training.summary import summarise_run
+from zeroplay_jax.training.rollout_text import evaluation_text, rollout_text
+from zeroplay_jax.training.summary import summarise_run, summary_json
 from zeroplay_jax.training.trajectory_log import rendering_check, trajectory_records
 from zeroplay_jax.types import Json, Row
 
@@ -125,7 +124,7 @@ def run(config, workdir) -> dict:
         summary |= _proposal_summary(hosts, context, engine)
         _export(hosts, workdir, context, engine, shows_progress, unchanged)
         if hosts.is_first:
-            atomic.write_text(workdir / 'summary.json', json.dumps(summary, indent=2) + '\n')
+            atomic.write_text(workdir / 'summary.json', summary_json(summary))
             report_path = report_builder.write_report(workdir)
             atomic.write_text(workdir / _REPORTED_FILE, f'{state["cursor"]}\n')
             print(table)
@@ -173,7 +172,7 @@ def _train(
                 _log_step(config, context, engine, step, metrics, rows, writer)
             bar.end_step(step, metrics)
             if hosts.is_first:
-                _print_step(config, engine, step, rows, bar)
+                _print_step(config, engine, step, metrics, rows, bar)
             # All processes get the same list, because its counts come from gathered outcomes.
             stuck_policies = _stuck_policies(config, engine, step)
             state['stopped'] = None
@@ -220,10 +219,22 @@ def _planned_rollouts(context: build.RunContext, engine: Engine) -> Callable[[Ph
     return planned_rollouts
 
 
-def _print_step(config, engine: Engine, step: Step, rows: list[Row], bar: ProgressBar) -> None:
-    """Prints the step's notices (no tasks, no update), and every `config.log.samples_every` steps one rollout."""
+def _print_step(
+    config,
+    engine: Engine,
+    step: Step,
+    metrics: dict[str, float],
+    rows: list[Row],
+    bar: ProgressBar,
+) -> None:
+    """Prints an evaluation's result or a step's notices (no tasks, no update), and from time to time one rollout.
+
+    A rollout is printed every `config.log.samples_every` steps.
+    """
     # An evaluation is not a step of the engine: the notices would be those of the step before.
-    if step.phase.name != 'evaluation':
+    if step.phase.name == 'evaluation':
+        bar.write_wrapped(evaluation_text(step, metrics))
+    else:
         for notice in engine.learning.notices:
             bar.write_wrapped(notice)
     # The step's number decides, so that a resumed run prints the same rollouts.

@@ -43,7 +43,7 @@ _REMEDIES = {
 
 
 def stop_line(engine: Engine, policies: Sequence[str], step: Step) -> str:
-    """Returns one line: why the run stops after this step, and what to change.
+    """Returns one line: why the run stops after this step, and what to change (for the first policy).
 
     Args:
       engine: the engine after its step `step`.
@@ -53,12 +53,14 @@ def stop_line(engine: Engine, policies: Sequence[str], step: Step) -> str:
     names = ', '.join(policies)
     if learning.lacks_tasks:
         problem = f'{step_name(step)} has nothing to train {names} on'
-        # Without tasks the reasons are those of an earlier phase: the same for all policies.
+        # A step without tasks has no reasons of its own. Normally these are of the phase that left the pool empty, the
+        # same for all policies.
         reasons = learning.last_reasons.get(policies[0])
         if reasons:
             problem += f': {shares_text(reasons, "tasks")}'
     else:
-        count = max(learning.consecutive_empty[name] for name in policies)
+        # The line names all policies, so it counts the steps that were empty for each of them.
+        count = min(learning.consecutive_empty[name] for name in policies)
         steps = 'step' if count == 1 else f'{count} steps in a row'
         text = policies_text(learning.last_reasons, policies)
         problem = f'{steps} trained nothing in {names}, the last of them {step_name(step)}: {text}'

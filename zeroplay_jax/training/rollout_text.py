@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from zeroplay_jax.selfplay.learning_record import step_name
 from zeroplay_jax.selfplay.schedule import Step
@@ -85,6 +85,20 @@ def _head(text: str, columns: int) -> str:
         if used > columns:
             return text[:index]
     return text
+
+
+def evaluation_text(step: Step, metrics: Mapping[str, float]) -> str:
+    """Returns one line with an evaluation's exact match, also by hops where there are several, and rubric score."""
+    line = f'{step_name(step)}: exact match {metrics["em/mean"]:.3f}'
+    by_hops = []
+    for name, share in sorted(metrics.items()):
+        if name.startswith('em/hop'):
+            by_hops.append(f'{name.removeprefix("em/hop")}: {share:.3f}')
+    if len(by_hops) > 1:
+        line += f' (by hops {", ".join(by_hops)})'
+    if 'rubrics/mean' in metrics:
+        line += f', rubrics {metrics["rubrics/mean"]:.3f}'
+    return line
 
 
 def rollout_text(step: Step, rows: Sequence[Row]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -59,6 +60,13 @@ def _by_hops(results: Json) -> dict[int, np.ndarray]:
     """Returns hop count → whether each question was answered, bool [questions], from its JSON form."""
     # Keys of JSON objects are texts.
     return {int(hops): np.array(correct, bool) for hops, correct in results.items()}
+
+
+def summary_json(summary: Json) -> str:
+    """Returns the text of summary.json: indented, every list of numbers on one line."""
+    text = json.dumps(summary, indent=2)
+    number_list = re.compile(r'\[[-+\d.eE,\s]+\]')
+    return number_list.sub(lambda match: ' '.join(match[0].split()), text) + '\n'
 
 
 def _fingerprint(questions: Sequence[Question]) -> str:

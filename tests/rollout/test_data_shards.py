@@ -1,0 +1,104 @@
+"""Sampler programs on eight data shards: an eighth of the work each, and nothing is exchanged between them."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from zeroplay_jax.policy import attention, hf, sharding, transformer
+from zeroplay_jax.rollout.sampler import Sampler
+from zeroplay_jax.rollout.slot_programs import SamplerConfig
+
+CONFIG = SamplerConfig(
+    slots=32, context=96, chunk=8, fill_rows=16, burst=4, put_rows=4, put_tokens=16
+)
+CONFIGS = {
+    'slots': CONFIG,
+    'paged': dataclasses.replace(CONFIG, page=16),
+    'mixed': dataclasses.replace(CONFIG, page=16, token_budget=64),
+}
+COLLECTIVE = re.compile(
+    r' (?:all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\('
+)
+# Devices that exchange something: '{{0,1},{2,3}}', or '[4,2]<=[8]' for four groups of two neighbours.
+GROUPS = re.compile(r'(?:replica_groups|source_target_pairs)=(\{\{.*?\}\}|\[[\d,]+\]<=\[[^ ]*)')
+
+
+@pytest.fixture(scope='module')
+def model(tmp_path_factory):
+    return hf.read_config(
+        tiny.make_folder(tmp_path_factory.mktemp('shards') / 'policy', num_hidden_layers=1)
+    )
+
+
+def compiled(model, config, mesh, name):
+    """One program, compiled for weights that lie as the sampler places them."""
+    sampler = Sampler(model, config, mesh)
+    shapes = jax.eval_shape(functools.partial(transformer.init, model), jax.random.key(0))
+    layout = sharding.sampler_shardings(shapes, mesh)
+
+    def with_sharding(x, place):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+
+    params = jax.tree.map(with_sharding, shapes, layout)
+    empty = sampler.programs['empty'].lower().compile()
+    state = jax.eval_shape(sampler.programs['empty'])
+    state = jax.tree.map(with_sharding, state, empty.output_shardings)
+    arguments = [params, state]
+    if name == 'extend':
+        slots, _ = sampler._arrange([], sampler.local.fill_rows)
+        arguments.append(slots)
+    return sampler.programs[name].lower(*arguments, sampler._page_table()).compile()
+
+
+def operations(program):
+    return program.cost_analysis()['flops']
+
+
+@pytest.mark.parametrize('name', ['extend', 'decode'])
+@pytest.mark.parametrize('kind', CONFIGS)
+def test_a_shard_does_its_share_and_exchanges_nothing(model, kind, name, monkeypatch):
+    # cost_analysis counts the body of a loop once, so the loop over rows of a prefill has to go.
+    monkeypatch.setattr(attention, '_PREFILL_ROWS', CONFIG.fill_rows)
+    one = compiled(model, CONFIGS[kind], sharding.make_mesh(), name)
+    eight = compiled(model, CONFIGS[kind], sharding.make_mesh(1, 8, 1), name)
+    # Of one device. What a shard does beyond its eighth is 5 % of that eighth at most.
+    assert 0 < operations(eight) / operations(one) <= 1.05 / 8
+    assert not COLLECTIVE.findall(eight.as_text())
+
+
+@pytest.mark.parametrize('kind', CONFIGS)
+def test_heads_are_summed_within_a_shard_only(model, kind):
+    text = compiled(model, CONFIGS[kind], sharding.make_mesh(1, 4, 2), 'decode').as_text()
+    lines = [line for line in text.splitlines() if COLLECTIVE.search(line)]
+    assert lines
+    for line in lines:
+        groups = GROUPS.search(line)[1]
+        if groups.startswith('['):
+            assert groups.startswith('[4,2]<=[8]') and 'T' not in groups, line
+        else:
+            for group in re.findall(r'\d[\d,]*', groups):
+                assert len({int(device) // 2 for device in group.split(',')}) == 1, line
+
+
+def test_a_sampler_holds_whole_weights_on_every_shard(model):
+    mesh = sharding.make_mesh(1, 4, 2)
+    params = transformer.init(model, jax.random.key(0))
+    split = jax.device_put(params, sharding.parameter_shardings(params, mesh))
+    whole = sharding.whole_on_shards(split, mesh)
+    kernel = whole['layer_0']['q']['kernel']
+    assert kernel.sharding.shard_shape(kernel.shape) == (kernel.shape[0], kernel.shape[1] // 2)
+    for before, after in zip(jax.tree.leaves(split), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_array_equal(before, after)
+    one = sharding.make_mesh(1, 1, 2)
+    assert sharding.whole_on_shards(params, one) is params
+
+
+def test_a_round_that_ends_before_its_first_device_call_can_be_abandoned(model):
+    sampler = Sampler(model, CONFIG, sharding.make_mesh())
+    sampler.rewind([0], [3])
+    assert sampler.state is None

@@ -1,0 +1,133 @@
+"""The page allocator: random operations keep its counts, and nothing is lost or used twice."""
+
+import numpy as np
+import pytest
+
+from zeroplay_jax.rollout.pages import PageAllocator, RowPages
+
+PAGES, PAGE, CONTEXT = 60, 16, 300
+
+
+class Model:
+    """Random operations of rollouts on an allocator, with what every row's pages must hold."""
+
+    def __init__(self, seed):
+        self.rng = np.random.default_rng(seed)
+        self.pages = PageAllocator(PAGES, PAGE)
+        self.rows = []  # [row, length, limit, prompt]
+        self.holds = []  # (held, prompt)
+        self.writers = {}  # page → id of the row that writes it
+        self.seen = dict.fromkeys(('refused', 'in_place', 'copied', 'cut'), 0)
+
+    def pick(self, items):
+        return items[self.rng.integers(len(items))]
+
+    def start(self):
+        prompt = int(self.rng.integers(1, 120))
+        limit = int(self.rng.integers(prompt + 1, CONTEXT))
+        row = RowPages()
+        if not self.pages.reserve(row, limit):
+            self.seen['refused'] += 1
+            return
+        self.pages.grow(row, prompt)
+        self.rows.append([row, prompt, limit, prompt])
+        if self.rng.random() < 0.5:
+            self.holds.append((self.pages.hold(row, prompt), prompt))
+
+    def fork(self):
+        if not self.holds:
+            return
+        held, prompt = self.pick(self.holds)
+        limit = int(self.rng.integers(prompt + 1, CONTEXT))
+        tail = held.pages[self.pages.shared_pages(prompt)]
+        before = self.pages.references[tail]
+        row = self.pages.fork(held, prompt, limit)
+        if row is None:
+            self.seen['refused'] += 1
+            return
+        in_place = row.pages[-1] == tail
+        assert in_place == (before == 1)
+        self.seen['in_place' if in_place else 'copied'] += 1
+        self.rows.append([row, prompt, limit, prompt])
+
+    def grow(self):
+        if self.rows:
+            entry = self.pick(self.rows)
+            row, length, limit, _ = entry
+            # A row that was cut reserves its next turn first, and waits if it cannot.
+            if self.pages.reserve(row, limit):
+                entry[1] = min(limit, length + int(self.rng.integers(1, 40)))
+                self.pages.grow(row, entry[1])
+            else:
+                self.seen['refused'] += 1
+
+    def cut(self):
+        if self.rows:
+            entry = self.pick(self.rows)
+            entry[1] = int(self.rng.integers(entry[3], entry[1] + 1))
+            self.pages.cut(entry[0], entry[1])
+            self.seen['cut'] += 1
+
+    def close(self):
+        if self.rows:
+            row, *_ = self.rows.pop(self.rng.integers(len(self.rows)))
+            self.pages.release(row)
+
+    def forget(self):
+        if self.holds:
+            held, _ = self.holds.pop(self.rng.integers(len(self.holds)))
+            self.pages.release(held)
+
+    def check(self):
+        pages = self.pages
+        used = np.zeros(PAGES, int)
+        written = []
+        for row, length, limit, _ in self.rows:
+            assert length <= len(row.pages) * PAGE and len(row.pages) <= pages.pages_for(limit)
+            written += row.pages[row.floor // PAGE :]
+            used[row.pages] += 1
+        for held, _ in self.holds:
+            used[held.pages] += 1
+        assert pages.references == used.tolist()
+        assert sorted(pages.free) == np.flatnonzero(used == 0).tolist()
+        assert len(set(written)) == len(written), 'a page with two writers'
+        assert pages.promised == sum(row.reserved for row, *_ in self.rows) <= len(pages.free)
+
+
+@pytest.mark.parametrize('seed', range(3))
+def test_random_operations_keep_the_counts(seed):
+    model = Model(seed)
+    operations = [model.start, model.fork, model.grow, model.cut, model.close, model.forget]
+    choices = model.rng.choice(len(operations), 20000, p=[0.1, 0.15, 0.45, 0.1, 0.15, 0.05])
+    for number, choice in enumerate(choices):
+        operations[choice]()
+        if number % 50 == 0:
+            model.check()
+    model.check()
+    assert min(model.seen.values()) > 50, model.seen
+    while model.rows:
+        model.close()
+    while model.holds:
+        model.forget()
+    assert len(model.pages.free) == model.pages.available == PAGES
+    assert not any(model.pages.references)
+
+
+def test_a_page_without_a_reservation_is_a_fault():
+    pages = PageAllocator(4, 8)
+    row = RowPages()
+    with pytest.raises(RuntimeError, match='without a reservation'):
+        pages.grow(row, 9)
+    assert not pages.reserve(row, 33) and pages.reserve(row, 32)
+    assert pages.available == 0 and len(pages.free) == 4
+
+
+def test_shared_pages_are_not_cut():
+    pages = PageAllocator(8, 4)
+    row = RowPages()
+    assert pages.reserve(row, 12)
+    pages.grow(row, 11)
+    sibling = pages.fork(pages.hold(row, 11), 11, 14)
+    assert sibling.pages[:2] == row.pages[:2] and sibling.pages[2] != row.pages[2]
+    with pytest.raises(RuntimeError, match='8 are in shared pages'):
+        pages.cut(sibling, 7)

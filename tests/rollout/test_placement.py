@@ -1,0 +1,115 @@
+"""The host side of slots and pages on a long workload: nobody waits for ever, nothing is lost, little is idle."""
+
+import asyncio
+import math
+import types
+
+import numpy as np
+import pytest
+from counted_device import CountedDevice
+
+from zeroplay_jax.rollout.requests import Request
+from zeroplay_jax.rollout.slot_programs import SamplerConfig
+from zeroplay_jax.rollout.slots import SlotPool
+from zeroplay_jax.types import ToolCall
+
+# Pages of 64 in the memory of eight slots of 4,096 + 256 tokens.
+SLOTS = 8
+SHAPE = dict(context=4096, chunk=256, fill_rows=8, burst=16, put_rows=16, put_tokens=256)
+PAGES = SLOTS * (4096 + 256) // 64
+SAMPLES = 5
+
+
+class Conversations:
+    """Requests of 5 samples with two to five turns and observations between them: about 1,500 tokens each."""
+
+    stops = ('!',)
+    tools = {}
+    limits = types.SimpleNamespace(max_turns=6, turn_tokens=256)
+    codec = types.SimpleNamespace(token_bytes=[b'x', b'!'], eos_ids=())
+
+    def __init__(self, groups, seed=0):
+        rng = np.random.default_rng(seed)
+        self.prompts = [np.zeros(rng.integers(200, 300), np.int32) for _ in range(groups)]
+        self.turns, self.observations = {}, {}
+        for group in range(groups):
+            for sample in range(SAMPLES):
+                turns = 2 + rng.choice(4, p=(0.46, 0.25, 0.163, 0.127))
+                lengths = rng.lognormal(math.log(90) - 0.18, 0.6, turns).astype(int) + 4
+                self.turns[group, sample] = np.minimum(lengths, 250)
+                self.observations[group, sample] = rng.integers(400, 601, turns - 1)
+
+    def retained_tokens(self, ids):
+        return ids
+
+    def end_turn(self, text):
+        assert text.endswith('!')
+        return types.SimpleNamespace(call=ToolCall('search', {}), malformed=False, done=False)
+
+
+def play(groups, slots, seed=1, **fields):
+    """(pool, device, concurrent rollouts per round while requests wait) of all requests of `Conversations`."""
+    talks = Conversations(groups)
+    config = SamplerConfig(slots=slots, **(SHAPE | fields))
+    device = CountedDevice(config, lambda rollout: talks.turns[rollout.identity])
+    pool = device.pool = SlotPool(device, seed=0)
+    rng = np.random.default_rng(seed)
+    concurrent, parked = [], []
+
+    async def run():
+        futures = []
+        for number, prompt in enumerate(talks.prompts):
+            futures.append(asyncio.get_running_loop().create_future())
+            pool.enqueue(Request('', prompt, (number,), talks, SAMPLES), number, futures[-1])
+        for now in range(10000):
+            if all(future.done() for future in futures):
+                return [trajectory for future in futures for trajectory in future.result()]
+            due = [rollout for time, rollout in parked if time <= now]
+            parked[:] = [(time, rollout) for time, rollout in parked if time > now]
+            replies = []
+            for rollout in due:
+                lengths = talks.observations[rollout.identity]
+                if len(rollout.turns) > len(lengths):
+                    pool.finish(rollout, 'answer')
+                else:
+                    ids = np.zeros(lengths[len(rollout.turns) - 1], np.int32)
+                    replies.append((rollout, ids))
+            pool.add_observations(replies)
+            pool.admit()
+            pool.prefill()
+            pool.clone_siblings()
+            if pool.queue:
+                concurrent.append(pool.active)
+            if pool.can_decode:
+                chunk = pool.decode()
+                calls = pool.read_chunk(chunk.tokens, chunk.logp, chunk.count, chunk.cached)
+                parked.extend((now + rng.integers(1, 4), rollout) for rollout, _ in calls)
+            elif pool.active or pool.queue:
+                assert parked, 'no rollout proceeds'
+        raise AssertionError('the requests are not served')
+
+    trajectories = asyncio.run(run())
+    for trajectory in trajectories:
+        assert len(trajectory.turns) == len(talks.turns[trajectory.identity])
+    allocator = pool.placement.shards[0].allocator
+    assert allocator.available == allocator.count and not any(allocator.references)
+    return pool, device, np.mean(concurrent)
+
+
+def test_pages_hold_more_rollouts_than_slots_in_the_same_memory():
+    pool, _, concurrent = play(32, 3 * SLOTS, page=64, pages=PAGES)
+    # Slots of the same memory hold SLOTS at most.
+    assert concurrent >= 2.5 * SLOTS
+    assert not pool.placement.stats['evictions']
+
+
+def test_mixed_steps_compute_few_idle_tokens():
+    _, device, _ = play(32, 6 * SLOTS, page=64, pages=PAGES, token_budget=4 * SLOTS)
+    assert device.used >= 0.8 * device.computed
+
+
+@pytest.mark.parametrize('budget', [0, 16])
+@pytest.mark.parametrize('slots,pages', [(16, 100), (6, 64), (2, 64)])
+def test_rollouts_that_evict_each_other_all_end(slots, pages, budget):
+    pool, _, _ = play(6, slots, page=64, pages=pages, token_budget=budget)
+    assert pool.placement.stats['evictions'] > 0 or slots == 2

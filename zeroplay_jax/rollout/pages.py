@@ -1,0 +1,142 @@
+"""Which pages of the key/value cache belong to which rollout: bookkeeping on the host, exact integers.
+
+A page holds a fixed number of consecutive tokens. A rollout has a list of pages in the order of its tokens. Siblings
+share the pages that their prompt fills; such a page is never written again. Every other page has one writer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+
+
+@dataclasses.dataclass
+class RowPages:
+    """The pages of one rollout, or of a prompt that is kept for siblings.
+
+    Attributes:
+      pages: page numbers, in the order of the tokens.
+      floor: tokens in shared pages; the row is never cut below it.
+      reserved: pages that the row may still take, see `PageAllocator.reserve`.
+    """
+
+    pages: list[int] = dataclasses.field(default_factory=list)
+    floor: int = 0
+    reserved: int = 0
+
+
+class PageAllocator:
+    """The pages of one data shard, with a reference count per page.
+
+    Args:
+      count: number of pages.
+      page: tokens per page.
+
+    Attributes:
+      free: a heap of the pages without references; the lowest number is taken first.
+      references: rows that use each page.
+      promised: free pages that are reserved for rows.
+    """
+
+    def __init__(self, count: int, page: int):
+        self.count = count
+        self.page = page
+        self.free = list(range(count))
+        self.references = [0] * count
+        self.promised = 0
+
+    @property
+    def available(self) -> int:
+        """Free pages that no row has reserved."""
+        return len(self.free) - self.promised
+
+    def pages_for(self, length: int) -> int:
+        """Returns the number of pages that hold `length` tokens."""
+        return -(-length // self.page)
+
+    def shared_pages(self, prompt: int) -> int:
+        """Returns the number of pages that siblings with a prompt of this many tokens share.
+
+        The keys and values of the prompt's last token are not part of the prefill, so its page is written by every
+        sibling and is never shared, even if the prompt fills it.
+        """
+        return (prompt - 1) // self.page
+
+    def reserve(self, row: RowPages, length: int) -> bool:
+        """Reserves the pages with which the row can grow to `length` tokens; returns False if too few are free.
+
+        A row that has reserved never waits for another row. That rules out deadlocks between rows that decode.
+        """
+        needed = max(self.pages_for(length) - len(row.pages), 0)
+        additional = needed - row.reserved
+        if additional > self.available:
+            return False
+        self.promised += additional
+        row.reserved = needed
+        return True
+
+    def grow(self, row: RowPages, length: int) -> None:
+        """Adds pages to a row until it holds `length` tokens; they must be reserved."""
+        while len(row.pages) < self.pages_for(length):
+            if not row.reserved:
+                raise RuntimeError(f'a row takes a page for {length} tokens without a reservation')
+            page = heapq.heappop(self.free)
+            self.references[page] = 1
+            row.pages.append(page)
+            row.reserved -= 1
+            self.promised -= 1
+
+    def cut(self, row: RowPages, length: int) -> None:
+        """Removes the pages beyond `length` tokens from a row, and what it has reserved."""
+        if length < row.floor:
+            raise RuntimeError(
+                f'a row is cut to {length} tokens, of which {row.floor} are in shared pages'
+            )
+        remaining = self.pages_for(length)
+        for page in row.pages[remaining:]:
+            self._drop_reference(page)
+        del row.pages[remaining:]
+        self.promised -= row.reserved
+        row.reserved = 0
+
+    def release(self, row: RowPages) -> None:
+        """Removes all pages from a row, and what it has reserved."""
+        row.floor = 0
+        self.cut(row, 0)
+
+    def hold(self, row: RowPages, prompt: int) -> RowPages:
+        """Returns another reference to the pages of a row's prompt, which keeps them when the row ends."""
+        pages = row.pages[: self.pages_for(prompt)]
+        for page in pages:
+            self.references[page] += 1
+        row.floor = self.shared_pages(prompt) * self.page
+        return RowPages(pages, floor=row.floor)
+
+    def fork(self, held: RowPages, prompt: int, limit: int) -> RowPages | None:
+        """Returns the pages of a sibling that can grow to `limit` tokens, or None if too few are free.
+
+        Its last prompt page is a page of its own, to which the device copies the held one. If no row uses the held
+        one any more, the sibling takes that page itself.
+
+        Args:
+          held: pages of the prompt, see `hold`.
+          prompt: tokens of the prompt.
+          limit: tokens that the sibling may reach in its first turn.
+        """
+        shared = self.shared_pages(prompt)
+        tail = held.pages[shared]
+        pages = held.pages[:shared]
+        if self.references[tail] == 1:
+            pages = [*pages, tail]
+        sibling = RowPages(pages, floor=shared * self.page)
+        if not self.reserve(sibling, limit):
+            return None
+        for page in pages:
+            self.references[page] += 1
+        self.grow(sibling, prompt)
+        return sibling
+
+    def _drop_reference(self, page: int) -> None:
+        self.references[page] -= 1
+        if not self.references[page]:
+            heapq.heappush(self.free, page)

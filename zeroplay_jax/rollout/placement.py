@@ -1,0 +1,297 @@
+"""Which rollout is in which slot and has which pages, and which one gives its pages up when they run out.
+
+A rollout starts a turn only when all pages of the turn are reserved. It then never waits for another rollout before
+the turn has ended, so rollouts cannot block each other. Between two turns (its tool runs, or its next turn waits for
+pages) a rollout keeps its pages until an older one needs them; then it is evicted, and its tokens are prefilled again
+later. The oldest rollout of a shard can evict all others, so it always proceeds.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from zeroplay_jax.rollout.pages import PageAllocator, RowPages
+from zeroplay_jax.rollout.requests import ActiveRollout, RequestGroup
+from zeroplay_jax.rollout.slot_state import SamplerConfig
+
+
+class Shard:
+    """The free slots and the pages of one data shard.
+
+    Args:
+      number: of the shard.
+      config: shape of the slots of one shard.
+    """
+
+    def __init__(self, number: int, config: SamplerConfig):
+        self.number = number
+        first_slot = number * config.slots
+        self.slots = range(first_slot, first_slot + config.slots)
+        self.free_slots = set(self.slots)
+        self.allocator = PageAllocator(config.page_count, config.page_tokens)
+        self._has_page_table = config.is_paged
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no rollout is in a slot."""
+        return len(self.free_slots) == len(self.slots)
+
+    def take_slot(self, pages: RowPages) -> int:
+        """Returns a free slot for a rollout with these pages, and removes it from the free ones."""
+        if self._has_page_table:
+            slot = min(self.free_slots)
+        else:
+            # Pages as long as a slot need no table: page s is that of slot s.
+            slot = self.slots[pages.pages[0]]
+        self.free_slots.remove(slot)
+        return slot
+
+
+class Placement:
+    """Slots and pages of one set of weights.
+
+    Args:
+      config: shape of the slots of all shards.
+      shards: number of data shards.
+      table: page table that the device programs read, see `Sampler`; None where pages are as long as slots.
+
+    Attributes:
+      rollouts: the rollout in every slot.
+      open_groups: admitted requests with samples that still wait for a slot.
+      stats: 'evictions' and 'refilled_tokens' (prefilled once more because of them).
+    """
+
+    def __init__(self, config: SamplerConfig, shards: int, table: np.ndarray | None):
+        self.config = config
+        self.table = table
+        shard_config = config.of_shard(shards)
+        self.shards = [Shard(number, shard_config) for number in range(shards)]
+        self.rollouts: list[ActiveRollout | None] = [None] * config.slots
+        self.open_groups: list[RequestGroup] = []
+        self.stats: collections.Counter[str] = collections.Counter()
+
+    def active(self) -> Iterator[ActiveRollout]:
+        """Yields the rollouts in slots."""
+        for rollout in self.rollouts:
+            if rollout is not None:
+                yield rollout
+
+    # ---- new rollouts ----------------------------------------------------------------------------
+
+    def shard_for(self, group: RequestGroup, busy_shards: set[int]) -> Shard | None:
+        """Returns the shard for all samples of a new request, or None if it has to wait.
+
+        Args:
+          group: the request.
+          busy_shards: shards that take no new requests.
+        """
+        fitting: list[tuple[int, int, Shard]] = []
+        for shard in self.shards:
+            if shard.number in busy_shards:
+                continue
+            open_here = [other for other in self.open_groups if other.shard == shard.number]
+            # A request is admitted only if all its samples get a slot and the pages of a turn. An idle shard admits
+            # any request, because one with more samples than slots would never be served otherwise.
+            if shard.is_idle and not open_here:
+                fits = True
+            else:
+                waiting_slots = sum(len(other.waiting) for other in open_here)
+                waiting_pages = sum(
+                    len(other.waiting) * self._sibling_pages(other) for other in open_here
+                )
+                samples = group.request.samples
+                shared = shard.allocator.shared_pages(len(group.request.prompt))
+                needed_pages = samples * self._sibling_pages(group) + shared
+                fits = len(shard.free_slots) - waiting_slots >= samples
+                fits = fits and shard.allocator.available - waiting_pages >= needed_pages
+            if fits:
+                fitting.append((-shard.allocator.available, shard.number, shard))
+        # The emptiest shard, so that the shards have equal work.
+        return min(fitting)[2] if fitting else None
+
+    def _sibling_pages(self, group: RequestGroup) -> int:
+        """Returns the pages that a sample needs for its first turn beyond those it shares."""
+        allocator = self.shards[0].allocator
+        shared = allocator.shared_pages(len(group.request.prompt))
+        return allocator.pages_for(group.first_limit(self.config.context)) - shared
+
+    def start(self, group: RequestGroup) -> ActiveRollout | None:
+        """Gives a slot and pages to the next sample of a group, and keeps its prompt for the others.
+
+        Returns None if there is no free slot or page now. The prompt is not prefilled yet.
+        """
+        shard = self.shards[group.shard]
+        prompt_tokens = len(group.request.prompt)
+
+        def take_pages() -> RowPages | None:
+            pages = RowPages()
+            if not shard.allocator.reserve(pages, group.first_limit(self.config.context)):
+                return None
+            shard.allocator.grow(pages, prompt_tokens)
+            return pages
+
+        rollout = self._enter(group, take_pages)
+        if rollout is not None:
+            group.held = shard.allocator.hold(rollout.pages, prompt_tokens)
+            group.holder_slot = rollout.slot
+            group.is_prefilled = False
+        return rollout
+
+    def fork(self, group: RequestGroup) -> ActiveRollout | None:
+        """Gives a slot to the next sample of a group whose prompt is prefilled; None as for `start`."""
+        shard = self.shards[group.shard]
+        held = group.held
+        assert held is not None and group.is_prefilled
+
+        def take_pages() -> RowPages | None:
+            limit = group.first_limit(self.config.context)
+            return shard.allocator.fork(held, len(group.request.prompt), limit)
+
+        return self._enter(group, take_pages)
+
+    def _enter(
+        self, group: RequestGroup, take_pages: Callable[[], RowPages | None]
+    ) -> ActiveRollout | None:
+        """Returns the group's next rollout with a slot and the pages that `take_pages` returns."""
+        shard = self.shards[group.shard]
+        if not shard.free_slots:
+            return None
+        pages = take_pages()
+        if pages is None and shard.is_idle:
+            # No rollout will end and free pages, so those that only prompts occupy are freed.
+            self._drop_prompts(shard, except_group=group)
+            pages = take_pages()
+        if pages is None:
+            return None
+        slot = shard.take_slot(pages)
+        rollout = ActiveRollout(group, group.waiting.popleft(), slot, pages)
+        rollout.is_running = True
+        self.rollouts[slot] = rollout
+        self._write_table(rollout)
+        return rollout
+
+    def end_page(self, group: RequestGroup) -> int:
+        """Returns the page with the end of a group's prompt, which siblings copy."""
+        assert group.held is not None
+        return group.held.pages[-1]
+
+    # ---- turns -----------------------------------------------------------------------------------
+
+    def begin_turn(self, rollout: ActiveRollout) -> bool:
+        """Reserves the pages of a rollout's next turn, by eviction if necessary; returns False if it has to wait."""
+        if not self._reserve_turn(rollout):
+            return False
+        self._shard_of(rollout).allocator.grow(rollout.pages, len(rollout.tokens))
+        if rollout.is_evicted:
+            # The device has nothing of it any more.
+            self.stats['refilled_tokens'] += rollout.put_start
+            rollout.put_start = 0
+            rollout.is_evicted = False
+        rollout.is_running = True
+        self._write_table(rollout)
+        return True
+
+    def _reserve_turn(self, rollout: ActiveRollout) -> bool:
+        """Reserves the pages of a rollout's turn; evicts younger rollouts of its shard until they suffice."""
+        shard = self._shard_of(rollout)
+        limit = rollout.turn_limit(self.config.context)
+        if shard.allocator.reserve(rollout.pages, limit):
+            return True
+        for victim in self._evictable(shard, rollout):
+            self._evict(victim)
+            if shard.allocator.reserve(rollout.pages, limit):
+                return True
+        if any(resident.is_running for resident in self._rollouts_of(shard)):
+            # They will end their turns and return pages.
+            return False
+        self._drop_prompts(shard)
+        # Where this fails too, older rollouts have the pages and wait for their tools.
+        return shard.allocator.reserve(rollout.pages, limit)
+
+    def _evictable(self, shard: Shard, rollout: ActiveRollout) -> list[ActiveRollout]:
+        """Returns the younger rollouts of the shard that have pages and are not within a turn, youngest first."""
+        younger = []
+        for other in self._rollouts_of(shard):
+            is_parked = not other.is_running and bool(other.pages.pages)
+            if is_parked and other.identity > rollout.identity:
+                younger.append(other)
+        return sorted(younger, key=_identity, reverse=True)
+
+    def _evict(self, rollout: ActiveRollout) -> None:
+        self._shard_of(rollout).allocator.release(rollout.pages)
+        # All its tokens are put and prefilled again when its next turn begins.
+        rollout.is_evicted = True
+        self.stats['evictions'] += 1
+
+    def grow_for_burst(self) -> None:
+        """Gives every rollout within a turn the pages of a decode call."""
+        # A page as long as a slot holds all that its rollout will ever have.
+        if self.table is None:
+            return
+        for rollout in self.active():
+            if rollout.is_running:
+                pages_before = len(rollout.pages.pages)
+                length = len(rollout.tokens) + self.config.burst
+                length = min(length, rollout.turn_limit(self.config.context))
+                self._shard_of(rollout).allocator.grow(rollout.pages, length)
+                if len(rollout.pages.pages) > pages_before:
+                    self._write_table(rollout)
+
+    def end_turn(self, rollout: ActiveRollout) -> None:
+        """Returns the pages that a rollout's turn did not need."""
+        rollout.is_running = False
+        self._shard_of(rollout).allocator.cut(rollout.pages, len(rollout.tokens))
+
+    # ---- the end ---------------------------------------------------------------------------------
+
+    def close(self, rollout: ActiveRollout) -> None:
+        """Frees the slot and pages of a rollout."""
+        shard = self._shard_of(rollout)
+        shard.allocator.release(rollout.pages)
+        shard.free_slots.add(rollout.slot)
+        rollout.is_running = False
+        self.rollouts[rollout.slot] = None
+
+    def drop_prompt(self, group: RequestGroup) -> None:
+        """Frees the pages that are kept for the siblings of a group; the next one prefills the prompt again."""
+        if group.held is not None:
+            self.shards[group.shard].allocator.release(group.held)
+            group.held = None
+            group.is_prefilled = False
+
+    def _drop_prompts(self, shard: Shard, except_group: RequestGroup | None = None) -> None:
+        for group in self.open_groups:
+            if group.shard == shard.number and group is not except_group:
+                self.drop_prompt(group)
+
+    def close_served_groups(self) -> None:
+        """Removes the requests whose samples all have a slot, and the prompts kept for them."""
+        still_open = []
+        for group in self.open_groups:
+            if group.waiting:
+                still_open.append(group)
+            else:
+                self.drop_prompt(group)
+        self.open_groups = still_open
+
+    # ---- helpers ---------------------------------------------------------------------------------
+
+    def _shard_of(self, rollout: ActiveRollout) -> Shard:
+        return self.shards[rollout.group.shard]
+
+    def _rollouts_of(self, shard: Shard) -> list[ActiveRollout]:
+        in_slots = [self.rollouts[slot] for slot in shard.slots]
+        return [rollout for rollout in in_slots if rollout is not None]
+
+    def _write_table(self, rollout: ActiveRollout) -> None:
+        """Tells the device programs the pages of a rollout."""
+        if self.table is not None:
+            pages = rollout.pages.pages
+            self.table[rollout.slot, : len(pages)] = pages
+
+
+def _identity(rollout: ActiveRollout) -> tuple[int, ...]:
+    return rollout.identity

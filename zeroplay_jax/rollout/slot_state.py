@@ -1,0 +1,230 @@
+"""The shape and the device data of the slots: `SamplerConfig`, `SlotState`, and where a position lies in the pages.
+
+Everything that grows with a rollout's length lies in pages: tokens, keys and values. Everything else has one entry per
+slot. With `page=0` a page is as long as a slot and page s belongs to slot s. Then keys and values lie as
+policy/attention.py wants them, and no program needs a page table. With shorter pages a table [slots, pages per slot]
+names the pages of every slot, and keys and values lie as policy/paged_attention.py wants them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt32
+
+from zeroplay_jax.policy import attention, paged_attention
+from zeroplay_jax.policy.transformer import ModelConfig
+from zeroplay_jax.types import UserError
+
+# Status of a slot. FILL: some tokens lack keys and values. DECODE: ready to sample. REST: waiting for
+# a tool, ended or empty.
+FILL, DECODE, REST = 0, 1, 2
+# An id that no token has. It takes the place of the end tokens in a config without any, because an empty
+# array would need a branch of its own in the decode loop.
+NO_TOKEN = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplerConfig:
+    """Static shape of the programs.
+
+    Attributes:
+      slots: rollouts in progress at the same time.
+      context: tokens that a slot can hold.
+      chunk: tokens of a row that one prefill call computes.
+      fill_rows: rows of a prefill call.
+      burst: steps of a decode call.
+      put_rows: rows of a put or clone call.
+      put_tokens: tokens per row of a put call.
+      eos: ids of the tokens that end a turn.
+      page: tokens of a page; 0: a page is as long as a slot.
+      pages: pages of the cache; 0: as many as the slots can fill.
+      token_budget: tokens of a step that prefills and decodes at once; 0: prefill and decode are separate calls.
+    """
+
+    slots: int
+    context: int
+    chunk: int
+    fill_rows: int
+    burst: int
+    put_rows: int
+    put_tokens: int
+    eos: tuple[int, ...] = ()
+    page: int = 0
+    pages: int = 0
+    token_budget: int = 0
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether pages are shorter than a slot."""
+        return 0 < self.page < self.context
+
+    @property
+    def positions(self) -> int:
+        """Positions per slot in the cache."""
+        if self.is_paged:
+            return self.pages_per_slot * self.page
+        # More than `context`, because a chunk that begins near its end runs past it.
+        return self.context + max(self.chunk, self.burst)
+
+    @property
+    def page_tokens(self) -> int:
+        """Positions of a page."""
+        return self.page if self.is_paged else self.positions
+
+    @property
+    def pages_per_slot(self) -> int:
+        """Pages of a rollout that fills its slot."""
+        return -(-self.context // self.page) if self.is_paged else 1
+
+    @property
+    def page_count(self) -> int:
+        """Pages of the cache."""
+        return self.pages or self.slots * self.pages_per_slot
+
+    def of_shard(self, shards: int) -> SamplerConfig:
+        """Returns the shape of one of `shards` equal data shards.
+
+        Raises:
+          UserError: slots, pages or budget cannot be split evenly, or a shard has too few pages for one rollout.
+        """
+        for name in ('slots', 'pages', 'token_budget'):
+            value = getattr(self, name)
+            if value % shards:
+                raise UserError(
+                    f'sampler.{name}={value} must be divisible by mesh axes replica × fsdp = {shards}'
+                )
+        if self.pages and not self.is_paged and self.pages != self.slots:
+            raise UserError(
+                f'sampler.pages={self.pages}: a page is as long as a slot; set sampler.page, or sampler.pages=0'
+            )
+        if self.token_budget and not self.is_paged:
+            raise UserError(
+                f'sampler.token_budget={self.token_budget} needs pages; set sampler.page below '
+                f'sampler.context={self.context}'
+            )
+        if self.page_count // shards < self.pages_per_slot:
+            raise UserError(
+                f'sampler.pages={self.pages} over {shards} data shards: one rollout of '
+                f'sampler.context={self.context} needs {self.pages_per_slot} pages of {self.page_tokens} tokens; '
+                f'give at least {self.pages_per_slot * shards}'
+            )
+        return dataclasses.replace(
+            self,
+            slots=self.slots // shards,
+            pages=self.page_count // shards,
+            token_budget=self.token_budget // shards,
+            # Rounded up: a call never has fewer rows than the config says.
+            fill_rows=-(-self.fill_rows // shards),
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SlotState:
+    """All data of rollouts in progress on the device.
+
+    Attributes:
+      cache: keys and values per layer; entries at or beyond `cached` are undefined and never read.
+      tokens: int32, tokens of the episode exactly as the model sees them.
+      length: int32, number of tokens.
+      cached: int32, positions whose keys and values are valid, < length.
+      limit: int32, length at which the turn stops.
+      status: int32, FILL, DECODE or REST.
+      temperature: float32; 0 samples greedily.
+      key: random stream of the request.
+    """
+
+    cache: tuple
+    tokens: Int[Array, 'pages page']
+    length: Int[Array, ' slots']
+    cached: Int[Array, ' slots']
+    limit: Int[Array, ' slots']
+    status: Int[Array, ' slots']
+    temperature: Float[Array, ' slots']
+    key: UInt32[Array, 'slots 2']
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DecodeChunk:
+    """Result of one decode call: the first `count` entries of a row are sampled tokens.
+
+    Attributes:
+      tokens: int32, ids; 0 beyond `count`.
+      logp: float32, log-probs under the distribution that was sampled from; 0 beyond `count`.
+      count: int32, sampled tokens of the row.
+      cached: int32, positions whose keys and values are valid; None where prefill is a call of its own.
+    """
+
+    tokens: Int[Array, 'slots burst']
+    logp: Float[Array, 'slots burst']
+    count: Int[Array, ' slots']
+    cached: Int[Array, ' slots'] | None = None
+
+
+def empty_state(model: ModelConfig, config: SamplerConfig) -> SlotState:
+    """Returns the state of empty slots."""
+    slots = config.slots
+    cache_shape = (
+        model.layers,
+        config.page_count,
+        config.page_tokens,
+        model.kv_heads,
+        model.head_dim,
+        model.dtype,
+    )
+    if config.is_paged:
+        cache = paged_attention.empty_pages(*cache_shape)
+    else:
+        cache = attention.empty_cache(*cache_shape)
+
+    def zeros(*shape: int, dtype=jnp.int32) -> jax.Array:
+        return jnp.zeros(shape, dtype)
+
+    return SlotState(
+        cache=cache,
+        tokens=zeros(config.page_count, config.page_tokens),
+        length=zeros(slots),
+        cached=zeros(slots),
+        limit=zeros(slots),
+        status=jnp.full((slots,), REST, jnp.int32),
+        temperature=zeros(slots, dtype=jnp.float32),
+        key=zeros(slots, 2, dtype=jnp.uint32),
+    )
+
+
+def empty_chunk(config: SamplerConfig) -> DecodeChunk:
+    """Returns a chunk without sampled tokens."""
+    shape = (config.slots, config.burst)
+    return DecodeChunk(
+        tokens=jnp.zeros(shape, jnp.int32),
+        logp=jnp.zeros(shape, jnp.float32),
+        count=jnp.zeros((config.slots,), jnp.int32),
+    )
+
+
+def locate(
+    config: SamplerConfig,
+    table: Int[Array, 'slots pages_per_slot'] | None,
+    slots: Int[Array, '*shape'],
+    position: Int[Array, '*shape'],
+) -> tuple[Int[Array, '*shape'], Int[Array, '*shape']]:
+    """Returns the page and the index within it of positions of slots.
+
+    A slot beyond the last one, or a position beyond the slot, gets a page or an index out of range, which
+    mode='drop' ignores.
+
+    Args:
+      config: shape of the slots.
+      table: pages of every slot; None where page s belongs to slot s.
+      slots: slot numbers.
+      position: positions, not negative.
+    """
+    if table is None:
+        return slots, position
+    # Reading the table out of range gives the number after the last page.
+    page = table.at[slots, position // config.page].get(mode='fill', fill_value=config.page_count)
+    return page, position % config.page

@@ -1,0 +1,60 @@
+"""Config fields of rollouts and their programs; `schema.Run` has them as sections."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from zeroplay_jax.settings.bounds import NonNegativeInt, PositiveFloat, PositiveInt, Section
+
+
+class Sampler(Section):
+    """Static shapes of the rollout programs."""
+
+    # Static shapes: every other value compiles other programs.
+    slots: PositiveInt = 96
+    """Rollouts decoded concurrently, per set of weights and process."""
+    context: PositiveInt = 512
+    """Tokens that a slot can hold: prompt, all turns and observations."""
+    chunk: PositiveInt = 32
+    """Prefill: tokens per row and call."""
+    fill_rows: PositiveInt = 16
+    """Prefill: rows per call."""
+    burst: PositiveInt = 8
+    """Decode steps per call; stop strings are searched between two calls."""
+    put_rows: PositiveInt = 16
+    """Host to device: rows per call."""
+    put_tokens: PositiveInt = 96
+    """Host to device: tokens per row and call."""
+    page: NonNegativeInt = 0
+    """Tokens of a page of the cache; 0 or the context: a page is as long as a slot (the fastest on CPUs). Shorter pages
+    (16 to 128) hold more rollouts in the same memory, siblings share their prompt, and attention reads used pages
+    only."""
+    pages: NonNegativeInt = 0
+    """Pages of the cache, over all data shards of a process; 0: as many as the slots can fill. With fewer, rollouts are
+    admitted by free pages, and one that waits for a tool may be evicted and prefilled again (`evictions`). Its
+    log-probs can then differ in the last digits, unless token_budget is set."""
+    token_budget: NonNegativeInt = 0
+    """Tokens of a step in which prompts are prefilled while other rollouts decode, over all data shards of a process;
+    needs page. 0: prefill and decode are separate calls."""
+
+
+class Rollout(Section):
+    """Limits of a rollout."""
+
+    prompt_tokens: PositiveInt = 96
+    """Longest prompt; a task with a longer one is dropped."""
+    turn_tokens: PositiveInt = 64
+    """Longest assistant turn."""
+    observation_tokens: PositiveInt = 128
+    """Longest observation; longer ones are cut at the end."""
+    max_turns: PositiveInt = 5
+    """Assistant turns; the last one cannot call a tool."""
+    drop_thinking: bool = False
+    """Thoughts (…</think>) leave the context at the end of their turn, and every context becomes a
+    training row, as SCOPE's code does (Qwen3's own template drops them only before the last question)."""
+    truncated: Literal['keep', 'drop'] = 'keep'
+    """Whether rollouts that ended at a limit are trained on; for a penalty see reward.overlong_buffer."""
+    deterministic: bool = True
+    """Wait for slow tools. False: a call that takes too long becomes an error observation."""
+    tool_timeout: PositiveFloat = 30.0
+    """Time limit of a tool call in seconds, only without `deterministic`."""
