@@ -17,6 +17,7 @@ import numpy as np
 from benchmarks import gpu_costs
 from benchmarks.gpu_costs import Cost, Peak
 from benchmarks.tpu_shapes import model_config
+from benchmarks.trained_rows import trained_row
 from zeroplay_jax.configs import common
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.packing import pack
@@ -24,7 +25,7 @@ from zeroplay_jax.policy import sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout.sampler import PutRow, Sampler
 from zeroplay_jax.rollout.slot_programs import SamplerConfig
-from zeroplay_jax.types import POLICY, PROMPT, Row, Trajectory, identity_key
+from zeroplay_jax.types import identity_key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,23 +154,9 @@ def make_batches(model: ModelConfig, sizes: Sizes) -> list:
     rows = []
     for i in range(sizes.rows * sizes.micro):
         tokens = rng.integers(1, model.vocab_size, sizes.tokens).astype(np.int32)
-        source = np.full(sizes.tokens, POLICY, np.int8)
-        # No token before the first one predicts it, so it is not trained on.
-        source[0] = PROMPT
         # The log-prob of a uniform policy, about that of random weights, so that few ratios are clipped.
-        logp = np.where(source == POLICY, -np.log(model.vocab_size), 0.0).astype(np.float32)
-        trajectory = Trajectory(
-            tokens,
-            source,
-            logp,
-            turns=(),
-            finish='eos',
-            weights='policy',
-            version=0,
-            identity=(i,),
-        )
-        row = Row('policy', trajectory, reward=0.0, group=0, advantage=float(rng.normal()))
-        rows.append(row)
+        logp = -np.log(model.vocab_size)
+        rows.append(trained_row(i, tokens, logp, advantage=float(rng.normal())))
     return pack(rows, micro_rows=sizes.rows, tokens=sizes.tokens, mode='token')
 
 

@@ -41,6 +41,7 @@ from benchmarks.peers.workload import (
     TRAIN_LEN,
     TURNS,
 )
+from benchmarks.trained_rows import trained_row
 from zeroplay_jax.configs import common
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.packing import pack
@@ -54,7 +55,7 @@ from zeroplay_jax.rollout.slot_programs import SamplerConfig
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec
 from zeroplay_jax.tools.base import Tool, ToolResult
-from zeroplay_jax.types import POLICY, PROMPT, Row, Trajectory, UserError
+from zeroplay_jax.types import POLICY, Trajectory, UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
 PEERS = ('tunix', 'hf')
@@ -188,23 +189,8 @@ def make_update(params):
     rows = []
     for i in range(TRAIN_BATCH):
         tokens = rng.integers(10, MODEL.vocab_size, TRAIN_LEN).astype(np.int32)
-        source = np.full(TRAIN_LEN, POLICY, np.int8)
-        # No token before the first one predicts it, so it is not trained on.
-        source[0] = PROMPT
         # About the log-prob of a uniform policy: ratios far from 1 would be clipped and lose their gradient.
-        logp = np.where(source == POLICY, -9.0, 0.0).astype(np.float32)
-        trajectory = Trajectory(
-            tokens,
-            source,
-            logp,
-            turns=(),
-            finish='eos',
-            weights='policy',
-            version=0,
-            identity=(i,),
-        )
-        row = Row('policy', trajectory, reward=0.0, group=0, advantage=float(rng.normal()))
-        rows.append(row)
+        rows.append(trained_row(i, tokens, logp=-9.0, advantage=float(rng.normal())))
     batches = pack(rows, micro_rows=TRAIN_BATCH, tokens=TRAIN_LEN, mode='token')
     assert len(batches) == 1
     return lambda: learner.update('solver', batches)

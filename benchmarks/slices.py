@@ -29,7 +29,7 @@ from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.types import UserError
 
 RESULTS = pathlib.Path(__file__).parent / 'results' / 'slices.json'
-# The engine that the project has. Its figures are the last line of --all.
+# The engine for accelerators. Its figures are the last line of --all.
 PROJECT_ENGINE = 'pages'
 # Machines of --all: name in the last line → machine, hosts (0 for its own) and steps ahead.
 ALL = {
@@ -72,8 +72,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         '--engine',
         choices=ENGINES,
-        default=PROJECT_ENGINE,
-        help=f'rules of the sampler ({PROJECT_ENGINE})',
+        help=f'rules of the sampler (as --config says, else {PROJECT_ENGINE})',
     )
     parser.add_argument('--hosts', type=int, default=0, help='another number of the same hosts')
     parser.add_argument('--slots', type=int, default=0, help='slots of a host')
@@ -262,10 +261,13 @@ def one_machine(args: argparse.Namespace) -> dict:
     workload = Workload()
     unit = None
     overrides: dict[str, Any] = {}
+    engine = args.engine or PROJECT_ENGINE
     if args.config:
         config = read_config(args.config)
         workload, unit = slices_workload.from_config(config, workload.latency)
         sampler = config.sampler
+        has_pages = 0 < sampler.page < sampler.context
+        engine = args.engine or ('pages' if has_pages else 'slots')
         overrides = dict(
             slots=sampler.slots,
             context=sampler.context,
@@ -278,22 +280,22 @@ def one_machine(args: argparse.Namespace) -> dict:
         workload = slices_workload.from_metrics(args.metrics, workload)
     if args.slots:
         overrides['slots'] = args.slots
-    settings = default_settings(machine, args.engine, **overrides)
-    result = play_workload(machine, args.engine, settings, workload, args.ahead)
-    lines = [workload_line(workload), *report(machine, args.engine, settings, result)]
+    settings = default_settings(machine, engine, **overrides)
+    result = play_workload(machine, engine, settings, workload, args.ahead)
+    lines = [workload_line(workload), *report(machine, engine, settings, result)]
     last: dict[str, Any] = dict(
         machine=machine.machine,
         model=machine.model,
-        engine=args.engine,
+        engine=engine,
         tokens_per_second=round(result.tokens_per_second),
         seconds={cause: round(value, 3) for cause, value in result.seconds.items()},
     )
     if unit:
-        seconds = unit_seconds(machine, args.engine, settings, workload, unit)
+        seconds = unit_seconds(machine, engine, settings, workload, unit)
         lines += unit_lines(unit, seconds)
         last['unit'] = {name: round(value, 1) for name, value in seconds.items()}
         last['hours'] = round(sum(seconds.values()) * unit.count / 3600, 2)
-    results = changes(machine, settings, workload, args.engine, args.ahead)
+    results = changes(machine, settings, workload, engine, args.ahead)
     lines += change_lines(results)
     last['changes'] = {name: round(other.tokens_per_second) for name, other in results}
     print('\n'.join(lines))
@@ -327,7 +329,7 @@ def every_machine() -> dict[str, Any]:
             f'{name:<20} {source:<34} {rates["slots"]:8,.0f} {rates["pages"]:9,.0f} {bound:9,.0f}',
             flush=True,
         )
-    print(f"\nThe last line has the figures of the project's engine: {PROJECT_ENGINE}.")
+    print(f'\nThe last line has the figures of {PROJECT_ENGINE}, the engine for accelerators.')
     return results
 
 

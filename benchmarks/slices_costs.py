@@ -15,7 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import gpu_costs, tpu_estimates, tpu_kernels, tpu_programs, tpu_shapes
+from benchmarks import (
+    gpu_costs,
+    tpu_estimates,
+    tpu_kernels,
+    tpu_pages,
+    tpu_programs,
+    tpu_shapes,
+)
 from benchmarks.slices_engines import Settings
 from zeroplay_jax.types import UserError
 
@@ -42,18 +49,26 @@ class Kernel:
     Attributes:
       page, block: places of a page, and places that the kernel reads at a time.
       traffic: seconds in which a block is read at the memory's peak rate.
-      instructions: 'decode' and 'prefill' → seconds of the instructions of a block, and of a row around its blocks.
+      instructions: 'decode' and 'prefill' → seconds of the instructions of a block, of a row around its blocks, and of
+        a block of queries around its rows.
     """
 
     page: int
     block: int
     traffic: float
-    instructions: dict[str, tuple[float, float]]
+    instructions: dict[str, tuple[float, float, float]]
 
-    def seconds(self, rows: int, blocks: int, kind: str) -> float:
-        """Returns the seconds for some rows with some blocks in total: the larger of instructions and traffic."""
-        per_block, per_row = self.instructions[kind]
-        return blocks * max(per_block, self.traffic) + rows * per_row
+    def seconds(self, grid: int, rows: int, blocks: int, kind: str) -> float:
+        """Returns the seconds of a call: the larger of instructions and traffic.
+
+        Args:
+          grid: blocks of queries of the program, those without rows included.
+          rows: rows, once for each of their blocks of queries.
+          blocks: blocks of places that are read.
+          kind: 'decode' or 'prefill'.
+        """
+        per_block, per_row, per_query_block = self.instructions[kind]
+        return blocks * max(per_block, self.traffic) + rows * per_row + grid * per_query_block
 
 
 # Places of a page on machines without a compiled kernel; it is read at the memory's peak rate.
@@ -79,6 +94,7 @@ class MachineCosts:
       token: a prefilled token without attention.
       attention: attention of a token of `extend`, which covers all positions.
       kernel: attention over pages.
+      pages: tokens of a compiled step over pages → its seconds without the kernel; empty without one.
       update: an update of 256 rows of 4,096 tokens.
       sources: part → where its seconds come from.
     """
@@ -94,6 +110,7 @@ class MachineCosts:
     token: float
     attention: float
     kernel: Kernel
+    pages: dict[int, float]
     update: float
     sources: dict[str, str]
 
@@ -150,20 +167,33 @@ class CallCosts:
         write = machine.burst * slots / machine.slots * self.settings.burst / tpu_programs.BURST
         return steps * (machine.step + head + attention), write
 
-    def mixed(self, tokens: int, rows: int, last: np.ndarray, fed: np.ndarray) -> float:
-        """Products over the program's tokens, attention over used places in blocks, logits of all rows."""
+    def mixed(
+        self, tokens: int, rows: int, last: np.ndarray, fed: np.ndarray, has_chunks: bool
+    ) -> float:
+        """Products over the program's tokens, attention over used places in blocks, logits."""
         machine = self.machine
-        seconds = max(tokens * machine.token, machine.step)
-        seconds += machine.head * rows / machine.slots
+        # Writing into pages is part of a compiled step.
+        seconds = machine.pages.get(tokens, 0.0) if rows else 0.0
+        if not seconds:
+            seconds = max(tokens * machine.token, machine.step)
+            seconds += machine.head * rows / machine.slots + PAGE_WRITE_SECONDS
         blocks = -(-last // machine.kernel.block)
-        decode_blocks = int(blocks[fed == 1].sum())
-        seconds += machine.kernel.seconds(int((fed == 1).sum()), decode_blocks, 'decode')
-        # A block of queries reads all places before its last one.
-        queries = -(-fed // KERNEL_QUERIES)
-        is_prefill = fed > 1
-        prefill_blocks = int((blocks * queries)[is_prefill].sum())
-        seconds += machine.kernel.seconds(int(queries[is_prefill].sum()), prefill_blocks, 'prefill')
-        return seconds + PAGE_WRITE_SECONDS
+        is_single = fed == 1
+        # A call for rows of one token, and a call for chunks whose blocks of queries read all places before their last
+        # one. The tokens before the chunks are a row of one place.
+        if rows:
+            singles = int(is_single.sum())
+            read = int(blocks[is_single].sum())
+            grid = -(-min(rows, tokens) // tpu_kernels.QUERIES['decode'])
+            seconds += machine.kernel.seconds(grid, singles, read, 'decode')
+        if has_chunks:
+            queries = -(-fed[~is_single] // KERNEL_QUERIES)
+            before = -(-int(is_single.sum()) // KERNEL_QUERIES)
+            read = int((blocks[~is_single] * queries).sum()) + before
+            grid = -(-tokens // KERNEL_QUERIES)
+            chunk_rows = int(queries.sum()) + before
+            seconds += machine.kernel.seconds(grid, chunk_rows, read, 'prefill')
+        return seconds
 
     def host(self, rows: int) -> float:
         """The same for any number of rollouts."""
@@ -209,7 +239,7 @@ def _shape(model: str) -> tuple[float, float, float]:
 
 def _plain_kernel(place_seconds: float) -> Kernel:
     """Returns a kernel that reads pages at the memory's peak rate."""
-    none = (0.0, 0.0)
+    none = (0.0, 0.0, 0.0)
     instructions = dict(decode=none, prefill=none)
     return Kernel(PLAIN_PAGE, PLAIN_PAGE, PLAIN_PAGE * place_seconds, instructions)
 
@@ -223,9 +253,23 @@ def _compiled_kernel(
     instructions = {}
     for kind in tpu_kernels.QUERIES:
         bundles = stored[kind]
-        instructions[kind] = (bundles['block'] * bundle, bundles['row'] * bundle)
+        counts = (bundles['block'], bundles['row'], bundles['grid'])
+        instructions[kind] = tuple(count * bundle for count in counts)
     block = stored['block']
     return Kernel(stored['page'], block, block * place_seconds, instructions)
+
+
+def _compiled_pages(
+    table: dict[str, Any], machine: str, model: str, slots: int
+) -> dict[int, float]:
+    """Returns the compiled steps over pages, tokens → seconds."""
+    size = tpu_pages.sizes(machine, slots)
+    seconds = {}
+    for tokens in (*size.buckets, size.budget):
+        step = table.get('pages', {}).get(tpu_pages.key(model, machine, size, tokens))
+        if step:
+            seconds[tokens] = step['seconds']
+    return seconds
 
 
 def _slice(machine: str, model: str, peak: bool, table: dict[str, Any]) -> MachineCosts:
@@ -268,6 +312,11 @@ def _slice(machine: str, model: str, peak: bool, table: dict[str, Any]) -> Machi
         )
         # Some estimates are below the memory's least time, which no schedule can beat.
         costs = {name: max(seconds, costs[name]) for name, seconds in estimated.items()}
+    pages = {} if peak else _compiled_pages(table, machine, model, slots)
+    # No step takes less than reading the weights, or than its operations at the peak rate.
+    read = (layers + head) * 2 / chips / chip.bandwidth
+    for tokens, step_seconds in pages.items():
+        pages[tokens] = max(step_seconds, read, tokens * 2 * layers / chips / chip.flops)
     generation = machine.partition(':')[0]
     stored_kernel = table.get('kernels', {}).get(tpu_kernels.key(model, generation))
     kernel = _plain_kernel(place_seconds)
@@ -280,12 +329,15 @@ def _slice(machine: str, model: str, peak: bool, table: dict[str, Any]) -> Machi
         kernel='larger of instructions and memory traffic' if stored_kernel else 'memory traffic',
         host='assumption',
     )
+    if pages:
+        sources['pages'] = f'compiler, steps of {", ".join(str(size) for size in pages)} tokens'
     return MachineCosts(
         machine=machine,
         model=model,
         hosts=hosts,
         slots=slots,
         kernel=kernel,
+        pages=pages,
         update=update if update and not peak else rows['update']['roofline_seconds'],
         sources=sources,
         **costs,
@@ -318,6 +370,7 @@ def _gpu(machine: str, model: str) -> MachineCosts:
         token=2 * layers / device.flops,
         attention=attention / device.flops,
         kernel=_plain_kernel(place / device.bandwidth),
+        pages={},
         update=passes / device.flops,
         sources=dict(
             sampler='peak rate',

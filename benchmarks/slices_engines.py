@@ -69,6 +69,7 @@ class Settings:
       fill_buckets: numbers of rows for which a prefill program is compiled; () for `fill_rows` alone.
       page, pages: places of a page and pages of a host.
       token_budget: tokens of a step that prefills and decodes; 0 for separate calls.
+      decode_buckets: ascending tokens of smaller steps, which only decode.
     """
 
     slots: int = 64
@@ -82,6 +83,7 @@ class Settings:
     page: int = 64
     pages: int = 0
     token_budget: int = 512
+    decode_buckets: tuple[int, ...] = ()
 
 
 class Costs(Protocol):
@@ -93,14 +95,17 @@ class Costs(Protocol):
     def decode(self, steps: int) -> tuple[float, float]:
         """Seconds of the steps of a decode call over all slots, and of the write into the cache at its end."""
 
-    def mixed(self, tokens: int, rows: int, last: np.ndarray, fed: np.ndarray) -> float:
+    def mixed(
+        self, tokens: int, rows: int, last: np.ndarray, fed: np.ndarray, has_chunks: bool
+    ) -> float:
         """Seconds of a step over pages.
 
         Args:
           tokens: tokens that the program computes, padding included.
-          rows: rows for which it computes logits.
+          rows: rows for which it computes logits; 0 in a prefill call.
           last: places of every row with tokens in this step.
           fed: tokens of each of these rows.
+          has_chunks: whether the program can prefill.
         """
 
     def host(self, rows: int) -> float:

@@ -3,80 +3,20 @@
 A rollout starts a turn when all pages that the turn may need are reserved, so it never waits for another one within a
 turn. Between turns it keeps its pages until an older rollout needs them; then it is evicted, and its tokens are
 prefilled again with its next turn. Samples of a request share the pages that their prompt fills. With a token budget
-every step of a decode call takes one token of each decoding row, and prefills with the rest of the budget.
+every step of a decode call takes one token of each decoding row, and prefills with the rest of the budget. A step
+without prefill takes the smallest program that holds its tokens (`sampler.decode_buckets`).
 """
 
 from __future__ import annotations
 
 import collections
+import functools
+from collections.abc import Callable
 
 import numpy as np
 
 from benchmarks.slices_engines import Costs, Engine, Group, Rollout, Settings, Tools
-
-
-class _Pages:
-    """Pages of a rollout or of a prompt that is kept for its samples: a list of reference counts.
-
-    Attributes:
-      cells: one per page; [0] is its number of users.
-      reserved: pages that it may still take.
-    """
-
-    def __init__(self, cells: list[list[int]] | None = None):
-        self.cells = cells or []
-        self.reserved = 0
-
-
-class _Allocator:
-    """Free pages of a host."""
-
-    def __init__(self, count: int, page: int):
-        self.free = count
-        self.page = page
-        self.promised = 0
-
-    @property
-    def available(self) -> int:
-        """Free pages that nobody has reserved."""
-        return self.free - self.promised
-
-    def pages_for(self, length: int) -> int:
-        """Pages of `length` tokens."""
-        return -(-length // self.page)
-
-    def shared(self, prompt: int) -> int:
-        """Pages that samples with this prompt share; every sample writes the page of the last token itself."""
-        return (prompt - 1) // self.page
-
-    def reserve(self, pages: _Pages, length: int) -> bool:
-        """Reserves what is missing for `length` tokens; returns False if too little is free."""
-        needed = max(self.pages_for(length) - len(pages.cells), 0)
-        additional = needed - pages.reserved
-        if additional > self.available:
-            return False
-        self.promised += additional
-        pages.reserved = needed
-        return True
-
-    def grow(self, pages: _Pages, length: int) -> None:
-        """Takes reserved pages until `length` tokens fit."""
-        missing = max(self.pages_for(length) - len(pages.cells), 0)
-        assert missing <= pages.reserved, 'a page without a reservation'
-        pages.cells += [[1] for _ in range(missing)]
-        pages.reserved -= missing
-        self.promised -= missing
-        self.free -= missing
-
-    def cut(self, pages: _Pages, length: int) -> None:
-        """Gives back the pages beyond `length` tokens and what is reserved."""
-        remaining = self.pages_for(length)
-        for cell in pages.cells[remaining:]:
-            cell[0] -= 1
-            self.free += not cell[0]
-        del pages.cells[remaining:]
-        self.promised -= pages.reserved
-        pages.reserved = 0
+from zeroplay_jax.rollout.pages import PageAllocator, RowPages
 
 
 class _Request:
@@ -92,7 +32,7 @@ class _Request:
         self.group = group
         self.waiting = collections.deque(range(len(group.episodes)))
         self.number = number
-        self.held: _Pages | None = None
+        self.held: RowPages | None = None
         self.holder: _Row | None = None
         self.is_prefilled = False
 
@@ -102,6 +42,7 @@ class _Row(Rollout):
 
     Attributes:
       order: older rollouts have smaller ones.
+      age: number in the order of admission.
       cached: tokens with keys and values.
       start: position from which the tokens of the next turn are new.
       calls_left: prefill calls, where prefill is a call of its own.
@@ -111,7 +52,8 @@ class _Row(Rollout):
     def __init__(self, request: _Request, sample: int, settings: Settings):
         super().__init__(request.group, request.group.episodes[sample], settings)
         self.order = (request.number, sample)
-        self.pages = _Pages()
+        self.pages = RowPages()
+        self.age = 0
         self.slot = 0
         self.cached = 0
         self.start = 0
@@ -130,12 +72,13 @@ class PagedEngine(Engine):
 
     def __init__(self, settings: Settings, costs: Costs, tools: Tools):
         super().__init__(settings, costs, tools)
-        self.allocator = _Allocator(settings.pages, settings.page)
+        self.allocator = PageAllocator(settings.pages, settings.page)
         self.rows: list[_Row | None] = [None] * settings.slots
         self._free_slots = set(range(settings.slots))
         self._open: list[_Request] = []
         self._ready: list[_Row] = []
         self._requests = 0
+        self._admitted = 0
 
     @property
     def active(self) -> int:
@@ -191,7 +134,7 @@ class PagedEngine(Engine):
         for request in self._open:
             waiting_pages += len(request.waiting) * self._sample_pages(request.group)
         samples = len(group.episodes)
-        needed = samples * self._sample_pages(group) + self.allocator.shared(group.prompt)
+        needed = samples * self._sample_pages(group) + self.allocator.shared_pages(group.prompt)
         has_slots = len(self._free_slots) - waiting_slots >= samples
         return has_slots and self.allocator.available - waiting_pages >= needed
 
@@ -201,20 +144,23 @@ class PagedEngine(Engine):
     def _sample_pages(self, group: Group) -> int:
         """Pages of a sample's first turn beyond those that it shares."""
         pages = self.allocator.pages_for(self._first_limit(group))
-        return pages - self.allocator.shared(group.prompt)
+        return pages - self.allocator.shared_pages(group.prompt)
 
     def _start(self, request: _Request) -> None:
         """Gives the next sample a slot and pages for the prompt, which is kept for the others."""
         allocator = self.allocator
         group = request.group
         row = _Row(request, request.waiting[0], self.settings)
-        if not self._enter(request, row, row.pages):
+        limit = self._first_limit(group)
+
+        def take_pages() -> RowPages | None:
+            return row.pages if allocator.reserve(row.pages, limit) else None
+
+        if not self._enter(request, row, take_pages):
             return
         allocator.grow(row.pages, group.prompt)
         row.put(self.settings.chunk)
-        for cell in row.pages.cells:
-            cell[0] += 1
-        request.held = _Pages(list(row.pages.cells))
+        request.held = allocator.hold(row.pages, group.prompt)
         request.holder = row
         request.is_prefilled = False
 
@@ -223,37 +169,36 @@ class PagedEngine(Engine):
         for request in self._open:
             while request.is_prefilled and request.waiting:
                 assert request.held is not None
-                group = request.group
-                shared = self.allocator.shared(group.prompt)
-                cells = request.held.cells[:shared]
-                # The page with the end of the prompt is copied, or taken if no rollout writes it.
-                if request.held.cells[shared][0] == 1:
-                    cells = request.held.cells[: shared + 1]
+                prompt = request.group.prompt
+                limit = self._first_limit(request.group)
+                fork = functools.partial(self.allocator.fork, request.held, prompt, limit)
                 row = _Row(request, request.waiting[0], self.settings)
-                if not self._enter(request, row, _Pages(list(cells))):
+                if not self._enter(request, row, fork):
                     break
-                for cell in cells:
-                    cell[0] += 1
-                self.allocator.grow(row.pages, group.prompt)
-                row.cached = group.prompt - 1
+                row.cached = prompt - 1
         self._close_served()
 
-    def _enter(self, request: _Request, row: _Row, pages: _Pages) -> bool:
-        """Reserves the first turn and takes a slot; returns False without one."""
-        limit = self._first_limit(request.group)
+    def _enter(
+        self, request: _Request, row: _Row, take_pages: Callable[[], RowPages | None]
+    ) -> bool:
+        """Takes a slot and the pages of the first turn; returns False without them."""
         if not self._free_slots:
             return False
-        if not self.allocator.reserve(pages, limit):
+        pages = take_pages()
+        if pages is None:
             if self.active:
                 return False
             # Nobody will give pages back, so prompts that are kept for samples are dropped.
             for other in self._open:
                 if other is not request:
                     self._drop_prompt(other)
-            if not self.allocator.reserve(pages, limit):
+            pages = take_pages()
+            if pages is None:
                 return False
         request.waiting.popleft()
         row.pages = pages
+        row.age = self._admitted
+        self._admitted += 1
         row.slot = min(self._free_slots)
         row.is_running = True
         self._free_slots.remove(row.slot)
@@ -262,7 +207,7 @@ class PagedEngine(Engine):
 
     def _drop_prompt(self, request: _Request) -> None:
         if request.held is not None:
-            self.allocator.cut(request.held, 0)
+            self.allocator.release(request.held)
             request.held = None
             request.is_prefilled = False
 
@@ -284,14 +229,14 @@ class PagedEngine(Engine):
         allocator = self.allocator
         parked = []
         for other in self._in_slots():
-            if not other.is_running and other.pages.cells and other.order > row.order:
+            if not other.is_running and other.pages.pages and other.order > row.order:
                 parked.append(other)
         # The youngest loses its pages first.
         parked.sort(key=lambda other: other.order)
         while not allocator.reserve(row.pages, row.limit):
             if parked:
                 victim = parked.pop()
-                allocator.cut(victim.pages, 0)
+                allocator.release(victim.pages)
                 victim.is_evicted = True
                 self.evictions += 1
             elif any(other.is_running for other in self._in_slots()):
@@ -310,7 +255,7 @@ class PagedEngine(Engine):
         return True
 
     def _finish(self, row: _Row) -> None:
-        self.allocator.cut(row.pages, 0)
+        self.allocator.release(row.pages)
         self.rows[row.slot] = None
         self._free_slots.add(row.slot)
         row.is_running = False
@@ -334,7 +279,7 @@ class PagedEngine(Engine):
                 pieces.append((count, row.cached))
             fed, ends = np.array(pieces).T
             tokens = settings.fill_rows * settings.chunk
-            seconds += self._spend('prefill', self.costs.mixed(tokens, 0, ends, fed))
+            seconds += self._spend('prefill', self.costs.mixed(tokens, 0, ends, fed, True))
             self._count(tokens, int(fed.sum()), int(fed.sum()))
             if self.trace is not None:
                 self.trace.append(('extend', [row.slot for row in batch]))
@@ -353,6 +298,8 @@ class PagedEngine(Engine):
         budget = settings.token_budget
         for row in running:
             self.allocator.grow(row.pages, min(row.length + settings.burst, row.limit))
+        # With a budget the oldest rollouts are served first (`token_steps.tokens_of_budget`).
+        running = sorted(running, key=lambda row: row.age)
         # `row.length` is the host's; on the device a row writes on until the call ends.
         length = np.array([row.length for row in running])
         cached = np.array([row.cached for row in running])
@@ -366,13 +313,27 @@ class PagedEngine(Engine):
             decoding = pending == 1
             fed = decoding.astype(int)
             if budget:
-                fed *= np.cumsum(fed) <= budget
                 prefill = np.where(decoding, 0, pending)
+                reserved = min(prefill.sum(), budget // 4)
+                fed *= np.cumsum(fed) <= budget - reserved
                 earlier = np.cumsum(prefill) - prefill
                 fed += np.clip(budget - fed.sum() - earlier, 0, prefill)
             samples = (fed > 0) & (fed == pending)
+            has_chunks = bool(budget) and bool((fed[pending != 1] > 0).any())
             tokens = budget or settings.slots
-            cost = self.costs.mixed(tokens, settings.slots, (cached + fed)[fed > 0], fed[fed > 0])
+            if not has_chunks:
+                # The first bucket that holds all tokens.
+                fitting = [size for size in settings.decode_buckets if size >= fed.sum()]
+                tokens = min(fitting, default=tokens)
+            ends_of_rows, tokens_of_rows = (cached + fed)[fed > 0], fed[fed > 0]
+            # The step of the budget has the calls for chunks also when there are none.
+            cost = self.costs.mixed(
+                tokens,
+                min(settings.slots, tokens),
+                ends_of_rows,
+                tokens_of_rows,
+                bool(budget) and tokens == budget,
+            )
             seconds += cost
             prefilled = int((fed - samples).sum())
             share = prefilled / int(fed.sum())

@@ -7,7 +7,7 @@ import dataclasses
 import heapq
 from collections.abc import Callable, Sequence
 
-from benchmarks import slices_workload
+from benchmarks import slices_workload, tpu_pages
 from benchmarks.slices_costs import (
     ROUND_SECONDS,
     CallCosts,
@@ -29,11 +29,8 @@ CAUSES = (
     'update',
     'exchange',
 )
-# Settings of the paged engine. Its slots per slot of the compile table, of which only the used places take memory, and
-# the most of them; tokens of a step by generation; tool calls that run beside each other.
-MORE_SLOTS = 3
-MOST_SLOTS = 320
-TOKEN_BUDGETS = {'v5e': 256}
+# Settings of the paged engine on machines without compiled steps over pages: tokens of a step. And tool calls that run
+# beside each other.
 TOKEN_BUDGET = 512
 TOOL_THREADS = 16
 
@@ -179,12 +176,15 @@ def default_settings(machine: MachineCosts, engine: str, **overrides) -> Setting
         return slots
     page = machine.kernel.page
     positions = slots.context + max(slots.chunk, slots.burst)
+    budget, buckets = tpu_pages.STEPS.get(machine.machine.partition(':')[0], (TOKEN_BUDGET, ()))
     return dataclasses.replace(
         slots,
-        slots=min(MORE_SLOTS * slots.slots, MOST_SLOTS),
+        slots=min(tpu_pages.MORE_SLOTS * slots.slots, tpu_pages.MOST_SLOTS),
         page=page,
         pages=slots.slots * positions // page,
-        token_budget=TOKEN_BUDGETS.get(machine.machine.partition(':')[0], TOKEN_BUDGET),
+        token_budget=budget,
+        # Without compiled smaller steps all have the budget's tokens.
+        decode_buckets=tuple(size for size in buckets if size in machine.pages),
         tool_threads=TOOL_THREADS,
     )
 

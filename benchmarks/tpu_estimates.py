@@ -66,6 +66,17 @@ def key(name: str, topology: str, slots: int) -> str:
     return f'{name} {tpu_shapes.TOPOLOGIES[topology].host} {slots} slots'
 
 
+def scaled(pair: list[Cycles], more_layers: int) -> Cycles:
+    """Returns the cycles with `more_layers` more layers than the first of a pair of programs, which differ by one."""
+    first, second = pair
+    fields = {}
+    for field in dataclasses.fields(Cycles):
+        start = getattr(first, field.name)
+        per_layer = getattr(second, field.name) - start
+        fields[field.name] = start + per_layer * more_layers
+    return Cycles(**fields)
+
+
 def sampler(name: str, topology: str, slots: int) -> dict[str, dict[str, float]]:
     """Returns estimated seconds of the sampler's programs on one host.
 
@@ -82,16 +93,6 @@ def sampler(name: str, topology: str, slots: int) -> dict[str, dict[str, float]]
     chip = tpu_shapes.TOPOLOGIES[topology].chip
     clock = CLOCK[topology.partition(':')[0]]
     layers = tpu_programs.sized(name).layers
-
-    def scaled(pair: list[Cycles], more_layers: int) -> Cycles:
-        """Returns the cycles with `more_layers` more layers than the first of the pair."""
-        first, second = pair
-        fields = {}
-        for field in dataclasses.fields(Cycles):
-            start = getattr(first, field.name)
-            per_layer = getattr(second, field.name) - start
-            fields[field.name] = start + per_layer * more_layers
-        return Cycles(**fields)
 
     def seconds(cycles: float, moved: float) -> float:
         return cycles / clock + moved / chip.links

@@ -26,13 +26,14 @@ import numpy as np
 from jax.experimental import topologies
 
 from benchmarks import tpu_aot, tpu_programs, tpu_shapes
+from zeroplay_jax.policy import ragged_tpu
 from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.types import UserError
 
-# Generation → slice, places of a page, pages that the kernel reads at a time.
-CHOICES = {'v5e': ('v5e:4x4', 64, 8), 'v5p': ('v5p:2x2x4', 128, 8), 'v6e': ('v6e:4x4', 64, 8)}
-# Queries that share a read: decode has one per row.
-QUERIES = {'decode': 1, 'prefill': 32}
+# Generation → slice, places of a page.
+CHOICES = {'v5e': ('v5e:4x4', 64), 'v5p': ('v5p:2x2x4', 128), 'v6e': ('v6e:4x4', 64)}
+# Queries of a block.
+QUERIES = {'decode': ragged_tpu.SINGLE_QUERIES, 'prefill': ragged_tpu.CHUNK_QUERIES}
 # Rows and pages of the compiled kernel. They change the length of loops only.
 ROWS, PAGES = 256, 2048
 # An instruction bundle: address, label of a loop or branch, depth of its loop as one '>' per level.
@@ -51,23 +52,25 @@ def loop_bundles(text: str) -> dict[str, int]:
       text: final bundles of the kernel. Its loops are nested: blocks of queries, rows in the block, blocks of places.
 
     Returns:
-      {'block': of the innermost loop, once per block of places; 'row': of the loops around it, once per row and block
-      of queries. Branches count as if both were taken}.
+      {'block': of the innermost loop, once per block of places; 'row': of the loop around it, once per row and block
+      of queries; 'grid': of the outermost loop, once per block of queries. Branches count as if both were taken}.
     """
     depths = [len(match[1]) for match in map(_BUNDLE.match, text.splitlines()) if match]
     deepest = max(depths, default=0)
-    if deepest < 2:
-        raise ValueError('no nested loops in the bundles')
-    inner = sum(depth == deepest for depth in depths)
-    around = sum(0 < depth < deepest for depth in depths)
-    return dict(block=inner, row=around)
+    if deepest < 3:
+        raise ValueError('fewer than three nested loops in the bundles')
+    block = sum(depth == deepest for depth in depths)
+    row = sum(1 < depth < deepest for depth in depths)
+    grid = sum(depth == 1 for depth in depths)
+    return dict(block=block, row=row, grid=grid)
 
 
 def compile_kernel(name: str, generation: str, queries: int) -> None:
     """Compiles the kernel for one chip of a slice; the compiler writes its dump as LIBTPU_INIT_ARGS says."""
     from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 
-    topology, page, block_pages = CHOICES[generation]
+    topology, page = CHOICES[generation]
+    block_pages = ragged_tpu.BLOCK // page
     model = tpu_programs.sized(name)
     split = tpu_programs.host_mesh(name, topology).shape['model']
     heads = model.heads // split
@@ -82,8 +85,7 @@ def compile_kernel(name: str, generation: str, queries: int) -> None:
     def shape(*dimensions: int, dtype=jnp.int32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(dimensions, dtype, sharding=sharding)
 
-    positions = tpu_programs.TOKENS + tpu_programs.CHUNK
-    pages_of_row = -(-positions // (page * block_pages)) * block_pages
+    pages_of_row = -(-tpu_programs.TOKENS // page)
 
     def attend(query, pages, lengths, table, starts, count):
         return ragged_paged_attention(
@@ -114,8 +116,8 @@ def compile_kernel(name: str, generation: str, queries: int) -> None:
 
 def measure(name: str, generation: str) -> dict[str, Any]:
     """Returns the figures of the kernel: page, places of a block, and bundles with few and with many queries."""
-    _, page, block_pages = CHOICES[generation]
-    figures: dict[str, Any] = dict(page=page, block=page * block_pages)
+    _, page = CHOICES[generation]
+    figures: dict[str, Any] = dict(page=page, block=ragged_tpu.BLOCK)
     for kind, queries in QUERIES.items():
         with tempfile.TemporaryDirectory() as folder:
             # libtpu reads its flags when a process starts.

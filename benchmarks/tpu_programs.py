@@ -133,7 +133,7 @@ def bytes_per_chip(tree) -> int:
     return total
 
 
-def _with_shardings(shapes, shardings):
+def with_shardings(shapes, shardings):
     """Returns a tree of jax.ShapeDtypeStruct with the shapes of the first tree and the shardings of the second."""
 
     def with_sharding(x, leaf_sharding):
@@ -176,7 +176,7 @@ def published(name: str, mesh: Mesh, layers: int = 0):
     """Returns the shapes of the weights that a sampler reads, sharded over its host's mesh."""
     model = sized(name, layers, dtype='bfloat16')
     shapes = jax.eval_shape(functools.partial(transformer.published, model), parameters(model))
-    return _with_shardings(shapes, sharding.parameter_shardings(shapes, mesh))
+    return with_shardings(shapes, sharding.parameter_shardings(shapes, mesh))
 
 
 def slots(name: str, mesh: Mesh, count: int, layers: int = 0):
@@ -198,7 +198,7 @@ def slots(name: str, mesh: Mesh, count: int, layers: int = 0):
     shardings = jax.tree.map(lambda _: sharding.slots(mesh), state)
     cache_shardings = jax.tree.map(lambda _: sharding.cache(mesh), state.cache)
     shardings = dataclasses.replace(shardings, cache=cache_shardings)
-    return programs, _with_shardings(state, shardings)
+    return programs, with_shardings(state, shardings)
 
 
 def lower_sampler(

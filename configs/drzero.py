@@ -2,13 +2,13 @@
 
     launch/tpu_vm.sh --name drzero --zone us-west4-a --type v5litepod-16 --setup "$MOUNT" -- \\
         --config=configs/drzero.py --workdir=/mnt/share/runs/drzero --config.mesh.replica=4 --config.mesh.fsdp=2 \\
-        --config.mesh.model=2 --config.sampler.slots=64 --config.offload=True --config.policy.attention=splash \\
+        --config.mesh.model=2 --config.sampler.slots=32 --config.offload=True --config.policy.attention=splash \\
         --config.policy.scan=True --config.checkpoint.every=10 --config.policy.path=/mnt/share/Qwen2.5-3B-Instruct \\
         --config.retrieval.path=/mnt/share/wiki18_e5
     python -m zeroplay_jax.main --config=configs/drzero.py:mini --workdir=runs/drzero_mini
 
 Memory (the compile table): 64 slots, 8 rows; 13.8 GiB of a chip's 15.75 in rollouts, 15.6 in updates, offloaded.
-Time: 19 h = 150 · 464 s, simulated on the compiler's estimates (benchmarks.slices) for rollouts of 512 prompt, 384
+Time: 30 h = 150 · 709 s, simulated on the compiler's estimates (benchmarks.slices) for rollouts of 512 prompt, 384
 written and 1,024 read tokens. This config has not been run.
 The paper: exact match 0.326 on average over seven sets (table 1), NQ 0.397. launch/README.md: MOUNT, derivations.
 

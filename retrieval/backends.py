@@ -168,6 +168,7 @@ class Http:
         self.name = self._base
         # Retries since the creation of this object; `Client.metrics` reports the increase.
         self.retried = 0
+        self.connections = connections
         self._retries = retries
         self._pause = pause
         self._longest_pause = longest_pause

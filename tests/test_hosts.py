@@ -204,6 +204,11 @@ for _ in range(3 if h.is_first else 17):
 assert h.gather({'at': h.index, 'x': np.float32(1.5)}) == [{'at': 0, 'x': 1.5}, {'at': 1, 'x': 1.5}]
 assert h.gather('é' * (1 + 1000 * h.index)) == ['é', 'é' * 1001]
 assert h.run_on_all_and_gather(lambda: h.index) == [0, 1]
+# Unequal messages, none, and one to oneself.
+messages = [b'to 0', b'to 1' * 1000] if h.is_first else [b'', b'mine']
+assert h.exchange(messages) == ([b'to 0', b''] if h.is_first else [b'to 1' * 1000, b'mine'])
+assert h.exchange([b'', b'']) == [b'', b'']
+assert h.collect({'at': h.index}) == ([{'at': 0}, {'at': 1}] if h.is_first else [])
 def fails():
     if not h.is_first:
         raise UserError('no room')
@@ -233,12 +238,74 @@ for _ in range(2):  # names can be used again once the board was cleared
     h.gather(None)
     h.clear_shared()
     h.gather(None)
+"""
+# Rows of several contexts, with and without a teacher's prompt, of which each process has every second one.
+ROWS = """
+import dataclasses, json
+from zeroplay_jax.configs import common
+from zeroplay_jax.learner.packing import pack
+from zeroplay_jax.policy import sharding
+from zeroplay_jax.selfplay import batch_filter, row_exchange
+from zeroplay_jax.selfplay.row_metrics import rows_per_context
+from zeroplay_jax.types import Outcome, Row, Trajectory, TrajectorySummary, Turn
+def make_row(number):
+    rng = np.random.default_rng(number)
+    def trajectory(length, turns=()):
+        source = np.minimum(np.arange(length) // 4, 2).astype(np.int8)
+        tokens = rng.integers(0, 99, length, np.int32)
+        logp = np.where(source == 1, rng.random(length, np.float32), 0).astype(np.float32)
+        return Trajectory(tokens, source, logp, turns, 'eos', 'w', 1, (0, number, 0))
+    earlier = tuple(trajectory(9 + n) for n in range(number % 3))
+    whole = dataclasses.replace(trajectory(10 + number, (Turn('said'),)), earlier=earlier)
+    teacher_prompt = np.arange(3, dtype=np.int32) if number % 2 else None
+    return Row('solver', whole, number % 2, number // 4, advantage=0.5, teacher_prompt=teacher_prompt)
+whole = [make_row(number) for number in range(16)]
+local = {number: Outcome([row]) for number, row in enumerate(whole) if h.owns((0, number))}
+summaries = [[number, row_exchange.outcome_summary(outcome)] for number, outcome in local.items()]
+rows = [None] * len(whole)
+for process, gathered in enumerate(h.gather(summaries)):
+    for number, summary in gathered:
+        (rows[number],) = row_exchange.whole_outcome(summary, process, local.get(number)).rows
+        rows[number].advantage = 0.5
+assert sum(isinstance(row.trajectory, TrajectorySummary) for row in rows) == 8
+mesh = sharding.make_mesh(replica=2)
+part = row_exchange.batch_part(h, mesh, 4)
+assert part.rows == [[0, 1], [2, 3]][h.index]
+options = dict(micro_rows=4, tokens=40, mode='token', total=99.0, teacher_tokens=50)
+options |= dict(teacher_total=50.0, order='longest_first')
+expected = pack(rows_per_context(whole), **options)
+packed = pack(rows_per_context(rows), part=part, **options)
+assert len(packed) == len(expected) > 1
+gathered = jax.jit(lambda x: x, out_shardings=sharding.replicated(mesh))
+for ours, theirs in zip(packed, expected):
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y[part.rows]), ours, theirs)
+    placed = sharding.put_rows(ours, sharding.rows(mesh))
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(np.asarray(gathered(x)), y), placed, theirs)
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(sharding.local_rows(x), y), placed, ours)
+# Groups that the filter carries over stay where they are; a checkpoint gets all of them, and restores them everywhere.
+config = common.get_config()
+config.solver.update(batch=1, filter_groups=True)
+group_filter = batch_filter.GroupFilter(config, h)
+group_filter.select('solver', rows, 1)
+state = group_filter.state()
+assert len(state['solver']) == (12 if h.is_first else 0)
+state = h.gather(json.loads(json.dumps(state)))[0]
+assert [row['trajectory']['identity'][1] for row in state['solver']] == list(range(4, 16))
+again = batch_filter.GroupFilter(config, h)
+again.restore(state)
+(restored, _, _), (kept, _, _) = again.select('solver', [], 1), group_filter.select('solver', [], 1)
+assert [row.process for row in restored] == [None] * 4 and [row.process for row in kept] == [0, 1] * 2
+for row in restored:
+    row.advantage = 0.5
+for ours, theirs in zip(pack(rows_per_context(restored), part=part, **options),
+                        pack(rows_per_context(whole[4:8]), **options), strict=True):
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y[part.rows]), ours, theirs)
 print('fine')
 """
 
 
 def test_exchanges_between_two_processes():
-    out = finish(processes(['-c', SCRIPT], 2, lambda port, i: [str(port), str(i)]))
+    out = finish(processes(['-c', SCRIPT + ROWS], 2, lambda port, i: [str(port), str(i)]))
     assert all(text.strip().endswith('fine') for text in out), out
 
 

@@ -77,7 +77,7 @@ def test_every_token_is_generated_once_and_every_rollout_ends_once(name, hosts, 
 def test_pages_come_back_and_some_rollouts_are_evicted():
     engines, _, result = played('pages, mixed')
     (engine,) = engines
-    assert engine.allocator.free == PAGED['pages'] and engine.allocator.promised == 0
+    assert len(engine.allocator.free) == PAGED['pages'] and engine.allocator.promised == 0
     assert result.evictions > 0 and engine.active == 0
 
 
@@ -187,7 +187,7 @@ def test_estimated_cycles_are_added_up_along_the_control_flow():
 def test_bundles_of_a_kernel_are_counted_by_the_depth_of_their_loop():
     lines = ['     0   :  { a }', '   0x1 LB: > { b }', '   0x2   : > { c }', '   0x3 LB: >> { d }']
     lines += ['   0x4 LB: >>> { e }', '   0x5   : >>> { f }', '   0x6 PF: > { g }', 'second line }']
-    assert tpu_kernels.loop_bundles('\n'.join(lines)) == dict(block=2, row=4)
+    assert tpu_kernels.loop_bundles('\n'.join(lines)) == dict(block=2, row=1, grid=3)
 
 
 def test_estimates_and_kernels_are_stored_for_the_machines_of_the_table():

@@ -1,14 +1,15 @@
-"""Host records of the data flow, in order: Task → Request → Trajectory → Row → Batch.
+"""Host records of the data flow, in order: Task → Request → Trajectory → Row → Batch (learner/batch.py).
 
-Array shapes: T tokens of one trajectory; B packed rows of L tokens.
+Array shapes: T tokens of one trajectory.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -161,6 +162,23 @@ class Turn:
     closed: bool = True
 
 
+class ContextLengths(NamedTuple):
+    """Numbers of tokens in one context: all, those before the first that is not PROMPT, and sampled ones."""
+
+    tokens: int
+    prompt: int
+    policy: int
+
+
+class TurnCounts(NamedTuple):
+    """Numbers of turns, of attempted and of failed calls, and tool → number of valid calls."""
+
+    turns: int
+    calls: int
+    failed_calls: int
+    valid_calls: Mapping[str, int]
+
+
 @dataclasses.dataclass(frozen=True)
 class Trajectory:
     """Token-exact record of one rollout.
@@ -207,9 +225,26 @@ class Trajectory:
         return (*self.earlier, self)
 
     @property
+    def lengths(self) -> tuple[ContextLengths, ...]:
+        """Lengths of all contexts in order."""
+        lengths = []
+        for context in self.contexts:
+            prompt = int(np.argmax(context.source != PROMPT))
+            policy = int(np.sum(context.source == POLICY))
+            lengths.append(ContextLengths(len(context.tokens), prompt, policy))
+        return tuple(lengths)
+
+    @property
     def policy_tokens(self) -> int:
         """Sampled tokens in all contexts."""
-        return sum(int(np.sum(context.source == POLICY)) for context in self.contexts)
+        return sum(lengths.policy for lengths in self.lengths)
+
+    @property
+    def counts(self) -> TurnCounts:
+        """Numbers of turns and calls."""
+        calls = [turn.call for turn in self.turns if turn.call is not None]
+        valid_calls = collections.Counter(call.tool for call in calls if call.is_valid)
+        return TurnCounts(len(self.turns), len(calls), self.failed_calls, dict(valid_calls))
 
     def calls_of(self, tool: str) -> list[ToolCall]:
         """Valid calls of one tool in order, failed ones included."""
@@ -225,6 +260,33 @@ class Trajectory:
     def failed_calls(self) -> int:
         """Number of tool calls with an error: not parsed, refused, failed or timed out."""
         return sum(turn.call is not None and turn.call.error is not None for turn in self.turns)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrajectorySummary:
+    """What all processes know about a rollout; only one of them has its `Trajectory`, where these fields are explained.
+
+    Attributes:
+      teacher_tokens: length of `Row.teacher_prompt`; 0 without one.
+    """
+
+    finish: str
+    weights: str
+    version: int
+    identity: tuple[int, ...]
+    lengths: tuple[ContextLengths, ...]
+    counts: TurnCounts
+    teacher_tokens: int = 0
+
+    @property
+    def contexts(self) -> tuple[TrajectorySummary, ...]:
+        """One summary per context, in order."""
+        return tuple(dataclasses.replace(self, lengths=(lengths,)) for lengths in self.lengths)
+
+    @property
+    def policy_tokens(self) -> int:
+        """Sampled tokens in all contexts."""
+        return sum(lengths.policy for lengths in self.lengths)
 
 
 @dataclasses.dataclass
@@ -283,17 +345,20 @@ class Row:
 
     Attributes:
       role: the role that produced it.
+      trajectory: the rollout; in the processes that do not have it, a summary.
       reward: scalar that the advantage estimator sees.
       parts: name → value of what the reward is composed of (answer, format, …), for metrics and logs only.
       group: integer key of the group that its advantage is relative to (question, hop count, …).
       drop: reason code when the row must not be trained on, else None.
       info: details for metrics and logs.
       advantage: set by `update_batch.set_advantages`.
-      teacher_prompt: int32 [P], the teacher's prompt in place of the student's; None if the row is not distilled.
+      teacher_prompt: int32 [P], the teacher's prompt in place of the student's; None if the row is not distilled, and
+        with a summary.
+      process: index of the process that has `trajectory`; None: all of them.
     """
 
     role: str
-    trajectory: Trajectory
+    trajectory: Trajectory | TrajectorySummary
     reward: float
     group: int
     parts: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -301,6 +366,14 @@ class Row:
     info: RowInfo = dataclasses.field(default_factory=RowInfo)
     advantage: float = 0.0
     teacher_prompt: np.ndarray | None = None
+    process: int | None = None
+
+    @property
+    def teacher_tokens(self) -> int:
+        """Length of the teacher's prompt; 0 if the row is not distilled."""
+        if isinstance(self.trajectory, TrajectorySummary):
+            return self.trajectory.teacher_tokens
+        return 0 if self.teacher_prompt is None else len(self.teacher_prompt)
 
 
 @dataclasses.dataclass
@@ -316,84 +389,6 @@ class Outcome:
     rows: list[Row] = dataclasses.field(default_factory=list)
     questions: list[Question] = dataclasses.field(default_factory=list)
     drop: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class TeacherBatch:
-    """The rollouts of a `Batch` behind the teacher's prompts; row b matches row b of the student's batch.
-
-    Attributes:
-      tokens, positions, segment: int32 [B, M], as in `Batch`.
-      place: int32 [B, L], index in the teacher's row of the token at each index of the student's row; 0 without one.
-      weight: float32 [B, L], weight of the token in the distillation loss, global denominator included.
-    """
-
-    tokens: np.ndarray
-    positions: np.ndarray
-    segment: np.ndarray
-    place: np.ndarray
-    weight: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True)
-class Batch:
-    """Packed rows: several trajectories share a row of L tokens, separated by `segment`.
-
-    Attributes (all [B, L]; label arrays refer to the token at that position, predicted by the previous one):
-      tokens: int32, 0 where empty.   positions: int32, restarting at 0 in every segment.
-      segment: int32, 1, 2, … per row; 0 where empty.   mask: bool, True on trained tokens (source POLICY).
-      old_logp: float32, denominator of the importance ratio: the sampler's log-probs, or the trainer's
-        own before the first update of a batch.   sampler_logp: float32, the sampler's.   advantage: float32.
-      weight: float32, weight of the token in the loss, global denominator included.
-      teacher: the teacher's view of the rows, or None.
-    """
-
-    tokens: np.ndarray
-    positions: np.ndarray
-    segment: np.ndarray
-    mask: np.ndarray
-    old_logp: np.ndarray
-    sampler_logp: np.ndarray
-    advantage: np.ndarray
-    weight: np.ndarray
-    teacher: TeacherBatch | None = None
-
-    @classmethod
-    def blank(cls, shape: tuple[int, int], teacher_tokens: int = 0) -> Batch:
-        """Returns a batch of zeros, to be filled in place.
-
-        Args:
-          shape: (B, L).
-          teacher_tokens: M, tokens of a row of the teacher's batch; 0: without a teacher's batch.
-        """
-        rows, tokens = shape
-
-        def ints(columns: int) -> np.ndarray:
-            return np.zeros((rows, columns), np.int32)
-
-        def floats() -> np.ndarray:
-            return np.zeros(shape, np.float32)
-
-        teacher = None
-        if teacher_tokens:
-            teacher = TeacherBatch(
-                tokens=ints(teacher_tokens),
-                positions=ints(teacher_tokens),
-                segment=ints(teacher_tokens),
-                place=ints(tokens),
-                weight=floats(),
-            )
-        return cls(
-            tokens=ints(tokens),
-            positions=ints(tokens),
-            segment=ints(tokens),
-            mask=np.zeros(shape, bool),
-            old_logp=floats(),
-            sampler_logp=floats(),
-            advantage=floats(),
-            weight=floats(),
-            teacher=teacher,
-        )
 
 
 def identity_key(seed: int, identity: tuple[int, ...]) -> np.ndarray:

@@ -100,7 +100,7 @@ class ScriptedSampler:
 
     def __init__(self, model, config, mesh):
         self.config, self.state, self.codec = config, None, Codec(CLEAN)
-        self.shards, self.table = 1, None
+        self.shards, self.table, self.age = 1, None, np.zeros(config.slots, np.int32)
         self.remaining = list(self.turns)
         self.pending = []
 

@@ -145,6 +145,8 @@ WRONG = [  # field, value, what the line must contain beside the field
     ('sampler.page', 513, 'at most 512'),
     ('sampler.pages', 40, 'set sampler.page, such as 64'),
     ('sampler.token_budget', 64, 'set sampler.page, such as 64'),
+    ('sampler.attention', 'ragged', 'set sampler.page, such as 64'),
+    ('sampler.decode_buckets', (8,), 'set sampler.page, such as 64'),
     ('micro.tokens', 500, 'give 512 or more'),
     ('rollout.max_turns', 3, '4-hop question takes 3 searches'),
     ('retrieval.overfetch', 2, 'give 3 or more'),
@@ -218,6 +220,8 @@ def test_pages_hold_one_rollout_and_divide_over_the_devices(sound):
     sound.sampler.update(page=100, pages=5)
     assert 'fills 6 pages of 100; give 6 or more' in message(sound)
     sound.sampler.pages = 6
+    assert 'set sampler.token_budget, or rollout.deterministic=False' in message(sound)
+    sound.rollout.deterministic = False
     rules.check(sound)
     sound.mesh.fsdp = 2
     assert 'give 12 or more' in message(sound)
@@ -225,6 +229,18 @@ def test_pages_hold_one_rollout_and_divide_over_the_devices(sound):
     assert message(sound).startswith('config.sampler.pages=13')
     sound.sampler.update(pages=14, token_budget=33)
     assert message(sound).startswith('config.sampler.token_budget=33')
+
+
+def test_smaller_decode_steps_ascend_and_divide_over_the_devices(sound):
+    sound.cpu_devices = sound.mesh.replica = 1
+    sound.sampler.update(page=100, decode_buckets=(8, sound.sampler.slots))
+    assert f'give numbers below {sound.sampler.slots}' in message(sound)
+    sound.sampler.decode_buckets = (8, 4)
+    assert 'smallest first' in message(sound)
+    sound.sampler.decode_buckets = (3, 8)
+    rules.check(sound)
+    sound.mesh.fsdp = 2
+    assert 'give multiples of 2' in message(sound)
 
 
 def test_processes_must_know_where_they_meet_and_hold_whole_replicas(sound):

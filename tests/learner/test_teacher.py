@@ -62,10 +62,10 @@ def test_every_policy_token_is_held_against_the_same_token_of_the_teacher(policy
     rows = taught_rows(policy[0])
     for batch in packed(rows):
         for b, at in zip(*np.nonzero(batch.teacher.weight)):
-            place = batch.teacher.place[b, at]
+            place = batch.teacher.teacher_index[b, at]
             assert batch.mask[b, at] and batch.teacher.tokens[b, place] == batch.tokens[b, at]
             # what predicts it stands one place before, in both views, and in the same episode
-            assert batch.teacher.place[b, at - 1] == place - 1
+            assert batch.teacher.teacher_index[b, at - 1] == place - 1
             assert (
                 batch.teacher.segment[b, place]
                 == batch.teacher.segment[b, place - 1]

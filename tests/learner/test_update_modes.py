@@ -47,7 +47,7 @@ def accumulated(policy, batches, mesh=(1, 1, 1), weights='masters', **fields):
     gradients, stats = programs.zero_gradients()
     readable = learner._readable_weights()
     for batch in batches:
-        batch = sharding.put(batch, sharding.rows(place))
+        batch = sharding.put_rows(batch, sharding.rows(place))
         gradients, stats = programs.accumulate(
             readable, gradients, stats, batch, batch.old_logp, None, jnp.float32(0)
         )

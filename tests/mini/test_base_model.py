@@ -1,11 +1,11 @@
 import dataclasses
-import hashlib
 import json
 import zlib
 
 import jax
 import numpy as np
 import pytest
+from committed_folders import check_hashes
 
 from zeroplay_jax.mini import base_model, batches, demo, demos, library, supervised
 from zeroplay_jax.mini.stages import STAGES, Stage
@@ -107,15 +107,6 @@ def test_build_writes_folders_with_log_and_hashes(tmp_path, monkeypatch):
     ]
     assert [entry['stage'] for entry in log[1:]] == ['warm', 'clean', 'clean']
     assert set(demos.ROLES) <= set(log[-1]['teacher_forced'])
-
-
-def check_hashes(folder):
-    lines = (folder / 'SHA256SUMS').read_text().splitlines()
-    listed = dict(reversed(line.split('  ')) for line in lines)
-    present = {f.name for f in folder.iterdir()} - {'SHA256SUMS'}
-    assert set(listed) == present
-    for name, digest in listed.items():
-        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
 
 
 @pytest.mark.parametrize('name', FOLDERS)

@@ -1,12 +1,12 @@
 """The demonstrations for English texts, on the fifteen texts that ship with the project."""
 
 import dataclasses
-import hashlib
 import json
 
 import jax
 import numpy as np
 import pytest
+from committed_folders import check_hashes
 
 from zeroplay_jax.mini import base_english, batches, cloze, english_demos, supervised
 from zeroplay_jax.mini.chains import BRIDGE
@@ -344,14 +344,7 @@ COMMITTED = ('clean', 'base')
 @pytest.mark.parametrize('name', COMMITTED)
 def test_a_committed_folder_is_whole_and_was_trained_by_these_stages(name):
     folder = base_english.HERE / 'english' / name
-    lines = (folder / 'SHA256SUMS').read_text().splitlines()
-    digests = {}
-    for line in lines:
-        digest, file = line.split('  ')
-        digests[file] = digest
-    assert set(digests) == {path.name for path in folder.iterdir()} - {'SHA256SUMS'}
-    for file, digest in digests.items():
-        assert hashlib.sha256((folder / file).read_bytes()).hexdigest() == digest
+    check_hashes(folder)
     # Both folders together: 25 MB.
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 12_500_000
     architecture = json.loads((folder / 'config.json').read_text())

@@ -147,17 +147,21 @@ def divergence(student, teacher):
     }
 
 
-def distil(config, student, teacher, inputs, states):
-    return transformer.distil(config, student, teacher, *inputs, states, divergence, 0.7)
+def score_with_teacher(config, student, teacher, inputs, states):
+    return transformer.score_with_teacher(
+        config, student, teacher, *inputs, states, divergence, 0.7
+    )
 
 
-def test_distil_is_the_divergence_of_whole_logits_and_scores_as_score(params, weight):
+def test_score_with_teacher_gives_the_divergence_of_whole_logits_and_scores_as_score(
+    params, weight
+):
     teacher = tiny.random_params(CONFIG, seed=1)
     inputs = batch(CONFIG)
     states = hidden(CONFIG, teacher, *batch(CONFIG, seed=5))
 
     def chunked(student):
-        logp, _, value, stats = distil(CONFIG, student, teacher, inputs, states)
+        logp, _, value, stats = score_with_teacher(CONFIG, student, teacher, inputs, states)
         return jnp.sum((logp + value) * weight), (value, stats['gap'])
 
     def whole(student):
@@ -184,14 +188,16 @@ def test_distillation_trains_the_student_alone_and_equal_policies_do_not_differ(
     inputs = batch(CONFIG)
     states = hidden(CONFIG, params, *inputs)
     loss = lambda student, teacher, states: jnp.sum(
-        distil(CONFIG, student, teacher, inputs, states)[2]
+        score_with_teacher(CONFIG, student, teacher, inputs, states)[2]
     )
     student, teacher, moved = tiny.jit(jax.grad(loss, argnums=(0, 1, 2)))(
         params, tiny.random_params(CONFIG, seed=1), states
     )
     assert np.linalg.norm(student['layer_0']['q']['kernel']) > 0
     assert not any(np.any(x) for x in jax.tree.leaves((teacher, moved)))
-    _, _, value, stats = tiny.jit(distil, static_argnums=0)(CONFIG, params, params, inputs, states)
+    _, _, value, stats = tiny.jit(score_with_teacher, static_argnums=0)(
+        CONFIG, params, params, inputs, states
+    )
     assert np.abs(value).max() < 1e-5 and stats['gap'].max() < 1e-5
 
 
@@ -200,7 +206,7 @@ def test_distillation_never_holds_all_logits():
 
     def loss(config, params, inputs, weight):
         states = jnp.zeros((*weight.shape, config.hidden_size))
-        logp, _, value, _ = distil(
+        logp, _, value, _ = score_with_teacher(
             config, params, jax.tree.map(jnp.ones_like, params), inputs, states
         )
         return jnp.sum((logp + value) * weight)

@@ -1,8 +1,20 @@
 """A sampler without a model: it counts the tokens that every step would compute, and writes turns of given lengths."""
 
+import functools
+import types
+
+import jax
 import numpy as np
 
-from zeroplay_jax.rollout.slot_programs import DecodeChunk
+from zeroplay_jax.rollout import token_steps
+from zeroplay_jax.rollout.slot_state import DECODE, REST, DecodeChunk
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def fed_tokens(config, length, cached, limit, status, age):
+    state = types.SimpleNamespace(length=length, cached=cached, limit=limit, status=status)
+    fed = token_steps.tokens_of_budget(config, state, age)
+    return fed.single + fed.chunk
 
 
 class CountedDevice:
@@ -11,10 +23,13 @@ class CountedDevice:
     def __init__(self, config, turn_lengths):
         self.config, self.turn_lengths = config, turn_lengths
         self.shards, self.table, self.state = 1, None, None
+        self.age = np.zeros(config.slots, np.int32)
         if config.is_paged:
             self.table = np.zeros((config.slots, config.pages_per_slot), np.int32)
         self.length, self.cached, self.limit = np.zeros((3, config.slots), int)
         self.active = np.zeros(config.slots, bool)
+        # Decode calls since the rollout of a slot began its turn or sampled last.
+        self.waits, self.longest_wait = np.zeros(config.slots, int), 0
         self.computed = self.used = 0  # tokens of decode steps, idle ones included and not
 
     def put(self, rows):
@@ -46,12 +61,13 @@ class CountedDevice:
         config = self.config
         tokens = np.zeros((config.slots, config.burst), np.int32)
         count = np.zeros(config.slots, int)
+        self.waits = np.where(self.active, self.waits + 1, 0)
         for _ in range(config.burst):
             live = self.active & (self.length < self.limit)
             if not live.any():
                 break
             pending = np.where(live, self.length - self.cached, 0)
-            fed = self._fed(pending) if config.token_budget else pending
+            fed = self._fed() if config.token_budget else pending
             self.computed += config.token_budget or config.slots
             self.used += fed.sum()
             self.cached += fed
@@ -61,19 +77,18 @@ class CountedDevice:
                 in_turn = self.length[slot] - rollout.turn_start + 1
                 tokens[slot, count[slot]] = in_turn >= turn
                 count[slot] += 1
+                self.waits[slot] = 0
                 self.length[slot] += 1
                 self._check_page(rollout, self.length[slot] - 1)
+        self.longest_wait = max(self.longest_wait, self.waits.max())
         logp = np.zeros(tokens.shape, np.float32)
         cached = self.cached.copy() if config.token_budget else None
         return DecodeChunk(tokens, logp, count, cached)
 
-    def _fed(self, pending):
-        """The tokens of a step with a budget: decoding rows first."""
-        decoding = pending == 1
-        fed = decoding & (np.cumsum(decoding) <= self.config.token_budget)
-        prefill = np.where(decoding, 0, pending)
-        earlier = np.cumsum(prefill) - prefill
-        return fed + np.clip(self.config.token_budget - fed.sum() - earlier, 0, prefill)
+    def _fed(self):
+        """The tokens of a step with a budget, by the rule of the device."""
+        fields = (self.length, self.cached, self.limit, np.where(self.active, DECODE, REST))
+        return np.asarray(fed_tokens(self.config, *fields, self.age))
 
     def _check_page(self, rollout, position):
         """A token is written to a page that its rollout has, and that the table names."""

@@ -50,7 +50,7 @@ def compiled(model, config, mesh, name):
     state = jax.tree.map(with_sharding, state, empty.output_shardings)
     arguments = [params, state]
     if name == 'extend':
-        slots, _ = sampler._arrange([], sampler.local.fill_rows)
+        slots, _ = sampler._arrange([], sampler.shard_config.fill_rows)
         arguments.append(slots)
     return sampler.programs[name].lower(*arguments, sampler._page_table()).compile()
 

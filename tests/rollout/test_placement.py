@@ -108,6 +108,13 @@ def test_mixed_steps_compute_few_idle_tokens():
     assert device.used >= 0.8 * device.computed
 
 
+@pytest.mark.parametrize('budget,longest_wait', [(16, 160), (32, 70), (64, 35)])
+def test_no_rollout_is_passed_for_ever(budget, longest_wait):
+    """A turn has about 500 tokens to prefill, so 32 rollouts at once need 1,000 steps of 16 tokens, or 63 calls."""
+    _, device, _ = play(24, 32, page=64, pages=PAGES, token_budget=budget)
+    assert device.longest_wait <= longest_wait
+
+
 @pytest.mark.parametrize('budget', [0, 16])
 @pytest.mark.parametrize('slots,pages', [(16, 100), (6, 64), (2, 64)])
 def test_rollouts_that_evict_each_other_all_end(slots, pages, budget):

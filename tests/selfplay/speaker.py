@@ -12,7 +12,7 @@ class Speaker:
         self.codec, self.says = codec, says
         self.config = SamplerConfig(slots, context, 64, 4, 4, 4, 128, eos=codec.eos_ids)
         self.state, self.slots = None, [None] * slots
-        self.shards, self.table = 1, None
+        self.shards, self.table, self.age = 1, None, np.zeros(slots, np.int32)
 
     def put(self, rows):
         for row in rows:

@@ -1,12 +1,24 @@
-"""Rows, outcomes and questions survive JSON: checkpoints and other processes get exactly the same values."""
+"""Rows and questions survive JSON: a resumed run gets exactly the same values; other processes get summaries."""
 
 import dataclasses
 import json
 
 import numpy as np
 
-from zeroplay_jax.selfplay import serialization
-from zeroplay_jax.types import Outcome, Question, Row, RowInfo, ToolCall, Trajectory, Turn
+from zeroplay_jax.selfplay import row_exchange, serialization
+from zeroplay_jax.selfplay.row_metrics import rollout_stats
+from zeroplay_jax.selfplay.task_log import task_log
+from zeroplay_jax.types import (
+    Outcome,
+    Question,
+    Row,
+    RowInfo,
+    Task,
+    ToolCall,
+    Trajectory,
+    TrajectorySummary,
+    Turn,
+)
 
 PASSAGE = {'id': 1, 'title': 'a', 'text': 'b', 'score': 0.1}
 QUESTION = Question(
@@ -30,10 +42,16 @@ TURNS = (
 )
 
 
-def sent(outcome):
-    """The outcome that another process or a resumed run gets."""
-    text = json.dumps(serialization.outcome_to_json(outcome))
-    return serialization.outcome_from_json(json.loads(text))
+def saved(row):
+    """The row that a resumed run gets."""
+    text = json.dumps(serialization.row_to_json(row))
+    return serialization.row_from_json(json.loads(text))
+
+
+def sent(outcome, local=None):
+    """The outcome that another process gets from process 1, or process 1 itself."""
+    text = json.dumps(row_exchange.outcome_summary(outcome))
+    return row_exchange.whole_outcome(json.loads(text), 1, local)
 
 
 def make_row(**changes):
@@ -82,9 +100,7 @@ def without_arrays(row):
 
 def test_a_row_with_calls_of_several_tools_survives():
     row = make_row()
-    outcome = sent(Outcome([row], [QUESTION], 'why'))
-    (received,) = outcome.rows
-    assert (outcome.questions, outcome.drop) == ([QUESTION], 'why')
+    received = saved(row)
     assert without_arrays(received) == without_arrays(row)
     assert received.trajectory.turns == TURNS
     assert received.trajectory.identity == (1, 2)
@@ -94,7 +110,7 @@ def test_a_row_with_calls_of_several_tools_survives():
 
 def test_arrays_keep_their_bytes_and_contexts_their_order():
     row = make_row()
-    (received,) = sent(Outcome([row])).rows
+    received = saved(row)
     for name in ('tokens', 'source', 'logp'):
         before = getattr(row.trajectory, name)
         after = getattr(received.trajectory, name)
@@ -108,9 +124,54 @@ def test_arrays_keep_their_bytes_and_contexts_their_order():
 
 def test_unset_fields_stay_unset():
     bare = make_row(info=RowInfo(), teacher_prompt=None, drop=None)
-    (received,) = sent(Outcome([bare])).rows
+    received = saved(bare)
     assert received.info == RowInfo() and received.teacher_prompt is None and received.drop is None
     question = Question('q?')
     (received_question,) = sent(Outcome(questions=[question])).questions
     assert received_question == question
     assert set(question.to_json()) == {'question', 'answers', 'hops'}
+
+
+def test_a_restored_row_is_in_all_processes():
+    assert saved(make_row(process=1)).process is None
+
+
+def test_another_process_gets_everything_but_tokens_turns_and_details():
+    row = make_row()
+    text = json.dumps(row_exchange.outcome_summary(Outcome([row, row])))
+    assert all(word not in text for word in ('"found"', 'a page', 'tokens'))
+    outcome = sent(Outcome([row, row], [QUESTION], 'why'))
+    # A question for the pool is whole; that of a row has no path, and both rows share it.
+    assert (outcome.questions, outcome.drop) == ([QUESTION], 'why')
+    first, second = outcome.rows
+    asked = dataclasses.replace(QUESTION, path=None)
+    assert first.info == dataclasses.replace(row.info, question=asked, details={})
+    assert first.info.question is second.info.question
+    for name in ('role', 'reward', 'parts', 'group', 'drop'):
+        assert getattr(first, name) == getattr(row, name)
+    summary = first.trajectory
+    assert isinstance(summary, TrajectorySummary) and first.process == 1
+    for name in ('finish', 'weights', 'version', 'identity', 'lengths', 'counts', 'policy_tokens'):
+        assert getattr(summary, name) == getattr(row.trajectory, name), name
+    assert first.teacher_prompt is None and first.teacher_tokens == row.teacher_tokens == 3
+    lengths = [context.lengths for context in summary.contexts]
+    assert lengths == [context.lengths[-1:] for context in row.trajectory.contexts]
+
+
+def test_metrics_and_task_log_are_the_same_with_summaries():
+    rows = [make_row(), make_row(reward=0.1, drop=None, info=RowInfo(answer='a b', valid=True))]
+    outcome = Outcome(rows, [QUESTION], 'why')
+    received = sent(outcome)
+    assert rollout_stats(received.rows, [received]) == rollout_stats(rows, [outcome])
+    tasks = [Task((1, 2), {})]
+    assert task_log(tasks, [received], [[None]]) == task_log(tasks, [outcome], [[None]])
+
+
+def test_the_process_that_sampled_a_row_keeps_its_rollout_and_reads_its_numbers_back():
+    row = make_row(reward=np.float32(0.1), parts={'a': np.float32(0.1)})
+    outcome = Outcome([row])
+    text = json.dumps(row_exchange.outcome_summary(outcome), default=lambda scalar: scalar.item())
+    (received,) = row_exchange.whole_outcome(json.loads(text), 1, outcome).rows
+    assert received.trajectory is row.trajectory and received.teacher_prompt is row.teacher_prompt
+    assert received.info is row.info and received.process == 1
+    assert type(received.reward) is float and type(received.parts['a']) is float

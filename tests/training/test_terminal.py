@@ -138,7 +138,7 @@ def make_row(**info):
 
 def test_a_rollout_shows_question_searches_answer_and_reward():
     step = Step(Phase('solver', 3), 0, 10)
-    text = rollout_text(step, [make_row(answer='Lomi')])
+    text = rollout_text(step, make_row(answer='Lomi'))
     labels = [line.split()[0] for line in text.split('\n') if not line.startswith(' ')]
     assert labels == ['──', 'question', 'search', 'answer', 'reward']
     assert 'where is Gumu → Lomi Gumu red' in text and 'expected: Lomi | Lomi City' in text
@@ -148,7 +148,7 @@ def test_a_rollout_shows_question_searches_answer_and_reward():
 
 def test_a_proposal_shows_its_question_after_its_searches():
     step = Step(Phase('proposer', 3), 0, 10)
-    text = rollout_text(step, [make_row(valid=False, rejected='leaks_answer')])
+    text = rollout_text(step, make_row(valid=False, rejected='leaks_answer'))
     assert text.index('search ') < text.index('question ') < text.index('answer ')
     assert '(leaks_answer)' in text
 

@@ -24,15 +24,39 @@ def check_pages(config: ConfigDict, recipe: type[Recipe]) -> None:
         fix = f'give at most {context} (sampler.context)'
         fail('sampler.page', sampler.page, 'longer than a slot', fix)
     if not 0 < sampler.page < context:
-        for name in ('pages', 'token_budget'):
-            if sampler[name]:
+        plain = dict(pages=0, token_budget=0, decode_buckets=(), attention='xla')
+        for name, default in plain.items():
+            if sampler[name] != default:
                 problem = 'a page is as long as a slot'
                 fail(f'sampler.{name}', sampler[name], problem, 'set sampler.page, such as 64')
         return
-    pages_per_rollout = math.ceil(context / sampler.page)
     # An axis of -1 is resolved later; the sampler checks it then.
     shards = max(math.prod(config.mesh[axis] for axis in sampler_axes(config)), 1)
+    _check_buckets(config, shards)
+    pages_per_rollout = math.ceil(context / sampler.page)
     needed = pages_per_rollout * shards
     if 0 < sampler.pages < needed:
         problem = f'a rollout of {context} tokens (sampler.context) fills {pages_per_rollout} pages of {sampler.page}'
         fail('sampler.pages', sampler.pages, problem, f'give {needed} or more')
+    # Which rollout is evicted depends on when tools answer, and without a budget another program prefills it again,
+    # which rounds differently.
+    can_evict = 0 < sampler.pages < sampler.slots * pages_per_rollout
+    if can_evict and not sampler.token_budget and config.rollout.deterministic:
+        problem = 'rollouts that are evicted depend on the time of tools'
+        fix = 'set sampler.token_budget, or rollout.deterministic=False'
+        fail('sampler.pages', sampler.pages, problem, fix)
+
+
+def _check_buckets(config: ConfigDict, shards: int) -> None:
+    """Refuses sizes of decode steps that do not ascend, or that no step is smaller than."""
+    sampler = config.sampler
+    buckets = tuple(sampler.decode_buckets)
+    whole_step = sampler.token_budget or sampler.slots
+    if any(bucket >= whole_step for bucket in buckets):
+        problem = f'a whole step has {whole_step} tokens'
+        fail('sampler.decode_buckets', buckets, problem, f'give numbers below {whole_step}')
+    if list(buckets) != sorted(set(buckets)):
+        fail('sampler.decode_buckets', buckets, 'not ascending', 'give each once, smallest first')
+    if any(bucket % shards for bucket in buckets):
+        problem = f'cannot be split evenly over {shards} data shards'
+        fail('sampler.decode_buckets', buckets, problem, f'give multiples of {shards}')

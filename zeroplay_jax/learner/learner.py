@@ -15,15 +15,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 
 from zeroplay_jax.learner import optimizer
+from zeroplay_jax.learner.batch import Batch
 from zeroplay_jax.learner.loss import LossConfig
 from zeroplay_jax.learner.role_update import RoleUpdate, make_role_update
 from zeroplay_jax.objectives import distillation
 from zeroplay_jax.objectives.types import Stats
 from zeroplay_jax.policy import sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
-from zeroplay_jax.types import Batch, UserError
+from zeroplay_jax.types import UserError
 
 
 def publisher(
@@ -40,11 +42,9 @@ def publisher(
       params: tree of arrays or of jax.ShapeDtypeStruct.
     """
     view = WeightsView(model, mesh, params)
-    local_mesh = sharding.local_mesh(mesh)
 
     def publish(params: Params) -> Params:
-        replica_weights = sharding.local_view(view.make(params), local_mesh)
-        return sharding.whole_on_shards(replica_weights, local_mesh)
+        return sharding.sampler_view(view.make(params), mesh)
 
     return publish
 
@@ -120,8 +120,6 @@ class Learner:
         self._offload = offload
         _check_micro_rows(micro_shape[0], mesh)
         self._row_sharding = sharding.rows(mesh)
-        # A jitted identity with a replicated output gathers rows, across processes too.
-        self._gather = jax.jit(lambda x: x, out_shardings=sharding.replicated(mesh))
         self._view = WeightsView(model, mesh, params)
         self._reads_view = weights == 'published'
         # (weights, their view) where updates read the view and it is on the devices anyway, for a sampler.
@@ -262,8 +260,7 @@ class Learner:
         if self._reads_view and not self._offload:
             # The next update reads the same arrays. With `offload` the sampler's are freed during an update.
             self._published = (self.state['params'], view)
-        local_mesh = sharding.local_mesh(self.mesh)
-        return sharding.whole_on_shards(sharding.local_view(view, local_mesh), local_mesh)
+        return sharding.sampler_view(view, self.mesh)
 
     def lower(self, role: str) -> dict[str, jax.stages.Lowered]:
         """Returns the programs of an update, traced but not compiled: 'accumulate' (one micro-batch) and 'apply'."""
@@ -292,10 +289,9 @@ class Learner:
         weights = self._readable_weights()
         rescored = []
         for batch in batches:
-            # Rows are gathered, because each process holds some of them and np.asarray needs all.
-            logp = self._gather(score(weights, sharding.put(batch, self._row_sharding)))
+            logp = score(weights, sharding.put_rows(batch, self._row_sharding))
             # 0 at unmasked positions, as the sampler reports them; the scorer has values for prompts as well.
-            trainer_logp = np.where(batch.mask, np.asarray(logp), 0)
+            trainer_logp = np.where(batch.mask, sharding.local_rows(logp), 0)
             rescored.append(
                 dataclasses.replace(batch, old_logp=trainer_logp, sampler_logp=batch.old_logp)
             )
@@ -306,7 +302,7 @@ class Learner:
 
         Args:
           role: role whose loss and optimiser are used.
-          batches: the micro-batches.
+          batches: the micro-batches; with several processes, those of this one (`sharding.held_rows`).
           distill_coef: weight of the distillation term.
 
         Returns:
@@ -315,9 +311,9 @@ class Learner:
         """
         role_update = self._role_updates[role]
         # A step with zero gradients would still decay weights and advance the schedule.
-        if not any(_has_weight(batch) for batch in batches):
+        if not _any_weight(batches):
             return {'skipped_updates': (1.0, 1.0)}
-        batches = [sharding.put(batch, self._row_sharding) for batch in batches]
+        batches = [sharding.put_rows(batch, self._row_sharding) for batch in batches]
 
         # Without a KL term the values are not used, and any array of the shape will do. With it, the reference is
         # used first and released before parameters and gradients are on the devices: with `offload` they need not
@@ -417,12 +413,18 @@ def _with_sharding(x: Any, x_sharding: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x_sharding)
 
 
-def _has_weight(batch: Batch) -> bool:
-    """Returns whether any token of the batch adds to the loss."""
-    # Weights are 0 at prompts, at retrieved passages and in the empty rows that fill up a micro-batch.
-    if batch.weight.any():
-        return True
-    return batch.teacher is not None and bool(batch.teacher.weight.any())
+def _any_weight(batches: Sequence[Batch]) -> bool:
+    """Returns whether any token of the batches adds to the loss, in any process."""
+    has_weight = False
+    for batch in batches:
+        # Weights are 0 at prompts, at retrieved passages and in the empty rows that fill up a micro-batch.
+        has_weight |= bool(batch.weight.any())
+        if batch.teacher is not None:
+            has_weight |= bool(batch.teacher.weight.any())
+    # The rows of one process may all be empty; the decision must be the same in all of them.
+    if jax.process_count() > 1:
+        return bool(multihost_utils.process_allgather(np.array(has_weight)).any())
+    return has_weight
 
 
 def _host_statistics(device_stats: Any, gradient_norm: jax.Array) -> Stats:

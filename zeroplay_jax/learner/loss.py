@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from zeroplay_jax.learner.batch import Batch
 from zeroplay_jax.objectives import aggregation, corrections, distillation, masking
 from zeroplay_jax.objectives.losses import PolicyLoss, resolve_loss
 from zeroplay_jax.objectives.types import AnyArray, DeviceStats
 from zeroplay_jax.policy import transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
-from zeroplay_jax.types import Batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ def loss(
     params: Params,
     batch: Batch,
     ref_logp: Float[AnyArray, 'batch length'],
-    teacher: Params | None,
+    teacher_params: Params | None,
     distill_coef: Float[AnyArray, ''] | float,
 ) -> tuple[Float[Array, ''], DeviceStats]:
     """Computes Σ weight · per-token loss of one micro-batch.
@@ -77,7 +77,7 @@ def loss(
       params: the weights being trained.
       batch: arrays [B, L].
       ref_logp: float32 [B, L], log-probs under the reference where the KL term is on; otherwise not used.
-      teacher: the teacher's parameters where the role distils (`batch.teacher` is set then), else None.
+      teacher_params: the teacher's weights where the role distils (`batch.teacher` is set then), else None.
       distill_coef: float32 scalar α, the weight of the distillation term (π-Play eq. 7).
 
     Returns:
@@ -88,7 +88,9 @@ def loss(
     # A divergence needs the student's logits, which exist for a chunk of tokens at a time only. With a teacher,
     # log-probs, entropy and divergence are therefore computed in one pass.
     if config.distills and batch.teacher is not None:
-        logp, entropy, divergences = _score_and_divergences(model, config, params, teacher, batch)
+        logp, entropy, divergences = _score_and_divergences(
+            model, config, params, teacher_params, batch
+        )
         distillation_loss = aggregation.aggregate(divergences['divergence'], batch.teacher.weight)
         # The statistics of the divergence need a mask of their own: the teacher sees the rollouts of some rows only,
         # and weight 0 marks all other tokens.
@@ -164,22 +166,24 @@ def _policy_terms(config, batch, logp, entropy, ref_logp):
     return per_token, stats
 
 
-def _score_and_divergences(model, config, params, teacher, batch):
+def _score_and_divergences(model, config, params, teacher_params, batch):
     """Returns log-probs, entropy, and {'divergence', 'tail_mass'} against a teacher with its own prompt; all [B, L]."""
-    view = batch.teacher
-    teacher_states = transformer.hidden(model, teacher, view.tokens, view.positions, view.segment)
-    # The teacher's rows hold the same rollouts behind other prompts: align its states to the student's positions.
-    aligned_states = jnp.take_along_axis(teacher_states, view.place[..., None], 1)
+    teacher_batch = batch.teacher
+    teacher_states = transformer.hidden(
+        model, teacher_params, teacher_batch.tokens, teacher_batch.positions, teacher_batch.segment
+    )
+    # The teacher's rows hold the same rollouts behind other prompts: gather its states at the student's tokens.
+    aligned_states = jnp.take_along_axis(teacher_states, teacher_batch.teacher_index[..., None], 1)
     divergence_function = functools.partial(
         distillation.topk_tail_divergence,
         k=config.distill_top_k,
         kind=config.distill_kind,
         tail=config.distill_tail,
     )
-    logp, entropy, divergence, extra = transformer.distil(
+    logp, entropy, divergence, extra = transformer.score_with_teacher(
         model,
         params,
-        teacher,
+        teacher_params,
         batch.tokens,
         batch.positions,
         batch.segment,

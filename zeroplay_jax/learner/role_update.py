@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from zeroplay_jax.learner import packing  # noqa: F401 - registers Batch as a pytree
+from zeroplay_jax.learner.batch import Batch
 from zeroplay_jax.learner.loss import LossConfig, loss, wanted_tokens
 from zeroplay_jax.policy import sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
-from zeroplay_jax.types import Batch
 
 
 @dataclasses.dataclass(frozen=True)

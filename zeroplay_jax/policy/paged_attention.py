@@ -1,8 +1,8 @@
 """Attention over a paged key/value cache: tokens of any rows, each with its row and position.
 
-A token step has T tokens of several rows. The tokens of a row are consecutive and ascending, and rows come in ascending
-order, so that one call can hold chunks of prompts and single decoded tokens alike ('ragged'). This is the form that
-ragged kernels take, and `attend_pages` is the only function that a kernel has to replace. So is the axis order of a
+A token step has T tokens of several rows. The tokens of a row are consecutive and ascending, so that one call can hold
+chunks of prompts and single decoded tokens alike ('ragged'). This is the form that ragged kernels take, and
+`attend_pages` is the only function that a kernel has to replace (policy/ragged_attention.py). So is the axis order of a
 page, [page, 2·kv_heads, head_dim] with keys and values of a head next to each other: one token is one contiguous row,
 which accelerators write without touching its neighbours.
 
@@ -16,6 +16,7 @@ pages_per_row: the page table.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 import jax
@@ -26,6 +27,10 @@ from zeroplay_jax.policy.attention import MASKED_SCORE, fold_groups, product, un
 
 # Keys and values of one layer, interleaved: key of head 0, value of head 0, key of head 1, …
 LayerPages: TypeAlias = Float[Array, 'pages page two_kv_heads head_dim']
+# (queries of a step, pages of a layer, window) → attention.
+AttendTokens: TypeAlias = Callable[
+    [Float[Array, 'tokens heads head_dim'], LayerPages, int], Float[Array, 'tokens heads*head_dim']
+]
 # (running maximum, sum of exponentials, weighted sum of values) of the softmax over the pages read so far.
 _Sums: TypeAlias = tuple[Array, Array, Array]
 
@@ -49,14 +54,31 @@ def write_tokens(
     tokens, kv_heads, head_dim = k.shape
     pairs = jnp.stack([k, v], 2).astype(cache.dtype)
     entries = pairs.reshape(tokens, 2 * kv_heads, head_dim)
-    pages, page_tokens = cache.shape[:2]
+    pages, page_tokens, _, cached_dim = cache.shape
+    if cached_dim > head_dim:
+        # A kernel wants heads as wide as its tiles (`ragged_attention.cache_head_dim`).
+        entries = jnp.pad(entries, ((0, 0), (0, 0), (0, cached_dim - head_dim)))
     # One index per token into the cache as a list of tokens: TPUs write such a scatter in place, one row per token. The
     # dropped tokens get different indices, because all are declared unique.
-    cached_tokens = cache.reshape(pages * page_tokens, 2 * kv_heads, head_dim)
+    cached_tokens = cache.reshape(pages * page_tokens, 2 * kv_heads, cached_dim)
     dropped = pages * page_tokens + jnp.arange(tokens)
     target = jnp.where(page < pages, page * page_tokens + index, dropped)
     cached_tokens = cached_tokens.at[target].set(entries, mode='drop', unique_indices=True)
     return cached_tokens.reshape(cache.shape)
+
+
+def make_attend(
+    table: Int[Array, 'rows pages_per_row'],
+    row: Int[Array, ' tokens'],
+    position: Int[Array, ' tokens'],
+    block: int = 1,
+) -> AttendTokens:
+    """Returns `attend_pages` for the tokens of a step."""
+
+    def attend(q, cache: LayerPages, window: int = 0):
+        return attend_pages(q, cache, table, row, position, window, block)
+
+    return attend
 
 
 def attend_pages(
@@ -77,7 +99,7 @@ def attend_pages(
       q: queries.
       cache: keys and values, those of the tokens themselves included.
       table: pages of every row, in the order of positions.
-      row: row of every token, ascending. A number beyond the last row marks an idle token.
+      row: row of every token. A number beyond the last row marks an idle token.
       position: position of every token within its row, ascending within the row; -1 marks an idle token, whose
         result is 0.
       window: number of positions that a token attends to, its own included; 0: no limit.

@@ -161,19 +161,32 @@ def _to_memory(tree, memory_kind: str):
     return jax.tree.map(move, tree)
 
 
-def put(tree, target: NamedSharding):
-    """Returns host arrays, which must be equal in every process, as arrays with the sharding `target`."""
+def put_rows(tree, target: NamedSharding):
+    """Returns host arrays as arrays with the sharding `target`; every process passes its own rows (`held_rows`)."""
     if jax.process_count() == 1:
         return jax.device_put(tree, target)
 
     def place(array):
-        # Every process copies its own slices, because `device_put` cannot address the devices of other processes.
-        def read(index):
-            return array[index]
-
-        return jax.make_array_from_callback(array.shape, target, read)
+        return jax.make_array_from_process_local_data(target, array)
 
     return jax.tree.map(place, tree)
+
+
+def held_rows(num_rows: int, target: NamedSharding) -> list[list[int]]:
+    """Returns, by process, the ascending indices of the rows that its devices hold of an array split by `target`."""
+    rows_of_process: list[set[int]] = [set() for _ in range(jax.process_count())]
+    for device, index in target.devices_indices_map((num_rows,)).items():
+        rows_of_process[device.process_index].update(range(num_rows)[index[0]])
+    return [sorted(rows) for rows in rows_of_process]
+
+
+def local_rows(array) -> np.ndarray:
+    """Returns the rows of an array that this process holds, in order; inverse of `put_rows`."""
+    if jax.process_count() == 1:
+        return np.asarray(array)
+    # Devices along 'model' hold the same rows.
+    shard_of_row = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
+    return np.concatenate([np.asarray(shard_of_row[row]) for row in sorted(shard_of_row)])
 
 
 # Parameters
@@ -391,6 +404,12 @@ def whole_on_shards(params, mesh: Mesh):
     if mesh.shape['fsdp'] == 1:
         return params
     return jax.device_put(params, sampler_shardings(params, mesh))
+
+
+def sampler_view(params, mesh: Mesh):
+    """Returns the weights of this process's replicas (`local_view`), whole on every data shard."""
+    local = local_mesh(mesh)
+    return whole_on_shards(local_view(params, local), local)
 
 
 def sampler_shardings(params, mesh: Mesh):

@@ -180,13 +180,11 @@ def hidden_tokens(
     config: ModelConfig,
     params: Params,
     tokens: Int[Array, ' tokens'],
-    row: Int[Array, ' tokens'],
     position: Int[Array, ' tokens'],
     page: Int[Array, ' tokens'],
     index: Int[Array, ' tokens'],
-    table: Int[Array, 'rows pages_per_row'],
     cache: tuple[LayerPages, ...],
-    block: int = 1,
+    attend_tokens: paged_attention.AttendTokens,
 ) -> tuple[Float[Array, 'tokens hidden_size'], tuple[LayerPages, ...]]:
     """Returns the hidden states of tokens of any rows, and the paged cache with their keys and values.
 
@@ -194,20 +192,17 @@ def hidden_tokens(
       config: of the model.
       params: weights.
       tokens: token ids.
-      row: row of every token, see policy/paged_attention.py.
       position: position of every token within its row; -1 marks an idle token.
       page: page of every token; a number beyond the last page drops its keys and values.
       index: index of every token within its page.
-      table: pages of every row.
       cache: keys and values of all pages.
-      block: the tokens come in blocks of this many of one row.
+      attend_tokens: attention of these tokens, see `paged_attention.make_attend`.
     """
 
     def attend(q, k, v, layer, window):
         # The keys are written first, so that the tokens of a row attend to each other through the cache.
         layer = paged_attention.write_tokens(layer, k[:, 0], v[:, 0], page, index)
-        out = paged_attention.attend_pages(q[:, 0], layer, table, row, position, window, block)
-        return out[:, None], layer
+        return attend_tokens(q[:, 0], layer, window)[:, None], layer
 
     variables = {'params': params}
     # The decoder takes [batch, length]: one token per row of the batch. Idle tokens need a valid angle.
@@ -269,7 +264,7 @@ def score(
     )
 
 
-def distil(
+def score_with_teacher(
     config: ModelConfig,
     params: Params,
     teacher_params: Params,
@@ -277,7 +272,7 @@ def distil(
     positions: PackedInts,
     segment: PackedInts,
     teacher_hidden: Float[Array, 'batch length hidden_size'],
-    divergence: Divergence,
+    divergence_function: Divergence,
     temperature: float = 1.0,
     train_entropy: bool = False,
     wanted: Bool[AnyArray, 'batch length'] | None = None,
@@ -300,34 +295,34 @@ def distil(
       segment: segment number of every token, 0 for padding.
       teacher_hidden: result of the teacher's `hidden`, gathered so that each entry predicts the same token as the
         student's entry at that index; the prompts before it may differ.
-      divergence: function that compares two [tokens, vocab] arrays of logits.
+      divergence_function: function that compares two [tokens, vocab] arrays of logits.
       temperature: divides the logits of both.
       train_entropy: whether the entropy has a gradient.
       wanted: as in `score`.
 
     Returns:
-      (log-probabilities, entropy, divergence, statistics of the divergence), float32, at the predicted tokens as in
-      `score`. The gradients of log-probabilities and divergence reach `params` only.
+      (log-probabilities, entropy, divergence, statistics of the divergence), float32 [batch, length], index t for
+      token t as in `score`. The gradients of log-probabilities and divergence reach `params` only.
     """
     hidden_states = hidden(config, params, tokens, positions, segment)
     # No gradient may reach the teacher, even if it shares arrays with the student.
     teacher_params, teacher_hidden = jax.lax.stop_gradient((teacher_params, teacher_hidden))
 
-    def distil_chunk(head, chunk_hidden, teacher_head, per_token):
+    def score_chunk(head, chunk_hidden, teacher_head, per_token):
         chunk_tokens, chunk_teacher_hidden = per_token
         chunk_logits = logits(config, head, chunk_hidden) / temperature
         teacher_logits = logits(config, teacher_head, chunk_teacher_hidden) / temperature
         logp, entropy = _logp_and_entropy(chunk_logits, chunk_tokens, train_entropy)
-        value, statistics = divergence(chunk_logits, teacher_logits)
+        divergence, statistics = divergence_function(chunk_logits, teacher_logits)
         # Statistics are for logging: a backward pass through them would be computed and multiplied by zero.
-        return logp, entropy, value, jax.lax.stop_gradient(statistics)
+        return logp, entropy, divergence, jax.lax.stop_gradient(statistics)
 
     # Cast before it is gathered on every device; `map_tokens` does the same with the student's.
     teacher_head = cast_matrices(_head(config, teacher_params), hidden_states.dtype)
     per_token = (tokens[:, 1:], teacher_hidden[:, :-1])
     return _map_next_tokens(
         config,
-        distil_chunk,
+        score_chunk,
         _head(config, params),
         hidden_states,
         teacher_head,

@@ -57,6 +57,7 @@ class Placement:
       config: shape of the slots of all shards.
       shards: number of data shards.
       table: page table that the device programs read, see `Sampler`; None where pages are as long as slots.
+      age: order of admission, see `Sampler`.
 
     Attributes:
       rollouts: the rollout in every slot.
@@ -64,9 +65,13 @@ class Placement:
       stats: 'evictions' and 'refilled_tokens' (prefilled once more because of them).
     """
 
-    def __init__(self, config: SamplerConfig, shards: int, table: np.ndarray | None):
+    def __init__(
+        self, config: SamplerConfig, shards: int, table: np.ndarray | None, age: np.ndarray
+    ):
         self.config = config
         self.table = table
+        self.age = age
+        self._admitted = 0
         shard_config = config.of_shard(shards)
         self.shards = [Shard(number, shard_config) for number in range(shards)]
         self.rollouts: list[ActiveRollout | None] = [None] * config.slots
@@ -81,38 +86,36 @@ class Placement:
 
     # ---- new rollouts ----------------------------------------------------------------------------
 
-    def shard_for(self, group: RequestGroup, busy_shards: set[int]) -> Shard | None:
+    def shard_for(self, group: RequestGroup, blocked_shards: set[int]) -> Shard | None:
         """Returns the shard for all samples of a new request, or None if it has to wait.
 
         Args:
           group: the request.
-          busy_shards: shards that take no new requests.
+          blocked_shards: numbers of the shards in which a rollout waits for pages; they take no new requests.
         """
-        fitting: list[tuple[int, int, Shard]] = []
+        fitting = []
         for shard in self.shards:
-            if shard.number in busy_shards:
-                continue
-            open_here = [other for other in self.open_groups if other.shard == shard.number]
-            # A request is admitted only if all its samples get a slot and the pages of a turn. An idle shard admits
-            # any request, because one with more samples than slots would never be served otherwise.
-            if shard.is_idle and not open_here:
-                fits = True
-            else:
-                waiting_slots = sum(len(other.waiting) for other in open_here)
-                waiting_pages = sum(
-                    len(other.waiting) * self._sibling_pages(other) for other in open_here
-                )
-                samples = group.request.samples
-                shared = shard.allocator.shared_pages(len(group.request.prompt))
-                needed_pages = samples * self._sibling_pages(group) + shared
-                fits = len(shard.free_slots) - waiting_slots >= samples
-                fits = fits and shard.allocator.available - waiting_pages >= needed_pages
-            if fits:
-                fitting.append((-shard.allocator.available, shard.number, shard))
-        # The emptiest shard, so that the shards have equal work.
-        return min(fitting)[2] if fitting else None
+            if shard.number not in blocked_shards and self._fits(group, shard):
+                fitting.append(shard)
+        # The emptiest shard, so that the shards have equal work; the first of equal ones.
+        return max(fitting, key=lambda shard: shard.allocator.available, default=None)
 
-    def _sibling_pages(self, group: RequestGroup) -> int:
+    def _fits(self, group: RequestGroup, shard: Shard) -> bool:
+        """Returns whether all samples of a new request get a slot of the shard and the pages of their first turn."""
+        admitted = [other for other in self.open_groups if other.shard == shard.number]
+        # An idle shard fits any request, because one with more samples than slots would never be served otherwise.
+        if shard.is_idle and not admitted:
+            return True
+        # What the waiting samples of admitted requests will take.
+        waiting_slots = sum(len(other.waiting) for other in admitted)
+        waiting_pages = sum(len(other.waiting) * self._unshared_pages(other) for other in admitted)
+        samples = group.request.samples
+        prompt_pages = shard.allocator.shared_pages(len(group.request.prompt))
+        needed_pages = prompt_pages + samples * self._unshared_pages(group)
+        has_slots = len(shard.free_slots) - waiting_slots >= samples
+        return has_slots and shard.allocator.available - waiting_pages >= needed_pages
+
+    def _unshared_pages(self, group: RequestGroup) -> int:
         """Returns the pages that a sample needs for its first turn beyond those it shares."""
         allocator = self.shards[0].allocator
         shared = allocator.shared_pages(len(group.request.prompt))
@@ -170,6 +173,8 @@ class Placement:
         rollout = ActiveRollout(group, group.waiting.popleft(), slot, pages)
         rollout.is_running = True
         self.rollouts[slot] = rollout
+        self.age[slot] = self._admitted
+        self._admitted += 1
         self._write_table(rollout)
         return rollout
 

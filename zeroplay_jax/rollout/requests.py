@@ -73,7 +73,10 @@ class ActiveRollout:
       pages: its pages of the cache.
       is_running: whether a turn is in progress on the device.
       is_evicted: whether its pages were given to another rollout, see rollout/placement.py.
-      put_start: position of the first token that the device does not have, once the next turn can begin.
+      put_start: position from which tokens are put when the next turn begins.
+      turns: ended turns of the current context and of the earlier ones.
+      earlier: trajectories of the contexts before the current one, see `end_context`.
+      tool_state: tool name → what the tool stores for this rollout.
     """
 
     def __init__(self, group: RequestGroup, sample: int, slot: int, pages: RowPages):
@@ -94,8 +97,8 @@ class ActiveRollout:
         self.turns: list[Turn] = []
         self.earlier: list[Trajectory] = []
         self.tool_state: dict[str, dict[str, Any]] = {}
-        # Calls of `extend` that the row still needs. The host counts them, because reading the device's
-        # state would wait for the device.
+        # Calls of `extend` that the row still needs; not read with `token_budget`. The host counts them, because
+        # reading the device's state would wait for the device.
         self.prefill_calls_left = 0
         self.begin_turn()
 

@@ -117,6 +117,8 @@ class Sampler:
       shards: number of data shards.
       table: int32 [slots, pages per slot], pages of every slot, numbered within its shard; None where a page is as long
         as a slot. The owner of the sampler sets and changes it.
+      age: int32 [slots], number of every slot's rollout in the order of admission; the owner sets it too. With
+        `token_budget` older rollouts are served first.
     """
 
     def __init__(self, model: ModelConfig, config: SamplerConfig, mesh: Mesh):
@@ -125,8 +127,9 @@ class Sampler:
         self.mesh = mesh
         self.programs = programs(model, config, mesh)
         self.shards = sharding.data_shards(mesh)
-        self.local = config.of_shard(self.shards)
+        self.shard_config = config.of_shard(self.shards)
         self.table: np.ndarray | None = None
+        self.age = np.zeros(config.slots, np.int32)
         if config.is_paged:
             self.table = np.zeros((config.slots, config.pages_per_slot), np.int32)
         # The first `put` allocates it, so a sampler that never runs takes no device memory.
@@ -141,38 +144,40 @@ class Sampler:
         if self.state is None:
             self.state = self.programs['empty']()
         for pieces in _passes(rows, self.config.put_tokens):
-            for call in self._calls(pieces, self.config.put_rows):
+            for call in self._split_into_calls(pieces, self.config.put_rows):
                 self._put(call)
 
-    def _calls(self, rows: Sequence[Row], capacity: int) -> list[list[Row]]:
-        """Returns the rows in device calls with at most `capacity` rows of every shard."""
+    def _split_into_calls(self, rows: Sequence[Row], rows_per_shard: int) -> list[list[Row]]:
+        """Returns the rows in device calls with at most `rows_per_shard` rows of every shard."""
         calls: list[list[Row]] = []
         rows_of_shard = [0] * self.shards
         for row in rows:
-            shard = row.slot // self.local.slots
-            number = rows_of_shard[shard] // capacity
+            shard = row.slot // self.shard_config.slots
+            call_index = rows_of_shard[shard] // rows_per_shard
             rows_of_shard[shard] += 1
-            if number == len(calls):
+            if call_index == len(calls):
                 calls.append([])
-            calls[number].append(row)
+            calls[call_index].append(row)
         return calls
 
     def _arrange(
-        self, slots: Sequence[int], capacity: int
+        self, slots: Sequence[int], rows_per_shard: int
     ) -> tuple[Int[np.ndarray, ' rows'], list[int]]:
         """Returns the slots as an array of a device call, and the index of each in it.
 
-        Every shard has `capacity` entries, those of shard s from s · capacity on, with slots numbered within the
-        shard. Idle entries have the number of a slot that does not exist.
+        Every shard has `rows_per_shard` entries, those of shard s from s · rows_per_shard on, with slots numbered
+        within the shard. Idle entries have the number of a slot that does not exist.
         """
-        numbers = np.full(self.shards * capacity, self.local.slots, np.int32)
+        numbers = np.full(self.shards * rows_per_shard, self.shard_config.slots, np.int32)
         indices: list[int] = []
         rows_of_shard = [0] * self.shards
         for slot in slots:
-            shard, number = divmod(slot, self.local.slots)
-            if rows_of_shard[shard] == capacity:
-                raise ValueError(f'more than {capacity} rows of one data shard in a device call')
-            index = shard * capacity + rows_of_shard[shard]
+            shard, number = divmod(slot, self.shard_config.slots)
+            if rows_of_shard[shard] == rows_per_shard:
+                raise ValueError(
+                    f'more than {rows_per_shard} rows of one data shard in a device call'
+                )
+            index = shard * rows_per_shard + rows_of_shard[shard]
             rows_of_shard[shard] += 1
             numbers[index] = number
             indices.append(index)
@@ -208,13 +213,16 @@ class Sampler:
         )
 
     def extend(self, params: Params, slots: Sequence[int]) -> None:
-        """Prefills one chunk of each of these slots, which are ascending and at most `local.fill_rows` of a shard."""
-        padded_slots, _ = self._arrange(slots, self.local.fill_rows)
+        """Prefills one chunk of each slot in `slots`: ascending, at most `shard_config.fill_rows` of a shard."""
+        padded_slots, _ = self._arrange(slots, self.shard_config.fill_rows)
         self.state = self.programs['extend'](params, self.state, padded_slots, self._page_table())
 
     def decode(self, params: Params) -> DecodeChunk:
         """Decodes one chunk; returns device arrays without waiting for them."""
-        self.state, chunk = self.programs['decode'](params, self.state, self._page_table())
+        arguments = [params, self.state, self._page_table()]
+        if self.config.token_budget:
+            arguments.append(self.age.copy())
+        self.state, chunk = self.programs['decode'](*arguments)
         return chunk
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
@@ -222,7 +230,7 @@ class Sampler:
         # Nothing was put yet: a round was interrupted before its first device call.
         if self.state is None:
             return
-        padded_slots, indices = self._arrange(slots, self.local.slots)
+        padded_slots, indices = self._arrange(slots, self.shard_config.slots)
         # The other lengths are never read: their slots do not exist.
         padded_lengths = np.zeros_like(padded_slots)
         padded_lengths[indices] = lengths
@@ -230,14 +238,14 @@ class Sampler:
 
     def clone(self, rows: Sequence[CloneRow]) -> None:
         """Starts slots after prefilled prompts, any number of rows."""
-        for call in self._calls(rows, self.config.put_rows):
+        for call in self._split_into_calls(rows, self.config.put_rows):
             self._clone(call)
 
     def _clone(self, rows: Sequence[CloneRow]) -> None:
         """Calls the program 'clone' once, with at most `put_rows` rows per shard."""
         slots, indices = self._arrange([row.slot for row in rows], self.config.put_rows)
         # Idle entries copy to a page that does not exist.
-        pages = np.full(len(slots), self.local.page_count, np.int32)
+        pages = np.full(len(slots), self.shard_config.page_count, np.int32)
         source = np.zeros(len(slots), np.int32)
         length = np.zeros(len(slots), np.int32)
         for index, row in zip(indices, rows):

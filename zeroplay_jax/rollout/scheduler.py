@@ -1,8 +1,8 @@
 """Runs thousands of episode coroutines over a fixed number of slots.
 
-One round: write finished tool results into their slots, admit requests, prefill, start a decode
-chunk, read it, and hand its tool calls to the workers. Tools run while the next chunks decode;
-keys and values of a waiting rollout stay in its slot.
+One round: write all finished tool results and new requests into their slots by one device call, prefill, start a
+decode chunk, read it, and hand its tool calls to the workers. Tools run while the next chunks decode; keys and values
+of a waiting rollout stay in its slot.
 """
 
 from __future__ import annotations
@@ -220,15 +220,8 @@ class Scheduler:
         return result
 
     def _deliver_tool_results(self) -> None:
-        """Records the results of finished and overdue calls in their rollouts, and puts the observations into slots."""
-        # All observations of a pool are written by one put, because every put is a device call.
-        replies: dict[int, list] = collections.defaultdict(list)
-        pools: dict[int, SlotPool] = {}
+        """Records the results of finished and overdue calls in their rollouts; `SlotPool.admit` puts them in slots."""
         for pending, call in self.workers.finished():
             rollout = pending.rollout
             rollout.turns[-1] = dataclasses.replace(rollout.turns[-1], call=call)
-            observation = rollout.env.observation(call)
-            pools[id(pending.pool)] = pending.pool
-            replies[id(pending.pool)].append((rollout, observation))
-        for key, observations in replies.items():
-            pools[key].add_observations(observations)
+            pending.pool.add_observations([(rollout, rollout.env.observation(call))])

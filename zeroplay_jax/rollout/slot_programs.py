@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from zeroplay_jax.policy import attention, sharding, transformer
+from zeroplay_jax.policy import attention, ragged_attention, sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout import sampling, token_steps
 from zeroplay_jax.rollout.slot_state import (
@@ -104,7 +104,7 @@ def _extend(
     params: Params,
     state: SlotState,
     slots: Int[Array, ' rows'],
-    table: PageTable = None,
+    table: None = None,  # not used: page s belongs to slot s
 ) -> SlotState:
     """Prefills one chunk of every row in `slots` (a number beyond the last slot marks an idle row)."""
     start = state.cached.at[slots].get(mode='clip')
@@ -138,12 +138,12 @@ def _decode(
     config: SamplerConfig,
     params: Params,
     state: SlotState,
-    table: PageTable = None,
+    table: None = None,  # not used: page s belongs to slot s
 ) -> tuple[SlotState, DecodeChunk]:
     """Decodes up to `burst` tokens of every DECODE row below its limit; ends early when no row can continue."""
     slots = jnp.arange(config.slots, dtype=jnp.int32)
     eos = jnp.asarray(config.eos or (NO_TOKEN,), jnp.int32)
-    out_of_range = state.tokens.shape[1]
+    out_of_range = config.positions
     first_chunk = empty_chunk(config)
     live_at_start = _is_live(state)
     first_position = jnp.maximum(state.length - 1, 0)
@@ -163,8 +163,8 @@ def _decode(
     def decode_step(carry):
         step, state, chunk, buffer = carry
         live = _is_live(state)
-        # Rows that ended keep a valid position; their results are masked below.
-        position = jnp.minimum(first_position + step, out_of_range - 1)
+        # Rows that ended read positions beyond their end; their results are masked below.
+        position = first_position + step
         last_token = state.tokens[slots, position]
         hidden, buffer = transformer.hidden_step(
             model, params, last_token, first_position, step, cache, buffer
@@ -280,12 +280,16 @@ def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
             f'{model.kv_heads} key/value heads must be divisible by mesh axis model of '
             f'{mesh.shape["model"]}'
         )
+    head_dim = model.head_dim
+    if config.attention == 'ragged':
+        ragged_attention.check(model.kv_heads, config.page, model.dtype, mesh)
+        head_dim = ragged_attention.cache_head_dim(head_dim, mesh)
     layout = _layout(model, config, mesh)
     # functools.partial makes a new object per shape, so that each keeps its own compilations.
     bind = functools.partial
     if config.is_paged:
-        extend = bind(token_steps.extend, model, local)
-        decode = bind(token_steps.decode, model, local)
+        extend = bind(token_steps.extend, model, local, mesh)
+        decode = bind(token_steps.decode, model, local, mesh)
     else:
         extend = bind(_extend, model, local)
         decode = bind(_decode, model, local)
@@ -304,7 +308,7 @@ def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
         )
 
     return dict(
-        empty=jax.jit(bind(empty_state, model, config), out_shardings=layout),
+        empty=jax.jit(bind(empty_state, model, config, head_dim), out_shardings=layout),
         put=state_update(bind(_put, local)),
         extend=state_update(extend, has_params=True),
         decode=state_update(decode, has_params=True, out_shardings=(layout, chunk)),

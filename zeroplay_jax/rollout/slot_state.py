@@ -36,12 +36,14 @@ class SamplerConfig:
       chunk: tokens of a row that one prefill call computes.
       fill_rows: rows of a prefill call.
       burst: steps of a decode call.
-      put_rows: rows of a put or clone call.
+      put_rows: rows of a put or clone call per data shard.
       put_tokens: tokens per row of a put call.
       eos: ids of the tokens that end a turn.
       page: tokens of a page; 0: a page is as long as a slot.
       pages: pages of the cache; 0: as many as the slots can fill.
       token_budget: tokens of a step that prefills and decodes at once; 0: prefill and decode are separate calls.
+      decode_buckets: ascending numbers of tokens for which a smaller step without prefill is compiled.
+      attention: over pages shorter than a slot: 'xla' or 'ragged', a kernel.
     """
 
     slots: int
@@ -55,6 +57,8 @@ class SamplerConfig:
     page: int = 0
     pages: int = 0
     token_budget: int = 0
+    decode_buckets: tuple[int, ...] = ()
+    attention: str = 'xla'
 
     @property
     def is_paged(self) -> bool:
@@ -105,6 +109,16 @@ class SamplerConfig:
                 f'sampler.token_budget={self.token_budget} needs pages; set sampler.page below '
                 f'sampler.context={self.context}'
             )
+        for name, is_set in (
+            ('decode_buckets', bool(self.decode_buckets)),
+            ('attention', self.attention != 'xla'),
+        ):
+            if is_set and not self.is_paged:
+                raise UserError(
+                    f'sampler.{name}={getattr(self, name)} needs pages; set sampler.page below '
+                    f'sampler.context={self.context}'
+                )
+        self._check_buckets(shards)
         if self.page_count // shards < self.pages_per_slot:
             raise UserError(
                 f'sampler.pages={self.pages} over {shards} data shards: one rollout of '
@@ -116,9 +130,22 @@ class SamplerConfig:
             slots=self.slots // shards,
             pages=self.page_count // shards,
             token_budget=self.token_budget // shards,
+            decode_buckets=tuple(bucket // shards for bucket in self.decode_buckets),
             # Rounded up: a call never has fewer rows than the config says.
             fill_rows=-(-self.fill_rows // shards),
         )
+
+    def _check_buckets(self, shards: int) -> None:
+        """Raises UserError unless the buckets ascend, can be split evenly and are smaller than a whole step."""
+        whole_step = self.token_budget or self.slots
+        previous = 0
+        for bucket in self.decode_buckets:
+            if not previous < bucket < whole_step or bucket % shards:
+                raise UserError(
+                    f'sampler.decode_buckets={self.decode_buckets} must be ascending multiples of {shards} data shards '
+                    f'below {whole_step} tokens of a whole step'
+                )
+            previous = bucket
 
 
 @jax.tree_util.register_dataclass
@@ -165,15 +192,15 @@ class DecodeChunk:
     cached: Int[Array, ' slots'] | None = None
 
 
-def empty_state(model: ModelConfig, config: SamplerConfig) -> SlotState:
-    """Returns the state of empty slots."""
+def empty_state(model: ModelConfig, config: SamplerConfig, head_dim: int = 0) -> SlotState:
+    """Returns the state of empty slots; `head_dim` is the size of a head in the cache, 0 for the model's."""
     slots = config.slots
     cache_shape = (
         model.layers,
         config.page_count,
         config.page_tokens,
         model.kv_heads,
-        model.head_dim,
+        head_dim or model.head_dim,
         model.dtype,
     )
     if config.is_paged:

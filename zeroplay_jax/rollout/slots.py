@@ -33,11 +33,11 @@ class SlotPool:
         self.seed = seed
         self.params: Params = {}
         self.version = 0
-        self.placement = Placement(sampler.config, sampler.shards, sampler.table)
+        self.placement = Placement(sampler.config, sampler.shards, sampler.table, sampler.age)
         # A heap of (identity, number, group).
         self.queue: list[tuple[tuple[int, ...], int, RequestGroup]] = []
-        # Rollouts that wait for the pages of their next turn.
-        self.ready: list[ActiveRollout] = []
+        # Rollouts with an observation, whose next turn `admit` begins once it has pages.
+        self.waiting_for_pages: list[ActiveRollout] = []
         # `read_chunk` calls it with a rollout's identity and its new policy ids, for live display.
         self.on_tokens: Callable[[tuple[int, ...], list[int]], None] | None = None
 
@@ -74,17 +74,17 @@ class SlotPool:
     # ---- admission and prefill -----------------------------------------------------------------
 
     def admit(self) -> None:
-        """Fills free slots: turns that wait for pages first, then siblings of prefilled prompts, then requests.
+        """Begins turns and fills free slots: next turns first, then siblings of prefilled prompts, then requests.
 
-        The tokens of new prompts are put into their slots; `prefill` computes their keys and values.
+        All tokens of observations and new prompts are put into their slots by one `put`, because every put is a device
+        call; `prefill` computes their keys and values.
         """
-        self.begin_turns()
+        rows = self._begin_turns()
         self.clone_siblings()
-        busy_shards = self._busy_shards()
-        rows: list[PutRow] = []
+        blocked_shards = self._blocked_shards()
         while self.queue:
             _, _, group = self.queue[0]
-            shard = self.placement.shard_for(group, busy_shards)
+            shard = self.placement.shard_for(group, blocked_shards)
             if shard is None:
                 break
             heapq.heappop(self.queue)
@@ -93,15 +93,15 @@ class SlotPool:
             rows += self._first_row(group)
         for group in self.placement.open_groups:
             # The pages of its prompt were needed, so it is prefilled again.
-            if group.held is None and group.shard not in busy_shards:
+            if group.held is None and group.shard not in blocked_shards:
                 rows += self._first_row(group)
         self.placement.close_served_groups()
         if rows:
             self.sampler.put(rows)
 
-    def _busy_shards(self) -> set[int]:
+    def _blocked_shards(self) -> set[int]:
         """Returns the shards with rollouts that wait for pages, which new rollouts would take from them."""
-        return {rollout.group.shard for rollout in self.ready}
+        return {rollout.group.shard for rollout in self.waiting_for_pages}
 
     def _first_row(self, group: RequestGroup) -> list[PutRow]:
         """Starts the next sample of a group; returns the row with its prompt, to be put, or [] without a slot."""
@@ -138,10 +138,10 @@ class SlotPool:
 
     def clone_siblings(self) -> None:
         """Starts waiting siblings of prefilled prompts in free slots."""
-        busy_shards = self._busy_shards()
+        blocked_shards = self._blocked_shards()
         rows: list[CloneRow] = []
         for group in self.placement.open_groups:
-            if not group.is_prefilled or group.shard in busy_shards:
+            if not group.is_prefilled or group.shard in blocked_shards:
                 continue
             source = self.placement.end_page(group)
             while group.waiting:
@@ -200,7 +200,7 @@ class SlotPool:
     def add_observations(
         self, replies: Sequence[tuple[ActiveRollout, Int[np.ndarray, ' tokens']]]
     ) -> None:
-        """Appends an observation to each rollout and begins its next turn, as soon as there are pages for it.
+        """Appends an observation to each rollout; `admit` begins its next turn, as soon as there are pages for it.
 
         A rollout whose slot cannot hold the observation and one further token ends with 'context'.
 
@@ -225,25 +225,23 @@ class SlotPool:
             rollout.append(ids.tolist(), ENV, [0.0] * len(ids))
             rollout.begin_turn()
             rollout.put_start = start
-            self.ready.append(rollout)
-        self.begin_turns()
+            self.waiting_for_pages.append(rollout)
 
-    def begin_turns(self) -> None:
-        """Puts the tokens of rollouts into their slots whose next turn gets pages, oldest rollouts first."""
+    def _begin_turns(self) -> list[PutRow]:
+        """Begins the next turns that get pages, oldest rollouts first; returns their rows, to be put."""
         rows: list[PutRow] = []
         waiting: list[ActiveRollout] = []
-        busy_shards = set()
-        for rollout in sorted(self.ready, key=_identity):
+        blocked_shards = set()
+        for rollout in sorted(self.waiting_for_pages, key=_identity):
             shard = rollout.group.shard
             # No rollout overtakes an older one of its shard.
-            if shard not in busy_shards and self.placement.begin_turn(rollout):
+            if shard not in blocked_shards and self.placement.begin_turn(rollout):
                 rows.append(self._put_row(rollout, rollout.put_start))
             else:
-                busy_shards.add(shard)
+                blocked_shards.add(shard)
                 waiting.append(rollout)
-        self.ready = waiting
-        if rows:
-            self.sampler.put(rows)
+        self.waiting_for_pages = waiting
+        return rows
 
     def read_chunk(
         self,
@@ -254,7 +252,8 @@ class SlotPool:
     ) -> list[tuple[ActiveRollout, ToolCall]]:
         """Appends the tokens of a decode chunk to its rollouts and ends turns; returns the tool calls to run.
 
-        Rollouts that are complete free their slots. Refused calls get their observation at once.
+        Rollouts that are complete free their slots. Refused calls get their observation at once, and the next `admit`
+        puts it together with the results of tools.
 
         Args:
           tokens: ids; the first `count` of a row are sampled.
@@ -292,7 +291,7 @@ class SlotPool:
                 calls.append((rollout, call))
             else:
                 refused.append((rollout, rollout.env.observation(call)))
-        # Rows are rewound before the observations are put: a put begins where the rewound row ends.
+        # Rows are rewound before `admit` puts the observations: a put begins where the rewound row ends.
         if rewound_slots:
             self.sampler.rewind(rewound_slots, rewound_lengths)
         if refused:
@@ -402,7 +401,7 @@ class SlotPool:
             self.placement.close(rollout)
         self.forget_prompts()
         self.placement.open_groups = []
-        self.ready = []
+        self.waiting_for_pages = []
         self.queue = []
 
 

@@ -10,12 +10,15 @@ since all tokens pass through one program, it does not matter for a single bit w
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int
 
-from zeroplay_jax.policy import transformer
+from zeroplay_jax.policy import paged_attention, ragged_attention, transformer
+from zeroplay_jax.policy.ragged_rows import StepShape
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout import sampling
 from zeroplay_jax.rollout.slot_state import (
@@ -33,22 +36,34 @@ from zeroplay_jax.rollout.slot_state import (
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class _Step:
-    """The tokens that one step feeds.
+class _Fed:
+    """How many tokens of every slot a step feeds.
+
+    Attributes:
+      single: slots that feed their last token only.
+      chunk: tokens of the slots that prefill, 0 for all others.
+      samples: slots whose last known token is fed, so that a new one can be sampled.
+    """
+
+    single: Bool[Array, ' slots']
+    chunk: Int[Array, ' slots']
+    samples: Bool[Array, ' slots']
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Tokens:
+    """The tokens of a step: those of slots with one token first, then chunks, then idle ones.
 
     Attributes:
       row: slot of every token; `slots` for idle ones.
       position: position of every token; -1 for idle ones.
       last: index of the last token of every slot in this step; any index for slots without tokens.
-      fed: number of tokens of every slot.
-      samples: slots whose last known token is fed, so that a new one can be sampled.
     """
 
     row: Int[Array, ' tokens']
     position: Int[Array, ' tokens']
     last: Int[Array, ' slots']
-    fed: Int[Array, ' slots']
-    samples: Bool[Array, ' slots']
 
 
 def _has_tokens(config: SamplerConfig, state: SlotState) -> Bool[Array, ' slots']:
@@ -60,46 +75,78 @@ def _has_tokens(config: SamplerConfig, state: SlotState) -> Bool[Array, ' slots'
     return is_active & (state.length < state.limit)
 
 
-def _token_per_slot(config: SamplerConfig, state: SlotState) -> _Step:
+def _token_per_slot(config: SamplerConfig, state: SlotState) -> _Fed:
     """Returns the step that feeds the last token of every decoding slot."""
-    slots = jnp.arange(config.slots, dtype=jnp.int32)
     live = _has_tokens(config, state)
-    return _Step(
-        row=slots,
-        position=jnp.where(live, state.length - 1, -1),
-        last=slots,
-        fed=live.astype(jnp.int32),
-        samples=live,
-    )
+    return _Fed(single=live, chunk=jnp.zeros_like(state.length), samples=live)
 
 
-def _tokens_of_budget(config: SamplerConfig, state: SlotState) -> _Step:
-    """Returns the step that feeds up to `token_budget` tokens: decoding rows first, then rows to prefill."""
+def tokens_of_budget(
+    config: SamplerConfig, state: SlotState, age: Int[Array, ' slots'] | None
+) -> _Fed:
+    """Returns the step that feeds up to `token_budget` tokens: decoding rows first, then rows to prefill.
+
+    Nothing but time depends on which rows have to wait for another step.
+
+    Args:
+      config: shape of the slots.
+      state: the slots.
+      age: ascending numbers in the order in which rollouts were admitted; None: the order of the slots.
+    """
     budget = config.token_budget
     live = _has_tokens(config, state)
     pending = jnp.where(live, state.length - state.cached, 0)
     is_decoding = pending == 1
-    # With more decoding rows than the budget the last ones wait for another step. Nothing but time depends on it.
-    decoded = is_decoding & (jnp.cumsum(is_decoding) <= budget)
     prefill_pending = jnp.where(is_decoding, 0, pending)
+    # The oldest rows come first, in either kind. In the order of the slots newcomers, which take the slots that are
+    # free, could pass the others for ever.
+    oldest_first = jnp.arange(config.slots) if age is None else jnp.argsort(age)
+
+    def running_sum(tokens):
+        """Returns for every slot the sum over the slots that are as old or older."""
+        return jnp.zeros_like(tokens).at[oldest_first].set(jnp.cumsum(tokens[oldest_first]))
+
+    # Decoding rows leave a quarter of the budget to rows that wait for their prefill.
+    reserved = jnp.minimum(jnp.sum(prefill_pending), budget // 4)
+    decoded = is_decoding & (running_sum(is_decoding.astype(jnp.int32)) <= budget - reserved)
     prefill_budget = budget - jnp.sum(decoded)
-    earlier_pending = jnp.cumsum(prefill_pending) - prefill_pending
+    earlier_pending = running_sum(prefill_pending) - prefill_pending
     prefilled = jnp.clip(prefill_budget - earlier_pending, 0, prefill_pending)
-    fed = jnp.where(is_decoding, decoded, prefilled).astype(jnp.int32)
-    # Tokens are laid out slot by slot: those of slot s end before index end[s].
-    end = jnp.cumsum(fed)
-    index = jnp.arange(budget, dtype=jnp.int32)
-    row = jnp.searchsorted(end, index, side='right', method='compare_all')
-    is_used = row < config.slots
-    first_index = (end - fed).at[row].get(mode='clip')
-    first_position = state.cached.at[row].get(mode='clip')
-    position = jnp.where(is_used, first_position + index - first_index, -1)
-    return _Step(
-        row=row.astype(jnp.int32),
-        position=position,
+    samples = decoded | ((prefilled > 0) & (prefilled == pending))
+    return _Fed(single=decoded, chunk=prefilled.astype(jnp.int32), samples=samples)
+
+
+def _lay_out(
+    single: Bool[Array, ' rows'],
+    chunk: Int[Array, ' rows'],
+    first_position: Int[Array, ' rows'],
+    tokens: int,
+) -> _Tokens:
+    """Returns the tokens of a step of `tokens` tokens, with numbers of rows instead of slots.
+
+    Args:
+      single: rows with one token.
+      chunk: tokens of the other rows.
+      first_position: position of the first token of every row.
+      tokens: at least as many as the rows have together.
+    """
+    index = jnp.arange(tokens, dtype=jnp.int32)
+    # The tokens of a row end before this index.
+    single_end = jnp.cumsum(single, dtype=jnp.int32)
+    singles = single_end[-1]
+    chunk_end = singles + jnp.cumsum(chunk, dtype=jnp.int32)
+    single_row = jnp.searchsorted(single_end, index, side='right', method='compare_all')
+    chunk_row = jnp.searchsorted(chunk_end, index, side='right', method='compare_all')
+    row = jnp.where(index < singles, single_row, chunk_row).astype(jnp.int32)
+    # A row beyond the last one reads any entry; its position is replaced.
+    chunk_first = (chunk_end - chunk).at[row].get(mode='clip')
+    offset = jnp.where(index < singles, 0, index - chunk_first)
+    position = first_position.at[row].get(mode='clip') + offset
+    end = jnp.where(single, single_end, chunk_end)
+    return _Tokens(
+        row=row,
+        position=jnp.where(row < single.shape[0], position, -1),
         last=jnp.maximum(end - 1, 0),
-        fed=fed,
-        samples=(fed > 0) & (fed == pending),
     )
 
 
@@ -111,7 +158,7 @@ def _feed(
     table: Int[Array, 'slots pages_per_slot'],
     row: Int[Array, ' tokens'],
     position: Int[Array, ' tokens'],
-    block: int = 1,
+    attend: paged_attention.AttendTokens,
 ):
     """Returns (hidden states, cache) after the tokens at these positions; -1 marks an idle token."""
     is_used = position >= 0
@@ -120,13 +167,14 @@ def _feed(
     page = jnp.where(is_used, page, config.page_count)
     tokens = state.tokens.at[page, index].get(mode='fill', fill_value=0)
     return transformer.hidden_tokens(
-        model, params, tokens, row, position, page, index, table, state.cache, block
+        model, params, tokens, position, page, index, state.cache, attend
     )
 
 
 def extend(
     model: ModelConfig,
     config: SamplerConfig,
+    mesh: Mesh,
     params: Params,
     state: SlotState,
     slots: Int[Array, ' rows'],
@@ -136,13 +184,24 @@ def extend(
     start = state.cached.at[slots].get(mode='clip')
     # The last token stays uncached: decode feeds it to predict the next one.
     goal = state.length.at[slots].get(mode='clip') - 1
-    position = start[:, None] + jnp.arange(config.chunk)[None]
-    is_used = (position < goal[:, None]) & (slots < config.slots)[:, None]
-    position = jnp.where(is_used, position, -1).reshape(-1)
-    row = jnp.repeat(slots, config.chunk)
-    # The hidden states are unused, and XLA removes what only they need.
-    _, cache = _feed(model, config, params, state, table, row, position, config.chunk)
     cached = jnp.minimum(start + config.chunk, goal)
+    if config.attention == 'ragged':
+        fed = jnp.where(slots < config.slots, jnp.maximum(cached - start, 0), 0)
+        none = jnp.zeros(slots.shape, bool)
+        laid_out = _lay_out(none, fed, start, slots.shape[0] * config.chunk)
+        row = slots.at[laid_out.row].get(mode='fill', fill_value=config.slots)
+        position = laid_out.position
+        shape = StepShape(most_singles=0, has_chunks=True)
+        attend = ragged_attention.make_attend(mesh, table, row, position, shape)
+    else:
+        # Every row has a block of its own, so that its pages are read once for the whole chunk.
+        position = start[:, None] + jnp.arange(config.chunk)[None]
+        is_used = (position < goal[:, None]) & (slots < config.slots)[:, None]
+        position = jnp.where(is_used, position, -1).reshape(-1)
+        row = jnp.repeat(slots, config.chunk)
+        attend = paged_attention.make_attend(table, row, position, config.chunk)
+    # The hidden states are unused, and XLA removes what only they need.
+    _, cache = _feed(model, config, params, state, table, row, position, attend)
     status = jnp.where(cached >= goal, DECODE, FILL)
     return dataclasses.replace(
         state,
@@ -152,17 +211,73 @@ def extend(
     )
 
 
+def _next_tokens(
+    model: ModelConfig,
+    config: SamplerConfig,
+    mesh: Mesh,
+    params: Params,
+    table: Int[Array, 'slots pages_per_slot'],
+    tokens: int,
+    has_chunks: bool,
+    state: SlotState,
+    fed: _Fed,
+):
+    """Returns (token, log-prob, cache) of a step of `tokens` tokens; tokens of slots that do not sample are garbage.
+
+    Args:
+      has_chunks: whether the step may prefill.
+    """
+    # The first token of a slot that decodes is its last one, too.
+    first_position = jnp.where(fed.single, state.length - 1, state.cached)
+    step = _lay_out(fed.single, fed.chunk, first_position, tokens)
+    if config.attention == 'ragged':
+        shape = StepShape(most_singles=min(config.slots, tokens), has_chunks=has_chunks)
+        attend = ragged_attention.make_attend(mesh, table, step.row, step.position, shape)
+    else:
+        attend = paged_attention.make_attend(table, step.row, step.position)
+    hidden, cache = _feed(model, config, params, state, table, step.row, step.position, attend)
+    # Logits of fewer tokens than slots: of all tokens, otherwise of the last one of every slot.
+    slot = jnp.minimum(step.row, config.slots - 1)
+    if tokens >= config.slots:
+        hidden = hidden[step.last]
+        slot = jnp.arange(config.slots)
+    next_token_logits = transformer.logits(model, params, hidden)
+    token, logp = sampling.sample(
+        next_token_logits, state.temperature[slot], state.key[slot], state.length[slot]
+    )
+    if tokens < config.slots:
+        token, logp = token[step.last], logp[step.last]
+    return token, logp, cache
+
+
 def decode(
     model: ModelConfig,
     config: SamplerConfig,
+    mesh: Mesh,
     params: Params,
     state: SlotState,
     table: Int[Array, 'slots pages_per_slot'],
+    age: Int[Array, ' slots'] | None = None,
 ) -> tuple[SlotState, DecodeChunk]:
-    """Runs up to `burst` steps; ends early when no row has tokens. `table` must have the pages of new tokens."""
+    """Runs up to `burst` steps; ends early when no row has tokens.
+
+    Args:
+      model, config, mesh: static shapes.
+      params: weights.
+      state: the slots.
+      table: pages of every slot, those of the new tokens included.
+      age: as of `tokens_of_budget`.
+    """
     slots = jnp.arange(config.slots, dtype=jnp.int32)
     eos = jnp.asarray(config.eos or (NO_TOKEN,), jnp.int32)
-    make_step = _tokens_of_budget if config.token_budget else _token_per_slot
+    compute = functools.partial(_next_tokens, model, config, mesh, params, table)
+    whole_step = functools.partial(
+        compute, config.token_budget or config.slots, bool(config.token_budget)
+    )
+    # Steps of fewer tokens that cannot prefill, and the whole step.
+    buckets = [functools.partial(compute, tokens, False) for tokens in config.decode_buckets]
+    branches = (*buckets, whole_step)
+    sizes = jnp.asarray(config.decode_buckets, jnp.int32)
 
     def has_work(carry):
         number, state, _ = carry
@@ -170,27 +285,31 @@ def decode(
 
     def run_step(carry):
         number, state, chunk = carry
-        step = make_step(config, state)
-        hidden, cache = _feed(model, config, params, state, table, step.row, step.position)
-        next_token_logits = transformer.logits(model, params, hidden[step.last])
-        token, logp = sampling.sample(next_token_logits, state.temperature, state.key, state.length)
+        if config.token_budget:
+            fed = tokens_of_budget(config, state, age)
+        else:
+            fed = _token_per_slot(config, state)
+        # The first bucket that is large enough; with chunks the whole step.
+        is_too_small = (sizes < jnp.sum(fed.single)) | jnp.any(fed.chunk > 0)
+        branch = jnp.sum(is_too_small, dtype=jnp.int32)
+        token, logp, cache = jax.lax.switch(branch, branches, state, fed)
         # Rows that do not sample get an index out of range, which mode='drop' ignores.
-        chunk_index = jnp.where(step.samples, chunk.count, config.burst)
+        chunk_index = jnp.where(fed.samples, chunk.count, config.burst)
         chunk = DecodeChunk(
             tokens=chunk.tokens.at[slots, chunk_index].set(token, mode='drop'),
             logp=chunk.logp.at[slots, chunk_index].set(logp, mode='drop'),
-            count=chunk.count + step.samples,
+            count=chunk.count + fed.samples,
         )
         page, index = locate(config, table, slots, state.length)
-        page = jnp.where(step.samples, page, config.page_count)
+        page = jnp.where(fed.samples, page, config.page_count)
         is_end_token = jnp.any(token[:, None] == eos[None], -1)
-        at_end_token = step.samples & is_end_token
+        at_end_token = fed.samples & is_end_token
         state = dataclasses.replace(
             state,
             cache=cache,
             tokens=state.tokens.at[page, index].set(token, mode='drop'),
-            cached=state.cached + step.fed,
-            length=state.length + step.samples,
+            cached=state.cached + fed.single + fed.chunk,
+            length=state.length + fed.samples,
             status=jnp.where(at_end_token, REST, state.status),
         )
         return number + 1, state, chunk

@@ -1,8 +1,9 @@
-"""Exchange of JSON values between the processes of a run.
+"""Exchange of values between the processes of a run.
 
-Each process runs its own share of the episodes, with its own sampler slots and search. At the end of a step the
-results are gathered on every process. Between two gathers the processes do not synchronise, since their rollouts
-take different numbers of rounds. All processes compute from the same gathered JSON and so take the same decisions.
+Each process runs its own share of the episodes, with its own sampler slots and search. At the end of a step summaries
+of the results are gathered on every process (selfplay/row_exchange.py). Between two gathers the processes do not
+synchronise, since their rollouts take different numbers of rounds. All processes compute from the same gathered JSON
+and so take the same decisions. What only some processes need is sent to those alone (`Hosts.exchange`).
 Episodes of one step exchange values with `Hosts.share` and `Hosts.await_shared`.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from zeroplay_jax.types import UserError
 
@@ -82,13 +85,50 @@ class Hosts:
             return [value]
         text = np.frombuffer(_encode_json(value).encode(), np.uint8)
         sizes = multihost_utils.process_allgather(np.array([text.size]))[:, 0]
-        # All processes need the same shape. Padding to a power of two keeps the number of shapes, each of which
-        # is compiled once, small.
-        padded_size = 1 << int(sizes.max() - 1).bit_length()
-        padded_text = np.zeros(padded_size, np.uint8)
+        # All processes need the same shape.
+        padded_text = np.zeros(padded_size(int(sizes.max())), np.uint8)
         padded_text[: text.size] = text
         all_texts = np.asarray(multihost_utils.process_allgather(padded_text))
         return [json.loads(row[:size].tobytes()) for row, size in zip(all_texts, sizes)]
+
+    def exchange(self, messages: Sequence[bytes]) -> list[bytes]:
+        """Returns the messages of all processes to this one, in process order. All processes must call it.
+
+        What a process sends and receives shrinks with the number of processes, unlike that of `gather`.
+
+        Args:
+          messages: a message to each process; b'' where there is none.
+        """
+        if self.count == 1:
+            return list(messages)
+        lengths = np.array([len(message) for message in messages])
+        # [from, to]
+        all_lengths = np.array(multihost_utils.process_allgather(lengths))
+        received_lengths = all_lengths[:, self.index].tolist()
+        # A message to oneself stays where it is.
+        np.fill_diagonal(all_lengths, 0)
+        received = [b''] * self.count
+        if all_lengths.any():
+            # One collective for all pairs: each has the place of the longest message.
+            buffer = np.zeros((self.count, padded_size(int(all_lengths.max()))), np.uint8)
+            for process, message in enumerate(messages):
+                if process != self.index:
+                    buffer[process, : len(message)] = np.frombuffer(message, np.uint8)
+            for process, row in enumerate(_all_to_all(buffer)):
+                received[process] = row[: received_lengths[process]].tobytes()
+        received[self.index] = messages[self.index]
+        return received
+
+    def collect(self, value: Any) -> list[Any]:
+        """Returns the JSON values of all processes in process 0, [] in the others. All processes must call it."""
+        if self.count == 1:
+            return [value]
+        messages = [b''] * self.count
+        messages[0] = _encode_json(value).encode()
+        received = self.exchange(messages)
+        if not self.is_first:
+            return []
+        return [json.loads(message) for message in received]
 
     def run_on_all_and_gather(self, call: Callable[[], Any]) -> list[Any]:
         """Runs `call` in every process and returns all results in process order.
@@ -167,6 +207,43 @@ class Hosts:
         if identity not in self._shared:
             self._shared[identity] = asyncio.get_running_loop().create_future()
         return self._shared[identity]
+
+
+def padded_size(size: int) -> int:
+    """Returns a size of at least `size`, by less than a quarter larger, of which there are four between powers of 2."""
+    # Every size is compiled once, so there must be few of them.
+    step = 1 << max(size.bit_length() - 3, 0)
+    return -(-size // step) * step
+
+
+@functools.cache
+def _all_to_all_program() -> tuple[NamedSharding, Any]:
+    """Returns the sharding of the buffers [from, to, bytes], one per process, and the program that exchanges them."""
+    first_devices: dict[int, jax.Device] = {}
+    for device in jax.devices():
+        first_devices.setdefault(device.process_index, device)
+    devices = [first_devices[process] for process in range(jax.process_count())]
+    mesh = Mesh(np.array(devices), ('process',))
+    split_by_sender = NamedSharding(mesh, PartitionSpec('process'))
+    split_by_receiver = NamedSharding(mesh, PartitionSpec(None, 'process'))
+    # The compiler turns this change of the split axis into one all-to-all.
+    program = jax.jit(lambda buffers: buffers, out_shardings=split_by_receiver)
+    return split_by_sender, program
+
+
+def _all_to_all(buffer: np.ndarray) -> np.ndarray:
+    """Returns the bytes for this process, uint8 [from, bytes].
+
+    Args:
+      buffer: uint8 [to, bytes] of this process, of the same shape in all processes.
+    """
+    sharding, program = _all_to_all_program()
+    processes = jax.process_count()
+    buffers = jax.make_array_from_process_local_data(
+        sharding, buffer[None], (processes, *buffer.shape)
+    )
+    received = program(buffers)
+    return np.asarray(received.addressable_shards[0].data)[:, 0]
 
 
 def _encode_json(value: Any) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zeroplay_jax.objectives import advantages
+from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.selfplay.row_exchange import collect_records
 from zeroplay_jax.selfplay.row_metrics import Stats, reward_columns
 from zeroplay_jax.selfplay.serialization import row_from_json, row_to_json
 from zeroplay_jax.selfplay.task_log import filtered_groups_log
@@ -14,8 +16,9 @@ from zeroplay_jax.types import Json, Row
 class GroupFilter:
     """Selects groups with reward variance and carries surplus groups over to the next step."""
 
-    def __init__(self, config):
+    def __init__(self, config, hosts: Hosts):
         self._config = config
+        self._hosts = hosts
         # Role → rows of the groups beyond a full batch, which the next `select` takes first.
         self._carried_over: dict[str, list[Row]] = {}
 
@@ -94,10 +97,13 @@ class GroupFilter:
         return rows
 
     def state(self) -> Json:
-        """Returns the carried-over rows by role as JSON, for a checkpoint."""
+        """Returns the carried-over rows by role as JSON, for a checkpoint, which process 0 writes.
+
+        All processes must call it; the others get no rows.
+        """
         records = {}
         for role, rows in self._carried_over.items():
-            records[role] = [row_to_json(row) for row in rows]
+            records[role] = collect_records(self._hosts, rows, row_to_json)
         return records
 
     def restore(self, state: Json) -> None:

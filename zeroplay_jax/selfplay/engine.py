@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from zeroplay_jax.learner.batch import Batch
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.objectives import schedules
 from zeroplay_jax.policy import sharding
@@ -24,6 +25,7 @@ from zeroplay_jax.selfplay.learning_record import LearningRecord, empty_step_rea
 from zeroplay_jax.selfplay.proposal_record import ProposalRecord
 from zeroplay_jax.selfplay.recipe import Recipe, RoleSpec
 from zeroplay_jax.selfplay.roles import RolloutContext
+from zeroplay_jax.selfplay.row_exchange import batch_part
 from zeroplay_jax.selfplay.row_metrics import (
     Stats,
     added,
@@ -32,10 +34,10 @@ from zeroplay_jax.selfplay.row_metrics import (
     rollout_stats,
 )
 from zeroplay_jax.selfplay.schedule import BatchCursor, Step
-from zeroplay_jax.selfplay.task_log import filtered_groups_log, task_log
+from zeroplay_jax.selfplay.task_log import filtered_groups_log, skipped_update_log, task_log
 from zeroplay_jax.selfplay.task_pool import TaskPool
 from zeroplay_jax.selfplay.update_batch import pack_rows, set_advantages
-from zeroplay_jax.types import Batch, Json, Outcome, Row, Task, TaskDropped, UserError
+from zeroplay_jax.types import Json, Outcome, Row, Task, TaskDropped, UserError
 
 # Omitted in steps that train no role: rewards are not used there, and Dr. Zero's generation leaves them 0.
 _REWARD_METRICS = ('reward_mean', 'informative_share')
@@ -87,7 +89,7 @@ class Engine:
         self.drawn_external = 0
         # Records for tasks.jsonl of the last `run_step`.
         self.task_log: list[Json] = []
-        self.filter = GroupFilter(config)
+        self.filter = GroupFilter(config, context.hosts)
         self.learning = LearningRecord()
         self.proposals = ProposalRecord()
         for name in learners:
@@ -122,11 +124,12 @@ class Engine:
         judge_before = collections.Counter(self.context.judge_stats)
         self.scheduler.workers.seconds.clear()
         discarded_rows = self._prepare_step(step)
-        self.context.hosts.clear_shared()
+        hosts = self.context.hosts
+        hosts.clear_shared()
         tasks, outcomes = self._collect(step, on_episode_end)
         # The two checks can stop the run. They come before the update, so that a checkpoint never holds
         # weights that were trained on failed searches, failed tools or missing verdicts.
-        failure_metrics = dict(sums(self._on_all_hosts(self.check_and_reset_failures)))
+        failure_metrics = dict(sums(hosts.run_on_all_and_gather(self.check_and_reset_failures)))
         judge_stats = self.context.gather_judge_stats(judge_before)
         rows: list[Row] = []
         for outcome in outcomes:
@@ -173,10 +176,6 @@ class Engine:
         if period and (step.index == 0 or schedules.closes_window(step.index, period)):
             self.pool.clear()
         return discarded_rows
-
-    def _on_all_hosts(self, call: Callable[[], Any]) -> list[Any]:
-        """Returns the results of `call` on all processes; an error on one process is raised on all of them."""
-        return self.context.hosts.run_on_all_and_gather(call)
 
     def _fill_pool(self, outcomes: Sequence[Outcome]) -> list[list[str | None]]:
         """Adds the questions of a step to the pool, and counts dropped items there.
@@ -368,7 +367,7 @@ class Engine:
                 # The learner counts finite gradients only. An empty batch reports no norm at all.
                 norm, finite_updates = update_stats.get('gradient_norm', (0.0, 1.0))
                 if not finite_updates:
-                    self._log_skipped_update(role, part)
+                    self.task_log.append(skipped_update_log(role, part))
                 learnt = learnt or (norm > 0 and teaches(part, settings, distill_coef))
             # Updated once per step and not per minibatch (π-Play eq. 10): the rate 0.05 is then a half-life
             # of about 13.5 steps for any `minibatches`.
@@ -376,12 +375,6 @@ class Engine:
         self.versions[weights] += 1
         self.publish_weights(weights)
         return stats, learnt
-
-    def _log_skipped_update(self, role: str, rows: Sequence[Row]) -> None:
-        """Adds a record with the rollouts of a skipped update to `task_log`, so that its cause can be found."""
-        rollouts = [list(row.trajectory.identity) for row in rows]
-        record = {'role': role, 'drop': 'nonfinite_gradient', 'rollouts': rollouts}
-        self.task_log.append(record)
 
     @contextlib.contextmanager
     def _offloaded_sampler(self, weights: str) -> Iterator[None]:
@@ -408,7 +401,9 @@ class Engine:
         settings, micro = self.config[role], self.config.micro
         teacher_tokens = self.config.privileged.tokens if settings.distill_top_k else 0
         shape = (micro.rows, micro.tokens)
-        return pack_rows(rows, settings, shape, distill_coef, teacher_tokens, micro.order)
+        learner = self.learners[self.weights_of[role]]
+        part = batch_part(self.context.hosts, learner.mesh, micro.rows)
+        return pack_rows(rows, settings, shape, distill_coef, teacher_tokens, micro.order, part)
 
     # ---- checkpoints -------------------------------------------------------------------------------
 
@@ -418,7 +413,8 @@ class Engine:
 
     def host_state(self) -> Json:
         """The JSON part of a checkpoint: pool, versions, positions in the datasets (`drawn`), carried-over groups,
-        records, and the count of external items, which is for the summary."""
+        records, and the count of external items, which is for the summary. All processes must call it; only process 0
+        gets the carried-over groups."""
         # No state of random generators is needed: every draw derives from the seed and the task's identity, so a
         # resumed run repeats it from these counters.
         return {

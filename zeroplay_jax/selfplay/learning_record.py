@@ -37,7 +37,7 @@ def teaches(rows: Sequence[Row], settings: Any, distill_coef: float) -> bool:
         return True
     if settings.entropy_coef and valid_rows:
         return True
-    has_teacher = any(row.teacher_prompt is not None for row in valid_rows)
+    has_teacher = any(row.teacher_tokens for row in valid_rows)
     return bool(distill_coef) and has_teacher
 
 

@@ -46,6 +46,12 @@ class SearchableCorpus:
         self._top_k = top_k
         self._page_words = page_words
 
+    @property
+    def concurrent_requests(self) -> int:
+        """How many requests the backend answers side by side: a server several, an index of this process one."""
+        # Threads that search in this process would share its cores and only slow each other down.
+        return getattr(self.client.backend, 'connections', 1)
+
     def search(self, queries: Sequence[str]) -> list:
         """Returns per query at most `top_k` passages (`tools.search.SearchFunction`); None for a failed query."""
         return self.client.retrieve(queries, self._top_k)

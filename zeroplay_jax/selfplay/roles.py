@@ -16,7 +16,7 @@ from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.runtime.hosts import Hosts, sums
 from zeroplay_jax.selfplay.judge import Judge
-from zeroplay_jax.selfplay.serialization import outcome_from_json, outcome_to_json
+from zeroplay_jax.selfplay.row_exchange import outcome_summary, whole_outcome
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.types import Outcome, TaskDropped, Trajectory
 
@@ -97,8 +97,9 @@ class RolloutContext:
     ) -> list[Outcome]:
         """Runs episodes and returns their outcomes, in the order of `episodes`, on every process.
 
-        Each process runs the episodes whose identity it owns; outcomes are gathered as JSON. All processes must call
-        it with the same identities. An exception of an episode is raised on all processes.
+        Each process runs the episodes whose identity it owns. The rows of other processes have summaries in place of
+        their trajectories (`row_exchange.whole_outcome`). All processes must call it with the same identities. An
+        exception of an episode is raised on all processes.
 
         Args:
           episodes: identity → function that makes the episode's coroutine.
@@ -115,18 +116,22 @@ class RolloutContext:
         if self.hosts.count == 1:
             return run_local()
 
-        def local_records() -> list[list[Any]]:
-            outcomes = run_local()
-            records = []
-            for identity, outcome in zip(local_identities, outcomes, strict=True):
-                records.append([identity, outcome_to_json(outcome)])
-            return records
+        local_outcomes: dict[tuple[int, ...], Outcome] = {}
 
-        # This process's own outcomes are read back from JSON as well, so that all processes hold equal objects.
+        def local_summaries() -> list[list[Any]]:
+            outcomes = run_local()
+            local_outcomes.update(zip(local_identities, outcomes, strict=True))
+            return [
+                [identity, outcome_summary(outcome)] for identity, outcome in local_outcomes.items()
+            ]
+
         outcome_of: dict[tuple[int, ...], Outcome] = {}
-        for records in self.hosts.run_on_all_and_gather(local_records):
-            for identity, record in records:
-                outcome_of[tuple(identity)] = outcome_from_json(record)
+        gathered = self.hosts.run_on_all_and_gather(local_summaries)
+        for process, summaries in enumerate(gathered):
+            for numbers, summary in summaries:
+                identity = tuple(numbers)
+                local_outcome = local_outcomes.get(identity)
+                outcome_of[identity] = whole_outcome(summary, process, local_outcome)
         # The order of `episodes` is the same on all processes; the order of completion is not.
         return [outcome_of[identity] for identity in episodes]
 

@@ -83,7 +83,7 @@ def _add_row(accumulator: _Accumulator, row: Row) -> None:
     accumulator.add('reward_mean', row.reward)
     for name, value in row.parts.items():
         accumulator.add(f'reward/{name}', value)
-    accumulator.add('turns', len(trajectory.turns))
+    accumulator.add('turns', trajectory.counts.turns)
     accumulator.add('truncated_rate', trajectory.finish in TRUNCATED)
     accumulator.add('policy_tokens', trajectory.policy_tokens)
     _add_tool_calls(accumulator, row)
@@ -106,21 +106,13 @@ def _add_row(accumulator: _Accumulator, row: Row) -> None:
 
 def _add_tool_calls(accumulator: _Accumulator, row: Row) -> None:
     """Adds the number of valid calls of one row, in total and per tool, and its rate of failed calls."""
-    trajectory = row.trajectory
-    attempted_calls = 0
-    tools: set[str] = set()
-    for turn in trajectory.turns:
-        if turn.call is None:
-            continue
-        attempted_calls += 1
-        if turn.call.is_valid:
-            tools.add(turn.call.tool)
-    accumulator.add('tool_calls', trajectory.valid_calls)
+    counts = row.trajectory.counts
+    accumulator.add('tool_calls', sum(counts.valid_calls.values()))
     # The rate is over calls and not over rollouts, so that rollouts without a call do not lower it.
-    accumulator.add('tool_error_rate', trajectory.failed_calls, weight=attempted_calls)
-    # Sorted, because the order of a set differs between processes and decides the order of the metrics.
-    for tool in sorted(tools):
-        accumulator.add(f'tool_calls/{tool}', len(trajectory.calls_of(tool)), weight=0)
+    accumulator.add('tool_error_rate', counts.failed_calls, weight=counts.calls)
+    # Sorted, because this order decides that of the metrics.
+    for tool in sorted(counts.valid_calls):
+        accumulator.add(f'tool_calls/{tool}', counts.valid_calls[tool], weight=0)
 
 
 def reward_columns(
@@ -157,7 +149,7 @@ def rows_per_context(rows: Sequence[Row]) -> list[Row]:
     """Returns one row per context of each rollout (`Trajectory.contexts`), with the rollout's reward and advantage."""
     # The advantage is copied to each context, as in SCOPE's code for Qwen3; each sampled token is
     # POLICY in exactly one of them, so it is trained once.
-    split_rows = []
+    split_rows: list[Row] = []
     for row in rows:
         for context in row.trajectory.contexts:
             split_rows.append(dataclasses.replace(row, trajectory=context))

@@ -1,4 +1,4 @@
-"""Converts rows and outcomes to JSON and back, for checkpoints and the exchange between processes; floats are exact."""
+"""Converts rows to JSON and back, for checkpoints; floats are exact."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from zeroplay_jax.types import Json, Outcome, Question, Row, RowInfo, ToolCall, Trajectory, Turn
+from zeroplay_jax.types import Json, Question, Row, RowInfo, ToolCall, Trajectory, Turn
 
 # Dtypes of the arrays of `Trajectory`, because JSON has none. A float32 written as a decimal is exact:
 # Python writes the shortest text that reads back as the same float64.
@@ -59,13 +59,16 @@ def trajectory_from_json(saved: Json) -> Trajectory:
 
 
 def row_to_json(row: Row) -> dict[str, Any]:
-    """Returns a row as JSON."""
+    """Returns a row as JSON; this process must have its trajectory."""
     # dataclasses.asdict would copy the nested records and their arrays; `vars` does not.
     info = dict(vars(row.info))
     if row.info.question is not None:
         info['question'] = row.info.question.to_json()
     record = dict(vars(row))
     record['info'] = info
+    # Every process that restores the row has all of it.
+    del record['process']
+    assert isinstance(row.trajectory, Trajectory)
     record['trajectory'] = trajectory_to_json(row.trajectory)
     # The only array of a row outside its trajectory.
     if row.teacher_prompt is not None:
@@ -84,21 +87,3 @@ def row_from_json(saved: Json) -> Row:
     if saved['teacher_prompt'] is not None:
         fields['teacher_prompt'] = np.asarray(saved['teacher_prompt'], np.int32)
     return Row(**fields)
-
-
-def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
-    """Returns an outcome as JSON."""
-    return {
-        'rows': list(map(row_to_json, outcome.rows)),
-        'questions': list(map(Question.to_json, outcome.questions)),
-        'drop': outcome.drop,
-    }
-
-
-def outcome_from_json(saved: Json) -> Outcome:
-    """Inverse of `outcome_to_json`."""
-    return Outcome(
-        rows=list(map(row_from_json, saved['rows'])),
-        questions=list(map(Question.from_json, saved['questions'])),
-        drop=saved['drop'],
-    )

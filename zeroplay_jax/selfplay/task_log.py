@@ -115,3 +115,9 @@ def filtered_groups_log(rows: Sequence[Row], surplus: Set[int]) -> list[Json]:
             }
         )
     return records
+
+
+def skipped_update_log(role: str, rows: Sequence[Row]) -> Json:
+    """Returns the record of an update whose gradient was not finite, with its rollouts, by which its cause is found."""
+    rollouts = [list(row.trajectory.identity) for row in rows]
+    return {'role': role, 'drop': 'nonfinite_gradient', 'rollouts': rollouts}

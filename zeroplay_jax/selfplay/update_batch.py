@@ -12,13 +12,14 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from zeroplay_jax.learner import loss as losses
-from zeroplay_jax.learner.packing import pack
+from zeroplay_jax.learner.batch import Batch
+from zeroplay_jax.learner.packing import BatchPart, pack
 from zeroplay_jax.objectives import advantages, aggregation
 from zeroplay_jax.objectives.types import Stats
 from zeroplay_jax.policy import transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.selfplay.row_metrics import reward_columns, rows_per_context
-from zeroplay_jax.types import POLICY, Batch, Row
+from zeroplay_jax.types import Row
 
 
 def set_advantages(rows: Sequence[Row], settings: Any, group_size: int | None = None) -> Stats:
@@ -59,6 +60,7 @@ def pack_rows(
     distill_coef: float = 0.0,
     teacher_tokens: int = 0,
     order: str = 'arrival',
+    part: BatchPart | None = None,
 ) -> list[Batch]:
     """Packs rows with advantages into the micro-batches of one optimiser step.
 
@@ -71,10 +73,11 @@ def pack_rows(
       distill_coef: weight of the distillation term.
       teacher_tokens: length M of a packed teacher row; 0 without a teacher.
       order: in which rollouts are packed, see `packing.pack`.
+      part: the rows of this process, if there are several.
     """
     valid = rows_per_context([row for row in rows if row.drop is None])
     # Only policy tokens count: tool output has no loss and must not change a mean over a sequence.
-    lengths = np.array([np.sum(row.trajectory.source == POLICY) for row in valid], np.int64)
+    lengths = np.array([row.trajectory.lengths[-1].policy for row in valid], np.int64)
     # Rows of advantage 0 have no policy gradient, but they count in the mean, and KL, entropy
     # and distillation act on them.
     keeps_all = (
@@ -84,7 +87,7 @@ def pack_rows(
     # A row without a teacher prompt (its path was too long) is trained but not distilled.
     distilled_tokens = 0
     for length, row in zip(lengths, valid):
-        if row.teacher_prompt is not None:
+        if row.teacher_tokens:
             distilled_tokens += length
     # All valid rows of the optimiser step share one denominator. With a mean per micro-batch the weight of
     # a token would depend on the rows that are packed with it.
@@ -102,6 +105,7 @@ def pack_rows(
         teacher_tokens=teacher_tokens,
         teacher_total=float(distilled_tokens),
         order=order,
+        part=part,
     )
 
 

@@ -86,6 +86,10 @@ Window = Annotated[
         lambda x: len(x) == 2 and 0 <= x[0] <= x[1] <= 1, 'give (low, high) with 0 ≤ low ≤ high ≤ 1'
     ),
 ]
+Sizes = Annotated[
+    tuple[int, ...],
+    requires(lambda x: all(size >= 1 for size in x), 'give numbers of 1 or more, such as (64,)'),
+]
 RubricCount = Annotated[
     tuple[int, ...],
     requires(lambda x: len(x) == 2 and 1 <= x[0] <= x[1], 'give (fewest, most), such as (3, 5)'),

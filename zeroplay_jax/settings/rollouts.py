@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from zeroplay_jax.settings.bounds import NonNegativeInt, PositiveFloat, PositiveInt, Section
+from zeroplay_jax.settings.bounds import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    Sizes,
+)
 
 
 class Sampler(Section):
@@ -22,7 +28,7 @@ class Sampler(Section):
     burst: PositiveInt = 8
     """Decode steps per call; stop strings are searched between two calls."""
     put_rows: PositiveInt = 16
-    """Host to device: rows per call."""
+    """Host to device: rows per call and data shard."""
     put_tokens: PositiveInt = 96
     """Host to device: tokens per row and call."""
     page: NonNegativeInt = 0
@@ -31,11 +37,17 @@ class Sampler(Section):
     only."""
     pages: NonNegativeInt = 0
     """Pages of the cache, over all data shards of a process; 0: as many as the slots can fill. With fewer, rollouts are
-    admitted by free pages, and one that waits for a tool may be evicted and prefilled again (`evictions`). Its
-    log-probs can then differ in the last digits, unless token_budget is set."""
+    admitted by free pages, and one that waits for a tool may be evicted and prefilled again (`evictions`), which
+    needs token_budget or rollout.deterministic=False."""
     token_budget: NonNegativeInt = 0
     """Tokens of a step in which prompts are prefilled while other rollouts decode, over all data shards of a process;
     needs page. 0: prefill and decode are separate calls."""
+    decode_buckets: Sizes = ()
+    """Ascending numbers of tokens for which a smaller decode step is compiled; needs page. Steps without prefill take
+    the smallest that suffices, which saves time when few rollouts are left. Log-probs then depend in the last digits on
+    how many rollouts decode together."""
+    attention: Literal['xla', 'ragged'] = 'xla'
+    """Attention over pages: plain XLA, or a kernel (ragged: JAX's on TPUs, an own one on GPUs); needs page."""
 
 
 class Rollout(Section):

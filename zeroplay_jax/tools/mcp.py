@@ -18,9 +18,6 @@ from zeroplay_jax.types import Json, UserError
 
 _MAX_DESCRIPTION = 300  # characters
 
-# Connections of one batch of calls at the same time: a decode chunk can end with hundreds of calls.
-_MAX_CONNECTIONS = 16
-
 
 class McpTool(Tool):
     """One tool of a server.
@@ -31,6 +28,11 @@ class McpTool(Tool):
       call_seconds: time limit of a call; also holds with `rollout.deterministic`, because a server
         may stop answering forever.
     """
+
+    # Every call is a request of its own, so a slow one must not delay others by sharing a batch with them.
+    max_batch = 1
+    # Connections at the same time: a decode chunk can end with hundreds of calls.
+    workers = 16
 
     def __init__(
         self, url: str, name: str, description: str, parameters: Json, call_seconds: float
@@ -46,16 +48,14 @@ class McpTool(Tool):
         return asyncio.run(self._call_all([dict(call.arguments) for call in calls]))
 
     async def _call_all(self, arguments: Sequence[dict[str, Any]]) -> list[ToolResult]:
-        connections = asyncio.Semaphore(_MAX_CONNECTIONS)
-        pending = [self._call(call_arguments, connections) for call_arguments in arguments]
+        pending = [self._call(call_arguments) for call_arguments in arguments]
         return list(await asyncio.gather(*pending))
 
-    async def _call(self, arguments: dict[str, Any], connections: asyncio.Semaphore) -> ToolResult:
+    async def _call(self, arguments: dict[str, Any]) -> ToolResult:
         """Returns the result of one call, with an error code after any failure."""
         # Nothing is raised, because `run` would then be repeated, and MCP calls may have side effects.
         try:
-            async with connections:
-                reply = await asyncio.wait_for(self._reply(arguments), self._call_seconds)
+            reply = await asyncio.wait_for(self._reply(arguments), self._call_seconds)
         except TimeoutError:
             self.failure_log.add(f'{self._url}: no result within {self._call_seconds:g} s')
             return ToolResult(error='timeout')

@@ -20,6 +20,7 @@ class OpenTool(Tool):
 
     Args:
       open_documents: reads the requested pages of many rollouts in one call.
+      workers: how many calls of `open_documents` may be in progress at once.
     """
 
     name = 'open'
@@ -42,8 +43,9 @@ class OpenTool(Tool):
         'no_such_page': 'The document has no further page.',
     }
 
-    def __init__(self, open_documents: OpenFunction):
+    def __init__(self, open_documents: OpenFunction, workers: int = 1):
         self._open_documents = open_documents
+        self.workers = workers
 
     def prepare(self, arguments: Json) -> dict[str, Any]:
         """Strips the reference.

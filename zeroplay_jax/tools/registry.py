@@ -44,7 +44,12 @@ Factory = Callable[[Any, DocumentSource], Tool | Sequence[Tool]]
 
 
 def _search(config, source: DocumentSource) -> Tool:
-    return SearchTool(source.search, config.tools.max_queries)
+    return SearchTool(source.search, config.tools.max_queries, _workers(source))
+
+
+def _workers(source: DocumentSource) -> int:
+    """Returns how many requests a source answers side by side; 1 for sources of other packages that do not say it."""
+    return getattr(source, 'concurrent_requests', 1)
 
 
 def _open(config, source: DocumentSource) -> Tool:
@@ -57,7 +62,7 @@ def _open(config, source: DocumentSource) -> Tool:
     except Exception as error:
         # A server that fails now may answer later; a call that fails in the run becomes an observation.
         logging.warning('open: the first request failed: %r', error)
-    return OpenTool(source.open)
+    return OpenTool(source.open, _workers(source))
 
 
 def _calculator(config, source: DocumentSource) -> Tool:

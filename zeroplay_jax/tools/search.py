@@ -18,6 +18,7 @@ class SearchTool(Tool):
     Args:
       search: answers the queries of many rollouts in one call.
       max_queries: queries per call that are run; later ones are ignored.
+      workers: how many `search`es may be in progress at once; a slow one delays only the calls of its own batch.
     """
 
     name = 'search'
@@ -46,9 +47,10 @@ class SearchTool(Tool):
         'timeout': 'The search took too long. Try again or answer from what is known.',
     }
 
-    def __init__(self, search: SearchFunction, max_queries: int = 3):
+    def __init__(self, search: SearchFunction, max_queries: int = 3, workers: int = 1):
         self._search = search
         self._max_queries = max_queries
+        self.workers = workers
 
     def prepare(self, arguments: Json) -> dict[str, Any]:
         """Strips the queries and drops those beyond `max_queries`.

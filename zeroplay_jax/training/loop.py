@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import shutil
@@ -25,10 +26,12 @@ from zeroplay_jax.runtime import atomic
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.metrics import MetricsWriter
 from zeroplay_jax.selfplay.engine import Engine
+from zeroplay_jax.selfplay.row_exchange import collect_records
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluations
 from zeroplay_jax.training import build, tool_record
 from zeroplay_jax.training.outcome import (
     learning_summary,
+    proposal_summary,
     raise_if_stopped_or_untrained,
     stop_line,
 )
@@ -121,7 +124,7 @@ def run(config, workdir) -> dict:
         unchanged = _unchanged_policies(engine, first_weights)
         stopped = state['stopped'] if config.stop_after_empty_steps else None
         summary |= learning_summary(engine, steps, unchanged, stopped)
-        summary |= _proposal_summary(hosts, context, engine)
+        summary |= proposal_summary(hosts, engine, context.library.training)
         _export(hosts, workdir, context, engine, shows_progress, unchanged)
         if hosts.is_first:
             atomic.write_text(workdir / 'summary.json', summary_json(summary))
@@ -168,11 +171,11 @@ def _train(
         for step in steps[first_step:]:
             bar.begin_step(step)
             metrics, rows = _run_step(context, engine, step, state, bar.end_episode)
-            if writer:
-                _log_step(config, context, engine, step, metrics, rows, writer)
+            _log_step(config, context, engine, step, metrics, rows, writer)
             bar.end_step(step, metrics)
+            rollouts = _shown_rollouts(config, hosts, step, rows)
             if hosts.is_first:
-                _print_step(config, engine, step, metrics, rows, bar)
+                _print_step(config, engine, step, metrics, rollouts, bar)
             # All processes get the same list, because its counts come from gathered outcomes.
             stuck_policies = _stuck_policies(config, engine, step)
             state['stopped'] = None
@@ -219,28 +222,35 @@ def _planned_rollouts(context: build.RunContext, engine: Engine) -> Callable[[Ph
     return planned_rollouts
 
 
+def _shown_rollouts(config, hosts: Hosts, step: Step, rows: list[Row]) -> list[str]:
+    """Returns the text of one rollout every `config.log.samples_every` steps, in process 0; all processes call it."""
+    # The step's number decides, so that a resumed run prints the same rollouts.
+    period = config.log.samples_every
+    if not period or not rows or step.number % period:
+        return []
+    # The position changes with the step, so that a recipe's order of rows does not decide which rollout is shown.
+    row = rows[step.number % len(rows)]
+    return collect_records(hosts, [row], functools.partial(rollout_text, step))
+
+
 def _print_step(
     config,
     engine: Engine,
     step: Step,
     metrics: dict[str, float],
-    rows: list[Row],
+    rollouts: list[str],
     bar: ProgressBar,
 ) -> None:
-    """Prints an evaluation's result or a step's notices (no tasks, no update), and from time to time one rollout.
-
-    A rollout is printed every `config.log.samples_every` steps.
-    """
+    """Prints an evaluation's result or a step's notices (no tasks, no update), and the texts of rollouts."""
     # An evaluation is not a step of the engine: the notices would be those of the step before.
     if step.phase.name == 'evaluation':
         bar.write_wrapped(evaluation_text(step, metrics))
     else:
         for notice in engine.learning.notices:
             bar.write_wrapped(notice)
-    # The step's number decides, so that a resumed run prints the same rollouts.
-    period = config.log.samples_every
-    if config.progress and period and rows and step.number % period == 0:
-        bar.write(rollout_text(step, rows))
+    if config.progress:
+        for text in rollouts:
+            bar.write(text)
 
 
 def _run_step(
@@ -255,8 +265,7 @@ def _run_step(
         return _evaluate(context, engine, step, state, on_episode_end)
     metrics, rows = engine.run_step(step, on_episode_end)
     if rows:
-        codec = context.rollouts.roles[rows[0].role].env.codec
-        metrics |= rendering_check(codec, rows)
+        metrics |= rendering_check(context.rollouts, rows)
     return metrics, rows
 
 
@@ -316,14 +325,19 @@ def _log_step(
     step: Step,
     metrics: dict[str, float],
     rows: list[Row],
-    writer: MetricsWriter,
+    writer: MetricsWriter | None,
 ) -> None:
-    """Writes metrics, rollouts and, for a training step, the task log; called by the first process."""
+    """Writes metrics, rollouts and, for a training step, the task log.
+
+    Called by all processes, because each has some of the rollouts; the first has the writer.
+    """
     phase = step.phase
-    writer.write_scalars(step.number, phase.iteration, phase.name, metrics)
     records = trajectory_records(
         config.recipe, context.rollouts, step, rows, config.log_trajectories
     )
+    if writer is None:
+        return
+    writer.write_scalars(step.number, phase.iteration, phase.name, metrics)
     writer.write_trajectories(records)
     # An evaluation has no task log: `engine.task_log` is still that of the step before.
     if phase.name == 'evaluation':
@@ -377,22 +391,6 @@ def _unchanged_policies(engine: Engine, first_weights: list[int]) -> list[str]:
         if weights_fingerprint(learner.params, learner.mesh) == first_weights:
             unchanged.append(name)
     return unchanged
-
-
-def _proposal_summary(hosts: Hosts, context: build.RunContext, engine: Engine) -> Json:
-    """Returns {'readable', 'answerable'} for summary.json: shares of the proposed questions (`ProposalRecord`) or None.
-
-    Measuring 'answerable' searches the training corpus.
-    """
-
-    def measure() -> float | None:
-        # Only one process searches, because all have the same sample.
-        if not hosts.is_first:
-            return None
-        return engine.proposals.answerable(context.library.training)
-
-    answerable = hosts.run_on_all_and_gather(measure)[0]
-    return {'readable': engine.proposals.readable, 'answerable': answerable}
 
 
 def _build_on_all(hosts: Hosts, config) -> build.RunContext:

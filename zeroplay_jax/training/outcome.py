@@ -6,6 +6,7 @@ import collections
 from collections.abc import Sequence
 from typing import Any
 
+from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.learning_record import (
     EQUAL_REWARDS,
@@ -14,6 +15,7 @@ from zeroplay_jax.selfplay.learning_record import (
     shares_text,
     step_name,
 )
+from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.types import Json, TrainingStopped
 
@@ -156,3 +158,19 @@ def raise_if_stopped_or_untrained(config, summary: Json) -> None:
     # `policies` is empty for a schedule that trains nothing, such as a plain evaluation.
     if policies and not any(policy['trained'] for policy in policies):
         raise TrainingStopped(summary['warning'])
+
+
+def proposal_summary(hosts: Hosts, engine: Engine, corpus: SearchableCorpus) -> Json:
+    """Returns {'readable', 'answerable'} for summary.json: shares of the proposed questions (`ProposalRecord`) or None.
+
+    Measuring 'answerable' searches `corpus`, that of training.
+    """
+
+    def measure() -> float | None:
+        # Only one process searches, because all have the same sample.
+        if not hosts.is_first:
+            return None
+        return engine.proposals.answerable(corpus)
+
+    answerable = hosts.run_on_all_and_gather(measure)[0]
+    return {'readable': engine.proposals.readable, 'answerable': answerable}

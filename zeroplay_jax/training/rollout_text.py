@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from zeroplay_jax.selfplay.learning_record import step_name
 from zeroplay_jax.selfplay.schedule import Step
-from zeroplay_jax.types import Row, ToolCall
+from zeroplay_jax.types import Row, ToolCall, Trajectory
 
 COLUMNS = 80
 _LABEL_COLUMNS = 10
@@ -101,10 +101,9 @@ def evaluation_text(step: Step, metrics: Mapping[str, float]) -> str:
     return line
 
 
-def rollout_text(step: Step, rows: Sequence[Row]) -> str:
+def rollout_text(step: Step, row: Row) -> str:
     """Returns the text of one rollout of a step: question, calls, answer and reward, in 80 columns."""
-    # The position changes with the step, so that a recipe's order of rows does not decide which rollout is shown.
-    row = rows[step.number % len(rows)]
+    assert isinstance(row.trajectory, Trajectory)
     question = row.info.question
     lines = [f'── {step_name(step)}, a rollout of role {row.role} '.ljust(COLUMNS, '─')]
     # A proposal's question is its result, so it follows the searches.

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from zeroplay_jax.rollout.tokens import Codec, text_spans
+from zeroplay_jax.rollout.tokens import text_spans
+from zeroplay_jax.runtime.hosts import sums
 from zeroplay_jax.selfplay.roles import RolloutContext
+from zeroplay_jax.selfplay.row_exchange import collect_records
 from zeroplay_jax.selfplay.schedule import Step
-from zeroplay_jax.types import Json, Row, ToolCall
+from zeroplay_jax.types import Json, Row, ToolCall, Trajectory
 
 # Number of rollouts per step whose text `rendering_check` tokenises again.
 _RENDERING_SAMPLE = 16
@@ -19,13 +20,14 @@ _RENDERING_SAMPLE = 16
 
 def trajectory_records(
     recipe: str, context: RolloutContext, step: Step, rows: Sequence[Row], limit: int
-) -> Iterator[Json]:
-    """Yields the records of about `limit` rollouts of a step: all rollouts of a question, of each kind in turn.
+) -> list[Json]:
+    """Returns the records of about `limit` rollouts of a step: all rollouts of a question, of each kind in turn.
 
-    The kind of a question is its hop count, and whether it is an open task.
+    The kind of a question is its hop count, and whether it is an open task. All processes must call it; only process 0
+    gets the records.
     """
-    for row in _selected(rows, limit):
-        yield trajectory_record(recipe, context, step, row)
+    make_record = functools.partial(trajectory_record, recipe, context, step)
+    return collect_records(context.hosts, _selected(rows, limit), make_record)
 
 
 def _selected(rows: Sequence[Row], limit: int) -> list[Row]:
@@ -57,6 +59,7 @@ def _selected(rows: Sequence[Row], limit: int) -> list[Row]:
 def trajectory_record(recipe: str, context: RolloutContext, step: Step, row: Row) -> Json:
     """Returns the record of one rollout, with its text in segments of one author each."""
     trajectory = row.trajectory
+    assert isinstance(trajectory, Trajectory)
     codec = context.roles[row.role].env.codec
     question = row.info.question
     teacher_prompt = None
@@ -108,16 +111,23 @@ def _call_record(call: ToolCall | None) -> dict[str, Any] | None:
     }
 
 
-def rendering_check(codec: Codec, rows: Sequence[Row]) -> dict[str, float]:
+def rendering_check(context: RolloutContext, rows: Sequence[Row]) -> dict[str, float]:
     """Returns a metric: the share of rollouts whose decoded text (the whole context) tokenises to the same ids again.
+
+    All processes must call it.
 
     Args:
       rows: at least one; the first `_RENDERING_SAMPLE` are measured.
     """
     # Training uses the sampled ids. The metric shows how often a system that tokenises the text again between
     # turns would train on other ids, which users of such systems report as a drift in long runs.
-    is_same = []
+    codec = context.roles[rows[0].role].env.codec
+    counts = {'same': 0, 'measured': 0}
     for row in rows[:_RENDERING_SAMPLE]:
-        ids = row.trajectory.tokens
-        is_same.append(codec.encode(codec.decode(ids)) == ids.tolist())
-    return {'same_ids_when_rendered_again': float(np.mean(is_same))}
+        # Each process measures the rollouts that it sampled.
+        if isinstance(row.trajectory, Trajectory):
+            ids = row.trajectory.tokens
+            counts['same'] += codec.encode(codec.decode(ids)) == ids.tolist()
+            counts['measured'] += 1
+    total = sums(context.hosts.gather(counts))
+    return {'same_ids_when_rendered_again': total['same'] / total['measured']}

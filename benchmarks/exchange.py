@@ -1,0 +1,301 @@
+"""Measures what a step costs a host to exchange rollouts with the others: summaries and tokens against whole rollouts.
+
+    python -m benchmarks.exchange
+    python -m benchmarks.exchange --processes 2 --rollouts 1280 --tokens 1500
+
+Starts 2 and 4 processes on this machine, joined by gloo. Each makes its share of the rollouts of a step: a prompt,
+turns, searches with passages. Two ways lead from there to the rows of the packed batch that the process's device
+holds, and they take turns:
+
+- 'whole': every process gets every rollout as JSON and packs the whole batch (what the engine did before).
+- 'rows': every process gets summaries as JSON; tokens go as bytes where they are trained on (selfplay/row_exchange.py).
+
+Both must give the same rows. The bytes are those that a host receives from others, padding included. CPU seconds are
+those of a process with all its threads, so they depend less on other work on the machine than the clock does.
+"""
+
+import argparse
+import dataclasses
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from zeroplay_jax.learner.batch import Batch
+from zeroplay_jax.learner.packing import pack
+from zeroplay_jax.policy import sharding
+from zeroplay_jax.runtime import connect, hosts
+from zeroplay_jax.selfplay import row_exchange, serialization
+from zeroplay_jax.types import (
+    ENV,
+    POLICY,
+    PROMPT,
+    Outcome,
+    Question,
+    Row,
+    RowInfo,
+    ToolCall,
+    Trajectory,
+    Turn,
+)
+
+SAMPLES = 5
+MICRO_ROWS = 8
+ARMS = ('whole', 'rows')
+# A rollout as the workload of benchmarks.slices has it: about 270 tokens of prompt, 18 % of the policy's, three
+# passages of 100 words per search.
+PROMPT_TOKENS, POLICY_SHARE = 270, 0.18
+PASSAGES, PASSAGE_WORDS, TURNS = 3, 100, 3
+
+
+def make_outcome(number: int, mean_tokens: int) -> Outcome:
+    """Returns one question with `SAMPLES` rollouts; a function of its arguments."""
+    rng = np.random.default_rng(number)
+    question = Question(f'Which river crosses the town number {number}?', ('Gumu', 'the Gumu'))
+    rows = []
+    for sample in range(SAMPLES):
+        tokens = int(mean_tokens * rng.lognormal(-0.06, 0.35))
+        tokens = min(max(tokens, PROMPT_TOKENS + 10), 2 * mean_tokens)
+        source = np.full(tokens, ENV, np.int8)
+        source[rng.random(tokens) < POLICY_SHARE] = POLICY
+        source[:PROMPT_TOKENS] = PROMPT
+        logp = np.where(source == POLICY, -rng.random(tokens), 0).astype(np.float32)
+        trajectory = Trajectory(
+            tokens=rng.integers(0, 150_000, tokens).astype(np.int32),
+            source=source,
+            logp=logp,
+            turns=tuple(_turn(rng, turn) for turn in range(TURNS)),
+            finish='answer',
+            weights='policy',
+            version=7,
+            identity=(7, number, 0, sample),
+        )
+        reward = float(rng.integers(2))
+        info = RowInfo(question=question, answer='Gumu', score=reward)
+        parts = {'answer': reward, 'format': 1.0}
+        rows.append(Row('solver', trajectory, reward, number, parts, info=info, advantage=0.5))
+    return Outcome(rows, [question])
+
+
+def _turn(rng: np.random.Generator, number: int) -> Turn:
+    """Returns a turn with a search; the last turn of a rollout has none."""
+    if number == TURNS - 1:
+        return Turn('<think> so it is </think><answer> Gumu </answer>')
+    passages: list[dict[str, Any]] = []
+    for _ in range(PASSAGES):
+        words = ' '.join(f'word{index}' for index in rng.integers(0, 5000, PASSAGE_WORDS))
+        passage = {'id': str(rng.integers(10**7)), 'title': 'A town', 'text': words, 'score': 0.5}
+        passages.append(passage)
+    text = '\n'.join(passage['text'] for passage in passages)
+    call = ToolCall('search', {'query_list': ['river of the town']}, text, (tuple(passages),))
+    return Turn('<think> look it up </think><search> river of the town </search>', call)
+
+
+@dataclasses.dataclass
+class Cost:
+    """What one step cost this host: CPU seconds, seconds, and received bytes."""
+
+    cpu: float
+    seconds: float
+    received: int
+
+
+class Step:
+    """The rollouts of one step of this process, and both ways to its rows of the packed batch."""
+
+    def __init__(self, rollouts: int, mean_tokens: int):
+        self.hosts = hosts.Hosts()
+        self.mean_tokens = mean_tokens
+        self.numbers = range(rollouts // SAMPLES)
+        self.local: dict[int, Outcome] = {}
+        for number in self.numbers:
+            if self.hosts.owns((7, number)):
+                self.local[number] = make_outcome(number, mean_tokens)
+        mesh = sharding.make_mesh(replica=self.hosts.count)
+        self.part = row_exchange.batch_part(self.hosts, mesh, MICRO_ROWS)
+
+    def whole(self) -> list[Batch]:
+        """Gathers whole rollouts as JSON, packs everything and returns the local rows of the micro-batches."""
+        records = []
+        for number, outcome in self.local.items():
+            records.append([number, list(map(serialization.row_to_json, outcome.rows))])
+        rows_of_number = {}
+        for gathered in self.hosts.gather(records):
+            for number, row_records in gathered:
+                rows_of_number[number] = list(map(serialization.row_from_json, row_records))
+        batches = self._pack(rows_of_number)
+        assert self.part is not None
+        local_rows = np.array(self.part.rows)
+        return [jax.tree.map(lambda x: x[local_rows], batch) for batch in batches]
+
+    def rows(self) -> list[Batch]:
+        """Gathers summaries, packs the local rows and returns them."""
+        summaries = []
+        for number, outcome in self.local.items():
+            summaries.append([number, row_exchange.outcome_summary(outcome)])
+        rows_of_number = {}
+        for process, gathered in enumerate(self.hosts.gather(summaries)):
+            for number, summary in gathered:
+                local = self.local.get(number)
+                rows_of_number[number] = row_exchange.whole_outcome(summary, process, local).rows
+        return self._pack(rows_of_number, self.part)
+
+    def _pack(self, rows_of_number, part=None) -> list[Batch]:
+        rows = []
+        for number in self.numbers:
+            for row in rows_of_number[number]:
+                rows.append(dataclasses.replace(row, advantage=0.5))
+        total = sum(row.trajectory.policy_tokens for row in rows)
+        return pack(
+            rows,
+            micro_rows=MICRO_ROWS,
+            tokens=2 * self.mean_tokens,
+            mode='token',
+            total=total,
+            order='longest_first',
+            part=part,
+        )
+
+
+class _ReceivedBytes:
+    """Counts the bytes that this process receives from others in the collectives of `hosts`."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        others = jax.process_count() - 1
+        gather = multihost_utils.process_allgather
+        exchange = hosts._all_to_all
+
+        def counted_gather(array, *arguments, **options):
+            self.count += others * np.asarray(array).nbytes
+            return gather(array, *arguments, **options)
+
+        def counted_exchange(buffer):
+            # [to, bytes]: as much comes from every other process as goes to it.
+            self.count += others * buffer[0].nbytes
+            return exchange(buffer)
+
+        hosts.multihost_utils.process_allgather = counted_gather
+        hosts._all_to_all = counted_exchange
+
+
+def measure(call: Callable[[], list[Batch]], received: _ReceivedBytes) -> tuple[Cost, list[Batch]]:
+    """Returns the cost of one call, which begins at the same time in all processes, and its result."""
+    multihost_utils.sync_global_devices('start')
+    received_before = received.count
+    cpu = time.process_time()
+    started = time.perf_counter()
+    batches = call()
+    seconds = time.perf_counter() - started
+    cost = Cost(time.process_time() - cpu, seconds, received.count - received_before)
+    return cost, batches
+
+
+def _check_equal(left: list[Batch], right: list[Batch]) -> None:
+    for left_batch, right_batch in zip(left, right, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, left_batch, right_batch)
+
+
+def run_process(arguments: argparse.Namespace) -> None:
+    """Measures all sizes in one process of several; process 0 prints the lines of the table."""
+    process, port = arguments.join
+    (count,) = arguments.processes
+    connect.connect('coordinator', f'localhost:{port}', count, process, 100)
+    received = _ReceivedBytes()
+    for rollouts in arguments.rollouts:
+        for tokens in arguments.tokens:
+            step = Step(rollouts, tokens)
+            costs: dict[str, list[Cost]] = {arm: [] for arm in ARMS}
+            # The first round compiles and is not counted.
+            for round_number in range(arguments.rounds + 1):
+                results = {}
+                for arm in ARMS:
+                    cost, results[arm] = measure(getattr(step, arm), received)
+                    if round_number:
+                        costs[arm].append(cost)
+                _check_equal(results['whole'], results['rows'])
+            for arm in ARMS:
+                _print_line(step.hosts, arm, rollouts, tokens, costs[arm])
+
+
+def _print_line(
+    all_hosts: hosts.Hosts, arm: str, rollouts: int, tokens: int, costs: list[Cost]
+) -> None:
+    """Prints medians over the rounds: of the host with most of it."""
+    local = []
+    for name in ('received', 'cpu', 'seconds'):
+        local.append(statistics.median(getattr(cost, name) for cost in costs))
+    megabytes, cpu, seconds = np.max(all_hosts.gather(local), axis=0)
+    if all_hosts.is_first:
+        cells = [all_hosts.count, rollouts, tokens, arm]
+        cells += [f'{megabytes / 1e6:.2f}', f'{cpu:.3f}', f'{seconds:.3f}']
+        print('| ' + ' | '.join(map(str, cells)) + ' |', flush=True)
+
+
+def start_processes(arguments: argparse.Namespace, count: int) -> None:
+    """Runs `count` processes of this benchmark on this machine and waits for them; raises if one fails."""
+    with socket.socket() as free:
+        free.bind(('localhost', 0))
+        port = free.getsockname()[1]
+    sizes = ['--rounds', arguments.rounds, '--rollouts', *arguments.rollouts]
+    sizes += ['--tokens', *arguments.tokens, '--processes', count]
+    environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}
+    running = []
+    for process in range(count):
+        command = [sys.executable, '-m', 'benchmarks.exchange', *sizes, '--join', process, port]
+        pipe = subprocess.PIPE if process == 0 else subprocess.DEVNULL
+        arguments_of_process = list(map(str, command))
+        running.append(
+            subprocess.Popen(arguments_of_process, env=environment, stdout=pipe, text=True)
+        )
+    assert running[0].stdout is not None
+    for line in running[0].stdout:
+        # Gloo writes lines of its own.
+        if line.startswith('|'):
+            print(line, end='', flush=True)
+    codes = [process.wait() for process in running]
+    if any(codes):
+        raise SystemExit(f'{count} processes ended with {codes}')
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Starts the processes, or runs one of them (`--join`)."""
+    parser = argparse.ArgumentParser(
+        prog='python -m benchmarks.exchange',
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument('--processes', type=int, nargs='+', default=[2, 4], help='(default: 2 4)')
+    parser.add_argument(
+        '--rollouts', type=int, nargs='+', default=[320, 1280], help='of a step (default: 320 1280)'
+    )
+    parser.add_argument(
+        '--tokens',
+        type=int,
+        nargs='+',
+        default=[500, 1500],
+        help='of a rollout (default: 500 1500)',
+    )
+    parser.add_argument('--rounds', type=int, default=3, help='counted repetitions (default: 3)')
+    # Index and port of a process that this command started.
+    parser.add_argument('--join', type=int, nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if arguments.join:
+        run_process(arguments)
+        return
+    print('| processes | rollouts | tokens | exchange | MB received | CPU seconds | seconds |')
+    print('|---|---|---|---|---|---|---|', flush=True)
+    for count in arguments.processes:
+        start_processes(arguments, count)
+
+
+if __name__ == '__main__':
+    main()

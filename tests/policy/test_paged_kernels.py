@@ -1,0 +1,267 @@
+"""Kernels of paged attention, interpreted on a CPU, against the plain path over the same pages."""
+
+import interpretable_kernel
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from zeroplay_jax.policy import (
+    paged_attention,
+    ragged_attention,
+    ragged_gpu,
+    ragged_rows,
+    ragged_tpu,
+    sharding,
+)
+from zeroplay_jax.policy.ragged_rows import StepShape
+from zeroplay_jax.types import UserError
+
+LONG = pytest.mark.long
+# Largest difference to the plain path. bfloat16: the weights of the values are rounded to it in the plain path and on
+# GPUs and not on TPUs; results, of a size of about 1, have 8 bits.
+TOLERANCE = {'float32': 2e-6, 'bfloat16': 2e-2}
+SLOTS = 8
+
+
+@pytest.fixture(scope='module')
+def tpu_kernel():
+    return interpretable_kernel.load().ragged_paged_attention
+
+
+@pytest.fixture
+def on(request, monkeypatch, tpu_kernel):
+    """Computes as on the platform that the test asks for."""
+    if request.param == 'tpu':
+        monkeypatch.setattr(ragged_attention, 'platform_of', lambda mesh: 'tpu')
+        monkeypatch.setattr(ragged_tpu, '_kernel', lambda: tpu_kernel)
+        # Two pages a time, so that rows have several blocks; and two blocks of queries per chunk.
+        monkeypatch.setattr(ragged_tpu, 'BLOCK', 32)
+        monkeypatch.setattr(ragged_tpu, 'CHUNK_QUERIES', 8)
+    return request.param
+
+
+BOTH = pytest.mark.parametrize('on', ['tpu', 'gpu'], indirect=True)
+
+
+class Case:
+    """Tokens of a step and pages that are not a number wherever nothing was written.
+
+    Args:
+      rows: slot → (positions before this step, tokens of this step), in the order of the step.
+    """
+
+    def __init__(
+        self, rows, page, heads, kv_heads, head_dim, dtype, tokens=40, cached_dim=None, seed=0
+    ):
+        rng = np.random.default_rng(seed)
+        per_row = max(-(-(before + fed) // page) for before, fed in rows.values()) + 1
+        pages = rng.permutation(SLOTS * per_row + 3)
+        self.table = pages[: SLOTS * per_row].reshape(SLOTS, per_row).astype(np.int32)
+        self.cache = jnp.full(
+            (len(pages), page, 2 * kv_heads, cached_dim or head_dim), jnp.nan, dtype
+        )
+        self.row = np.full(tokens, SLOTS, np.int32)
+        self.position = np.full(tokens, -1, np.int32)
+        index = 0
+        for slot, (before, fed) in rows.items():
+            place = np.arange(before + fed)
+            k, v = rng.normal(size=(2, len(place), kv_heads, head_dim))
+            self.cache = paged_attention.write_tokens(
+                self.cache,
+                jnp.asarray(k, dtype),
+                jnp.asarray(v, dtype),
+                jnp.asarray(self.table[slot, place // page]),
+                jnp.asarray(place % page),
+            )
+            self.row[index : index + fed] = slot
+            self.position[index : index + fed] = place[before:]
+            index += fed
+        self.used = index
+        self.q = jnp.asarray(rng.normal(size=(tokens, heads, head_dim)), dtype)
+        self.head_dim = head_dim
+
+    def plain(self, window=0):
+        cache = self.cache[..., : self.head_dim]
+
+        def attend(q, cache, table, row, position):
+            return paged_attention.make_attend(table, row, position)(q, cache, window)
+
+        out = jax.jit(attend)(self.q, cache, self.table, self.row, self.position)
+        return np.asarray(out, np.float32)
+
+    def kernel(self, shape, window=0, mesh=None):
+        mesh = mesh or sharding.make_mesh()
+
+        def attend(q, cache, table, row, position):
+            return ragged_attention.make_attend(mesh, table, row, position, shape)(q, cache, window)
+
+        out = jax.jit(attend)(self.q, self.cache, self.table, self.row, self.position)
+        return np.asarray(out, np.float32)
+
+    def same(self, shape, dtype, window=0):
+        expected, out = self.plain(window), self.kernel(shape, window)
+        assert np.isfinite(expected).all()
+        np.testing.assert_allclose(out, expected, atol=TOLERANCE[dtype])
+        np.testing.assert_array_equal(out[self.used :], 0)
+
+
+# Rows of one token: the first position, ends of pages and blocks, and between them; slots in between are idle.
+SINGLES = {0: (0, 1), 1: (15, 1), 3: (16, 1), 4: (31, 1), 5: (70, 1), 7: (127, 1)}
+# Chunks: a new row, one across pages, one whose last block of queries is full, one with one token.
+CHUNKS = {1: (0, 5), 2: (13, 9), 5: (40, 8), 6: (63, 1)}
+MIXED = {0: (15, 1), 4: (37, 1), 7: (0, 1), 1: (0, 11), 3: (20, 9)}
+STEPS = {
+    'singles': (SINGLES, StepShape(8, False)),
+    'chunks': (CHUNKS, StepShape(0, True)),
+    'mixed': (MIXED, StepShape(8, True)),
+    'no-singles': (CHUNKS, StepShape(8, True)),
+    'no-chunks': (SINGLES, StepShape(8, True)),
+    'idle': ({0: (3, 0)}, StepShape(8, True)),
+}
+
+
+@BOTH
+@pytest.mark.parametrize(
+    'step,window',
+    [
+        ('mixed', 20),
+        ('singles', 0),
+        ('idle', 0),
+        pytest.param('mixed', 0, marks=LONG),
+        pytest.param('singles', 20, marks=LONG),
+        pytest.param('chunks', 0, marks=LONG),
+        pytest.param('chunks', 20, marks=LONG),
+        pytest.param('no-singles', 0, marks=LONG),
+        pytest.param('no-chunks', 0, marks=LONG),
+    ],
+)
+def test_kernels_equal_the_plain_path(on, step, window):
+    rows, shape = STEPS[step]
+    tokens = 8 if step == 'singles' else 40
+    Case(rows, 16, 4, 2, 128, 'float32', tokens).same(shape, 'float32', window)
+
+
+# (query heads, key/value heads, size of a head): Qwen2.5 0.5B, 3B and 7B, and as many key/value heads as heads.
+HEADS = {'0.5B': (14, 2, 64), '3B': (16, 2, 128), '7B': (28, 4, 128), 'mha': (8, 8, 128)}
+
+
+@BOTH
+@pytest.mark.parametrize(
+    'model,page,dtype',
+    [
+        ('0.5B', 16, 'bfloat16'),
+        ('7B', 128, 'bfloat16'),
+        pytest.param('3B', 32, 'bfloat16', marks=LONG),
+        pytest.param('mha', 32, 'float32', marks=LONG),
+        pytest.param('0.5B', 32, 'float32', marks=LONG),
+        pytest.param('7B', 16, 'float32', marks=LONG),
+        pytest.param('3B', 128, 'float32', marks=LONG),
+        pytest.param('mha', 16, 'bfloat16', marks=LONG),
+    ],
+)
+def test_heads_pages_and_dtypes(on, model, page, dtype):
+    heads, kv_heads, head_dim = HEADS[model]
+    # On TPUs smaller heads are padded.
+    cached_dim = ragged_attention.cache_head_dim(head_dim, sharding.make_mesh())
+    case = Case(MIXED, page, heads, kv_heads, head_dim, dtype, cached_dim=cached_dim)
+    case.same(StepShape(8, True), dtype)
+
+
+@BOTH
+@pytest.mark.parametrize('dtype', ['bfloat16', pytest.param('float32', marks=LONG)])
+def test_neighbours_and_pages_change_no_bit(on, dtype):
+    """A row alone, the same shape of the step: same bits beside other rows and in other pages."""
+    together = Case(MIXED, 16, 4, 2, 128, dtype)
+    out = together.kernel(StepShape(8, True))
+    for slot in (4, 3):
+        mine = together.row == slot
+        alone = Case(MIXED, 16, 4, 2, 128, dtype)
+        alone.row = np.full_like(alone.row, SLOTS)
+        alone.position = np.full_like(alone.position, -1)
+        count = mine.sum()
+        alone.row[:count], alone.position[:count] = slot, together.position[mine]
+        alone.q = alone.q.at[:count].set(together.q[np.flatnonzero(mine)])
+        np.testing.assert_array_equal(alone.kernel(StepShape(8, True))[:count], out[mine])
+    moved = np.random.default_rng(1).permutation(len(together.cache))
+    together.cache = jnp.zeros_like(together.cache).at[moved].set(together.cache)
+    together.table = moved[together.table].astype(np.int32)
+    np.testing.assert_array_equal(together.kernel(StepShape(8, True)), out)
+
+
+@pytest.mark.parametrize('on', ['gpu', pytest.param('tpu', marks=LONG)], indirect=True)
+def test_every_device_computes_its_heads(on):
+    case = Case(MIXED, 16, 8, 4, 128, 'float32')
+    whole = case.kernel(StepShape(8, True))
+    split = case.kernel(StepShape(8, True), mesh=sharding.make_mesh(1, 1, 4))
+    np.testing.assert_allclose(split, whole, atol=TOLERANCE['float32'])
+
+
+@pytest.mark.parametrize('on', ['gpu', pytest.param('tpu', marks=LONG)], indirect=True)
+@pytest.mark.parametrize('seed', [0, pytest.param(1, marks=LONG), pytest.param(2, marks=LONG)])
+def test_random_steps(on, seed):
+    rng = np.random.default_rng(seed)
+    slots = rng.permutation(SLOTS)
+    singles, chunks = sorted(slots[:3]), sorted(slots[3:6])
+    rows = {int(slot): (int(rng.integers(0, 120)), 1) for slot in singles}
+    rows |= {int(slot): (int(rng.integers(0, 90)), int(rng.integers(1, 30))) for slot in chunks}
+    case = Case(rows, 16, 6, 2, 128, 'float32', tokens=96, seed=seed)
+    case.same(StepShape(8, True), 'float32', int(rng.integers(0, 2)) * 33)
+
+
+@pytest.mark.parametrize('model', HEADS)
+def test_the_gpu_kernel_is_lowered_for_gpus(model):
+    """From shapes, without a GPU: to Triton's language, not further."""
+    heads, kv_heads, head_dim = HEADS[model]
+    shape = StepShape(64, True)
+
+    def attend(q, cache, table, row, position):
+        rows = ragged_rows.rows_of_tokens(table, row, position, shape)
+        plan = ragged_gpu.make_plan(rows, q.shape[0], shape)
+        return ragged_gpu.attend(q, cache, plan, shape, 100, head_dim**-0.5, interpret=False)
+
+    q = jax.ShapeDtypeStruct((256, heads, head_dim), 'bfloat16')
+    cache = jax.ShapeDtypeStruct((99, 64, 2 * kv_heads, head_dim), 'bfloat16')
+    ints = [jax.ShapeDtypeStruct(size, 'int32') for size in ((64, 9), (256,), (256,))]
+    lowered = jax.jit(attend).trace(q, cache, *ints).lower(lowering_platforms=('cuda',))
+    assert lowered.as_text().count('__gpu$xla.gpu.triton') == 2
+
+
+def test_rows_of_a_step():
+    table = jnp.arange(5 * 2).reshape(5, 2)
+    row = jnp.array([4, 1, 0, 0, 3, 3, 3, 5, 5], jnp.int32)
+    position = jnp.array([9, 0, 4, 5, 0, 1, 2, -1, -1], jnp.int32)
+    rows = ragged_rows.rows_of_tokens(table, row, position, StepShape(5, True))
+    assert int(rows.count) == 4 and int(rows.singles) == 2
+    np.testing.assert_array_equal(rows.length[:4], [10, 1, 6, 3])
+    np.testing.assert_array_equal(rows.start, [0, 1, 2, 4, 7, 7])
+    np.testing.assert_array_equal(rows.table[:4], table[jnp.array([4, 1, 0, 3])])
+    assert int(ragged_rows.rows_of_tokens(table, row, position, StepShape(1, True)).singles) == 1
+    # The kernel for TPUs gets the tokens before the chunks as a row of one position.
+    _, chunks = ragged_tpu.make_plan(rows, 9, StepShape(5, True))
+    assert int(chunks.count[0]) == 3
+    np.testing.assert_array_equal(chunks.starts[:4], [0, 2, 4, 7])
+    np.testing.assert_array_equal(chunks.lengths[:3], [1, 6, 3])
+    none = ragged_rows.rows_of_tokens(table, jnp.full(3, 5), jnp.full(3, -1), StepShape(5, True))
+    assert int(none.count) == 0 and none.length.min() >= 1
+    for call in ragged_tpu.make_plan(none, 3, StepShape(3, True)):
+        assert int(call.count[0]) == 1 and call.starts[0] == 0 and call.starts[1] == 1
+
+
+@pytest.mark.parametrize(
+    'platform,kv_heads,page,message',
+    [
+        (
+            'tpu',
+            3,
+            64,
+            '3 key/value heads on a chip: sampler.attention=ragged takes 1, 2, 4, 8',
+        ),
+        ('gpu', 2, 24, 'sampler.page=24: .* give 64'),
+    ],
+)
+def test_sizes_that_no_kernel_takes_are_refused(monkeypatch, platform, kv_heads, page, message):
+    monkeypatch.setattr(ragged_attention, 'platform_of', lambda mesh: platform)
+    with pytest.raises(UserError, match=message) as error:
+        ragged_attention.check(kv_heads, page, 'bfloat16', sharding.make_mesh())
+    assert '\n' not in str(error.value)

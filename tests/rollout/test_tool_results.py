@@ -1,0 +1,173 @@
+"""Results of tools cost one device call per step, and a slow call delays no other rollout."""
+
+import dataclasses
+import threading
+import types
+
+import numpy as np
+import pytest
+from counted_device import CountedDevice
+
+from zeroplay_jax.rollout.requests import Request
+from zeroplay_jax.rollout.scheduler import Scheduler
+from zeroplay_jax.rollout.slot_programs import SamplerConfig
+from zeroplay_jax.rollout.slots import SlotPool
+from zeroplay_jax.selfplay.library import SearchableCorpus
+from zeroplay_jax.tools import registry
+from zeroplay_jax.tools.mcp import McpTool
+from zeroplay_jax.types import ToolCall
+
+CONFIG = SamplerConfig(
+    slots=6, context=128, chunk=32, fill_rows=6, burst=8, put_rows=6, put_tokens=32
+)
+TURNS = 4
+
+
+class Talk:
+    """A role whose turns call the tool; every third rollout's calls are refused instead."""
+
+    stops = ('!',)
+    limits = types.SimpleNamespace(max_turns=TURNS, turn_tokens=20)
+    codec = types.SimpleNamespace(token_bytes=[b'x', b'!'], eos_ids=())
+
+    def __init__(self, identity, tool):
+        self.identity, self.tools = identity, {tool.name: tool}
+        self.tool = tool.name
+
+    def retained_tokens(self, ids):
+        return ids
+
+    def end_turn(self, text):
+        refused = 'malformed' if self.identity % 3 == 2 else None
+        call = ToolCall(self.tool, {'query_list': [str(self.identity)]}, error=refused)
+        return types.SimpleNamespace(call=call, malformed=False, done=False)
+
+    def with_result(self, call, result):
+        return dataclasses.replace(call, text='found', error=result.error)
+
+    def observation(self, call):
+        return np.zeros(3 + self.identity % 5, np.int32)
+
+
+class CountedPuts(CountedDevice):
+    """Records the rows of every put, by step."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.puts = [[]]
+
+    def put(self, rows):
+        self.puts[-1].append([row.start for row in rows])
+        super().put(rows)
+
+    def decode(self, params):
+        self.puts.append([])
+        return super().decode(params)
+
+
+class SearchSource:
+    """A corpus whose search server answers several requests at once."""
+
+    concurrent_requests = 4
+
+    def __init__(self, search):
+        self.search = search
+
+
+def search_tool(search, concurrent_requests=4):
+    source = SearchSource(search)
+    source.concurrent_requests = concurrent_requests
+    config = types.SimpleNamespace(tools=types.SimpleNamespace(max_queries=3))
+    return registry.BUILT_IN['search'](config, source)
+
+
+def passages(queries):
+    return [[{'id': '1', 'title': query, 'text': 'text'}] for query in queries]
+
+
+def play(tool, count, on_end=lambda: None, workers=None):
+    """(device, trajectories) of `count` rollouts of one sample."""
+    # Turns end at different steps; the first rollout's first turn ends before all others.
+    device = CountedPuts(CONFIG, lambda rollout: [3 + 7 * min(rollout.identity[0], 2)] * TURNS)
+    pool = device.pool = SlotPool(device, seed=0)
+    scheduler = Scheduler({'policy': pool})
+    if workers is not None:
+        scheduler.workers = workers
+    prompt = np.zeros(9, np.int32)
+    episodes = []
+    for number in range(count):
+        request = Request('policy', prompt, (number,), Talk(number, tool))
+        episodes.append(scheduler.rollout(request))
+    results = scheduler.run(episodes, on_end)
+    return device, [trajectory for (trajectory,) in results]
+
+
+class PromptWorkers:
+    """Tools that have always answered by the next step."""
+
+    futures = ()
+    deterministic = True
+
+    def __init__(self):
+        self.waiting = []
+
+    def submit(self, pool, calls):
+        for rollout, call in calls:
+            self.waiting.append((types.SimpleNamespace(pool=pool, rollout=rollout), call))
+
+    def finished(self):
+        finished, self.waiting = self.waiting, []
+        return finished
+
+    def abandon(self):
+        pass
+
+
+def test_results_refusals_and_new_requests_of_a_step_are_put_by_one_call():
+    device, trajectories = play(search_tool(passages), 18, workers=PromptWorkers())
+    assert all(len(trajectory.turns) == TURNS for trajectory in trajectories)
+    assert max(map(len, device.puts)) == 1
+    # Some step put results of several tools and refused calls, and some step results and new prompts (from 0 on).
+    rows_of_steps = [rows for puts in device.puts for rows in puts]
+    assert any(sum(start > 0 for start in rows) >= 3 for rows in rows_of_steps)
+    assert any(0 < sum(start > 0 for start in rows) < len(rows) for rows in rows_of_steps)
+
+
+@pytest.mark.parametrize('concurrent_requests', [1, 4])
+def test_a_slow_search_delays_only_its_own_batch(concurrent_requests):
+    """The first search returns when all other rollouts have ended, or when they do not end for a while."""
+    others_ended, ended, searched = threading.Event(), [], []
+
+    def on_end():
+        ended.append(None)
+        if len(ended) == 5:
+            others_ended.set()
+
+    outcome = []
+
+    def search(queries):
+        searched.append(list(queries))
+        if len(searched) == 1:
+            outcome.append(others_ended.wait(timeout=3 if concurrent_requests == 1 else 60))
+        return passages(queries)
+
+    tool = search_tool(search, concurrent_requests)
+    assert tool.workers == concurrent_requests
+    device, trajectories = play(tool, 6, on_end)
+    assert all(len(trajectory.turns) == TURNS for trajectory in trajectories)
+    assert searched[0] == ['0']
+    # With a single worker the others wait; that is why servers get several.
+    assert outcome == [concurrent_requests > 1]
+
+
+def test_an_index_of_this_process_gets_one_worker_and_a_server_its_connections():
+    def corpus(**backend):
+        client = types.SimpleNamespace(backend=types.SimpleNamespace(**backend))
+        return SearchableCorpus(client, 3, 100)
+
+    assert corpus().concurrent_requests == 1 and corpus(connections=16).concurrent_requests == 16
+
+
+def test_a_slow_mcp_call_shares_no_batch():
+    tool = McpTool('http://localhost:1/mcp', 'tool', 'does it', {'type': 'object'}, 1.0)
+    assert tool.max_batch == 1 and tool.workers > 1
