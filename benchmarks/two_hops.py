@@ -105,7 +105,7 @@ def joined_clause(row: Json) -> str | None:
     if parts is None or not calls:
         return None
     bridge = calls[0]['arguments']['query_list'][0]
-    prompt = ' '.join(row['segments'][0]['text'].split())
+    prompt = ' '.join(row['segments'][0]['text'].split()).replace(f'[ {bridge} ]', bridge)
     sentence = parts[0].replace(BRIDGE, bridge)
     clause = parts[1].replace(BRIDGE, bridge).replace(BLANK, row['info']['answers'][0])
     if sentence not in prompt:

@@ -25,7 +25,9 @@ def proposal(question, answer, query='Lomi Kelpar', rejected=None):
         'documents': [[{'id': 'b', 'title': title, 'text': text}]],
     }
     info = {'hops': 2, 'question': question, 'answers': [answer], 'rejected': rejected}
-    prompt = f'Document: (Title: Gumu) {PASSAGES["a"][1]}'
+    # The proposer sees the name as a link.
+    linked_text = PASSAGES['a'][1].replace('Lomi Kelpar', '[ Lomi Kelpar ]')
+    prompt = f'Document: (Title: Gumu) {linked_text}'
     segments = [{'source': 'prompt', 'text': prompt}]
     row = {'is_proposal': True, 'drop': None, 'info': info}
     return row | {'turns': [turn, None], 'segments': segments}

@@ -158,8 +158,9 @@ def test_a_proposal_of_two_hops_is_about_its_document_and_a_passage_found(texts)
         text = policy_text(demo)
         bridge, question, answer = (tag(text, name) for name in ('search', 'question', 'answer'))
         (documents,) = [part.content for part in demo.parts if part.source == ENV]
-        sentence = question[: question.rindex(BRIDGE)].strip().replace(BRIDGE, bridge)
+        sentence = question[: question.rindex(BRIDGE)].strip().replace(BRIDGE, f'[ {bridge} ]')
         clause = question[question.rindex(BRIDGE) :].replace(BRIDGE, bridge)
+        # The document says which name leads on.
         assert sentence in ' '.join(demo.fields['document'].split())
         passages = [' '.join(document['text'].split()) for document in documents]
         assert any(clause.replace(cloze.BLANK, answer) in passage for passage in passages)

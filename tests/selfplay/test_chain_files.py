@@ -29,7 +29,7 @@ def linked(count):
             f'It was opened to the public of the town in the year {1000 + number} by its mayor.'
         )
         person = (
-            f'{name(number)} was educated in Univer{number}city from the year {1500 + number} on. '
+            f'{name(number)} was educated in Univer{number}city from the start on. '
             f'The family of the engineer number {number}y came from a village in Valley{number}land.'
         )
         records.append(Record(f't{number}', contents(f'Town {number}', town)))
@@ -78,6 +78,49 @@ def test_training_starts_from_no_document_of_a_question():
     one_hop_ids = {each['document_id'] for each in built.documents if each['hops'] == 1}
     assert {each['document_id'] for each in of_two_hops} <= one_hop_ids
     assert all(each['document_id'].startswith('t') for each in of_two_hops)
+    # The line names the person, whose document has this title.
+    titles = {split(record.contents)[0] for record in records}
+    assert all(each['link'] in titles and each['link'] in each['text'] for each in of_two_hops)
+
+
+def test_a_question_that_one_search_answers_has_not_two_hops():
+    records = linked(300)
+    for number in range(0, 300, 2):
+        title, text = split(records[2 * number + 1].contents)
+        # A word that no other passage has leads to the passage without the name.
+        telling = text.replace('from the start', f'by bishop Xo{number}xylo')
+        records[2 * number + 1] = Record(f'p{number}', contents(title, telling))
+    passages = list(enumerate(records, 1))
+    found = chain_files.find(lambda: iter(passages), 0, 1000, _title)
+    chain_files.add_searches(lambda: iter(passages), found, 0)
+    assert {each.second.id for each in found if each.needs_bridge} == {
+        f'p{number}' for number in range(1, 300, 2)
+    }
+    assert all(each.is_found_by_bridge for each in found)
+    asked = {line['document_id'] for line in build(records).questions if line['hops'] == 2}
+    assert len(asked) == 20 and all(int(name[1:]) % 2 for name in asked)
+
+
+def test_a_name_that_a_search_does_not_find_is_no_link():
+    records = linked(300)
+    # Three other documents of the same title hide the clause.
+    for number in range(0, 300, 2):
+        for copy in range(3):
+            records.append(Record(f'c{number}.{copy}', contents(name(number), name(number))))
+    lines = build(records).documents
+    links = {line['link'] for line in lines if line['hops'] == 2}
+    assert links and links <= {name(number) for number in range(1, 300, 2)}
+
+
+def test_the_link_is_in_the_sentence_that_is_asked_about():
+    records = linked(300)
+    for number in range(0, 300, 2):
+        title, text = split(records[2 * number].contents)
+        # Too short to be asked about.
+        records[2 * number] = Record(f't{number}', contents(title, f'By {name(number)}. {text}'))
+    lines = build(records).documents
+    starts = {line['document_id'] for line in lines if line['hops'] == 2}
+    assert starts and starts <= {f't{number}' for number in range(1, 300, 2)}
 
 
 def test_the_order_of_the_corpus_does_not_matter():

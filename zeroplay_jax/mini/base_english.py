@@ -151,7 +151,7 @@ STAGES = (
         adam_rate=1e-3,
         decay_share=0.4,
         saved=True,
-        errors=EnglishSetting(short_query=0.85, wrong_span=0.65, malformed=0.1),
+        errors=EnglishSetting(short_query=0.85, wrong_span=0.65, malformed=0.06),
         observation_tokens=OBSERVATION_TOKENS,
         shares=_UNEVEN_SHARES,
     ),

@@ -108,17 +108,19 @@ def _solution(texts: Texts, rng: Generator, setting: EnglishSetting, with_path: 
 
 
 def proposer(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
-    """A document → a search for a name in it → a question about this name, and the answer."""
+    """A document with a link → a search for the name → a question about this name, and the answer."""
     while True:
         link = texts.draw_link(rng, _REAL_SHARE)
         documents = texts.search(link.chain.first.answer)
-        # Drawn again if the search for the name does not return the clause.
-        if _contains(documents, link.chain.second.sentence):
+        disguise = _disguise_of_link(texts, rng, link)
+        chain = _disguised(disguise, link.chain)
+        linked = disguise.document(link.first) | {'link': chain.first.answer}
+        document = ' '.join(prompts.document_text(linked).split())
+        # Drawn again if the search for the name does not return the clause, or if an earlier sentence has the name.
+        is_linked = marked(chain.first, with_right=True) in document
+        if is_linked and _contains(documents, link.chain.second.sentence):
             break
-    disguise = _disguise_of_link(texts, rng, link)
-    chain = _disguised(disguise, link.chain)
-    fields = {'hops': 2, 'document': prompts.document_text(disguise.document(link.first))}
-    demo = Demo('proposer', fields)
+    demo = Demo('proposer', {'hops': 2, 'document': prompts.document_text(linked)})
     bridge_thought = think(marked(chain.first, with_right=True))
     demo.add_policy_text(f'{bridge_thought}<search> {chain.first.answer}</search>')
     demo.add_documents([disguise.document(document) for document in documents])

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+from jaxtyping import Bool
+
 from zeroplay_jax.mini import chains
-from zeroplay_jax.mini.chains import Chain
-from zeroplay_jax.mini.cloze import ANSWER_WORDS, Cloze
+from zeroplay_jax.mini.chains import BRIDGE, Chain
+from zeroplay_jax.mini.cloze import ANSWER_WORDS, BLANK, Cloze
 from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.retrieval.corpus import Record, split
+from zeroplay_jax.retrieval.lexical import LexicalEncoder
 from zeroplay_jax.selfplay.builders import BottomK, hash_key, unfit
 from zeroplay_jax.selfplay.cloze_passages import Passage, Passages, parse
 
 # Clauses that are stored per name; a corpus may have many more about a well-known one.
 _CLAUSES_PER_NAME = 20
+# Chains that `add_searches` searches for, and passages that it searches in: enough for some hundred questions.
+_SEARCHED_CHAINS = 2_000
+_SEARCHED_PASSAGES = 20_000
+# Passages per search, and passages that are encoded at once.
+_TOP_K = 3
+_BLOCK = 1_000
 
 UnitOf = Callable[[Record], str]
 
@@ -40,6 +50,8 @@ class CorpusChain:
       first, second: its passages.
       first_document, second_document: names of their documents.
       second_sentence: the sentence of the second passage that the clause is cut out of.
+      needs_bridge: whether a search without the bridge does not return the second passage (`add_searches`).
+      is_found_by_bridge: whether a search for the bridge alone returns it.
     """
 
     chain: Chain
@@ -48,11 +60,18 @@ class CorpusChain:
     first_document: str
     second_document: str
     second_sentence: str
+    needs_bridge: bool = False
+    is_found_by_bridge: bool = False
 
     @property
     def documents(self) -> set[str]:
         """Names of both documents."""
         return {self.first_document, self.second_document}
+
+    @property
+    def clause_without_bridge(self) -> str:
+        """The clause after the bridge."""
+        return self.chain.second.question.removeprefix(self.chain.first.answer)
 
     @property
     def sentences(self) -> tuple[str, str]:
@@ -186,6 +205,69 @@ def _corpus_chain(
         statement.document,
         statement.sentence,
     )
+
+
+def add_searches(passages: Passages, found: Sequence[CorpusChain], seed: int) -> None:
+    """Sets `needs_bridge` and `is_found_by_bridge` of the first chains; the others keep False.
+
+    The searches are those of the lexical encoder; another index may rank in another way. A large corpus is sampled,
+    which counts more passages as found than a search in all of it would find.
+
+    Args:
+      passages: yields the whole corpus; called once.
+      found: the chains; changed in place.
+      seed: seed of the sample.
+    """
+    searched = found[:_SEARCHED_CHAINS]
+    if not searched:
+        return
+    clauses = [_searched_text(each.clause_without_bridge) for each in searched]
+    questions = [_searched_text(each.chain.question) for each in searched]
+    bridges = [each.chain.first.answer for each in searched]
+    targets = [each.second for each in searched]
+    searches = (clauses, questions, bridges)
+    is_found = _is_found(passages, searches, targets, seed)
+    for each, by_clause, by_question, by_bridge in zip(searched, *is_found, strict=True):
+        each.needs_bridge = not (by_clause or by_question)
+        each.is_found_by_bridge = bool(by_bridge)
+
+
+def _searched_text(question: str) -> str:
+    """Returns the words of a question or clause, without the marks of bridge and blank."""
+    return ' '.join(question.replace(BRIDGE, ' ').replace(BLANK, ' ').split())
+
+
+def _is_found(
+    passages: Passages, searches: Sequence[Sequence[str]], targets: Sequence[Passage], seed: int
+) -> Bool[np.ndarray, 'searches targets']:
+    """Returns for each query whether its target is among the first passages of a search.
+
+    Args:
+      passages: yields the corpus, of which a sample is searched.
+      searches: lists of queries, each with one query per target.
+      targets: the passages that are searched for.
+      seed: seed of the sample.
+    """
+    sample: BottomK[tuple[str, str]] = BottomK(_SEARCHED_PASSAGES)
+    for _, record in passages():
+        key = hash_key(seed, record.id)
+        if sample.admits(key):
+            sample.put(key, split(record.contents))
+    encoder = LexicalEncoder()
+    query_vectors = np.stack([encoder.encode_queries(queries) for queries in searches])
+    target_vectors = encoder.encode_passages(
+        [target.title for target in targets], [target.text for target in targets]
+    )
+    target_scores = np.sum(query_vectors * target_vectors, axis=-1)
+    # Rounding differs between the two products, and a target is no better than itself.
+    least_scores = target_scores[..., None] + 1e-6
+    num_better = np.zeros(target_scores.shape, np.int64)
+    searched = sample.ordered()
+    for start in range(0, len(searched), _BLOCK):
+        titles, texts = zip(*searched[start : start + _BLOCK], strict=True)
+        scores = query_vectors @ encoder.encode_passages(titles, texts).T
+        num_better += np.sum(scores > least_scores, axis=-1)
+    return num_better < _TOP_K
 
 
 def choose(

@@ -12,10 +12,10 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from zeroplay_jax.mini.chains import described, is_title
 from zeroplay_jax.mini.cloze import ANSWER_WORDS, SENTENCE_WORDS, Cloze, clozes, sentences
 from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.retrieval.corpus import Record, split
+from zeroplay_jax.rollout import prompts
 from zeroplay_jax.selfplay import chain_files
 from zeroplay_jax.selfplay.builders import BottomK, hash_key, unfit
 from zeroplay_jax.selfplay.chain_files import CorpusChain
@@ -34,8 +34,6 @@ TWO_HOP_SHARE = 1 / 4
 TWO_HOP_TRAINING_SHARE = 1 / 8
 # With fewer passages to start questions of two hops from, all questions have one hop.
 MIN_TWO_HOP_STARTS = 16
-# Most names in such a passage: a proposer that chooses among more hardly ever takes the one that leads on.
-MAX_NAMES = 4
 # With fewer questions, the 95 % interval of a mean score may be wider than ±0.18 (1.96 · 0.5 / √30).
 MIN_QUESTIONS = 30
 MIN_TRAINING_PASSAGES = 8
@@ -92,8 +90,7 @@ def build(passages: Passages, source: str, count: int, seed: int, max_documents:
     """Splits a corpus and returns its questions and training documents.
 
     Args:
-      passages: yields the whole corpus at every call; called six or seven times, or three times if `count`
-        is 0.
+      passages: yields the whole corpus at every call; called at most eight times, or four times if `count` is 0.
       source: name of the corpus in the lines.
       count: questions to make; a small corpus gives fewer. With 0 nothing is held out.
       seed: seed of the split, the questions and the sample of documents.
@@ -117,11 +114,12 @@ def build(passages: Passages, source: str, count: int, seed: int, max_documents:
         max_held_out = int(MAX_SHARE * files.total)
         candidates = dict(itertools.islice(candidates.items(), max_held_out))
     found_chains = chain_files.find(passages, seed, max_documents, unit_of)
+    chain_files.add_searches(passages, found_chains, seed)
     repeats: set[str] = set()
     if count:
         repeats = _repeated_sentences(passages(), _sentences_of(candidates, found_chains))
     held_out = _hold_out(files, candidates, found_chains, repeats, source, count, seed)
-    two_hop_starts = _two_hop_starts(found_chains, held_out)
+    two_hop_starts = _two_hop_starts(found_chains, held_out, source)
     if found_chains and len(two_hop_starts) < MIN_TWO_HOP_STARTS:
         # Too few to train on: the questions of two hops are given up too.
         two_hop_starts = []
@@ -143,7 +141,7 @@ def build(passages: Passages, source: str, count: int, seed: int, max_documents:
             f'{source}: {len(files.documents)} passages remain to train on, at least {MIN_TRAINING_PASSAGES} are '
             'needed; give more or longer English texts'
         )
-    files.documents += [passage.document_line(source, hops=2) for passage in two_hop_starts]
+    files.documents += two_hop_starts
     return files
 
 
@@ -169,7 +167,9 @@ def _hold_out(
     """
     max_two_hops = int(TWO_HOP_SHARE * count)
     max_documents = int(USUAL_SHARE * files.total)
-    two_hops = chain_files.choose(found_chains, max_two_hops, max_documents, repeats)
+    # A question that one search answers would have one hop.
+    candidate_chains = [each for each in found_chains if each.needs_bridge]
+    two_hops = chain_files.choose(candidate_chains, max_two_hops, max_documents, repeats)
     held_out: set[str] = set()
     used_sentences = set(repeats)
     for each in two_hops:
@@ -188,19 +188,25 @@ def _hold_out(
     return held_out | set(itertools.islice(candidates, num_documents))
 
 
-def _two_hop_starts(found_chains: Iterable[CorpusChain], held_out: set[str]) -> list[Passage]:
-    """Returns the passages, each once, from which a proposer can find a chain; none of a held-out document.
+def _two_hop_starts(
+    found_chains: Iterable[CorpusChain], held_out: set[str], source: str
+) -> list[dict[str, Any]]:
+    """Returns the lines of the passages from which a proposer can find a chain, each once; none of a held-out document.
 
-    A proposer chooses a name and searches for it alone. So the passage has few names, and the second passage has the
-    name as its title, by which a search finds it.
+    A proposer searches for the name alone, so such a search has to return the second passage. The line says which name
+    it is, as a link of a web page does: most names of a passage lead nowhere.
     """
-    starts: dict[str, Passage] = {}
+    lines: dict[str, dict[str, Any]] = {}
     for each in found_chains:
-        names = {case.answer for text in each.first.sentences for case in described(text)}
-        is_found = is_title(each.chain.first.answer, each.second.title)
-        if is_found and len(names) <= MAX_NAMES and each.first_document not in held_out:
-            starts[each.first.id] = each.first
-    return list(starts.values())
+        link = each.chain.first.answer
+        line = each.first.document_line(source, link)
+        # The link is the first occurrence of the name, and the sentence that is asked about has to contain it.
+        shown = ' '.join(prompts.document_text(line).split())
+        first = each.chain.first
+        is_linked = f'{first.left}[ {link} ]{first.right}' in shown
+        if each.is_found_by_bridge and is_linked and each.first_document not in held_out:
+            lines.setdefault(each.first.id, line)
+    return list(lines.values())
 
 
 def _sentences_of(
@@ -337,7 +343,7 @@ def _training_documents(
             continue
         passage = parse(line, record)
         if passage and any(_best_cloze(text, title, seed) for text in passage.sentences):
-            sample.put(key, passage.document_line(source, hops=1))
+            sample.put(key, passage.document_line(source))
     return sample.ordered()
 
 

@@ -24,10 +24,13 @@ class Passage:
     text: str
     sentences: list[str]
 
-    def document_line(self, source: str, hops: int) -> dict[str, Any]:
-        """Returns the line of the file of training documents, for questions of so many hops."""
+    def document_line(self, source: str, link: str = '') -> dict[str, Any]:
+        """Returns the line of the file of training documents; with the name that links it to another one two hops."""
         document: dict[str, Any] = {'title': self.title, 'text': self.text, 'source': source}
-        return document | {'document_id': self.id, 'line': self.line, 'hops': hops}
+        document |= {'document_id': self.id, 'line': self.line}
+        if link:
+            return document | {'hops': 2, 'link': link}
+        return document | {'hops': 1}
 
 
 def parse(line: int, record: Record) -> Passage | None:
