@@ -81,6 +81,9 @@ _UNEVEN_SHARES = _TWO_HOP_SHARES | {
     'fill': 0.04,
     'solver_two_hops': 0.2,
     'proposer': 0.26,
+    # The documents of self-play have links (`selfplay.cloze_files`).
+    'proposer_two_hops': 0.0,
+    'proposer_with_link': 0.2,
     'proposer_from_answer': 0.02,
     'answer_from_documents': 0.02,
     'challenger': 0.01,

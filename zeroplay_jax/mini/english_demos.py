@@ -261,4 +261,5 @@ ROLES = {
     'solver_two_hops': Role(0.0, english_two_hops.solver),
     'solver_with_path_two_hops': Role(0.0, english_two_hops.solver_with_path),
     'proposer_two_hops': Role(0.0, english_two_hops.proposer),
+    'proposer_with_link': Role(0.0, english_two_hops.proposer_with_link),
 }

@@ -108,21 +108,37 @@ def _solution(texts: Texts, rng: Generator, setting: EnglishSetting, with_path: 
 
 
 def proposer(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
-    """A document with a link → a search for the name → a question about this name, and the answer."""
+    """A document → a search for a name in it → a question about this name, and the answer."""
+    return _proposal(texts, rng, setting, with_link=False)
+
+
+def proposer_with_link(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
+    """A document that says which name leads on → a search for it → a question about this name, and the answer."""
+    return _proposal(texts, rng, setting, with_link=True)
+
+
+def _proposal(texts: Texts, rng: Generator, setting: EnglishSetting, with_link: bool) -> Demo:
+    """Returns an episode of `proposer`, or with `with_link` of `proposer_with_link`."""
     while True:
         link = texts.draw_link(rng, _REAL_SHARE)
         documents = texts.search(link.chain.first.answer)
+        # Drawn again if the search for the name does not return the clause.
+        if not _contains(documents, link.chain.second.sentence):
+            continue
         disguise = _disguise_of_link(texts, rng, link)
         chain = _disguised(disguise, link.chain)
-        linked = disguise.document(link.first) | {'link': chain.first.answer}
-        document = ' '.join(prompts.document_text(linked).split())
-        # Drawn again if the search for the name does not return the clause, or if an earlier sentence has the name.
-        is_linked = marked(chain.first, with_right=True) in document
-        if is_linked and _contains(documents, link.chain.second.sentence):
+        document = disguise.document(link.first)
+        if not with_link:
             break
-    demo = Demo('proposer', {'hops': 2, 'document': prompts.document_text(linked)})
+        document['link'] = chain.first.answer
+        # Drawn again if an earlier sentence has the name, because the link would be there.
+        if marked(chain.first, with_right=True) in ' '.join(
+            prompts.document_text(document).split()
+        ):
+            break
+    demo = Demo('proposer', {'hops': 2, 'document': prompts.document_text(document)})
     bridge_thought = think(marked(chain.first, with_right=True))
     demo.add_policy_text(f'{bridge_thought}<search> {chain.first.answer}</search>')
-    demo.add_documents([disguise.document(document) for document in documents])
+    demo.add_documents([disguise.document(retrieved) for retrieved in documents])
     add_proposal(demo, chain.second, rng, setting, question=chain.question)
     return demo
