@@ -3,20 +3,23 @@
     python -m benchmarks.rollout                                # ours
     PEERS_PYTHON=/path/to/python python -m benchmarks.rollout   # ours, Tunix and transformers in turn
 
-`benchmarks/peers/workload.py` defines the work: a 23-million-parameter Qwen3-shaped policy in float32; 32 rollouts of
-a 64-token prompt and three turns of 32 greedy tokens with 96 observation tokens between turns; and a clipped
-policy-gradient step on 16 × 256 tokens. All engines run on the same two cores.
+`benchmarks/peers/workload.py` defines the work: a 23-million-parameter Qwen3-shaped policy in float32; a batch of
+scripted rollouts; and a clipped policy-gradient step on 16 × 256 tokens. All engines run on the same two cores.
+--workload even: 32 rollouts of a 64-token prompt and three turns of 32 greedy tokens, with 96 observation tokens
+between turns; uneven: 64 rollouts of one to five such turns with 20 to 300 observation tokens between them.
 
 PEERS_PYTHON is the interpreter of an environment with `benchmarks/peers/requirements.txt`. --peers names another folder
 of `peer_tunix.py` and `peer_hf.py`: scripts that take the number of timed calls and print '<name> rollout X generated
 tokens/s' and '<name> train X tokens/s'.
 
-The matmul bound is the rate of a 2048³ product in this process, right before and after the rollouts. A rollout at the
-bound would pass every token through the layers once and every generated token through the head once, and do nothing
-else.
+The bound of a batch is the larger of two times, whose rates this process measures right before and after the
+rollouts: operations (every token passes the layers once, every generated token the head once) at the rate of a 2048³
+product, and memory traffic (the weights once per token of the longest rollout's turns, and the keys and values before
+every generated token once) at the rate of a copy.
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import pathlib
@@ -24,6 +27,7 @@ import re
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -32,15 +36,7 @@ import numpy as np
 
 from benchmarks.peers import workload
 from benchmarks.peers.timing import median_seconds
-from benchmarks.peers.workload import (
-    BATCH,
-    GEN,
-    LENGTH,
-    TOOL,
-    TRAIN_BATCH,
-    TRAIN_LEN,
-    TURNS,
-)
+from benchmarks.peers.workload import TRAIN_BATCH, TRAIN_LEN, Rollouts
 from benchmarks.trained_rows import trained_row
 from zeroplay_jax.configs import common
 from zeroplay_jax.learner.learner import Learner
@@ -74,14 +70,23 @@ MODEL = transformer.ModelConfig(
     tied=workload.QWEN3['tie_word_embeddings'],
     logit_chunk=2048,
 )
-# One slot per rollout, and bursts of half a turn.
-SAMPLER = SamplerConfig(
-    slots=BATCH, context=LENGTH, chunk=32, fill_rows=32, burst=16, put_rows=BATCH, put_tokens=TOOL
-)
+
+
+def sampler_config(rollouts: Rollouts) -> SamplerConfig:
+    """Returns the sampler's sizes: a slot per rollout, and bursts of half a turn."""
+    return SamplerConfig(
+        slots=len(rollouts),
+        context=rollouts.context,
+        chunk=32,
+        fill_rows=32,
+        burst=rollouts.turn_tokens // 2,
+        put_rows=32,
+        put_tokens=96,
+    )
 
 
 class _Codec(Codec):
-    """Every token reads 'x', so that the stop string of `_Syntax` ends a turn after exactly GEN tokens."""
+    """Every token reads 'x', so that the stop string of `_Syntax` ends a turn after a number of tokens."""
 
     def __init__(self):
         self.token_bytes = [b'x'] * MODEL.vocab_size
@@ -89,75 +94,87 @@ class _Codec(Codec):
 
 
 class _Syntax(TagSyntax):
-    """A call every GEN tokens."""
+    """A call after every `turn_tokens` tokens."""
+
+    def __init__(self, turn_tokens: int):
+        self._turn_tokens = turn_tokens
 
     # A random policy writes no tags; the lengths of turns must be those of the other engines all the same.
     def stop_strings(self, tools):
-        return ('x' * GEN,)
+        return ('x' * self._turn_tokens,)
 
     def read_call(self, text, tools):
         return 'search', {}, None
 
 
 class _Search(Tool):
-    """Returns as the passage of each call the TOOL token ids of `observation` for its row and turn."""
+    """Returns nothing: `_Environment` knows the observations of its rollout."""
 
     name = 'search'
     description = 'token ids of the workload'
     parameters = {'type': 'object'}
 
-    def __init__(self):
-        self._turns = iter(range(TURNS))
-
     def run(self, calls):
-        """Returns a result per row with the token ids of the next turn's observation."""
-        # All rows reach the end of a turn in the same decode chunk, in the order of their slots.
-        assert len(calls) == BATCH
-        rows = observation(next(self._turns))
-        passages = [{'title': '', 'text': '', 'ids': ids} for ids in rows]
-        return [ToolResult(text='', documents=((passage,),)) for passage in passages]
+        """Returns an empty result per call."""
+        return [ToolResult(text='') for _ in calls]
 
 
+@dataclasses.dataclass(frozen=True)
 class _Environment(Environment):
-    """The ids themselves are the observation."""
+    """The environment of one rollout; its observations are the token ids of the workload."""
+
+    observations: Iterator[list[int]] = iter(())
 
     def observation(self, call):
-        return call.documents[0][0]['ids']
+        return np.array(next(self.observations), np.int32)
 
 
-def prompts() -> np.ndarray:
-    """Returns the prompts' token ids, int32 [BATCH, PROMPT]."""
-    return np.array(workload.prompts(MODEL.vocab_size), np.int32)
-
-
-def observation(turn: int) -> np.ndarray:
-    """Returns the token ids that the search returns after a turn, int32 [BATCH, TOOL]."""
-    return np.array(workload.observation(turn, MODEL.vocab_size), np.int32)
-
-
-def rollout(scheduler: Scheduler) -> list[Trajectory]:
-    """Returns the scripted rollouts of the real scheduler, search thread included."""
+def make_request(rollouts: Rollouts, row: int, codec: Codec, search: Tool) -> Request:
+    """Returns the request for a rollout of the workload."""
+    turns = rollouts.turns(row)
     # The limit is one token more than a turn has, so that the stop string ends the turn and not the limit.
-    limits = Limits(max_turns=TURNS, turn_tokens=GEN + 1, observation_tokens=TOOL)
-    env = _Environment(_Codec(), _Syntax(), limits, {'search': _Search()}, terminal_tags=())
+    limits = Limits(
+        max_turns=turns,
+        turn_tokens=rollouts.turn_tokens + 1,
+        observation_tokens=rollouts.context,
+    )
+    observations = []
+    for turn in range(turns - 1):
+        observations.append(rollouts.observation(row, turn, MODEL.vocab_size))
+    env = _Environment(
+        codec,
+        _Syntax(rollouts.turn_tokens),
+        limits,
+        {'search': search},
+        terminal_tags=(),
+        observations=iter(observations),
+    )
+    prompt = np.array(rollouts.prompt(row, MODEL.vocab_size), np.int32)
+    return Request('policy', prompt, (row,), env, samples=1, temperature=0.0)
+
+
+def rollout(scheduler: Scheduler, rollouts: Rollouts) -> list[Trajectory]:
+    """Returns the scripted rollouts of the real scheduler, search thread included."""
+    codec = _Codec()
+    # One object for all rollouts, so that their calls are batched.
+    search = _Search()
     episodes = []
-    for i, prompt in enumerate(prompts()):
-        request = Request('policy', prompt, (i,), env, samples=1, temperature=0.0)
-        episodes.append(scheduler.rollout(request))
+    for row in range(len(rollouts)):
+        episodes.append(scheduler.rollout(make_request(rollouts, row, codec, search)))
     # Each request gives a list of one sample.
     trajectories = [samples[0] for samples in scheduler.run(episodes)]
     # A rollout that ended early would make the rates look better than they are.
-    for trajectory in trajectories:
-        assert len(trajectory.tokens) == LENGTH
-        assert (trajectory.source == POLICY).sum() == GEN * TURNS
+    for row, trajectory in enumerate(trajectories):
+        assert len(trajectory.tokens) == rollouts.length(row)
+        generated = (trajectory.source == POLICY).sum()
+        assert generated == rollouts.turns(row) * rollouts.turn_tokens
     return trajectories
 
 
-def make_scheduler(params) -> Scheduler:
-    """Returns a scheduler with BATCH slots that sample with these weights."""
-    scheduler = Scheduler(
-        {'policy': SlotPool(Sampler(MODEL, SAMPLER, sharding.make_mesh()), seed=0)}
-    )
+def make_scheduler(params, rollouts: Rollouts) -> Scheduler:
+    """Returns a scheduler with a slot per rollout that samples with these weights."""
+    sampler = Sampler(MODEL, sampler_config(rollouts), sharding.make_mesh())
+    scheduler = Scheduler({'policy': SlotPool(sampler, seed=0)})
     scheduler.publish_weights('policy', params, 0)
     return scheduler
 
@@ -170,13 +187,46 @@ def matmul_rate() -> float:
     return 2 * 2048**3 / median_seconds(lambda: jax.block_until_ready(product(a, a)), 5)
 
 
-def useful_operations() -> float:
-    """Returns the operations of one rollout batch that the matmul bound counts: products with weight matrices only."""
+def copy_rate() -> float:
+    """Returns the bytes per second, read and written, of an addition to a float32 array of 256 MiB."""
+    # The array is several times larger than the caches of the processor.
+    a = jnp.ones(2**26, jnp.float32)
+    addition = jax.jit(lambda x: x + 1)
+    return 2 * a.nbytes / median_seconds(lambda: jax.block_until_ready(addition(a)), 5)
+
+
+def layer_weights() -> int:
+    """Returns the weights of all layers' matrices."""
     m = MODEL
-    # Counts the projections of queries, keys, values and output; the product with the cache is small and left out.
     attention = 2 * m.hidden_size * (m.heads + m.kv_heads) * m.head_dim
-    layers = m.layers * (attention + 3 * m.hidden_size * m.intermediate_size)
-    return 2.0 * BATCH * (LENGTH * layers + GEN * TURNS * m.hidden_size * m.vocab_size)
+    return m.layers * (attention + 3 * m.hidden_size * m.intermediate_size)
+
+
+def useful_operations(rollouts: Rollouts) -> float:
+    """Returns the operations of a batch that the bound counts: products with weight matrices only."""
+    # The product with the cache is small and left out.
+    tokens = sum(rollouts.length(row) for row in range(len(rollouts)))
+    head = MODEL.hidden_size * MODEL.vocab_size
+    return 2.0 * (tokens * layer_weights() + rollouts.generated * head)
+
+
+def useful_bytes(rollouts: Rollouts) -> float:
+    """Returns the bytes that decoding a batch must read at least: weights, keys and values in float32."""
+    turns = [rollouts.turns(row) for row in range(len(rollouts))]
+    # All rollouts share the weights of a decoding step. The tokens of one rollout are decoded one after another.
+    steps = max(turns) * rollouts.turn_tokens
+    weights = layer_weights() + MODEL.hidden_size * MODEL.vocab_size
+    cached_tokens = 0
+    for row in range(len(rollouts)):
+        position = rollouts.prompt_tokens
+        for turn in range(turns[row]):
+            for _ in range(rollouts.turn_tokens):
+                cached_tokens += position
+                position += 1
+            if turn < turns[row] - 1:
+                position += rollouts.observation_tokens[row][turn]
+    values_per_token = 2 * MODEL.layers * MODEL.kv_heads * MODEL.head_dim
+    return 4.0 * (steps * weights + cached_tokens * values_per_token)
 
 
 def make_update(params):
@@ -196,13 +246,16 @@ def make_update(params):
     return lambda: learner.update('solver', batches)
 
 
-def peer(name: str, folder: pathlib.Path, cache_tokens: int) -> dict[str, float]:
+def peer(
+    name: str, folder: pathlib.Path, workload_name: str, cache_tokens: int = 0
+) -> dict[str, float]:
     """Returns the rates of another engine, measured in a separate process.
 
     Args:
       name: 'tunix' or 'hf', the engine whose script `peer_<name>.py` is run.
       folder: the folder of the scripts.
-      cache_tokens: places of Tunix's key/value cache per rollout.
+      workload_name: batch of rollouts.
+      cache_tokens: places of Tunix's key/value cache per rollout; 0: as many as the workload needs.
 
     Returns:
       Tokens per second of 'rollout' (generated tokens) and 'train' (tokens of the update).
@@ -211,7 +264,8 @@ def peer(name: str, folder: pathlib.Path, cache_tokens: int) -> dict[str, float]
       UserError: the script failed, with the last line of its error output.
     """
     command = [os.environ['PEERS_PYTHON'], str(folder / f'peer_{name}.py'), '1']
-    if name == 'tunix':
+    command += ['--workload', workload_name]
+    if name == 'tunix' and cache_tokens:
         command += ['--cache-tokens', str(cache_tokens)]
     # The scripts import benchmarks.peers, and Python puts only a script's own folder on its path.
     environment = os.environ | {'PYTHONPATH': str(ROOT)}
@@ -229,34 +283,37 @@ def peer(name: str, folder: pathlib.Path, cache_tokens: int) -> dict[str, float]
     return rates
 
 
-def measure(scheduler, update) -> dict[str, float]:
+def measure(scheduler, update, rollouts: Rollouts) -> dict[str, float]:
     """Measures our engine once, with three timed rollout batches and three updates.
 
     Returns:
-      'rollout' and 'train', generated tokens and update tokens per second; 'bound', the speed of the rollouts as a
-      share of the matmul bound; 'gflops', the matmul rate behind the bound, in 10⁹ operations per second.
+      'rollout' and 'train', generated tokens and update tokens per second; 'bound', the least time of the rollouts as a
+      share of theirs; 'gflops' and 'gbytes', the measured rates behind it, in 10⁹ operations and bytes per second.
     """
-    # The matmul rate is measured right before and right after the rollouts: the speed of a shared machine drifts.
-    rate_before = matmul_rate()
-    rollout_seconds = median_seconds(lambda: rollout(scheduler), 3)
-    rate_after = matmul_rate()
-    rate = (rate_before + rate_after) / 2
+    # The rates are measured right before and right after the rollouts: the speed of a shared machine drifts.
+    operations_before, bytes_before = matmul_rate(), copy_rate()
+    rollout_seconds = median_seconds(lambda: rollout(scheduler, rollouts), 3)
+    operation_rate = (operations_before + matmul_rate()) / 2
+    byte_rate = (bytes_before + copy_rate()) / 2
     update_seconds = median_seconds(update, 3)
+    operation_seconds = useful_operations(rollouts) / operation_rate
+    traffic_seconds = useful_bytes(rollouts) / byte_rate
     return dict(
-        rollout=BATCH * GEN * TURNS / rollout_seconds,
+        rollout=rollouts.generated / rollout_seconds,
         train=TRAIN_BATCH * TRAIN_LEN / update_seconds,
-        bound=useful_operations() / rate / rollout_seconds,
-        gflops=rate / 1e9,
+        bound=max(operation_seconds, traffic_seconds) / rollout_seconds,
+        gflops=operation_rate / 1e9,
+        gbytes=byte_rate / 1e9,
     )
 
 
-def shares(scheduler) -> dict[str, float]:
+def shares(scheduler, rollouts: Rollouts) -> dict[str, float]:
     """Runs one more rollout batch; returns the shares of its time in 'prefill', in 'decode' and on the 'host'."""
     scheduler.stats.clear()
     # With `profile` the host waits for every device call. That prevents overlap, so only the shares of these seconds
     # are meaningful, not their sum.
     scheduler.profile = True
-    rollout(scheduler)
+    rollout(scheduler, rollouts)
     scheduler.profile = False
     total_seconds = scheduler.stats['seconds']
     prefill_seconds = scheduler.stats['prefill_seconds']
@@ -275,16 +332,17 @@ def compare(scheduler, update, arguments) -> tuple[list[dict[str, float]], dict[
       Our figures of `measure` by round; and 'rollout_vs_<engine>' or 'update_vs_<engine>' → our rate divided by that of
       the engine, by round.
     """
+    rollouts = workload.WORKLOADS[arguments.workload]
     our_figures = []
     ratios: dict[str, list[float]] = {}
     # Engines take turns within a round, because the speed of a shared machine drifts.
     for round_index in range(arguments.rounds):
-        figures = measure(scheduler, update)
+        figures = measure(scheduler, update, rollouts)
         our_figures.append(figures)
         printed_figures = ', '.join(f'{name} {value:.4g}' for name, value in figures.items())
         print(f'round {round_index + 1}: {printed_figures}', flush=True)
         for name in available_peers(arguments.peers):
-            rates = peer(name, arguments.peers, arguments.tunix_cache)
+            rates = peer(name, arguments.peers, rollouts.name, arguments.tunix_cache)
             print(
                 f'  {name}: rollout {rates["rollout"]:.0f}, train {rates["train"]:.0f} tokens/s',
                 flush=True,
@@ -313,6 +371,9 @@ def parse_arguments(argv) -> argparse.Namespace:
     )
     parser.add_argument('--rounds', type=int, default=3, help='rounds of all engines in turn')
     parser.add_argument(
+        '--workload', choices=workload.WORKLOADS, default='even', help='batch of rollouts (even)'
+    )
+    parser.add_argument(
         '--peers',
         type=pathlib.Path,
         default=ROOT / 'benchmarks' / 'peers',
@@ -321,8 +382,8 @@ def parse_arguments(argv) -> argparse.Namespace:
     parser.add_argument(
         '--tunix-cache',
         type=int,
-        default=1024,
-        help=f"places of Tunix's key/value cache per rollout; the workload needs {LENGTH}",
+        default=0,
+        help="places of Tunix's key/value cache per rollout (0: the context of the workload)",
     )
     return parser.parse_args(argv)
 
@@ -344,7 +405,8 @@ def main(argv=None) -> None:
     params = jax.tree.map(
         lambda x: x * 0.2 if x.ndim == 2 else x, transformer.init(MODEL, jax.random.key(0))
     )
-    scheduler = make_scheduler(params)
+    rollouts = workload.WORKLOADS[arguments.workload]
+    scheduler = make_scheduler(params, rollouts)
     update = make_update(params)
     try:
         our_figures, ratios = compare(scheduler, update, arguments)
@@ -353,16 +415,20 @@ def main(argv=None) -> None:
     # Ratios are taken within a round and their median afterwards, so that slow rounds cancel.
     summary = {name: statistics.median(values) for name, values in ratios.items()}
     summary |= dict(
-        share_of_matmul_bound=statistics.median(figures['bound'] for figures in our_figures),
+        share_of_bound=statistics.median(figures['bound'] for figures in our_figures),
         generated_tokens_per_second=statistics.median(
             figures['rollout'] for figures in our_figures
         ),
+        gflops=statistics.median(figures['gflops'] for figures in our_figures),
+        gbytes=statistics.median(figures['gbytes'] for figures in our_figures),
         update_tokens_per_second=statistics.median(figures['train'] for figures in our_figures),
     )
-    for name, share in shares(scheduler).items():
+    for name, share in shares(scheduler, rollouts).items():
         summary[f'share_{name}'] = share
     rounded_summary = {name: round(value, 4) for name, value in summary.items()}
-    facts = dict(rounds=arguments.rounds, cores=len(cores), jax=jax.__version__)
+    facts = dict(
+        workload=rollouts.name, rounds=arguments.rounds, cores=len(cores), jax=jax.__version__
+    )
     print(json.dumps(rounded_summary | facts))
 
 

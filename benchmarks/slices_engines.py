@@ -253,11 +253,19 @@ class Engine:
 
 
 class _Open:
-    """A request: its samples without a slot are `waiting`."""
+    """A request.
+
+    Attributes:
+      waiting: samples without a slot.
+      source: slot of the first sample, which keeps the prompt for the others.
+      holder: rollout of the first sample.
+    """
 
     def __init__(self, group: Group):
         self.group = group
         self.waiting = collections.deque(group.episodes)
+        self.source = -1
+        self.holder: Rollout | None = None
 
 
 class SlotEngine(Engine):
@@ -269,7 +277,6 @@ class SlotEngine(Engine):
         self._calls_left: dict[Rollout, int] = {}
         self._pieces: dict[Rollout, int] = {}
         self._slot_of: dict[Rollout, int] = {}
-        self._prompt_of_slot: list[_Open | None] = [None] * settings.slots
         self._open: list[_Open] = []
 
     @property
@@ -310,54 +317,49 @@ class SlotEngine(Engine):
         self.rollouts[slot] = rollout
         self._slot_of[rollout] = slot
         self._calls_left[rollout] = 0
-        self._prompt_of_slot[slot] = request
         return rollout
 
     def _admit(self) -> None:
-        """`SlotPool.admit`: siblings of prefilled prompts first, then groups of which all samples fit."""
-        free = self._clone()
-        while free and self.queue:
-            group = self.queue[0]
-            reserved = sum(len(request.waiting) for request in self._open)
-            fits = len(free) - reserved >= len(group.episodes)
-            is_idle = not self._open and not self.active
-            if not fits and not is_idle:
+        """`SlotPool.admit`: siblings of prefilled prompts first, then groups whose first sample fits."""
+        self._clone()
+        while self.queue:
+            free = self._free_slots()
+            if len(free) <= sum(len(request.waiting) for request in self._open):
                 break
             request = _Open(self.queue.popleft())
-            self._start_prefill(self._enter(request, free.pop(0)), group.prompt - 1)
+            request.source = free[0]
+            request.holder = self._enter(request, request.source)
+            self._start_prefill(request.holder, request.group.prompt - 1)
             if request.waiting:
                 self._open.append(request)
-        for request in self._open:
-            # The prompt was overwritten before its last sibling got a slot.
-            if free and request not in self._prompt_of_slot:
-                self._start_prefill(self._enter(request, free.pop(0)), request.group.prompt - 1)
-        self._open = [request for request in self._open if request.waiting]
 
-    def _clone(self) -> list[int]:
-        """`SlotPool.clone_siblings`; returns the free slots."""
-        free = [slot for slot, rollout in enumerate(self.rollouts) if rollout is None]
+    def _clone(self) -> None:
+        """`SlotPool.clone_siblings`."""
         for request in self._open:
-            source = self._prefilled_slot(request)
-            if source is None:
+            if not self._is_prefilled(request):
                 continue
-            slots = []
-            while free and request.waiting:
-                slots.append(free.pop(0))
-                self._enter(request, slots[-1])
+            free = self._free_slots()
+            # The first sibling takes the slot that keeps the prompt, if its rollout has ended.
+            if self.rollouts[request.source] is None:
+                free.insert(0, request.source)
+            slots = free[: len(request.waiting)]
+            for slot in slots:
+                self._enter(request, slot)
             if slots:
-                self._record('clone', source, slots)
+                self._record('clone', request.source, slots)
         self._open = [request for request in self._open if request.waiting]
-        return free
 
-    def _prefilled_slot(self, request: _Open) -> int | None:
-        for slot, holder in enumerate(self._prompt_of_slot):
-            if holder is not request:
-                continue
-            rollout = self.rollouts[slot]
-            # After its first turn a rollout's pending prefill is an observation: the prompt is complete.
-            if rollout is None or not self._calls_left[rollout] or rollout.turn or rollout.waiting:
-                return slot
-        return None
+    def _free_slots(self) -> list[int]:
+        """Slots without a rollout that keep no prompt."""
+        kept = {request.source for request in self._open}
+        empty = [slot for slot, rollout in enumerate(self.rollouts) if rollout is None]
+        return [slot for slot in empty if slot not in kept]
+
+    def _is_prefilled(self, request: _Open) -> bool:
+        holder = request.holder
+        assert holder is not None
+        # After its first turn a rollout's pending prefill is an observation: the prompt is complete.
+        return not self._calls_left.get(holder) or holder.turn > 0 or holder.waiting
 
     def _prefill(self) -> float:
         """`SlotPool.prefill`: all that waits, in calls of `fill_rows` rows in the order of the slots."""

@@ -113,7 +113,7 @@ class PagedEngine(Engine):
     # ---- admission ---------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Samples of prefilled prompts first, then requests of which all samples can play their first turn."""
+        """Samples of prefilled prompts first, then requests whose first sample can play its first turn."""
         self._clone()
         # Rollouts that wait for pages come before new ones.
         while self.queue and not self._ready and self._fits(self.queue[0]):
@@ -127,16 +127,13 @@ class PagedEngine(Engine):
         self._close_served()
 
     def _fits(self, group: Group) -> bool:
-        if not self.active and not self._open:
-            return True
         waiting_slots = sum(len(request.waiting) for request in self._open)
         waiting_pages = 0
         for request in self._open:
             waiting_pages += len(request.waiting) * self._sample_pages(request.group)
-        samples = len(group.episodes)
-        needed = samples * self._sample_pages(group) + self.allocator.shared_pages(group.prompt)
-        has_slots = len(self._free_slots) - waiting_slots >= samples
-        return has_slots and self.allocator.available - waiting_pages >= needed
+        needed = self._sample_pages(group) + self.allocator.shared_pages(group.prompt)
+        has_slot = len(self._free_slots) > waiting_slots
+        return has_slot and self.allocator.available - waiting_pages >= needed
 
     def _first_limit(self, group: Group) -> int:
         return min(group.prompt + self.settings.turn_tokens, self.settings.context)
@@ -226,33 +223,41 @@ class PagedEngine(Engine):
             self._ready.pop(0)
 
     def _begin_turn(self, row: _Row) -> bool:
-        allocator = self.allocator
-        parked = []
-        for other in self._in_slots():
-            if not other.is_running and other.pages.pages and other.order > row.order:
-                parked.append(other)
-        # The youngest loses its pages first.
-        parked.sort(key=lambda other: other.order)
-        while not allocator.reserve(row.pages, row.limit):
-            if parked:
-                victim = parked.pop()
-                allocator.release(victim.pages)
-                victim.is_evicted = True
-                self.evictions += 1
-            elif any(other.is_running for other in self._in_slots()):
+        if not self._reserve(row):
+            if any(other.is_running for other in self._in_slots()):
                 return False
-            else:
-                for request in self._open:
-                    self._drop_prompt(request)
-                if not allocator.reserve(row.pages, row.limit):
-                    return False
-        allocator.grow(row.pages, row.length)
+            for request in self._open:
+                self._drop_prompt(request)
+            if not self._reserve(row):
+                return False
+        self.allocator.grow(row.pages, row.length)
         if row.is_evicted:
             row.start = 0
             row.is_evicted = False
         row.is_running = True
         row.put(self.settings.chunk)
         return True
+
+    def _reserve(self, row: _Row) -> bool:
+        """Reserves the pages of a turn; evicts younger waiting rollouts if their pages suffice."""
+        allocator = self.allocator
+        missing = allocator.missing(row.pages, row.limit)
+        parked = []
+        for other in self._in_slots():
+            if not other.is_running and other.pages.pages and other.order > row.order:
+                parked.append(other)
+        # The youngest loses its pages first.
+        parked.sort(key=lambda other: other.order)
+        victims: list[_Row] = []
+        while parked and allocator.freed_by([victim.pages for victim in victims]) < missing:
+            victims.append(parked.pop())
+        if allocator.freed_by([victim.pages for victim in victims]) < missing:
+            return False
+        for victim in victims:
+            allocator.release(victim.pages)
+            victim.is_evicted = True
+            self.evictions += 1
+        return allocator.reserve(row.pages, row.limit)
 
     def _finish(self, row: _Row) -> None:
         self.allocator.release(row.pages)

@@ -231,7 +231,7 @@ def _index_stage(
         'files': descriptions,
     }
     text = json.dumps(manifest, indent=1)
-    shards.replace(staging / 'manifest.json', lambda file: file.write(text.encode()))
+    shards.write_atomically(staging / 'manifest.json', lambda file: file.write(text.encode()))
 
 
 def _dense_index(

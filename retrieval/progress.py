@@ -130,6 +130,7 @@ def _listen_to_compilations() -> None:
             _compilations.append(event)
 
     def on_end(event: str, _seconds: float, **_details) -> None:
+        # The list is empty if the compilation began before this listener was registered.
         if event == _COMPILE_EVENT and _compilations:
             _compilations.pop()
 

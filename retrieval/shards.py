@@ -30,10 +30,10 @@ _NORM_TOLERANCE = 1e-3
 _NAMED_SHARDS = 5
 
 
-def replace(path: pathlib.Path, write: Callable[[Any], Any]) -> None:
+def write_atomically(path: pathlib.Path, write: Callable[[Any], Any]) -> None:
     """Writes a file atomically: calls `write` with an open temporary file, which is then renamed to `path`."""
-    # The process id keeps processes apart that write the same file.
-    staged = path.with_name(f'.{path.name}.{os.getpid()}')
+    # A random name, because several hosts may write the same file and process ids repeat between hosts.
+    staged = path.with_name(f'.{path.name}.{os.urandom(8).hex()}')
     try:
         with staged.open('wb') as file:
             write(file)
@@ -56,7 +56,7 @@ def check_or_write_plan(path: pathlib.Path, plan: Mapping[str, Any]) -> None:
       RetrievalError: the file has other settings: the folder holds unfinished work of another build.
     """
     if not path.exists():
-        replace(path, lambda file: file.write(json.dumps(plan, indent=1).encode()))
+        write_atomically(path, lambda file: file.write(json.dumps(plan, indent=1).encode()))
         return
     old_plan = json.loads(path.read_text(encoding='utf-8'))
     differing_keys = []
@@ -133,7 +133,7 @@ def encode(
                     f'encode: shard {shard} is {vectors.shape}, not {len(rows)} rows of dimension '
                     f'{encoder.dimension}; correct the encoder'
                 )
-            replace(_shard_path(folder, shard), functools.partial(np.save, arr=vectors))
+            write_atomically(_shard_path(folder, shard), functools.partial(np.save, arr=vectors))
 
 
 def shard_ranges(total: int, shard_rows: int) -> list[range]:

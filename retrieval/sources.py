@@ -296,7 +296,7 @@ def _parse_json(line: str) -> Record | str:
     valid_id = isinstance(record_id, str | int) and not isinstance(record_id, bool)
     if not valid_id or not isinstance(body, str):
         types = f'"id" is {type(record_id).__name__} and "contents" {type(body).__name__}'
-        return f'{types}; both must be strings'
+        return f'{types}; give a string or whole number as "id", a string as "contents"'
     document = fields.get('document_name', '')
     if not isinstance(document, str):
         return f'"document_name" is {type(document).__name__}; it must be a string'

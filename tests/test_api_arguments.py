@@ -62,6 +62,11 @@ def refused(call, *parts):
         (('drzero', '', {'solver.bach': 4}), 'did you mean config.solver.batch'),
         (('drzero', '', {'solver.batch': 'four'}), 'config.solver.batch=four: a value of another'),
         (('drzero', '', 'solver.batch=4'), 'changes is a str'),
+        (
+            ('drzero', '', {'solver': 3}),
+            "a section and not a field; name one of its fields, such as 'solver.NAME'",
+        ),
+        (('drzero', '', {3: 4}), 'no such field'),
     ],
 )
 def test_config(arguments, part):

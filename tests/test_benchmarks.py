@@ -36,17 +36,44 @@ def small(monkeypatch):
     )
     monkeypatch.setattr(bench, 'MODEL', model)
     monkeypatch.setattr(bench, 'matmul_rate', lambda: 1e12)
+    monkeypatch.setattr(bench, 'copy_rate', lambda: 1e12)
     return transformer.init(model, jax.random.key(0))
 
 
-def test_rollouts_and_updates_of_the_speed_benchmark(small):
-    scheduler, update = bench.make_scheduler(small), bench.make_update(small)
-    figures = bench.measure(scheduler, update)
-    assert set(figures) == {'rollout', 'train', 'bound', 'gflops'} and all(
-        x > 0 for x in figures.values()
-    )
-    shares = bench.shares(scheduler)
+@pytest.mark.parametrize(
+    'rollouts',
+    [
+        workload.Rollouts('even', 352, ((96, 96),) * 4),
+        workload.Rollouts('uneven', 352, ((), (20,), (30, 5, 150), (1, 99))),
+    ],
+)
+def test_rollouts_and_updates_of_the_speed_benchmark(small, rollouts):
+    scheduler, update = bench.make_scheduler(small, rollouts), bench.make_update(small)
+    figures = bench.measure(scheduler, update, rollouts)
+    assert set(figures) == {'rollout', 'train', 'bound', 'gflops', 'gbytes'}
+    assert all(value > 0 for value in figures.values())
+    shares = bench.shares(scheduler, rollouts)
     assert 0 < sum(shares.values()) <= 1.001
+
+
+def test_uneven_rollouts_differ_and_fit_their_context():
+    rollouts = workload.UNEVEN
+    rows = range(len(rollouts))
+    assert {rollouts.turns(row) for row in rows} == {1, 2, 3, 4, 5}
+    assert max(rollouts.length(row) for row in rows) <= rollouts.context
+    for lengths in rollouts.observation_tokens:
+        assert all(20 <= tokens <= 300 for tokens in lengths)
+
+
+def test_the_bound_reads_weights_keys_and_values_once(small):
+    # One rollout of two turns of two tokens: positions 3, 4 and, behind an observation of 5 tokens, 10, 11.
+    rollouts = workload.Rollouts('', 99, ((5,),), prompt_tokens=3, turn_tokens=2)
+    m = bench.MODEL
+    head = m.vocab_size * m.hidden_size
+    matrices = bench.layer_weights() + head
+    values_per_token = 2 * m.layers * m.kv_heads * m.head_dim
+    assert bench.useful_bytes(rollouts) == 4 * (4 * matrices + 28 * values_per_token)
+    assert bench.useful_operations(rollouts) == 2 * (12 * bench.layer_weights() + 4 * head)
 
 
 # The other engines of the speed benchmark
@@ -63,13 +90,22 @@ def test_shared_modules_import_the_standard_library_only(module):
     assert roots - {'benchmarks'} <= sys.stdlib_module_names
 
 
-def test_every_engine_gets_the_same_token_ids():
-    assert bench.prompts().tolist() == workload.prompts()
-    assert bench.observation(1).tolist() == workload.observation(1) != workload.observation(0)
-    assert bench.prompts().shape == (workload.BATCH, workload.PROMPT)
-    assert bench.observation(0).shape == (workload.BATCH, workload.TOOL)
-    for rows in (bench.prompts(), bench.observation(0)):
-        assert workload.FIRST_TOKEN <= rows.min() and rows.max() < workload.VOCAB_SIZE
+def test_the_token_ids_of_the_workload_are_no_special_ones_and_differ():
+    rollouts = workload.UNEVEN
+    row = rollouts.observation_tokens.index(max(rollouts.observation_tokens, key=len))
+    texts = [rollouts.prompt(row), rollouts.prompt(row + 1)]
+    texts += [rollouts.observation(row, turn) for turn in range(rollouts.turns(row) - 1)]
+    assert len(set(map(tuple, texts))) == len(texts)
+    for ids in texts:
+        assert workload.FIRST_TOKEN <= min(ids) and max(ids) < workload.VOCAB_SIZE
+
+
+def test_our_requests_have_the_workloads_tokens():
+    rollouts = workload.UNEVEN
+    request = bench.make_request(rollouts, 4, None, bench._Search())
+    assert request.prompt.tolist() == rollouts.prompt(4)
+    assert request.env.observation(None).tolist() == rollouts.observation(4, 0)
+    assert request.env.observation(None).tolist() == rollouts.observation(4, 1)
 
 
 def pins(path):
@@ -90,8 +126,10 @@ def fake_peers(tmp_path, monkeypatch):
     script = (
         'import sys\n'
         'from benchmarks.peers import timing\n'
-        'cache_tokens = float(sys.argv[-1])\n'
-        "timing.print_rates('engine', rollout_seconds=cache_tokens, update_seconds=2.0)\n"
+        'from benchmarks.peers import workload\n'
+        'rollouts = workload.WORKLOADS[sys.argv[3]]\n'
+        'seconds = float(sys.argv[5]) if len(sys.argv) > 5 else 1.0\n'
+        "timing.print_rates('engine', rollouts, seconds, update_seconds=2.0)\n"
     )
     for name in bench.PEERS:
         (tmp_path / f'peer_{name}.py').write_text(script)
@@ -99,16 +137,17 @@ def fake_peers(tmp_path, monkeypatch):
 
 
 def test_rates_of_another_engine_are_read_from_its_output(fake_peers):
-    rates = bench.peer('tunix', fake_peers, cache_tokens=512)
+    rates = bench.peer('tunix', fake_peers, 'even', cache_tokens=512)
     updated_tokens = workload.TRAIN_BATCH * workload.TRAIN_LEN
-    assert rates == {'rollout': workload.GENERATED / 512, 'train': updated_tokens / 2}
-    assert bench.peer('hf', fake_peers, cache_tokens=512)['rollout'] == workload.GENERATED
+    assert rates == {'rollout': workload.EVEN.generated / 512, 'train': updated_tokens / 2}
+    uneven_rates = bench.peer('hf', fake_peers, 'uneven', cache_tokens=512)
+    assert uneven_rates['rollout'] == workload.UNEVEN.generated
 
 
 def test_a_failing_script_of_another_engine_is_one_line(fake_peers):
     (fake_peers / 'peer_hf.py').write_text('import a_missing_engine\n')
     with pytest.raises(UserError, match='No module named .a_missing_engine.; install') as error:
-        bench.peer('hf', fake_peers, cache_tokens=512)
+        bench.peer('hf', fake_peers, 'even')
     assert '\n' not in str(error.value)
 
 
@@ -147,13 +186,16 @@ def test_the_rollout_and_update_of_transformers(monkeypatch):
     sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1)
     heads = dict(num_attention_heads=2, num_key_value_heads=1, head_dim=8)
     monkeypatch.setattr(workload, 'QWEN3', workload.QWEN3 | sizes | heads)
-    rows = lambda seed, tokens, vocab_size: [[seed % 50 + 10] * tokens] * 2
-    monkeypatch.setattr(workload, 'random_rows', rows)
+    monkeypatch.setattr(
+        workload, 'random_tokens', lambda seed, tokens, _: [seed % 50 + 10] * tokens
+    )
+    rollouts = workload.Rollouts('', 99, ((9, 3), ()), prompt_tokens=5, turn_tokens=4)
     model = peer_hf.make_model()
-    context = peer_hf.rollout(model)
-    assert context.shape == (2, workload.LENGTH)
-    prompt_end = workload.PROMPT + workload.GEN
-    assert set(context[0, prompt_end : prompt_end + workload.TOOL].tolist()) == {10}
+    contexts = peer_hf.rollout(model, rollouts)
+    assert [len(context) for context in contexts] == [29, 9]
+    assert contexts[0][:5] == [10] * 5 and contexts[1][:5] == [11] * 5
+    # Row 0 after its first turn: seed 1000.
+    assert contexts[0][9:18] == [10] * 9
     losses = [peer_hf.make_update(model)() for _ in range(2)]
     assert np.isfinite(losses).all()
 

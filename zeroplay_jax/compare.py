@@ -3,8 +3,8 @@
     python -m zeroplay_jax.compare base.json trained.json
 
 Prints, per question set, both mean scores and their difference with a 95 % interval (paired bootstrap over questions).
-Results with a different retriever, corpus, number of passages per query, prompts or metric are refused, since their
-difference would not measure the policy.
+Results are refused if the retriever, the corpus, the number of passages per query, the prompts, the tools, the metric,
+the judge or the numbers of samples, questions or tokens differ: their difference would not measure the policy.
 """
 
 from __future__ import annotations

@@ -65,9 +65,10 @@ class Question:
         return bool(self.rubrics)
 
     def to_json(self) -> dict[str, Any]:
-        """The record of logs, input files and checkpoints; optional fields only where they are set.
+        """Returns the record of logs, input files and checkpoints; optional fields only where they are set.
 
-        `unique_key` is stored as 'only'; the fields of `origin` are stored beside the others and override them.
+        `unique_key` is stored as 'only'. The fields of `origin` are stored beside the others; none may have the name of
+        another field, because `from_json` tells them apart by name.
         """
         record: dict[str, Any] = {'question': self.text, 'answers': list(self.answers)}
         record['hops'] = self.hops

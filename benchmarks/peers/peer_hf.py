@@ -3,7 +3,6 @@
 PYTHONPATH=. /path/to/peers/bin/python -m benchmarks.peers.peer_hf
 """
 
-import argparse
 from collections.abc import Callable
 
 import torch
@@ -24,26 +23,38 @@ def make_model() -> transformers.Qwen3ForCausalLM:
     return transformers.Qwen3ForCausalLM(config)
 
 
-def rollout(model: transformers.Qwen3ForCausalLM) -> torch.Tensor:
-    """Returns the token ids of one rollout batch, int64 [BATCH, LENGTH]."""
-    context = torch.tensor(workload.prompts())
-    for turn in range(workload.TURNS):
+def rollout(model: transformers.Qwen3ForCausalLM, rollouts: workload.Rollouts) -> list[list[int]]:
+    """Returns the token ids of the finished rollouts of a batch."""
+    contexts = [rollouts.prompt(row) for row in range(len(rollouts))]
+    last_turn = max(rollouts.turns(row) for row in range(len(rollouts)))
+    for turn in range(last_turn):
+        # Finished rollouts leave the batch.
+        running = [row for row in range(len(rollouts)) if turn < rollouts.turns(row)]
+        longest = max(len(contexts[row]) for row in running)
+        ids = torch.full((len(running), longest), PAD_ID)
+        mask = torch.zeros_like(ids)
+        for i, row in enumerate(running):
+            # Padding is on the left, because generated tokens are appended on the right.
+            ids[i, longest - len(contexts[row]) :] = torch.tensor(contexts[row])
+            mask[i, longest - len(contexts[row]) :] = 1
         # Every turn reads the whole context again: `generate` starts with an empty key/value cache.
         with torch.inference_mode():
-            context = model.generate(
-                context,
-                attention_mask=torch.ones_like(context),
+            output = model.generate(
+                ids,
+                attention_mask=mask,
                 # The minimum keeps a sampled end-of-sequence token from ending a turn early.
-                min_new_tokens=workload.GEN,
-                max_new_tokens=workload.GEN,
+                min_new_tokens=rollouts.turn_tokens,
+                max_new_tokens=rollouts.turn_tokens,
                 do_sample=False,
                 eos_token_id=EOS_ID,
                 pad_token_id=PAD_ID,
             )
-        if turn < workload.TURNS - 1:
-            observation = torch.tensor(workload.observation(turn))
-            context = torch.cat([context, observation], dim=1)
-    return context
+        generated = output[:, longest:].tolist()
+        for i, row in enumerate(running):
+            contexts[row] += generated[i]
+            if turn < rollouts.turns(row) - 1:
+                contexts[row] += rollouts.observation(row, turn)
+    return contexts
 
 
 def token_log_probs(model: transformers.Qwen3ForCausalLM, ids: torch.Tensor) -> torch.Tensor:
@@ -81,17 +92,14 @@ def make_update(model: transformers.Qwen3ForCausalLM) -> Callable[[], float]:
 
 def main() -> None:
     """Prints the rates of rollouts and updates."""
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument(
-        'repeats', type=int, nargs='?', default=3, help='timed calls; the median counts'
-    )
-    arguments = parser.parse_args()
+    arguments = timing.parser(__doc__.split('\n')[0]).parse_args()
+    rollouts = workload.WORKLOADS[arguments.workload]
     torch.set_num_threads(workload.CORES)
     model = make_model().eval()
-    rollout_seconds = timing.median_seconds(lambda: rollout(model), arguments.repeats)
+    rollout_seconds = timing.median_seconds(lambda: rollout(model, rollouts), arguments.repeats)
     model.train()
     update_seconds = timing.median_seconds(make_update(model), arguments.repeats)
-    timing.print_rates('hf', rollout_seconds, update_seconds)
+    timing.print_rates('hf', rollouts, rollout_seconds, update_seconds)
 
 
 if __name__ == '__main__':

@@ -3,7 +3,6 @@
 JAX_PLATFORMS=cpu PYTHONPATH=. /path/to/peers/bin/python -m benchmarks.peers.peer_tunix
 """
 
-import argparse
 from collections.abc import Callable
 
 import jax
@@ -18,10 +17,6 @@ from benchmarks.peers import timing, workload
 
 PAD_ID = 0
 EOS_ID = 1
-
-# Places of Tunix's key/value cache. Tunix attends to all of them at every step, so its speed depends on this number.
-# The published figures were measured with 1,024; LENGTH is the smallest number that holds the workload.
-CACHE_TOKENS = 1024
 
 
 class IntegerTokenizer:
@@ -82,25 +77,29 @@ def make_sampler(model: qwen3.Qwen3, cache_tokens: int) -> tunix_sampler.Sampler
     return tunix_sampler.Sampler(model, IntegerTokenizer(), cache_config)
 
 
-def rollout(sampler: tunix_sampler.Sampler) -> np.ndarray:
-    """Returns the token ids of one rollout batch, int [BATCH, LENGTH]."""
-    context = np.array(workload.prompts())
-    for turn in range(workload.TURNS):
+def rollout(sampler: tunix_sampler.Sampler, rollouts: workload.Rollouts) -> list[list[int]]:
+    """Returns the token ids of the finished rollouts of a batch."""
+    contexts = [rollouts.prompt(row) for row in range(len(rollouts))]
+    last_turn = max(rollouts.turns(row) for row in range(len(rollouts)))
+    for turn in range(last_turn):
+        # Finished rollouts leave the batch.
+        running = [row for row in range(len(rollouts)) if turn < rollouts.turns(row)]
         # Every turn reads the whole context again: the sampler starts with an empty key/value cache.
         output = sampler(
-            [to_text(row) for row in context],
-            max_generation_steps=workload.GEN,
+            [to_text(contexts[row]) for row in running],
+            max_generation_steps=rollouts.turn_tokens,
             # The exact length is given, because otherwise Tunix pads prompts to the next power of two.
-            max_prompt_length=context.shape[1],
+            max_prompt_length=max(len(contexts[row]) for row in running),
             # An end-of-sequence token would end a turn early.
             forbidden_tokens=(PAD_ID, EOS_ID),
         )
-        generated = np.stack([np.asarray(tokens)[: workload.GEN] for tokens in output.tokens])
-        context = np.concatenate([context, generated], axis=1)
-        if turn < workload.TURNS - 1:
-            context = np.concatenate([context, workload.observation(turn)], axis=1)
-    assert context.shape == (workload.BATCH, workload.LENGTH)
-    return context
+        for row, generated in zip(running, output.tokens, strict=True):
+            contexts[row] += np.asarray(generated)[: rollouts.turn_tokens].tolist()
+            if turn < rollouts.turns(row) - 1:
+                contexts[row] += rollouts.observation(row, turn)
+    lengths = [len(context) for context in contexts]
+    assert lengths == [rollouts.length(row) for row in range(len(rollouts))]
+    return contexts
 
 
 def make_update(model: qwen3.Qwen3) -> Callable[[], jax.Array]:
@@ -145,22 +144,21 @@ def make_update(model: qwen3.Qwen3) -> Callable[[], jax.Array]:
 
 def main() -> None:
     """Prints the rates of rollouts and updates."""
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument(
-        'repeats', type=int, nargs='?', default=3, help='timed calls; the median counts'
-    )
+    parser = timing.parser(__doc__.split('\n')[0])
     parser.add_argument(
         '--cache-tokens',
         type=int,
-        default=CACHE_TOKENS,
-        help=f'places of the key/value cache per rollout, at least {workload.LENGTH}',
+        help='places of the key/value cache per rollout; default: the context of the workload',
     )
     arguments = parser.parse_args()
+    rollouts = workload.WORKLOADS[arguments.workload]
+    # Tunix attends to all places at every step, so its speed depends on their number.
+    cache_tokens = arguments.cache_tokens or rollouts.context
     model = make_model()
-    sampler = make_sampler(model, arguments.cache_tokens)
-    rollout_seconds = timing.median_seconds(lambda: rollout(sampler), arguments.repeats)
+    sampler = make_sampler(model, cache_tokens)
+    rollout_seconds = timing.median_seconds(lambda: rollout(sampler, rollouts), arguments.repeats)
     update_seconds = timing.median_seconds(make_update(model), arguments.repeats)
-    timing.print_rates('tunix', rollout_seconds, update_seconds)
+    timing.print_rates('tunix', rollouts, rollout_seconds, update_seconds)
 
 
 if __name__ == '__main__':

@@ -1,12 +1,13 @@
-"""The work of `benchmarks.rollout`: one small policy, one scripted multi-turn rollout, one update step.
+"""The work of `benchmarks.rollout`: one small policy, two batches of scripted multi-turn rollouts, one update step.
 
 Our benchmark and the scripts of the other engines read it, each in a Python environment of its own. The module
 therefore imports the standard library only.
 
-A rollout is a prompt, then TURNS turns of GEN generated tokens with TOOL observation tokens between two turns.
-Decoding is greedy and never stops early, so that every engine generates exactly the same number of tokens.
+A rollout is a prompt, then turns of generated tokens with the tokens of an observation between two turns. Decoding is
+greedy and never stops early, so that every engine generates exactly the same number of tokens.
 """
 
+import dataclasses
 import random
 from typing import Any
 
@@ -27,15 +28,6 @@ QWEN3: dict[str, Any] = {
     'tie_word_embeddings': True,
 }
 
-# The rollout batch.
-BATCH = 32  # rollouts that run at the same time
-PROMPT = 64  # tokens of a prompt
-GEN = 32  # tokens that the policy generates in a turn
-TOOL = 96  # observation tokens after a turn, except after the last one
-TURNS = 3
-LENGTH = PROMPT + GEN * TURNS + TOOL * (TURNS - 1)  # tokens of a finished rollout
-GENERATED = BATCH * GEN * TURNS  # tokens that the policy generates in the whole batch
-
 # The update step.
 TRAIN_BATCH = 16  # rows
 TRAIN_LEN = 256  # tokens of a row
@@ -47,20 +39,75 @@ LEARNING_RATE = 1e-6
 FIRST_TOKEN = 10
 
 
-def random_rows(seed: int, tokens: int, vocab_size: int) -> list[list[int]]:
-    """Returns token ids for every rollout of the batch: BATCH rows of `tokens` ids in [FIRST_TOKEN, vocab_size)."""
+def random_tokens(seed: int, tokens: int, vocab_size: int) -> list[int]:
+    """Returns `tokens` token ids in [FIRST_TOKEN, vocab_size)."""
     generator = random.Random(seed)
-    rows = []
-    for _ in range(BATCH):
-        rows.append([generator.randrange(FIRST_TOKEN, vocab_size) for _ in range(tokens)])
-    return rows
+    return [generator.randrange(FIRST_TOKEN, vocab_size) for _ in range(tokens)]
 
 
-def prompts(vocab_size: int = VOCAB_SIZE) -> list[list[int]]:
-    """Returns the prompts: BATCH rows of PROMPT token ids."""
-    return random_rows(0, PROMPT, vocab_size)
+@dataclasses.dataclass(frozen=True)
+class Rollouts:
+    """A batch of scripted rollouts.
+
+    Attributes:
+      name: name on the command line.
+      context: tokens that the cache of a rollout must hold.
+      observation_tokens: by rollout, the lengths of the observations between its turns; it has one turn more.
+      prompt_tokens: tokens of a prompt.
+      turn_tokens: tokens that the policy generates in a turn.
+    """
+
+    name: str
+    context: int
+    observation_tokens: tuple[tuple[int, ...], ...]
+    prompt_tokens: int = 64
+    turn_tokens: int = 32
+
+    def __len__(self) -> int:
+        """Returns the number of rollouts, all of which run at the same time."""
+        return len(self.observation_tokens)
+
+    def turns(self, row: int) -> int:
+        """Returns the number of turns of a rollout."""
+        return len(self.observation_tokens[row]) + 1
+
+    def length(self, row: int) -> int:
+        """Returns the tokens of a finished rollout."""
+        generated = self.turns(row) * self.turn_tokens
+        return self.prompt_tokens + generated + sum(self.observation_tokens[row])
+
+    @property
+    def generated(self) -> int:
+        """Tokens that the policy generates in the whole batch."""
+        turns = sum(self.turns(row) for row in range(len(self)))
+        return turns * self.turn_tokens
+
+    def prompt(self, row: int, vocab_size: int = VOCAB_SIZE) -> list[int]:
+        """Returns the token ids of a rollout's prompt."""
+        return random_tokens(row, self.prompt_tokens, vocab_size)
+
+    def observation(self, row: int, turn: int, vocab_size: int = VOCAB_SIZE) -> list[int]:
+        """Returns the token ids of the observation after turn number `turn` of a rollout, counted from 0."""
+        seed = 1000 * (turn + 1) + row
+        return random_tokens(seed, self.observation_tokens[row][turn], vocab_size)
 
 
-def observation(turn: int, vocab_size: int = VOCAB_SIZE) -> list[list[int]]:
-    """Returns the observations that follow turn number `turn`, counted from 0: BATCH rows of TOOL token ids."""
-    return random_rows(100 + turn, TOOL, vocab_size)
+def uneven_rollouts(count: int, context: int) -> Rollouts:
+    """Returns rollouts of 1 to 5 turns with observations of 20 to 300 tokens, none longer than `context`."""
+    generator = random.Random(0)
+    batch: list[tuple[int, ...]] = []
+    while len(batch) < count:
+        between_turns = generator.randint(0, 4)
+        lengths = tuple(generator.randint(20, 300) for _ in range(between_turns))
+        # A rollout that does not fit is drawn again, with another number of turns.
+        if Rollouts('', context, (lengths,)).length(0) <= context:
+            batch.append(lengths)
+    return Rollouts('uneven', context, tuple(batch))
+
+
+# All rollouts have equal turns, so that they wait for their observations together.
+EVEN = Rollouts('even', context=352, observation_tokens=((96, 96),) * 32)
+# The number of turns and the lengths of observations differ, as those of search agents do.
+UNEVEN = uneven_rollouts(count=64, context=1024)
+
+WORKLOADS = {rollouts.name: rollouts for rollouts in (EVEN, UNEVEN)}

@@ -144,7 +144,7 @@ def test_a_paired_interval_is_narrow_where_all_questions_move_alike():
 
 @pytest.mark.parametrize('setting', question_sets.SETTINGS)
 def test_results_under_other_conditions_are_not_compared(setting):
-    with pytest.raises(UserError, match=f'they differ in {setting}: same and other'):
+    with pytest.raises(UserError, match=f'they differ in {setting}: .same. and .other.'):
         question_sets.compare(result([1.0]), result([1.0], **{setting: 'other'}))
 
 

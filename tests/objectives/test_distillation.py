@@ -263,7 +263,7 @@ Z = np.zeros((2, 3), np.float32)
         (lambda: divergence(Z[0], Z[0]), 'must be \\[N, V\\] of one shape'),
         (lambda: divergence(Z, Z, 0), 'k is 0'),
         (lambda: divergence(Z, Z, kind='js'), "kind is 'js'"),
-        (lambda: divergence(Z, Z, kind='jsd', mix=1.0), 'mix 1.0'),
+        (lambda: divergence(Z, Z, kind='jsd', mix=1.0), 'mix is 1.0'),
         (lambda: distillation.ema(Z, Z, 1.5), 'rate 1.5'),
         (lambda: distillation.ema(Z, Z, -0.1), 'rate -0.1'),
     ],

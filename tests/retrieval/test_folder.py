@@ -343,5 +343,5 @@ def test_a_file_is_replaced_whole(tmp_path):
         raise OSError(28, 'No space left on device')
 
     with pytest.raises(OSError):
-        shards.replace(path, torn)
+        shards.write_atomically(path, torn)
     assert path.read_bytes() == b'old' and [p.name for p in tmp_path.iterdir()] == ['f']

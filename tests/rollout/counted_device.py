@@ -20,9 +20,9 @@ def fed_tokens(config, length, cached, limit, status, age):
 class CountedDevice:
     """The interface of rollout/sampler.py; `turn_lengths(rollout)` says how long the rollout's turns are."""
 
-    def __init__(self, config, turn_lengths):
+    def __init__(self, config, turn_lengths, shards=1):
         self.config, self.turn_lengths = config, turn_lengths
-        self.shards, self.table, self.state = 1, None, None
+        self.shards, self.table, self.state = shards, None, None
         self.age = np.zeros(config.slots, np.int32)
         if config.is_paged:
             self.table = np.zeros((config.slots, config.pages_per_slot), np.int32)

@@ -131,3 +131,21 @@ def test_shared_pages_are_not_cut():
     assert sibling.pages[:2] == row.pages[:2] and sibling.pages[2] != row.pages[2]
     with pytest.raises(RuntimeError, match='8 are in shared pages'):
         pages.cut(sibling, 7)
+
+
+def test_shared_pages_are_free_when_all_their_rows_are_released():
+    allocator = PageAllocator(count=8, page=4)
+    first = RowPages()
+    assert allocator.reserve(first, 12)
+    allocator.grow(first, 9)
+    held = allocator.hold(first, 9)
+    second = allocator.fork(held, 9, 12)
+    allocator.release(held)
+    # Two shared pages and an end page each.
+    assert allocator.freed_by([first]) == allocator.freed_by([second]) == 1
+    assert allocator.freed_by([first, second]) == 4
+    waiting = RowPages()
+    assert allocator.missing(waiting, 4 * 8) == 4 and not allocator.reserve(waiting, 4 * 8)
+    allocator.release(first)
+    allocator.release(second)
+    assert allocator.missing(waiting, 4 * 8) == 0 and allocator.reserve(waiting, 4 * 8)

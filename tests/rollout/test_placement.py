@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from counted_device import CountedDevice
 
+from zeroplay_jax.rollout.placement import Placement
 from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.rollout.slot_programs import SamplerConfig
 from zeroplay_jax.rollout.slots import SlotPool
@@ -47,11 +48,11 @@ class Conversations:
         return types.SimpleNamespace(call=ToolCall('search', {}), malformed=False, done=False)
 
 
-def play(groups, slots, seed=1, **fields):
+def play(groups, slots, seed=1, shards=1, **fields):
     """(pool, device, concurrent rollouts per round while requests wait) of all requests of `Conversations`."""
     talks = Conversations(groups)
     config = SamplerConfig(slots=slots, **(SHAPE | fields))
-    device = CountedDevice(config, lambda rollout: talks.turns[rollout.identity])
+    device = CountedDevice(config, lambda rollout: talks.turns[rollout.identity], shards)
     pool = device.pool = SlotPool(device, seed=0)
     rng = np.random.default_rng(seed)
     concurrent, parked = [], []
@@ -91,8 +92,9 @@ def play(groups, slots, seed=1, **fields):
     trajectories = asyncio.run(run())
     for trajectory in trajectories:
         assert len(trajectory.turns) == len(talks.turns[trajectory.identity])
-    allocator = pool.placement.shards[0].allocator
-    assert allocator.available == allocator.count and not any(allocator.references)
+    for shard in pool.placement.shards:
+        allocator = shard.allocator
+        assert allocator.available == allocator.count and not any(allocator.references)
     return pool, device, np.mean(concurrent)
 
 
@@ -120,3 +122,28 @@ def test_no_rollout_is_passed_for_ever(budget, longest_wait):
 def test_rollouts_that_evict_each_other_all_end(slots, pages, budget):
     pool, _, _ = play(6, slots, page=64, pages=pages, token_budget=budget)
     assert pool.placement.stats['evictions'] > 0 or slots == 2
+
+
+@pytest.mark.parametrize('pages', [64, 70, 100])
+def test_no_rollout_is_evicted_in_vain(monkeypatch, pages):
+    reserve = Placement._reserve_turn
+    refused = []
+
+    def checked(placement, rollout):
+        evictions = placement.stats['evictions']
+        is_reserved = reserve(placement, rollout)
+        if not is_reserved:
+            refused.append(rollout)
+            assert placement.stats['evictions'] == evictions
+        return is_reserved
+
+    monkeypatch.setattr(Placement, '_reserve_turn', checked)
+    pool, _, _ = play(6, 16, page=64, pages=pages)
+    assert refused and pool.placement.stats['evictions'] > 0
+
+
+@pytest.mark.parametrize('pages', [dict(), dict(page=64, pages=8 * 12 * 64)])
+def test_requests_with_more_samples_than_free_slots_of_a_shard_fill_them(pages):
+    """Eight shards of 12 slots and requests of 5 samples: a third sample of slots must not stay empty."""
+    _, _, concurrent = play(96, 96, shards=8, **pages)
+    assert concurrent >= 0.97 * 96

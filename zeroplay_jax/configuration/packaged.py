@@ -45,13 +45,16 @@ def config(
     changes = dict(changes or {})
     # Checked here, because ml_collections would raise a KeyError without a suggestion.
     for field in changes:
-        fields.check_name(field, settings)
+        fields.check_name(str(field), settings)
     defaults = dict(fields.leaves(settings))
     for field, value in changes.items():
         try:
             settings.update_from_flattened_dict({field: value})
         except (TypeError, ValueError):
-            default = defaults.get(field)
+            if field not in defaults:
+                fix = f"name one of its fields, such as '{field}.NAME'"
+                fail(field, value, 'a section and not a field', fix)
+            default = defaults[field]
             fail(field, value, 'a value of another type', f'give one such as {default!r}')
     return settings
 

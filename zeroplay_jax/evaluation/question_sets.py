@@ -322,11 +322,11 @@ def _check_comparable(one: Json, other: Json) -> None:
     """Raises UserError if two results differ in a setting or in the questions of a shared set, or share no set."""
     differences: list[str] = []
     for name in SETTINGS:
-        # `get`: results of earlier versions lack the newer settings.
+        # Results of earlier versions lack the newer settings; None differs from any value, so they are refused.
         first_value = one['settings'].get(name)
         second_value = other['settings'].get(name)
         if first_value != second_value:
-            differences.append(f'{name}: {first_value} and {second_value}')
+            differences.append(f'{name}: {first_value!r} and {second_value!r}')
     if differences:
         raise UserError(
             f'these results cannot be compared, they differ in {"; ".join(differences)}; '
@@ -336,6 +336,7 @@ def _check_comparable(one: Json, other: Json) -> None:
     if not shared:
         raise UserError('the two results have no set in common; evaluate both on the same sets')
     for name in shared:
+        # 'questions' is the fingerprint of the set's questions, see `results`.
         if one['sets'][name]['questions'] != other['sets'][name]['questions']:
             raise UserError(
                 f'the questions of {name} differ between the two results; evaluate both on the same'

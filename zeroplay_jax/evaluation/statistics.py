@@ -1,8 +1,9 @@
-"""Exact match with 95 % confidence intervals: one proportion, the mean over hop counts, the change on paired questions.
+"""Exact match and rubric scores with 95 % intervals: a proportion, the mean over hop counts, the change on pairs.
 
-All intervals are built from Wilson's score interval. A normal or bootstrap interval collapses to a point if all
-answers are correct or all are wrong, which happens regularly on the miniature world; Wilson's keeps a width.
+Intervals of exact match are built from Wilson's score interval. A normal or bootstrap interval collapses to a point
+if all answers are correct or all are wrong, which happens regularly on the miniature world; Wilson's keeps a width.
 Intervals of sums of proportions are combined by "square and add" (Newcombe 1998; Zou and Donner 2008).
+Rubric scores are not proportions; their intervals are normal (`mean_score`).
 
 Samples are a bool array with one entry per question, or a mapping from hop count to such an array. A mapping means
 the unweighted mean over its hop counts, whatever the number of questions of each.
@@ -66,15 +67,14 @@ def paired_difference(before: Samples, after: Samples) -> Interval:
     return _combine(intervals)
 
 
-def summarise(
-    before: Samples, after: Samples, headline: tuple[int, ...] = HEADLINE
-) -> dict[str, Any]:
+def summarise(before: Samples, after: Samples) -> dict[str, Any]:
     """Returns the evaluation fields of `summary.json`; hop counts are string keys.
+
+    The headline is the mean over `HEADLINE`, or over all hop counts if none of those was evaluated.
 
     Args:
       before: {hops: bool [N_hops]}.
       after: the same questions in the same order.
-      headline: the hop counts that `em_before` and `em_after` average (all of them if none was evaluated).
 
     Returns:
       {'em_before', 'em_after': float, 'em_by_hop': {'before', 'after': {hop: float}},
@@ -92,10 +92,11 @@ def summarise(
     difference_by_hop = {}
     for hop, flags_before in before_by_hop.items():
         questions_by_hop[str(hop)] = flags_before.size
+        # Already paired and checked, so without `paired_difference`.
         difference_by_hop[str(hop)] = list(_newcombe(flags_before, after_by_hop[hop]))
 
-    headline_before = _select_hops(before_by_hop, headline)
-    headline_after = _select_hops(after_by_hop, headline)
+    headline_before = headline(before_by_hop)
+    headline_after = headline(after_by_hop)
     em_before, *ci95_before = mean_interval(headline_before)
     em_after, *ci95_after = mean_interval(headline_after)
     return {
@@ -128,20 +129,18 @@ def headline(correct: Mapping[int, Flags]) -> dict[int, Flags]:
     return _select_hops(correct, HEADLINE)
 
 
-def before_after_table(
-    before: Samples, after: Samples, headline: tuple[int, ...] = HEADLINE
-) -> str:
+def before_after_table(before: Samples, after: Samples) -> str:
     """Returns exact match with 95 % intervals as plain text: a line per hop count, then the headline mean.
 
     Args and errors as `summarise`. The lines are joined by newlines, without a final one.
     """
-    summary = summarise(before, after, headline)
+    summary = summarise(before, after)
     em_by_hop = summary['em_by_hop']
     ci95_by_hop = summary['ci95_by_hop']
     headline_hops = []
     rows: list[tuple[str, ...]] = [('hops', 'questions', 'before', 'after', 'change')]
     for hop, questions in summary['questions_by_hop'].items():
-        if int(hop) in headline:
+        if int(hop) in HEADLINE:
             headline_hops.append(hop)
         row = (
             hop,
@@ -179,7 +178,8 @@ def before_after_table(
 def mean_score(scores: Scores) -> Interval:
     """Returns the mean of scores between 0 and 1, or of their differences, and its 95 % interval.
 
-    The interval is the normal one, mean ± 1.96 standard errors, because such scores are not proportions.
+    The interval is the normal one, mean ± 1.96 standard errors, because such scores are not proportions. It
+    collapses to a point if all scores are equal, and may exceed [0, 1].
 
     Args:
       scores: [N], not empty. A single score has no standard error; its interval is mean ± 1.

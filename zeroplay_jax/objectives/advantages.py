@@ -65,7 +65,7 @@ def group_advantages(
       ValueError: shapes differ, keys are not integers, an option is unknown, or a group has another size.
     """
     rewards, groups, valid = _check_rows('group_advantages', rewards, groups, valid)
-    _check_options(baseline, scale, ddof, singleton, lengths, rewards.shape)
+    _check_arguments(baseline, scale, ddof, singleton, lengths, rewards.shape)
     _check_group_sizes(groups, group_size)
     # A reward function may return NaN. One such row must not make its whole group NaN.
     finite = np.isfinite(rewards)
@@ -217,7 +217,7 @@ def _group_std(deviations, group_index, group_sizes, ddof):
     return np.where(group_sizes > 1, sample_std, 1.0)
 
 
-def _check_options(baseline, scale, ddof, singleton, lengths, shape):
+def _check_arguments(baseline, scale, ddof, singleton, lengths, shape):
     """Raises ValueError for unknown options and for combinations without a meaning."""
     options = {'baseline': baseline, 'scale': scale, 'ddof': ddof, 'singleton': singleton}
     for name, value in options.items():

@@ -44,7 +44,7 @@ def topk_tail_divergence(
       k: K, at least 1.
       kind: one of KINDS.
       tail: False drops the tail and renormalises the top tokens; that value can exceed the full divergence.
-      mix: weight of the student in 'jsd', between 0 and 1.
+      mix: weight of the student in 'jsd', between 0 and 1, both exclusive.
 
     Returns:
       divergence: float32 [N], nats, not negative up to rounding.
@@ -53,7 +53,7 @@ def topk_tail_divergence(
     Raises:
       ValueError: shapes differ or an option is out of range.
     """
-    _check_options(student_logits, teacher_logits, k, kind, mix)
+    _check_arguments(student_logits, teacher_logits, k, kind, mix)
     # Logits arrive in the dtype of the activations. In bfloat16 the differences of log-probs would be noise.
     student_logp = jax.nn.log_softmax(student_logits.astype(jnp.float32))
     # The teacher is not trained through this loss; it follows by `ema`.
@@ -71,7 +71,7 @@ def topk_tail_divergence(
     is_top = jnp.put_along_axis(no_tokens, top_tokens, True, axis=1, inplace=False)
 
     def merge_outcomes(logp):
-        """Returns ([N, K + 1] outcome log-probs, [N] tail log-prob) of [N, V] token log-probs."""
+        """Returns (log-probs of the outcomes, [N, K + 1] or without `tail` [N, K]; the tail's, [N]) of [N, V]."""
         top_logp = jnp.take_along_axis(logp, top_tokens, axis=1)
         # The tail is summed over its own tokens, in log space. 1 − P(top) would have no digits left in float32 where
         # the top tokens hold nearly all probability.
@@ -80,6 +80,7 @@ def topk_tail_divergence(
         if tail:
             outcomes = jnp.concatenate([top_logp, tail_logp], axis=1)
         else:
+            # Without a tail the top tokens are a distribution of their own.
             outcomes = top_logp - jax.nn.logsumexp(top_logp, axis=1, keepdims=True)
         return outcomes, tail_logp[:, 0]
 
@@ -90,8 +91,11 @@ def topk_tail_divergence(
     return divergence, {'tail_mass': tail_mass}
 
 
-def _check_options(student_logits, teacher_logits, k, kind, mix):
-    """Raises ValueError for shapes that differ and for options of `topk_tail_divergence` out of range."""
+def _check_arguments(student_logits, teacher_logits, k: int, kind: str, mix: float) -> None:
+    """Raises ValueError for arguments that `topk_tail_divergence` does not take.
+
+    A k above V is allowed: all tokens are then top tokens.
+    """
     student_shape = jnp.shape(student_logits)
     teacher_shape = jnp.shape(teacher_logits)
     if len(student_shape) != 2 or student_shape != teacher_shape:
@@ -103,7 +107,9 @@ def _check_options(student_logits, teacher_logits, k, kind, mix):
     if kind not in KINDS:
         raise ValueError(f'topk_tail_divergence: kind is {kind!r}; choose one of {KINDS}')
     if not 0 < mix < 1:
-        raise ValueError(f'topk_tail_divergence: mix {mix} must lie between 0 and 1')
+        raise ValueError(
+            f'topk_tail_divergence: mix is {mix}; give a number between 0 and 1, both exclusive'
+        )
 
 
 def _divergence(student_logp, teacher_logp, kind, mix):

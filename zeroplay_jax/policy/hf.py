@@ -224,14 +224,14 @@ def load(
     """
     folder = Path(folder)
     config = config or read_config(folder)
-    expected = tensors(config)
+    tensor_of_path = tensors(config)
     stored = _read_headers(folder)
     _check_tensors(folder, config, stored)
     # Computed before the first tensor is read, so that a mesh that does not divide the shapes raises early.
-    shardings = _tensor_shardings(config, expected, mesh, training_layout)
+    shardings = _tensor_shardings(config, tensor_of_path, mesh, training_layout)
     params: Params = {}
-    with progress_bar(len(expected), 'tensors', 'load', shown=progress) as bar:
-        for path, tensor in expected.items():
+    with progress_bar(len(tensor_of_path), 'tensors', 'load', shown=progress) as bar:
+        for path, tensor in tensor_of_path.items():
             array = _load_tensor(stored[tensor.name], tensor, shardings[path], dtype)
             _set_path(params, path, array)
             bar.update()
@@ -239,16 +239,26 @@ def load(
 
 
 def _tensor_shardings(
-    config: ModelConfig, expected: dict[str, Tensor], mesh: Mesh | None, training_layout: bool
+    config: ModelConfig, tensor_of_path: dict[str, Tensor], mesh: Mesh | None, training_layout: bool
 ) -> dict[str, Sharding]:
-    """Returns {parameter path: sharding of its array}."""
+    """Returns {parameter path: sharding of its array}.
+
+    Args:
+      config: of the model, for its numbers of heads.
+      tensor_of_path: {parameter path: its tensor}, all parameters of the model.
+      mesh: None puts every array whole on one device.
+      training_layout: see `sharding.parameter_sharding` (the training state is also split over 'replica').
+
+    Raises:
+      UserError: the mesh does not divide the heads or a shape.
+    """
     if mesh is None:
         # A local device is taken: with several processes `jax.devices()[0]` belongs to one of them only.
         first_device = jax.local_devices()[0]
-        return dict.fromkeys(expected, SingleDeviceSharding(first_device))
+        return dict.fromkeys(tensor_of_path, SingleDeviceSharding(first_device))
     sharding.check_heads(config.heads, config.kv_heads, mesh)
     shardings = {}
-    for path, tensor in expected.items():
+    for path, tensor in tensor_of_path.items():
         shardings[path] = sharding.parameter_sharding(path, tensor.shape, mesh, training_layout)
     return shardings
 
@@ -292,11 +302,13 @@ def to_tensors(config: ModelConfig, params: Params) -> dict[str, np.ndarray]:
     return _gather_tensors(_flatten(params), tensors(config))
 
 
-def _split_files(flat: dict[str, Any], expected: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+def _split_files(
+    flat: dict[str, Any], tensor_of_path: dict[str, Tensor]
+) -> list[dict[str, Tensor]]:
     """Returns the tensors of each file to write: consecutive ones, up to _FILE_BYTES per file."""
     files: list[dict[str, Tensor]] = [{}]
     file_bytes = 0
-    for path, tensor in expected.items():
+    for path, tensor in tensor_of_path.items():
         tensor_bytes = flat[path].nbytes
         if files[-1] and file_bytes + tensor_bytes > _FILE_BYTES:
             files.append({})

@@ -106,7 +106,7 @@ def attend_pages(
       block: the tokens come in blocks of this many of one row; keys and values are read once per block.
     """
     tokens, heads, head_dim = q.shape
-    page = cache.shape[1]
+    page_tokens = cache.shape[1]
     kv_heads = cache.shape[2] // 2
     groups = heads // kv_heads
     blocks = tokens // block
@@ -117,15 +117,15 @@ def attend_pages(
 
     def attend_page(number, sums: _Sums) -> _Sums:
         page_ids = block_table[:, number]
-        pairs = cache[page_ids].reshape(blocks, page, kv_heads, 2, head_dim)
+        pairs = cache[page_ids].reshape(blocks, page_tokens, kv_heads, 2, head_dim)
         keys = pairs[:, :, :, 0]
-        place = number * page + jnp.arange(page)
+        key_position = number * page_tokens + jnp.arange(page_tokens)
         # Masked before the product and not by a zero probability, because 0 · NaN is NaN.
-        is_written = place[None] <= last_position[:, None]
+        is_written = key_position[None] <= last_position[:, None]
         values = jnp.where(is_written[:, :, None, None], pairs[:, :, :, 1], 0)
-        seen = place[None, None] <= block_position[:, :, None]
+        seen = key_position[None, None] <= block_position[:, :, None]
         if window:
-            seen &= place[None, None] > block_position[:, :, None] - window
+            seen &= key_position[None, None] > block_position[:, :, None] - window
         # The query heads of a group are folded into the query axis, hence the tiling.
         seen = jnp.tile(seen, (1, groups, 1))[:, None]
         return _add_page(sums, block_q, keys, values, seen)
@@ -140,8 +140,8 @@ def attend_pages(
     if window:
         # No token sees a page before the window of the one that is nearest to its row's begin.
         first_seen = jnp.where(position >= 0, position - window + 1, jnp.iinfo(jnp.int32).max)
-        first_page = jnp.maximum(jnp.min(first_seen), 0) // page
-    used_pages = jnp.max(position) // page + 1
+        first_page = jnp.maximum(jnp.min(first_seen), 0) // page_tokens
+    used_pages = jnp.max(position) // page_tokens + 1
     _, total, weighted = jax.lax.fori_loop(first_page, used_pages, attend_page, sums)
     # Idle tokens have summed nothing.
     out = weighted / jnp.where(total == 0, 1.0, total)[..., None]

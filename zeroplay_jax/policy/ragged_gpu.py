@@ -22,22 +22,22 @@ from zeroplay_jax.types import UserError
 
 # Tokens of a tile of a chunk.
 CHUNK_QUERIES = 16
-# Least rows of a matrix product on tensor cores.
-_LEAST_ROWS = 16
+# Least lines of a matrix product on tensor cores.
+_LEAST_LINES = 16
 
 
 def check(kv_heads: int, page: int, dtype) -> None:
     """Raises UserError for a page that the kernel does not take."""
     del kv_heads, dtype
-    if page < _LEAST_ROWS or page & (page - 1):
+    if page < _LEAST_LINES or page & (page - 1):
         raise UserError(
-            f'sampler.page={page}: sampler.attention=ragged takes powers of 2 from {_LEAST_ROWS} on a GPU; give 64'
+            f'sampler.page={page}: sampler.attention=ragged takes powers of 2 from {_LEAST_LINES} on a GPU; give 64'
         )
 
 
 def cache_head_dim(head_dim: int) -> int:
     """Returns the size of a head in the cache."""
-    return max(pl.next_power_of_2(head_dim), _LEAST_ROWS)
+    return max(pl.next_power_of_2(head_dim), _LEAST_LINES)
 
 
 @jax.tree_util.register_dataclass
@@ -143,8 +143,8 @@ def _attend_tiles(q, cache: LayerPages, tiles: Tiles, window: int, interpret: bo
     tile_q = q.at[tiles.token].get(mode='clip')
     tile_q = tile_q.reshape(count, queries, kv_heads, groups, head_dim)
     tile_q = tile_q.transpose(2, 0, 1, 3, 4).reshape(kv_heads, count, queries * groups, head_dim)
-    tile_rows = max(pl.next_power_of_2(queries * groups), _LEAST_ROWS)
-    padding = tile_rows - queries * groups
+    tile_lines = max(pl.next_power_of_2(queries * groups), _LEAST_LINES)
+    padding = tile_lines - queries * groups
     tile_q = jnp.pad(tile_q, ((0, 0), (0, 0), (0, padding), (0, 0)))
     out = _call(
         tile_q,
@@ -162,10 +162,10 @@ def _attend_tiles(q, cache: LayerPages, tiles: Tiles, window: int, interpret: bo
 
 @functools.partial(jax.jit, static_argnames=('window', 'groups', 'interpret'))
 def _call(tile_q, cache: LayerPages, table, scalars, window: int, groups: int, interpret: bool):
-    """Returns the attention of tiles [kv_heads, tiles, tile_rows, head_dim] of queries."""
-    kv_heads, tiles, tile_rows, head_dim = tile_q.shape
+    """Returns the attention of tiles [kv_heads, tiles, tile_lines, head_dim] of queries."""
+    kv_heads, tiles, tile_lines, head_dim = tile_q.shape
     tile_spec = pl.BlockSpec(
-        (None, None, tile_rows, head_dim), lambda head, tile: (head, tile, 0, 0)
+        (None, None, tile_lines, head_dim), lambda head, tile: (head, tile, 0, 0)
     )
 
     def whole(array) -> pl.BlockSpec:
@@ -180,7 +180,8 @@ def _call(tile_q, cache: LayerPages, table, scalars, window: int, groups: int, i
         out_shape=jax.ShapeDtypeStruct(tile_q.shape, tile_q.dtype),
         # Two stages of float32 pages of 128 exceed the shared memory of a block.
         compiler_params=triton.CompilerParams(
-            num_warps=8 if tile_rows >= 128 else 4, num_stages=2 if cache.dtype.itemsize == 2 else 1
+            num_warps=8 if tile_lines >= 128 else 4,
+            num_stages=2 if cache.dtype.itemsize == 2 else 1,
         ),
         interpret=interpret,
         name='ragged_paged_attention',
@@ -188,31 +189,41 @@ def _call(tile_q, cache: LayerPages, table, scalars, window: int, groups: int, i
 
 
 def _kernel(q_ref, cache_ref, table_ref, scalars_ref, out_ref, *, window: int, groups: int):
-    """Attention of one tile: see `attend`."""
+    """Writes the attention of one tile and key/value head.
+
+    Args:
+      q_ref: scaled queries [tile_lines, head_dim]; line r is query r // groups; the last lines are padding.
+      cache_ref: [pages, page_tokens, two_kv_heads, head_dim], keys and values of a head next to each other.
+      table_ref, scalars_ref: `Tiles.table` and `Tiles.scalars`.
+      groups: query heads per key/value head.
+      window: as in `attend`.
+    """
     head, tile = pl.program_id(0), pl.program_id(1)
     row = scalars_ref[0, tile]
     first_position = scalars_ref[1, tile]
-    end = scalars_ref[2, tile]
-    page = cache_ref.shape[1]
+    end_position = scalars_ref[2, tile]
+    page_tokens = cache_ref.shape[1]
     q = q_ref[...]
-    tile_rows, head_dim = q.shape
-    query = jax.lax.broadcasted_iota(jnp.int32, (tile_rows, page), 0) // groups
-    position = first_position + query
-    index = jax.lax.broadcasted_iota(jnp.int32, (tile_rows, page), 1)
+    tile_lines, head_dim = q.shape
+    query = jax.lax.broadcasted_iota(jnp.int32, (tile_lines, page_tokens), 0) // groups
+    query_position = first_position + query
 
     def attend_page(number, sums):
         maximum, total, weighted = sums
         page_id = table_ref[row, number]
         keys = cache_ref[page_id, :, 2 * head, :]
         values = cache_ref[page_id, :, 2 * head + 1, :]
-        # Entries that were never written may hold NaN.
-        is_written = number * page + jax.lax.broadcasted_iota(jnp.int32, (page, 1), 0) < end
+        # Entries that were never written may hold NaN. Values are masked before the product, because 0 · NaN is NaN;
+        # scores after it.
+        entry = jax.lax.broadcasted_iota(jnp.int32, (page_tokens, 1), 0)
+        is_written = number * page_tokens + entry < end_position
         values = jnp.where(is_written, values, jnp.zeros_like(values))
         scores = triton.dot(q, keys, trans_b=True, precision=_precision(q.dtype))
-        place = number * page + index
-        seen = place <= position
+        index = jax.lax.broadcasted_iota(jnp.int32, (tile_lines, page_tokens), 1)
+        key_position = number * page_tokens + index
+        seen = key_position <= query_position
         if window:
-            seen &= place > position - window
+            seen &= key_position > query_position - window
         scores = jnp.where(seen, scores, MASKED_SCORE)
         new_maximum = jnp.maximum(maximum, jnp.max(scores, 1))
         # A query that sees nothing in this page keeps its sums.
@@ -228,12 +239,15 @@ def _kernel(q_ref, cache_ref, table_ref, scalars_ref, out_ref, *, window: int, g
         )
 
     sums = (
-        jnp.full((tile_rows,), MASKED_SCORE, jnp.float32),
-        jnp.zeros((tile_rows,), jnp.float32),
-        jnp.zeros((tile_rows, head_dim), jnp.float32),
+        jnp.full((tile_lines,), MASKED_SCORE, jnp.float32),
+        jnp.zeros((tile_lines,), jnp.float32),
+        jnp.zeros((tile_lines, head_dim), jnp.float32),
     )
-    first_page = jnp.maximum(first_position - window + 1, 0) // page if window else 0
-    _, total, weighted = jax.lax.fori_loop(first_page, pl.cdiv(end, page), attend_page, sums)
+    first_page = jnp.maximum(first_position - window + 1, 0) // page_tokens if window else 0
+    _, total, weighted = jax.lax.fori_loop(
+        first_page, pl.cdiv(end_position, page_tokens), attend_page, sums
+    )
+    # A tile without queries has summed nothing.
     total = jnp.where(total == 0, 1.0, total)
     out_ref[...] = (weighted / total[:, None]).astype(out_ref.dtype)
 

@@ -27,12 +27,12 @@ class _Loop:
     """Static part of the loop.
 
     Attributes:
-      function: (head, states [tokens, hidden_size], shared, per_token) → tree of arrays [tokens].
+      chunk_function: (head, states [tokens, hidden_size], shared, per_token) → tree of arrays [tokens].
       chunk: tokens of an iteration, on every device.
       mesh: mesh of the arrays, or None.
     """
 
-    function: Callable
+    chunk_function: Callable
     chunk: int
     mesh: Mesh | None
 
@@ -193,7 +193,7 @@ def _local_results(loop: _Loop, whole, rows):
     def apply(chunk):
         chunk_inputs = jax.tree.map(lambda x: chunks.take(x, chunk), flat_inputs)
         chunk_states, chunk_per_token = chunk_inputs
-        return loop.function(head, chunk_states, shared, chunk_per_token)
+        return loop.chunk_function(head, chunk_states, shared, chunk_per_token)
 
     def iteration(chunk, results):
         return jax.tree.map(lambda x, y: chunks.put(x, chunk, y), results, apply(chunk))
@@ -213,13 +213,14 @@ def _local_gradients(loop: _Loop, whole, rows, cotangents):
 
     def iteration(step, gradients):
         head_gradient, states_gradient = gradients
-        # From the last chunk to the first, as automatic differentiation of the loop would go.
+        # From the last chunk to the first, so that the float32 sum is rounded as in automatic differentiation of
+        # the loop.
         chunk = chunks.iterations - 1 - step
         chunk_inputs = jax.tree.map(lambda x: chunks.take(x, chunk), flat_inputs)
         chunk_states, chunk_per_token, chunk_cotangents = chunk_inputs
 
         def apply(head, chunk_states):
-            return loop.function(head, chunk_states, shared, chunk_per_token)
+            return loop.chunk_function(head, chunk_states, shared, chunk_per_token)
 
         # The logits of the chunk are computed again.
         _, pullback = jax.vjp(apply, head, chunk_states)

@@ -6,8 +6,10 @@ share the pages that their prompt fills; such a page is never written again. Eve
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import heapq
+from collections.abc import Sequence
 
 
 @dataclasses.dataclass
@@ -67,13 +69,25 @@ class PageAllocator:
 
         A row that has reserved never waits for another row. That rules out deadlocks between rows that decode.
         """
-        needed = max(self.pages_for(length) - len(row.pages), 0)
-        additional = needed - row.reserved
-        if additional > self.available:
+        if self.missing(row, length) > 0:
             return False
-        self.promised += additional
+        needed = self._needed(row, length)
+        self.promised += needed - row.reserved
         row.reserved = needed
         return True
+
+    def missing(self, row: RowPages, length: int) -> int:
+        """Returns how many pages more must be free before `reserve` succeeds; not positive if it does."""
+        return self._needed(row, length) - row.reserved - self.available
+
+    def _needed(self, row: RowPages, length: int) -> int:
+        return max(self.pages_for(length) - len(row.pages), 0)
+
+    def freed_by(self, rows: Sequence[RowPages]) -> int:
+        """Returns how many pages the release of these rows would make available."""
+        released = collections.Counter(page for row in rows for page in row.pages)
+        unreferenced = sum(count == self.references[page] for page, count in released.items())
+        return unreferenced + sum(row.reserved for row in rows)
 
     def grow(self, row: RowPages, length: int) -> None:
         """Adds pages to a row until it holds `length` tokens; they must be reserved."""

@@ -87,7 +87,7 @@ class Placement:
     # ---- new rollouts ----------------------------------------------------------------------------
 
     def shard_for(self, group: RequestGroup, blocked_shards: set[int]) -> Shard | None:
-        """Returns the shard for all samples of a new request, or None if it has to wait.
+        """Returns the shard for a new request, or None if it has to wait.
 
         Args:
           group: the request.
@@ -101,19 +101,18 @@ class Placement:
         return max(fitting, key=lambda shard: shard.allocator.available, default=None)
 
     def _fits(self, group: RequestGroup, shard: Shard) -> bool:
-        """Returns whether all samples of a new request get a slot of the shard and the pages of their first turn."""
+        """Returns whether the first sample of a new request gets a slot of the shard and the pages of its first turn.
+
+        The other samples get slots as these become free. Slots would be idle until there is one for each of them.
+        """
         admitted = [other for other in self.open_groups if other.shard == shard.number]
-        # An idle shard fits any request, because one with more samples than slots would never be served otherwise.
-        if shard.is_idle and not admitted:
-            return True
         # What the waiting samples of admitted requests will take.
         waiting_slots = sum(len(other.waiting) for other in admitted)
         waiting_pages = sum(len(other.waiting) * self._unshared_pages(other) for other in admitted)
-        samples = group.request.samples
         prompt_pages = shard.allocator.shared_pages(len(group.request.prompt))
-        needed_pages = prompt_pages + samples * self._unshared_pages(group)
-        has_slots = len(shard.free_slots) - waiting_slots >= samples
-        return has_slots and shard.allocator.available - waiting_pages >= needed_pages
+        needed_pages = prompt_pages + self._unshared_pages(group)
+        has_slot = len(shard.free_slots) > waiting_slots
+        return has_slot and shard.allocator.available - waiting_pages >= needed_pages
 
     def _unshared_pages(self, group: RequestGroup) -> int:
         """Returns the pages that a sample needs for its first turn beyond those it shares."""
@@ -200,21 +199,34 @@ class Placement:
         return True
 
     def _reserve_turn(self, rollout: ActiveRollout) -> bool:
-        """Reserves the pages of a rollout's turn; evicts younger rollouts of its shard until they suffice."""
-        shard = self._shard_of(rollout)
-        limit = rollout.turn_limit(self.config.context)
-        if shard.allocator.reserve(rollout.pages, limit):
+        """Reserves the pages of a rollout's turn; evicts younger rollouts of its shard if that gives enough pages."""
+        if self._reserve_by_eviction(rollout):
             return True
-        for victim in self._evictable(shard, rollout):
-            self._evict(victim)
-            if shard.allocator.reserve(rollout.pages, limit):
-                return True
+        shard = self._shard_of(rollout)
         if any(resident.is_running for resident in self._rollouts_of(shard)):
             # They will end their turns and return pages.
             return False
         self._drop_prompts(shard)
         # Where this fails too, older rollouts have the pages and wait for their tools.
-        return shard.allocator.reserve(rollout.pages, limit)
+        return self._reserve_by_eviction(rollout)
+
+    def _reserve_by_eviction(self, rollout: ActiveRollout) -> bool:
+        """Reserves the pages of a rollout's turn, and evicts the rollouts that this takes; evicts none in vain."""
+        shard = self._shard_of(rollout)
+        allocator = shard.allocator
+        limit = rollout.turn_limit(self.config.context)
+        missing = allocator.missing(rollout.pages, limit)
+        candidates = self._evictable(shard, rollout)
+        victims: list[ActiveRollout] = []
+        # A page that siblings share is free only when all of them are evicted, so the pages of all victims are counted
+        # together.
+        while candidates and allocator.freed_by([victim.pages for victim in victims]) < missing:
+            victims.append(candidates.pop(0))
+        if allocator.freed_by([victim.pages for victim in victims]) < missing:
+            return False
+        for victim in victims:
+            self._evict(victim)
+        return allocator.reserve(rollout.pages, limit)
 
     def _evictable(self, shard: Shard, rollout: ActiveRollout) -> list[ActiveRollout]:
         """Returns the younger rollouts of the shard that have pages and are not within a turn, youngest first."""

@@ -8,15 +8,15 @@ from jaxtyping import Array, Float, Int, UInt32
 
 
 def sample(
-    logits: Float[Array, 'slots vocab'],
-    temperature: Float[Array, ' slots'],
-    key: UInt32[Array, 'slots 2'],
-    position: Int[Array, ' slots'],
-) -> tuple[Int[Array, ' slots'], Float[Array, ' slots']]:
+    logits: Float[Array, 'rows vocab'],
+    temperature: Float[Array, ' rows'],
+    key: UInt32[Array, 'rows 2'],
+    position: Int[Array, ' rows'],
+) -> tuple[Int[Array, ' rows'], Float[Array, ' rows']]:
     """Samples a token per row; returns tokens and their log-probs under softmax(logits / temperature).
 
-    The noise is a function of the request's key and the position alone. Temperature 0 takes the
-    most likely token and reports its log-prob at temperature 1.
+    The noise is a function of the request's key and of the position (the index that the sampled token will have) alone.
+    Temperature 0 takes the most likely token and reports its log-prob at temperature 1.
     """
     is_sampled = temperature > 0
     # Greedy rows divide by 1: a division by 0 would make their log-probs NaN.
@@ -40,10 +40,11 @@ def sample(
     # Greedy batches skip the noise, which costs as much as the head on a CPU.
     noisy_logits = scaled_logits + jax.lax.cond(jnp.any(is_sampled), gumbel_noise, no_noise, None)
     # The first maximum, found by two plain reductions: several times faster on a CPU than argmax.
+    # Other tokens become the last id, so that a row of NaN still yields a valid token.
     best = jnp.max(noisy_logits, -1, keepdims=True)
     token_ids = jnp.arange(vocabulary, dtype=jnp.int32)
-    best_ids = jnp.where(noisy_logits == best, token_ids, vocabulary - 1)
-    token = jnp.min(best_ids, -1)
+    candidate_ids = jnp.where(noisy_logits == best, token_ids, vocabulary - 1)
+    token = jnp.min(candidate_ids, -1)
     # The log-prob excludes the noise: it is the denominator of the loss's importance ratio.
     token_logit = jnp.take_along_axis(scaled_logits, token[:, None], 1)[:, 0]
     logp = token_logit - jax.nn.logsumexp(scaled_logits, -1)

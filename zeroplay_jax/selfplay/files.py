@@ -119,11 +119,11 @@ def accepted_answers(record: Json) -> list[str]:
     while isinstance(value, dict):
         # verl nests the answers: {'reward_model': {'ground_truth': {'target': […]}}}
         value = value.get('target', value.get('ground_truth'))
-    # A single text becomes a list: a text would be compared letter by letter, which is why SSP's loader
-    # rejects every question.
+    # A single text becomes a list, because iterating a text would yield its letters.
     answers = [value] if isinstance(value, str) else value
     if not isinstance(answers, list) or not answers or not all(map(_is_text, answers)):
-        raise ValueError(f'no answers among the fields {", ".join(ANSWER_FIELDS)}')
+        names = ', '.join(ANSWER_FIELDS)
+        raise ValueError(f'no answers among the fields {names}, or one is empty or not a text')
     return list(answers)
 
 

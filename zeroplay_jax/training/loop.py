@@ -370,7 +370,8 @@ def _export(
                 print(f'policy {name} has the weights of the start and is not exported')
             continue
         folder = workdir / 'policy' / name
-        # The first process decides for all, because `save` is a collective call.
+        # The first process decides for all, because `save` is a collective call. A folder that exists is complete
+        # (`hf.save` renames it) and current (`_remove_exports`).
         exists = hosts.gather(folder.exists())[0]
         if exists:
             continue
