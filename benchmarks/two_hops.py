@@ -1,8 +1,9 @@
 """Measures the questions of two hops of a quickstart: `.venv/bin/python -m benchmarks.two_hops runs/own`.
 
 Prints one JSON object. For the held-out questions: how often a search finds the passages that they need, with the name
-that `#1` stands for and without it. For the questions that the run proposed: how many of them join two documents, and
-how many ask about a sentence of a held-out question.
+that `#1` stands for and without it. For the questions that the run proposed: in how many the second half is from
+another document that was found, in how many of these the first half is from the proposer's own document, and how many
+ask about a sentence of a held-out question.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def proposals(workdir: pathlib.Path) -> dict[str, float]:
         if question['hops'] == 2 and parts:
             clause = parts[1].replace(BRIDGE, question['bridge'])
             held_out.add(clause.replace(BLANK, question['answers'][0]))
-    total = accepted = joined = from_held_out = 0
+    total = accepted = about_other = joined = from_held_out = 0
     for row in lines(workdir / 'run' / 'trajectories.jsonl'):
         info = row['info']
         if not row['is_proposal'] or info.get('hops') != 2:
@@ -83,38 +84,50 @@ def proposals(workdir: pathlib.Path) -> dict[str, float]:
         if row['drop'] is not None or info.get('rejected') is not None:
             continue
         accepted += 1
-        joined_text = joined_clause(row)
-        joined += joined_text is not None
-        from_held_out += joined_text in held_out
+        clause = clause_of_other_document(row)
+        about_other += clause is not None
+        joined += clause is not None and has_own_sentence(row)
+        from_held_out += clause in held_out
     return {
         'proposals': total,
         'accepted': accepted / max(1, total),
+        'second half of another document': about_other / max(1, total),
         'joins two documents': joined / max(1, total),
         'clause of a held-out question': from_held_out / max(1, total),
     }
 
 
-def joined_clause(row: Json) -> str | None:
-    """Returns the clause that a proposal asks about, with name and answer; None if it joins no two documents.
-
-    The sentence with the searched name has to occur in the proposer's document, and the clause in a passage found, of
-    another title.
-    """
+def bridge_of(row: Json) -> str | None:
+    """Returns the name that a proposer searched for; None if it did not search."""
     calls = [turn for turn in row['turns'] if turn]
-    parts = halves(row['info']['question'])
-    if parts is None or not calls:
+    return calls[0]['arguments']['query_list'][0] if calls else None
+
+
+def clause_of_other_document(row: Json) -> str | None:
+    """Returns the clause that a proposal asks about, with name and answer.
+
+    None if it occurs in no passage found, or only in those with the title of the proposer's document.
+    """
+    bridge, parts = bridge_of(row), halves(row['info']['question'])
+    if parts is None or bridge is None or BLANK not in parts[1]:
         return None
-    bridge = calls[0]['arguments']['query_list'][0]
-    prompt = ' '.join(row['segments'][0]['text'].split()).replace(f'[ {bridge} ]', bridge)
-    sentence = parts[0].replace(BRIDGE, bridge)
     clause = parts[1].replace(BRIDGE, bridge).replace(BLANK, row['info']['answers'][0])
-    if sentence not in prompt:
-        return None
-    for passage in calls[0]['documents'][0]:
-        is_other = f'(Title: {passage["title"]})' not in prompt
+    call = next(turn for turn in row['turns'] if turn)
+    for passage in call['documents'][0]:
+        is_other = f'(Title: {passage["title"]})' not in row['segments'][0]['text']
         if is_other and clause in ' '.join(passage['text'].split()):
             return clause
     return None
+
+
+def has_own_sentence(row: Json) -> bool:
+    """Returns whether the first half of a proposal, with the name, occurs in the proposer's document."""
+    bridge, parts = bridge_of(row), halves(row['info']['question'])
+    if parts is None or bridge is None:
+        return False
+    # The document marks the name as a link.
+    document = ' '.join(row['segments'][0]['text'].split()).replace(f'[ {bridge} ]', bridge)
+    return parts[0].replace(BRIDGE, bridge) in document
 
 
 def lines(path: pathlib.Path) -> Iterator[Any]:

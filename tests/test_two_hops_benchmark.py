@@ -51,6 +51,7 @@ def test_what_is_counted(tmp_path, monkeypatch, capsys):
     rows = [
         proposal(question['question'], 'Viru'),
         proposal(question['question'], 'Gumu'),
+        proposal(f'Another sentence about #1. {CLAUSE}', 'Viru'),
         proposal('One ____.', 'Viru'),
         proposal(None, 'Viru', rejected='no_question'),
     ]
@@ -61,8 +62,9 @@ def test_what_is_counted(tmp_path, monkeypatch, capsys):
     assert printed['held out']['questions'] == 1
     assert printed['held out']['clause with name finds second passage'] == 1.0
     assert printed['proposed'] == {
-        'proposals': 4,
-        'accepted': 0.75,
-        'joins two documents': 0.25,
-        'clause of a held-out question': 0.25,
+        'proposals': 5,
+        'accepted': 0.8,
+        'second half of another document': 0.4,
+        'joins two documents': 0.2,
+        'clause of a held-out question': 0.4,
     }

@@ -152,15 +152,17 @@ def test_a_solver_of_two_hops_reads_the_bridge_and_then_the_answer(texts):
         assert clause_query.startswith(bridge) and cloze.BLANK not in clause_query
 
 
-def test_a_proposal_of_two_hops_is_about_its_document_and_a_passage_found(texts):
-    for demo in written('proposer_two_hops', texts):
+@pytest.mark.parametrize('role', ['proposer_two_hops', 'proposer_with_link'])
+def test_a_proposal_of_two_hops_is_about_its_document_and_a_passage_found(role, texts):
+    for demo in written(role, texts):
         assert demo.fields['hops'] == 2
         text = policy_text(demo)
         bridge, question, answer = (tag(text, name) for name in ('search', 'question', 'answer'))
         (documents,) = [part.content for part in demo.parts if part.source == ENV]
-        sentence = question[: question.rindex(BRIDGE)].strip().replace(BRIDGE, f'[ {bridge} ]')
+        # With a link, the document says which name leads on.
+        name = f'[ {bridge} ]' if role == 'proposer_with_link' else bridge
+        sentence = question[: question.rindex(BRIDGE)].strip().replace(BRIDGE, name)
         clause = question[question.rindex(BRIDGE) :].replace(BRIDGE, bridge)
-        # The document says which name leads on.
         assert sentence in ' '.join(demo.fields['document'].split())
         passages = [' '.join(document['text'].split()) for document in documents]
         assert any(clause.replace(cloze.BLANK, answer) in passage for passage in passages)
@@ -190,7 +192,9 @@ def test_a_stage_is_diagnosed_in_the_roles_trained_so_far():
     one_hop = base_english._trained_roles(base_english.STAGES, stages['one_hop'])
     assert {'copy', 'query', 'solver'} <= set(one_hop) and 'solver_two_hops' not in one_hop
     clean = base_english._trained_roles(base_english.STAGES, stages['clean'])
-    assert clean == list(english_demos.ROLES)
+    assert clean == [name for name in english_demos.ROLES if name != 'proposer_with_link']
+    base = base_english._trained_roles(base_english.STAGES, stages['base'])
+    assert base == list(english_demos.ROLES)
 
 
 def test_a_disguise_is_consistent_and_keeps_the_rest(texts):
