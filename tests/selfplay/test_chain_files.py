@@ -81,6 +81,8 @@ def test_training_starts_from_no_document_of_a_question():
     # The line names the person, whose document has this title.
     titles = {split(record.contents)[0] for record in records}
     assert all(each['link'] in titles and each['link'] in each['text'] for each in of_two_hops)
+    # The other end of the link is not held out either.
+    assert not {each['link'] for each in of_two_hops} & {line['title'] for line in built.questions}
 
 
 def test_a_question_that_one_search_answers_has_not_two_hops():

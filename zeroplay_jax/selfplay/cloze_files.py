@@ -191,7 +191,7 @@ def _hold_out(
 def _two_hop_starts(
     found_chains: Iterable[CorpusChain], held_out: set[str], source: str
 ) -> list[dict[str, Any]]:
-    """Returns the lines of the passages from which a proposer can find a chain, each once; none of a held-out document.
+    """Returns the lines of the passages from which a proposer can find a chain, each once, without held-out documents.
 
     A proposer searches for the name alone, so such a search has to return the second passage. The line says which name
     it is, as a link of a web page does: most names of a passage lead nowhere.
@@ -204,7 +204,8 @@ def _two_hop_starts(
         shown = ' '.join(prompts.document_text(line).split())
         first = each.chain.first
         is_linked = f'{first.left}[ {link} ]{first.right}' in shown
-        if each.is_found_by_bridge and is_linked and each.first_document not in held_out:
+        # Not even the other end of the link is a held-out document: the proposer asks about it.
+        if each.is_found_by_bridge and is_linked and held_out.isdisjoint(each.documents):
             lines.setdefault(each.first.id, line)
     return list(lines.values())
 
