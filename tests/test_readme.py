@@ -86,8 +86,9 @@ ELSEWHERE = {
     'gcloud compute tpus queued-resources delete': 'deletes a machine of the cloud',
     'taskset': 'an hour; tests/retrieval runs its parts',
 }
-# Commands that differ from others by a flag or a path: `make test-long` runs them.
+# Commands that differ from others by a flag or a path, or compile for a minute: `make test-long` runs them.
 LONG = (
+    'benchmarks.tpu_kernels',
     'configs/ablations.py',
     'runs/seed1',
     # tests/test_quickstart.py plays these texts from end to end.
