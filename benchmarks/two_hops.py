@@ -97,10 +97,13 @@ def proposals(workdir: pathlib.Path) -> dict[str, float]:
     }
 
 
-def bridge_of(row: Json) -> str | None:
-    """Returns the name that a proposer searched for; None if it did not search."""
-    calls = [turn for turn in row['turns'] if turn]
-    return calls[0]['arguments']['query_list'][0] if calls else None
+def first_search(row: Json) -> Json | None:
+    """Returns the first call of a rollout that found passages; None if there is none."""
+    for turn in row['turns']:
+        # A malformed call has no arguments, and a failed search no documents.
+        if turn and turn['arguments'] and turn['documents']:
+            return turn
+    return None
 
 
 def clause_of_other_document(row: Json) -> str | None:
@@ -108,11 +111,11 @@ def clause_of_other_document(row: Json) -> str | None:
 
     None if it occurs in no passage found, or only in those with the title of the proposer's document.
     """
-    bridge, parts = bridge_of(row), halves(row['info']['question'])
-    if parts is None or bridge is None or BLANK not in parts[1]:
+    call, parts = first_search(row), halves(row['info']['question'])
+    if parts is None or call is None or BLANK not in parts[1]:
         return None
+    bridge = call['arguments']['query_list'][0]
     clause = parts[1].replace(BRIDGE, bridge).replace(BLANK, row['info']['answers'][0])
-    call = next(turn for turn in row['turns'] if turn)
     for passage in call['documents'][0]:
         is_other = f'(Title: {passage["title"]})' not in row['segments'][0]['text']
         if is_other and clause in ' '.join(passage['text'].split()):
@@ -122,9 +125,10 @@ def clause_of_other_document(row: Json) -> str | None:
 
 def has_own_sentence(row: Json) -> bool:
     """Returns whether the first half of a proposal, with the name, occurs in the proposer's document."""
-    bridge, parts = bridge_of(row), halves(row['info']['question'])
-    if parts is None or bridge is None:
+    call, parts = first_search(row), halves(row['info']['question'])
+    if parts is None or call is None:
         return False
+    bridge = call['arguments']['query_list'][0]
     # The document marks the name as a link.
     document = ' '.join(row['segments'][0]['text'].split()).replace(f'[ {bridge} ]', bridge)
     return parts[0].replace(BRIDGE, bridge) in document

@@ -30,7 +30,9 @@ def proposal(question, answer, query='Lomi Kelpar', rejected=None):
     prompt = f'Document: (Title: Gumu) {linked_text}'
     segments = [{'source': 'prompt', 'text': prompt}]
     row = {'is_proposal': True, 'drop': None, 'info': info}
-    return row | {'turns': [turn, None], 'segments': segments}
+    # A call that could not be read comes first.
+    malformed = {'arguments': None, 'documents': []}
+    return row | {'turns': [malformed, turn, None], 'segments': segments}
 
 
 def test_what_is_counted(tmp_path, monkeypatch, capsys):
