@@ -309,11 +309,14 @@ def build(args: argparse.Namespace) -> builders.BuiltFile:
 
 def _report_cloze(args: argparse.Namespace, built: cloze_files.ClozeFiles) -> str:
     """Returns a line about the two cloze files written, and the flags with which a run takes them."""
+    ratio = ','.join(f'{share:g}' for share in cloze_files.hop_ratio(built.documents))
+    # A ratio of one hop count is a tuple with a comma at its end, as Python writes it.
+    hop_ratio = f'({ratio})' if ',' in ratio else f'({ratio},)'
     flags = [
         f'--config.eval.file={args.out}',
         f'--config.eval.questions={len(built.questions)}',
         f'--config.inputs.documents={args.documents}',
-        '--config.schedule.hop_ratio=(1,)',
+        f'--config.schedule.hop_ratio={hop_ratio}',
     ]
     return f'{args.out}: {built}; taken by recipe drzero with {shlex.join(flags)}'
 

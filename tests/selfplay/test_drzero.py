@@ -58,6 +58,14 @@ def play(game, phase, context, payload):
 DOCUMENT = SeedDocument('Gumu', PASSAGES[0][1], hops=2)
 
 
+def test_a_proposer_sees_the_link_of_a_document():
+    linked = SeedDocument('Gumu', 'Lomis met Lomi in Lomi.', hops=2, link='Lomi')
+    context = ScriptedContext(proposer=[proposal()], solver=[answer('x')] * 5)
+    play(recipe(), 'proposer', context, linked)
+    assert context.asked[0][3]['document'] == '(Title: Gumu) Lomis met [ Lomi ] in Lomi.'
+    assert SeedDocument.from_json(linked.to_json()) == linked
+
+
 @pytest.mark.parametrize('solved,difficulty', [(0, 0.0), (1, 1.0), (2, 0.75), (4, 0.25), (5, 0.0)])
 def test_a_proposer_is_paid_for_form_and_for_being_solved_sometimes(solved, difficulty):
     context = ScriptedContext(

@@ -270,6 +270,7 @@ def test_a_file_of_documents_that_does_not_fit_is_named(tmp_path):
         (good | {'hops': True}, '"hops" is True'),
         (good | {'hops': 0}, '"hops" is 0'),
         (good | {'type': 3}, '"type" is 3'),
+        (good | {'link': 'Nowhere'}, '"link" is \'Nowhere\'; give a name in the text'),
         ({'title': 'Lomi', 'hops': 1}, 'every line must be'),
     ):
         with pytest.raises(UserError, match=rf'd\.jsonl, line 2: {wrong}'):

@@ -1,8 +1,9 @@
 """Trains the checkpoints that read English: `python -m zeroplay_jax.mini.base_english --corpus passages.jsonl`.
 
-Training is supervised, on the demonstrations of `mini/english_demos.py`, in four stages: copying; filling blanks of
-one passage; all roles, which gives `clean/`, the upper bound; and demonstrations with deliberate errors, which gives
-`base/`, the start of self-play. Each folder also contains its training log and the hashes of its files.
+Training is supervised, on the demonstrations of `mini/english_demos.py`, in five stages: copying; filling blanks of
+one passage; all roles with questions of one hop, which gives `one_hop/`; the same with questions of two hops, which
+gives `clean/`, the upper bound; and demonstrations with deliberate errors, which gives `base/`, the start of self-play.
+Each folder also contains its training log and the hashes of its files.
 
 The corpus is JSON lines of passages. Passages are split into training, development and held-out ones by a hash of
 their titles; only the training ones are read here. A killed run continues from its last hundred steps.
@@ -60,7 +61,36 @@ Passage = tuple[str, str]  # title and text
 # Fewer passages give too few words for the tokenizer and the distractors.
 MIN_PASSAGES = 10
 DIAGNOSED_EPISODES = 64  # per role
-DIAGNOSED_TOKENS = 640  # longest episode of the diagnosis
+# Shares of the roles where questions have one or two hops. Two hops get more, because they are new in their stage.
+_TWO_HOP_SHARES = {
+    'fill': 0.08,
+    'solver': 0.17,
+    'solver_two_hops': 0.27,
+    'solver_with_path': 0.03,
+    'solver_with_path_two_hops': 0.03,
+    'proposer': 0.12,
+    'proposer_two_hops': 0.2,
+    'proposer_from_answer': 0.03,
+    'answer_from_documents': 0.03,
+    'challenger': 0.015,
+    'task_solver': 0.025,
+}
+# The same for the start of self-play. Proposers get more, because self-play samples them at temperature 1, where one
+# wrong token spoils a question.
+_UNEVEN_SHARES = _TWO_HOP_SHARES | {
+    'fill': 0.04,
+    'solver_two_hops': 0.2,
+    'proposer': 0.26,
+    # The documents of self-play have links (`selfplay.cloze_files`).
+    'proposer_two_hops': 0.0,
+    'proposer_with_link': 0.2,
+    'proposer_from_answer': 0.02,
+    'answer_from_documents': 0.02,
+    'challenger': 0.01,
+    'task_solver': 0.02,
+}
+# Two searches of three passages of 50 words.
+_TWO_HOP_TOKENS = 960
 
 STAGES = (
     # Without copying first, the roles take several times as many steps to learn.
@@ -86,7 +116,7 @@ STAGES = (
         observation_tokens=OBSERVATION_TOKENS,
         shares={'copy': 0.1, 'query': 0.1, 'fill_one': 0.5, 'proposer': 0.3},
     ),
-    # All roles with the shares of `english_demos.ROLES`.
+    # All roles of one hop, with the shares of `english_demos.ROLES`.
     Stage(
         'clean',
         steps=1200,
@@ -95,21 +125,38 @@ STAGES = (
         adam_rate=3e-3,
         decay_share=0.35,
         saved=True,
+        folder='one_hop',
         errors=EnglishSetting(),
         observation_tokens=OBSERVATION_TOKENS,
+    ),
+    # Learns a second search without forgetting what one search is for.
+    Stage(
+        'two_hops',
+        steps=500,
+        rows=4,
+        tokens=_TWO_HOP_TOKENS,
+        muon_rate=0.015,
+        adam_rate=2e-3,
+        decay_share=0.5,
+        saved=True,
+        folder='clean',
+        errors=EnglishSetting(),
+        observation_tokens=OBSERVATION_TOKENS,
+        shares=_TWO_HOP_SHARES,
     ),
     # Continues from the clean parameters with lower rates: it unlearns some skill but keeps the format.
     Stage(
         'base',
-        steps=300,
-        rows=5,
-        tokens=640,
+        steps=220,
+        rows=4,
+        tokens=_TWO_HOP_TOKENS,
         muon_rate=0.01,
         adam_rate=1e-3,
         decay_share=0.4,
         saved=True,
-        errors=EnglishSetting(short_query=0.85, wrong_span=0.65, malformed=0.15),
+        errors=EnglishSetting(short_query=0.85, wrong_span=0.65, malformed=0.06),
         observation_tokens=OBSERVATION_TOKENS,
+        shares=_UNEVEN_SHARES,
     ),
 )
 
@@ -188,24 +235,46 @@ def diagnose(
     codec: Codec,
     texts: Texts,
     seed: int,
+    roles: Sequence[str],
+    tokens: int,
 ) -> dict[str, dict[str, float]]:
-    """Returns the teacher-forced accuracy per role on error-free episodes about `texts`.
+    """Returns the teacher-forced accuracy of some roles on error-free episodes about `texts`.
 
     Which sentence a proposer chooses cannot be predicted, so its whole episodes are no measure.
+
+    Args:
+      config: the model.
+      params: its parameters.
+      codec: tokenises the episodes.
+      texts: passages that the model was not trained on.
+      seed: seed of the episodes.
+      roles: names of the roles.
+      tokens: longest episode.
 
     Returns:
       Role → the dict of `supervised.Predicted.figures`.
     """
     figures = {}
-    for name, role in english_demos.ROLES.items():
+    for name in roles:
+        role = english_demos.ROLES[name]
         demonstrations = supervised.fixed_demos(
             name, role, texts, EnglishSetting(), seed, DIAGNOSED_EPISODES
         )
         predicted = supervised.teacher_forced(
-            config, params, codec, demonstrations, DIAGNOSED_TOKENS, OBSERVATION_TOKENS
+            config, params, codec, demonstrations, tokens, OBSERVATION_TOKENS
         )
         figures[name] = predicted.figures()
     return figures
+
+
+def _trained_roles(stages: Sequence[Stage], last: Stage) -> list[str]:
+    """Returns the roles in the mixtures of the stages up to `last`, in the order of `english_demos.ROLES`."""
+    trained = set()
+    for stage in stages[: stages.index(last) + 1]:
+        trained.update(stage.shares)
+        if not stage.shares:
+            trained.update(name for name, role in english_demos.ROLES.items() if role.share)
+    return [name for name in english_demos.ROLES if name in trained]
 
 
 def build(
@@ -215,7 +284,7 @@ def build(
     seed: int,
     stages: Sequence[Stage] = STAGES,
 ) -> None:
-    """Trains all stages and writes `out`/<name> for each saved one, replacing existing folders.
+    """Trains all stages and writes a folder in `out` for each saved one, replacing existing folders.
 
     Args:
       corpus: JSON lines of passages.
@@ -239,8 +308,9 @@ def build(
     write_config_and_tokenizer(template, passages)
     development = Texts(cut(development_passages, PASSAGE_WORDS[0]))
 
-    def diagnose_development(config, params, codec):
-        return diagnose(config, params, codec, development, seed)
+    def diagnose_development(stage, config, params, codec):
+        roles = _trained_roles(stages, stage)
+        return diagnose(config, params, codec, development, seed, roles, stage.tokens)
 
     supervised.train_checkpoints(
         stages,
@@ -303,7 +373,7 @@ def main() -> None:
         '--out',
         type=pathlib.Path,
         default=HERE / 'english',
-        help='folder for clean/ and base/; by default the ones of the repository are replaced',
+        help='folder for one_hop/, clean/ and base/; by default the ones of the repository are replaced',
     )
     parser.add_argument(
         '--work',

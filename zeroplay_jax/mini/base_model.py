@@ -120,7 +120,7 @@ def build(out: pathlib.Path, seed: int, stages: Sequence[Stage] = STAGES) -> Non
         write_config_and_tokenizer(template)
         libraries = list(batches.libraries(seed, 'train', LIBRARY_COUNT, WORLDS_PER_LIBRARY))
 
-        def diagnose_held_out(config, params, codec):
+        def diagnose_held_out(stage, config, params, codec):
             return diagnose(config, params, codec, seed)
 
         supervised.train_checkpoints(

@@ -34,9 +34,11 @@ _NAME = rf'{_NAME_WORD}(?: (?:(?:of|the|de|la|von|van|and) ){{0,2}}{_NAME_WORD})
 # The look-ahead excludes parts of hyphenated compounds.
 _STARTS_WORD = r'(?<!\S)'
 _ENDS_WORD = r'(?=[\s.,;:!?)"”\]]|$)'
+# Spans that `clozes` leaves out as names.
+NAMES = re.compile(f'{_STARTS_WORD}{_NAME}{_ENDS_WORD}')
 _KINDS = (
     ('number', re.compile(f'{_STARTS_WORD}(?:{_DATE}|{_NUMBER}){_ENDS_WORD}')),
-    ('name', re.compile(f'{_STARTS_WORD}{_NAME}{_ENDS_WORD}')),
+    ('name', NAMES),
     ('word', re.compile(f'{_STARTS_WORD}[a-z]{{6,}}{_ENDS_WORD}')),
 )
 

@@ -7,67 +7,26 @@ of a question or an answer can be copied from a text that the policy sees.
 
 from __future__ import annotations
 
-import dataclasses
-
 from numpy.random import Generator
 
-from zeroplay_jax.mini import cloze
+from zeroplay_jax.mini import cloze, english_two_hops
 from zeroplay_jax.mini.cloze import BLANK, Cloze
 from zeroplay_jax.mini.demo import Demo, Role, think
 from zeroplay_jax.mini.draws import pick, shuffled
-from zeroplay_jax.mini.english_texts import Disguise, Texts, draw_cloze, invented_name
-from zeroplay_jax.mini.library import Document
+from zeroplay_jax.mini.english_forms import (
+    SHORT_QUERY_WORDS,
+    EnglishSetting,
+    add_answer,
+    add_proposal,
+    disguise_of,
+    other_answer,
+    other_span,
+    plain,
+    query_of,
+)
+from zeroplay_jax.mini.english_texts import Texts, draw_cloze, invented_name
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.passages import passages_text
-
-# Words of a query that is too short to find its sentence reliably.
-_SHORT_QUERY_WORDS = 3
-# Share of the episodes whose names and numbers are replaced; the others keep the tokens of real texts.
-_DISGUISED_SHARE = 0.5
-
-
-@dataclasses.dataclass(frozen=True)
-class EnglishSetting:
-    """Size of the exercise `copy`, and probabilities of deliberate errors; no errors for the clean checkpoint.
-
-    Attributes:
-      copied_words: fewest and most words that `copy` copies.
-      short_query: probability that the solver searches with the first words of the question only.
-      wrong_span: probability that the solver's answer is cut to its first word, or one word too long.
-      malformed: probability that the proposer omits the question or the answer.
-    """
-
-    copied_words: tuple[int, int] = (8, 40)
-    short_query: float = 0.0
-    wrong_span: float = 0.0
-    malformed: float = 0.0
-
-
-def _disguise(texts: Texts, rng: Generator) -> Disguise:
-    """Returns the disguise of one episode; it changes nothing in half of the episodes."""
-    return Disguise(rng, texts.names, _DISGUISED_SHARE)
-
-
-# ---- texts of the roles ------------------------------------------------------------------------------------
-
-
-def _query(case: Cloze) -> str:
-    """Returns the search query for a question: the words around the blank."""
-    return (case.left.rstrip() + case.right).strip()
-
-
-def _marked(case: Cloze, with_right: bool) -> str:
-    """Returns the sentence with its left-out span in square brackets, up to the span or with `with_right` to its end.
-
-    The spaces inside the brackets give the span the same tokens as in running text.
-    """
-    marked = f'{case.left.rstrip()} [ {case.answer} ]'
-    return marked + case.right if with_right else marked
-
-
-def _add_answer(demo: Demo, case: Cloze) -> None:
-    """Adds the final turn: as its thought the sentence up to the answer, then the answer."""
-    demo.add_final_turn(_marked(case, with_right=False), answer=case.answer)
 
 
 def _question_form(question: str) -> str:
@@ -111,16 +70,16 @@ def _random_word(texts: Texts, rng: Generator) -> str:
 def query(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
     """Question → search; the episode ends there."""
     _, case = texts.draw(rng)
-    case = _disguise(texts, rng).cloze(case)
+    case = disguise_of(texts, rng).cloze(case)
     demo = Demo('solver', {'question': case.question})
-    demo.add_policy_text(f'<search> {_query(case)}</search>')
+    demo.add_policy_text(f'<search> {query_of(case)}</search>')
     return demo
 
 
 def fill_one(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
     """Writes a passage, then up to four questions about its sentences, each with its answer."""
     source = pick(rng, texts.sources)
-    disguise = _disguise(texts, rng)
+    disguise = disguise_of(texts, rng)
     demo = Demo()
     demo.add_documents([disguise.document(source.document)])
     for cases in shuffled(rng, source.cloze_lists)[:4]:
@@ -131,8 +90,8 @@ def fill_one(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
 def fill(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
     """Writes the passages of a search, then up to five questions about their sentences, each with its answer."""
     _, case = texts.draw(rng)
-    documents = texts.search(_query(case))
-    disguise = _disguise(texts, rng)
+    documents = texts.search(query_of(case))
+    disguise = disguise_of(texts, rng)
     cases = []
     for document in documents:
         for sentence in cloze.sentences(document['text']):
@@ -149,7 +108,7 @@ def fill(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
 def _add_question(demo: Demo, case: Cloze) -> None:
     """Adds a question as prompt text, and its answer as the policy's text."""
     demo.add_prompt_text(_question_form(case.question))
-    _add_answer(demo, case)
+    add_answer(demo, case)
 
 
 # ---- solvers -----------------------------------------------------------------------------------------------
@@ -175,22 +134,22 @@ def _solution(texts: Texts, rng: Generator, setting: EnglishSetting, with_path: 
     """
     while True:
         document, case = texts.draw(rng)
-        search_query = _query(case)
+        search_query = query_of(case)
         is_short = rng.random() < setting.short_query
         if is_short:
-            search_query = ' '.join(search_query.split()[:_SHORT_QUERY_WORDS])
+            search_query = ' '.join(search_query.split()[:SHORT_QUERY_WORDS])
         documents = texts.search(search_query)
-        is_readable = any(case.sentence in _plain(result) for result in documents)
+        is_readable = any(case.sentence in plain(result) for result in documents)
         # Drawn again if the passages found do not contain the sentence, because such a demonstration would teach to
         # guess. After a deliberately short query this is the intended error.
         if is_readable or is_short:
             break
-    disguise = _disguise(texts, rng)
+    disguise = disguise_of(texts, rng)
     answered = case
     if not is_readable:
-        answered = _other_answer(documents, case, rng)
+        answered = other_answer(documents, case, rng)
     elif rng.random() < setting.wrong_span:
-        answered = _other_span(case)
+        answered = other_span(case)
     fields = {'question': disguise(case.left) + BLANK + disguise(case.right)}
     role = 'solver'
     if with_path:
@@ -199,38 +158,8 @@ def _solution(texts: Texts, rng: Generator, setting: EnglishSetting, with_path: 
     demo = Demo(role, fields)
     demo.add_policy_text(f'<search> {disguise(search_query)}</search>')
     demo.add_documents([disguise.document(result) for result in documents])
-    _add_answer(demo, disguise.cloze(answered))
+    add_answer(demo, disguise.cloze(answered))
     return demo
-
-
-def _plain(document: Document) -> str:
-    """Returns the text of a passage with single spaces between words, as `cloze.sentences` has them."""
-    return ' '.join(document['text'].split())
-
-
-def _other_answer(documents: list[Document], case: Cloze, rng: Generator) -> Cloze:
-    """Returns the cloze with an answer of the same kind out of passages that do not contain its sentence.
-
-    If they have none of this kind, the answer is the title of the first passage.
-    """
-    for document in shuffled(rng, documents):
-        for sentence in shuffled(rng, cloze.sentences(document['text'])):
-            cases = [other for other in cloze.clozes(sentence) if other.kind == case.kind]
-            if cases:
-                return case._replace(answer=pick(rng, cases).answer)
-    return case._replace(answer=documents[0]['title'])
-
-
-def _other_span(case: Cloze) -> Cloze:
-    """Returns the cloze with a wrong answer: the first word; of a single word, this and a neighbouring word."""
-    words = case.answer.split()
-    if len(words) > 1:
-        return case._replace(answer=words[0])
-    for word in case.right.split():
-        # An answer with punctuation after it would still count as correct.
-        if word[0].isalnum():
-            return case._replace(answer=f'{case.answer} {word}')
-    return case._replace(answer=f'{case.left.split()[-1]} {case.answer}')
 
 
 def answer_from_documents(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
@@ -239,7 +168,7 @@ def answer_from_documents(texts: Texts, rng: Generator, setting: EnglishSetting)
     documents = [document]
     for _ in range(int(rng.integers(0, 3))):
         documents.append(pick(rng, texts.documents))
-    disguise = _disguise(texts, rng)
+    disguise = disguise_of(texts, rng)
     disguised = [disguise.document(each) for each in shuffled(rng, documents)]
     case = disguise.cloze(case)
     fields = {
@@ -247,7 +176,7 @@ def answer_from_documents(texts: Texts, rng: Generator, setting: EnglishSetting)
         'question': case.question,
     }
     demo = Demo('answer_from_documents', fields)
-    _add_answer(demo, case)
+    add_answer(demo, case)
     return demo
 
 
@@ -260,7 +189,7 @@ def task_solver(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
         # Drawn again if no passage found has the title: it may take a longer query to find it.
         if described:
             break
-    disguise = _disguise(texts, rng)
+    disguise = disguise_of(texts, rng)
     sentences = cloze.sentences(described[0]['text'])[:2]
     answer = ' '.join(sentences) or title
     demo = Demo('task_solver', {'task': f'Describe {disguise(title)}.'})
@@ -276,10 +205,10 @@ def task_solver(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
 def proposer(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
     """A document → a question about one of its sentences, and the answer."""
     document, case = texts.draw(rng)
-    disguise = _disguise(texts, rng)
+    disguise = disguise_of(texts, rng)
     fields = {'hops': 1, 'document': prompts.document_text(disguise.document(document))}
     demo = Demo('proposer', fields)
-    _add_proposal(demo, disguise.cloze(case), rng, setting)
+    add_proposal(demo, disguise.cloze(case), rng, setting)
     return demo
 
 
@@ -295,32 +224,19 @@ def proposer_from_answer(texts: Texts, rng: Generator, setting: EnglishSetting) 
                 cases += [other for other in cloze.clozes(sentence) if other.answer == case.answer]
         if cases:
             break
-    disguise = _disguise(texts, rng)
+    disguise = disguise_of(texts, rng)
     answer = disguise(case.answer)
     demo = Demo('proposer_from_answer', {'hops': 1, 'answer': answer})
     demo.add_policy_text(f'<search> {answer}</search>')
     demo.add_documents([disguise.document(result) for result in documents])
-    _add_proposal(demo, disguise.cloze(pick(rng, cases)), rng, setting)
+    add_proposal(demo, disguise.cloze(pick(rng, cases)), rng, setting)
     return demo
-
-
-def _add_proposal(demo: Demo, case: Cloze, rng: Generator, setting: EnglishSetting) -> None:
-    """Adds the final turn of a proposer: as its thought the sentence with the answer in brackets; question; answer.
-
-    As a deliberate error, with the probability `setting.malformed`, one of the two is missing.
-    """
-    tags = {'question': case.question, 'answer': case.answer}
-    if rng.random() < setting.malformed:
-        # The parser of self-play rejects a proposal without both tags.
-        missing_tag = 'answer' if rng.random() < 0.5 else 'question'
-        del tags[missing_tag]
-    demo.add_final_turn(_marked(case, with_right=True), **tags)
 
 
 def challenger(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
     """A document → the task to describe its subject."""
     document = pick(rng, texts.titled).document
-    disguised = _disguise(texts, rng).document(document)
+    disguised = disguise_of(texts, rng).document(document)
     title = disguised['title']
     fields = {'hops': 1, 'document': prompts.document_text(disguised)}
     demo = Demo('challenger', fields)
@@ -341,4 +257,9 @@ ROLES = {
     'answer_from_documents': Role(0.07, answer_from_documents),
     'challenger': Role(0.03, challenger),
     'task_solver': Role(0.05, task_solver),
+    # In the stages that name them only.
+    'solver_two_hops': Role(0.0, english_two_hops.solver),
+    'solver_with_path_two_hops': Role(0.0, english_two_hops.solver_with_path),
+    'proposer_two_hops': Role(0.0, english_two_hops.proposer),
+    'proposer_with_link': Role(0.0, english_two_hops.proposer_with_link),
 }

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.random import Generator
 
-from zeroplay_jax.mini import cloze
+from zeroplay_jax.mini import chains, cloze
+from zeroplay_jax.mini.chains import Chain
 from zeroplay_jax.mini.draws import pick
 from zeroplay_jax.mini.library import TOP_K, Document
 from zeroplay_jax.retrieval.lexical import LexicalEncoder
@@ -29,6 +30,22 @@ class Source(NamedTuple):
 
     document: Document
     cloze_lists: list[list[cloze.Cloze]]
+
+
+class Link(NamedTuple):
+    """A chain and its two passages.
+
+    Attributes:
+      chain: sentence and clause.
+      first, second: the passages.
+      replaced_name: name in the first passage in whose place the bridge has to be written; '' if it mentions the
+        bridge itself.
+    """
+
+    chain: Chain
+    first: Document
+    second: Document
+    replaced_name: str
 
 
 class Disguise:
@@ -50,9 +67,18 @@ class Disguise:
         self._names = names
         self._is_active = rng.random() < probability
         self._replacements: dict[str, str] = {}
+        self._merged_name = ''
+        self._bridge = ''
+
+    def merge(self, name: str, bridge: str) -> None:
+        """Replaces one name by another one in all texts, also where nothing else is replaced."""
+        self._merged_name = name
+        self._bridge = bridge
 
     def __call__(self, text: str) -> str:
         """Returns the text with replaced names and numbers."""
+        if self._merged_name:
+            text = text.replace(self._merged_name, self._bridge)
         if not self._is_active:
             return text
         text = _CAPITALISED.sub(self._replace_name, text)
@@ -105,6 +131,7 @@ class Texts:
       documents: all passages.
       sources: the passages that have cloze questions.
       titled: those of `sources` that have a title.
+      chained: indices of the passages from which a chain leads to another one.
       names: distinct capitalised words of the texts, sorted; names are disguised with them.
       words: distinct words of the texts, sorted.
       search: function from a query to its TOP_K passages, best first.
@@ -123,6 +150,7 @@ class Texts:
         self.titled = [source for source in self.sources if source.document['title'].strip()]
         texts = [document['text'] for document in self.documents]
         titles = [document['title'] for document in self.documents]
+        self._find_chains(titles, texts)
         self._encoder = LexicalEncoder()
         self._passage_vectors = self._encoder.encode_passages(titles, texts)
         names: set[str] = set()
@@ -147,6 +175,43 @@ class Texts:
         """Returns a random passage and a random cloze question about it."""
         source = pick(rng, self.sources)
         return source.document, draw_cloze(rng, pick(rng, source.cloze_lists))
+
+    def _find_chains(self, titles: Sequence[str], texts: Sequence[str]) -> None:
+        """Finds what chains are drawn from."""
+        self._links = chains.Links(list(zip(titles, texts, strict=True)))
+        self.chained = sorted(self._links.chains)
+        # For chains that join any two passages: sentences that describe a name, and clauses about the subject of a
+        # passage. The first words of a sentence can look like a name; the words of a title are one.
+        self._described: list[tuple[cloze.Cloze, int]] = []
+        for index, text in enumerate(texts):
+            for sentence in cloze.sentences(text):
+                self._described += [(case, index) for case in chains.described(sentence)]
+        self._statements: list[tuple[str, list[chains.Statement]]] = []
+        for name, statements in sorted(self._links.statements.items()):
+            about_title = [each for each in statements if name in titles[each.passage]]
+            if about_title:
+                self._statements.append((name, about_title))
+
+    def draw_link(self, rng: Generator, real_share: float) -> Link:
+        """Returns a random chain of two passages.
+
+        Args:
+          real_share: probability of a chain that the passages have. In the others a name of the first passage has to
+            be replaced by the bridge: there are far more of them.
+        """
+        if self.chained and rng.random() < real_share:
+            index = pick(rng, self.chained)
+            chain, second_index = pick(rng, self._links.chains[index])
+            return Link(chain, self.documents[index], self.documents[second_index], '')
+        while True:
+            case, index = pick(rng, self._described)
+            bridge, statements = pick(rng, self._statements)
+            clause, second_index = pick(rng, statements)
+            first = case._replace(answer=bridge)
+            is_new = bridge not in self.documents[index]['text']
+            if is_new and case.answer not in clause.sentence and chains.can_join(first, clause):
+                chain = Chain(first, clause)
+                return Link(chain, self.documents[index], self.documents[second_index], case.answer)
 
 
 def draw_cloze(rng: Generator, cases: Sequence[cloze.Cloze]) -> cloze.Cloze:

@@ -14,7 +14,7 @@ class Stage:
     """One training stage.
 
     Attributes:
-      name: name of the stage and, if `saved`, of the checkpoint folder.
+      name: name of the stage.
       steps: optimiser steps.
       rows: rows of a packed batch.
       tokens: tokens of a row; longer episodes are skipped.
@@ -24,6 +24,7 @@ class Stage:
       context_weight: weight in the loss of the mean over the tokens that the policy does not write; the mean over those
         that it writes has weight 1.
       saved: whether a checkpoint folder is written after the stage.
+      folder: name of this folder; '': the name of the stage.
       errors: deliberate errors in the demonstrations, in the type that the roles take (`demos.ErrorRates`,
         `english_demos.EnglishSetting`).
       observation_tokens: longest search result; longer ones are cut.
@@ -39,6 +40,7 @@ class Stage:
     decay_share: float = 0.3
     context_weight: float = 0.1
     saved: bool = False
+    folder: str = ''
     errors: Any = demos.ErrorRates()
     observation_tokens: int = OBSERVATION_TOKENS
     shares: dict[str, float] = dataclasses.field(default_factory=dict)

@@ -32,6 +32,7 @@ from zeroplay_jax.rollout.tokens import Codec
 
 LOG_EVERY = 100  # steps
 WARMUP_STEPS = 40
+DIAGNOSED_ROWS = 16  # at once
 
 
 def loss(
@@ -179,12 +180,14 @@ def train_checkpoints(
     roles: Mapping[str, Role],
     materials: Sequence[Any],
     seed: int,
-    diagnose: Callable[[transformer.ModelConfig, transformer.Params, Codec], Any],
+    diagnose: Callable[[Stage, transformer.ModelConfig, transformer.Params, Codec], Any],
     out: pathlib.Path,
     dtype: Any = jnp.float32,
     work: pathlib.Path | None = None,
 ) -> None:
-    """Trains stages one after the other from random weights; writes `out`/<name> for each saved one.
+    """Trains stages one after the other from random weights; writes a folder in `out` for each saved one.
+
+    The stage after a saved one starts from the weights as they were written, so it can be repeated from the folder.
 
     Args:
       stages: the stages, in order.
@@ -192,7 +195,7 @@ def train_checkpoints(
       roles: roles of the stages' mixtures, by name.
       materials: data from which roles write episodes, such as `Library`; one is drawn per episode.
       seed: seed of weights and episodes.
-      diagnose: called with (config, params, codec) after each saved stage; its JSON value is logged.
+      diagnose: called with (stage, config, params, codec) after each saved stage; its JSON value is logged.
       out: folder of the checkpoint folders; existing ones are replaced.
       dtype: data type of the weights in the folders.
       work: folder of the training's own checkpoints, which a restart continues from; None writes none.
@@ -211,13 +214,18 @@ def train_checkpoints(
             continue
         params = train(stage, config, params, codec, roles, materials, seed, log, checkpoints)
         if stage.saved:
-            figures = diagnose(config, params, codec)
+            figures = diagnose(stage, config, params, codec)
             log.append({'stage': stage.name, 'teacher_forced': figures})
             print(f'{stage.name}: {json.dumps(figures, indent=2)}', flush=True)
             rounded = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
-            save(out / stage.name, config, rounded, template, log)
+            save(out / (stage.folder or stage.name), config, rounded, template, log)
+            params = jax.tree.map(_in_float32, rounded)
     if checkpoints:
         checkpoints.close()
+
+
+def _in_float32(leaf: Array) -> Array:
+    return leaf.astype(jnp.float32)
 
 
 class StageCheckpoints:
@@ -351,7 +359,12 @@ def teacher_forced(
         if len(episode.tokens) <= tokens:
             batches.write_episode(batch, row, start=0, segment=1, episode=episode)
     is_policy = batch['policy'][:, 1:] > 0
-    is_correct = np.asarray(_predicted_correctly(config, params, batch))
+    is_correct = np.zeros_like(is_policy)
+    # In parts, because logits and attention of long episodes would take gigabytes.
+    for start in range(0, len(demonstrations), DIAGNOSED_ROWS):
+        rows = slice(start, start + DIAGNOSED_ROWS)
+        part = {name: values[rows] for name, values in batch.items()}
+        is_correct[rows] = _predicted_correctly(config, params, part)
     # Tokens outside the policy's text, padding included, are left out of the statistics.
     return Predicted(is_policy, is_correct & is_policy)
 

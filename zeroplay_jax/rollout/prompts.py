@@ -7,6 +7,7 @@ untrusted text; `{tools}` is the explanation of the registered tools.
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Mapping, Sequence
 
@@ -117,8 +118,18 @@ def select(prompt_set: str, *declared: Prompts) -> dict[str, str]:
 
 
 def document_text(document: Json) -> str:
-    """Returns a document {'title', 'text'} as it is written in a prompt."""
-    return f'(Title: {document["title"]}) {document["text"]}'
+    """Returns a document {'title', 'text'} as it is written in a prompt.
+
+    With 'link', a name in the text about which there is another document, its first occurrence is put in square
+    brackets. The spaces inside them give the name the same tokens as in running text.
+    """
+    text = document['text']
+    link = document.get('link')
+    if link:
+        # Not as a part of another word.
+        name = re.compile(rf'(?<!\S){re.escape(link)}(?!\w)')
+        text = name.sub(lambda match: f'[ {match.group()} ]', text, count=1)
+    return f'(Title: {document["title"]}) {text}'
 
 
 def documents_text(documents: Sequence[Json]) -> str:

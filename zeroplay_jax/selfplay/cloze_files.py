@@ -15,9 +15,12 @@ from typing import Any
 from zeroplay_jax.mini.cloze import ANSWER_WORDS, SENTENCE_WORDS, Cloze, clozes, sentences
 from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.retrieval.corpus import Record, split
-from zeroplay_jax.retrieval.english import problem_of
+from zeroplay_jax.rollout import prompts
+from zeroplay_jax.selfplay import chain_files
 from zeroplay_jax.selfplay.builders import BottomK, hash_key, unfit
-from zeroplay_jax.types import UserError
+from zeroplay_jax.selfplay.chain_files import CorpusChain
+from zeroplay_jax.selfplay.cloze_passages import Passage, Passages, parse
+from zeroplay_jax.types import Json, UserError
 
 # Largest share of the documents that is held out, which a small corpus reaches. All others may be trained on.
 MAX_SHARE = 0.4
@@ -25,15 +28,18 @@ MAX_SHARE = 0.4
 USUAL_SHARE = 0.1
 # A corpus of fewer documents, such as two books, is split by passage.
 MIN_DOCUMENTS = 5
+# Share of the questions that have two hops, where the corpus has as many.
+TWO_HOP_SHARE = 1 / 4
+# Share of the proposals in training. It is smaller, because fewer passages lead on to another one.
+TWO_HOP_TRAINING_SHARE = 1 / 8
+# With fewer passages to start questions of two hops from, all questions have one hop.
+MIN_TWO_HOP_STARTS = 16
 # With fewer questions, the 95 % interval of a mean score may be wider than ±0.18 (1.96 · 0.5 / √30).
 MIN_QUESTIONS = 30
 MIN_TRAINING_PASSAGES = 8
 
 # Documents beyond this number are not counted: `MAX_SHARE` of so many is more than any number of questions needs.
 _COUNTED_DOCUMENTS = 100_000
-
-# A new stream of (line number, passage) at every call: a corpus is read twice.
-Passages = Callable[[], Iterable[tuple[int, Record]]]
 
 
 @dataclasses.dataclass
@@ -67,33 +73,24 @@ class ClozeFiles:
         )
 
     def __str__(self) -> str:
-        return (
-            f'{len(self.questions)} questions of {self.held_out} held-out {self.unit} (of {self.total}), '
-            f'{len(self.documents)} passages of the others, with a sentence to ask about, to train on'
+        two_hop_questions = sum(question['hops'] == 2 for question in self.questions)
+        two_hop_documents = sum(document['hops'] == 2 for document in self.documents)
+        of_two_hops = f' ({two_hop_questions} of two hops)' if two_hop_questions else ''
+        for_two_hops = (
+            f'; {two_hop_documents} of them also for two hops' if two_hop_documents else ''
         )
-
-
-@dataclasses.dataclass
-class _Passage:
-    """A passage with the sentences that a question can be made of (`mini.cloze.sentences`)."""
-
-    line: int
-    id: str
-    title: str
-    text: str
-    sentences: list[str]
-
-    def document_line(self, source: str) -> dict[str, Any]:
-        """The line of the file of training documents."""
-        document: dict[str, Any] = {'title': self.title, 'text': self.text, 'source': source}
-        return document | {'document_id': self.id, 'line': self.line, 'hops': 1}
+        return (
+            f'{len(self.questions)} questions{of_two_hops} of {self.held_out} held-out {self.unit} (of {self.total}), '
+            f'{len(self.documents) - two_hop_documents} passages of the others, with a sentence to ask about, to train '
+            f'on{for_two_hops}'
+        )
 
 
 def build(passages: Passages, source: str, count: int, seed: int, max_documents: int) -> ClozeFiles:
     """Splits a corpus and returns its questions and training documents.
 
     Args:
-      passages: yields the whole corpus at every call; called three or four times, or once if `count` is 0.
+      passages: yields the whole corpus at every call; called at most eight times, or four times if `count` is 0.
       source: name of the corpus in the lines.
       count: questions to make; a small corpus gives fewer. With 0 nothing is held out.
       seed: seed of the split, the questions and the sample of documents.
@@ -103,8 +100,8 @@ def build(passages: Passages, source: str, count: int, seed: int, max_documents:
       UserError: fewer than `MIN_QUESTIONS` questions, or than `MIN_TRAINING_PASSAGES` documents.
     """
     files = ClozeFiles([], [], 0, 0, 'documents')
-    held_out: set[str] = set()
     unit_of = _DocumentNames().name_of
+    candidates: dict[str, list[Passage]] = {}
     if count:
         # Twice as many documents as questions, because some have usable sentences but give no question.
         candidates, files.total = _candidates(passages(), seed, 2 * count, unit_of)
@@ -116,24 +113,26 @@ def build(passages: Passages, source: str, count: int, seed: int, max_documents:
         # Documents are held out in the order of their hashes, so that a larger count adds documents and removes none.
         max_held_out = int(MAX_SHARE * files.total)
         candidates = dict(itertools.islice(candidates.items(), max_held_out))
-        repeats = _repeated_sentences(passages(), candidates)
-        # questions_of[document][passage] lists the questions of a passage, best first; `_take` chooses from it.
-        questions_of = []
-        for document in candidates.values():
-            questions_of.append(
-                [_questions(passage, source, seed, repeats) for passage in document]
-            )
-        files.held_out = _held_out_count(questions_of, count, files.total)
-        files.questions = _take(questions_of[: files.held_out], count)
-        held_out = set(itertools.islice(candidates, files.held_out))
-        if len(files.questions) < min(count, MIN_QUESTIONS):
-            shortest, longest = SENTENCE_WORDS
-            raise UserError(
-                f'{source}: {len(files.questions)} questions can be made of {files.held_out} of its {files.total} '
-                f'{files.unit} with usable sentences (of {shortest} to {longest} words), at least '
-                f'{min(count, MIN_QUESTIONS)} are needed and at most {MAX_SHARE:.0%} of a corpus is held out; give '
-                'more or longer English texts'
-            )
+    found_chains = chain_files.find(passages, seed, max_documents, unit_of)
+    chain_files.add_searches(passages, found_chains, seed)
+    repeats: set[str] = set()
+    if count:
+        repeats = _repeated_sentences(passages(), _sentences_of(candidates, found_chains))
+    held_out = _hold_out(files, candidates, found_chains, repeats, source, count, seed)
+    two_hop_starts = _two_hop_starts(found_chains, held_out, source)
+    if found_chains and len(two_hop_starts) < MIN_TWO_HOP_STARTS:
+        # Too few to train on: the questions of two hops are given up too.
+        two_hop_starts = []
+        held_out = _hold_out(files, candidates, [], repeats, source, count, seed)
+    files.held_out = len(held_out)
+    if len(files.questions) < min(count, MIN_QUESTIONS):
+        shortest, longest = SENTENCE_WORDS
+        raise UserError(
+            f'{source}: {len(files.questions)} questions can be made of {files.held_out} of its {files.total} '
+            f'{files.unit} with usable sentences (of {shortest} to {longest} words), at least '
+            f'{min(count, MIN_QUESTIONS)} are needed and at most {MAX_SHARE:.0%} of a corpus is held out; give '
+            'more or longer English texts'
+        )
     files.documents = _training_documents(
         passages(), source, seed, max_documents, held_out, unit_of
     )
@@ -142,7 +141,96 @@ def build(passages: Passages, source: str, count: int, seed: int, max_documents:
             f'{source}: {len(files.documents)} passages remain to train on, at least {MIN_TRAINING_PASSAGES} are '
             'needed; give more or longer English texts'
         )
+    files.documents += two_hop_starts
     return files
+
+
+def _hold_out(
+    files: ClozeFiles,
+    candidates: dict[str, list[Passage]],
+    found_chains: Sequence[CorpusChain],
+    repeats: set[str],
+    source: str,
+    count: int,
+    seed: int,
+) -> set[str]:
+    """Chooses the questions, writes them into `files`, and returns the names of their documents.
+
+    Args:
+      files: its questions are replaced.
+      candidates: documents for questions of one hop, by name, in the order in which they are held out.
+      found_chains: questions of two hops to choose from.
+      repeats: sentences, in lower case, that are not asked about.
+      source: name of the corpus in the lines.
+      count: number of questions.
+      seed: seed of the questions of one hop.
+    """
+    max_two_hops = int(TWO_HOP_SHARE * count)
+    max_documents = int(USUAL_SHARE * files.total)
+    # A question that one search answers would have one hop.
+    candidate_chains = [each for each in found_chains if each.needs_bridge]
+    two_hops = chain_files.choose(candidate_chains, max_two_hops, max_documents, repeats)
+    held_out: set[str] = set()
+    used_sentences = set(repeats)
+    for each in two_hops:
+        held_out |= each.documents
+        used_sentences.update(each.sentences)
+    # questions_of[document][passage] lists the questions of a passage, best first; `_take` chooses from it.
+    questions_of = []
+    for document in candidates.values():
+        questions_of.append(
+            [_questions(passage, source, seed, used_sentences) for passage in document]
+        )
+    one_hop_count = count - len(two_hops)
+    num_documents = _held_out_count(questions_of, one_hop_count, files.total)
+    files.questions = _take(questions_of[:num_documents], one_hop_count)
+    files.questions += [each.question_line(source) for each in two_hops]
+    return held_out | set(itertools.islice(candidates, num_documents))
+
+
+def _two_hop_starts(
+    found_chains: Iterable[CorpusChain], held_out: set[str], source: str
+) -> list[dict[str, Any]]:
+    """Returns the lines of the passages from which a proposer can find a chain, each once, without held-out documents.
+
+    A proposer searches for the name alone, so such a search has to return the second passage. The line says which name
+    it is, as a link of a web page does: most names of a passage lead nowhere.
+    """
+    lines: dict[str, dict[str, Any]] = {}
+    for each in found_chains:
+        link = each.chain.first.answer
+        line = each.first.document_line(source, link)
+        # The link is the first occurrence of the name, and the sentence that is asked about has to contain it.
+        shown = ' '.join(prompts.document_text(line).split())
+        first = each.chain.first
+        is_linked = f'{first.left}[ {link} ]{first.right}' in shown
+        # Not even the other end of the link is a held-out document: the proposer asks about it.
+        if each.is_found_by_bridge and is_linked and held_out.isdisjoint(each.documents):
+            lines.setdefault(each.first.id, line)
+    return list(lines.values())
+
+
+def _sentences_of(
+    candidates: dict[str, list[Passage]], found_chains: Iterable[CorpusChain]
+) -> set[str]:
+    """Returns all sentences that may be asked about, in lower case."""
+    texts: set[str] = set()
+    for document in candidates.values():
+        for passage in document:
+            texts.update(sentence.lower() for sentence in passage.sentences)
+    for each in found_chains:
+        texts.update(each.sentences)
+    return texts
+
+
+def hop_ratio(lines: Iterable[Json]) -> tuple[float, ...]:
+    """Returns the `schedule.hop_ratio` with which a run takes the lines of training documents."""
+    return ratio_of_hops(any(line['hops'] == 2 for line in lines))
+
+
+def ratio_of_hops(two_hops: bool) -> tuple[float, ...]:
+    """Returns the shares of questions of one and two hops, or of one hop only."""
+    return (1 - TWO_HOP_TRAINING_SHARE, TWO_HOP_TRAINING_SHARE) if two_hops else (1.0,)
 
 
 # ---- the split -----------------------------------------------------------------------------------------
@@ -174,21 +262,12 @@ def _passage_of(record: Record) -> str:
     return f'\n{record.id}'
 
 
-def _parse(line: int, record: Record) -> _Passage | None:
-    """Returns a passage with its usable sentences; None if there are none or if it is not in English."""
-    title, text = split(record.contents)
-    usable_sentences = sentences(text)
-    if not usable_sentences or problem_of(text) is not None:
-        return None
-    return _Passage(line, record.id, title, text, usable_sentences)
-
-
 def _candidates(
     passages: Iterable[tuple[int, Record]],
     seed: int,
     count: int,
     unit_of: Callable[[Record], str],
-) -> tuple[dict[str, list[_Passage]], int]:
+) -> tuple[dict[str, list[Passage]], int]:
     """Returns the documents with the lowest hashes, lowest first, and the number of documents of the corpus.
 
     Only documents with a usable sentence count. The documents are returned as name → usable passages; their number
@@ -198,7 +277,7 @@ def _candidates(
       count: largest number of documents to return.
       unit_of: function from a passage to the name of its document.
     """
-    sample: BottomK[tuple[str, list[_Passage]]] = BottomK(count)
+    sample: BottomK[tuple[str, list[Passage]]] = BottomK(count)
     keys: set[int] = set()
     for line, record in passages:
         name = unit_of(record)
@@ -207,7 +286,7 @@ def _candidates(
         # In a large corpus most passages are skipped here, before the costly search for sentences.
         if not is_counted and not sample.admits(key):
             continue
-        passage = _parse(line, record)
+        passage = parse(line, record)
         if passage is None:
             continue
         if is_counted:
@@ -263,7 +342,7 @@ def _training_documents(
         # The cheap tests come first, because splitting into sentences takes most of the time.
         if not sample.admits(key) or unit_of(record) in held_out:
             continue
-        passage = _parse(line, record)
+        passage = parse(line, record)
         if passage and any(_best_cloze(text, title, seed) for text in passage.sentences):
             sample.put(key, passage.document_line(source))
     return sample.ordered()
@@ -273,18 +352,14 @@ def _training_documents(
 
 
 def _repeated_sentences(
-    passages: Iterable[tuple[int, Record]], candidates: dict[str, list[_Passage]]
+    passages: Iterable[tuple[int, Record]], candidates: Iterable[str]
 ) -> set[str]:
-    """Returns the sentences of candidates, in lower case, that occur more than once in the corpus.
+    """Returns those of the sentences, in lower case, that occur more than once in the corpus.
 
     Such a sentence does not belong to one passage, and another copy may be trained on.
     """
-    counts: dict[str, int] = {}
-    for document in candidates.values():
-        for passage in document:
-            for sentence in passage.sentences:
-                counts[sentence.lower()] = 0
-    # All passages are searched, not only usable ones (`_parse`): any copy of a sentence makes it repeated.
+    counts = dict.fromkeys(candidates, 0)
+    # All passages are searched, not only usable ones (`parse`): any copy of a sentence makes it repeated.
     for _, record in passages:
         _, text = split(record.contents)
         for sentence in sentences(text):
@@ -294,9 +369,7 @@ def _repeated_sentences(
     return {sentence for sentence, count in counts.items() if count > 1}
 
 
-def _questions(
-    passage: _Passage, source: str, seed: int, repeats: set[str]
-) -> list[dict[str, Any]]:
+def _questions(passage: Passage, source: str, seed: int, repeats: set[str]) -> list[dict[str, Any]]:
     """Returns the lines of at most one question per sentence of a passage, those about names and numbers first.
 
     Sentences in `repeats` (in lower case) and sentences without a usable cloze give none.

@@ -206,7 +206,7 @@ def sample(items: Sequence[T], count: int, seed: int) -> list[T]:
 
 
 def documents(path: str) -> list[Json]:
-    """Returns the documents of a file: 'title', 'text', 'hops', the provenance fields, and 'type' where a line has one.
+    """Returns the documents of a file: 'title', 'text', 'hops', the provenance fields, and 'type' and 'link' if given.
 
     Raises:
       UserError: an unusable line.
@@ -222,6 +222,11 @@ def documents(path: str) -> list[Json]:
         document['hops'] = hops(path, number, record)
         if task_type:
             document['type'] = task_type
+        link = record.get('link', '')
+        if not isinstance(link, str) or link not in record['text']:
+            raise UserError(f'{path}, line {number}: "link" is {link!r}; give a name in the text')
+        if link:
+            document['link'] = link
         loaded.append(document | provenance(record))
     return loaded
 

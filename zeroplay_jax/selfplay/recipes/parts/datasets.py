@@ -30,6 +30,7 @@ class SeedDocument:
       title, text: the passage.
       hops: number of facts that the question must need (SCOPE: of searches).
       task_type: type of the open task (SCOPE); '' where the file names none.
+      link: name in the text about which there is another document, shown in brackets (Dr. Zero, π-Play); '' for none.
       origin: provenance for the logs.
     """
 
@@ -37,12 +38,15 @@ class SeedDocument:
     text: str
     hops: int
     task_type: str = ''
+    link: str = ''
     origin: Json = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the record of the task log."""
         record: dict[str, Any] = {'title': self.title, 'text': self.text, 'hops': self.hops}
         record |= self.origin
+        if self.link:
+            record['link'] = self.link
         if self.task_type:
             record['type'] = self.task_type
         return record
@@ -55,6 +59,7 @@ class SeedDocument:
             text=record['text'],
             hops=record['hops'],
             task_type=record.get('type', ''),
+            link=record.get('link', ''),
             origin=files.provenance(record),
         )
 

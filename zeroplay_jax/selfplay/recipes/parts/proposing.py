@@ -60,7 +60,8 @@ async def propose(
     # Without the document the proposer knows the hop count only (an ablation of Dr. Zero).
     document = ''
     if show_document:
-        document = prompts.document_text({'title': seed.title, 'text': seed.text})
+        shown = {'title': seed.title, 'text': seed.text, 'link': seed.link}
+        document = prompts.document_text(shown)
     # The last integer keeps proposals apart from the solver rollouts of the same task.
     identity = (*task.identity, 0)
     trajectories = await context.ask(role, identity, samples, hops=seed.hops, document=document)

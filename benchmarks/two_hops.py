@@ -1,0 +1,160 @@
+"""Measures the questions of two hops of a quickstart: `.venv/bin/python -m benchmarks.two_hops runs/own`.
+
+Prints one JSON object. For the held-out questions: how often a search finds the passages that they need, with the name
+that `#1` stands for and without it. For the questions that the run proposed: in how many the second half is from
+another document that was found, in how many of these the first half is from the proposer's own document, and how many
+ask about a sentence of a held-out question.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from zeroplay_jax.mini.chains import BRIDGE
+from zeroplay_jax.mini.cloze import BLANK
+from zeroplay_jax.retrieval import folder
+from zeroplay_jax.types import Json
+
+TOP_K = 3
+
+
+def halves(question: str) -> tuple[str, str] | None:
+    """Returns the sentence and the clause of a question of two hops; None if it has another form."""
+    if question.count(BRIDGE) != 2:
+        return None
+    first, _, rest = question.partition(BRIDGE)
+    middle, _, end = rest.partition(BRIDGE)
+    return f'{first}{BRIDGE}{middle}'.strip(), BRIDGE + end
+
+
+def without_marks(text: str) -> str:
+    """Returns a text without bridge and blank."""
+    return ' '.join(text.replace(BRIDGE, ' ').replace(BLANK, ' ').split())
+
+
+def searches(workdir: pathlib.Path) -> dict[str, float]:
+    """Returns, for several queries, the share of the held-out questions for which they find the passage."""
+    questions = [each for each in lines(workdir / 'questions.jsonl') if each['hops'] == 2]
+    index = folder.open_index(workdir / 'index')
+    row_of = {line['id']: row for row, line in enumerate(lines(workdir / 'corpus.jsonl'))}
+    counts: dict[str, int] = {}
+    for question in questions:
+        parts = halves(question['question'])
+        assert parts is not None
+        sentence, clause = parts
+        second = question['document_id']
+        cases = {
+            'sentence finds first passage': (
+                without_marks(sentence),
+                question['first_document_id'],
+            ),
+            'clause with name finds second passage': (
+                without_marks(clause.replace(BRIDGE, question['bridge'])),
+                second,
+            ),
+            'clause without name finds second passage': (without_marks(clause), second),
+            'whole question finds second passage': (without_marks(question['question']), second),
+        }
+        for name, (query, passage) in cases.items():
+            rows, _ = index.search([query], TOP_K)
+            counts[name] = counts.get(name, 0) + (row_of[passage] in rows[0])
+    shares = {name: count / len(questions) for name, count in counts.items()}
+    return {'questions': len(questions), **shares}
+
+
+def proposals(workdir: pathlib.Path) -> dict[str, float]:
+    """Returns the number of proposals of two hops in a run and the shares of some properties."""
+    held_out = set()
+    for question in lines(workdir / 'questions.jsonl'):
+        parts = halves(question['question'])
+        if question['hops'] == 2 and parts:
+            clause = parts[1].replace(BRIDGE, question['bridge'])
+            held_out.add(clause.replace(BLANK, question['answers'][0]))
+    total = accepted = about_other = joined = from_held_out = 0
+    for row in lines(workdir / 'run' / 'trajectories.jsonl'):
+        info = row['info']
+        if not row['is_proposal'] or info.get('hops') != 2:
+            continue
+        total += 1
+        # A rejected proposal may have no question or no answer.
+        if row['drop'] is not None or info.get('rejected') is not None:
+            continue
+        accepted += 1
+        clause = clause_of_other_document(row)
+        about_other += clause is not None
+        joined += clause is not None and has_own_sentence(row)
+        from_held_out += clause in held_out
+    return {
+        'proposals': total,
+        'accepted': accepted / max(1, total),
+        'second half of another document': about_other / max(1, total),
+        'joins two documents': joined / max(1, total),
+        'clause of a held-out question': from_held_out / max(1, total),
+    }
+
+
+def first_search(row: Json) -> Json | None:
+    """Returns the first call of a rollout that found passages; None if there is none."""
+    for turn in row['turns']:
+        # A malformed call has no arguments, and a failed search no documents.
+        if turn and turn['arguments'] and turn['documents']:
+            return turn
+    return None
+
+
+def clause_of_other_document(row: Json) -> str | None:
+    """Returns the clause that a proposal asks about, with name and answer.
+
+    None if it occurs in no passage found, or only in those with the title of the proposer's document.
+    """
+    call, parts = first_search(row), halves(row['info']['question'])
+    if parts is None or call is None or BLANK not in parts[1]:
+        return None
+    bridge = call['arguments']['query_list'][0]
+    clause = parts[1].replace(BRIDGE, bridge).replace(BLANK, row['info']['answers'][0])
+    for passage in call['documents'][0]:
+        is_other = f'(Title: {passage["title"]})' not in row['segments'][0]['text']
+        if is_other and clause in ' '.join(passage['text'].split()):
+            return clause
+    return None
+
+
+def has_own_sentence(row: Json) -> bool:
+    """Returns whether the first half of a proposal, with the name, occurs in the proposer's document."""
+    call, parts = first_search(row), halves(row['info']['question'])
+    if parts is None or call is None:
+        return False
+    bridge = call['arguments']['query_list'][0]
+    # The document marks the name as a link.
+    document = ' '.join(row['segments'][0]['text'].split()).replace(f'[ {bridge} ]', bridge)
+    return parts[0].replace(BRIDGE, bridge) in document
+
+
+def lines(path: pathlib.Path) -> Iterator[Any]:
+    """Yields the objects of a file of JSON lines."""
+    with path.open(encoding='utf-8') as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def main() -> None:
+    """Prints what was measured."""
+    parser = argparse.ArgumentParser(
+        prog='python -m benchmarks.two_hops', description=__doc__.split('\n')[0]
+    )
+    parser.add_argument(
+        'workdir', type=pathlib.Path, help='the workdir of make quickstart CORPUS=…'
+    )
+    args = parser.parse_args()
+    result = {'held out': searches(args.workdir)}
+    if (args.workdir / 'run').exists():
+        result['proposed'] = proposals(args.workdir)
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == '__main__':
+    main()
