@@ -32,7 +32,7 @@ class Limits:
     waiting: int = 8_192
     batch: int = 256
     batch_characters: int = 65_536
-    connections: int = 512
+    connections: int = 4096
     head_seconds: int = 10
     body_seconds: int = 30
 
@@ -106,11 +106,13 @@ class _Job:
     """A request with k passages per query.
 
     Attributes:
+      number: ascending in the order of arrival.
       waiting: its queries that no index call has taken yet, none blank.
       results: of the others, in order.
       future: is set to the results of all.
     """
 
+    number: int
     waiting: collections.deque[str]
     k: int
     future: asyncio.Future
@@ -134,6 +136,7 @@ class Batcher:
         # Wakes `run`, which otherwise sleeps.
         self._job_added = asyncio.Event()
         self._waiting = 0
+        self._job_count = 0
 
     async def search(self, queries: list[str], k: int) -> list[list[dict]]:
         """Returns per query its passages {'document': {'id', 'contents'}, 'score'}, best first; waits for `run`.
@@ -149,15 +152,17 @@ class Batcher:
                 503, f'{self._waiting} queries wait already; try again later', retry_after=1
             )
         future = asyncio.get_running_loop().create_future()
-        job = _Job(collections.deque(queries), k, future)
+        self._job_count += 1
+        job = _Job(self._job_count, collections.deque(queries), k, future)
         self._jobs.append(job)
         self._change_waiting(len(queries))
         self._job_added.set()
         try:
             return await future
         finally:
-            # Counted down after a failure too, or the server would refuse requests forever.
-            self._change_waiting(-len(queries))
+            # Counted down after a failure too, or the server would refuse requests forever. Answered queries were
+            # counted down before.
+            self._change_waiting(len(job.results) - len(queries))
             # After a cancellation or a failure it may still have waiting queries.
             if job.waiting:
                 self._jobs.remove(job)
@@ -194,28 +199,48 @@ class Batcher:
         start = 0
         for job, taken in batch.items():
             end = start + len(taken)
-            job.results.extend(results[start:end])
+            answers = results[start:end]
             start = end
             # The future of a client that has disconnected is cancelled.
-            if not job.waiting and not job.future.done():
+            if job.future.done():
+                continue
+            job.results.extend(answers)
+            self._change_waiting(-len(taken))
+            if not job.waiting:
                 job.future.set_result(job.results)
 
     def _next_batch(self) -> dict[_Job, list[str]]:
-        """Removes and returns the next queries, by job: one of each job in turn, up to the limits of an index call.
+        """Removes and returns the next queries, by job, up to the limits of an index call.
 
-        All have the k of the first job. At least one query is returned, also if it is longer than the limit.
+        Half of the limits is for the oldest jobs: by turns alone all of many large jobs would end late, after the
+        deadlines of their clients. The other half takes one query of each job in turn. All have the k of the first job.
+        At least one query is returned, also if it is longer than the limit.
         """
         k = self._jobs[0].k
-        turns = collections.deque(job for job in self._jobs if job.k == k)
+        jobs = [job for job in self._jobs if job.k == k]
         batch: dict[_Job, list[str]] = {}
         count = 0
         characters = 0
-        while turns and count < self._limits.batch and characters < self._limits.batch_characters:
-            job = turns.popleft()
+
+        def take(job: _Job) -> None:
+            nonlocal count, characters
             query = job.waiting.popleft()
             batch.setdefault(job, []).append(query)
             count += 1
             characters += len(query)
+
+        limits = self._limits
+        for job in sorted(jobs, key=lambda job: job.number):
+            while (
+                job.waiting
+                and count < limits.batch // 2
+                and characters < limits.batch_characters // 2
+            ):
+                take(job)
+        turns = collections.deque(job for job in jobs if job.waiting)
+        while turns and count < limits.batch and characters < limits.batch_characters:
+            job = turns.popleft()
+            take(job)
             if job.waiting:
                 turns.append(job)
         # Jobs that had a turn go to the end, so that those of another k and those without a turn come first.

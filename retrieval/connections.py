@@ -29,7 +29,15 @@ def bounded_protocol(most_connections: int, head_seconds: float) -> type[H11Prot
 
         def _set_deadline(self) -> None:
             self._clear_deadline()
-            self._deadline = self.loop.call_later(head_seconds, self.transport.abort)
+            self._unsent = self.transport.get_write_buffer_size()
+            self._deadline = self.loop.call_later(head_seconds, self._expire)
+
+        def _expire(self) -> None:
+            # While the last reply is still being sent, and its client reads on, the time for a head has not begun.
+            if 0 < self.transport.get_write_buffer_size() < self._unsent:
+                self._set_deadline()
+            else:
+                self.transport.abort()
 
         def _clear_deadline(self) -> None:
             if self._deadline is not None:

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import functools
 import json
+import os
 import threading
 import weakref
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ import httpx2
 
 # Seconds after its deadline in which a request must have been cancelled.
 _GRACE_SECONDS = 5.0
+_COMPRESSIONS = frozenset(('gzip', 'x-gzip', 'deflate', 'br', 'zstd', 'compress'))
 
 
 class NoReply(Exception):
@@ -53,7 +55,14 @@ class Exchange:
     def __init__(self, seconds: float, reply_bytes: int, connections: int):
         self._seconds = seconds
         self._reply_bytes = reply_bytes
-        self._loop = _event_loop()
+        self._connections = connections
+        self._open()
+
+    def _open(self) -> None:
+        """Makes the HTTP client of this process."""
+        self._process = os.getpid()
+        self._loop = _event_loop(self._process)
+        connections = self._connections
         limits = httpx2.Limits(max_connections=connections, max_keepalive_connections=connections)
         # trust_env=False ignores proxies of the environment, because a search server is in the local network. A
         # compressed reply of a few kilobytes could have gigabytes, so none is asked for.
@@ -76,6 +85,9 @@ class Exchange:
           NoReply: the deadline passed, the connection failed, or the reply is compressed or too long.
           ValueError: the request cannot be sent: an invalid address, or a body that is not Unicode.
         """
+        # A forked process has no thread of the loop, and must not share sockets with its parent.
+        if self._process != os.getpid():
+            self._open()
         request = self._send(method, url, body)
         future = asyncio.run_coroutine_threadsafe(request, self._loop)
         try:
@@ -94,7 +106,8 @@ class Exchange:
             asyncio.timeout(self._seconds),
             self._client.stream(method, url, json=body) as reply,
         ):
-            if reply.headers.get('Content-Encoding', 'identity') != 'identity':
+            codings = reply.headers.get('Content-Encoding', '').lower().replace(' ', '').split(',')
+            if not _COMPRESSIONS.isdisjoint(codings):
                 raise NoReply('a compressed reply, which was not asked for')
             async for chunk in reply.aiter_raw():
                 content += chunk
@@ -104,8 +117,8 @@ class Exchange:
 
 
 @functools.cache
-def _event_loop() -> asyncio.AbstractEventLoop:
-    """Returns an event loop that runs in a daemon thread until the process ends."""
+def _event_loop(process: int) -> asyncio.AbstractEventLoop:
+    """Returns the event loop of the process with this id, which runs in a daemon thread until the process ends."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name='search-requests', daemon=True).start()
     return loop

@@ -37,7 +37,7 @@ def _check_address(field: str, address: str, fix: str, password_fix: str) -> Non
     try:
         parts = urllib.parse.urlsplit(address)
         # `urlsplit` reads the port at the first access, and raises there.
-        is_address = parts.scheme in ('http', 'https') and parts.port != 0
+        is_address = parts.scheme in ('http', 'https') and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_address = False
     if not is_address:

@@ -16,8 +16,8 @@ from zeroplay_jax.retrieval.tensorflow_import import import_tensorflow
 from zeroplay_jax.runtime import interrupts
 from zeroplay_jax.types import TrainingStopped, UserError
 
-# A full disk, a used-up quota, a file system or folder without permission to write.
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+# A full disk, a used-up quota, a read-only file system.
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def run_command(name: str, main: Callable[[list[str]], None]) -> None:
@@ -63,7 +63,9 @@ def _disk_problem(error: BaseException) -> str:
     cause: BaseException | None = error
     # Libraries raise exceptions of their own from that of the operating system.
     while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in _DISK_ERRORS:
+        # Sockets lack permissions, too, but have no file name.
+        is_refused_file = isinstance(cause, PermissionError) and cause.filename is not None
+        if isinstance(cause, OSError) and (cause.errno in _DISK_ERRORS or is_refused_file):
             place = cause.filename or 'a file of the run'
             fix = 'correct this and run the same command again, which resumes from the last checkpoint'
             return f'{place}: {cause.strerror}; {fix}'

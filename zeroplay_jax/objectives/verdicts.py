@@ -15,19 +15,31 @@ from zeroplay_jax.objectives.answers import extract_last
 _CORRECT = {'correct': True, 'incorrect': False, 'wrong': False}
 _YES = {'yes': True, 'no': False}
 _SCORE = {'1': True, '0': False}
-# A score at the end of a reply, on a line of its own.
-_LAST_SCORE = re.compile(r'(?:\A|\n)[^\S\n]*<score>\s*([01])\s*</score>\s*\Z')
+# A score at the end of a reply, behind a line break or the end of a sentence; 'Score:' and Markdown may surround it.
+_LAST_SCORE = re.compile(
+    r'(?:\A|\n|(?<=[.!]))[^\S\n]*(?:[-*`>#]+[^\S\n]*)?(?:(?:final[^\S\n]+)?score[^\S\n]*:[^\S\n]*)?[*`]*'
+    r'<score>\s*([01])\s*</score>[*`.\s]*\Z',
+    re.IGNORECASE,
+)
 
 _DENIALS = frozenset(('no', 'not', 'false', 'never'))
 _DENIAL_ENDINGS = ("n't", 'n\u2019t')
 # Symbols that take an approval back, wherever they are written.
 _CROSSES = frozenset('\u274c\u2717\u2718\u2716\u2715\u274e\U0001f6ab\u00ac\u2260')
-
+# Those that a judge writes beside 'wrong'; a sign of negation would deny it.
+_REFUSING = _CROSSES - frozenset('\u00ac\u2260')
+_TICKS = frozenset('\u2705\u2713\u2714\u2611')
+# A reply that is nothing but a verdict, in quotes, brackets or code marks, with a label or without.
+_QUOTES = r'"\'`\u201c\u201d\u2018\u2019()\[\]{}'
+_LABEL = r'(?:(?:final )?(?:verdict|answer|result|judge?ment)[\s:=*_-]{1,4})?'
+_ALONE = re.compile(rf'{_LABEL}[\s*_#>|{_QUOTES}]*([a-z]+)[\s*_|{_QUOTES}.!]*')
 _SENTENCE_END = re.compile(r'[.!\n\u3002]')
 # A word, or a single symbol.
 _TOKEN = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*|\S")
 # Punctuation and Markdown that may surround a verdict. Quotation marks may not: a judge quotes the answer with them.
 _MARKUP = frozenset('*_#:,-\u2013\u2014')
+# Ticks and crosses are compared with the verdict afterwards; U+FE0F makes an emoji of the symbol before it.
+_IGNORED = _MARKUP | _REFUSING | _TICKS | {'\ufe0f'}
 # What a sentence with a verdict may be, besides the verdict: "Thus the model's answer is correct". The order counts:
 # "Is this correct" is not a verdict.
 _SUBJECT = (
@@ -35,7 +47,8 @@ _SUBJECT = (
     'judgment) '
 )
 _NOUN = '(?:answer|response|prediction|verdict|result|judgement|judgment)'
-_STATEMENT = f'(?:(?:therefore|thus|so|hence) )?(?:(?:{_SUBJECT})+(?:is )?)?(?:(?:a|the) )?{{verdict}}(?: {_NOUN})?'
+_CONCLUSION = '(?:therefore|thus|so|hence) '
+_STATEMENT = f'(?:{_CONCLUSION})?(?:(?:{_SUBJECT})+(?:is (?:{_CONCLUSION})?)?)?(?:(?:a|the) )?{{verdict}}(?: {_NOUN})?'
 _RUBRIC = re.compile(
     r'<rubric\s+priority\s*=\s*(["\']?)(critical|important|bonus)\1\s*>([^<>]*)</rubric>'
 )
@@ -137,14 +150,17 @@ def _without_possessive(word: str) -> str:
 def _parse_verdict(text: str, meanings: dict[str, bool]) -> bool | None:
     """Returns the meaning that all sentences with a verdict word share.
 
-    None if there is no such sentence, if they differ, if one of them has another form than `_STATEMENT`, and if an
-    approval stands beside a cross.
+    None if there is no such sentence, if they differ, if one of them has another form than `_STATEMENT`, and if a reply
+    approves and has a cross, or refuses and has a tick.
 
     Args:
       text: the judge's reply, with its reasoning.
       meanings: verdict word in lower case → its meaning.
     """
     reply = _reply(text)
+    alone = _ALONE.fullmatch(reply.strip().lower())
+    if alone is not None and alone[1] in meanings:
+        return meanings[alone[1]]
     statement = re.compile(_STATEMENT.format(verdict=f'(?P<verdict>{"|".join(meanings)})'))
     votes = set()
     for sentence in _SENTENCE_END.split(reply):
@@ -152,7 +168,7 @@ def _parse_verdict(text: str, meanings: dict[str, bool]) -> bool | None:
         if meanings.keys().isdisjoint(tokens):
             continue
         # A symbol that is not markup stays, and matches nothing.
-        words = [token for token in tokens if token not in _MARKUP]
+        words = [token for token in tokens if token not in _IGNORED]
         stated = statement.fullmatch(' '.join(words))
         if stated is None:
             return None
@@ -160,6 +176,6 @@ def _parse_verdict(text: str, meanings: dict[str, bool]) -> bool | None:
     if len(votes) != 1:
         return None
     meaning = votes.pop()
-    if meaning and not _CROSSES.isdisjoint(reply):
+    if not (_CROSSES if meaning else _TICKS).isdisjoint(reply):
         return None
     return meaning

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
@@ -30,6 +31,8 @@ __all__ = ['CheckpointError', 'load', 'read_config', 'save', 'to_tensors']
 _DTYPES = ('F32', 'BF16', 'F16', 'F64')
 # Bytes of float32 that are read from a file at a time.
 _READ_BYTES = 16 << 20
+# Bits of the exponent of a bfloat16, all of which are set in infinities and NaN.
+_BFLOAT16_EXPONENT = np.uint16(0x7F80)
 # Largest size of a written file; a model that exceeds it is split over several.
 _FILE_BYTES = 5 << 30
 # Files of a checkpoint folder that `save` copies: config, tokenizer, chat template.
@@ -178,12 +181,21 @@ def _read_slice(
             stored_tensor = file.get_slice(tensor.name)
             target[first : first + step] = stored_tensor[(rows, *columns)]
         # One such number makes every loss NaN, and every update would be skipped until the end of the run.
-        if not np.isfinite(target[first : first + step]).all():
+        if not _is_finite(target[first : first + step]):
             raise CheckpointError(
                 f'{stored.file}: tensor {tensor.name} has numbers that are not finite; copy it again, or take another '
                 'checkpoint'
             )
     return result
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    """Returns whether all numbers are finite."""
+    if array.dtype != jnp.bfloat16:
+        return bool(np.isfinite(array).all())
+    # Several times faster than `np.isfinite`, which converts bfloat16 to float32.
+    exponents = array.view(np.uint16) & _BFLOAT16_EXPONENT
+    return bool((exponents != _BFLOAT16_EXPONENT).all())
 
 
 def _load_tensor(stored: _StoredTensor, tensor: Tensor, target: Sharding, dtype) -> jax.Array:

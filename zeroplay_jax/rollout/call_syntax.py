@@ -288,11 +288,22 @@ class MessageSyntax(CallSyntax):
         whole = message(len(body))
         if len(whole) <= limit:
             return whole
-        # JSON escapes lengthen a message by an amount that depends on its text: the longest body is found by bisection.
-        too_long = bisect.bisect_right(
-            range(len(body)), limit, key=lambda length: len(message(length))
-        )
-        return message(max(too_long - 1, 0))
+        # JSON escapes lengthen a message by an amount that depends on its text: the longest body is found by search.
+        # Two guesses come first, because rendering a message is slow and most texts have few escapes.
+        fits, too_long = 0, len(body)
+        guess = too_long - (len(whole) - limit)
+        for _ in range(2):
+            if not fits < guess < too_long:
+                break
+            excess = len(message(guess)) - limit
+            if excess > 0:
+                too_long = guess
+            else:
+                fits = guess
+            guess -= excess or -1
+        candidates = range(fits + 1, too_long)
+        fitting = bisect.bisect_right(candidates, limit, key=lambda length: len(message(length)))
+        return message(fits + fitting)
 
 
 class QwenSyntax(MessageSyntax):

@@ -54,7 +54,8 @@ class Judge(abc.ABC):
     def _add_failure(self, count: str, reason: str) -> None:
         """Counts a judgement without a verdict ('failed' or 'unread'), logs its reason and remembers it."""
         self._count(count)
-        self.last_failure = reason[:_QUOTED_CHARACTERS]
+        # One line, also of a reply that is an HTML page.
+        self.last_failure = ' '.join(reason.split())[:_QUOTED_CHARACTERS]
         self._failure_log.add(self.last_failure)
 
     def _count(self, name: str, number: int = 1) -> None:
