@@ -84,10 +84,10 @@ def proposals(workdir: pathlib.Path) -> dict[str, float]:
         if row['drop'] is not None or info.get('rejected') is not None:
             continue
         accepted += 1
-        clause = clause_of_other_document(row)
-        about_other += clause is not None
-        joined += clause is not None and has_own_sentence(row)
-        from_held_out += clause in held_out
+        second_half = clause_of_other_document(row)
+        about_other += second_half is not None
+        joined += second_half is not None and has_own_sentence(row)
+        from_held_out += second_half in held_out
     return {
         'proposals': total,
         'accepted': accepted / max(1, total),
