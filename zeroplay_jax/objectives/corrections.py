@@ -137,8 +137,8 @@ def truncated_importance(
 
     w = min(exp(clip(trainer_logp − sampler_logp, ±20)), cap) per token or, with the sum of the differences over a
     rollout, per rollout (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training").
-    Both log-probs are of the same policy. They differ by the arithmetic of two implementations, or because the weights
-    were updated while a rollout was running.
+    Both log-probs are of the same policy, or the sampler's is one training step older (`rollout.ahead`). Those of the
+    same policy differ by the arithmetic of two implementations.
 
     Args:
       trainer_logp: float [B, T], log-probs of the sampled tokens computed by the trainer before an update.

@@ -197,13 +197,16 @@ class Scheduler:
             for coroutine in batch.coroutines:
                 coroutine.close()
         self._batches = []
-        self.workers.abandon()
-        for pool in self.pools.values():
-            pool.abandon()
-        if self._runner is not None:
-            # Cancels all tasks of the event loop.
-            _outside_loops(self._runner.close)
-            self._runner = None
+        runner, self._runner = self._runner, None
+        try:
+            self.workers.abandon()
+            for pool in self.pools.values():
+                pool.abandon()
+        finally:
+            # Also after an error: no episode may continue in a later run.
+            if runner is not None:
+                # Cancels all tasks of the event loop.
+                _outside_loops(runner.close)
 
     async def _run(self, batch: EpisodeBatch, also: Callable[[], bool], results: list[Any]) -> None:
         """Alternates between episodes and rounds until the batch has ended; appends to `results`."""

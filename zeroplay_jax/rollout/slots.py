@@ -26,7 +26,7 @@ from zeroplay_jax.types import ENV, POLICY, ToolCall, Trajectory, Turn, identity
 class SlotPool:
     """The slots of one set of weights, and the requests waiting for a slot.
 
-    The samples of one request are called siblings.
+    Samples of one request are siblings.
 
     Attributes:
       has_versions: whether rollouts of several versions of the weights may be in progress (`rollout.ahead`).
@@ -431,15 +431,13 @@ class SlotPool:
         for group in filter(is_dropped, self.groups()):
             # An episode that waits for it ends.
             group.future.cancel()
-        # After an error or an interrupt rollouts may be left; their rows would decode in the next run.
         rollouts = self.placement.abandon(is_dropped)
-        if rollouts:
-            self.sampler.rewind([rollout.slot for rollout in rollouts], [1] * len(rollouts))
-        for rollout in rollouts:
-            if rollout in self.waiting_for_pages:
-                self.waiting_for_pages.remove(rollout)
+        self.waiting_for_pages = [x for x in self.waiting_for_pages if not is_dropped(x.group)]
         self.queue = [entry for entry in self.queue if not is_dropped(entry[2])]
         heapq.heapify(self.queue)
+        # Rows that are left after an error would decode in the next run.
+        if rollouts:
+            self.sampler.rewind([rollout.slot for rollout in rollouts], [1] * len(rollouts))
 
 
 def _identity(rollout: ActiveRollout) -> tuple[int, ...]:

@@ -22,9 +22,9 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from zeroplay_jax.rollout.daemon_pool import DaemonPool
 from zeroplay_jax.rollout.requests import ActiveRollout
 from zeroplay_jax.rollout.slots import SlotPool
+from zeroplay_jax.runtime.daemon_pool import DaemonPool
 from zeroplay_jax.tools.base import Invocation, Tool, ToolResult
 from zeroplay_jax.types import ToolCall, UserError
 

@@ -23,11 +23,14 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from zeroplay_jax.runtime.daemon_pool import DaemonPool
 from zeroplay_jax.types import UserError
 
 Identity = tuple[int, ...]
 # Seconds between two looks at who has arrived at a meeting.
 _MEETING_SECONDS = 0.02
+# Threads that read values of other processes.
+_READERS = 32
 # The heartbeat detects a dead process much earlier; this only has to exceed the longest step.
 _READ_TIMEOUT_MILLISECONDS = 24 * 3600 * 1000
 
@@ -68,6 +71,7 @@ class Hosts:
         self.count = jax.process_count()
         # Identity → future of its value: an episode may wait for a value before another episode shares it.
         self._shared: dict[Identity, asyncio.Future] = {}
+        self._readers = DaemonPool(_READERS, 'shared')
         self._meetings = 0
 
     @property
@@ -193,9 +197,10 @@ class Hosts:
         """
         if self.owns(identity):
             return await self._future(identity)
-        # The store's read blocks, so it runs in a thread and does not stop the other episodes.
-        loop = asyncio.get_running_loop()
-        text = await loop.run_in_executor(None, _read_blocking, _key(identity))
+        # The store's read blocks, so it runs in a thread and does not stop the other episodes. The event loop's own
+        # threads would do, but the end of the loop waits for them: after an error nobody may share the value.
+        read = functools.partial(_read_blocking, _key(identity))
+        text = await asyncio.wrap_future(self._readers.submit(read))
         return json.loads(text)
 
     def clear_shared(self, keep: int | None = None) -> None:
@@ -204,6 +209,9 @@ class Hosts:
         Args:
           keep: identities that begin with this step number are kept; None: none are.
         """
+        if keep is None:
+            # Reads of cancelled episodes may occupy the threads.
+            self._readers = DaemonPool(_READERS, 'shared')
         kept: dict[Identity, asyncio.Future] = {}
         for identity, future in self._shared.items():
             if keep is not None and identity[0] == keep:

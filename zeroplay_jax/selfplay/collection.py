@@ -155,6 +155,7 @@ class Collector:
             self._end(current, on_episode_end)
         except BaseException:
             # Where the caller continues, it begins this step again.
+            self._next = None
             self.cancel()
             self.drawn = current.cursor.phase
             self.drawn_external = current.cursor.external
@@ -163,7 +164,9 @@ class Collector:
         return current
 
     def cancel(self) -> None:
-        """Ends all episodes in progress."""
+        """Ends all episodes in progress; those of a step that was begun early are begun again with their step."""
+        if self._next is not None:
+            self._saved = self._next.state()
         self._next = None
         self.context.scheduler.cancel()
 

@@ -120,6 +120,14 @@ class Engine:
         sampler_weights = self.learners[weights].sampler_weights(view)
         self.scheduler.publish_weights(weights, sampler_weights, version, keep)
 
+    def _drop_older_views(self) -> None:
+        """Frees the weights that played a step that has ended; the step in progress is played by the newest."""
+        for name in self.learners if self.config.rollout.ahead else ():
+            newest = self.versions[name]
+            self._views[name] = {newest: self._views[name][newest]}
+            pool = self.scheduler.pools[name]
+            pool.views = {newest: pool.views[newest]}
+
     def close(self) -> None:
         """Ends the episodes of a step that was begun early; a checkpoint repeats them."""
         self.collector.cancel()
@@ -142,7 +150,7 @@ class Engine:
           UserError: too many searches, tool calls or judgements failed, or a recipe made an unusable row.
         """
         started = time.perf_counter()
-        # These counters are never reset, so a step's share is a difference.
+        # Never reset, so a step's share is a difference.
         scheduler_before = collections.Counter(self.scheduler.stats)
         self.scheduler.workers.seconds.clear()
         discarded_rows = self._prepare_step(step)
@@ -151,14 +159,15 @@ class Engine:
         versions = {name: self.versions[name] for name in self.learners}
         collected = self.collector.collect(step, next_step, versions, on_episode_end)
         tasks, outcomes, rows = collected.tasks, collected.outcomes, collected.rows
-        # The two checks can stop the run. They come before the update, so that a checkpoint never holds
-        # weights that were trained on failed searches, failed tools or missing verdicts.
+        # Both checks can stop the run. They precede the update, so that no checkpoint has weights that were trained on
+        # failed searches, failed tools or missing verdicts.
         failure_metrics = dict(sums(hosts.run_on_all_and_gather(self.check_and_reset_failures)))
         judge_stats = self.context.gather_judge_stats(judge_counts(collected.batch))
         # Computed over all sampled rows; the filter selects the trained ones in `_update_role`.
         stats = rollout_stats(rows, outcomes)
         if self.config.rollout.ahead and step.phase.trains:
             stats['staleness'] = self._staleness(step, rows)
+        self._drop_older_views()
         end_of_rollouts = time.perf_counter()
 
         self.task_log = task_log(tasks, outcomes, self._fill_pool(outcomes))
@@ -287,7 +296,8 @@ class Engine:
         if total['evictions']:
             metrics |= {name: float(total[name]) for name in counters[1:]}
         # These are of this process only: percentiles of several processes cannot be merged.
-        for tool, tool_seconds in self.scheduler.workers.seconds.items():
+        # A copy: tools of a step that was begun early are still running.
+        for tool, tool_seconds in list(self.scheduler.workers.seconds.items()):
             metrics[f'tool_seconds/{tool}/p50'] = float(np.percentile(tool_seconds, 50))
             metrics[f'tool_seconds/{tool}/p95'] = float(np.percentile(tool_seconds, 95))
         return metrics
@@ -399,9 +409,8 @@ class Engine:
         return states
 
     def host_state(self) -> Json:
-        """The JSON part of a checkpoint: pool, versions, positions in the datasets, the step in progress, carried-over
-        groups, records, and the count of external items, which is for the summary. All processes must call it; only
-        process 0 gets the carried-over groups."""
+        """The JSON part of a checkpoint: pool, versions, positions in the datasets, step in progress, records, external
+        items, carried-over groups (these in process 0 only). All processes must call it."""
         # No state of random generators is needed: every draw derives from the seed and the task's identity, so a
         # resumed run repeats it from these counters.
         return {
@@ -432,7 +441,7 @@ class Engine:
         # A checkpoint of an earlier version has no records: their counts then begin at this step.
         self.learning.restore(host_state.get('learning', {}))
         self.proposals.restore(host_state.get('proposals', {}))
-        # The constructor published the initial weights. The versions have been restored above.
+        # The constructor published the initial weights.
         for name in self.learners:
             version = self.collector.version_in_progress(name)
             if version is not None:
