@@ -84,6 +84,27 @@ def test_a_small_request_does_not_wait_for_the_whole_of_a_large_one(paced):
         assert ['Name9'] in paced.calls[2:4]
 
 
+def test_old_requests_end_early_under_overload(paced):
+    """By turns alone all of many large requests would end at the same time, after the deadlines of their clients."""
+    with serving(lambda: (paced, 'x'), server.Limits(batch=8)) as (url, _):
+        until_ready(url)
+        body = {'queries': [f'Name{i}' for i in range(16)], 'topk': 1}
+        calls_at_end = []
+
+        def request():
+            call(f'{url}/retrieve', body)
+            calls_at_end.append(len(paced.calls))
+
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            futures = [pool.submit(request) for _ in range(6)]
+            wait_for(lambda: waiting(url, 96))
+            paced.gate.set()
+            for future in futures:
+                future.result()
+    # 96 queries are 12 calls; half of each is for the oldest requests.
+    assert min(calls_at_end) <= 6 and len(paced.calls) <= 13
+
+
 def test_long_queries_make_a_smaller_call(paced):
     limits = server.Limits(batch_characters=10_000)
     with serving(lambda: (paced, 'x'), limits) as (url, _):
