@@ -74,11 +74,13 @@ MODEL = transformer.ModelConfig(
 
 def sampler_config(rollouts: Rollouts) -> SamplerConfig:
     """Returns the sampler's sizes: a slot per rollout, and bursts of half a turn."""
+    # Observations of equal rollouts arrive together, others a few at a time. Idle rows of a call cost time, too.
+    has_equal_rollouts = len(set(rollouts.observation_tokens)) == 1
     return SamplerConfig(
         slots=len(rollouts),
         context=rollouts.context,
         chunk=32,
-        fill_rows=32,
+        fill_rows=32 if has_equal_rollouts else 4,
         burst=rollouts.turn_tokens // 2,
         put_rows=32,
         put_tokens=96,
