@@ -30,7 +30,7 @@ from zeroplay_jax.selfplay.recipe import RoleSpec
 from zeroplay_jax.selfplay.update_batch import rows_loss, set_advantages
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.tools.registry import build_tools
-from zeroplay_jax.training import build
+from zeroplay_jax.training import build, policy_settings
 from zeroplay_jax.types import Json, Question, Row, TaskDropped, Trajectory, UserError
 
 _SOLVER = 'solver'
@@ -100,12 +100,14 @@ def load_policy(path: str | pathlib.Path = '', settings: ConfigDict | None = Non
 
     Args:
       path: Hugging Face folder; '' is `settings.policy.path`, and where that is empty, the built-in tiny checkpoint.
-      settings: how the policy is prompted and sampled; None: the defaults, which suit the built-in checkpoint. For an
-        instruction-tuned model take a recipe's config, such as zp.config('drzero').
+      settings: how the policy is prompted and sampled. None: as zeroplay_jax.ask does it, with the config of its run if
+        `path` lies in one, else as its tokenizer says; for an instruction-tuned model, zp.config('drzero').
 
     Raises:
       UserError: `settings` is not a config, or a file cannot be used.
     """
+    if settings is None and path:
+        settings = _settings_of(pathlib.Path(path))
     settings = _copy('load_policy', settings)
     if path:
         settings.policy.path = str(path)
@@ -223,6 +225,8 @@ def sample_rollouts(
 
 def show(trajectory: Trajectory) -> str:
     """Returns a rollout as text: the policy's turns, its tool calls and their results.
+
+    Results are whole here; the policy reads up to `rollout.observation_tokens` of each.
 
         print(zp.show(rollouts[0][0]))
 
@@ -355,6 +359,19 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
     from zeroplay_jax.training import loop
 
     return loop.run(settings, workdir)
+
+
+def _settings_of(folder: pathlib.Path) -> ConfigDict | None:
+    """Returns the settings of a policy for this machine, or None for a folder that is no checkpoint."""
+    # `open_policy` names the file that is missing.
+    if not all((folder / name).is_file() for name in ('config.json', 'tokenizer.json')):
+        return None
+    settings = policy_settings.settings(folder)
+    # The devices of its run are not those of this machine.
+    defaults = fields.default_config()
+    for name in ('mesh', 'cpu_devices', 'distributed'):
+        settings[name] = defaults[name]
+    return settings
 
 
 def _copy(function: str, settings: ConfigDict | None) -> ConfigDict:

@@ -8,15 +8,14 @@ which is often wrong; zeroplay_jax/mini/clean is seldom wrong). Without --index 
 run that trained it, or else the miniature world with its held-out passages, as zeroplay_jax.evaluate does.
 
 A policy in the folder of its run is asked as it was trained: prompts, tools and lengths are read from the run's
-config.json. Another folder with the built-in tokenizer is asked as in configs/quickstart.py, and any other as in
-configs/drzero.py, for instruction-tuned models.
+config.json. Another folder with the built-in tokenizer is asked as in configs/quickstart.py, one with the tokenizer of
+zeroplay_jax/mini/english as in configs/english.py, and any other as in configs/drzero.py, for instruction-tuned models.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
-import json
 import math
 import os
 import pathlib
@@ -28,16 +27,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ml_collections import ConfigDict
 
-from zeroplay_jax.configs import common, drzero, english
 from zeroplay_jax.configuration import entry
-from zeroplay_jax.configuration.stored import read_stored_config
 from zeroplay_jax.evaluation.terminal import Printer
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.settings import schema
-from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT, ENGLISH_CHECKPOINT
+from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.tools import registry
+from zeroplay_jax.training.policy_settings import settings
 from zeroplay_jax.types import UserError
 
 if TYPE_CHECKING:
@@ -225,37 +223,6 @@ def _policy_folder(path: str | None) -> pathlib.Path:
         if not any(folder.glob(pattern)):
             raise UserError(f'--policy {folder}: the folder has no {pattern}; {fix}')
     return folder
-
-
-def settings(folder: pathlib.Path) -> ConfigDict:
-    """Returns the config with whose prompts, tools and lengths a policy is asked.
-
-    It is that of the policy's run if the folder lies in one (RUN/policy/NAME). Otherwise the tokenizer decides: the
-    defaults (as in configs/quickstart.py) or configs/english.py for this project's tokenizers, configs/drzero.py for
-    any other.
-
-    Raises:
-      UserError: the folder lies in a run of another version.
-    """
-    # A run exports its policies to WORKDIR/policy/ROLE.
-    run_config = read_stored_config(folder.absolute().parent.parent / 'config.json')
-    if run_config is not None:
-        return run_config
-    # Policies that were trained from a checkpoint of this project keep its tokenizer.
-    tokenizer = (folder / 'tokenizer.json').read_bytes()
-    if tokenizer == (BUILT_IN_CHECKPOINT / 'tokenizer.json').read_bytes():
-        return common.get_config()
-    if tokenizer == (ENGLISH_CHECKPOINT / 'tokenizer.json').read_bytes():
-        return english.get_config()
-    # Any other tokenizer belongs to an instruction-tuned model, which gets the long prompts of the paper.
-    config = drzero.get_config()
-    config.retrieval.update(kind='world', path='')
-    model = json.loads((folder / 'config.json').read_text(encoding='utf-8'))
-    # Positions beyond those of its training would be extrapolated.
-    max_positions = model.get('max_position_embeddings')
-    if isinstance(max_positions, int):
-        config.sampler.context = min(config.sampler.context, max_positions)
-    return config
 
 
 def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:

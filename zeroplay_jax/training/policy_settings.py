@@ -1,0 +1,43 @@
+"""The settings with which a policy in a checkpoint folder is asked and sampled."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+from ml_collections import ConfigDict
+
+from zeroplay_jax.configs import common, drzero, english
+from zeroplay_jax.configuration.stored import read_stored_config
+from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT, ENGLISH_CHECKPOINT
+
+
+def settings(folder: pathlib.Path) -> ConfigDict:
+    """Returns the config with whose prompts, tools and lengths a policy is asked.
+
+    It is that of the policy's run if the folder lies in one (RUN/policy/NAME). Otherwise the tokenizer decides: the
+    defaults (as in configs/quickstart.py) or configs/english.py for this project's tokenizers, configs/drzero.py for
+    any other.
+
+    Raises:
+      UserError: the folder lies in a run of another version.
+    """
+    # A run exports its policies to WORKDIR/policy/ROLE.
+    run_config = read_stored_config(folder.absolute().parent.parent / 'config.json')
+    if run_config is not None:
+        return run_config
+    # Policies that were trained from a checkpoint of this project keep its tokenizer.
+    tokenizer = (folder / 'tokenizer.json').read_bytes()
+    if tokenizer == (BUILT_IN_CHECKPOINT / 'tokenizer.json').read_bytes():
+        return common.get_config()
+    if tokenizer == (ENGLISH_CHECKPOINT / 'tokenizer.json').read_bytes():
+        return english.get_config()
+    # Any other tokenizer belongs to an instruction-tuned model, which gets the long prompts of the paper.
+    config = drzero.get_config()
+    config.retrieval.update(kind='world', path='')
+    model = json.loads((folder / 'config.json').read_text(encoding='utf-8'))
+    # Positions beyond those of its training would be extrapolated.
+    max_positions = model.get('max_position_embeddings')
+    if isinstance(max_positions, int):
+        config.sampler.context = min(config.sampler.context, max_positions)
+    return config
