@@ -168,3 +168,12 @@ def test_train(tmp_path):
     refused(lambda: zp.train(config, tmp_path / 'file' / 'run'), 'there is a file in this place')
     broken = zp.config('dspo', 'mini', {'solver.batch': 0})
     refused(lambda: zp.train(broken, tmp_path), 'config.solver.batch=0')
+
+
+def test_settings_of_a_folder_are_those_of_its_tokenizer():
+    policy = zp.load_policy('zeroplay_jax/mini/english/clean')
+    assert (
+        policy.config.rollout.observation_tokens == zp.config('english').rollout.observation_tokens
+    )
+    # That of configs/english.py is -1.
+    assert policy.config.mesh.replica == 1

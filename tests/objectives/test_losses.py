@@ -30,6 +30,14 @@ def summed(logp, *arrays, **options):
     return jnp.sum(logp), {}
 
 
+def alone(logp, old_logp, advantage, mask, segment, *, clip_low, clip_high, dual_clip):
+    return logp
+
+
+def averaged(logp, old_logp, advantage, mask, segment, *, clip_low, clip_high, dual_clip):
+    return logp, {'x': logp.mean()}
+
+
 number = 3
 """
 
@@ -85,6 +93,8 @@ def test_an_outside_loss_may_declare_its_properties(batch, outside):
     [
         ('misdeclared', r"loss squared: returned statistics \['square'\], declared \['cube'\]"),
         ('summed', r'loss summed: returned shape \(\) .*; return one value per token'),
+        ('alone', r'loss alone: returned a .*; return \(losses of the tokens, .*\)'),
+        ('averaged', r"loss averaged: statistic 'x' is a single value; return \(sum, count\)"),
     ],
 )
 def test_wrong_results_of_an_outside_loss_are_one_clear_line(batch, outside, name, message):

@@ -12,10 +12,11 @@ from jaxtyping import Array, Bool, Float
 
 from zeroplay_jax.learner.batch import Batch
 from zeroplay_jax.objectives import aggregation, corrections, distillation, masking
-from zeroplay_jax.objectives.losses import PolicyLoss, resolve_loss
+from zeroplay_jax.objectives.losses import LossError, PolicyLoss, resolve_loss
 from zeroplay_jax.objectives.types import AnyArray, DeviceStats
 from zeroplay_jax.policy import transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
+from zeroplay_jax.types import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,16 +130,19 @@ def wanted_tokens(model: ModelConfig, batch: Batch) -> Bool[AnyArray, 'batch len
 
 def _policy_terms(config, batch, logp, entropy, ref_logp):
     """Returns the per-token sum [B, L] of policy loss, KL penalty and entropy bonus, and their statistics."""
-    per_token, stats = config.policy_loss(
-        logp,
-        batch.old_logp,
-        batch.advantage,
-        batch.mask,
-        batch.segment,
-        clip_low=config.clip_low,
-        clip_high=config.clip_high,
-        dual_clip=config.dual_clip,
-    )
+    try:
+        per_token, stats = config.policy_loss(
+            logp,
+            batch.old_logp,
+            batch.advantage,
+            batch.mask,
+            batch.segment,
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            dual_clip=config.dual_clip,
+        )
+    except LossError as error:
+        raise UserError(str(error)) from error
 
     # The importance weights correct the policy gradient alone: KL and entropy are of the current policy.
     if config.tis_cap:

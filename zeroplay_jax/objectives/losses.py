@@ -23,7 +23,10 @@ from jaxtyping import Array, Bool, Float, Int
 from zeroplay_jax.objectives import policy_gradient
 from zeroplay_jax.objectives.registry import resolve
 from zeroplay_jax.objectives.types import AnyArray, DeviceStats
-from zeroplay_jax.types import UserError
+
+
+class LossError(ValueError):
+    """A loss function returns something else than losses of the tokens and statistics."""
 
 
 @runtime_checkable
@@ -91,7 +94,7 @@ class PolicyLoss:
         """Calls the function and checks its results.
 
         Raises:
-          UserError: the function does not return losses [B, T] and statistics, or not the declared ones.
+          LossError: the function does not return losses [B, T] and statistics, or not the declared ones.
         """
         # Every loss takes all options, also those that it ignores, so that callers need not know the loss.
         result = self.function(
@@ -109,18 +112,18 @@ class PolicyLoss:
         is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)
         if not is_pair:
             fix = 'return (losses of the tokens, {name: (sum, count)})'
-            raise UserError(f'loss {name}: returned a {type(result).__name__}; {fix}')
+            raise LossError(f'loss {name}: returned a {type(result).__name__}; {fix}')
         token_losses, stats = result
         for statistic, value in stats.items():
             if not isinstance(value, tuple) or len(value) != 2:
                 fix = 'return (sum, count), as masking.total does'
-                raise UserError(f'loss {name}: statistic {statistic!r} is a single value; {fix}')
+                raise LossError(f'loss {name}: statistic {statistic!r} is a single value; {fix}')
         if token_losses.shape != logp.shape:
-            raise UserError(
+            raise LossError(
                 f'loss {name}: returned shape {token_losses.shape} for tokens {logp.shape}; return one value per token'
             )
         if self.statistics is not None and set(stats) != set(self.statistics):
-            raise UserError(
+            raise LossError(
                 f'loss {name}: returned statistics {sorted(stats)}, declared {sorted(self.statistics)}; '
                 'make them equal'
             )

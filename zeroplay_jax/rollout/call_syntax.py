@@ -8,7 +8,6 @@ does, and tools (zeroplay_jax/tools) do not depend on the syntax.
 from __future__ import annotations
 
 import abc
-import bisect
 import json
 import re
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from zeroplay_jax.rollout.foreign_text import without_surrogates
+from zeroplay_jax.rollout.foreign_text import longest_fitting, without_surrogates
 from zeroplay_jax.rollout.messages import Untrusted
 from zeroplay_jax.rollout.passages import passages_text
 from zeroplay_jax.rollout.tokens import Codec
@@ -288,22 +287,10 @@ class MessageSyntax(CallSyntax):
         whole = message(len(body))
         if len(whole) <= limit:
             return whole
-        # JSON escapes lengthen a message by an amount that depends on its text: the longest body is found by search.
-        # Two guesses come first, because rendering a message is slow and most texts have few escapes.
-        fits, too_long = 0, len(body)
-        guess = too_long - (len(whole) - limit)
-        for _ in range(2):
-            if not fits < guess < too_long:
-                break
-            excess = len(message(guess)) - limit
-            if excess > 0:
-                too_long = guess
-            else:
-                fits = guess
-            guess -= excess or -1
-        candidates = range(fits + 1, too_long)
-        fitting = bisect.bisect_right(candidates, limit, key=lambda length: len(message(length)))
-        return message(fits + fitting)
+        # JSON escapes lengthen a message by an amount that depends on its text.
+        excess = len(whole) - limit
+        fitting = longest_fitting(len(body), excess, lambda length: len(message(length)) - limit)
+        return message(fitting)
 
 
 class QwenSyntax(MessageSyntax):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import re
+from collections.abc import Callable
 from typing import Any
 
 # Replaces the '<' of a tag in foreign text: visible, and known to language models from HTML.
@@ -45,3 +47,27 @@ def without_surrogates(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [without_surrogates(item) for item in value]
     return value
+
+
+def longest_fitting(length: int, excess: int, excess_of: Callable[[int], int]) -> int:
+    """Returns the longest length of a text at which a message with it is not too long; 0 if none fits.
+
+    Args:
+      length: of a text that is too long.
+      excess: tokens by which the message with this text is too long.
+      excess_of: length of a text → tokens by which the message with it is too long, ascending; not positive if it fits.
+    """
+    fits, too_long = 0, length
+    guess = length - excess
+    # Two guesses come first, because `excess_of` writes a message and most messages grow as their text does.
+    for _ in range(2):
+        if not fits < guess < too_long:
+            break
+        guessed_excess = excess_of(guess)
+        if guessed_excess > 0:
+            too_long = guess
+        else:
+            fits = guess
+        guess -= guessed_excess or -1
+    candidates = range(fits + 1, too_long)
+    return fits + bisect.bisect_right(candidates, 0, key=excess_of)
