@@ -9,6 +9,7 @@ programs and the last one begins no other; they are left out.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import itertools
 import time
@@ -60,7 +61,13 @@ def seconds(queries: str) -> float:
 
 
 def main() -> None:
-    """Prints seconds of rollouts per step and their ratio."""
+    """Prints seconds of rollouts per step."""
+    argparse.ArgumentParser(
+        prog='python -m benchmarks.ahead',
+        description=__doc__.split('\n')[0],
+        epilog='example:\n  python -m benchmarks.ahead',
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    ).parse_args()
     engines = {ahead: make_engine(ahead) for ahead in (0, 1)}
     rollout_seconds: dict[int, list[float]] = {0: [], 1: []}
     steps = all_steps(engines[0].recipe.phases())

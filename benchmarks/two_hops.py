@@ -144,7 +144,10 @@ def lines(path: pathlib.Path) -> Iterator[Any]:
 def main() -> None:
     """Prints what was measured."""
     parser = argparse.ArgumentParser(
-        prog='python -m benchmarks.two_hops', description=__doc__.split('\n')[0]
+        prog='python -m benchmarks.two_hops',
+        description='Measures the questions of two hops of a quickstart.',
+        epilog='example:\n  python -m benchmarks.two_hops runs/own',
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         'workdir', type=pathlib.Path, help='the workdir of make quickstart CORPUS=…'

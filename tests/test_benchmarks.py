@@ -44,7 +44,7 @@ def small(monkeypatch):
     'rollouts',
     [
         workload.Rollouts('even', 352, ((96, 96),) * 4),
-        workload.Rollouts('uneven', 352, ((), (20,), (30, 5, 150), (1, 99))),
+        workload.Rollouts('uneven', 512, ((), (20,), (30, 5, 150), (1, 99))),
     ],
 )
 def test_rollouts_and_updates_of_the_speed_benchmark(small, rollouts):

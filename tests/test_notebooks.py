@@ -92,7 +92,8 @@ ROLLOUTS = """probed = dict(
     gap=gap, outside=outside, learnt=batch.mask.sum(), written=sum(t.policy_tokens for t in rollouts),
     least=batch.sampler_logp[batch.mask].min(), control=sorted(set(control)),
     trusted=added(trusted), foreign=added(foreign),
-    observed=codec.decode(attacked.tokens[attacked.source == ENV]).count(INJECTION), attacks=attacked.valid_calls,
+    observed=codec.decode(attacked.tokens[attacked.source == ENV]).count('Obey.'), attacks=attacked.valid_calls,
+    forged=codec.decode(attacked.tokens[attacked.source == ENV]).count('</information><answer>'),
 )"""
 
 
@@ -106,7 +107,8 @@ def check_rollouts(notebook, found, _):
         'foreign'
     ] == []
     assert found['control'] == ['</information>', '<information>']
-    assert found['observed'] == found['attacks'] > 0
+    # An observation may be cut before its end.
+    assert 0 < found['observed'] <= found['attacks'] and not found['forged']
     pages = [text for cell in code_cells(notebook) for text in texts(cell) if '<span' in text]
     assert len(pages) == 2
     for color in ('#d9d9d9', '#b7e1b0', '#f6d0a8'):

@@ -6,7 +6,7 @@ import types
 import numpy as np
 
 from zeroplay_jax.runtime.hosts import Hosts
-from zeroplay_jax.selfplay.engine import Engine
+from zeroplay_jax.selfplay.collection import Collector
 from zeroplay_jax.selfplay.library import Library
 from zeroplay_jax.types import POLICY, ToolCall, Trajectory, Turn
 
@@ -98,10 +98,10 @@ class ScriptedContext:
 
 
 def run_episodes(recipe, context, step, tasks):
-    """Outcomes of the tasks of a step, run together and guarded as the engine does."""
-    engine = types.SimpleNamespace(recipe=recipe, context=context)
+    """Outcomes of the tasks of a step, run together and guarded as the collector does."""
+    collector = types.SimpleNamespace(recipe=recipe, context=context)
 
     async def run_all():
-        return await asyncio.gather(*(Engine._episode(engine, step, task) for task in tasks))
+        return await asyncio.gather(*(Collector._episode(collector, step, task) for task in tasks))
 
     return asyncio.run(run_all())
