@@ -204,7 +204,7 @@ def _two_hop_starts(
         shown = ' '.join(prompts.document_text(line).split())
         first = each.chain.first
         is_linked = f'{first.left}[ {link} ]{first.right}' in shown
-        # Not even the other end of the link is a held-out document: the proposer asks about it.
+        # Neither end of this link is a held-out document. The proposer's own search may find others about the name.
         if each.is_found_by_bridge and is_linked and held_out.isdisjoint(each.documents):
             lines.setdefault(each.first.id, line)
     return list(lines.values())
