@@ -222,7 +222,8 @@ def documents(path: str) -> list[Json]:
         document['hops'] = hops(path, number, record)
         if task_type:
             document['type'] = task_type
-        link = record.get('link', '')
+        # null as well means that there is none.
+        link = record.get('link') or ''
         if not isinstance(link, str) or link not in record['text']:
             raise UserError(f'{path}, line {number}: "link" is {link!r}; give a name in the text')
         if link:
