@@ -27,6 +27,10 @@ class TrainingStopped(Exception):
     """A run stopped early or trained no policy: commands print its one line and exit with status 3."""
 
 
+class Preempted(Exception):
+    """SIGTERM asked the run to end: commands print its one line and exit with status 75."""
+
+
 class TaskDropped(Exception):
     """Raised to end an episode that cannot be run; `reason` is its code in the metrics."""
 

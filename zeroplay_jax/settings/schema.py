@@ -261,6 +261,25 @@ class Checkpoint(Section):
     """Steps between checkpoints."""
     keep: PositiveInt = 2
     """Checkpoints to keep."""
+    best: Annotated[
+        str,
+        requires(
+            lambda x: not x or x.startswith(('em/', 'rubrics/')),
+            'give a metric of evaluations such as em/mean, em/hop1 or rubrics/mean',
+        ),
+    ] = ''
+    """Metric of evaluations, such as em/mean: the checkpoint with its largest value is kept as well, in the folder
+    best of the workdir; '': none."""
+
+
+class Compilation(Section):
+    """Compiled programs that are kept between processes."""
+
+    cache: str = ''
+    """Folder of the cache, which runs may share; every step then logs how many programs came from it. '' leaves
+    JAX's own setting (JAX_COMPILATION_CACHE_DIR)."""
+    gigabytes: NonNegativeFloat = 0.0
+    """Size above which programs that were not used for longest are removed; 0: no limit."""
 
 
 class Log(Section):
@@ -398,6 +417,7 @@ class Run(Section):
     micro: MicroBatch = MicroBatch()
     eval: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
+    compilation: Compilation = Compilation()
     log: Log = Log()
     log_trajectories: NonNegativeInt = 16
     """Approximate number of rollouts per step that are logged for the report: whole questions."""

@@ -1,0 +1,100 @@
+"""The end of a run: trained weights, summary.json and the report."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+from zeroplay_jax.evaluation import report_builder
+from zeroplay_jax.learner.fingerprint import weights_fingerprint
+from zeroplay_jax.policy import hf
+from zeroplay_jax.retrieval import progress
+from zeroplay_jax.runtime import atomic
+from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.selfplay.engine import Engine
+from zeroplay_jax.selfplay.schedule import Step
+from zeroplay_jax.training import branch, build, run_folder
+from zeroplay_jax.training.outcome import learning_summary, proposal_summary
+from zeroplay_jax.training.summary import summarise_run, summary_json
+from zeroplay_jax.types import Json
+
+
+def finish(
+    config,
+    workdir: pathlib.Path,
+    context: build.RunContext,
+    engine: Engine,
+    steps: list[Step],
+    state: dict[str, Any],
+    first_weights: list[int],
+) -> dict[str, Any]:
+    """Exports the trained weights and writes summary.json and the report; returns the summary."""
+    hosts = context.rollouts.hosts
+    summary, table = summarise_run(
+        config, context.library, engine.external_items, state, len(steps)
+    )
+    origin = hosts.gather(branch.read_record(workdir))[0]
+    unchanged = _unchanged_policies(engine, first_weights, origin)
+    stopped = state['stopped'] if config.stop_after_empty_steps else None
+    summary |= learning_summary(engine, steps, unchanged, stopped)
+    summary |= proposal_summary(hosts, engine, context.library.training)
+    summary['best'] = state.get('best')
+    summary['from'] = None
+    if origin is not None:
+        summary['from'] = {'workdir': origin['workdir'], 'step': origin['step']}
+    shows_progress = config.progress and hosts.is_first
+    # Weights that another run trained are exported even if this one did not change them.
+    left_out = [] if origin is not None else unchanged
+    _export(hosts, workdir, context, engine, shows_progress, left_out)
+    if hosts.is_first:
+        atomic.write_text(workdir / 'summary.json', summary_json(summary))
+        report_path = report_builder.write_report(workdir)
+        atomic.write_text(workdir / run_folder.REPORTED_FILE, f'{state["cursor"]}\n')
+        print(table)
+        print(f'{summary["seconds"]:.0f} s; the report is {report_path}')
+    return summary
+
+
+def _export(
+    hosts: Hosts,
+    workdir: pathlib.Path,
+    context: build.RunContext,
+    engine: Engine,
+    shows_progress: bool,
+    unchanged: list[str],
+) -> None:
+    """Writes the weights of each policy as the Hugging Face folder workdir/policy/<name>, if that does not exist.
+
+    Args:
+      unchanged: policies that are not exported, because their weights are those of the start.
+    """
+    for name, learner in engine.learners.items():
+        if name in unchanged:
+            if hosts.is_first:
+                print(f'policy {name} has the weights of the start and is not exported')
+            continue
+        folder = workdir / 'policy' / name
+        # The first process decides for all, because `save` is a collective call. A folder that exists is complete
+        # (`hf.save` renames it) and current (`_remove_exports`).
+        exists = hosts.gather(folder.exists())[0]
+        if exists:
+            continue
+        with progress.clock(f'export {name}', shows_progress):
+            hf.save(folder, context.model, learner.params, like=context.folder)
+
+
+def _unchanged_policies(
+    engine: Engine, loaded_weights: list[int], origin: Json | None
+) -> list[str]:
+    """Returns the names of the learners whose weights have the fingerprint of the initial weights.
+
+    Args:
+      loaded_weights: fingerprint of the weights in config.policy.path.
+      origin: `branch.read_record`.
+    """
+    unchanged = []
+    for name, learner in engine.learners.items():
+        first_weights = origin['weights'][name] if origin else loaded_weights
+        if weights_fingerprint(learner.params, learner.mesh) == first_weights:
+            unchanged.append(name)
+    return unchanged
