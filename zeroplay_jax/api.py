@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 import zeroplay_jax.api_arguments as arguments
-from zeroplay_jax.configuration import entry, fields, rules
+from zeroplay_jax.configuration import entry, fields, resumption, rules
 from zeroplay_jax.learner.weights_view import publisher
 from zeroplay_jax.objectives import rewards as reward_functions
 from zeroplay_jax.policy import hf
@@ -23,6 +23,7 @@ from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay import library_builder
 from zeroplay_jax.selfplay.answers import final_answer
 from zeroplay_jax.selfplay.library import SearchableCorpus
@@ -347,14 +348,17 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
       TrainingStopped: nothing was trained (`stop_after_empty_steps`); summary and report are written.
     """
     arguments.check_settings('train', settings)
+    check_is_folder(workdir)
     folder = pathlib.Path(workdir)
     # The parents are checked as well: a file among them would make mkdir fail, and only after the policy was loaded.
     if any(path.is_file() for path in (folder, *folder.parents)):
         raise UserError(f'train: workdir {workdir}: there is a file in this place; name a folder')
     rules.check(settings)
-    entry.load_libraries()
+    resumption.check(workdir, settings)
     # The processes of a run on several hosts have to be connected before JAX looks for devices.
     entry.connect(settings)
+    entry.check_devices(settings)
+    entry.load_libraries()
     # Imports TensorBoard's writer and the report, which only a run needs.
     from zeroplay_jax.training import loop
 

@@ -21,6 +21,7 @@ from zeroplay_jax.types import Preempted, TrainingStopped, UserError
 
 # A full disk, a used-up quota, a read-only file system.
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_DISK_FIX = 'correct this and run the same command again, which resumes from the last checkpoint'
 
 
 def run_command(name: str, main: Callable[[list[str]], None]) -> None:
@@ -74,9 +75,12 @@ def _disk_problem(error: BaseException) -> str:
         is_refused_file = isinstance(cause, PermissionError) and cause.filename is not None
         if isinstance(cause, OSError) and (cause.errno in _DISK_ERRORS or is_refused_file):
             place = cause.filename or 'a file of the run'
-            fix = 'correct this and run the same command again, which resumes from the last checkpoint'
-            return f'{place}: {cause.strerror}; {fix}'
-        cause = cause.__cause__
+            return f'{place}: {cause.strerror}; {_DISK_FIX}'
+        # Libraries in C++ raise other types, whose texts contain that of the operating system.
+        for number in _DISK_ERRORS:
+            if os.strerror(number) in str(cause):
+                return f'{os.strerror(number)} while a checkpoint was written; {_DISK_FIX}'
+        cause = cause.__cause__ or cause.__context__
     return ''
 
 

@@ -46,7 +46,6 @@ def check(workdir: str | pathlib.Path, config: ConfigDict) -> None:
     Raises:
       WorkdirError: one line.
     """
-    run_workdir.check_is_folder(workdir)
     run_workdir.check(
         pathlib.Path(workdir), config.to_dict(), changeable_fields(config), defaults(config)
     )

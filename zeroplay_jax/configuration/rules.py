@@ -7,7 +7,6 @@ fix.
 from __future__ import annotations
 
 import math
-import pathlib
 import re
 from collections.abc import Callable, Iterator
 
@@ -16,13 +15,13 @@ from ml_collections import ConfigDict
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.configuration.address_rules import check_addresses
 from zeroplay_jax.configuration.ahead_rules import check_ahead
+from zeroplay_jax.configuration.file_rules import check_checkpoint, check_files, check_retrieval
 from zeroplay_jax.configuration.page_rules import check_pages, sampler_axes
 from zeroplay_jax.mini import world
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.selfplay.recipe import INITIAL_WEIGHTS, Recipe, RoleSpec, recipe_class
 from zeroplay_jax.settings.errors import ConfigError, fail
-from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.tools.registry import check_name as check_tool_name
 
 # Properties of the built-in losses, as objectives/losses.py states them: a check imports no JAX.
@@ -347,43 +346,7 @@ def _check_processes(config: ConfigDict, recipe: type[Recipe]) -> None:
         fail('mesh.replica', config.mesh.replica, problem, fix)
 
 
-# ---- files and services ------------------------------------------------------------------------------
-
-
-def _check_retrieval(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses a missing index folder."""
-    retrieval = config.retrieval
-    # The manifest is written last: a folder without one is incomplete. A search server needs the
-    # folder as well, because proposers read their documents from it.
-    has_index = (pathlib.Path(retrieval.path) / 'manifest.json').is_file()
-    if retrieval.kind != 'world' and not has_index:
-        fix = 'build one with python -m zeroplay_jax.retrieval.build'
-        fail('retrieval.path', retrieval.path, 'not an index folder', fix)
-
-
-def _check_files(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses missing files and files that the recipe or the corpus does not take."""
-    is_world = config.retrieval.kind == 'world'
-    for name, lines in (('file', 'questions with answers'), ('tasks', 'open tasks with rubrics')):
-        path = config.eval[name]
-        if not path:
-            continue
-        if is_world:
-            problem = 'the miniature world has its own questions'
-            fail(
-                f'eval.{name}',
-                path,
-                problem,
-                'leave it empty, or set retrieval.kind to folder or http',
-            )
-        if not pathlib.Path(path).is_file():
-            fail(f'eval.{name}', path, 'no such file', f'name JSON lines of {lines} to evaluate on')
-    for name in ('answers', 'questions', 'tasks', 'documents'):
-        path = config.inputs[name]
-        if path and name not in recipe.input_files:
-            fail(f'inputs.{name}', path, f'recipe {config.recipe} takes none', 'leave it empty')
-        if path and not pathlib.Path(path).is_file():
-            fail(f'inputs.{name}', path, 'no such file', 'name a file of JSON lines')
+# ---- services --------------------------------------------------------------------------------------
 
 
 def _check_judge(config: ConfigDict, recipe: type[Recipe]) -> None:
@@ -402,24 +365,6 @@ def _check_judge(config: ConfigDict, recipe: type[Recipe]) -> None:
         fail('judge.tokens', judge.tokens, problem, 'give less')
 
 
-def check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses a policy folder that is not a checkpoint.
-
-    Raises:
-      ConfigError: one line; what is missing.
-    """
-    folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
-    path_text = config.policy.path or "'' (the built-in checkpoint)"
-    fix = 'name a Hugging Face checkpoint folder (config.json, tokenizer.json, *.safetensors)'
-    if not config.policy.path:
-        fix = 'train it with python -m zeroplay_jax.mini.base_model'
-    if not folder.is_dir():
-        fail('policy.path', path_text, 'no such folder', fix)
-    for pattern in ('config.json', 'tokenizer.json', '*.safetensors'):
-        if not any(folder.glob(pattern)):
-            fail('policy.path', path_text, f'the folder has no {pattern}', fix)
-
-
 Rule = Callable[[ConfigDict, type[Recipe]], None]
 # The order is that in which problems are reported: values first, files on the disk last.
 RULES: tuple[Rule, ...] = (
@@ -436,8 +381,8 @@ RULES: tuple[Rule, ...] = (
     check_ahead,
     _check_distillation,
     _check_judge,
-    _check_retrieval,
+    check_retrieval,
     check_addresses,
-    _check_files,
+    check_files,
     check_checkpoint,
 )

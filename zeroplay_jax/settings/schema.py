@@ -8,6 +8,7 @@ it). A recipe adds a section of its own in the same form (`Recipe.settings`).
 from __future__ import annotations
 
 import math
+import pathlib
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -275,7 +276,13 @@ class Checkpoint(Section):
 class Compilation(Section):
     """Compiled programs that are kept between processes."""
 
-    cache: str = ''
+    cache: Annotated[
+        str,
+        requires(
+            lambda x: '://' not in x and not pathlib.Path(x).is_file(),
+            'name a folder, which is created if it is missing',
+        ),
+    ] = ''
     """Folder of the cache, which runs may share; every step then logs how many programs came from it. '' leaves
     JAX's own setting (JAX_COMPILATION_CACHE_DIR)."""
     gigabytes: NonNegativeFloat = 0.0

@@ -169,6 +169,12 @@ def _train(
     writer: MetricsWriter | None = None
     if hosts.is_first:
         writer = MetricsWriter(workdir, first_step)
+        if writer.missing_steps:
+            print(
+                f'warning: {workdir / "metrics.jsonl"} lacks {len(writer.missing_steps)} of {first_step} steps, the '
+                f'first is {writer.missing_steps[0]}; curves and report will lack them, too',
+                file=sys.stderr,
+            )
     shows_progress = config.progress and hosts.is_first
     saver = Saver(workdir, config.checkpoint.best, engine, checkpoints, state)
     step_pairs = itertools.zip_longest(steps[first_step:], steps[first_step + 1 :])

@@ -1,0 +1,87 @@
+"""Rules about the files and folders that a config names."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+
+from ml_collections import ConfigDict
+
+from zeroplay_jax.selfplay import files
+from zeroplay_jax.selfplay.recipe import Recipe
+from zeroplay_jax.settings.errors import ConfigError, fail
+from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
+from zeroplay_jax.types import UserError
+
+# Field → function that reads its file and raises UserError at the first unusable line. They run here as well as in
+# the run, because that one loads its libraries before: a file of 100,000 lines costs about a second.
+_READERS: dict[str, Callable[[str], object]] = {
+    'eval.file': files.questions,
+    'eval.tasks': files.open_tasks,
+    'inputs.answers': files.read_lines,
+    'inputs.questions': files.questions,
+    'inputs.tasks': files.open_tasks,
+    'inputs.documents': files.documents,
+}
+
+
+def check_retrieval(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses a missing index folder."""
+    retrieval = config.retrieval
+    # The manifest is written last: a folder without one is incomplete. A search server needs the
+    # folder as well, because proposers read their documents from it.
+    has_index = (pathlib.Path(retrieval.path) / 'manifest.json').is_file()
+    if retrieval.kind != 'world' and not has_index:
+        fix = 'build one with python -m zeroplay_jax.retrieval.build'
+        fail('retrieval.path', retrieval.path, 'not an index folder', fix)
+
+
+def check_files(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses missing files, files that the recipe or the corpus does not take, and files with an unusable line."""
+    is_world = config.retrieval.kind == 'world'
+    for name, lines in (('file', 'questions with answers'), ('tasks', 'open tasks with rubrics')):
+        path = config.eval[name]
+        if not path:
+            continue
+        if is_world:
+            problem = 'the miniature world has its own questions'
+            fail(
+                f'eval.{name}',
+                path,
+                problem,
+                'leave it empty, or set retrieval.kind to folder or http',
+            )
+        if not pathlib.Path(path).is_file():
+            fail(f'eval.{name}', path, 'no such file', f'name JSON lines of {lines} to evaluate on')
+    for name in ('answers', 'questions', 'tasks', 'documents'):
+        path = config.inputs[name]
+        if path and name not in recipe.input_files:
+            fail(f'inputs.{name}', path, f'recipe {config.recipe} takes none', 'leave it empty')
+        if path and not pathlib.Path(path).is_file():
+            fail(f'inputs.{name}', path, 'no such file', 'name a file of JSON lines')
+    for field, read in _READERS.items():
+        section, name = field.split('.')
+        path = config[section][name]
+        if path:
+            try:
+                read(path)
+            except UserError as error:
+                raise ConfigError(f'config.{field}: {error}') from None
+
+
+def check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses a policy folder that is not a checkpoint.
+
+    Raises:
+      ConfigError: one line; what is missing.
+    """
+    folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
+    path_text = config.policy.path or "'' (the built-in checkpoint)"
+    fix = 'name a Hugging Face checkpoint folder (config.json, tokenizer.json, *.safetensors)'
+    if not config.policy.path:
+        fix = 'train it with python -m zeroplay_jax.mini.base_model'
+    if not folder.is_dir():
+        fail('policy.path', path_text, 'no such folder', fix)
+    for pattern in ('config.json', 'tokenizer.json', '*.safetensors'):
+        if not any(folder.glob(pattern)):
+            fail('policy.path', path_text, f'the folder has no {pattern}', fix)
