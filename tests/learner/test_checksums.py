@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+import types
 
 import jax
 import jax.numpy as jnp
@@ -136,6 +137,17 @@ def test_checkpoints_of_an_earlier_version_are_read_and_a_broken_one_is_one_line
     with pytest.raises(UserError, match='checkpoints/4: cannot be read') as error:
         resumed_step(workdir)
     assert '\n' not in str(error.value)
+
+
+def test_a_full_disk_is_noticed_before_anything_is_written(tmp_path, monkeypatch):
+    checkpoints = Checkpointer(tmp_path, keep=2)
+    monkeypatch.setattr(shutil, 'disk_usage', lambda _: types.SimpleNamespace(free=1000))
+    with pytest.raises(OSError, match='No space left on device: .*/checkpoints'):
+        checkpoints.save(1, state(1), {'cursor': 1})
+    monkeypatch.undo()
+    checkpoints.save(1, state(1), {'cursor': 1})
+    checkpoints.close()
+    assert saved_steps(tmp_path / 'checkpoints') == [1]
 
 
 def test_a_process_killed_while_it_hashes_leaves_no_step(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ Every step has checksums (`checksums`). A damaged one is moved aside, and the on
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import pathlib
@@ -23,6 +24,8 @@ from zeroplay_jax.types import Json, UserError
 # Folders in the workdir: the steps of the run, and those that were damaged.
 FOLDER = 'checkpoints'
 _DAMAGED = 'damaged'
+# Orbax compresses; random bits of weights do not shrink below this share.
+_COMPRESSED_SHARE = 0.8
 
 
 def saved_steps(folder: pathlib.Path) -> list[int]:
@@ -131,13 +134,25 @@ class Checkpointer:
           step: number of the step.
           states: tree of arrays.
           loop: host state, JSON-able.
+
+        Raises:
+          OSError: the disk is too full.
         """
+        if jax.process_index() == 0:
+            self._check_space(states)
         # Orbax copies arrays at once, but serialises JSON later in its own thread.
         loop_copy = json.loads(json.dumps(dict(loop)))
         items = ocp.args.Composite(
             states=ocp.args.StandardSave(states), loop=ocp.args.JsonSave(loop_copy)
         )
         self._manager.save(step, args=items)
+
+    def _check_space(self, states: dict[str, Any]) -> None:
+        """Raises OSError if the disk has no room for `states`."""
+        # Orbax notices it as well, by many tracebacks of its threads.
+        size = sum(array.nbytes for array in jax.tree.leaves(states))
+        if shutil.disk_usage(self._folder).free < _COMPRESSED_SHARE * size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._folder))
 
     def restore(self, states: dict[str, Any]) -> tuple[dict[str, Any], Json]:
         """Returns (states, loop) of the last complete step.

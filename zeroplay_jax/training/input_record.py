@@ -98,13 +98,19 @@ def check(hosts: Hosts, workdir: pathlib.Path, config, is_resumed: bool) -> dict
 
 
 def write(
-    hosts: Hosts, workdir: pathlib.Path, config, entries: dict[str, Entry], index: str
+    hosts: Hosts,
+    workdir: pathlib.Path,
+    config,
+    entries: dict[str, Entry],
+    index: str,
+    is_resumed: bool,
 ) -> None:
-    """Writes inputs.json, unless it exists with the same search index; all processes must call it.
+    """Writes inputs.json; compares the index of a search server first. All processes must call it.
 
     Args:
       entries: as `check` returned them.
       index: name of the search index as its server calls it (its hash, or the address of a server that tells none).
+      is_resumed: as in `check`.
 
     Raises:
       UserError: a resumed run whose search server has another index than at its start.
@@ -116,9 +122,11 @@ def write(
         path = workdir / FILE_NAME
         current = dict(entries)
         if config.retrieval.kind == 'http':
-            current[_SERVER] = {index: {}}
-            if path.is_file() and _SERVER in _read(path):
-                _check_equal(path, _read(path), current)
+            server = {_SERVER: {index: {}}}
+            saved = _read(path) if is_resumed and path.is_file() else {}
+            if _SERVER in saved:
+                _check_equal(path, {_SERVER: saved[_SERVER]}, server)
+            current |= server
         atomic.write_text(path, json.dumps(current, indent=1) + '\n')
 
     hosts.run_on_all_and_gather(write_locally)

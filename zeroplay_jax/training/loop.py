@@ -82,7 +82,7 @@ def run(config, workdir, source: str | None = None) -> dict:
         write_config()
 
         # ---- restore -------------------------------------------------------------------------------
-        input_record.write(hosts, workdir, config, inputs, context.library.about)
+        input_record.write(hosts, workdir, config, inputs, context.library.about, is_resumed)
         tool_record.check_or_write(hosts, workdir, context.rollouts.roles, is_resumed)
         checkpoints = Checkpointer(workdir, config.checkpoint.keep)
         with progress.clock('restore', shows_progress and (is_resumed or origin is not None)):
