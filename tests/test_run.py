@@ -197,8 +197,11 @@ def _kill_and_compare(whole, workdir, kills, rng):
                 time.sleep(0.02)
             time.sleep(rng.uniform(0, 0.3))
         done += process.poll() is None
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        if i % 3 == 2:
+            _preempt(process, workdir)
+        else:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
     finish(start(workdir))
     assert done == kills
     a, loop_a = final_states(whole)
@@ -212,6 +215,16 @@ def _kill_and_compare(whole, workdir, kills, rng):
     assert without_clock(lines(whole)) == without_clock(lines(workdir))
     for name in ('trajectories.jsonl', 'tasks.jsonl'):
         assert lines(whole, name) == lines(workdir, name)
+
+
+def _preempt(process, workdir):
+    """SIGTERM: the update in progress is completed, and every step in the log is in the checkpoint."""
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 75, err[-2000:]
+    assert err.strip().endswith('the same command resumes the run')
+    steps = [int(p.name) for p in (workdir / 'checkpoints').iterdir() if p.name.isdigit()]
+    assert max(steps) == _cursor(workdir)
 
 
 def _cursor(workdir):

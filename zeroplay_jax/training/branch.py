@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
@@ -22,6 +23,7 @@ from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
 from zeroplay_jax.learner.fingerprint import weights_fingerprint
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import sharding
+from zeroplay_jax.policy.transformer import Params
 from zeroplay_jax.runtime import atomic
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.engine import Engine
@@ -113,13 +115,31 @@ def find(
 
 def check_policies(source: Source, names: list[str]) -> None:
     """Raises UserError unless a checkpoint has weights of all these names; reads a small file."""
-    present = _stored_tree(source.folder)
+    present = policy_names(source)
     missing = [name for name in names if name not in present]
     if missing:
         raise UserError(
             f'--from={source.workdir}: has the policies {", ".join(present)} and not {missing[0]}; take a run with '
             'the same trained roles and the same config.weights'
         )
+
+
+def policy_names(source: Source) -> list[str]:
+    """Returns the names of the sets of weights in a checkpoint."""
+    return list(_stored_tree(source.folder))
+
+
+def read_params(source: Source, name: str) -> Params:
+    """Returns the weights of a checkpoint as NumPy arrays, whatever devices the run had.
+
+    Args:
+      name: one of `policy_names`.
+    """
+    item = {name: {'params': _stored_tree(source.folder)[name]['params']}}
+    arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
+    request = ocp.args.PyTreeRestore(item=item, restore_args=arguments, partial_restore=True)
+    reader = ocp.PyTreeCheckpointHandler()
+    return reader.restore(epath.Path(source.folder / 'states'), args=request)[name]['params']
 
 
 def _stored_tree(folder: pathlib.Path) -> Json:
