@@ -246,3 +246,39 @@ def test_a_workdir_of_another_config_is_refused_in_one_line(uninterrupted):
 def test_the_same_seed_gives_the_same_run_and_another_another(uninterrupted, tmp_path):
     finish(start(tmp_path / 'other', '--config.seed=1'))
     assert without_clock(lines(uninterrupted[0])) != without_clock(lines(tmp_path / 'other'))
+
+
+def test_a_run_begins_with_the_weights_of_another(uninterrupted, tmp_path):
+    """Its first evaluation repeats the last one of the other run, which is only read."""
+    short = [
+        '--config.proposer.steps=1',
+        '--config.solver.steps=1',
+        '--config.schedule.iterations=1',
+    ]
+    short += ['--config.solver.learning_rate=1e-3', '--config.checkpoint.best=em/mean']
+    whole, workdir = uninterrupted[0], tmp_path / 'more'
+    before = sorted((path, path.stat().st_mtime_ns) for path in whole.rglob('*'))
+    finish(start(workdir, f'--from={whole}', *short))
+    assert before == sorted((path, path.stat().st_mtime_ns) for path in whole.rglob('*'))
+    summaries = [json.loads((path / 'summary.json').read_text()) for path in (whole, workdir)]
+    assert summaries[1]['results']['before'] == summaries[0]['results']['after']
+    last = len(lines(whole))
+    assert summaries[1]['from'] == {'workdir': str(whole.resolve()), 'step': last}
+    # The moments went along: the count of updates continues.
+    states = [final_states(path)[0]['solver']['opt']['solver'] for path in (whole, workdir)]
+    counts = [int(state[1][0]['count']) for state in states]
+    assert counts[1] >= counts[0] > 0
+    best = summaries[1]['best']
+    assert (workdir / 'best' / str(best['checkpoint'])).is_dir() and best['metric'] == 'em/mean'
+    means = [record['em/mean'] for record in lines(workdir) if record['phase'] == 'evaluation']
+    assert best['value'] == max(means)
+    # The newest checkpoint is what the run exported; and it needs the other run no more.
+    exported = tmp_path / 'exported'
+    command = [sys.executable, '-m', 'zeroplay_jax.export', str(workdir), '--out', str(exported)]
+    assert subprocess.run(command, cwd=ROOT).returncode == 0
+    for role in ('proposer', 'solver'):
+        name = pathlib.Path(role, 'model.safetensors')
+        assert (exported / name).read_bytes() == (workdir / 'policy' / name).read_bytes()
+    other = start(workdir, f'--from={tmp_path}', *short)
+    _, err = other.communicate(timeout=120)
+    assert other.returncode == 2 and f'the run began with --from={whole}' in err
