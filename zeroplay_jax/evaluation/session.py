@@ -87,9 +87,12 @@ class Session:
         self._role.prompt_ids(question)
         number = self._question_count
         self._question_count += 1
-        is_foreign_form = self._form is not None and not self._form.fits(question)
-        if is_foreign_form:
-            self._note_form()
+        # The form of question that the policy reads, if this question has another one.
+        other_form = self._form
+        if other_form is not None and other_form.fits(question):
+            other_form = None
+        if other_form is not None:
+            self._note_form(other_form)
         with contextlib.ExitStack() as clock:
             # The first answer waits for XLA to compile.
             clock.enter_context(progress.clock('thinking'))
@@ -117,24 +120,24 @@ class Session:
             print(one_line_json(record), flush=True)
         elif record['answer'] is None:
             reason = ENDINGS[trajectory.finish]
-            if is_foreign_form:
+            if other_form is not None:
                 reason += (
-                    f'; the question has no {self._form.mark}, and this policy only fills in blanks'
+                    f'; the question has no {other_form.mark}, and this policy only fills in blanks'
                 )
             self.printer.line('note', f'no answer: {reason}', label='')
         warning = self._corpus.warning()
         if warning:
             print(f'zeroplay_jax.ask: {clean(warning)}', file=sys.stderr)
 
-    def _note_form(self) -> None:
+    def _note_form(self, form: QuestionForm) -> None:
         """Prints once which form of question the policy reads; on stderr where stdout has JSON."""
-        if self._form is None or self._form_was_noted:
+        if self._form_was_noted:
             return
         self._form_was_noted = True
         if self.as_json:
-            print(f'zeroplay_jax.ask: {self._form.hint}', file=sys.stderr, flush=True)
+            print(f'zeroplay_jax.ask: {form.hint}', file=sys.stderr, flush=True)
         else:
-            self.printer.line('note', self._form.hint)
+            self.printer.line('note', form.hint)
 
     def try_to_answer(self, question: str, stoppable: bool = False) -> bool:
         """Calls `answer`; prints a user error as one line on stderr. Returns False after such an error, else True."""

@@ -112,7 +112,7 @@ class TrainingCorpus(SearchableCorpus):
 
         Fewer than `top_k` are returned where nearly all of the first hundred are held out.
         """
-        results: list[list[Json] | None] = [None] * len(queries)
+        results: list[Sequence[Json] | None] = [None] * len(queries)
         pending = list(range(len(queries)))
         # Few of the best passages are held out, so that further ones are fetched only for queries that lack some.
         fetched = min(2 * self._top_k, self._most)

@@ -158,7 +158,7 @@ def _shown_metrics(metrics: Mapping[str, float]) -> dict[str, tuple[str, ...]]:
     Of several texts for one metric the longest that fits is shown. An evaluation has only the exact match, generation
     no reward. 'drop' is the share of tasks and rows not used.
     """
-    values = {}
+    values: dict[str, tuple[str, ...]] = {}
     if 'tokens_per_second' in metrics:
         values['speed'] = (f'{_short(metrics["tokens_per_second"])} tok/s',)
     if 'dropped_share' in metrics:
