@@ -69,7 +69,9 @@ def test_versions_and_refused_calls_in_overlapping_calls(policy):
     """A refused call begins its next turn while the chunk of the turn before is unread."""
     codec, model, params = policy
     newer = jax.tree.map(lambda x: x * 1.1, params)
-    scheduler, pool = overlapped(policy, CONFIG)
+    # Programs of its own: another test counts the compilations of CONFIG.
+    config = dataclasses.replace(CONFIG, slots=5)
+    scheduler, pool = overlapped(policy, config)
     pool.has_versions = True
     scheduler.publish_weights('policy', newer, 2, keep=(1,))
     first, second = EpisodeBatch({'policy': 1}), EpisodeBatch({'policy': 2})
@@ -78,8 +80,8 @@ def test_versions_and_refused_calls_in_overlapping_calls(policy):
     later = [dataclasses.replace(r, identity=(4, r.identity[1])) for r in later]
     scheduler.start(first, [scheduler.rollout(r) for r in earlier])
     scheduler.start(second, [scheduler.rollout(r) for r in later])
-    same(flat(scheduler.wait(first)), run(policy, earlier))
-    same(flat(scheduler.wait(second)), run((codec, model, newer), later))
+    same(flat(scheduler.wait(first)), run(policy, earlier, config))
+    same(flat(scheduler.wait(second)), run((codec, model, newer), later, config))
     assert not scheduler._unread and not pool.active
 
 
