@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
+from zeroplay_jax.retrieval.suggestions import similar_path
 from zeroplay_jax.selfplay import files
 from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.settings.errors import ConfigError, fail
@@ -33,6 +34,7 @@ def check_retrieval(config: ConfigDict, recipe: type[Recipe]) -> None:
     has_index = (pathlib.Path(retrieval.path) / 'manifest.json').is_file()
     if retrieval.kind != 'world' and not has_index:
         fix = 'build one with python -m zeroplay_jax.retrieval.build'
+        fix += similar_path(retrieval.path)
         fail('retrieval.path', retrieval.path, 'not an index folder', fix)
 
 
@@ -52,13 +54,15 @@ def check_files(config: ConfigDict, recipe: type[Recipe]) -> None:
                 'leave it empty, or set retrieval.kind to folder or http',
             )
         if not pathlib.Path(path).is_file():
-            fail(f'eval.{name}', path, 'no such file', f'name JSON lines of {lines} to evaluate on')
+            fix = f'name JSON lines of {lines} to evaluate on{similar_path(path)}'
+            fail(f'eval.{name}', path, 'no such file', fix)
     for name in ('answers', 'questions', 'tasks', 'documents'):
         path = config.inputs[name]
         if path and name not in recipe.input_files:
             fail(f'inputs.{name}', path, f'recipe {config.recipe} takes none', 'leave it empty')
         if path and not pathlib.Path(path).is_file():
-            fail(f'inputs.{name}', path, 'no such file', 'name a file of JSON lines')
+            fix = f'name a file of JSON lines{similar_path(path)}'
+            fail(f'inputs.{name}', path, 'no such file', fix)
     for field, read in _READERS.items():
         section, name = field.split('.')
         path = config[section][name]
@@ -81,7 +85,7 @@ def check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
     if not config.policy.path:
         fix = 'train it with python -m zeroplay_jax.mini.base_model'
     if not folder.is_dir():
-        fail('policy.path', path_text, 'no such folder', fix)
+        fail('policy.path', path_text, 'no such folder', fix + similar_path(folder))
     for pattern in ('config.json', 'tokenizer.json', '*.safetensors'):
         if not any(folder.glob(pattern)):
             fail('policy.path', path_text, f'the folder has no {pattern}', fix)

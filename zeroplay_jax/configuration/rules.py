@@ -16,6 +16,7 @@ from zeroplay_jax.configuration import fields
 from zeroplay_jax.configuration.address_rules import check_addresses
 from zeroplay_jax.configuration.ahead_rules import check_ahead
 from zeroplay_jax.configuration.file_rules import check_checkpoint, check_files, check_retrieval
+from zeroplay_jax.configuration.held_out_rules import check_held_out
 from zeroplay_jax.configuration.page_rules import check_pages, sampler_axes
 from zeroplay_jax.mini import world
 from zeroplay_jax.objectives import rewards
@@ -382,6 +383,7 @@ RULES: tuple[Rule, ...] = (
     _check_distillation,
     _check_judge,
     check_retrieval,
+    check_held_out,
     check_addresses,
     check_files,
     check_checkpoint,
