@@ -17,7 +17,7 @@ from zeroplay_jax.configs import (
     scope,
     ssp,
 )
-from zeroplay_jax.configuration import command_line, fields, rules
+from zeroplay_jax.configuration import command_line, fields, file_rules, rules
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.settings import renamed, schema
 from zeroplay_jax.settings.bounds import Section
@@ -331,10 +331,14 @@ def test_a_corpus_of_ones_own_needs_questions_unless_an_evaluation_brings_some(s
     assert message(sound).startswith('config.eval.tasks=nowhere.jsonl: no such file')
 
 
-def test_a_file_that_the_recipe_never_reads_is_refused(sound):
+def test_a_file_that_the_recipe_never_reads_is_refused(sound, tmp_path):
     sound.inputs.questions = 'README.md'
     assert message(sound).startswith('config.inputs.questions=README.md: recipe drzero takes none')
     sound.recipe = 'dspo'
+    assert message(sound).startswith('config.inputs.questions: README.md, line 1: ')
+    questions = tmp_path / 'questions.jsonl'
+    questions.write_text('{"question": "who?", "answers": ["one"]}\n')
+    sound.inputs.questions = str(questions)
     rules.check(sound)
 
 
@@ -359,7 +363,7 @@ def test_a_checkpoint_without_one_of_its_files_is_refused(sound, checkpoint, nam
 
 
 def test_the_built_in_checkpoint_says_how_it_is_made(sound, monkeypatch, tmp_path):
-    monkeypatch.setattr(rules, 'BUILT_IN_CHECKPOINT', tmp_path / 'gone')
+    monkeypatch.setattr(file_rules, 'BUILT_IN_CHECKPOINT', tmp_path / 'gone')
     sound.policy.path = ''
     assert 'python -m zeroplay_jax.mini.base_model' in message(sound)
 

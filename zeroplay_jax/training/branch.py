@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from etils import epath
 
 from zeroplay_jax.learner import checksums
 from zeroplay_jax.learner.checkpoint import FOLDER, saved_steps
@@ -139,13 +138,13 @@ def read_params(source: Source, name: str) -> Params:
     arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
     request = ocp.args.PyTreeRestore(item=item, restore_args=arguments, partial_restore=True)
     reader = ocp.PyTreeCheckpointHandler()
-    return reader.restore(epath.Path(source.folder / 'states'), args=request)[name]['params']
+    return reader.restore(source.folder / 'states', args=request)[name]['params']
 
 
 def _stored_tree(folder: pathlib.Path) -> Json:
     """Returns the tree of the arrays of a checkpoint, with shape and dtype of each."""
     # Without a `Checkpointer` around it, which warns that an item of a step has no file of its own about times.
-    return ocp.PyTreeCheckpointHandler().metadata(epath.Path(folder / 'states')).tree
+    return ocp.PyTreeCheckpointHandler().metadata(folder / 'states').tree
 
 
 def load(source: Source, engine: Engine) -> None:
@@ -183,7 +182,7 @@ def _read(source: Source, name: str, stored: Json, learner: Learner) -> dict[str
         item={name: stored}, restore_args={name: arguments}, partial_restore=True
     )
     reader = ocp.PyTreeCheckpointHandler()
-    return _by_path(reader.restore(epath.Path(source.folder / 'states'), args=request)[name])
+    return _by_path(reader.restore(source.folder / 'states', args=request)[name])
 
 
 def _by_path(tree: Any) -> dict[str, Any]:
