@@ -183,7 +183,10 @@ class Pool(Section):
     window: Window = (0.0, 1.0)
     """Keep questions whose measured solve rate is inside (Dr. Zero, π-Play: needs measure > 0; SCOPE: mean score)."""
     measure: NonNegativeInt = 0
-    """Solver rollouts per generated question before it enters the pool (Dr. Zero, π-Play); 0: none."""
+    """Solver rollouts per generated question before it enters the pool; 0: none (SCOPE: reward.solves)."""
+    target: NonNegativeInt = 0
+    """Generation ends when the pool has this many questions, after at most `batches` steps; 0: all steps are run.
+    With fewer questions than the solver phase needs, the solver trains on them again."""
 
 
 class Privileged(Section):
@@ -214,6 +217,8 @@ class Judge(Section):
     """Sampling temperature."""
     tokens: PositiveInt = 512
     """Longest reply."""
+    grade_tokens: NonNegativeInt = 0
+    """Longest reply that grades an answer by a rubric; 0: `tokens`. A policy's also ends where its slot is full."""
     timeout: PositiveFloat = 60.0
     """endpoint: seconds per attempt."""
     retries: NonNegativeInt = 3
@@ -250,6 +255,8 @@ class Evaluation(Section):
     """JSON lines of questions with answers, for any corpus but the miniature worlds."""
     tasks: str = ''
     """JSON lines of open tasks with rubrics; SCOPE makes its own from the miniature worlds."""
+    metric: Annotated[str, one_of_or_function('', 'subem', 'f1', 'judge')] = ''
+    """Further score of the answers, beside exact match: subem, f1, judge, or package.module:function; '': none."""
     hops: Hops = (1, 2, 3, 4)
     """Hop counts to evaluate, on the miniature worlds."""
 
@@ -291,6 +298,8 @@ class TrainedRole(Section):
     """Episodes (documents or questions) per step."""
     samples: PositiveInt = 1
     """Rollouts per prompt that are trained on."""
+    prompt_tokens: NonNegativeInt = 0
+    """Longest prompt of this role; 0: rollout.prompt_tokens."""
     # No top-p or top-k: the loss could not correct for the tokens that they exclude.
     temperature: PositiveFloat = 1.0
     """Of training rollouts; log-probs are those of the scaled softmax."""
