@@ -31,8 +31,8 @@ from zeroplay_jax.selfplay.row_metrics import Stats, added, ratios, rollout_stat
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.selfplay.task_log import filtered_groups_log, skipped_update_log, task_log
 from zeroplay_jax.selfplay.task_pool import TaskPool
-from zeroplay_jax.selfplay.update_batch import pack_rows, set_advantages
-from zeroplay_jax.types import Json, Outcome, Row, UserError
+from zeroplay_jax.selfplay.update_batch import pack_rows, set_advantages, split_minibatches
+from zeroplay_jax.types import Json, Outcome, Row, UserError, identity_rng
 
 # Omitted in steps that train no role: rewards are not used there, and Dr. Zero's generation leaves them 0.
 _REWARD_METRICS = ('reward_mean', 'informative_share')
@@ -336,13 +336,11 @@ class Engine:
         if settings.distill_top_k:
             # One coefficient per iteration: π-Play lowers it as the student approaches its teacher.
             distill_coef = schedules.alpha_at(settings.distill_coef, step.phase.iteration)
-        # Advantages were set over the whole batch above, because a group may be split between minibatches.
-        minibatch_rows = []
-        minibatches = []
-        for indices in np.array_split(range(len(rows)), settings.minibatches):
-            part = [rows[index] for index in indices]
-            minibatch_rows.append(part)
-            minibatches.append(self._pack(role, part, distill_coef))
+        # Advantages were set over the whole batch above, because HRPO's groups extend over all minibatches.
+        rng = identity_rng(self.config.seed, -1, step.number, *role.encode())
+        spans_prompts = self.specs[role].groups_span_prompts
+        minibatch_rows = split_minibatches(rows, settings.minibatches, rng, spans_prompts)
+        minibatches = [self._pack(role, part, distill_coef) for part in minibatch_rows]
         with self._offloaded_sampler(weights):
             if settings.old_logp == 'trainer':
                 # Computed before the first update, so that all minibatches share the same old policy.

@@ -53,6 +53,41 @@ def set_advantages(rows: Sequence[Row], settings: Any, group_size: int | None = 
     return stats
 
 
+def split_minibatches(
+    rows: Sequence[Row], count: int, rng: np.random.Generator, groups_span_prompts: bool = False
+) -> list[list[Row]]:
+    """Divides the rows of a step at random into the minibatches of its optimiser steps.
+
+    All rollouts of a prompt get into the same minibatch, and the numbers of prompts differ by at most one. Rows keep
+    their order within a minibatch; a single minibatch holds the rows as they are.
+
+    Args:
+      rows: all rows of one role, with advantages.
+      count: number of minibatches.
+      rng: source of the permutation; not used for a single minibatch.
+      groups_span_prompts: whether `Row.group` combines several prompts (`RoleSpec`).
+    """
+    if count == 1:
+        return [list(rows)]
+    # Tasks are issued by hop count, so that minibatches in the order of issue would hold one hop count each, and the
+    # last update of every step would always be on the longest questions.
+    rows_of_prompt: dict[Any, list[int]] = {}
+    for index, row in enumerate(rows):
+        prompt: Any = row.group
+        if groups_span_prompts:
+            # The task: (step, index within the step).
+            prompt = row.trajectory.identity[:2]
+        rows_of_prompt.setdefault(prompt, []).append(index)
+    prompts = list(rows_of_prompt.values())
+    minibatches = []
+    for part in np.array_split(rng.permutation(len(prompts)), count):
+        indices = []
+        for number in part:
+            indices += prompts[number]
+        minibatches.append([rows[index] for index in sorted(indices)])
+    return minibatches
+
+
 def pack_rows(
     rows: Sequence[Row],
     settings: Any,
