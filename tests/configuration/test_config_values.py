@@ -153,7 +153,7 @@ WRONG = [  # field, value, what the line must contain beside the field
     ('pool.window', (0.2, 0.8), 'give pool.measure'),
     ('solver.samples', 1, 'give 2 or more'),
     ('proposer.batch', 8, 'give 16 or more'),
-    ('solver.minibatches', 7, 'a divisor of 160'),
+    ('solver.minibatches', 5, 'a divisor of 32'),
     ('policy.path', 'no/such/folder', 'no such folder'),
 ]
 

@@ -76,6 +76,12 @@ def _check_lengths(config: ConfigDict, recipe: type[Recipe]) -> None:
             f'tokens = {needed}'
         )
         fail('sampler.context', context, problem, f'give {needed} or shrink config.rollout')
+    for specification, settings in _trained(config, recipe):
+        if settings.prompt_tokens > rollout.prompt_tokens:
+            problem = (
+                f'more than rollout.prompt_tokens={rollout.prompt_tokens}, which all roles share'
+            )
+            fail(f'{specification.name}.prompt_tokens', settings.prompt_tokens, problem, 'raise it')
     # A prefill writes a whole chunk into the cache of a slot.
     if config.sampler.chunk > context:
         fix = f'give at most {context} (sampler.context)'
@@ -142,10 +148,11 @@ def _check_rewards(config: ConfigDict, recipe: type[Recipe]) -> None:
     """Refuses unknown reward functions; imports those of other packages."""
     try:
         rewards.resolve_difficulty(config.reward.difficulty)
-        if config.reward.answer != 'judge':
-            rewards.resolve_answer_metric(config.reward.answer)
+        for metric in (config.reward.answer, config.eval.metric):
+            if metric not in ('', 'judge'):
+                rewards.resolve_answer_metric(metric)
     except ValueError as error:
-        raise ConfigError(f'config.reward: {error}') from None
+        raise ConfigError(f'config.reward, config.eval.metric: {error}') from None
 
 
 def _check_worlds(config: ConfigDict, recipe: type[Recipe]) -> None:
@@ -191,11 +198,12 @@ def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
         if ':' in settings.loss:
             # A missing function is reported now, not after the weights were loaded.
             _imported_loss(settings.loss)
-        rows = settings.batch * settings.samples
-        # Unequal minibatches would weigh their rollouts differently, as SSP's code does.
-        if rows % settings.minibatches:
-            problem = f'the {rows} rollouts of a step ({role}.batch · {role}.samples) are not divisible by it'
-            fix = f'give a divisor of {rows}'
+        # Unequal minibatches would weigh rollouts differently, as SSP's code does. Those of a prompt stay together.
+        if settings.batch % settings.minibatches:
+            problem = (
+                f'the {settings.batch} prompts of a step ({role}.batch) are not divisible by it'
+            )
+            fix = f'give a divisor of {settings.batch}'
             fail(f'{role}.minibatches', settings.minibatches, problem, fix)
         if settings.tis_cap and settings.old_logp == 'sampler':
             problem = (
@@ -390,7 +398,7 @@ def _check_judge(config: ConfigDict, recipe: type[Recipe]) -> None:
     """Refuses a judge that cannot answer for this corpus."""
     judge = config.judge
     # The rule compares sentences of the worlds' plain form; on other text it would reject everything.
-    is_used = config.reward.answer == 'judge' or bool(config.eval.tasks)
+    is_used = 'judge' in (config.reward.answer, config.eval.metric) or bool(config.eval.tasks)
     if is_used and judge.kind == 'rule' and config.retrieval.kind != 'world':
         problem = 'the rule works in miniature worlds only'
         fail('judge.kind', 'rule', problem, 'give policy or endpoint')

@@ -229,12 +229,12 @@ def summarise_scores(before: Sequence[float], after: Sequence[float]) -> dict[st
     }
 
 
-def scores_line(summary: Mapping[str, Any]) -> str:
-    """Returns the result of `summarise_scores` for open tasks as one line of text."""
+def scores_line(summary: Mapping[str, Any], items: str = 'tasks') -> str:
+    """Returns the result of `summarise_scores` as one line of text; `items`: what was scored."""
     before = _cell(summary['before'])
     after = _cell(summary['after'])
     change = _cell(summary['difference'], sign='+')
-    return f'{before} before, {after} after, change {change}, {summary["items"]} tasks'
+    return f'{before} before, {after} after, change {change}, {summary["items"]} {items}'
 
 
 def _cell(interval: Sequence[float], sign: str = '') -> str:

@@ -18,8 +18,9 @@ def drzero_format(
     answer: str | None,
     source: str,
     retrieved: str = '',
+    separate: bool = False,
 ) -> dict[str, float]:
-    """Computes Dr. Zero's format score of a proposal, following its code (r_f of eq. 4 is half of `raw`).
+    """Computes Dr. Zero's format score of a proposal (r_f of eq. 4 is half of `raw`), by its code or by its paper.
 
     Args:
       turns: text of each assistant turn.
@@ -29,15 +30,18 @@ def drzero_format(
       question, answer: the extracted texts; None or blank: missing.
       source: the document that the proposal starts from.
       retrieved: text of all tool responses.
+      separate: score as in the paper (appendix A), where the four parts count one by one, whatever the others are. The
+        code's score is all or nothing in question and answer.
 
     Returns:
       Parts, each in [0, 1]:
       think: share of turns that begin with a closed `<think>` block.
       tool: min((1 + calls)/hops, 1) if calls equal responses and there are any; otherwise 1 for one hop and 0 for more.
+      question: with `separate` only; whether there is one.
       answer: 1 up to five words, ½ up to ten, else 0; 0 unless the answer is yes or no or occurs in the source or,
-        where calls equal responses, in the retrieved text. All in normal form.
+        where calls equal responses, in the retrieved text. All in normal form. With `separate` whether there is one.
       raw: (1 + think + tool + answer)/4, or 0 when the question or the answer is missing or the question contains the
-        answer.
+        answer. With `separate` the mean of the four parts.
 
     Raises:
       ValueError: hops is below 1 or a count is negative.
@@ -61,6 +65,11 @@ def drzero_format(
     else:
         tool = float(hops == 1)
         visible_text = source
+
+    if separate:
+        parts = {'think': think, 'tool': tool}
+        parts |= {'question': float(bool(question)), 'answer': float(bool(answer))}
+        return parts | {'raw': sum(parts.values()) / 4}
 
     normal_answer = normalize_answer(answer)
     # Length is scored because a solver's answer hardly ever matches a long one exactly.

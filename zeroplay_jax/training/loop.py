@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-
 from zeroplay_jax.evaluation import report_builder, statistics
 from zeroplay_jax.evaluation.held_out import evaluate
 from zeroplay_jax.learner.checkpoint import Checkpointer, claim
@@ -38,7 +36,7 @@ from zeroplay_jax.training.outcome import (
 )
 from zeroplay_jax.training.progress_bar import ProgressBar
 from zeroplay_jax.training.rollout_text import evaluation_text, rollout_text
-from zeroplay_jax.training.summary import summarise_run, summary_json
+from zeroplay_jax.training.summary import record_scores, summarise_run, summary_json
 from zeroplay_jax.training.trajectory_log import rendering_check, trajectory_records
 from zeroplay_jax.types import Json, Row
 
@@ -282,7 +280,7 @@ def _evaluate(
     """Evaluates the recipe's `evaluated_role`; returns metrics and rows, and adds the results to `state`.
 
     With the step's number as a text for the key, `state['evaluations']` gets hop count (a text) → 0 or 1 per question,
-    and `state['rubrics']` the score of each open task.
+    `state['rubrics']` the score of each open task, and `state['scores']` that of each question by `eval.metric`.
 
     Raises:
       UserError: too many searches, tool calls or judgements failed; `state` is then unchanged.
@@ -294,6 +292,7 @@ def _evaluate(
         step.number,
         engine.recipe.evaluated_role,
         on_episode_end,
+        engine.config.eval.metric,
     )
     # Checked before any result enters the state: failed searches, tools and judgements would be measured
     # as errors of the policy.
@@ -309,16 +308,9 @@ def _evaluate(
     state['evaluations'][str(step.number)] = results_by_hops
     headline = statistics.headline(correct)
     metrics['em/mean'] = statistics.mean_interval(headline)[0]
-    graded_rows = [row for row in rows if 'rubrics' in row.parts]
-    if graded_rows:
-        scores = [row.reward for row in graded_rows]
-        ungraded = [row.drop is not None for row in graded_rows]
-        state['rubrics'][str(step.number)] = scores
-        # An ungraded answer counts as 0 in the mean, so its share is shown beside it.
-        metrics['rubrics/mean'] = float(np.mean(scores))
-        metrics['rubrics/ungraded'] = float(np.mean(ungraded))
-        for name, count in judge_stats.items():
-            metrics[f'judge/{name}'] = float(count)
+    metrics |= record_scores(state, str(step.number), rows, engine.config.eval.metric)
+    for name, count in judge_stats.items():
+        metrics[f'judge/{name}'] = float(count)
     return metrics, rows
 
 
