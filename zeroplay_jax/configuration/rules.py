@@ -78,10 +78,9 @@ def _check_lengths(config: ConfigDict, recipe: type[Recipe]) -> None:
         fail('sampler.context', context, problem, f'give {needed} or shrink config.rollout')
     for specification, settings in _trained(config, recipe):
         if settings.prompt_tokens > rollout.prompt_tokens:
-            problem = (
-                f'more than rollout.prompt_tokens={rollout.prompt_tokens}, which all roles share'
-            )
-            fail(f'{specification.name}.prompt_tokens', settings.prompt_tokens, problem, 'raise it')
+            problem = f'more than rollout.prompt_tokens={rollout.prompt_tokens} of all roles'
+            name = f'{specification.name}.prompt_tokens'
+            fail(name, settings.prompt_tokens, problem, 'raise that too')
     # A prefill writes a whole chunk into the cache of a slot.
     if config.sampler.chunk > context:
         fix = f'give at most {context} (sampler.context)'

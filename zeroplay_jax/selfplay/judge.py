@@ -97,9 +97,9 @@ class Judge(abc.ABC):
     ) -> bool | None:
         """Returns whether the answer `given` means the same as one of the accepted `answers`."""
 
+    @abc.abstractmethod
     async def answer(self, identity: Identity, question: str, documents: str) -> str | None:
         """Returns the judge's own answer to a question from the documents (SSP's answerability check)."""
-        raise NotImplementedError(f'{type(self).__name__} cannot answer questions')
 
     @abc.abstractmethod
     async def gate(self, identity: Identity, name: str, task: str, document: str) -> bool | None:
@@ -222,6 +222,12 @@ class RuleJudge(Judge):
     async def correct(self, identity, question, answers, given):
         self._count('asked')
         return rewards.exact_match(given, answers)
+
+    async def answer(self, identity, question, documents):
+        # `Recipe.check` refuses a rule where answers are needed.
+        self._count('asked')
+        self._add_failure('failed', 'a rule cannot answer questions')
+        return None
 
     async def gate(self, identity, name, task, document):
         self._count('asked')
