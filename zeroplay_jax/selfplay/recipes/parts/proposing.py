@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.rollout import prompts
@@ -53,7 +53,7 @@ async def propose(
       task: its payload is a `SeedDocument`.
       show_document: whether the prompt contains the document.
       require_grounding: whether to reject ungrounded proposals.
-      separate_format: see `rewards.drzero_format`.
+      separate_format: whether to score the form as in the paper (`rewards.drzero_separate_format`).
 
     Raises:
       TaskDropped: the prompt is too long.
@@ -107,7 +107,7 @@ def _format_score(
     answer: str | None,
     separate: bool,
 ) -> dict[str, float]:
-    """Returns Dr. Zero's format score of a rollout and its parts (`rewards.drzero_format`)."""
+    """Returns Dr. Zero's format score of a rollout and its parts, by its code or, if `separate`, by its paper."""
     texts: list[str] = []
     successful_searches = 0
     responses = 0
@@ -120,18 +120,18 @@ def _format_score(
         responses += bool(call.documents) or call.error is not None
         is_search = call.tool == 'search' and call.is_valid
         successful_searches += is_search and call.error is None
+    counts: dict[str, Any] = dict(calls=successful_searches, responses=responses, hops=seed.hops)
+    if separate:
+        return rewards.drzero_separate_format(texts, question=question, answer=answer, **counts)
     passages = retrieved_passages(trajectory)
     retrieved = [f'{passage["title"]} {passage["text"]}' for passage in passages]
     return rewards.drzero_format(
         texts,
-        calls=successful_searches,
-        responses=responses,
-        hops=seed.hops,
         question=question,
         answer=answer,
         source=f'{seed.title} {seed.text}',
         retrieved=' '.join(retrieved),
-        separate=separate,
+        **counts,
     )
 
 
