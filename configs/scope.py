@@ -9,7 +9,7 @@
 
 Memory: the compile table's row, of 4,096 tokens, scaled to 16,384 and not compiled so: 64 slots for each of three
 players (the judge is one), 4 rows, 70 GiB of 95 in rollouts, 82 in updates, nothing offloaded.
-Time: 195 h = 3 · 65 h, simulated on the compiler's estimates (benchmarks.slices) for rollouts of 512 prompt, 3,072
+Time: 235 h = 3 · 78 h, simulated on the compiler's estimates (benchmarks.slices) for rollouts of 512 prompt, 3,072
 written and 1,000 read tokens and replies of the judge of 256, no task turned away. This config has not been run.
 launch/README.md: MOUNT, derivations.
 The paper: 34.8 on average over eight open-ended sets, 24.4 before (table 2); 59.7 over seven QA sets (table 3).
