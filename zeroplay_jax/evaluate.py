@@ -135,7 +135,8 @@ def _evaluate_held_out(config, run: RunContext) -> None:
     items = run.library.evaluation_items
     role = recipe_class(config.recipe).evaluated_role
     with progress.bar(len(items), 'questions') as bar:
-        correct, rows = held_out.evaluate(run.evaluation, items, 0, role, bar.update)
+        metric = config.eval.metric
+        correct, rows = held_out.evaluate(run.evaluation, items, 0, role, bar.update, metric)
     # Checked before anything is printed: figures of an evaluation with failed searches would mislead.
     run.check_and_reset_failures()
     judge = run.rollouts.judge
@@ -149,6 +150,9 @@ def _evaluate_held_out(config, run: RunContext) -> None:
     rubric_scores = [row.reward for row in rows if 'rubrics' in row.parts]
     if rubric_scores:
         intervals['rubrics'] = statistics.mean_score(rubric_scores)
+    further_scores = [row.parts[metric] for row in rows if metric in row.parts]
+    if further_scores:
+        intervals[metric.rpartition(':')[2]] = statistics.mean_score(further_scores)
     rounded: dict[str, list[float]] = {}
     for name, interval in intervals.items():
         mean, low, high = interval
