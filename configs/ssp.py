@@ -97,7 +97,7 @@ def _mini(config):
     config.ssp.noise = 2
     config.ssp.noise_unit = 'document'
     config.reward.answer = 'em'
-    config.eval.metric = ''
+    config.eval.metric = 'none'
     config.world.train = (0, 4)
     config.world.evaluation = (0, 2)
     config.sampler.slots = 32

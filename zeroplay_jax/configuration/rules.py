@@ -16,9 +16,12 @@ from ml_collections import ConfigDict
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.configuration.address_rules import check_addresses
 from zeroplay_jax.configuration.ahead_rules import check_ahead
+from zeroplay_jax.configuration.held_out_rules import check_held_out
+from zeroplay_jax.configuration.judge_rules import check_judge
 from zeroplay_jax.configuration.page_rules import check_pages, sampler_axes
 from zeroplay_jax.mini import world
 from zeroplay_jax.objectives import rewards
+from zeroplay_jax.retrieval.suggestions import similar_path
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.selfplay.recipe import INITIAL_WEIGHTS, Recipe, RoleSpec, recipe_class
 from zeroplay_jax.settings.errors import ConfigError, fail
@@ -148,7 +151,7 @@ def _check_rewards(config: ConfigDict, recipe: type[Recipe]) -> None:
     try:
         rewards.resolve_difficulty(config.reward.difficulty)
         for metric in (config.reward.answer, config.eval.metric):
-            if metric not in ('', 'judge'):
+            if metric not in ('none', 'judge'):
                 rewards.resolve_answer_metric(metric)
     except ValueError as error:
         raise ConfigError(f'config.reward, config.eval.metric: {error}') from None
@@ -365,6 +368,7 @@ def _check_retrieval(config: ConfigDict, recipe: type[Recipe]) -> None:
     has_index = (pathlib.Path(retrieval.path) / 'manifest.json').is_file()
     if retrieval.kind != 'world' and not has_index:
         fix = 'build one with python -m zeroplay_jax.retrieval.build'
+        fix += similar_path(retrieval.path)
         fail('retrieval.path', retrieval.path, 'not an index folder', fix)
 
 
@@ -384,29 +388,15 @@ def _check_files(config: ConfigDict, recipe: type[Recipe]) -> None:
                 'leave it empty, or set retrieval.kind to folder or http',
             )
         if not pathlib.Path(path).is_file():
-            fail(f'eval.{name}', path, 'no such file', f'name JSON lines of {lines} to evaluate on')
+            fix = f'name JSON lines of {lines} to evaluate on{similar_path(path)}'
+            fail(f'eval.{name}', path, 'no such file', fix)
     for name in ('answers', 'questions', 'tasks', 'documents'):
         path = config.inputs[name]
         if path and name not in recipe.input_files:
             fail(f'inputs.{name}', path, f'recipe {config.recipe} takes none', 'leave it empty')
         if path and not pathlib.Path(path).is_file():
-            fail(f'inputs.{name}', path, 'no such file', 'name a file of JSON lines')
-
-
-def _check_judge(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses a judge that cannot answer for this corpus."""
-    judge = config.judge
-    # The rule compares sentences of the worlds' plain form; on other text it would reject everything.
-    is_used = 'judge' in (config.reward.answer, config.eval.metric) or bool(config.eval.tasks)
-    if is_used and judge.kind == 'rule' and config.retrieval.kind != 'world':
-        problem = 'the rule works in miniature worlds only'
-        fail('judge.kind', 'rule', problem, 'give policy or endpoint')
-    if judge.kind == 'policy' and judge.tokens >= config.sampler.context:
-        problem = (
-            f'a reply leaves no room for a prompt in a slot of {config.sampler.context} '
-            '(sampler.context)'
-        )
-        fail('judge.tokens', judge.tokens, problem, 'give less')
+            fix = f'name a file of JSON lines{similar_path(path)}'
+            fail(f'inputs.{name}', path, 'no such file', fix)
 
 
 def check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
@@ -421,7 +411,7 @@ def check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
     if not config.policy.path:
         fix = 'train it with python -m zeroplay_jax.mini.base_model'
     if not folder.is_dir():
-        fail('policy.path', path_text, 'no such folder', fix)
+        fail('policy.path', path_text, 'no such folder', fix + similar_path(folder))
     for pattern in ('config.json', 'tokenizer.json', '*.safetensors'):
         if not any(folder.glob(pattern)):
             fail('policy.path', path_text, f'the folder has no {pattern}', fix)
@@ -442,8 +432,9 @@ RULES: tuple[Rule, ...] = (
     _check_updates,
     check_ahead,
     _check_distillation,
-    _check_judge,
+    check_judge,
     _check_retrieval,
+    check_held_out,
     check_addresses,
     _check_files,
     check_checkpoint,

@@ -24,7 +24,7 @@ def evaluate(
     number: int,
     role: str = 'solver',
     on_answer: Callable[[], None] = _nothing,
-    metric: str = '',
+    metric: str = 'none',
 ) -> tuple[dict[int, Bool[np.ndarray, ' questions']], list[Row]]:
     """Returns the exact match of a greedy answer per question, and the rollouts; open tasks are graded by a judge.
 
@@ -36,7 +36,7 @@ def evaluate(
       number: number of this evaluation in the run; (number, index of the question) is the identity of a rollout.
       role: the evaluated role, with or without tools.
       on_answer: called after every answer, for a progress bar.
-      metric: `config.eval.metric`, a further score of the answers to questions; '' for none.
+      metric: `config.eval.metric`, a further score of the answers to questions; 'none': no other.
 
     Returns:
       correct: hop count → bool [N], in the order of the questions; without the open tasks.
@@ -91,7 +91,7 @@ async def _answer(
     value = await score(context, metric, identity, question, answer)
     reward = value or 0.0
     parts = {part_name: reward}
-    if further_metric and not question.is_open_task:
+    if further_metric != 'none' and not question.is_open_task:
         # An answer without a verdict of the judge scores 0.
         parts[further_metric] = (
             await score(context, further_metric, identity, question, answer) or 0.0

@@ -105,6 +105,9 @@ class Retrieval(Section):
     """Share of failed searches in a step above which the run stops."""
     overfetch: PositiveInt = 32
     """Candidates per query that are scored again exactly."""
+    held_out: str = ''
+    """folder, http: JSON lines with the document_id and title of passages that training neither finds nor opens;
+    evaluations do. '': training searches all passages."""
 
 
 class World(Section):
@@ -255,8 +258,8 @@ class Evaluation(Section):
     """JSON lines of questions with answers, for any corpus but the miniature worlds."""
     tasks: str = ''
     """JSON lines of open tasks with rubrics; SCOPE makes its own from the miniature worlds."""
-    metric: Annotated[str, one_of_or_function('', 'subem', 'f1', 'judge')] = ''
-    """Further score of the answers, beside exact match: subem, f1, judge, or package.module:function; '': none."""
+    metric: Annotated[str, one_of_or_function('none', 'subem', 'f1', 'judge')] = 'none'
+    """Further score of the answers, beside exact match: none, subem, f1, judge, or package.module:function."""
     hops: Hops = (1, 2, 3, 4)
     """Hop counts to evaluate, on the miniature worlds."""
 
