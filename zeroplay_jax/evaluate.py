@@ -143,7 +143,8 @@ def _evaluate_held_out(config, run: RunContext) -> None:
         judge.check_failure_rate(judge.stats)
     intervals = {}
     for hops, is_correct in correct.items():
-        intervals[f'hop{hops}'] = statistics.mean_interval(is_correct)
+        if hops:
+            intervals[f'hop{hops}'] = statistics.mean_interval(is_correct)
     intervals['mean'] = statistics.mean_interval(statistics.headline(correct))
     # `correct` leaves out the open tasks.
     rubric_scores = [row.reward for row in rows if 'rubrics' in row.parts]

@@ -17,6 +17,7 @@ from zeroplay_jax.configuration import fields
 from zeroplay_jax.configuration.address_rules import check_addresses
 from zeroplay_jax.configuration.ahead_rules import check_ahead
 from zeroplay_jax.configuration.page_rules import check_pages, sampler_axes
+from zeroplay_jax.configuration.watching_rules import check_writers
 from zeroplay_jax.mini import world
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.rollout import prompts
@@ -434,6 +435,7 @@ RULES: tuple[Rule, ...] = (
     _check_processes,
     _check_updates,
     check_ahead,
+    check_writers,
     _check_distillation,
     _check_judge,
     _check_retrieval,

@@ -37,7 +37,7 @@ def evaluate(
       on_answer: called after every answer, for a progress bar.
 
     Returns:
-      correct: hop count → bool [N], in the order of the questions; without the open tasks.
+      correct: hop count (0: unknown) → bool [N], in the order of the questions; without the open tasks.
       rows: one rollout per entry of `questions`, in their order. The reward is 1 or 0; of an open task the share
         of its rubrics that are met (SCOPE eq. 1), or 0 with drop 'ungraded' where the judge graded too few.
 

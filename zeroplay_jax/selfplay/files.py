@@ -145,7 +145,7 @@ def provenance(record: Json) -> dict[str, Any]:
 
 
 def questions(path: str) -> list[Question]:
-    """Returns the questions of a file; a line without 'hops' has one hop.
+    """Returns the questions of a file; the hops of a line without 'hops' are unknown (0).
 
     Raises:
       UserError: an unusable line.
@@ -156,7 +156,7 @@ def questions(path: str) -> list[Question]:
             Question(
                 text=record['question'],
                 answers=tuple(accepted_answers(record)),
-                hops=hops(path, number, record, default=1),
+                hops=hops(path, number, record) if 'hops' in record else 0,
                 origin=provenance(record),
             )
         )
@@ -232,17 +232,16 @@ def documents(path: str) -> list[Json]:
     return loaded
 
 
-def hops(path: str, number: int, record: Json, default: int | None = None) -> int:
+def hops(path: str, number: int, record: Json) -> int:
     """Returns the number of hops of a line.
 
     Args:
       path, number: file and line number, for the error.
-      default: value of a line without 'hops'; None: such a line is an error.
 
     Raises:
       UserError: the number is missing or not a whole number from 1 on.
     """
-    value = record.get('hops', default)
+    value = record.get('hops')
     # isinstance would accept true, because bool is a subclass of int.
     if type(value) is not int or value < 1:
         description = 'missing' if value is None else repr(value)
