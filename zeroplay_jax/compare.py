@@ -6,8 +6,8 @@
 
 Prints, per question set, both mean scores and their difference with a 95 % interval. Of two files it is a paired
 bootstrap over questions: it covers the choice of questions only, and two seeds of one config can differ by more. Of
-several runs it covers the runs, such as seeds, on these questions: Welch's t interval; Student's over the differences of
-run i and run i with --paired, and over the runs of the other side if one side is a single file, such as the policy
+several runs it covers the runs, such as seeds, on these questions: Welch's t interval; Student's over the differences
+of run i and run i with --paired, and over the runs of the other side if one side is a single file, such as the policy
 before training.
 Results are refused if the retriever, the corpus, the number of passages per query, the prompts, the tools, the metric,
 the judge or the numbers of samples, questions or tokens differ: their difference would not measure the policy.
@@ -63,7 +63,11 @@ def _parser() -> Parser:
         '--base', nargs='+', type=pathlib.Path, metavar='FILE', help='results to compare with'
     )
     parser.add_argument(
-        '--other', nargs='+', type=pathlib.Path, metavar='FILE', help='results whose gain is printed'
+        '--other',
+        nargs='+',
+        type=pathlib.Path,
+        metavar='FILE',
+        help='results whose gain is printed',
     )
     parser.add_argument(
         '--paired',
@@ -90,7 +94,9 @@ def _sides(args: argparse.Namespace) -> tuple[list[pathlib.Path], list[pathlib.P
             f'--paired: {len(args.base)} and {len(args.other)} files cannot be paired; give as many of both'
         )
     if args.paired and len(args.base) == 1:
-        raise UserError('--paired: one pair has no variance; give two pairs or more, or leave it out')
+        raise UserError(
+            '--paired: one pair has no variance; give two pairs or more, or leave it out'
+        )
     return args.base, args.other
 
 
@@ -118,7 +124,9 @@ def _differences(
 
 def _shared_sets(results: list[dict]) -> list[str]:
     """Returns the names of the sets that all results have; raises UserError if there is none."""
-    shared = [name for name in results[0]['sets'] if all(name in r['sets'] for r in results)]
+    shared = [
+        name for name in results[0]['sets'] if all(name in result['sets'] for result in results)
+    ]
     if not shared:
         raise UserError('the results have no set in common; evaluate all on the same sets')
     return shared

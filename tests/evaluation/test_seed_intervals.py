@@ -30,9 +30,7 @@ def test_pairs_get_the_interval_of_their_differences():
 def test_a_single_result_counts_as_exact():
     interval = stats.ttest_1samp(OTHER, 0.3).confidence_interval(0.95)
     expected = (np.mean(OTHER) - 0.3, interval.low - 0.3, interval.high - 0.3)
-    np.testing.assert_allclose(
-        seed_intervals.difference([0.3], OTHER, False), expected, rtol=1e-12
-    )
+    np.testing.assert_allclose(seed_intervals.difference([0.3], OTHER, False), expected, rtol=1e-12)
     mean, low, high = seed_intervals.difference(OTHER, [0.3], False)
     np.testing.assert_allclose((-mean, -high, -low), expected, rtol=1e-12)
     # Equal runs have no spread.

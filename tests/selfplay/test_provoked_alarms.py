@@ -14,7 +14,7 @@ from zeroplay_jax.rollout import episode_batch
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.training.alarms import FIGURES, STOP, Alarms
 from zeroplay_jax.training.outcome import Stop, current_stop, stop_after
-from zeroplay_jax.types import Question, Row, RowInfo, ToolCall, Turn
+from zeroplay_jax.types import Question, RowInfo, ToolCall, Turn
 
 FOUND = Turn('s', scripted.search_call(['q'], (({'title': 'Mimi', 'text': 'Founder: Lomi.'},),)))
 FAILED = Turn('s', ToolCall('search', None, 'unknown', error='malformed'))

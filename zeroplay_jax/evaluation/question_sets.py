@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from zeroplay_jax.objectives.rewards import normalize_answer
-from zeroplay_jax.retrieval import progress
+from zeroplay_jax.retrieval import hub, progress
 from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.selfplay import files
 from zeroplay_jax.selfplay.answers import final_answer, prompt_fields, score
@@ -73,7 +73,7 @@ def load(name: str, limit: int = 0, seed: int = 0, rubrics: bool = False) -> lis
     """
     # Public sets have answers only, so open tasks always come from a file.
     if rubrics:
-        questions = files.open_tasks(name)
+        questions = files.open_tasks(path_of(name) if hub.is_name(name) else name)
     else:
         questions = files.questions(path_of(name))
     return files.sample(questions, limit or len(questions), seed)
@@ -88,6 +88,8 @@ def path_of(name: str) -> str:
     if pathlib.Path(name).is_file():
         return name
     files.check_set(name)
+    if hub.is_name(name):
+        return hub.fetch_file(name)
     # Imported here, because it is slow to load and needed for public names only.
     import huggingface_hub
 

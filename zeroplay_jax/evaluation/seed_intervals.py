@@ -75,9 +75,7 @@ def _welch(before: np.ndarray, after: np.ndarray) -> Interval:
     if not variance:
         return mean, mean, mean
     # Degrees of freedom by Welch and Satterthwaite.
-    weights = [
-        error**2 / (side.size - 1) for error, side in zip(squared_errors, (before, after))
-    ]
+    weights = [error**2 / (side.size - 1) for error, side in zip(squared_errors, (before, after))]
     freedom = variance**2 / float(sum(weights))
     half_width = float(special.stdtrit(freedom, _UPPER) * np.sqrt(variance))
     return mean, mean - half_width, mean + half_width

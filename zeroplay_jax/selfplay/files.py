@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from zeroplay_jax.retrieval import hub
+from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.types import Json, Question, UserError
 
 T = TypeVar('T')
@@ -186,6 +188,12 @@ def check_set(name: str, allow_public: bool = True) -> None:
     """Raises UserError (one line) for a question set that is neither a file nor, if allowed, a public name."""
     # A file takes precedence over a public set of the same name.
     if pathlib.Path(name).is_file():
+        return
+    if hub.is_name(name):
+        try:
+            hub.check_name(name, is_file=True)
+        except RetrievalError as error:
+            raise UserError(str(error)) from None
         return
     if not allow_public:
         raise UserError(f'{name} is not a file; give a file of JSON lines')

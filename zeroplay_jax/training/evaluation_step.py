@@ -25,8 +25,8 @@ def evaluate_step(
 ) -> tuple[dict[str, float], list[Row]]:
     """Evaluates the recipe's `evaluated_role`; returns metrics and rows, and adds the results to `state`.
 
-    With the step's number as a text for the key, `state['evaluations']` gets hop count (a text; 0: unknown) → 0 or 1 per question,
-    and `state['rubrics']` the score of each open task.
+    With the step's number as a text for the key, `state['evaluations']` gets hop count (a text; 0: unknown) → 0 or 1
+    per question, and `state['rubrics']` the score of each open task.
 
     Raises:
       UserError: too many searches, tool calls or judgements failed; `state` is then unchanged.

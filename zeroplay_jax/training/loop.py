@@ -28,6 +28,7 @@ from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluati
 from zeroplay_jax.training import build, tool_record
 from zeroplay_jax.training.alarms import ALARM_FIELDS, Alarm, Alarms
 from zeroplay_jax.training.evaluation_step import evaluate_step
+from zeroplay_jax.training.model_card import export_texts
 from zeroplay_jax.training.outcome import (
     current_stop,
     learning_summary,
@@ -131,7 +132,7 @@ def run(config, workdir) -> dict:
         stopped = current_stop(config, state['stopped'])
         summary |= learning_summary(engine, steps, unchanged, stopped)
         summary |= proposal_summary(hosts, engine, context.library.training)
-        _export(hosts, workdir, context, engine, shows_progress, unchanged)
+        _export(config, hosts, workdir, context, engine, shows_progress, unchanged)
         if hosts.is_first:
             atomic.write_text(workdir / 'summary.json', summary_json(summary))
             report_path = report_builder.write_report(workdir)
@@ -321,6 +322,7 @@ def _log_step(
 
 
 def _export(
+    config,
     hosts: Hosts,
     workdir: pathlib.Path,
     context: build.RunContext,
@@ -345,7 +347,20 @@ def _export(
         if exists:
             continue
         with progress.clock(f'export {name}', shows_progress):
-            hf.save(folder, context.model, learner.params, like=context.folder)
+            texts = _export_texts(config, context, engine, name)
+            hf.save(folder, context.model, learner.params, like=context.folder, texts=texts)
+
+
+def _export_texts(
+    config, context: build.RunContext, engine: Engine, weights: str
+) -> dict[str, str]:
+    """Returns model card and generation config of a policy, for the roles that train it, the evaluated one first."""
+    roles = []
+    for role, name in engine.weights_of.items():
+        if name == weights:
+            position = 0 if role == engine.recipe.evaluated_role else len(roles)
+            roles.insert(position, context.rollouts.roles[role])
+    return export_texts(config, context.folder, roles, context.rollouts.prompts, weights)
 
 
 def _remove_exports(hosts: Hosts, workdir: pathlib.Path) -> None:
