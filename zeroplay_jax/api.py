@@ -101,7 +101,8 @@ def load_policy(path: str | pathlib.Path = '', settings: ConfigDict | None = Non
         policy = zp.load_policy('checkpoints/Qwen2.5-3B-Instruct', zp.config('drzero', changes={'sampler.slots': 16}))
 
     Args:
-      path: Hugging Face folder, or hf://owner/model; '' is `settings.policy.path`, and where that is empty, the built-in tiny checkpoint.
+      path: Hugging Face folder, or hf://owner/model; '' is `settings.policy.path`, and where that is empty, the
+        built-in tiny checkpoint.
       settings: how the policy is prompted and sampled. None: as zeroplay_jax.ask does it, with the config of its run if
         `path` lies in one, else as its tokenizer says; for an instruction-tuned model, zp.config('drzero').
 

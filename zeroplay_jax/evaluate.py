@@ -6,12 +6,13 @@
     python -m zeroplay_jax.evaluate --config=configs/scope.py --sets=my_tasks.jsonl --metric=rubrics
 
 --policy=FOLDER and --index=FOLDER or http://… are short for --config.policy.path and --config.retrieval, as in all
-commands. Without --sets: exact match of greedy answers by hop count with 95 % intervals. With --sets (files of JSON
-lines, hf://owner/dataset/path/file.jsonl, or public names that are downloaded): mean score, searches and repeated queries per set. --out keeps every
-question and answer, and `python -m zeroplay_jax.compare` compares such files. Open-ended tasks (lines with "task" and
-"rubrics") are graded by the judge of the config, rubric by rubric. --metric=package.module:function scores answers with
-a function of your own, with the signature of `reward.answer` (zeroplay_jax/objectives/rewards.py). The last line is
-always a JSON object.
+commands; a policy may be a model of the Hugging Face Hub (--policy=hf://owner/model). Without --sets: exact match of
+greedy answers by hop count with 95 % intervals. With --sets (files of JSON lines, hf://owner/dataset/path/file.jsonl,
+or public names that are downloaded): mean score, searches and repeated queries per set. --out keeps every question and
+answer, and `python -m zeroplay_jax.compare` compares such files. Open-ended tasks (lines with "task" and "rubrics") are
+graded by the judge of the config, rubric by rubric. --metric=package.module:function scores answers with a function of
+your own, with the signature of `reward.answer` (zeroplay_jax/objectives/rewards.py). The last line is always a JSON
+object.
 """
 
 from __future__ import annotations

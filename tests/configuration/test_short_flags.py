@@ -13,6 +13,7 @@ from zeroplay_jax.configuration.command_line import with_short_flags
 from zeroplay_jax.configuration.overrides import set_fields
 from zeroplay_jax.retrieval import hub
 from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.selfplay import files
 from zeroplay_jax.types import UserError
 
 
@@ -156,8 +157,9 @@ def test_a_run_reads_the_fetched_paths(hub_folder, sound):
 def test_a_name_of_a_wrong_form_is_refused_before_anything_is_asked(hub_folder, sound):
     sound.policy.path = 'hf://Qwen'
     assert 'config.policy.path: hf://Qwen: names no model' in message(sound)
-    sound.policy.path = 'hf://Qwen/Qwen2.5-3B'
-    sound.retrieval.update(kind='http')
-    sound.eval.file = 'hf://owner/set'
-    assert 'config.eval.file: hf://owner/set: names no file of a dataset' in message(sound)
+    with pytest.raises(UserError, match='config.eval.file: hf://owner/set: names no file of a'):
+        checkpoint_rules.file_exists('eval.file', 'hf://owner/set')
+    with pytest.raises(UserError, match='hf://owner/set: names no file of a dataset'):
+        files.check_set('hf://owner/set')
+    files.check_set('hf://owner/set/test.jsonl')
     assert hub_folder.calls == []
