@@ -150,6 +150,7 @@ def test_mlflow_has_every_step_once(tmp_path, monkeypatch):
     mlflow = pytest.importorskip('mlflow', reason='mlflow is not installed')
     monkeypatch.setenv('MLFLOW_TRACKING_URI', (tmp_path / 'store').as_uri())
     monkeypatch.setenv('MLFLOW_ALLOW_FILE_STORE', 'true')
+    (tmp_path / 'run').mkdir()
     for first in (0, 2):
         metrics = MetricsWriter(tmp_path / 'run', first, ('mlflow',), 'tests')
         for step in range(first, first + 3):

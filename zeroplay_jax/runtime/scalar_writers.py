@@ -125,7 +125,7 @@ class WandbWriter:
             self._run.log(dict(values), step=step)
 
     def close(self) -> None:
-        self._run.finish(quiet=True)
+        self._run.finish()
 
 
 class MlflowWriter:
