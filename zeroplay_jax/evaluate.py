@@ -28,10 +28,10 @@ from absl import flags
 from ml_collections import config_flags
 
 from zeroplay_jax.configuration import command_line, entry
-from zeroplay_jax.configuration.checkpoint_rules import download
+from zeroplay_jax.configuration.checkpoint_rules import download, fetch_model
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.objectives.registry import resolve
-from zeroplay_jax.retrieval import hub, progress
+from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime import interrupts
 from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.selfplay import files
@@ -183,7 +183,7 @@ def _evaluate_sets(config, run: RunContext) -> None:
     sets = _load_sets(config.seed)
     # Loaded after the sets were read, so that an unusable line is reported before weights are loaded.
     if _ANSWERER.value:
-        folder = hub.fetch_model(_ANSWERER.value)
+        folder = fetch_model('--answerer', _ANSWERER.value)
         run.publish_weights([_ANSWERER_WEIGHTS], build.load_like(run, folder))
     # For package.module:function the heading is the function.
     metric_heading = _METRIC.value.rpartition(':')[2][:_METRIC_WIDTH]

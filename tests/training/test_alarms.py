@@ -2,10 +2,11 @@
 
 import json
 import math
+import pathlib
 
 import pytest
 
-from zeroplay_jax.configs import common
+from zeroplay_jax.configs import common, quickstart
 from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.settings.alarms import Alarms as Section
 from zeroplay_jax.settings.schema import Run
@@ -118,3 +119,18 @@ def test_a_figure_that_is_not_a_number_is_no_level():
     alarms = Alarms(common.get_config().alarms)
     metrics = {'entropy': math.nan, 'call_error_share': math.nan}
     assert not any(reached(alarms, number, metrics) for number in range(5))
+
+
+def test_the_quickstart_reaches_no_level():
+    """The watched figures of the README's run (seed 0), which lifts exact match from 0.240 to 0.930."""
+    config = quickstart.get_config()
+    alarms = Alarms(config.alarms)
+    path = pathlib.Path(__file__).parents[1] / 'golden' / 'quickstart_metrics.jsonl'
+    phases = set()
+    for line in path.read_text().splitlines():
+        metrics = json.loads(line)
+        number, phase = metrics.pop('step'), metrics.pop('phase')
+        phases.add(phase)
+        trains = () if phase == 'generate' else (phase,)
+        assert alarms.check(step(number, phase, trains), metrics) == []
+    assert phases == {'proposer', 'generate', 'solver'}

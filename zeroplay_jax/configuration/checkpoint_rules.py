@@ -66,13 +66,28 @@ def download(config: ConfigDict) -> None:
     Raises:
       ConfigError: one line; what could not be fetched.
     """
-    for field in (*_MODEL_FIELDS, *_FILE_FIELDS):
+    for field in _MODEL_FIELDS:
         section, name = field.split('.')
-        value = config[section][name]
-        if not hub.is_name(value):
-            continue
+        config[section][name] = fetch_model(f'config.{field}', config[section][name])
+    for field in _FILE_FIELDS:
+        section, name = field.split('.')
         try:
-            is_file = field in _FILE_FIELDS
-            config[section][name] = hub.fetch_file(value) if is_file else hub.fetch_model(value)
+            config[section][name] = hub.fetch_file(config[section][name])
         except RetrievalError as error:
             raise ConfigError(f'config.{field}: {error}') from None
+
+
+def fetch_model(flag: str, path: str) -> str:
+    """Returns the folder of a model of the Hub, downloaded if need be; a path is returned as it is.
+
+    Args:
+      flag: the flag or field, for the error.
+      path: a name of the Hub or a path.
+
+    Raises:
+      ConfigError: one line; it could not be fetched.
+    """
+    try:
+        return hub.fetch_model(path)
+    except RetrievalError as error:
+        raise ConfigError(f'{flag}: {error}') from None

@@ -20,6 +20,7 @@ import numpy as np
 
 from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.retrieval import hub, progress
+from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.selfplay import files
 from zeroplay_jax.selfplay.answers import final_answer, prompt_fields, score
@@ -89,7 +90,10 @@ def path_of(name: str) -> str:
         return name
     files.check_set(name)
     if hub.is_name(name):
-        return hub.fetch_file(name)
+        try:
+            return hub.fetch_file(name)
+        except RetrievalError as error:
+            raise UserError(str(error)) from None
     # Imported here, because it is slow to load and needed for public names only.
     import huggingface_hub
 
