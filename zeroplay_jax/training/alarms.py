@@ -191,10 +191,10 @@ class Alarms:
                 continue
             self._in_a_row[key] += 1
             steps = self._in_a_row[key]
-            # A run that was stopped and resumed stops again; a warning is repeated from time to time only.
             excess = steps - levels['steps']
-            is_due = excess >= 0 if level == STOP else excess >= 0 and excess % _REPEAT_STEPS == 0
-            if is_due:
+            # A run that was stopped and resumed stops again; a warning is repeated from time to time only.
+            is_repetition = level == WARN and excess % _REPEAT_STEPS > 0
+            if excess >= 0 and not is_repetition:
                 text = self._text(step, name, level, metric, value, steps)
                 alarm = Alarm(name, level, metric, value, text)
         return alarm
