@@ -7,6 +7,7 @@ import pathlib
 from ml_collections import ConfigDict
 
 from zeroplay_jax.retrieval import hub
+from zeroplay_jax.retrieval.suggestions import similar_path
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.settings.errors import ConfigError, fail
@@ -32,7 +33,7 @@ def check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
     if not config.policy.path:
         fix = 'train it with python -m zeroplay_jax.mini.base_model'
     if not folder.is_dir():
-        fail('policy.path', path_text, 'no such folder', fix)
+        fail('policy.path', path_text, 'no such folder', fix + similar_path(folder))
     for pattern in ('config.json', 'tokenizer.json', '*.safetensors'):
         if not any(folder.glob(pattern)):
             fail('policy.path', path_text, f'the folder has no {pattern}', fix)

@@ -167,7 +167,7 @@ class Engine:
         failure_metrics = dict(sums(hosts.run_on_all_and_gather(self.check_and_reset_failures)))
         judge_stats = self.context.gather_judge_stats(judge_counts(collected.batch))
         # Computed over all sampled rows; the filter selects the trained ones in `_update_role`.
-        stats = rollout_stats(rows, outcomes)
+        stats = rollout_stats(rows, outcomes, step.phase.trains)
         stats |= step_metrics.health(rows, judge_stats, self.context)
         if self.config.rollout.ahead and step.phase.trains:
             stats['staleness'] = step_metrics.staleness(step, rows, self.weights_of, self.versions)
