@@ -78,7 +78,7 @@ def _table(title: str, text: str, rows: list[str]) -> str:
     """Returns a heading, the first paragraph of `text` and a table of `rows`."""
     lines = [f'## {title}', '']
     # Only the first paragraph of a docstring is used.
-    summary = text.strip().split('\n\n')[0]
+    summary = ' '.join(text.strip().split('\n\n')[0].split())
     if summary:
         lines += [summary, '']
     lines += ['| field | default | meaning |', '|---|---|---|', *rows, '']

@@ -23,7 +23,8 @@ class Log(Section):
 
 
 class Profile(Section):
-    """Traces of jax.profiler, in the folder profile/ of the workdir (docs/tpu-gpu.md#where-the-time-goes)."""
+    """Traces of jax.profiler, in the folder profile/ of the workdir
+    ([where the time goes](tpu-gpu.md#where-the-time-goes))."""
 
     steps: Annotated[
         tuple[int, ...],
