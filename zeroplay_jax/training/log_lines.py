@@ -55,7 +55,7 @@ def lines_above(stream: TextIO, write: Callable[[str], None]) -> Iterator[None]:
         if getattr(handler, 'stream', None) is stream:
             handler.stream = lines
             redirected.append(handler)
-    sys.stderr = lines  # type: ignore[assignment]
+    sys.stderr = lines
     try:
         yield
     finally:
