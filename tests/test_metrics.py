@@ -64,7 +64,7 @@ def test_report_command(tmp_path, capsys):
 # ---- curves ----
 
 
-def board_steps(folder):
+def board_steps(folder, curve='solver/x'):
     """Steps of a curve in the order of all event files, each event once as it lies there."""
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto import event_pb2
@@ -73,7 +73,7 @@ def board_steps(folder):
     for path in sorted(folder.glob('events.out.tfevents*')):
         for record in RawEventFileLoader(str(path)).Load():
             event = event_pb2.Event.FromString(record)
-            found += [event.step for value in event.summary.value if value.tag == 'solver/x']
+            found += [event.step for value in event.summary.value if value.tag == curve]
     return found
 
 
