@@ -75,7 +75,7 @@ class TensorBoardWriter:
 
 
 def _cut_events(path: pathlib.Path, first_step: int) -> None:
-    """Removes the events of steps from `first_step` on from a file of TensorBoard, and an incomplete end."""
+    """Removes the events of steps from `first_step` on from a file of TensorBoard, or the file if none is left."""
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto import event_pb2
     from tensorboard.summary.writer.record_writer import RecordWriter
