@@ -10,8 +10,6 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from zeroplay_jax.learner.batch import Batch
 from zeroplay_jax.learner.fingerprint import weights_are_finite
 from zeroplay_jax.learner.learner import Learner
