@@ -31,7 +31,8 @@ class Alarms(Section):
     """Entropy of the next token, in nats, at most."""
     length: Alarm = Alarm(warn=3.0)
     """Sampled tokens per rollout as a multiple of the mean of the first three steps of the same phase."""
-    tool_errors: Alarm = Alarm(warn=0.5, stop=0.9)
+    # A policy may need some steps to learn how calls are written.
+    tool_errors: Alarm = Alarm(warn=0.5, stop=0.9, steps=5)
     """Share of calls that could not be parsed, were refused, failed or timed out."""
     no_call: Alarm = Alarm(warn=0.8)
     """Share of answering rollouts without any call."""
