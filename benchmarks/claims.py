@@ -244,7 +244,7 @@ def judge_all(claims: list[Claim], runs: dict[str, list[dict]], seeds: int) -> l
     A row has the fields of the claim, of `statistics.judge` and of `statistics.correct_verdicts`; 'beside', the mean
     difference by the measures that do not decide; and 'rollouts', the mean number of rollouts of both arms.
     """
-    table = []
+    table: list[dict[str, Any]] = []
     for claim in claims:
         better = runs[claim.better]
         worse = runs[claim.worse] if claim.worse else better
