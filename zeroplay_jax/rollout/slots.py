@@ -137,7 +137,7 @@ class SlotPool:
         # it.
         first_uncached = max(start - 1, 0)
         prefill_tokens = len(rollout.tokens) - 1 - first_uncached
-        rollout.prefill_calls_left = _ceil_div(prefill_tokens, self.sampler.config.chunk)
+        rollout.chunks_left = -(-prefill_tokens // self.sampler.config.chunk)
         return PutRow(
             slot=rollout.slot,
             tokens=np.asarray(rollout.tokens[start:], np.int32),
@@ -191,29 +191,35 @@ class SlotPool:
         # With a budget, prompts pass through the decode calls instead.
         if self.sampler.config.token_budget:
             return
-        rows_per_shard = _ceil_div(self.sampler.config.fill_rows, self.sampler.shards)
+        rows_per_shard = -(-self.sampler.config.fill_rows // self.sampler.shards)
         # All rows are prefilled before any row decodes: a decode chunk takes as long for one row as for
         # all of them, so rows that still wait for their prefill would miss it.
         while True:
-            batch: list[ActiveRollout] = []
-            rows_of_shard = [0] * self.sampler.shards
-            for rollout in self.placement.active():
-                if not rollout.prefill_calls_left:
-                    continue
-                shard = rollout.group.shard
-                # A call has one version of the weights.
-                is_version = not batch or rollout.group.version == batch[0].group.version
-                if is_version and rows_of_shard[shard] < rows_per_shard:
-                    rows_of_shard[shard] += 1
-                    batch.append(rollout)
+            batch = self._prefill_batch(rows_per_shard)
             if not batch:
                 break
             slots = [rollout.slot for rollout in batch]
             self.sampler.extend(self.views[batch[0].group.version], slots)
-            for rollout in batch:
-                rollout.prefill_calls_left -= 1
         for group in self.placement.open_groups:
             group.is_prefilled = group.held is not None
+
+    def _prefill_batch(self, rows_per_shard: int) -> list[ActiveRollout]:
+        """Returns the rollouts of the next prefill call, one entry per chunk, and takes the chunks from them."""
+        batch: list[ActiveRollout] = []
+        rows_of_shard = [0] * self.sampler.shards
+        for rollout in self.placement.active():
+            shard = rollout.group.shard
+            # A call has one version of the weights.
+            if batch and rollout.group.version != batch[0].group.version:
+                continue
+            chunks = min(rollout.chunks_left, rows_per_shard - rows_of_shard[shard])
+            # Over short pages the tokens of a row must be one block of the call.
+            if self.sampler.config.is_paged:
+                chunks = min(chunks, 1)
+            rows_of_shard[shard] += chunks
+            rollout.chunks_left -= chunks
+            batch += [rollout] * chunks
+        return batch
 
     def decode(self) -> list[DecodeChunk]:
         """Starts a decode chunk per version of the weights; returns device arrays without waiting for them."""
@@ -442,7 +448,3 @@ class SlotPool:
 
 def _identity(rollout: ActiveRollout) -> tuple[int, ...]:
     return rollout.identity
-
-
-def _ceil_div(numerator: int, denominator: int) -> int:
-    return -(-numerator // denominator)
