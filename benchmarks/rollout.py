@@ -380,18 +380,9 @@ def parse_arguments(argv) -> argparse.Namespace:
     parser.add_argument(
         '--workload', choices=workload.WORKLOADS, default='even', help='batch of rollouts (even)'
     )
+    parser.add_argument('--devices', type=int, choices=(1, 2), default=1, help='cpu_devices (1)')
     parser.add_argument(
-        '--devices',
-        type=int,
-        choices=range(1, workload.CORES + 1),
-        default=1,
-        help='devices that our engine divides the cores into, as config.cpu_devices (1)',
-    )
-    parser.add_argument(
-        '--attention',
-        choices=('xla', 'used'),
-        default='xla',
-        help='config.sampler.attention of our engine (xla)',
+        '--attention', choices=('xla', 'used'), default='xla', help='sampler.attention (xla)'
     )
     parser.add_argument(
         '--peers',
@@ -447,14 +438,9 @@ def main(argv=None) -> None:
     for name, share in shares(scheduler, rollouts).items():
         summary[f'share_{name}'] = share
     rounded_summary = {name: round(value, 4) for name, value in summary.items()}
-    facts = dict(
-        workload=rollouts.name,
-        rounds=arguments.rounds,
-        cores=len(cores),
-        devices=arguments.devices,
-        attention=arguments.attention,
-        jax=jax.__version__,
-    )
+    names = ('workload', 'rounds', 'devices', 'attention')
+    facts = {name: getattr(arguments, name) for name in names}
+    facts |= dict(cores=len(cores), jax=jax.__version__)
     print(json.dumps(rounded_summary | facts))
 
 

@@ -1,4 +1,4 @@
-"""Attention over used places only: equal to attention over all places, and no bit depends on what a row does not use."""
+"""Attention over used places: equal to attention over all places, and no bit depends on what a row does not use."""
 
 import functools
 
@@ -22,9 +22,7 @@ def arrays(*shapes):
 
 @pytest.fixture(scope='module')
 def cache():
-    keys, values = arrays(
-        (SLOTS, KV_HEADS, HEAD_DIM, PLACES), (SLOTS, KV_HEADS, PLACES, HEAD_DIM)
-    )
+    keys, values = arrays((SLOTS, KV_HEADS, HEAD_DIM, PLACES), (SLOTS, KV_HEADS, PLACES, HEAD_DIM))
     return keys, values
 
 

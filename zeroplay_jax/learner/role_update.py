@@ -94,17 +94,12 @@ def make_role_update(
         teacher_shardings,
         replicated,
     )
+    leaves, treedef = jax.tree.flatten((accumulate_shardings, (param_shardings, replicated)))
     return RoleUpdate(
         config=config,
         optimizer=optimizer,
         zero_gradients=jax.jit(make_zeros, out_shardings=(param_shardings, replicated)),
-        accumulate=jax.jit(
-            functools.partial(_accumulate, model, config),
-            # Accumulators are updated in place; parameters stay for the next micro-batch.
-            donate_argnums=(1, 2),
-            in_shardings=accumulate_shardings,
-            out_shardings=(param_shardings, replicated),
-        ),
+        accumulate=_accumulate_program(model, config, treedef, tuple(leaves)),
         apply=jax.jit(
             functools.partial(_apply_gradients, transform),
             donate_argnums=(0, 1),
@@ -115,6 +110,23 @@ def make_role_update(
             in_shardings=(weight_shardings, row_sharding),
             out_shardings=row_sharding,
         ),
+    )
+
+
+@functools.lru_cache
+def _accumulate_program(model, config, treedef, leaves):
+    """Returns the program `accumulate`, one for all roles with the same loss.
+
+    It is by far the largest program of a role, so that two roles compile it once. The shardings of its arguments and
+    results are passed as leaves and their tree, because a tree cannot be hashed.
+    """
+    in_shardings, out_shardings = jax.tree.unflatten(treedef, leaves)
+    return jax.jit(
+        functools.partial(_accumulate, model, config),
+        # Accumulators are updated in place; parameters stay for the next micro-batch.
+        donate_argnums=(1, 2),
+        in_shardings=in_shardings,
+        out_shardings=out_shardings,
     )
 
 

@@ -43,8 +43,8 @@ class SamplerConfig:
       pages: pages of the cache; 0: as many as the slots can fill.
       token_budget: tokens of a step that prefills and decodes at once; 0: prefill and decode are separate calls.
       decode_buckets: ascending numbers of tokens for which a smaller step without prefill is compiled.
-      attention: 'xla'; over pages shorter than a slot also 'ragged', a kernel; over pages as long as a slot also 'used',
-        which reads used places only, one row after another.
+      attention: 'xla'; over pages shorter than a slot also 'ragged', a kernel; over pages as long as
+        a slot also 'used', which reads used places only, one row after another.
     """
 
     slots: int
