@@ -99,7 +99,14 @@ def make_role_update(
         config=config,
         optimizer=optimizer,
         zero_gradients=jax.jit(make_zeros, out_shardings=(param_shardings, replicated)),
-        accumulate=_accumulate_program(model, config, treedef, tuple(leaves)),
+        accumulate=_accumulate_program(
+            model,
+            config,
+            treedef,
+            tuple(leaves),
+            _shapes((param_shapes, weight_shapes)),
+            _shapes(blank_batch),
+        ),
         apply=jax.jit(
             functools.partial(_apply_gradients, transform),
             donate_argnums=(0, 1),
@@ -113,12 +120,18 @@ def make_role_update(
     )
 
 
+def _shapes(tree) -> tuple:
+    """Returns shapes and dtypes of the arrays of a tree."""
+    return tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(tree))
+
+
 @functools.lru_cache
-def _accumulate_program(model, config, treedef, leaves):
+def _accumulate_program(model, config, treedef, leaves, weight_shapes, batch_shapes):
     """Returns the program `accumulate`, one for all roles with the same loss.
 
     It is by far the largest program of a role, so that two roles compile it once. The shardings of its arguments and
-    results are passed as leaves and their tree, because a tree cannot be hashed.
+    results are passed as leaves and their tree, because a tree cannot be hashed. Other shapes get a program of their
+    own, so that each is compiled once.
     """
     in_shardings, out_shardings = jax.tree.unflatten(treedef, leaves)
     return jax.jit(
