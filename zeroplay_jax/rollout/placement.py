@@ -198,6 +198,28 @@ class Placement:
         assert group.held is not None
         return group.held.pages[-1]
 
+    def take_chunks(self, rows_per_shard: int) -> list[ActiveRollout]:
+        """Returns the rollouts of the next prefill call, an entry per chunk, and takes the chunks from `chunks_left`.
+
+        Args:
+          rows_per_shard: most entries of a data shard.
+        """
+        batch: list[ActiveRollout] = []
+        rows_of_shard = [0] * len(self.shards)
+        for rollout in self.active():
+            # A call has one version of the weights.
+            if batch and rollout.group.version != batch[0].group.version:
+                continue
+            shard = rollout.group.shard
+            chunks = min(rollout.chunks_left, rows_per_shard - rows_of_shard[shard])
+            # Over short pages all tokens that a call feeds of a row are one chunk.
+            if self.config.is_paged:
+                chunks = min(chunks, 1)
+            rows_of_shard[shard] += chunks
+            rollout.chunks_left -= chunks
+            batch += [rollout] * chunks
+        return batch
+
     # ---- turns -----------------------------------------------------------------------------------
 
     def begin_turn(self, rollout: ActiveRollout) -> bool:
@@ -259,15 +281,15 @@ class Placement:
         rollout.is_evicted = True
         self.stats['evictions'] += 1
 
-    def grow_for_burst(self) -> None:
-        """Gives every rollout within a turn the pages of a decode call."""
+    def grow_for_bursts(self, bursts: int) -> None:
+        """Gives every rollout within a turn the pages of so many decode calls."""
         # A page as long as a slot holds all that its rollout will ever have.
         if self.table is None:
             return
         for rollout in self.active():
             if rollout.is_running:
                 pages_before = len(rollout.pages.pages)
-                length = len(rollout.tokens) + self.config.burst
+                length = len(rollout.tokens) + bursts * self.config.burst
                 length = min(length, rollout.turn_limit(self.config.context))
                 self._shard_of(rollout).allocator.grow(rollout.pages, length)
                 if len(rollout.pages.pages) > pages_before:

@@ -9,17 +9,18 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import heapq
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from zeroplay_jax.policy.transformer import Params
+from zeroplay_jax.rollout.decode_call import DecodeCall
 from zeroplay_jax.rollout.episode_batch import EpisodeBatch
 from zeroplay_jax.rollout.placement import Placement
 from zeroplay_jax.rollout.requests import ActiveRollout, Request, RequestGroup
 from zeroplay_jax.rollout.sampler import CloneRow, PutRow, Sampler
-from zeroplay_jax.rollout.slot_programs import DecodeChunk
 from zeroplay_jax.types import ENV, POLICY, ToolCall, Trajectory, Turn, identity_key
 
 
@@ -127,9 +128,7 @@ class SlotPool:
     def _first_row(self, group: RequestGroup) -> list[PutRow]:
         """Starts the next sample of a group; returns the row with its prompt, to be put, or [] without a slot."""
         rollout = self.placement.start(group)
-        if rollout is None:
-            return []
-        return [self._put_row(rollout, start=0)]
+        return [] if rollout is None else [self._put_row(rollout, start=0)]
 
     def _put_row(self, rollout: ActiveRollout, start: int) -> PutRow:
         """Returns the row with the tokens from position `start`, and counts its prefill calls."""
@@ -137,7 +136,7 @@ class SlotPool:
         # it.
         first_uncached = max(start - 1, 0)
         prefill_tokens = len(rollout.tokens) - 1 - first_uncached
-        rollout.chunks_left = -(-prefill_tokens // self.sampler.config.chunk)
+        rollout.chunks_left = math.ceil(prefill_tokens / self.sampler.config.chunk)
         return PutRow(
             slot=rollout.slot,
             tokens=np.asarray(rollout.tokens[start:], np.int32),
@@ -191,11 +190,11 @@ class SlotPool:
         # With a budget, prompts pass through the decode calls instead.
         if self.sampler.config.token_budget:
             return
-        rows_per_shard = -(-self.sampler.config.fill_rows // self.sampler.shards)
+        rows_per_shard = math.ceil(self.sampler.config.fill_rows / self.sampler.shards)
         # All rows are prefilled before any row decodes: a decode chunk takes as long for one row as for
         # all of them, so rows that still wait for their prefill would miss it.
         while True:
-            batch = self._prefill_batch(rows_per_shard)
+            batch = self.placement.take_chunks(rows_per_shard)
             if not batch:
                 break
             slots = [rollout.slot for rollout in batch]
@@ -203,34 +202,22 @@ class SlotPool:
         for group in self.placement.open_groups:
             group.is_prefilled = group.held is not None
 
-    def _prefill_batch(self, rows_per_shard: int) -> list[ActiveRollout]:
-        """Returns the rollouts of the next prefill call, one entry per chunk, and takes the chunks from them."""
-        batch: list[ActiveRollout] = []
-        rows_of_shard = [0] * self.sampler.shards
-        for rollout in self.placement.active():
-            shard = rollout.group.shard
-            # A call has one version of the weights.
-            if batch and rollout.group.version != batch[0].group.version:
-                continue
-            chunks = min(rollout.chunks_left, rows_per_shard - rows_of_shard[shard])
-            # Over short pages the tokens of a row must be one block of the call.
-            if self.sampler.config.is_paged:
-                chunks = min(chunks, 1)
-            rows_of_shard[shard] += chunks
-            rollout.chunks_left -= chunks
-            batch += [rollout] * chunks
-        return batch
+    def decode(self, unread: bool = False) -> list[DecodeCall]:
+        """Starts a decode chunk per version of the weights, without waiting for the device.
 
-    def decode(self) -> list[DecodeChunk]:
-        """Starts a decode chunk per version of the weights; returns device arrays without waiting for them."""
-        self.placement.grow_for_burst()
+        Args:
+          unread: whether the chunk before has not been read yet.
+        """
+        # The host does not know yet how many tokens the chunk before has sampled.
+        self.placement.grow_for_bursts(2 if unread else 1)
         if not self.has_versions:
-            return [self.sampler.decode(self.params)]
-        chunks = []
+            return [DecodeCall(self.sampler.decode(self.params), self.rollouts)]
+        calls = []
         # A single version gets its rows, too: the clock must not decide which of two programs computes a token.
         for version, rows in self.placement.rows_of_versions().items():
-            chunks.append(self.sampler.decode(self.views[version], rows))
-        return chunks
+            chunk = self.sampler.decode(self.views[version], rows)
+            calls.append(DecodeCall(chunk, self.rollouts))
+        return calls
 
     # ---- turns -----------------------------------------------------------------------------------
 

@@ -294,8 +294,17 @@ def rollout_context(
         pools,
         deterministic=config.rollout.deterministic,
         tool_timeout=config.rollout.tool_timeout,
+        overlap=_overlaps(config.rollout.overlap),
     )
     return RolloutContext(scheduler, roles, templates)
+
+
+def _overlaps(setting: str) -> bool:
+    """Returns whether decode calls overlap: `rollout.overlap`, resolved by the platform."""
+    if setting == 'auto':
+        # On a CPU the device is the host: there is no time to gain.
+        return jax.default_backend() != 'cpu'
+    return setting == 'on'
 
 
 def _role(
