@@ -313,6 +313,9 @@ def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
     if config.attention == 'ragged':
         ragged_attention.check(model.kv_heads, config.page, model.dtype, mesh)
         head_dim = ragged_attention.cache_head_dim(head_dim, mesh)
+    if config.attention == 'used' and mesh.devices.flat[0].platform != 'cpu':
+        # Accelerators would compute one row after another, too.
+        local = dataclasses.replace(local, attention='xla')
     layout = _layout(model, config, mesh)
     # functools.partial makes a new object per shape, so that each keeps its own compilations.
     bind = functools.partial

@@ -47,8 +47,9 @@ class Sampler(Section):
     the smallest that suffices, which saves time when few rollouts are left. Log-probs then depend in the last digits on
     how many rollouts decode together."""
     attention: Literal['xla', 'used', 'ragged'] = 'xla'
-    """xla: one product over all slots. used: for CPUs, without page: every row reads its used places only, one after
-    another; log-probs differ in the last digits. ragged: with page, a kernel (JAX's on TPUs, an own one on GPUs)."""
+    """xla: one product over all slots. used: without page; on CPUs every row reads its used places only, one after
+    another (log-probs differ in the last digits), elsewhere as xla. ragged: with page, a kernel (JAX's on TPUs, an own
+    one on GPUs)."""
 
 
 class Rollout(Section):
