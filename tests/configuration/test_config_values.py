@@ -171,6 +171,14 @@ def test_an_impossible_value_is_one_line_that_says_how_to_mend_it(sound, field, 
     assert contains in text
 
 
+def test_attention_to_used_places_needs_pages_as_long_as_a_slot(sound):
+    sound.sampler.attention = 'used'
+    rules.check(sound)
+    sound.sampler.page = 64
+    assert message(sound).startswith("config.sampler.attention='used'")
+    assert 'set xla' in message(sound)
+
+
 def test_a_wrong_type_names_the_type(sound):
     raw = sound.unlock().to_dict()
     raw['seed'] = True  # Python takes True for a whole number, the check does not
