@@ -16,9 +16,11 @@ from ml_collections import ConfigDict
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.configuration.address_rules import check_addresses
 from zeroplay_jax.configuration.ahead_rules import check_ahead
+from zeroplay_jax.configuration.held_out_rules import check_held_out
 from zeroplay_jax.configuration.page_rules import check_pages, sampler_axes
 from zeroplay_jax.mini import world
 from zeroplay_jax.objectives import rewards
+from zeroplay_jax.retrieval.suggestions import similar_path
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.selfplay.recipe import INITIAL_WEIGHTS, Recipe, RoleSpec, recipe_class
 from zeroplay_jax.settings.errors import ConfigError, fail
@@ -358,6 +360,7 @@ def _check_retrieval(config: ConfigDict, recipe: type[Recipe]) -> None:
     has_index = (pathlib.Path(retrieval.path) / 'manifest.json').is_file()
     if retrieval.kind != 'world' and not has_index:
         fix = 'build one with python -m zeroplay_jax.retrieval.build'
+        fix += similar_path(retrieval.path)
         fail('retrieval.path', retrieval.path, 'not an index folder', fix)
 
 
@@ -377,13 +380,15 @@ def _check_files(config: ConfigDict, recipe: type[Recipe]) -> None:
                 'leave it empty, or set retrieval.kind to folder or http',
             )
         if not pathlib.Path(path).is_file():
-            fail(f'eval.{name}', path, 'no such file', f'name JSON lines of {lines} to evaluate on')
+            fix = f'name JSON lines of {lines} to evaluate on{similar_path(path)}'
+            fail(f'eval.{name}', path, 'no such file', fix)
     for name in ('answers', 'questions', 'tasks', 'documents'):
         path = config.inputs[name]
         if path and name not in recipe.input_files:
             fail(f'inputs.{name}', path, f'recipe {config.recipe} takes none', 'leave it empty')
         if path and not pathlib.Path(path).is_file():
-            fail(f'inputs.{name}', path, 'no such file', 'name a file of JSON lines')
+            fix = f'name a file of JSON lines{similar_path(path)}'
+            fail(f'inputs.{name}', path, 'no such file', fix)
 
 
 def _check_judge(config: ConfigDict, recipe: type[Recipe]) -> None:
@@ -414,7 +419,7 @@ def check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
     if not config.policy.path:
         fix = 'train it with python -m zeroplay_jax.mini.base_model'
     if not folder.is_dir():
-        fail('policy.path', path_text, 'no such folder', fix)
+        fail('policy.path', path_text, 'no such folder', fix + similar_path(folder))
     for pattern in ('config.json', 'tokenizer.json', '*.safetensors'):
         if not any(folder.glob(pattern)):
             fail('policy.path', path_text, f'the folder has no {pattern}', fix)
@@ -437,6 +442,7 @@ RULES: tuple[Rule, ...] = (
     _check_distillation,
     _check_judge,
     _check_retrieval,
+    check_held_out,
     check_addresses,
     _check_files,
     check_checkpoint,
