@@ -55,7 +55,13 @@ class _Slot(NamedTuple):
 
 @dataclasses.dataclass
 class _RowUsage:
-    """Tokens in use in a row of the student's and of the teacher's view, and number of segments in it."""
+    """What is in use in a row of the student's and of the teacher's view.
+
+    Attributes:
+      row: index of the row.
+      student_tokens, teacher_tokens: tokens in use in either view.
+      segments: number of trajectories in the row.
+    """
 
     row: int
     student_tokens: int = 0

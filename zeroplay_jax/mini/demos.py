@@ -22,7 +22,7 @@ from zeroplay_jax.rollout.passages import passages_text
 # Relations that the imperfect solver confuses with another relation of the same entity: every second one, so that
 # self-play can improve some relations while others are already right.
 WEAK_RELATIONS = frozenset(RELATION_NAMES[1::2])
-# Shares of 1, 2, 3, … hops in the episodes of a role. Short chains come first in self-play and are more frequent.
+# Shares of 1, 2, 3, … hops in the episodes of a role.
 _SOLVER_HOPS = (0.3, 0.3, 0.25, 0.15)
 _ANSWER_HOPS = (0.4, 0.35, 0.25, 0.0)
 _PROPOSER_HOPS = (0.3, 0.27, 0.25, 0.18)
@@ -154,7 +154,7 @@ def _add_facts(demo: Demo, world: World, titles: Sequence[str], count: int, rng:
 
 def _reordered(text: str, rng: Generator) -> str:
     """Returns the sentences of a passage in random order."""
-    # The split would leave a full stop at the last sentence only.
+    # Removed first: the split would leave a full stop at the last sentence only.
     sentences = text.removesuffix('.').split('. ')
     reordered_text = '. '.join(shuffled(rng, sentences))
     return f'{reordered_text}.'
