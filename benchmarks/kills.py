@@ -45,7 +45,7 @@ _FLAGS = (
     '--config.micro.rows=2',
 )
 # Metrics and states that depend on the clock.
-_CLOCKS = ('seconds', 'tokens_per_second')
+_CLOCKS = ('seconds', 'tokens_per_second', 'mfu', 'memory')
 _PREEMPTED_STATUS = 75
 _TIMEOUT_SECONDS = 600
 
@@ -70,8 +70,8 @@ class Run:
             probe.bind(('localhost', 0))
             port = probe.getsockname()[1]
         environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}
-        command = [sys.executable, '-m', 'zeroplay_jax.main', *_FLAGS]
-        command += [f'--config=configs/{self.recipe}.py:mini', f'--workdir={self.workdir}']
+        command = [sys.executable, '-m', 'zeroplay_jax.main']
+        command += [f'--config=configs/{self.recipe}.py:mini', f'--workdir={self.workdir}', *_FLAGS]
         if self.processes > 1:
             command += ['--config.distributed.mode=coordinator', '--config.mesh.replica=2']
             command += [f'--config.distributed.coordinator=localhost:{port}']

@@ -6,6 +6,8 @@
 
 --config names a Python file with get_config(); the text after a colon is its argument.
 --config.FIELD=VALUE sets any field; docs/configuration.md lists them all.
+--policy=FOLDER and --index=FOLDER or http://… are short for --config.policy.path and --config.retrieval. A policy may
+be a model of the Hugging Face Hub (--policy=hf://owner/model), a question file hf://owner/dataset/path/file.jsonl.
 --workdir gets checkpoints, metrics and the report; the same command with the same workdir resumes the run.
 --from=WORKDIR begins a new run with the weights, moments and teachers of another one, finished or not.
 """
@@ -14,6 +16,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from zeroplay_jax.configuration import command_line, entry, resumption
+from zeroplay_jax.configuration.checkpoint_rules import download
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime import interrupts
 
@@ -32,6 +35,8 @@ def main(argv: list[str]) -> None:
     config = _CONFIG.value
     workdir = _WORKDIR.value
     command_line.check_command(argv, config, workdir)
+    # A config.json names the files that were downloaded.
+    download(config)
     resumption.check(workdir, config)
     entry.connect(config)
     entry.check_devices(config)

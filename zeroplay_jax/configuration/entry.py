@@ -27,8 +27,8 @@ _DISK_FIX = 'correct this and run the same command again, which resumes from the
 def run_command(name: str, main: Callable[[list[str]], None]) -> None:
     """Runs `main` with the flags of the command line, and ends the process.
 
-    Exit status: 0; 2 after a `UserError` or a full or read-only disk, 3 after `TrainingStopped` (a run that trains
-    nothing) and 75 after `Preempted` (SIGTERM), each with its one line; 130 after Ctrl-C; 1 after a crash.
+    Exit status: 0; 2 after a `UserError` or a full or read-only disk, 3 or 4 after `TrainingStopped` (a run that trains
+    nothing, an alarm) and 75 after `Preempted` (SIGTERM), each with its one line; 130 after Ctrl-C; 1 after a crash.
     """
     try:
         app.run(main, flags_parser=command_line.parse_flags)
@@ -40,7 +40,7 @@ def run_command(name: str, main: Callable[[list[str]], None]) -> None:
     except TrainingStopped as error:
         print(f'{name}: {error}', file=sys.stderr)
         # A normal exit is possible: all processes stop at the same step.
-        sys.exit(3)
+        sys.exit(error.status)
     except Preempted as error:
         print(f'{name}: {error}; the same command resumes the run', file=sys.stderr)
         # As above.

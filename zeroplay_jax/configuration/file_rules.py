@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
+from zeroplay_jax.configuration.checkpoint_rules import file_exists
+from zeroplay_jax.retrieval import hub
 from zeroplay_jax.retrieval.suggestions import similar_path
 from zeroplay_jax.selfplay import files
 from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.settings.errors import ConfigError, fail
-from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.types import UserError
 
 # Field → function that reads its file and raises UserError at the first unusable line. They run here as well as in
@@ -53,39 +54,22 @@ def check_files(config: ConfigDict, recipe: type[Recipe]) -> None:
                 problem,
                 'leave it empty, or set retrieval.kind to folder or http',
             )
-        if not pathlib.Path(path).is_file():
+        if not file_exists(f'eval.{name}', path):
             fix = f'name JSON lines of {lines} to evaluate on{similar_path(path)}'
             fail(f'eval.{name}', path, 'no such file', fix)
     for name in ('answers', 'questions', 'tasks', 'documents'):
         path = config.inputs[name]
         if path and name not in recipe.input_files:
             fail(f'inputs.{name}', path, f'recipe {config.recipe} takes none', 'leave it empty')
-        if path and not pathlib.Path(path).is_file():
+        if path and not file_exists(f'inputs.{name}', path):
             fix = f'name a file of JSON lines{similar_path(path)}'
             fail(f'inputs.{name}', path, 'no such file', fix)
     for field, read in _READERS.items():
         section, name = field.split('.')
         path = config[section][name]
-        if path:
+        # Files of the Hub are downloaded later.
+        if path and not hub.is_name(path):
             try:
                 read(path)
             except UserError as error:
                 raise ConfigError(f'config.{field}: {error}') from None
-
-
-def check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses a policy folder that is not a checkpoint.
-
-    Raises:
-      ConfigError: one line; what is missing.
-    """
-    folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
-    path_text = config.policy.path or "'' (the built-in checkpoint)"
-    fix = 'name a Hugging Face checkpoint folder (config.json, tokenizer.json, *.safetensors)'
-    if not config.policy.path:
-        fix = 'train it with python -m zeroplay_jax.mini.base_model'
-    if not folder.is_dir():
-        fail('policy.path', path_text, 'no such folder', fix + similar_path(folder))
-    for pattern in ('config.json', 'tokenizer.json', '*.safetensors'):
-        if not any(folder.glob(pattern)):
-            fail('policy.path', path_text, f'the folder has no {pattern}', fix)

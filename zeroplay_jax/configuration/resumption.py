@@ -18,6 +18,9 @@ CHANGEABLE_FIELDS = (
     'progress',
     'stop_after_empty_steps',
     'log.samples_every',
+    'log.writers',
+    'log.project',
+    'profile.steps',
     'checkpoint.every',
     'checkpoint.keep',
     'checkpoint.best',
@@ -34,10 +37,13 @@ CHANGEABLE_FIELDS = (
 
 def changeable_fields(config: ConfigDict) -> tuple[str, ...]:
     """Returns the fields that may change when a run of this config is resumed."""
+    changeable = list(CHANGEABLE_FIELDS)
+    # Levels of alarms.
+    changeable += [name for name, _ in fields.leaves(config) if name.startswith('alarms.')]
     if config.rollout.deterministic:
         # The limit has no effect in a deterministic run, which has no deadlines.
-        return (*CHANGEABLE_FIELDS, 'rollout.tool_timeout')
-    return CHANGEABLE_FIELDS
+        changeable.append('rollout.tool_timeout')
+    return tuple(changeable)
 
 
 def check(workdir: str | pathlib.Path, config: ConfigDict) -> None:

@@ -10,11 +10,11 @@ from zeroplay_jax.learner.fingerprint import weights_fingerprint
 from zeroplay_jax.policy import hf
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime import atomic
-from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.training import branch, build, run_folder
-from zeroplay_jax.training.outcome import learning_summary, proposal_summary
+from zeroplay_jax.training.model_card import export_texts
+from zeroplay_jax.training.outcome import current_stop, learning_summary, proposal_summary
 from zeroplay_jax.training.summary import summarise_run, summary_json
 from zeroplay_jax.types import Json
 
@@ -35,7 +35,7 @@ def finish(
     )
     origin = hosts.gather(branch.read_record(workdir))[0]
     unchanged = _unchanged_policies(engine, first_weights, origin)
-    stopped = state['stopped'] if config.stop_after_empty_steps else None
+    stopped = current_stop(config, state['stopped'])
     summary |= learning_summary(engine, steps, unchanged, stopped)
     summary |= proposal_summary(hosts, engine, context.library.training)
     summary['best'] = state.get('best')
@@ -45,7 +45,7 @@ def finish(
     shows_progress = config.progress and hosts.is_first
     # Weights that another run trained are exported even if this one did not change them.
     left_out = [] if origin is not None else unchanged
-    _export(hosts, workdir, context, engine, shows_progress, left_out)
+    _export(config, workdir, context, engine, shows_progress, left_out)
     if hosts.is_first:
         atomic.write_text(workdir / 'summary.json', summary_json(summary))
         report_path = report_builder.write_report(workdir)
@@ -56,7 +56,7 @@ def finish(
 
 
 def _export(
-    hosts: Hosts,
+    config,
     workdir: pathlib.Path,
     context: build.RunContext,
     engine: Engine,
@@ -68,6 +68,7 @@ def _export(
     Args:
       unchanged: policies that are not exported, because their weights are those of the start.
     """
+    hosts = context.rollouts.hosts
     for name, learner in engine.learners.items():
         if name in unchanged:
             if hosts.is_first:
@@ -75,12 +76,13 @@ def _export(
             continue
         folder = workdir / 'policy' / name
         # The first process decides for all, because `save` is a collective call. A folder that exists is complete
-        # (`hf.save` renames it) and current (`_remove_exports`).
+        # (`hf.save` renames it) and current (`run_folder.remove_exports`).
         exists = hosts.gather(folder.exists())[0]
         if exists:
             continue
         with progress.clock(f'export {name}', shows_progress):
-            hf.save(folder, context.model, learner.params, like=context.folder)
+            texts = _export_texts(config, context, engine, name)
+            hf.save(folder, context.model, learner.params, like=context.folder, texts=texts)
 
 
 def _unchanged_policies(
@@ -98,3 +100,15 @@ def _unchanged_policies(
         if weights_fingerprint(learner.params, learner.mesh) == first_weights:
             unchanged.append(name)
     return unchanged
+
+
+def _export_texts(
+    config, context: build.RunContext, engine: Engine, weights: str
+) -> dict[str, str]:
+    """Returns model card and generation config of a policy, for the roles that train it, the evaluated one first."""
+    roles = []
+    for role, name in engine.weights_of.items():
+        if name == weights:
+            position = 0 if role == engine.recipe.evaluated_role else len(roles)
+            roles.insert(position, context.rollouts.roles[role])
+    return export_texts(config, context.folder, roles, context.rollouts.prompts, weights)
