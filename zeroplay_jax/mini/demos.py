@@ -14,8 +14,9 @@ from numpy.random import Generator
 
 from zeroplay_jax.mini.demo import Demo, Role, think
 from zeroplay_jax.mini.draws import pick, shuffled
+from zeroplay_jax.mini.facts import RELATION_NAMES, Fact
 from zeroplay_jax.mini.library import Library
-from zeroplay_jax.mini.world import RELATION_NAMES, Step, World, phrase, question
+from zeroplay_jax.mini.world import World, phrase, question
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.passages import passages_text
 
@@ -50,14 +51,14 @@ def _draw_hops(rng: Generator, shares: Sequence[float]) -> int:
 
 def _draw_chain(
     library: Library, rng: Generator, shares: Sequence[float] = (0.3, 0.3, 0.25, 0.15)
-) -> tuple[World, list[Step]]:
+) -> tuple[World, list[Fact]]:
     """Returns a random world and a random chain in it; `shares` as in `_draw_hops`."""
     hops = _draw_hops(rng, shares)
     world = pick(rng, library.worlds)
     return world, _chain_of(world, hops, rng)
 
 
-def _chain_of(world: World, hops: int, rng: Generator) -> list[Step]:
+def _chain_of(world: World, hops: int, rng: Generator) -> list[Fact]:
     """Returns a random chain of a world, which must have one of this length."""
     chain = world.chain(hops, rng)
     # The demonstrations use up to four hops, and only longer chains can be missing from a world.
@@ -65,7 +66,7 @@ def _chain_of(world: World, hops: int, rng: Generator) -> list[Step]:
     return chain
 
 
-def _statement(chain: Sequence[Step]) -> str:
+def _statement(chain: Sequence[Fact]) -> str:
     return f'{phrase(chain)} is {chain[-1].value}'
 
 
@@ -209,7 +210,7 @@ def _add_solution(
     demo: Demo,
     library: Library,
     world: World,
-    chain: Sequence[Step],
+    chain: Sequence[Fact],
     rng: Generator,
     errors: ErrorRates,
 ) -> None:
@@ -237,7 +238,7 @@ def _add_solution(
         remaining = _follow(world, value, next_relations)
 
 
-def _read_value(world: World, step: Step, rng: Generator, errors: ErrorRates) -> str:
+def _read_value(world: World, step: Fact, rng: Generator, errors: ErrorRates) -> str:
     """Returns the value of a step, or, as a deliberate error, the value of another fact of the same entity."""
     if step.relation in WEAK_RELATIONS and rng.random() < errors.wrong_fact:
         values = list(world.facts[step.entity].values())
@@ -246,12 +247,12 @@ def _read_value(world: World, step: Step, rng: Generator, errors: ErrorRates) ->
     return step.value
 
 
-def _follow(world: World, entity: str, relations: Sequence[str]) -> list[Step]:
+def _follow(world: World, entity: str, relations: Sequence[str]) -> list[Fact]:
     """Returns the steps from an entity along relations; after a missing fact, entities and values are ''."""
     steps = []
     for relation in relations:
         value = world.value(entity, relation) or ''
-        steps.append(Step(entity, relation, value))
+        steps.append(Fact(entity, relation, value))
         entity = value
     return steps
 
@@ -312,7 +313,7 @@ def _add_backward_searches(
     answer: str,
     hops: int,
     rng: Generator,
-) -> list[Step]:
+) -> list[Fact]:
     """Adds searches that extend a chain from its last value towards its start.
 
     Each one searches for the first entity of the chain (at first for `answer`), and a fact of a passage found that has
@@ -321,7 +322,7 @@ def _add_backward_searches(
     Returns:
       The chain, which ends with `answer`; shorter than `hops` if a search found no such fact.
     """
-    chain: list[Step] = []
+    chain: list[Fact] = []
     value = answer
     thought = answer
     for _ in range(hops):
@@ -334,7 +335,7 @@ def _add_backward_searches(
             facts = world.facts.get(title, {})
             for relation, fact_value in facts.items():
                 if fact_value == value and title not in visited:
-                    steps.append(Step(title, relation, value))
+                    steps.append(Fact(title, relation, value))
         if not steps:
             break
         chain = [pick(rng, steps), *chain]
@@ -357,7 +358,7 @@ def challenger(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     return demo
 
 
-def _draw_described_entity(library: Library, rng: Generator) -> tuple[list[Step], str]:
+def _draw_described_entity(library: Library, rng: Generator) -> tuple[list[Fact], str]:
     """Returns a random chain of 0 to 2 steps and the title of the entity at its end, which has a passage."""
     # With an empty chain the task names its entity by the title.
     chain_length = int(rng.choice(3, p=(0.35, 0.4, 0.25)))
@@ -371,7 +372,7 @@ def _draw_described_entity(library: Library, rng: Generator) -> tuple[list[Step]
             return chain, chain[-1].value
 
 
-def _subject(chain: Sequence[Step], title: str) -> str:
+def _subject(chain: Sequence[Fact], title: str) -> str:
     """Returns how a task names its entity: by the chain that leads to it, or by its title."""
     return phrase(chain) if chain else title
 

@@ -29,6 +29,9 @@ SOURCES = ('prompt', 'policy', 'env')
 _CHARACTERS_PER_TOKEN = 8
 # Ids at the end of a cut text that may differ from those of the whole text.
 _UNSTABLE_TOKENS = 64
+# Field of generation_config.json with the ids that end a turn, in folders where `eos_token_id` also names the ends of
+# calls, so that other programs stop there (training/model_card.py).
+END_OF_TURN_FIELD = 'end_of_turn_token_id'
 # Private-use characters that no template writes. The first two enclose the number of an untrusted part
 # while a template is rendered; the third stands for an assistant turn in `Codec.suffix`.
 _MARK_START, _MARK_END, _TURN_MARK = '\ue000', '\ue001', '\ue002'
@@ -132,7 +135,8 @@ class Codec:
         ids: set[int] = set()
         path = self.folder / 'generation_config.json'
         if path.exists():
-            listed = json.loads(path.read_text()).get('eos_token_id')
+            fields = json.loads(path.read_text())
+            listed = fields.get(END_OF_TURN_FIELD, fields.get('eos_token_id'))
             if isinstance(listed, list):
                 ids.update(listed)
             elif listed is not None:

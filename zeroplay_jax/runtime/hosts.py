@@ -64,11 +64,13 @@ class Hosts:
     Attributes:
       index: index of this process.
       count: number of processes.
+      seconds: time spent in `gather` and `exchange`, waiting for slower processes included.
     """
 
     def __init__(self) -> None:
         self.index = jax.process_index()
         self.count = jax.process_count()
+        self.seconds = 0.0
         # Identity → future of its value: an episode may wait for a value before another episode shares it.
         self._shared: dict[Identity, asyncio.Future] = {}
         self._readers = DaemonPool(_READERS, 'shared')
@@ -92,12 +94,14 @@ class Hosts:
         """
         if self.count == 1:
             return [value]
+        started = time.perf_counter()
         text = np.frombuffer(_encode_json(value).encode(), np.uint8)
         sizes = multihost_utils.process_allgather(np.array([text.size]))[:, 0]
         # All processes need the same shape.
         padded_text = np.zeros(padded_size(int(sizes.max())), np.uint8)
         padded_text[: text.size] = text
         all_texts = np.asarray(multihost_utils.process_allgather(padded_text))
+        self.seconds += time.perf_counter() - started
         return [json.loads(row[:size].tobytes()) for row, size in zip(all_texts, sizes)]
 
     def exchange(self, messages: Sequence[bytes]) -> list[bytes]:
@@ -110,6 +114,7 @@ class Hosts:
         """
         if self.count == 1:
             return list(messages)
+        started = time.perf_counter()
         lengths = np.array([len(message) for message in messages])
         # [from, to]
         all_lengths = np.array(multihost_utils.process_allgather(lengths))
@@ -126,6 +131,7 @@ class Hosts:
             for process, row in enumerate(_all_to_all(buffer)):
                 received[process] = row[: received_lengths[process]].tobytes()
         received[self.index] = messages[self.index]
+        self.seconds += time.perf_counter() - started
         return received
 
     def collect(self, value: Any) -> list[Any]:
