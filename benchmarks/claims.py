@@ -244,7 +244,7 @@ def judge_all(claims: list[Claim], runs: dict[str, list[dict]], seeds: int) -> l
     A row has the fields of the claim, of `statistics.judge` and of `statistics.correct_verdicts`; 'beside', the mean
     difference by the measures that do not decide; and 'rollouts', the mean number of rollouts of both arms.
     """
-    table = []
+    table: list[dict[str, Any]] = []
     for claim in claims:
         better = runs[claim.better]
         worse = runs[claim.worse] if claim.worse else better
@@ -255,8 +255,9 @@ def judge_all(claims: list[Claim], runs: dict[str, list[dict]], seeds: int) -> l
                 values = statistics.differences(better, worse, measure, claim.of)
                 beside[measure] = round(float(values.mean()), 4)
         rollouts = [_mean_rollouts(better), _mean_rollouts(worse)]
-        row = dict(system=claim.system, claim=claim.text, measure=claim.measure, of=claim.of)
-        table.append(row | dict(seeds=seeds) | result | dict(beside=beside, rollouts=rollouts))
+        row: dict[str, Any] = dict(system=claim.system, claim=claim.text)
+        row |= dict(measure=claim.measure, of=claim.of, seeds=seeds)
+        table.append(row | result | dict(beside=beside, rollouts=rollouts))
     # All claims of the call are corrected for together.
     statistics.correct_verdicts(table)
     for row in table:
