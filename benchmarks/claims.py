@@ -255,9 +255,10 @@ def judge_all(claims: list[Claim], runs: dict[str, list[dict]], seeds: int) -> l
                 values = statistics.differences(better, worse, measure, claim.of)
                 beside[measure] = round(float(values.mean()), 4)
         rollouts = [_mean_rollouts(better), _mean_rollouts(worse)]
-        row: dict[str, Any] = dict(system=claim.system, claim=claim.text)
-        row |= dict(measure=claim.measure, of=claim.of, seeds=seeds)
-        table.append(row | result | dict(beside=beside, rollouts=rollouts))
+        row: dict[str, Any] = dict(
+            system=claim.system, claim=claim.text, measure=claim.measure, of=claim.of
+        )
+        table.append(row | dict(seeds=seeds) | result | dict(beside=beside, rollouts=rollouts))
     # All claims of the call are corrected for together.
     statistics.correct_verdicts(table)
     for row in table:

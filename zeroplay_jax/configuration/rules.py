@@ -16,16 +16,17 @@ from ml_collections import ConfigDict
 from zeroplay_jax.configuration import fields
 from zeroplay_jax.configuration.address_rules import check_addresses
 from zeroplay_jax.configuration.ahead_rules import check_ahead
+from zeroplay_jax.configuration.checkpoint_rules import check_checkpoint, file_exists
 from zeroplay_jax.configuration.held_out_rules import check_held_out
 from zeroplay_jax.configuration.judge_rules import check_judge
 from zeroplay_jax.configuration.page_rules import check_pages, sampler_axes
+from zeroplay_jax.configuration.watching_rules import check_writers
 from zeroplay_jax.mini import world
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.retrieval.suggestions import similar_path
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.selfplay.recipe import INITIAL_WEIGHTS, Recipe, RoleSpec, recipe_class
 from zeroplay_jax.settings.errors import ConfigError, fail
-from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.tools.registry import check_name as check_tool_name
 
 # Properties of the built-in losses, as objectives/losses.py states them: a check imports no JAX.
@@ -387,34 +388,16 @@ def _check_files(config: ConfigDict, recipe: type[Recipe]) -> None:
                 problem,
                 'leave it empty, or set retrieval.kind to folder or http',
             )
-        if not pathlib.Path(path).is_file():
+        if not file_exists(f'eval.{name}', path):
             fix = f'name JSON lines of {lines} to evaluate on{similar_path(path)}'
             fail(f'eval.{name}', path, 'no such file', fix)
     for name in ('answers', 'questions', 'tasks', 'documents'):
         path = config.inputs[name]
         if path and name not in recipe.input_files:
             fail(f'inputs.{name}', path, f'recipe {config.recipe} takes none', 'leave it empty')
-        if path and not pathlib.Path(path).is_file():
+        if path and not file_exists(f'inputs.{name}', path):
             fix = f'name a file of JSON lines{similar_path(path)}'
             fail(f'inputs.{name}', path, 'no such file', fix)
-
-
-def check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses a policy folder that is not a checkpoint.
-
-    Raises:
-      ConfigError: one line; what is missing.
-    """
-    folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
-    path_text = config.policy.path or "'' (the built-in checkpoint)"
-    fix = 'name a Hugging Face checkpoint folder (config.json, tokenizer.json, *.safetensors)'
-    if not config.policy.path:
-        fix = 'train it with python -m zeroplay_jax.mini.base_model'
-    if not folder.is_dir():
-        fail('policy.path', path_text, 'no such folder', fix + similar_path(folder))
-    for pattern in ('config.json', 'tokenizer.json', '*.safetensors'):
-        if not any(folder.glob(pattern)):
-            fail('policy.path', path_text, f'the folder has no {pattern}', fix)
 
 
 Rule = Callable[[ConfigDict, type[Recipe]], None]
@@ -431,6 +414,7 @@ RULES: tuple[Rule, ...] = (
     _check_processes,
     _check_updates,
     check_ahead,
+    check_writers,
     _check_distillation,
     check_judge,
     _check_retrieval,

@@ -39,7 +39,7 @@ def evaluate(
       metric: `config.eval.metric`, a further score of the answers to questions; 'none': no other.
 
     Returns:
-      correct: hop count → bool [N], in the order of the questions; without the open tasks.
+      correct: hop count (0: unknown) → bool [N], in the order of the questions; without the open tasks.
       rows: one rollout per entry of `questions`, in their order. The reward is 1 or 0; of an open task the share
         of its rubrics that are met (SCOPE eq. 1), or 0 with drop 'ungraded' where the judge graded too few. `parts`
         has the score by `metric` under the name of the metric.

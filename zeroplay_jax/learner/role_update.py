@@ -94,16 +94,18 @@ def make_role_update(
         teacher_shardings,
         replicated,
     )
+    leaves, treedef = jax.tree.flatten((accumulate_shardings, (param_shardings, replicated)))
     return RoleUpdate(
         config=config,
         optimizer=optimizer,
         zero_gradients=jax.jit(make_zeros, out_shardings=(param_shardings, replicated)),
-        accumulate=jax.jit(
-            functools.partial(_accumulate, model, config),
-            # Accumulators are updated in place; parameters stay for the next micro-batch.
-            donate_argnums=(1, 2),
-            in_shardings=accumulate_shardings,
-            out_shardings=(param_shardings, replicated),
+        accumulate=_accumulate_program(
+            model,
+            config,
+            treedef,
+            tuple(leaves),
+            _shapes((param_shapes, weight_shapes)),
+            _shapes(blank_batch),
         ),
         apply=jax.jit(
             functools.partial(_apply_gradients, transform),
@@ -115,6 +117,29 @@ def make_role_update(
             in_shardings=(weight_shardings, row_sharding),
             out_shardings=row_sharding,
         ),
+    )
+
+
+def _shapes(tree) -> tuple:
+    """Returns shapes and dtypes of the arrays of a tree."""
+    return tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(tree))
+
+
+@functools.lru_cache
+def _accumulate_program(model, config, treedef, leaves, weight_shapes, batch_shapes):
+    """Returns the program `accumulate`, one for all roles with the same loss.
+
+    It is by far the largest program of a role, so that two roles compile it once. The shardings of its arguments and
+    results are passed as leaves and their tree, because a tree cannot be hashed. Other shapes get a program of their
+    own, so that each is compiled once.
+    """
+    in_shardings, out_shardings = jax.tree.unflatten(treedef, leaves)
+    return jax.jit(
+        functools.partial(_accumulate, model, config),
+        # Accumulators are updated in place; parameters stay for the next micro-batch.
+        donate_argnums=(1, 2),
+        in_shardings=in_shardings,
+        out_shardings=out_shardings,
     )
 
 

@@ -213,7 +213,10 @@ class Sampler:
         )
 
     def extend(self, params: Params, slots: Sequence[int]) -> None:
-        """Prefills one chunk of each slot in `slots`: ascending, at most `shard_config.fill_rows` of a shard."""
+        """Prefills one chunk per entry of `slots`: ascending, at most `shard_config.fill_rows` entries of a shard.
+
+        Over pages as long as a slot, a slot may have several entries.
+        """
         padded_slots, _ = self._arrange(slots, self.shard_config.fill_rows)
         self.state = self.programs['extend'](params, self.state, padded_slots, self._page_table())
 

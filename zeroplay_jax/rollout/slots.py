@@ -136,7 +136,7 @@ class SlotPool:
         # it.
         first_uncached = max(start - 1, 0)
         prefill_tokens = len(rollout.tokens) - 1 - first_uncached
-        rollout.prefill_calls_left = math.ceil(prefill_tokens / self.sampler.config.chunk)
+        rollout.chunks_left = math.ceil(prefill_tokens / self.sampler.config.chunk)
         return PutRow(
             slot=rollout.slot,
             tokens=np.asarray(rollout.tokens[start:], np.int32),
@@ -194,23 +194,11 @@ class SlotPool:
         # All rows are prefilled before any row decodes: a decode chunk takes as long for one row as for
         # all of them, so rows that still wait for their prefill would miss it.
         while True:
-            batch: list[ActiveRollout] = []
-            rows_of_shard = [0] * self.sampler.shards
-            for rollout in self.placement.active():
-                if not rollout.prefill_calls_left:
-                    continue
-                shard = rollout.group.shard
-                # A call has one version of the weights.
-                is_version = not batch or rollout.group.version == batch[0].group.version
-                if is_version and rows_of_shard[shard] < rows_per_shard:
-                    rows_of_shard[shard] += 1
-                    batch.append(rollout)
+            batch = self.placement.take_chunks(rows_per_shard)
             if not batch:
                 break
             slots = [rollout.slot for rollout in batch]
             self.sampler.extend(self.views[batch[0].group.version], slots)
-            for rollout in batch:
-                rollout.prefill_calls_left -= 1
         for group in self.placement.open_groups:
             group.is_prefilled = group.held is not None
 

@@ -88,6 +88,22 @@ def split_minibatches(
     return minibatches
 
 
+def trained_rows(rows: Sequence[Row], settings: Any, distill_coef: float) -> list[Row]:
+    """Returns the rows that an update computes: those that are not dropped and have a gradient.
+
+    Args:
+      rows: rows with advantages.
+      settings: `config.<role>`.
+      distill_coef: weight of the distillation term.
+    """
+    # Rows of advantage 0 have no policy gradient, but they count in the mean, and KL, entropy
+    # and distillation act on them.
+    keeps_all = (
+        settings.kl_coef or settings.entropy_coef or distill_coef or not settings.skip_uninformative
+    )
+    return [row for row in rows if row.drop is None and (keeps_all or row.advantage)]
+
+
 def pack_rows(
     rows: Sequence[Row],
     settings: Any,
@@ -113,12 +129,7 @@ def pack_rows(
     valid = rows_per_context([row for row in rows if row.drop is None])
     # Only policy tokens count: tool output has no loss and must not change a mean over a sequence.
     lengths = np.array([row.trajectory.lengths[-1].policy for row in valid], np.int64)
-    # Rows of advantage 0 have no policy gradient, but they count in the mean, and KL, entropy
-    # and distillation act on them.
-    keeps_all = (
-        settings.kl_coef or settings.entropy_coef or distill_coef or not settings.skip_uninformative
-    )
-    trained = [row for row in valid if keeps_all or row.advantage]
+    trained = trained_rows(valid, settings, distill_coef)
     # A row without a teacher prompt (its path was too long) is trained but not distilled.
     distilled_tokens = 0
     for length, row in zip(lengths, valid):

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from zeroplay_jax.settings.alarms import Alarms
 from zeroplay_jax.settings.bounds import (
     BelowOne,
     DistillCoefficients,
@@ -33,6 +34,7 @@ from zeroplay_jax.settings.bounds import (
 )
 from zeroplay_jax.settings.devices import Distributed, Mesh
 from zeroplay_jax.settings.rollouts import Rollout, Sampler
+from zeroplay_jax.settings.watching import Log, Profile
 
 
 class Policy(Section):
@@ -273,13 +275,6 @@ class Checkpoint(Section):
     """Checkpoints to keep."""
 
 
-class Log(Section):
-    """What a run prints on the terminal beside its progress bar."""
-
-    samples_every: NonNegativeInt = 10
-    """Steps between two printed rollouts (question, searches, answer, reward); 0: none."""
-
-
 class TrainedRole(Section):
     """One trained role: optimiser, batch, advantages and loss."""
 
@@ -411,5 +406,7 @@ class Run(Section):
     eval: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
     log: Log = Log()
+    profile: Profile = Profile()
+    alarms: Alarms = Alarms()
     log_trajectories: NonNegativeInt = 16
     """Approximate number of rollouts per step that are logged for the report: whole questions."""
