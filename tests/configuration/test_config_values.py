@@ -17,7 +17,7 @@ from zeroplay_jax.configs import (
     scope,
     ssp,
 )
-from zeroplay_jax.configuration import command_line, fields, rules
+from zeroplay_jax.configuration import checkpoint_rules, command_line, fields, rules
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.settings import renamed, schema
 from zeroplay_jax.settings.bounds import Section
@@ -70,6 +70,7 @@ def test_every_field_has_bounds_or_a_check_elsewhere():
         'distributed.coordinator',
         'eval.file',
         'eval.tasks',
+        'log.writers',
         'retrieval.path',
         'retrieval.encoder',
         'retrieval.held_out',
@@ -154,7 +155,7 @@ WRONG = [  # field, value, what the line must contain beside the field
     ('pool.window', (0.2, 0.8), 'give pool.measure'),
     ('solver.samples', 1, 'give 2 or more'),
     ('proposer.batch', 8, 'give 16 or more'),
-    ('solver.minibatches', 7, 'a divisor of 160'),
+    ('solver.minibatches', 5, 'a divisor of 32'),
     ('policy.path', 'no/such/folder', 'no such folder'),
 ]
 
@@ -367,7 +368,7 @@ def test_a_checkpoint_without_one_of_its_files_is_refused(sound, checkpoint, nam
 
 
 def test_the_built_in_checkpoint_says_how_it_is_made(sound, monkeypatch, tmp_path):
-    monkeypatch.setattr(rules, 'BUILT_IN_CHECKPOINT', tmp_path / 'gone')
+    monkeypatch.setattr(checkpoint_rules, 'BUILT_IN_CHECKPOINT', tmp_path / 'gone')
     sound.policy.path = ''
     assert 'python -m zeroplay_jax.mini.base_model' in message(sound)
 

@@ -66,7 +66,11 @@ def _section(name: str, section: type[Section]) -> str:
     """Returns the heading and the table of one section."""
     rows = []
     for field_name, field in section.model_fields.items():
-        rows.append(_row(f'{name}.{field_name}', field.default, field.description))
+        default = field.default
+        if isinstance(default, Section):
+            # A section within a section takes one row: its fields have the same meaning in all of them.
+            default = default.model_dump()
+        rows.append(_row(f'{name}.{field_name}', default, field.description))
     return _table(f'`{name}`', section.__doc__ or '', rows)
 
 
@@ -74,7 +78,7 @@ def _table(title: str, text: str, rows: list[str]) -> str:
     """Returns a heading, the first paragraph of `text` and a table of `rows`."""
     lines = [f'## {title}', '']
     # Only the first paragraph of a docstring is used.
-    summary = text.strip().split('\n\n')[0]
+    summary = ' '.join(text.strip().split('\n\n')[0].split())
     if summary:
         lines += [summary, '']
     lines += ['| field | default | meaning |', '|---|---|---|', *rows, '']

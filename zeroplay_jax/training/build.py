@@ -57,6 +57,8 @@ _COMPUTATION_FIELDS = (
 )
 # The judge that config.judge.kind='policy' adds to the roles of any recipe.
 _JUDGE = RoleSpec('judge', 'judge_answer', terminal_tags=(), weights_from=INITIAL_WEIGHTS, tools=())
+# The same for grades, with `judge.grade_tokens`: a reply may have another length there.
+_GRADER = dataclasses.replace(_JUDGE, name='judge_grader', prompt='judge_grade')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,6 +223,8 @@ def _rollout_contexts(
     specifications = list(recipe.roles(config))
     if config.judge.kind == 'policy':
         specifications.append(_JUDGE)
+        if config.judge.grade_tokens:
+            specifications.append(_GRADER)
     training_tools = build_tools(config, library.training)
     evaluation_tools = training_tools
     # With one corpus for both the tools are shared, and with them the cache of search results.
@@ -316,9 +320,14 @@ def _role(
 ) -> Role:
     """Returns a role at run time: its environment, weights, temperature and prompt limit; arguments as above."""
     reply_tokens = 0
-    if specification.name == _JUDGE.name:
+    if specification.name in (_JUDGE.name, _GRADER.name):
         reply_tokens = config.judge.tokens
     env, prompt_tokens = role_environment(config, specification, codec, tools, reply_tokens)
+    if specification.name == _GRADER.name:
+        # The slot is shared by prompt and reply. The prompt may be as long as that of other judgements, so that a
+        # longer limit of the reply does not refuse answers; a reply that fills the slot gives no verdict.
+        limits = dataclasses.replace(env.limits, turn_tokens=config.judge.grade_tokens)
+        env = dataclasses.replace(env, limits=limits)
     if specification.weights_from == INITIAL_WEIGHTS:
         weights_name = INITIAL_WEIGHTS
     else:
@@ -342,9 +351,11 @@ def _judge(config, library: Library, rollouts: RolloutContext, templates) -> Jud
     settings = config.judge
     if settings.kind == 'rule':
         # Titles are listed at the first judgement: those of an encyclopedia would be read from disk.
-        return RuleJudge(functools.partial(_titles, library), settings.rubrics)
+        titles = functools.partial(_titles, library)
+        return RuleJudge(titles, settings.rubrics, settings.max_failure_rate)
     if settings.kind == 'policy':
-        writer = policy_writer(rollouts, settings.temperature)
+        grader = _GRADER.name if settings.grade_tokens else _JUDGE.name
+        writer = policy_writer(rollouts, settings.temperature, grader)
     else:
         writer = endpoint_writer(settings, templates)
     return TextJudge(writer, settings.rubrics, settings.max_failure_rate)
