@@ -63,11 +63,16 @@ def _old_names() -> str:
 
 
 def _section(name: str, section: type[Section]) -> str:
-    """Returns the heading and the table of one section."""
+    """Returns the heading and the table of a section, and those of the sections in it."""
     rows = []
+    nested = []
     for field_name, field in section.model_fields.items():
-        rows.append(_row(f'{name}.{field_name}', field.default, field.description))
-    return _table(f'`{name}`', section.__doc__ or '', rows)
+        path = f'{name}.{field_name}'
+        if isinstance(field.default, Section):
+            nested.append(_section(path, type(field.default)))
+        else:
+            rows.append(_row(path, field.default, field.description))
+    return '\n'.join([_table(f'`{name}`', section.__doc__ or '', rows), *nested])
 
 
 def _table(title: str, text: str, rows: list[str]) -> str:

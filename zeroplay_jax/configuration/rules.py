@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields
+from zeroplay_jax.configuration.adapter_rules import base_folder, check_adapters
 from zeroplay_jax.configuration.address_rules import check_addresses
 from zeroplay_jax.configuration.ahead_rules import check_ahead
 from zeroplay_jax.configuration.page_rules import check_pages, sampler_axes
@@ -408,7 +409,7 @@ def check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
     Raises:
       ConfigError: one line; what is missing.
     """
-    folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
+    folder = base_folder(config.policy.path or str(BUILT_IN_CHECKPOINT))
     path_text = config.policy.path or "'' (the built-in checkpoint)"
     fix = 'name a Hugging Face checkpoint folder (config.json, tokenizer.json, *.safetensors)'
     if not config.policy.path:
@@ -434,6 +435,7 @@ RULES: tuple[Rule, ...] = (
     _check_processes,
     _check_updates,
     check_ahead,
+    check_adapters,
     _check_distillation,
     _check_judge,
     _check_retrieval,

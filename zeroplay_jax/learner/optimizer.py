@@ -13,11 +13,12 @@ def matrices(params: Any) -> Any:
     return jax.tree.map(lambda x: x.ndim >= 2, params)
 
 
-def make(role: Any) -> optax.GradientTransformation:
+def make(role: Any, weight_decay: float) -> optax.GradientTransformation:
     """Returns global-norm clipping followed by AdamW with linear warm-up to a constant rate.
 
     Args:
-      role: `config.<role>`.
+      role: `config.<role>`, whose own weight decay is not used.
+      weight_decay: of AdamW.
     """
     learning_rate = role.learning_rate
     if role.warmup_steps:
@@ -29,7 +30,7 @@ def make(role: Any) -> optax.GradientTransformation:
         learning_rate,
         b1=role.beta1,
         b2=role.beta2,
-        weight_decay=role.weight_decay,
+        weight_decay=weight_decay,
         mask=matrices,
     )
     # Clipping comes before AdamW, so that one large gradient does not enter its moments.

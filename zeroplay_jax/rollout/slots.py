@@ -1,4 +1,4 @@
-"""The slots of one set of weights: which rollout is in which slot, and what the host knows about it.
+"""The slots that share device calls: which rollout is in which slot, and what the host knows about it.
 
 Everything here happens between two device calls. Results are a function of the request alone (see
 rollout/slot_programs.py), so the order in which slots serve requests changes nothing but time.
@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from zeroplay_jax.policy.transformer import Params
 from zeroplay_jax.rollout.episode_batch import EpisodeBatch
 from zeroplay_jax.rollout.placement import Placement
+from zeroplay_jax.rollout.pool_weights import PoolWeights
 from zeroplay_jax.rollout.requests import ActiveRollout, Request, RequestGroup
 from zeroplay_jax.rollout.sampler import CloneRow, PutRow, Sampler
 from zeroplay_jax.rollout.slot_programs import DecodeChunk
@@ -24,22 +24,18 @@ from zeroplay_jax.types import ENV, POLICY, ToolCall, Trajectory, Turn, identity
 
 
 class SlotPool:
-    """The slots of one set of weights, and the requests waiting for a slot.
+    """The slots of some weights, and the requests waiting for a slot.
 
     Samples of one request are siblings.
 
     Attributes:
-      has_versions: whether rollouts of several versions of the weights may be in progress (`rollout.ahead`).
-      version: the newest version.
-      views: version → weights in the layout of the sampler.
+      weights: the weights; by default one set in one version.
     """
 
-    def __init__(self, sampler: Sampler, seed: int, has_versions: bool = False):
+    def __init__(self, sampler: Sampler, seed: int, weights: PoolWeights | None = None):
         self.sampler = sampler
         self.seed = seed
-        self.has_versions = has_versions
-        self.version = 0
-        self.views: dict[int, Params] = {0: {}}
+        self.weights = weights or PoolWeights()
         self.placement = Placement(sampler.config, sampler.shards, sampler.table, sampler.age)
         # A heap of (identity, number, group).
         self.queue: list[tuple[tuple[int, ...], int, RequestGroup]] = []
@@ -69,11 +65,6 @@ class SlotPool:
         """Tokens that a slot can hold."""
         return self.sampler.config.context
 
-    @property
-    def params(self) -> Params:
-        """The newest weights."""
-        return self.views[self.version]
-
     def enqueue(
         self,
         request: Request,
@@ -82,7 +73,7 @@ class SlotPool:
         batch: EpisodeBatch | None = None,
     ) -> None:
         """Adds a request of an episode of `batch`; `number` breaks ties between equal identities."""
-        version = self.version
+        version = self.weights.newest(request.weights)
         if batch is not None:
             version = batch.versions.get(request.weights, version)
         group = RequestGroup(request, future, version, batch)
@@ -201,30 +192,22 @@ class SlotPool:
                 if not rollout.prefill_calls_left:
                     continue
                 shard = rollout.group.shard
-                # A call has one version of the weights.
-                is_version = not batch or rollout.group.version == batch[0].group.version
-                if is_version and rows_of_shard[shard] < rows_per_shard:
+                is_fitting = not batch or self.weights.share_calls(rollout.group, batch[0].group)
+                if is_fitting and rows_of_shard[shard] < rows_per_shard:
                     rows_of_shard[shard] += 1
                     batch.append(rollout)
             if not batch:
                 break
-            slots = [rollout.slot for rollout in batch]
-            self.sampler.extend(self.views[batch[0].group.version], slots)
+            self.weights.extend(self.sampler, batch)
             for rollout in batch:
                 rollout.prefill_calls_left -= 1
         for group in self.placement.open_groups:
             group.is_prefilled = group.held is not None
 
     def decode(self) -> list[DecodeChunk]:
-        """Starts a decode chunk per version of the weights; returns device arrays without waiting for them."""
+        """Starts the decode chunks of a round; returns device arrays without waiting for them."""
         self.placement.grow_for_burst()
-        if not self.has_versions:
-            return [self.sampler.decode(self.params)]
-        chunks = []
-        # A single version gets its rows, too: the clock must not decide which of two programs computes a token.
-        for version, rows in self.placement.rows_of_versions().items():
-            chunks.append(self.sampler.decode(self.views[version], rows))
-        return chunks
+        return self.weights.decode(self.sampler, self.placement)
 
     # ---- turns -----------------------------------------------------------------------------------
 

@@ -10,11 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 
+from zeroplay_jax.learner.frozen_base import FrozenBase
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.weights_view import publisher
 from zeroplay_jax.policy import hf, sharding
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout import prompts
+from zeroplay_jax.rollout.pool_weights import AdapterPoolWeights, PoolWeights
 from zeroplay_jax.rollout.sampler import Sampler
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slot_programs import SamplerConfig
@@ -36,13 +38,18 @@ from zeroplay_jax.selfplay.recipe import (
     Recipe,
     RoleSpec,
     recipe_class,
-    trained_roles,
 )
 from zeroplay_jax.selfplay.role_environment import role_environment
 from zeroplay_jax.selfplay.roles import Role, RolloutContext
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.tools.registry import build_tools
+from zeroplay_jax.training.run_weights import (
+    frozen_base,
+    initial_adapter,
+    versions_in_use,
+    weights_of_roles,
+)
 from zeroplay_jax.types import UserError
 
 # Fields of config.policy that change how a model is computed, not its weights or their shapes.
@@ -67,7 +74,8 @@ class RunContext:
       folder: checkpoint folder.
       model: its architecture.
       mesh: devices of the learner.
-      params: the loaded weights, float32, in the learner's layout; {} after a caller has released them.
+      params: the loaded weights, float32, in the learner's layout; {} after a caller has released them, and with
+        adapters, whose weights are in `base`.
       library: documents, corpora and evaluation questions.
       rollouts: roles in training.
       evaluation: the same roles over held-out documents, with the same scheduler.
@@ -75,6 +83,7 @@ class RunContext:
       max_search_failure_rate: `config.retrieval.max_failure_rate`.
       tools: all tools of both contexts.
       recipe: the recipe of a training run; None for an evaluation.
+      base: the frozen weights under the adapters of a training run; None in others.
     """
 
     folder: pathlib.Path
@@ -88,11 +97,15 @@ class RunContext:
     max_search_failure_rate: float
     tools: tuple[Tool, ...] = ()
     recipe: Recipe | None = None
+    base: FrozenBase | None = None
 
     def publish_weights(self, pools: Iterable[str], params: Params | None = None) -> None:
         """Copies weights into the slot pools of these names as version 0; `params`: None for the loaded ones."""
-        params = self.params if params is None else params
-        published = publisher(self.model, self.mesh, params)(params)
+        if params is None and self.base is not None:
+            published = self.base.sampler_params
+        else:
+            params = self.params if params is None else params
+            published = publisher(self.model, self.mesh, params)(params)
         for name in pools:
             self.rollouts.scheduler.publish_weights(name, published, 0)
 
@@ -159,7 +172,10 @@ def build(config, extra_weights: str = '', for_training: bool = False) -> RunCon
     # Raises at an unusable line in a file of the user.
     library = library_builder.build_library(config, recipe_type.has_open_tasks)
     # Builds the tools too, and raises if an MCP server does not answer.
-    rollouts, evaluation = _rollout_contexts(config, recipe_type, opened, library, extra_weights)
+    uses_adapters = for_training and config.policy.adapters.rank > 0
+    rollouts, evaluation = _rollout_contexts(
+        config, recipe_type, opened, library, extra_weights, uses_adapters
+    )
     is_first_process = jax.process_index() == 0
     recipe = None
     if for_training:
@@ -169,9 +185,19 @@ def build(config, extra_weights: str = '', for_training: bool = False) -> RunCon
             for warning in warnings:
                 print(f'warning: {warning}', file=sys.stderr)
     shows_progress = config.progress and is_first_process
+    # The base of adapters is read by samplers and updates alike; whole weights have float32 masters.
     params = hf.load(
-        opened.folder, opened.model, opened.mesh, training_layout=True, progress=shows_progress
+        opened.folder,
+        opened.model,
+        opened.mesh,
+        training_layout=not uses_adapters,
+        progress=shows_progress,
+        matrix_dtype=opened.model.dtype if uses_adapters else None,
     )
+    base = None
+    if uses_adapters:
+        base = frozen_base(config, opened.mesh, params)
+        params = {}
     return RunContext(
         folder=opened.folder,
         model=opened.model,
@@ -184,6 +210,7 @@ def build(config, extra_weights: str = '', for_training: bool = False) -> RunCon
         max_search_failure_rate=config.retrieval.max_failure_rate,
         tools=_tools_of_roles(rollouts, evaluation),
         recipe=recipe,
+        base=base,
     )
 
 
@@ -203,20 +230,17 @@ def load_like(run: RunContext, folder: str) -> Params:
     return hf.load(folder, run.model, run.mesh, training_layout=True)
 
 
-def weights_of_roles(config) -> dict[str, str]:
-    """Returns trained role → name of its weights: the role's name, or 'policy' unless config.weights='separate'."""
-    weights: dict[str, str] = {}
-    for role in trained_roles(config):
-        weights[role] = role if config.weights == 'separate' else 'policy'
-    return weights
-
-
 def _rollout_contexts(
-    config, recipe: type[Recipe], opened: PolicyFolder, library: Library, extra_weights: str
+    config,
+    recipe: type[Recipe],
+    opened: PolicyFolder,
+    library: Library,
+    extra_weights: str,
+    uses_adapters: bool,
 ) -> tuple[RolloutContext, RolloutContext]:
     """Returns the roles for training, and the same roles for evaluation, whose tools read the held-out corpus.
 
-    Both share slots, weights and judge. `extra_weights` is as in `build`.
+    Both share slots, weights and judge. `extra_weights` is as in `build`, `uses_adapters` as in `rollout_context`.
     """
     specifications = list(recipe.roles(config))
     if config.judge.kind == 'policy':
@@ -235,6 +259,7 @@ def _rollout_contexts(
         templates,
         weights_of_roles(config),
         extra_weights,
+        uses_adapters,
     )
     # The context exists before its judge: a judge that is a policy gets its rollouts from the context.
     judge = _judge(config, library, rollouts, templates)
@@ -264,8 +289,11 @@ def rollout_context(
     templates: Mapping[str, str],
     weights: Mapping[str, str],
     extra_weights: str = '',
+    uses_adapters: bool = False,
 ) -> RolloutContext:
-    """Returns the roles with a new scheduler and one slot pool per set of weights; `judge` is None.
+    """Returns the roles with a new scheduler and one slot pool per set of weights or, with adapters, for all roles.
+
+    `judge` is None.
 
     The pools have no weights before `Scheduler.publish_weights`.
 
@@ -274,22 +302,29 @@ def rollout_context(
       templates: prompts by name.
       weights: trained role → name of its weights.
       extra_weights: name of further weights that get slots of their own; '' for none.
+      uses_adapters: whether the weights are adapters over one base (`policy.adapters`).
     """
     sampler_config = SamplerConfig(**config.sampler, eos=opened.codec.eos_ids)
     sampler_mesh = sharding.local_mesh(opened.mesh)
     roles: dict[str, Role] = {}
     pools: dict[str, SlotPool] = {}
+
+    def make_pool(pool_weights: PoolWeights | None = None) -> SlotPool:
+        sampler = Sampler(opened.model, sampler_config, sampler_mesh)
+        return SlotPool(sampler, config.seed, pool_weights)
+
+    shared_pool = None
+    if uses_adapters:
+        shared_pool = make_pool(AdapterPoolWeights(versions_in_use(config, weights)))
     for specification in specifications:
         role = _role(config, specification, opened.codec, tools, weights)
         roles[role.name] = role
         # Roles of the same weights share slots, so that no role leaves slots idle for another.
         if role.weights not in pools:
-            sampler = Sampler(opened.model, sampler_config, sampler_mesh)
             has_versions = bool(config.rollout.ahead) and role.weights != INITIAL_WEIGHTS
-            pools[role.weights] = SlotPool(sampler, config.seed, has_versions)
+            pools[role.weights] = shared_pool or make_pool(PoolWeights(has_versions))
     if extra_weights:
-        sampler = Sampler(opened.model, sampler_config, sampler_mesh)
-        pools[extra_weights] = SlotPool(sampler, config.seed)
+        pools[extra_weights] = make_pool()
     scheduler = Scheduler(
         pools,
         deterministic=config.rollout.deterministic,
@@ -356,17 +391,21 @@ def build_learners(config, run: RunContext) -> dict[str, Learner]:
     # Each learner copies `run.params`, because an update donates the buffers of its weights.
     learners: dict[str, Learner] = {}
     for weights, roles in roles_of_weights.items():
+        params = run.params
+        if run.base is not None:
+            params = initial_adapter(config, run.base, run.model, weights)
         learners[weights] = Learner(
             model,
             run.mesh,
             roles,
-            run.params,
+            params,
             micro_batch_shape,
             shared_optimizer=config.shared_optimizer,
             teacher_tokens=config.privileged.tokens,
             offload=config.offload,
             weights=config.micro.weights,
             keeps_views=bool(config.rollout.ahead),
+            base=run.base,
         )
     return learners
 

@@ -9,7 +9,6 @@ import functools
 import itertools
 import os
 import pathlib
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,8 +19,6 @@ import numpy as np
 from zeroplay_jax.evaluation import report_builder, statistics
 from zeroplay_jax.evaluation.held_out import evaluate
 from zeroplay_jax.learner.checkpoint import Checkpointer, claim
-from zeroplay_jax.learner.fingerprint import weights_fingerprint
-from zeroplay_jax.policy import hf
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime import atomic
 from zeroplay_jax.runtime.hosts import Hosts
@@ -30,6 +27,12 @@ from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.row_exchange import collect_records
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluations
 from zeroplay_jax.training import build, tool_record
+from zeroplay_jax.training.export import (
+    export,
+    fingerprints,
+    remove_exports,
+    unchanged_policies,
+)
 from zeroplay_jax.training.outcome import (
     learning_summary,
     proposal_summary,
@@ -78,7 +81,7 @@ def run(config, workdir) -> dict:
         # ---- build ---------------------------------------------------------------------------------
         context = _build_on_all(hosts, config)
         engine = build.build_engine(config, context)
-        first_weights = weights_fingerprint(context.params, context.mesh)
+        first_weights = fingerprints(engine)
         # Learners and samplers have their own copies.
         context = dataclasses.replace(context, params={})
         phases = engine.recipe.phases()
@@ -114,7 +117,7 @@ def run(config, workdir) -> dict:
         if is_report_due:
             is_report_due = not _is_reported(hosts, workdir, state['cursor'])
         if state['cursor'] < len(steps) and not is_report_due:
-            _remove_exports(hosts, workdir)
+            remove_exports(hosts, workdir)
             _train(config, workdir, context, engine, checkpoints, steps, state)
         checkpoints.close()
 
@@ -122,11 +125,11 @@ def run(config, workdir) -> dict:
         summary, table = summarise_run(
             config, context.library, engine.external_items, state, len(steps)
         )
-        unchanged = _unchanged_policies(engine, first_weights)
+        unchanged = unchanged_policies(engine, first_weights)
         stopped = state['stopped'] if config.stop_after_empty_steps else None
         summary |= learning_summary(engine, steps, unchanged, stopped)
         summary |= proposal_summary(hosts, engine, context.library.training)
-        _export(hosts, workdir, context, engine, shows_progress, unchanged)
+        export(config, hosts, workdir, context, engine, shows_progress, unchanged)
         if hosts.is_first:
             atomic.write_text(workdir / 'summary.json', summary_json(summary))
             report_path = report_builder.write_report(workdir)
@@ -353,49 +356,6 @@ def _log_step(
         'phase': phase.name,
     }
     writer.write_tasks(step_fields | dict(record) for record in engine.task_log)
-
-
-def _export(
-    hosts: Hosts,
-    workdir: pathlib.Path,
-    context: build.RunContext,
-    engine: Engine,
-    shows_progress: bool,
-    unchanged: list[str],
-) -> None:
-    """Writes the weights of each policy as the Hugging Face folder workdir/policy/<name>, if that does not exist.
-
-    Args:
-      unchanged: policies that are not exported, because their weights are those of the start.
-    """
-    for name, learner in engine.learners.items():
-        if name in unchanged:
-            if hosts.is_first:
-                print(f'policy {name} has the weights of the start and is not exported')
-            continue
-        folder = workdir / 'policy' / name
-        # The first process decides for all, because `save` is a collective call. A folder that exists is complete
-        # (`hf.save` renames it) and current (`_remove_exports`).
-        exists = hosts.gather(folder.exists())[0]
-        if exists:
-            continue
-        with progress.clock(f'export {name}', shows_progress):
-            hf.save(folder, context.model, learner.params, like=context.folder)
-
-
-def _remove_exports(hosts: Hosts, workdir: pathlib.Path) -> None:
-    """Removes the exported weights of a run that stopped and now continues: they will be outdated."""
-    if hosts.is_first:
-        shutil.rmtree(workdir / 'policy', ignore_errors=True)
-
-
-def _unchanged_policies(engine: Engine, first_weights: list[int]) -> list[str]:
-    """Returns the names of the learners whose weights have the fingerprint of the initial weights."""
-    unchanged = []
-    for name, learner in engine.learners.items():
-        if weights_fingerprint(learner.params, learner.mesh) == first_weights:
-            unchanged.append(name)
-    return unchanged
 
 
 def _build_on_all(hosts: Hosts, config) -> build.RunContext:

@@ -1,0 +1,56 @@
+"""Which weights the roles of a run have, and the base and the adapters of a run with `policy.adapters`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jax.sharding import Mesh
+
+from zeroplay_jax.learner.frozen_base import FrozenBase
+from zeroplay_jax.policy import adapter_folders, adapters
+from zeroplay_jax.policy.transformer import ModelConfig, Params
+from zeroplay_jax.selfplay.recipe import trained_roles
+
+
+def weights_of_roles(config) -> dict[str, str]:
+    """Returns trained role → name of its weights: the role's name, or 'policy' unless config.weights='separate'."""
+    weights: dict[str, str] = {}
+    for role in trained_roles(config):
+        weights[role] = role if config.weights == 'separate' else 'policy'
+    return weights
+
+
+def frozen_base(config, mesh: Mesh, params: Params) -> FrozenBase:
+    """Returns the base of a run with adapters; `params` are loaded as samplers read them."""
+    settings = config.policy.adapters
+    return FrozenBase.of(
+        params,
+        mesh,
+        settings.alpha / settings.rank,
+        weight_decay=settings.weight_decay,
+        teacher=settings.teacher,
+    )
+
+
+def initial_adapter(config, base: FrozenBase, model: ModelConfig, weights: str) -> Params:
+    """Returns the adapter that weights of a name start from: the one in a folder, or a fresh one."""
+    # Roles that share their weights name the same folder (configuration/adapter_rules.py).
+    folders = {
+        config[role].adapter for role, name in weights_of_roles(config).items() if name == weights
+    }
+    folder = folders.pop()
+    if folder:
+        return adapter_folders.load(folder, model)
+    settings = config.policy.adapters
+    return adapters.init(base.params, settings.linears, settings.rank, config.seed, weights)
+
+
+def versions_in_use(config, weights: Mapping[str, str]) -> dict[str, int]:
+    """Returns name of weights → number of versions that `AdapterPoolWeights` has to hold of them."""
+    versions: dict[str, int] = {}
+    for name in weights.values():
+        # With `rollout.ahead` the rollouts in progress are at most one training step old, and a step makes one version
+        # for each role that trains the weights.
+        if name not in versions or config.rollout.ahead:
+            versions[name] = versions.get(name, 1 if config.rollout.ahead else 0) + 1
+    return versions
