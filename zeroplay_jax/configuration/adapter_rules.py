@@ -25,10 +25,6 @@ def check_adapters(config: ConfigDict, recipe: type[Recipe]) -> None:
             problem = 'full fine-tuning has no adapters'
             fail('policy.adapters.merge', True, problem, 'set it to false')
         return
-    if adapter_config.is_adapter(config.policy.path):
-        problem = 'this is an adapter, and new ones need a base'
-        fix = 'name the folder of its base, and the adapter in <role>.adapter'
-        fail('policy.path', config.policy.path, problem, fix)
     if config.weights == 'shared' and len({config[role].adapter for role in trained}) > 1:
         role = next(iter(folders))
         problem = 'the roles share their weights (weights=shared)'

@@ -103,13 +103,7 @@ def make_role_update(
         base_shardings,
     )
 
-    def make_score(shardings):
-        return jax.jit(
-            functools.partial(_score, model, config),
-            in_shardings=(shardings, row_sharding, base_shardings),
-            out_shardings=row_sharding,
-        )
-
+    make_score = functools.partial(_score_program, model, config, row_sharding, base_shardings)
     score = make_score(weight_shardings)
     return RoleUpdate(
         config=config,
@@ -129,6 +123,15 @@ def make_role_update(
         ),
         score=score,
         score_reference=score if base is None else make_score({}),
+    )
+
+
+def _score_program(model, config, row_sharding, base_shardings, weight_shardings):
+    """Returns `_score`, jitted."""
+    return jax.jit(
+        functools.partial(_score, model, config),
+        in_shardings=(weight_shardings, row_sharding, base_shardings),
+        out_shardings=row_sharding,
     )
 
 

@@ -45,8 +45,9 @@ from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.tools.registry import build_tools
 from zeroplay_jax.training.run_weights import (
-    frozen_base,
+    check_base,
     initial_adapter,
+    load_base,
     versions_in_use,
     weights_of_roles,
 )
@@ -167,12 +168,14 @@ def build(config, extra_weights: str = '', for_training: bool = False) -> RunCon
     """
     # Everything that can fail comes before the weights, cheapest first: reading the weights of a large model takes
     # minutes.
+    uses_adapters = for_training and config.policy.adapters.rank > 0
+    if uses_adapters:
+        check_base(config)
     opened = open_policy(config)
     recipe_type = recipe_class(config.recipe)
     # Raises at an unusable line in a file of the user.
     library = library_builder.build_library(config, recipe_type.has_open_tasks)
     # Builds the tools too, and raises if an MCP server does not answer.
-    uses_adapters = for_training and config.policy.adapters.rank > 0
     rollouts, evaluation = _rollout_contexts(
         config, recipe_type, opened, library, extra_weights, uses_adapters
     )
@@ -185,19 +188,14 @@ def build(config, extra_weights: str = '', for_training: bool = False) -> RunCon
             for warning in warnings:
                 print(f'warning: {warning}', file=sys.stderr)
     shows_progress = config.progress and is_first_process
-    # The base of adapters is read by samplers and updates alike; whole weights have float32 masters.
-    params = hf.load(
-        opened.folder,
-        opened.model,
-        opened.mesh,
-        training_layout=not uses_adapters,
-        progress=shows_progress,
-        matrix_dtype=opened.model.dtype if uses_adapters else None,
-    )
-    base = None
     if uses_adapters:
-        base = frozen_base(config, opened.mesh, params)
-        params = {}
+        params: Params = {}
+        base = load_base(config, opened.folder, opened.model, opened.mesh, shows_progress)
+    else:
+        base = None
+        params = hf.load(
+            opened.folder, opened.model, opened.mesh, training_layout=True, progress=shows_progress
+        )
     return RunContext(
         folder=opened.folder,
         model=opened.model,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Mapping
 
 from jax.sharding import Mesh
 
 from zeroplay_jax.learner.frozen_base import FrozenBase
-from zeroplay_jax.policy import adapter_folders, adapters
+from zeroplay_jax.policy import adapter_config, adapter_folders, adapters, hf
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.selfplay.recipe import trained_roles
+from zeroplay_jax.settings.errors import fail
 
 
 def weights_of_roles(config) -> dict[str, str]:
@@ -20,8 +22,20 @@ def weights_of_roles(config) -> dict[str, str]:
     return weights
 
 
-def frozen_base(config, mesh: Mesh, params: Params) -> FrozenBase:
-    """Returns the base of a run with adapters; `params` are loaded as samplers read them."""
+def check_base(config) -> None:
+    """Raises ConfigError if the base of a training run with adapters is an adapter itself."""
+    # Not a rule about configs: an evaluation with the same config takes the folder of a trained adapter.
+    if adapter_config.is_adapter(config.policy.path):
+        problem = 'this is an adapter, and new ones need a base'
+        fix = 'name the folder of its base, and the adapter in <role>.adapter'
+        fail('policy.path', config.policy.path, problem, fix)
+
+
+def load_base(
+    config, folder: pathlib.Path, model: ModelConfig, mesh: Mesh, shows_progress: bool
+) -> FrozenBase:
+    """Returns the base of a run with adapters, loaded in the dtype and the layout in which it is read."""
+    params = hf.load(folder, model, mesh, progress=shows_progress, matrix_dtype=model.dtype)
     settings = config.policy.adapters
     return FrozenBase.of(
         params,
