@@ -142,6 +142,8 @@ def changes(
         add('twice the token budget', 'pages', budget, ahead)
         separate = dataclasses.replace(settings, token_budget=0)
         add('prefill before decode', 'pages', separate, ahead)
+        waiting = dataclasses.replace(settings, overlap=False, burst=Settings.burst)
+        add('the device waits for the host', 'pages', waiting, ahead)
     threads = dataclasses.replace(settings, tool_threads=4 * settings.tool_threads)
     add('four times the tool threads', engine, threads, ahead)
     if not ahead:

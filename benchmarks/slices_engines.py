@@ -73,6 +73,7 @@ class Settings:
       page, pages: places of a page and pages of a host.
       token_budget: tokens of a step that prefills and decodes; 0 for separate calls.
       decode_buckets: ascending tokens of smaller steps, which only decode.
+      overlap: whether the host reads a decode call while the next one runs.
     """
 
     slots: int = 64
@@ -87,6 +88,7 @@ class Settings:
     pages: int = 0
     token_budget: int = 512
     decode_buckets: tuple[int, ...] = ()
+    overlap: bool = False
 
 
 class Costs(Protocol):

@@ -4,14 +4,16 @@ A rollout starts a turn when all pages that the turn may need are reserved, so i
 turn. Between turns it keeps its pages until an older rollout needs them; then it is evicted, and its tokens are
 prefilled again with its next turn. Samples of a request share the pages that their prompt fills. With a token budget
 every step of a decode call takes one token of each decoding row, and prefills with the rest of the budget. A step
-without prefill takes the smallest program that holds its tokens (`sampler.decode_buckets`).
+without prefill takes the smallest program that holds its tokens (`sampler.decode_buckets`). With `sampler.overlap` the
+host reads a decode call while the next one runs.
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -67,6 +69,28 @@ class _Row(Rollout):
         self.calls_left = -(-(self.length - 1 - self.cached) // chunk)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Written:
+    """What a decode call did for a rollout.
+
+    Attributes:
+      row: the rollout.
+      turn: its turn at the start of the call.
+      tokens: sampled tokens.
+      cached: its cached tokens at the end of the call.
+    """
+
+    row: _Row
+    turn: int
+    tokens: int
+    cached: int
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the rollout is still within that turn."""
+        return self.row.is_running and self.row.turn == self.turn
+
+
 class PagedEngine(Engine):
     """Pages of a host."""
 
@@ -79,6 +103,8 @@ class PagedEngine(Engine):
         self._ready: list[_Row] = []
         self._requests = 0
         self._admitted = 0
+        # With `overlap`: what the call in progress does.
+        self._unread: list[_Written] = []
 
     @property
     def active(self) -> int:
@@ -101,12 +127,30 @@ class PagedEngine(Engine):
             seconds += self._prefill()
         self._clone()
         running = [row for row in self._in_slots() if row.is_running]
-        if running:
-            for rows in rows_of_steps(running):
-                seconds += self._decode(rows)
-            seconds += self._spend('host', self.costs.host(self.active))
-            self.tools.submit(now + seconds, [row for row in running if row.waiting])
+        if running or self._unread:
+            seconds += self._decode_and_read(now + seconds, running)
         return seconds
+
+    def _decode_and_read(self, now: float, running: list[_Row]) -> float:
+        """Starts decode calls at `now` and reads them, or with `overlap` those of the last round; returns seconds."""
+        decoded = 0.0
+        written: list[_Written] = []
+        for rows in rows_of_steps(running):
+            seconds, written_rows = self._decode(rows)
+            decoded += seconds
+            written += written_rows
+        host = self.costs.host(self.active)
+        if self.settings.overlap:
+            readable, self._unread = self._unread, written
+            # The host works while the device decodes.
+            read_at = now + host
+            host = max(host - decoded, 0.0)
+        else:
+            readable = written
+            read_at = now + decoded + host
+        self._spend('host', host)
+        self.tools.submit(read_at, self._read(readable))
+        return decoded + host
 
     def _in_slots(self) -> list[_Row]:
         return [row for row in self.rows if row is not None]
@@ -163,9 +207,10 @@ class PagedEngine(Engine):
         request.is_prefilled = False
 
     def _clone(self) -> None:
-        """Starts samples whose prompt is prefilled."""
+        """Starts samples whose prompt is prefilled, unless a rollout waits for pages."""
+        is_blocked = bool(self._ready)
         for request in self._open:
-            while request.is_prefilled and request.waiting:
+            while request.is_prefilled and request.waiting and not is_blocked:
                 assert request.held is not None
                 prompt = request.group.prompt
                 limit = self._first_limit(request.group)
@@ -301,19 +346,22 @@ class PagedEngine(Engine):
         self.wanted += wanted
         self.prefilled += prefilled
 
-    def _decode(self, running: list[_Row]) -> float:
-        """A decode call: up to `burst` steps on the device, then the host ends turns."""
+    def _decode(self, running: list[_Row]) -> tuple[float, list[_Written]]:
+        """A decode call of up to `burst` steps; returns its seconds and what it did."""
         settings = self.settings
         budget = settings.token_budget
+        # The host does not know how many tokens a call in progress samples.
+        calls_in_progress = 2 if settings.overlap else 1
         for row in running:
-            self.allocator.grow(row.pages, min(row.length + settings.burst, row.limit))
+            most = row.length + calls_in_progress * settings.burst
+            self.allocator.grow(row.pages, min(most, row.limit))
         # With a budget the oldest rollouts are served first (`token_steps.tokens_of_budget`).
         running = sorted(running, key=lambda row: row.age)
         # `row.length` is the host's; on the device a row writes on until the call ends.
-        length = np.array([row.length for row in running])
-        cached = np.array([row.cached for row in running])
-        limit = np.array([row.limit for row in running])
-        ends = np.array([row.length + row.device_steps(1 << 30) for row in running])
+        first_length, cached = self._on_device(running)
+        length = first_length.copy()
+        limit = np.array([row.limit for row in running], int)
+        ends = np.array([row.length + row.device_steps(1 << 30) for row in running], int)
         seconds = 0.0
         for _ in range(settings.burst):
             pending = np.where(length < np.minimum(limit, ends), length - cached, 0)
@@ -328,53 +376,74 @@ class PagedEngine(Engine):
                 earlier = np.cumsum(prefill) - prefill
                 fed += np.clip(budget - fed.sum() - earlier, 0, prefill)
             samples = (fed > 0) & (fed == pending)
-            has_chunks = bool(budget) and bool((fed[pending != 1] > 0).any())
-            tokens = budget or settings.slots
-            if not has_chunks:
-                # The first bucket that holds all tokens.
-                fitting = [size for size in settings.decode_buckets if size >= fed.sum()]
-                tokens = min(fitting, default=tokens)
-            ends_of_rows, tokens_of_rows = (cached + fed)[fed > 0], fed[fed > 0]
-            # The step of the budget has the calls for chunks also when there are none.
-            cost = self.costs.mixed(
-                tokens,
-                min(settings.slots, tokens),
-                ends_of_rows,
-                tokens_of_rows,
-                bool(budget) and tokens == budget,
-            )
-            seconds += cost
-            prefilled = int((fed - samples).sum())
-            share = prefilled / int(fed.sum())
-            self._spend('prefill', cost * share)
-            self._spend('decode', cost * (1 - share))
-            self._count(tokens, int(fed.sum()), prefilled)
-            self.row_steps += settings.slots
+            seconds += self._step(fed, samples, (fed[pending != 1] > 0).any(), cached)
             cached = cached + fed
             length = length + samples
-        self._read(running, length, cached)
-        return seconds
+        written = []
+        for row, tokens, now_cached in zip(running, (length - first_length).tolist(), cached):
+            written.append(_Written(row, row.turn, tokens, int(now_cached)))
+        if self.trace is not None:
+            counts = [(entry.row.slot, entry.tokens) for entry in written if entry.tokens]
+            self.trace.append(('decode', sorted(counts)))
+        return seconds, written
 
-    def _read(self, running: list[_Row], length: np.ndarray, cached: np.ndarray) -> None:
-        """Ends turns after a decode call; samples can start after the prompts that it has prefilled."""
-        counts = {}
-        for row, new_length, new_cached in zip(running, length.tolist(), cached.tolist()):
-            count = new_length - row.length
-            if count:
-                counts[row.slot] = count
-            accepted, follows = row.write(count)
+    def _on_device(self, running: list[_Row]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns length and cached tokens of every row at the end of the call that the host has not read."""
+        unread = {id(entry.row): entry for entry in self._unread if entry.is_current}
+        length, cached = [], []
+        for row in running:
+            entry = unread.get(id(row))
+            length.append(row.length + (entry.tokens if entry else 0))
+            cached.append(entry.cached if entry else row.cached)
+        return np.array(length, int), np.array(cached, int)
+
+    def _step(
+        self, fed: np.ndarray, samples: np.ndarray, prefills: bool, cached: np.ndarray
+    ) -> float:
+        """A step that feeds these tokens; returns its seconds."""
+        settings = self.settings
+        budget = settings.token_budget
+        tokens = budget or settings.slots
+        if not (budget and prefills):
+            # The first bucket that holds all tokens.
+            fitting = [size for size in settings.decode_buckets if size >= fed.sum()]
+            tokens = min(fitting, default=tokens)
+        cost = self.costs.mixed(
+            tokens,
+            min(settings.slots, tokens),
+            (cached + fed)[fed > 0],
+            fed[fed > 0],
+            # The step of the budget has the calls for chunks also when there are none.
+            bool(budget) and tokens == budget,
+        )
+        prefilled = int((fed - samples).sum())
+        share = prefilled / int(fed.sum())
+        self._spend('prefill', cost * share)
+        self._spend('decode', cost * (1 - share))
+        self._count(tokens, int(fed.sum()), prefilled)
+        self.row_steps += settings.slots
+        return cost
+
+    def _read(self, written: Sequence[_Written]) -> list[_Row]:
+        """Ends turns after a decode call; returns the rollouts that call a tool."""
+        # A turn that ended in the call before is over: what the device wrote since is dropped.
+        current = [entry for entry in written if entry.is_current]
+        for entry in current:
+            row = entry.row
+            accepted, follows = row.write(entry.tokens)
             self.generated += accepted
             # A token that was sampled last is not cached yet.
-            row.cached = min(new_cached, row.length - 1)
+            row.cached = min(entry.cached, row.length - 1)
             if follows == 'tool':
                 row.is_running = False
                 self.allocator.cut(row.pages, row.length)
-        if self.trace is not None:
-            self.trace.append(('decode', sorted(counts.items())))
+        # Samples can start after the prompts that the call has prefilled.
         for request in self._open:
             holder = request.holder
             if request.held is not None and holder is not None:
                 request.is_prefilled |= holder.cached >= request.group.prompt - 1
-        for row in running:
+        for entry in current:
+            row = entry.row
             if not row.waiting and (not row.remaining or row.length >= row.limit):
                 self._finish(row)
+        return [entry.row for entry in current if entry.row.waiting]

@@ -33,6 +33,8 @@ CAUSES = (
 # beside each other.
 TOKEN_BUDGET = 512
 TOOL_THREADS = 16
+# Steps of a decode call that the host reads while the next one runs.
+OVERLAPPED_BURST = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,6 +188,9 @@ def default_settings(machine: MachineCosts, engine: str, **overrides) -> Setting
         # Without compiled smaller steps all have the budget's tokens.
         decode_buckets=tuple(size for size in buckets if size in machine.pages),
         tool_threads=TOOL_THREADS,
+        # Short calls, because the device does not wait for the host between them.
+        overlap=True,
+        burst=OVERLAPPED_BURST,
     )
 
 

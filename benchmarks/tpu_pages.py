@@ -54,7 +54,7 @@ class Sizes:
 
 
 # Tokens of a step that prefills, and of smaller steps, by generation.
-STEPS = {'v5e': (256, (32,)), 'v5p': (512, (64,)), 'v6e': (512, (64,))}
+STEPS = {'v5e': (256, (32,)), 'v5p': (1024, (64, 128, 256)), 'v6e': (512, (64,))}
 
 
 def sizes(topology: str, table_slots: int) -> Sizes:

@@ -1,9 +1,10 @@
 """Measures the questions of two hops of a quickstart: `.venv/bin/python -m benchmarks.two_hops runs/own`.
 
 Prints one JSON object. For the held-out questions: how often a search finds the passages that they need, with the name
-that `#1` stands for and without it. For the questions that the run proposed: in how many the second half is from
-another document that was found, in how many of these the first half is from the proposer's own document, and how many
-ask about a sentence of a held-out question.
+that `#1` stands for and without it. For the logged proposals of two hops: in how many the second half is from another
+document that was found, and in how many of these the first half is from the proposer's own document. For all logged
+rollouts of the training: how many proposals, of one hop or two, state a sentence or clause of a held-out question, and
+how many held-out passages the roles found. Both are 0 where `retrieval.held_out` was in force.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +22,8 @@ from zeroplay_jax.retrieval import folder
 from zeroplay_jax.types import Json
 
 TOP_K = 3
+# Shorter texts, such as an empty proposal, are parts of many sentences by chance.
+_LEAST_WORDS = 4
 
 
 def halves(question: str) -> tuple[str, str] | None:
@@ -40,6 +44,8 @@ def searches(workdir: pathlib.Path) -> dict[str, float]:
     """Returns, for several queries, the share of the held-out questions for which they find the passage."""
     questions = [each for each in lines(workdir / 'questions.jsonl') if each['hops'] == 2]
     index = folder.open_index(workdir / 'index')
+    if not questions:
+        return {'questions': 0}
     row_of = {line['id']: row for row, line in enumerate(lines(workdir / 'corpus.jsonl'))}
     counts: dict[str, int] = {}
     for question in questions:
@@ -67,34 +73,83 @@ def searches(workdir: pathlib.Path) -> dict[str, float]:
 
 
 def proposals(workdir: pathlib.Path) -> dict[str, float]:
-    """Returns the number of proposals of two hops in a run and the shares of some properties."""
-    held_out = set()
-    for question in lines(workdir / 'questions.jsonl'):
-        parts = halves(question['question'])
-        if question['hops'] == 2 and parts:
-            clause = parts[1].replace(BRIDGE, question['bridge'])
-            held_out.add(clause.replace(BLANK, question['answers'][0]))
-    total = accepted = about_other = joined = from_held_out = 0
+    """Returns the number of proposals of two hops in the log of a run and the shares of some properties."""
+    total = accepted = about_other = joined = 0
     for row in lines(workdir / 'run' / 'trajectories.jsonl'):
-        info = row['info']
-        if not row['is_proposal'] or info.get('hops') != 2:
+        if not row['is_proposal'] or row['info'].get('hops') != 2:
             continue
         total += 1
-        # A rejected proposal may have no question or no answer.
-        if row['drop'] is not None or info.get('rejected') is not None:
+        if not is_accepted(row):
             continue
         accepted += 1
         second_half = clause_of_other_document(row)
         about_other += second_half is not None
         joined += second_half is not None and has_own_sentence(row)
-        from_held_out += second_half in held_out
     return {
         'proposals': total,
         'accepted': accepted / max(1, total),
         'second half of another document': about_other / max(1, total),
         'joins two documents': joined / max(1, total),
-        'clause of a held-out question': from_held_out / max(1, total),
     }
+
+
+def is_accepted(row: Json) -> bool:
+    """Returns whether a proposal passed the checks; a rejected one may have no question or no answer."""
+    return row['drop'] is None and row['info'].get('rejected') is None
+
+
+def leaks(workdir: pathlib.Path) -> dict[str, int]:
+    """Returns how much of the held-out documents the logged rollouts of the training proposed or found."""
+    held_out_texts: list[str] = []
+    for question in lines(workdir / 'questions.jsonl'):
+        bridge = question.get('bridge', '')
+        held_out_texts += statements(question['question'], question['answers'][0], bridge)
+    held_out_ids = {line['document_id'] for line in lines(workdir / 'held_out.jsonl')}
+    num_proposals = num_repeats = num_found = 0
+    for row in lines(workdir / 'run' / 'trajectories.jsonl'):
+        if row['phase'] == 'evaluation':
+            continue
+        for call in row['turns']:
+            for passages in call['documents'] if call else ():
+                num_found += sum(passage['id'] in held_out_ids for passage in passages)
+        if row['is_proposal'] and is_accepted(row):
+            num_proposals += 1
+            num_repeats += repeats(proposed_statements(row), held_out_texts)
+    return {
+        'accepted proposals of one or two hops': num_proposals,
+        'of them with a sentence or clause of a held-out question': num_repeats,
+        'held-out passages found': num_found,
+    }
+
+
+def statements(question: str, answer: str, bridge: str) -> list[str]:
+    """Returns the sentence that a question was made of; of two hops the sentence and the clause, with the name."""
+    parts = halves(question)
+    if parts is None:
+        return [question.replace(BLANK, answer)]
+    sentence, clause = parts
+    return [
+        sentence.replace(BRIDGE, bridge),
+        clause.replace(BRIDGE, bridge).replace(BLANK, answer),
+    ]
+
+
+def proposed_statements(row: Json) -> list[str]:
+    """Returns the `statements` of a proposal; the name of two hops is what the proposer searched for first."""
+    call = first_search(row)
+    bridge = call['arguments']['query_list'][0] if call else ''
+    return statements(row['info']['question'], row['info']['answers'][0], bridge)
+
+
+def repeats(texts: list[str], held_out_texts: list[str]) -> bool:
+    """Returns whether one of the texts is part of a held-out text, or the other way round."""
+    for text in texts:
+        if len(text.split()) < _LEAST_WORDS:
+            continue
+        for held_out in held_out_texts:
+            if text in held_out or held_out in text:
+                return True
+    return False
 
 
 def first_search(row: Json) -> Json | None:
@@ -141,6 +196,18 @@ def lines(path: pathlib.Path) -> Iterator[Any]:
             yield json.loads(line)
 
 
+def check(workdir: pathlib.Path) -> None:
+    """Ends the command with one line unless a folder has the files of a quickstart with held-out questions."""
+    for name in ('questions.jsonl', 'held_out.jsonl', 'corpus.jsonl', 'index'):
+        if not (workdir / name).exists():
+            print(
+                f'benchmarks.two_hops: {workdir} has no {name}; give the workdir of make quickstart CORPUS=… without '
+                'EVAL: with questions of your own nothing is held out, and there is nothing to measure here',
+                file=sys.stderr,
+            )
+            sys.exit(2)
+
+
 def main() -> None:
     """Prints what was measured."""
     parser = argparse.ArgumentParser(
@@ -153,9 +220,11 @@ def main() -> None:
         'workdir', type=pathlib.Path, help='the workdir of make quickstart CORPUS=…'
     )
     args = parser.parse_args()
-    result = {'held out': searches(args.workdir)}
+    check(args.workdir)
+    result: dict[str, Any] = {'held out': searches(args.workdir)}
     if (args.workdir / 'run').exists():
         result['proposed'] = proposals(args.workdir)
+        result['training'] = leaks(args.workdir)
     print(json.dumps(result, indent=1))
 
 

@@ -9,7 +9,8 @@ builds an index, held-out questions and training documents in runs/own, and then
 The text after the colon is that folder. Questions are sentences with a blank (`python -m zeroplay_jax.inputs cloze`).
 One hop: a proposer reads a passage and leaves words out of a sentence; a solver searches for the passage and fills them
 in. Two hops: the proposer also searches for a name of its passage and leaves words out of a sentence about it in
-another one; the solver has to find the name first. No proposer starts from a document that questions are about.
+another one; the solver has to find the name first. Training neither starts from a document that held-out questions are
+about nor finds one by a search.
 Made for two CPU cores without a GPU.
 """
 
@@ -24,7 +25,7 @@ def get_config(folder=''):
     """Returns the config; `folder`: the workdir with index, questions and documents; '' leaves their paths unset."""
     config = common.get_config('drzero')
     config.policy.path = str(ENGLISH_CHECKPOINT)
-    config.schedule.update(iterations=2, hop_ratio=cloze_files.ratio_of_hops(two_hops=True))
+    config.schedule.update(iterations=2, hop_ratio=cloze_files.ratio_of_hops(two_hops=False))
 
     # One device per core; on a GPU or TPU, those that it has.
     config.cpu_devices = 2
@@ -60,7 +61,11 @@ def get_config(folder=''):
         config.eval.file = str(inputs / 'questions.jsonl')
         documents = inputs / 'documents.jsonl'
         config.inputs.documents = str(documents)
-        # In a small corpus few names connect two documents; then all questions have one hop.
+        # A corpus in which names connect enough documents also gives documents of two hops.
         if documents.exists():
             config.schedule.hop_ratio = cloze_files.hop_ratio(files.documents(str(documents)))
+        # With questions of the user's own nothing is held out, and there is no such file.
+        held_out = inputs / 'held_out.jsonl'
+        if held_out.exists():
+            config.retrieval.held_out = str(held_out)
     return config

@@ -27,6 +27,7 @@ from .sources import (
     without_front_matter,
 )
 from .splitting import split_record, split_text
+from .suggestions import similar_path
 from .types import RetrievalError, short
 
 # Suffixes that are named one by one in an error; a folder can hold hundreds.
@@ -109,7 +110,7 @@ def write_clean(source: pathlib.Path, out: pathlib.Path, passage_words: int) -> 
     """
     if not source.exists():
         raise RetrievalError(
-            f'{source}: no such file or folder; give texts (.txt, .md) or passages'
+            f'{source}: no such file or folder; give texts (.txt, .md) or passages{similar_path(source)}'
         )
     # The draft is renamed when it is complete, so that an interrupted command leaves no partial corpus.
     draft = out.with_name(f'.{os.getpid()}.{out.name}')

@@ -29,6 +29,7 @@ from .manifest import FORMAT, describe, write_manifest
 from .manifest import fingerprint as fingerprint
 from .manifest import read_manifest as read_manifest
 from .manifest import verify as verify
+from .suggestions import similar_path
 from .types import Encoder, RetrievalError
 
 KINDS = ('scann', 'exact', 'bm25')
@@ -102,6 +103,7 @@ def build(
     if not source.exists():
         raise RetrievalError(
             f'{source}: no such file; name a corpus (.jsonl or .tsv, also .gz or .zst, or a folder)'
+            f'{similar_path(source)}'
         )
     # The temporary folder is beside `out`, so that the rename stays within one file system.
     staging = out.with_name(f'{out.name}.partial')

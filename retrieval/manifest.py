@@ -11,6 +11,7 @@ import pathlib
 from typing import Any
 
 from . import shards
+from .suggestions import similar_path
 from .types import RetrievalError
 
 # Version of the folder's layout.
@@ -40,6 +41,7 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise RetrievalError(
             f'{path}: cannot be read ({error}); build it with python -m zeroplay_jax.retrieval.build'
+            f'{similar_path(folder)}'
         ) from error
     if not isinstance(manifest, dict) or manifest.get('format') != FORMAT:
         raise RetrievalError(

@@ -19,6 +19,7 @@ import zstandard
 
 from .records import Record, contents, split
 from .splitting import split_record, split_text
+from .suggestions import similar_path
 from .types import RetrievalError, short
 
 # No passage is longer; the limit bounds the memory that a file of another kind can take.
@@ -119,7 +120,7 @@ def read(
         # Errors of the operating system have a short text; those of decompressors do not.
         reason = getattr(error, 'strerror', None) or str(error)
         raise RetrievalError(
-            f'{source}: cannot be read ({reason}); give a whole, readable file'
+            f'{source}: cannot be read ({reason}); give a whole, readable file{similar_path(source)}'
         ) from error
 
 
@@ -190,7 +191,9 @@ def _read_texts(
     """Yields (file number from 1, passage) of a folder of texts or of one text; see `read`."""
     files = files_of(source)
     if not source.exists():
-        raise RetrievalError(f'{source}: cannot be read (no such file); give a text or a folder')
+        raise RetrievalError(
+            f'{source}: cannot be read (no such file); give a text or a folder{similar_path(source)}'
+        )
     if not files:
         raise RetrievalError(f'{source}: no .txt or .md file in it; give a folder of texts')
     for number, path in enumerate(files, 1):

@@ -1,6 +1,8 @@
 """The functions of `import zeroplay_jax as zp` give what a run gives: the same tokens, scores and losses."""
 
 import asyncio
+import dataclasses
+import re
 import subprocess
 import sys
 
@@ -14,7 +16,7 @@ from zeroplay_jax.selfplay.schedule import all_steps
 from zeroplay_jax.settings.errors import ConfigError
 from zeroplay_jax.tools.base import Tool, ToolResult, string_parameter
 from zeroplay_jax.training import build, loop
-from zeroplay_jax.types import UserError
+from zeroplay_jax.types import Trajectory, UserError
 
 # The first of the loop's steps is an evaluation; any number will do as long as both sides use it.
 STEP = 5
@@ -186,6 +188,29 @@ def test_a_tool_of_the_notebook_takes_the_place_of_the_search(policy, index):
     assert rollout.valid_calls
     text = zp.show(rollout)
     assert '[search: ok]' in text and 'Nothing is known.' in text and rollout.finish in text
+    assert 'left out' not in text
+
+
+class LongSearch(FixedSearch):
+    def run(self, calls):
+        return [ToolResult(text=f'Lomi {"and Gumu " * 2_000}end') for _ in calls]
+
+
+def test_the_shown_results_are_what_the_policy_read(policy, index):
+    question = index.questions[0].text
+    arguments = {'tools': [LongSearch()], 'temperature': 0.0}
+    ((rollout,),) = zp.sample_rollouts(policy, index, [question], **arguments)
+    text = zp.show(rollout)
+    limit = policy.config.rollout.observation_tokens
+    whole = len(policy.codec.encode(rollout.turns[0].call.text))
+    read, left_out = re.search(r'ok\] (.*?) \[… (\d+) tokens left out\]', text, re.S).groups()
+    assert 'Lomi and Gumu' in read and 'end' not in read
+    assert len(policy.codec.encode(read)) <= limit
+    # The tags around the result are a few tokens.
+    assert whole - limit <= int(left_out) <= whole - limit + 20
+    # A rollout of a run has no record of what was read.
+    plain = {field.name: getattr(rollout, field.name) for field in dataclasses.fields(Trajectory)}
+    assert zp.show(Trajectory(**plain)).count('and Gumu') == 2_000 * rollout.valid_calls
 
 
 def test_the_index_answers_queries(index):

@@ -161,6 +161,18 @@ def test_the_tool_of_the_documentation_works():
     assert tool.run([Invocation({'year': 'x'})])[0].error == 'no_year'
 
 
+def test_the_page_about_python_runs(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    names = {}
+    for number, block in enumerate(python_blocks('docs/api.md')):
+        exec(compile(block, f'block {number} of docs/api.md', 'exec'), names)
+    # Every public function is in the table.
+    page = (ROOT / 'docs/api.md').read_text()
+    functions = [name for name in names['zp'].__all__ if name.islower()]
+    assert all(f'| `zp.{name}(' in page for name in functions)
+    assert names['rollout'].turns[-1].text.strip() in capsys.readouterr().out
+
+
 def test_the_derived_recipe_of_the_documentation_works(tmp_path, monkeypatch):
     from zeroplay_jax.configuration import rules
     from zeroplay_jax.configuration.fields import default_config

@@ -98,6 +98,21 @@ def test_training_never_draws_a_held_out_document(played):
     assert shown and not shown & held_out
 
 
+def test_training_finds_no_held_out_passage_and_evaluations_do(played):
+    workdir, _ = played
+    held_out = {line['document_id'] for line in lines(workdir / 'held_out.jsonl')}
+    passages = {line['id'] for line in lines(workdir / 'corpus.jsonl')}
+    trained = {line['document_id'] for line in lines(workdir / 'documents.jsonl')}
+    assert held_out and held_out < passages and not held_out & trained
+    found = {False: set(), True: set()}
+    for row in lines(workdir / 'run' / 'trajectories.jsonl'):
+        for call in filter(None, row['turns']):
+            ids = {passage['id'] for each in call['documents'] for passage in each}
+            found[row['phase'] == 'evaluation'] |= ids
+    assert found[False] and not found[False] & held_out
+    assert found[True] & held_out
+
+
 def test_the_printed_command_asks_the_trained_policy(played):
     workdir, done = played
     (advice,) = [line for line in done.stdout.splitlines() if line.startswith('ask the trained')]
@@ -170,6 +185,7 @@ def test_bm25_and_own_questions(texts, tmp_path):
     command = prepare(*arguments, '--seed=3', '--config.solver.steps=1')
     assert folder.read_manifest(workdir / 'index')['kind'] == 'bm25'
     assert not (workdir / 'questions.jsonl').exists()
+    assert not english.get_config(str(workdir)).retrieval.held_out
     # Nothing is held out: all documents can be trained on.
     assert len({line['title'] for line in lines(workdir / 'documents.jsonl')}) == 15
     assert command[-3:] == [
@@ -346,6 +362,9 @@ def test_the_config_is_sound(texts, tmp_path):
     config = english.get_config(str(tmp_path / 'w'))
     rules.check(config)
     assert config.eval.questions >= 200
+    assert config.retrieval.held_out == str(tmp_path / 'w' / 'held_out.jsonl')
+    # Documents of `zeroplay_jax.inputs documents` or of a small corpus have one hop.
+    assert tuple(english.get_config().schedule.hop_ratio) == (1.0,)
     with pytest.raises(UserError, match='not an index folder'):
         rules.check(english.get_config())
 

@@ -10,6 +10,7 @@ import scripted_rollouts
 from scripted_rollouts import ScriptedSampler, scripted_policy
 
 from benchmarks.slices_engines import Episode, Group, Settings, SlotEngine, Tools
+from benchmarks.slices_pages import PagedEngine
 from zeroplay_jax.policy import sharding
 from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
@@ -26,6 +27,13 @@ SHAPES = [
     (3, 200, 16, 3, 16, 2, 2),
     (12, 130, 8, 4, 8, 3, 1),
 ]
+PAGED_SHAPE = (10, 160, 8, 2, 4, 2, 2)
+# Pages of 16 tokens: a rollout fills ten of them.
+PAGED = {
+    'separate calls': dict(page=16),
+    'budget': dict(page=16, token_budget=24),
+    'few pages': dict(page=16, token_budget=24, pages=24),
+}
 TURN_TOKENS = 40
 
 
@@ -36,7 +44,7 @@ def policy(tmp_path_factory):
 
 
 class RecordingSampler(ScriptedSampler):
-    """Notes its calls in `trace`; every decode call takes one unit of the workers' clock."""
+    """Notes its calls in `trace`."""
 
     def extend(self, params, slots):
         self.trace.append(('extend', list(slots)))
@@ -51,8 +59,16 @@ class RecordingSampler(ScriptedSampler):
         chunk = super().decode(params)
         counts = np.asarray(chunk.count)
         self.trace.append(('decode', [(slot, int(n)) for slot, n in enumerate(counts) if n]))
-        self.workers.now += 1
         return chunk
+
+
+class CountedScheduler(Scheduler):
+    """A round with a decode call takes one unit of the workers' clock."""
+
+    def _round(self):
+        has_worked = super()._round()
+        self.workers.now += has_worked
+        return has_worked
 
 
 class InlinePool:
@@ -73,7 +89,7 @@ class InlinePools(dict):
 
 
 class CountedWorkers(ToolWorkers):
-    """Real tool calls whose durations are counted in decode calls, so that the simulator can repeat them."""
+    """Real tool calls whose durations are counted in rounds, so that the simulator can repeat them."""
 
     def __init__(self, latency, threads):
         super().__init__(True, 30.0)
@@ -88,7 +104,8 @@ class CountedWorkers(ToolWorkers):
         super()._start(tool, pending_calls)
         (future,) = set(self._batches) - before
         thread = int(np.argmin(self.free))
-        self.free[thread] = max(self.now, self.free[thread]) + self.latency()
+        # Calls start at the end of the round.
+        self.free[thread] = max(self.now + 1, self.free[thread]) + self.latency()
         self.ends[future] = self.free[thread]
 
     def finished(self):
@@ -130,8 +147,8 @@ def scripts(codec, seed):
     return groups
 
 
-def play_for_real(policy, shape, seed):
-    """Returns the calls of the real scheduler and the rollouts, by group."""
+def play_for_real(policy, shape, seed, overlap=False, **pages):
+    """Returns the calls of the real scheduler, the rollouts by group, and its counters."""
     codec, model, params = policy
     slots, context, chunk, fill_rows, burst, put_rows, threads = shape
     config = dataclasses.replace(
@@ -139,6 +156,7 @@ def play_for_real(policy, shape, seed):
         **dict(slots=slots, context=context, chunk=chunk, fill_rows=fill_rows, burst=burst),
         put_rows=put_rows,
         eos=codec.eos_ids,
+        **pages,
     )
     sampler = RecordingSampler(model, config, sharding.make_mesh())
     pool = SlotPool(sampler, seed=0)
@@ -149,8 +167,8 @@ def play_for_real(policy, shape, seed):
             turns[index, sample] = script
     sampler.script(pool, turns)
     sampler.trace = []
-    scheduler = Scheduler({'policy': pool})
-    scheduler.workers = sampler.workers = CountedWorkers(latencies(seed), threads)
+    scheduler = CountedScheduler({'policy': pool}, overlap=overlap)
+    scheduler.workers = CountedWorkers(latencies(seed), threads)
     scheduler.publish_weights('policy', params, 0)
     lengths = np.random.default_rng(seed)
 
@@ -168,20 +186,23 @@ def play_for_real(policy, shape, seed):
         tokens = np.array(filler * prompt, np.int32)
         requests.append(Request('policy', tokens, (index,), env, len(samples)))
     results = scheduler.run([scheduler.rollout(request) for request in requests])
-    return sampler.trace, results
+    return sampler.trace, results, scheduler.stats
 
 
 class CountedCosts:
-    """A decode call takes one unit of time, everything else none."""
+    """The host takes one unit of time in a round with a decode call, everything else none."""
 
     def extend(self, rows):
         return 0.0
 
     def decode(self, steps):
-        return 1.0, 0.0
+        return 0.0, 0.0
+
+    def mixed(self, *arguments):
+        return 0.0
 
     def host(self, rows):
-        return 0.0
+        return 1.0
 
 
 def lengths_of(results, codec):
@@ -203,7 +224,7 @@ def lengths_of(results, codec):
     return groups
 
 
-def simulated(groups, shape, seed):
+def simulated(groups, shape, seed, engine_class=SlotEngine, **options):
     slots, context, chunk, fill_rows, burst, _, threads = shape
     settings = Settings(
         slots=slots,
@@ -212,8 +233,9 @@ def simulated(groups, shape, seed):
         fill_rows=fill_rows,
         burst=burst,
         turn_tokens=TURN_TOKENS,
+        **options,
     )
-    engine = SlotEngine(settings, CountedCosts(), Tools(latencies(seed), threads))
+    engine = engine_class(settings, CountedCosts(), Tools(latencies(seed), threads))
     engine.trace = []
     for prompt, episodes in groups:
         rollouts = tuple(Episode(turns, finish == 'eos') for turns, finish in episodes)
@@ -229,7 +251,7 @@ def simulated(groups, shape, seed):
 @pytest.mark.parametrize('shape', SHAPES, ids=str)
 @pytest.mark.parametrize('seed', [1, 2])
 def test_same_lengths_give_the_calls_of_the_real_scheduler(policy, shape, seed):
-    trace, results = play_for_real(policy, shape, seed)
+    trace, results, _ = play_for_real(policy, shape, seed)
     groups = lengths_of(results, policy[0])
     engine = simulated(groups, shape, seed)
     for number, (real, played) in enumerate(zip(trace, engine.trace)):
@@ -239,3 +261,27 @@ def test_same_lengths_give_the_calls_of_the_real_scheduler(policy, shape, seed):
     assert kinds == {'extend', 'clone', 'decode'}
     written = sum(len(r.tokens[r.source == POLICY]) for group in results for r in group)
     assert engine.generated == written
+
+
+def without_empty_calls(trace):
+    return [call for call in trace if call[0] == 'decode' and call[1]]
+
+
+@pytest.mark.parametrize('overlap', [False, True])
+@pytest.mark.parametrize('layout', PAGED)
+def test_same_lengths_give_the_decode_calls_of_the_real_pages(policy, layout, overlap):
+    slots, context, *_ = PAGED_SHAPE
+    options = PAGED[layout]
+    trace, results, stats = play_for_real(policy, PAGED_SHAPE, 3, overlap, **options)
+    groups = lengths_of(results, policy[0])
+    pages = dict(token_budget=0) | options
+    pages.setdefault('pages', slots * context // options['page'])
+    engine = simulated(groups, PAGED_SHAPE, 3, PagedEngine, overlap=overlap, **pages)
+    calls, played = without_empty_calls(trace), without_empty_calls(engine.trace)
+    for number, (real, simulated_call) in enumerate(zip(calls, played)):
+        assert real == simulated_call, f'call {number} of {len(calls)}'
+    assert len(calls) == len(played)
+    written = sum(len(r.tokens[r.source == POLICY]) for group in results for r in group)
+    assert engine.generated == written
+    assert engine.evictions == stats['evictions']
+    assert bool(engine.evictions) == (layout == 'few pages')

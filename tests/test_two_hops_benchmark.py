@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from benchmarks import two_hops
 from zeroplay_jax.retrieval import folder
 
@@ -18,55 +20,95 @@ def write(path, lines):
     path.write_text(''.join(json.dumps(line) + '\n' for line in lines))
 
 
-def proposal(question, answer, query='Lomi Kelpar', rejected=None):
+def proposal(question, answer, query='Lomi Kelpar', rejected=None, hops=2):
     title, text = PASSAGES['b']
     turn = {
         'arguments': {'query_list': [query]},
         'documents': [[{'id': 'b', 'title': title, 'text': text}]],
     }
-    info = {'hops': 2, 'question': question, 'answers': [answer], 'rejected': rejected}
+    info = {'hops': hops, 'question': question, 'answers': [answer], 'rejected': rejected}
     # The proposer sees the name as a link.
     linked_text = PASSAGES['a'][1].replace('Lomi Kelpar', '[ Lomi Kelpar ]')
     prompt = f'Document: (Title: Gumu) {linked_text}'
     segments = [{'source': 'prompt', 'text': prompt}]
-    row = {'is_proposal': True, 'drop': None, 'info': info}
+    row = {'phase': 'proposer', 'is_proposal': True, 'drop': None, 'info': info}
     # A call that could not be read comes first.
     malformed = {'arguments': None, 'documents': []}
     return row | {'turns': [malformed, turn, None], 'segments': segments}
 
 
-def test_what_is_counted(tmp_path, monkeypatch, capsys):
+QUESTION = {
+    'question': f'{SENTENCE} {CLAUSE}',
+    'answers': ['Viru'],
+    'hops': 2,
+    'document_id': 'b',
+    'first_document_id': 'a',
+    'bridge': 'Lomi Kelpar',
+}
+ONE_HOP = {'question': 'The bridge of Gumu was built in ____.', 'answers': ['1203'], 'hops': 1}
+
+
+@pytest.fixture
+def workdir(tmp_path):
+    """The files of a quickstart whose training found held-out passages and asked about them."""
     corpus = tmp_path / 'corpus.jsonl'
     records = [{'id': key, 'contents': f'"{t}"\n{text}'} for key, (t, text) in PASSAGES.items()]
     write(corpus, records)
     folder.build(corpus, tmp_path / 'index', 'bm25', None)
-    question = {
-        'question': f'{SENTENCE} {CLAUSE}',
-        'answers': ['Viru'],
-        'hops': 2,
-        'document_id': 'b',
-        'first_document_id': 'a',
-        'bridge': 'Lomi Kelpar',
-    }
-    write(tmp_path / 'questions.jsonl', [question, {'question': 'One ____.', 'hops': 1}])
+    write(tmp_path / 'questions.jsonl', [QUESTION, ONE_HOP])
+    write(tmp_path / 'held_out.jsonl', [{'document_id': 'b'}, {'document_id': 'd'}])
     (tmp_path / 'run').mkdir()
     rows = [
-        proposal(question['question'], 'Viru'),
-        proposal(question['question'], 'Gumu'),
+        proposal(QUESTION['question'], 'Viru'),
+        proposal(QUESTION['question'], 'Gumu'),
+        # The first sentence is another one, the clause is that of the held-out question.
         proposal(f'Another sentence about #1. {CLAUSE}', 'Viru'),
         proposal('One ____.', 'Viru'),
         proposal(None, 'Viru', rejected='no_question'),
+        # Of one hop: with the held-out sentence, with the held-out clause in a sentence, and with neither.
+        proposal('The bridge of ____ was built in 1203.', 'Gumu', hops=1),
+        proposal('His son Lomi Kelpar was born in ____ in spring.', 'Viru', hops=1),
+        proposal('The bridge of Lomi was built in ____.', '1203', hops=1),
+        proposal(QUESTION['question'], 'Viru') | {'phase': 'evaluation'},
     ]
     write(tmp_path / 'run' / 'trajectories.jsonl', rows)
-    monkeypatch.setattr('sys.argv', ['two_hops', str(tmp_path)])
+    return tmp_path
+
+
+def measured(workdir, monkeypatch, capsys):
+    monkeypatch.setattr('sys.argv', ['two_hops', str(workdir)])
     two_hops.main()
-    printed = json.loads(capsys.readouterr().out)
+    return json.loads(capsys.readouterr().out)
+
+
+def test_what_is_counted(workdir, monkeypatch, capsys):
+    printed = measured(workdir, monkeypatch, capsys)
     assert printed['held out']['questions'] == 1
     assert printed['held out']['clause with name finds second passage'] == 1.0
     assert printed['proposed'] == {
-        'proposals': 5,
-        'accepted': 0.8,
-        'second half of another document': 0.4,
-        'joins two documents': 0.2,
-        'clause of a held-out question': 0.4,
+        'proposals': 6,
+        'accepted': 5 / 6,
+        'second half of another document': 3 / 6,
+        'joins two documents': 2 / 6,
     }
+    # Sentences and clauses of both kinds of question count; a search of the evaluation does not.
+    assert printed['training'] == {
+        'accepted proposals of one or two hops': 7,
+        'of them with a sentence or clause of a held-out question': 5,
+        'held-out passages found': 8,
+    }
+
+
+def test_without_questions_of_two_hops_the_shares_are_left_out(workdir, monkeypatch, capsys):
+    write(workdir / 'questions.jsonl', [ONE_HOP])
+    assert measured(workdir, monkeypatch, capsys)['held out'] == {'questions': 0}
+
+
+@pytest.mark.parametrize('missing', ['questions.jsonl', 'held_out.jsonl'])
+def test_a_workdir_without_held_out_questions_is_one_line(workdir, monkeypatch, capsys, missing):
+    (workdir / missing).unlink()
+    with pytest.raises(SystemExit) as caught:
+        measured(workdir, monkeypatch, capsys)
+    error = capsys.readouterr().err
+    assert caught.value.code == 2 and error.count('\n') == 1
+    assert f'has no {missing}' in error and 'without EVAL' in error

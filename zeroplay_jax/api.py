@@ -16,6 +16,11 @@ from ml_collections import ConfigDict
 
 import zeroplay_jax.api_arguments as arguments
 from zeroplay_jax.configuration import entry, fields, rules
+from zeroplay_jax.evaluation.sampled_rollout import (
+    SampledRollout,
+    rollout_text,
+    with_observations,
+)
 from zeroplay_jax.learner.weights_view import publisher
 from zeroplay_jax.objectives import rewards as reward_functions
 from zeroplay_jax.policy import hf
@@ -162,7 +167,7 @@ def sample_rollouts(
     temperature: float = 1.0,
     seed: int = 0,
     step: int = 0,
-) -> list[list[Trajectory]]:
+) -> list[list[SampledRollout]]:
     """Returns per question `samples` rollouts in which the policy answers it with tools.
 
         rollouts = zp.sample_rollouts(policy, index, ['Who founded Arvenburg?'], samples=4)
@@ -208,27 +213,31 @@ def sample_rollouts(
     published = publisher(policy.model, policy.opened.mesh, policy.params)(policy.params)
     context.scheduler.publish_weights(_SOLVER, published, version=0)
 
-    async def ask(number: int, question: str) -> list[Trajectory]:
+    env = context.roles[_SOLVER].env
+
+    async def ask(number: int, question: str) -> list[SampledRollout]:
         # The engine and evaluations use the same identity for item `number` of step `step`.
         identity = (step, number)
         try:
-            return await context.ask(_SOLVER, identity, samples, temperature, question=question)
+            rollouts = await context.ask(_SOLVER, identity, samples, temperature, question=question)
         except TaskDropped as drop:
             raise UserError(
                 f'{function}: questions[{number}] ({question[:60]!r}) cannot be asked: {drop.reason}; shorten it '
                 'or raise rollout.prompt_tokens'
             ) from None
+        return [with_observations(rollout, env) for rollout in rollouts]
 
     episodes = [ask(number, question) for number, question in enumerate(questions)]
     return context.scheduler.run(episodes)
 
 
 def show(trajectory: Trajectory) -> str:
-    """Returns a rollout as text: the policy's turns, its tool calls and their results.
-
-    Results are whole here; the policy reads up to `rollout.observation_tokens` of each.
+    """Returns a rollout as text: the policy's turns, its tool calls and what it read of their results.
 
         print(zp.show(rollouts[0][0]))
+
+    A result that was longer than `rollout.observation_tokens` ends with the number of tokens that were left out. Of a
+    rollout that `sample_rollouts` did not return the results are whole.
 
     Raises:
       UserError: `trajectory` is not a single rollout.
@@ -236,15 +245,7 @@ def show(trajectory: Trajectory) -> str:
     if not isinstance(trajectory, Trajectory):
         kind = type(trajectory).__name__
         raise UserError(f'show: the rollout is a {kind}; give one rollout, such as rollouts[0][0]')
-    lines = []
-    for turn in trajectory.turns:
-        lines.append(turn.text.strip())
-        if turn.call is not None:
-            outcome = turn.call.error or 'ok'
-            lines.append(f'  [{turn.call.tool or "call"}: {outcome}] {turn.call.text.strip()}')
-    tokens = f'{trajectory.policy_tokens} of {len(trajectory.tokens)} tokens written by the policy'
-    lines.append(f'({trajectory.finish}; {tokens})')
-    return '\n'.join(lines)
+    return rollout_text(trajectory)
 
 
 def score(

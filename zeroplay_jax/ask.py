@@ -28,9 +28,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import entry
+from zeroplay_jax.evaluation.question_form import question_form
 from zeroplay_jax.evaluation.terminal import Printer
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.retrieval.command import Parser
+from zeroplay_jax.retrieval.suggestions import similar_path
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.settings import schema
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
@@ -218,7 +220,7 @@ def _policy_folder(path: str | None) -> pathlib.Path:
         policies = ', '.join(str(file.parent) for file in tokenizers_inside)
         fix = f'name a policy in it: {policies}'
     if not folder.is_dir():
-        raise UserError(f'--policy {path}: no such folder; {fix}')
+        raise UserError(f'--policy {path}: no such folder; {fix}{similar_path(folder)}')
     for pattern in ('config.json', 'tokenizer.json', '*.safetensors'):
         if not any(folder.glob(pattern)):
             raise UserError(f'--policy {folder}: the folder has no {pattern}; {fix}')
@@ -359,6 +361,7 @@ def _load(args: argparse.Namespace, folder: pathlib.Path, config: ConfigDict) ->
         temperature=args.temperature,
         as_json=args.json,
         first_question=args.question,
+        form=question_form(folder),
     )
 
 

@@ -224,6 +224,12 @@ def _add_cloze(commands) -> None:
         help='where the documents to train on are written',
     )
     parser.add_argument(
+        '--held-out',
+        type=pathlib.Path,
+        metavar='FILE',
+        help='where the ids of the held-out passages are written (OUT with _passages before its suffix)',
+    )
+    parser.add_argument(
         '--count', metavar='N', type=_whole_number(1), default=240, help='questions (240)'
     )
     parser.add_argument(
@@ -308,7 +314,7 @@ def build(args: argparse.Namespace) -> builders.BuiltFile:
 
 
 def _report_cloze(args: argparse.Namespace, built: cloze_files.ClozeFiles) -> str:
-    """Returns a line about the two cloze files written, and the flags with which a run takes them."""
+    """Returns a line about the three cloze files written, and the flags with which a run takes them."""
     ratio = ','.join(f'{share:g}' for share in cloze_files.hop_ratio(built.documents))
     # A ratio of one hop count is a tuple with a comma at its end, as Python writes it.
     hop_ratio = f'({ratio})' if ',' in ratio else f'({ratio},)'
@@ -316,6 +322,7 @@ def _report_cloze(args: argparse.Namespace, built: cloze_files.ClozeFiles) -> st
         f'--config.eval.file={args.out}',
         f'--config.eval.questions={len(built.questions)}',
         f'--config.inputs.documents={args.documents}',
+        f'--config.retrieval.held_out={args.held_out}',
         f'--config.schedule.hop_ratio={hop_ratio}',
     ]
     return f'{args.out}: {built}; taken by recipe drzero with {shlex.join(flags)}'
@@ -368,9 +375,14 @@ def _check_out(args: argparse.Namespace) -> None:
     # Inputs are read as streams, so the file would be replaced while it is read.
     if args.out.resolve() in inputs:
         raise UserError(f'--out {args.out} is one of the inputs; choose another file')
-    if args.kind == 'cloze' and args.documents.resolve() in {*inputs, args.out.resolve()}:
+    if args.kind != 'cloze':
+        return
+    if args.documents.resolve() in {*inputs, args.out.resolve()}:
         problem = 'is the corpus or --out'
         raise UserError(f'--documents {args.documents} {problem}; choose another file')
+    if args.held_out.resolve() in {*inputs, args.out.resolve(), args.documents.resolve()}:
+        problem = 'is the corpus, --out or --documents'
+        raise UserError(f'--held-out {args.held_out} {problem}; choose another file')
 
 
 def _write(path: pathlib.Path, lines: Iterable[Json]) -> None:
@@ -391,6 +403,7 @@ def _run(args: argparse.Namespace) -> str:
         return _with_progress(read(args.corpus, None, args.passage_words), source, 'passages')
 
     split_corpus = cloze_files.build(passages, source, args.count, args.seed, args.most_documents)
+    _write(args.held_out, split_corpus.held_out_passages)
     _write(args.documents, split_corpus.documents)
     _write(args.out, split_corpus.questions)
     if split_corpus.warning:
@@ -403,6 +416,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     interrupts.raise_again()
     try:
         args = _parser().parse_args(argv)
+        if args.kind == 'cloze' and args.held_out is None:
+            args.held_out = args.out.with_name(f'{args.out.stem}_passages{args.out.suffix}')
         _check_out(args)
         report = _run(args)
     except (UserError, RetrievalError) as error:

@@ -4,8 +4,8 @@
     make quickstart CORPUS=texts WORKDIR=runs/own
 
 The corpus is a folder of .txt and .md files, or JSON lines or TSV of passages (retrieval/README.md). Long texts are
-cut into passages. Questions are made of documents that training never starts from; --eval takes a file of your own
-instead. Passages, index and questions are written into the workdir, the run itself into run/ in it. The same command
+cut into passages. Questions are made of documents that training never reads; --eval takes a file of your own instead.
+Passages, index and questions are written into the workdir, the run itself into run/ in it. The same command
 resumes at the step that was interrupted. Further arguments are settings of the run (configs/english.py):
 --config.FIELD=VALUE.
 """
@@ -28,6 +28,7 @@ from zeroplay_jax.configuration.packaged import config as packaged_config
 from zeroplay_jax.retrieval import cleaning, progress
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.sources import files_of, read, text_name
+from zeroplay_jax.retrieval.suggestions import similar_path
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import interrupts
 from zeroplay_jax.runtime.atomic import write_text
@@ -47,6 +48,8 @@ _MAX_DOCUMENTS = 5_000
 # The split does not depend on --seed: runs with different seeds are compared on the same questions.
 _SPLIT_SEED = 0
 _BLOCK_BYTES = 1 << 20
+# Raised when the files in a workdir change, so that a workdir of an earlier version is not resumed. 2: held_out.jsonl.
+_FILES_VERSION = 2
 _CORPUS_SUFFIXES = ('.txt', '.md', '.json', '.jsonl', '.tsv', '.gz', '.zst')
 # Folder of the run in the workdir.
 _RUN = 'run'
@@ -148,7 +151,7 @@ def _fingerprint(source: pathlib.Path) -> str:
     """
     if not source.exists():
         raise RetrievalError(
-            f'{source}: no such file or folder; give texts (.txt, .md) or passages (.jsonl)'
+            f'{source}: no such file or folder; give texts (.txt, .md) or passages (.jsonl){similar_path(source)}'
         )
     # The contents are hashed, not the times, so that a copied or unpacked corpus has the same hash.
     digest = hashlib.blake2b(digest_size=16)
@@ -173,6 +176,7 @@ def _origin(args: argparse.Namespace) -> dict[str, Any]:
         'encoder': args.encoder,
         'passage_words': _PASSAGE_WORDS,
         'questions': _QUESTIONS,
+        'files': _FILES_VERSION,
     }
 
 
@@ -268,6 +272,8 @@ def _make_questions(args: argparse.Namespace) -> None:
     split = cloze_files.build(passages, str(args.corpus), count, _SPLIT_SEED, _MAX_DOCUMENTS)
     if count:
         _write_lines(args.workdir / 'questions.jsonl', split.questions)
+        # Searches of training leave these passages out (`retrieval.held_out`).
+        _write_lines(args.workdir / 'held_out.jsonl', split.held_out_passages)
         _report('questions', split)
         if split.warning:
             print(f'{_NAME}: warning: {args.corpus}: {split.warning}', file=sys.stderr)
@@ -277,7 +283,7 @@ def _make_questions(args: argparse.Namespace) -> None:
             f'those of {args.eval}; {len(split.documents)} passages to train on, among them those that these '
             'questions are about',
         )
-    # Written last: its existence means that both files are complete.
+    # Written last: its existence means that all files are complete.
     _write_lines(documents_path, split.documents)
 
 

@@ -217,6 +217,7 @@ def broken(tmp_path):
         (['--temperature=nan', 'q'], ['--temperature', "'nan'", '0 or more']),
         (['--syntax=bing', 'q'], ['--syntax', 'search_r1', 'qwen']),
         (['--tools=qwen', 'q'], ['--tools', "'qwen' is a call syntax", '--syntax=qwen']),
+        (['--tools=serch', 'q'], ["'serch' is not a tool", 'did you mean search?']),
         (['--tools=search,bing', 'q'], ['--tools', "'bing' is not a tool", 'calculator']),
         (['--mcp-url=localhost:9', 'q'], ['--mcp-url', 'not a web address', 'http://']),
     ],

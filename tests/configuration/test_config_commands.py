@@ -45,7 +45,7 @@ PAGE = '--config=configs/quickstart.py'
         ([PAGE, '--workdir={tmp}/run', '--config.sampler.context=300'], '= 416'),
         ([PAGE, '--workdir={tmp}/run', '--config.policy.path={tmp}/none'], 'no such folder'),
         (['--config=configs/drzero.py:tiny', '--workdir={tmp}/run'], "no variant 'tiny'"),
-        (['--config=configs/quick.py'], 'no such file'),
+        (['--config=configs/quick.py'], 'did you mean configs/quickstart.py?'),
         (['--config={tmp}/broken.py'], 'could not be loaded: SyntaxError'),
         (['--confg=configs/quickstart.py'], 'Did you mean: config'),
         ([PAGE], 'give --workdir=FOLDER'),

@@ -4,7 +4,7 @@ import math
 import typing
 
 import pytest
-from config_checks import FILES, message
+from config_checks import FILES, ROOT, message
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configs import (
@@ -72,6 +72,7 @@ def test_every_field_has_bounds_or_a_check_elsewhere():
         'eval.tasks',
         'retrieval.path',
         'retrieval.encoder',
+        'retrieval.held_out',
         'retrieval.url',
         'tools.names',
         'tools.mcp_url',
@@ -417,3 +418,22 @@ def test_what_a_check_knows_of_losses_is_what_they_say():
     for name, loss in POLICY_LOSSES.items():
         assert loss.uses_ratio == (name not in rules.LOSSES_WITHOUT_RATIO)
         assert loss.per_token == (name not in rules.LOSSES_PER_SEQUENCE)
+
+
+@pytest.mark.parametrize(
+    ('field', 'value', 'suggestion'),
+    [
+        ('solver.loss', 'token_gp', 'token_pg'),
+        ('reward.difficulty', 'parabola', 'parabolic'),
+        ('tools.names', ('serach',), 'search'),
+        ('tools.syntax', 'quen', 'qwen'),
+        ('recipe', 'drzreo', 'drzero'),
+        ('inputs.documents', 'READM.md', 'README.md'),
+        ('policy.path', 'zeroplay_jax/mini/bass', 'zeroplay_jax/mini/base'),
+    ],
+)
+def test_a_similar_name_is_suggested(monkeypatch, field, value, suggestion):
+    monkeypatch.chdir(ROOT)
+    config = drzero.get_config('mini')
+    config.update_from_flattened_dict({field: value})
+    assert message(config).endswith(f'; did you mean {suggestion}?')

@@ -66,6 +66,8 @@ def test_open_tasks_are_graded_rubric_by_rubric(tmp_path):
 
 
 def test_neither_a_file_nor_a_name():
+    with pytest.raises(UserError, match='hotpotq is not a file .*; did you mean hotpotqa?'):
+        files.check_set('hotpotq')
     with pytest.raises(UserError, match='is not a file nor one of nq, triviaqa'):
         question_sets.load('nqq')
 

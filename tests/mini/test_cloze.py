@@ -8,6 +8,7 @@ import time
 import pytest
 
 from zeroplay_jax.mini import cloze
+from zeroplay_jax.retrieval.splitting import split_text
 from zeroplay_jax.settings.paths import EXAMPLE_TEXTS
 
 SHARED = pathlib.Path(__file__).parents[3] / 'shared' / 'data' / 'corpus.jsonl'
@@ -72,6 +73,21 @@ def test_a_date_is_left_out_whole():
     answers = [case.answer for case in cloze.clozes(sentence)]
     assert '7 November 1867' in answers and 'November' not in answers
     assert {'Gumu', 'Lomi'} < set(answers)
+
+
+def test_a_list_item_is_a_sentence_of_its_own():
+    items = [
+        'Bring two eggs and a bowl',
+        'The first bridge over the river was built by Gumu in 1203.',
+        'A second bridge was added by the monks of the old abbey.',
+    ]
+    sentence = 'The town beside it was called Lomi by all of its people.'
+    text = f'- {items[0]}\n- {items[1]}\n2. {items[2]}\n\n{sentence}'
+    assert cloze.sentences(text) == [*items[1:], sentence]
+    # In one line a dash is no list mark: passages cut out of an article begin with one.
+    assert cloze.sentences(f'- {items[1]} {sentence}') == [sentence]
+    (passage,) = split_text(text, 100)
+    assert cloze.sentences(passage) == cloze.sentences(text)
 
 
 def test_hostile_texts_take_little_time():

@@ -105,6 +105,34 @@ def test_lines_wrapped_by_hand_are_one_paragraph_and_headings_are_not():
     ]
 
 
+def test_a_list_item_or_heading_is_not_joined_to_the_next_sentence():
+    text = (
+        '# The garden\nIt has three parts:\n- an orchard\n- a pond with two small islands and a wooden bridge\n'
+        '• a lawn\n\nThe orchard was planted by the monks.\n1. Buy flour.\n2) Wait\nHistory\nThe town grew.'
+    )
+    (passage,) = splitting.split_text(text, 80)
+    assert passage.split() == text.split()
+    assert split_paragraphs(passage) == [
+        '# The garden',
+        'It has three parts:',
+        '- an orchard',
+        '- a pond with two small islands and a wooden bridge',
+        '• a lawn',
+        'The orchard was planted by the monks.',
+        '1. Buy flour.',
+        '2) Wait',
+        'History',
+        'The town grew.',
+    ]
+    # Sentences of prose stay on one line, and so do short lines that go on with a small letter.
+    assert splitting.split_text('One came.\nTwo came.\n\nThree came by', 80) == [
+        'One came. Two came. Three came by'
+    ]
+    assert splitting.split_text('The town of\nthe monks grew.', 80) == [
+        'The town of the monks grew.'
+    ]
+
+
 def test_real_passages_keep_their_words():
     if not SHARED.is_file():
         pytest.skip('the shared corpus is not here')

@@ -101,7 +101,7 @@ def test_a_page_is_shared_until_its_end_differs(policy):
     seen = []
     decode = pool.decode
 
-    def look():
+    def look(**options):
         groups = {}
         for rollout in pool.placement.active():
             groups.setdefault(rollout.identity[:-1], []).append(rollout)
@@ -111,7 +111,7 @@ def test_a_page_is_shared_until_its_end_differs(policy):
             rests = [page for rollout in siblings for page in rollout.pages.pages[shared:]]
             assert len(firsts) == 1 and len(set(rests)) == len(rests)
             seen.append((len(siblings), shared))
-        return decode()
+        return decode(**options)
 
     pool.decode = look
     scheduler = Scheduler({'policy': pool})

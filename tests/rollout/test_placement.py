@@ -82,7 +82,8 @@ def play(groups, slots, seed=1, shards=1, **fields):
             if pool.queue:
                 concurrent.append(pool.active)
             if pool.can_decode:
-                (chunk,) = pool.decode()
+                (call,) = pool.decode()
+                chunk = call.read(pool.rollouts)
                 calls = pool.read_chunk(chunk.tokens, chunk.logp, chunk.count, chunk.cached)
                 parked.extend((now + rng.integers(1, 4), rollout) for rollout, _ in calls)
             elif pool.active or pool.queue:

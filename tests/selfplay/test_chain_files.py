@@ -166,7 +166,37 @@ def test_with_few_chains_all_questions_have_one_hop():
     alone = [record for record in records if record.id[0] == 'p' or int(record.id[1:]) < 20]
     built = build(alone)
     assert set(hops(built.questions + built.documents)) == {1} and len(built.questions) == 80
-    assert 'two hops' not in str(built) and cloze_files.hop_ratio(built.documents) == (1.0,)
+    assert 'all of one hop: 16 of two hops can be made, 20 are needed' in str(built)
+    assert cloze_files.hop_ratio(built.documents) == (1.0,)
+
+
+def test_fewer_than_twenty_questions_of_two_hops_are_none():
+    records = linked(300)
+    # A quarter of 76 questions would be 19 of two hops: half of the score would hang on them.
+    few, enough = build(records, count=76), build(records, count=80)
+    assert set(hops(few.questions + few.documents)) == {1} and len(few.questions) == 76
+    assert 'all of one hop: 19 of two hops can be made' in str(few)
+    assert hops(enough.questions)[2] == 20 and 'with a link to another document' in str(enough)
+
+
+def test_a_small_corpus_holds_out_no_more_than_40_percent_with_two_hops():
+    built = build(linked(200), count=240)
+    assert hops(built.questions)[2] == 20
+    assert built.total == 400 and 150 < built.held_out <= 160
+
+
+def test_every_passage_of_a_held_out_document_is_listed():
+    records = linked(300)
+    built = build(records)
+    listed = {line['document_id'] for line in built.held_out_passages}
+    asked = {question['document_id'] for question in built.questions}
+    asked |= {line['first_document_id'] for line in built.questions if line['hops'] == 2}
+    trained = {document['document_id'] for document in built.documents}
+    assert asked <= listed and not listed & trained
+    # Each document has one passage.
+    assert len(listed) == len(built.held_out_passages) == built.held_out
+    titles = {record.id: split(record.contents)[0] for record in records}
+    assert all(titles[line['document_id']] == line['title'] for line in built.held_out_passages)
 
 
 def test_the_command_and_the_config_take_the_ratio_of_the_file(tmp_path, capsys):
@@ -183,6 +213,9 @@ def test_the_command_and_the_config_take_the_ratio_of_the_file(tmp_path, capsys)
     assert '240 questions (30 of two hops)' in report
     assert "'--config.schedule.hop_ratio=(0.875,0.125)'" in report
     assert hops(files.documents(str(documents)))[2] >= cloze_files.MIN_TWO_HOP_STARTS
+    held_out = files.held_out_passages(str(tmp_path / 'questions_passages.jsonl'))
+    assert f'--config.retrieval.held_out={tmp_path / "questions_passages.jsonl"}' in report
+    assert len(held_out.ids) == len(held_out.titles) > 200
     config = english.get_config(str(tmp_path))
     assert tuple(config.schedule.hop_ratio) == (0.875, 0.125)
     one_hop = [line for line in documents.read_text().splitlines() if '"hops": 1' in line]

@@ -58,6 +58,8 @@ def check(built, records):
         assert sum(sentence.lower() in other for other in lowered) == 1
         assert normalize_answer(answer) and answer.lower() not in question['question'].lower()
         assert f' {normalize_answer(answer)} ' not in f' {normalize_answer(title)} '
+    held_out = {line['document_id'] for line in built.held_out_passages}
+    assert asked <= held_out and not held_out & trained
     for document in built.documents:
         assert (document['title'], document['text']) == texts[document['document_id']]
         assert document['hops'] == 1
@@ -243,6 +245,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(tmp_path, capsys):
         '0 questions can be made': [source, tmp_path / 'o', tmp_path / 'd'],
         'is the corpus or --out': [source, tmp_path / 'o', tmp_path / 'o'],
         'is one of the inputs': [source, source, tmp_path / 'd'],
+        '--held-out': [source, tmp_path / 'x.jsonl', tmp_path / 'x_passages.jsonl'],
         'cannot be read': [tmp_path / 'none.jsonl', tmp_path / 'o', tmp_path / 'd'],
     }
     for message, (corpus, out, documents) in cases.items():

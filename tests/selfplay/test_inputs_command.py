@@ -270,7 +270,12 @@ def test_a_file_of_documents_that_does_not_fit_is_named(tmp_path):
         (good | {'hops': True}, '"hops" is True'),
         (good | {'hops': 0}, '"hops" is 0'),
         (good | {'type': 3}, '"type" is 3'),
-        (good | {'link': 'Nowhere'}, '"link" is \'Nowhere\'; give a name in the text'),
+        (good | {'link': 'Nowhere'}, '"link" is \'Nowhere\'; give a name that occurs in "text"'),
+        # Neither a part of a word nor another kind of value.
+        (good | {'link': 'cit'}, '"link" is \'cit\'; give a name that occurs in "text" as whole'),
+        (good | {'link': 0}, '"link" is 0; .* or leave "link" out'),
+        (good | {'link': []}, '"link" is '),
+        (good | {'link': 'x' * 200}, '"link" is \'x{59}…; give'),
         ({'title': 'Lomi', 'hops': 1}, 'every line must be'),
     ):
         with pytest.raises(UserError, match=rf'd\.jsonl, line 2: {wrong}'):

@@ -87,3 +87,15 @@ def test_a_proposal_without_a_question_has_none_in_the_logs():
     (record,) = task_log([Task((3, 1), {'title': 'Lomi'})], [Outcome([row])], [[]])
     assert record['question'] is None and record['drop'] == 'unfinished'
     assert record['task'] == [3, 1] and record['title'] == 'Lomi'
+
+
+def test_a_step_of_several_trained_roles_has_the_reward_of_each():
+    rows = [solver_row(), solver_row(), solver_row()]
+    rows[0].role, rows[0].reward = 'proposer', 0.25
+    rows[1].role, rows[1].reward = 'judge', 7.0
+    stats = row_metrics.rollout_stats(rows, [], ('proposer', 'solver'))
+    assert stats['proposer/reward_mean'] == (0.25, 1) and stats['solver/reward_mean'] == (1.0, 1)
+    assert 'judge/reward_mean' not in stats and stats['reward_mean'] == (8.25, 3)
+    # Of a single role it is the mean of all rows.
+    names = row_metrics.rollout_stats(rows, [], ('solver',)).keys()
+    assert not [name for name in names if name.endswith('/reward_mean')]

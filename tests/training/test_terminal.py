@@ -8,7 +8,7 @@ import numpy as np
 
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.selfplay.schedule import Phase, Step
-from zeroplay_jax.training.progress_bar import ProgressBar
+from zeroplay_jax.training.progress_bar import ProgressBar, _reward_texts
 from zeroplay_jax.training.rollout_text import (
     columns_of,
     evaluation_text,
@@ -67,6 +67,24 @@ def test_the_bar_shows_speed_drops_and_time_left_in_80_columns(monkeypatch):
         r'^proposer 12.2 2/134 \|.+\| \d\d:\d\d left, 812 tok/s, drop 75%, reward 0.53', line
     )
     assert all(columns_of(line) <= 80 for line in drawn_lines(terminal))
+
+
+def test_a_step_of_several_roles_shows_the_reward_of_each_in_80_columns(monkeypatch):
+    terminal = use_terminal(monkeypatch)
+    rewards = {'proposer/reward_mean': 0.05, 'solver/reward_mean': 0.31}
+    steps = make_steps('selfplay')
+    with ProgressBar(True, steps, 0, lambda phase: 8) as bar:
+        for step in steps[:2]:
+            bar.begin_step(step)
+            bar.end_step(step, METRICS | rewards)
+        bar._bar.refresh()
+    line = drawn_lines(terminal)[-1]
+    assert line.endswith('812 tok/s, drop 75%, p 0.05 s 0.31') and columns_of(line) <= 80
+    # Where there is space the names are whole, and letters tell the roles apart.
+    texts = _reward_texts(METRICS | rewards)
+    assert texts[0] == 'reward proposer 0.05 solver 0.31'
+    similar = {'challenger/reward_mean': 0.5, 'critic/reward_mean': 1.0, 'reward_mean': 0.7}
+    assert _reward_texts(similar)[2:] == ('ch 0.50 cr 1.00', 'reward 0.70')
 
 
 def test_notices_are_printed_with_and_without_a_terminal(monkeypatch):

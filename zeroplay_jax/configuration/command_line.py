@@ -17,6 +17,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields, rules
+from zeroplay_jax.retrieval.suggestions import similar_path
 from zeroplay_jax.settings.errors import ConfigError, fail
 from zeroplay_jax.settings.paths import CONFIGS
 from zeroplay_jax.settings.renamed import RENAMED_FIELDS
@@ -118,8 +119,11 @@ def check_arguments(argv: Sequence[str], chosen_recipe: str | None) -> None:
         flag, _, value = argument.lstrip('-').partition('=')
         if not argument.startswith('-'):
             continue
-        if flag == 'config' and value and not pathlib.Path(value.split(':')[0]).is_file():
-            raise ConfigError(f'--config={value}: no such file; there are {available_configs()}')
+        config_file = value.split(':')[0]
+        if flag == 'config' and value and not pathlib.Path(config_file).is_file():
+            raise ConfigError(
+                f'--config={value}: no such file; there are {available_configs()}{similar_path(config_file)}'
+            )
         if re.match(r'(no)?config\.', flag):
             schema = schema or _schema(chosen_recipe)
             name = flag.split('.', 1)[1]

@@ -9,6 +9,7 @@ from typing import Any
 import pydantic
 from ml_collections import ConfigDict
 
+from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.settings.bounds import Section
 from zeroplay_jax.settings.errors import ConfigError, fail
@@ -249,10 +250,10 @@ def _raise_first(
     if kind in _TYPE_ERRORS:
         default = defaults[name]
         fail(name, value, f'must be {type_name(default)}', f'give one such as {default!r}')
-    fail(name, value, 'not possible', _fix(problem))
+    fail(name, value, 'not possible', _fix(problem, value))
 
 
-def _fix(problem: Any) -> str:
+def _fix(problem: Any, value: Any) -> str:
     """Returns how to correct a value, from pydantic's description of the problem."""
     kind = problem['type']
     context = problem.get('ctx', {})
@@ -263,7 +264,7 @@ def _fix(problem: Any) -> str:
     if kind == 'literal_error':
         # pydantic writes "'a', 'b' or 'c'".
         choices = context['expected'].replace("'", '').replace(' or ', ', ')
-        return f'give one of {choices}'
+        return f'give one of {choices}{did_you_mean(str(value), choices.split(", "))}'
     if kind == 'value_error':
         return str(context['error'])
     return problem['msg']

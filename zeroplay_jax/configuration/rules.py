@@ -14,16 +14,17 @@ from collections.abc import Callable, Iterator
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields
-from zeroplay_jax.configuration.adapter_rules import base_folder, check_adapters
 from zeroplay_jax.configuration.address_rules import check_addresses
 from zeroplay_jax.configuration.ahead_rules import check_ahead
+from zeroplay_jax.configuration.held_out_rules import check_held_out
 from zeroplay_jax.configuration.page_rules import check_pages, sampler_axes
+from zeroplay_jax.configuration.policy_rules import check_adapters, check_checkpoint
 from zeroplay_jax.mini import world
 from zeroplay_jax.objectives import rewards
+from zeroplay_jax.retrieval.suggestions import similar_path
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.selfplay.recipe import INITIAL_WEIGHTS, Recipe, RoleSpec, recipe_class
 from zeroplay_jax.settings.errors import ConfigError, fail
-from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.tools.registry import check_name as check_tool_name
 
 # Properties of the built-in losses, as objectives/losses.py states them: a check imports no JAX.
@@ -359,6 +360,7 @@ def _check_retrieval(config: ConfigDict, recipe: type[Recipe]) -> None:
     has_index = (pathlib.Path(retrieval.path) / 'manifest.json').is_file()
     if retrieval.kind != 'world' and not has_index:
         fix = 'build one with python -m zeroplay_jax.retrieval.build'
+        fix += similar_path(retrieval.path)
         fail('retrieval.path', retrieval.path, 'not an index folder', fix)
 
 
@@ -378,13 +380,15 @@ def _check_files(config: ConfigDict, recipe: type[Recipe]) -> None:
                 'leave it empty, or set retrieval.kind to folder or http',
             )
         if not pathlib.Path(path).is_file():
-            fail(f'eval.{name}', path, 'no such file', f'name JSON lines of {lines} to evaluate on')
+            fix = f'name JSON lines of {lines} to evaluate on{similar_path(path)}'
+            fail(f'eval.{name}', path, 'no such file', fix)
     for name in ('answers', 'questions', 'tasks', 'documents'):
         path = config.inputs[name]
         if path and name not in recipe.input_files:
             fail(f'inputs.{name}', path, f'recipe {config.recipe} takes none', 'leave it empty')
         if path and not pathlib.Path(path).is_file():
-            fail(f'inputs.{name}', path, 'no such file', 'name a file of JSON lines')
+            fix = f'name a file of JSON lines{similar_path(path)}'
+            fail(f'inputs.{name}', path, 'no such file', fix)
 
 
 def _check_judge(config: ConfigDict, recipe: type[Recipe]) -> None:
@@ -401,24 +405,6 @@ def _check_judge(config: ConfigDict, recipe: type[Recipe]) -> None:
             '(sampler.context)'
         )
         fail('judge.tokens', judge.tokens, problem, 'give less')
-
-
-def check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses a policy folder that is not a checkpoint.
-
-    Raises:
-      ConfigError: one line; what is missing.
-    """
-    folder = base_folder(config.policy.path or str(BUILT_IN_CHECKPOINT))
-    path_text = config.policy.path or "'' (the built-in checkpoint)"
-    fix = 'name a Hugging Face checkpoint folder (config.json, tokenizer.json, *.safetensors)'
-    if not config.policy.path:
-        fix = 'train it with python -m zeroplay_jax.mini.base_model'
-    if not folder.is_dir():
-        fail('policy.path', path_text, 'no such folder', fix)
-    for pattern in ('config.json', 'tokenizer.json', '*.safetensors'):
-        if not any(folder.glob(pattern)):
-            fail('policy.path', path_text, f'the folder has no {pattern}', fix)
 
 
 Rule = Callable[[ConfigDict, type[Recipe]], None]
@@ -439,6 +425,7 @@ RULES: tuple[Rule, ...] = (
     _check_distillation,
     _check_judge,
     _check_retrieval,
+    check_held_out,
     check_addresses,
     _check_files,
     check_checkpoint,

@@ -9,6 +9,7 @@ from typing import Any
 
 from zeroplay_jax.evaluation.agent import Agent, build_role, trajectory_record
 from zeroplay_jax.evaluation.open_corpus import open_ask_corpus
+from zeroplay_jax.evaluation.question_form import QuestionForm
 from zeroplay_jax.evaluation.terminal import Printer, clean, one_line_json
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.rollout.tokens import open_codec
@@ -23,7 +24,7 @@ ENDINGS = {
     'malformed': 'it is inside a tool call that was never closed',
     'eos': 'the policy ended without one',
     'turn_tokens': 'a turn was longer than the limit',
-    'turns': 'no turn is left (--turns)',
+    'turns': 'the policy called a tool in its last turn too, in which it had to answer (--turns)',
     'context': 'its context is full',
 }
 
@@ -38,6 +39,7 @@ class Session:
       temperature: 0 is greedy.
       as_json: write one JSON object per question to stdout instead of printing the rollout.
       first_question: a question whose length is checked before the weights are loaded; None: no check.
+      form: the form of question that the policy reads; a question of another form gives a note. None: any form.
 
     Raises:
       UserError: a file or server that cannot be used, or a first question that is too long.
@@ -52,12 +54,15 @@ class Session:
         temperature: float = 0.0,
         as_json: bool = False,
         first_question: str | None = None,
+        form: QuestionForm | None = None,
     ):
         self.printer = printer
         self.as_json = as_json
         self._folder = folder
         self._temperature = temperature
         self._seed = config.seed
+        self._form = form
+        self._form_was_noted = False
         self._codec = open_codec(folder)
         self._corpus = open_ask_corpus(config, READY_SECONDS)
         self._role = build_role(config, self._codec, self._corpus.source)
@@ -82,6 +87,12 @@ class Session:
         self._role.prompt_ids(question)
         number = self._question_count
         self._question_count += 1
+        # The form of question that the policy reads, if this question has another one.
+        other_form = self._form
+        if other_form is not None and other_form.fits(question):
+            other_form = None
+        if other_form is not None:
+            self._note_form(other_form)
         with contextlib.ExitStack() as clock:
             # The first answer waits for XLA to compile.
             clock.enter_context(progress.clock('thinking'))
@@ -109,10 +120,24 @@ class Session:
             print(one_line_json(record), flush=True)
         elif record['answer'] is None:
             reason = ENDINGS[trajectory.finish]
+            if other_form is not None:
+                reason += (
+                    f'; the question has no {other_form.mark}, and this policy only fills in blanks'
+                )
             self.printer.line('note', f'no answer: {reason}', label='')
         warning = self._corpus.warning()
         if warning:
             print(f'zeroplay_jax.ask: {clean(warning)}', file=sys.stderr)
+
+    def _note_form(self, form: QuestionForm) -> None:
+        """Prints once which form of question the policy reads; on stderr where stdout has JSON."""
+        if self._form_was_noted:
+            return
+        self._form_was_noted = True
+        if self.as_json:
+            print(f'zeroplay_jax.ask: {form.hint}', file=sys.stderr, flush=True)
+        else:
+            self.printer.line('note', form.hint)
 
     def try_to_answer(self, question: str, stoppable: bool = False) -> bool:
         """Calls `answer`; prints a user error as one line on stderr. Returns False after such an error, else True."""
@@ -131,6 +156,9 @@ class Session:
         """
         self.printer.line('note', f'{self._folder}{remark}', label='policy')
         self.printer.line('note', self._corpus.description, label='search')
+        if self._form is not None:
+            self.printer.line('note', self._form.hint, label='asks')
+            self._form_was_noted = True
         for question in self._corpus.examples:
             self.printer.line('note', question, label='try')
         self.printer.line('note', 'Ctrl-C stops an answer, Ctrl-D ends', label='')

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from zeroplay_jax.retrieval.sentences import split_sentences
+from zeroplay_jax.retrieval.sentences import split_paragraphs, split_sentences, without_list_mark
 
 BLANK = '____'
 
@@ -72,10 +72,19 @@ class Cloze(NamedTuple):
 def sentences(text: str) -> list[str]:
     """Returns the complete sentences of a passage that are long and short enough to ask about.
 
-    A passage cut out of an article often starts and ends within a sentence; incomplete sentences are left out.
+    A passage cut out of an article often starts and ends within a sentence; incomplete sentences are left out. No
+    sentence goes beyond a list item or heading.
     """
-    text = ' '.join(text.split())
-    return [sentence for sentence in split_sentences(text) if _is_usable(sentence)]
+    # The usual passage is one line. A dash at its start may be from the middle of a sentence, so it is no list mark.
+    paragraphs = [' '.join(text.split())]
+    if '\n' in text:
+        paragraphs = [without_list_mark(paragraph) for paragraph in split_paragraphs(text)]
+    usable_sentences = []
+    for paragraph in paragraphs:
+        for sentence in split_sentences(paragraph):
+            if _is_usable(sentence):
+                usable_sentences.append(sentence)
+    return usable_sentences
 
 
 def _is_usable(sentence: str) -> bool:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """Returns '; did you mean CHOICE?' for the choice of the most similar spelling; '' if none is similar."""
+    close_names = difflib.get_close_matches(name, list(choices), n=1)
+    return f'; did you mean {close_names[0]}?' if close_names else ''
 
 
 def resolve(
@@ -37,6 +44,7 @@ def resolve(
         choices = ', '.join(built_in)
         raise ValueError(
             f"{kind} {name!r} is not built in; choose one of {choices}, or give 'package.module:function'"
+            f'{did_you_mean(name, built_in)}'
         )
 
     # Only ImportError is converted: any other exception is a bug in that module, and its traceback shows the line.
@@ -50,6 +58,7 @@ def resolve(
     if not hasattr(module, attribute):
         raise ValueError(
             f'{kind} {name!r}: module {module_name!r} has no {attribute!r}; define it there or correct the name'
+            f'{did_you_mean(attribute, dir(module))}'
         )
     function = getattr(module, attribute)
     if not callable(function):

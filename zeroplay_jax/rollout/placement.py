@@ -259,15 +259,15 @@ class Placement:
         rollout.is_evicted = True
         self.stats['evictions'] += 1
 
-    def grow_for_burst(self) -> None:
-        """Gives every rollout within a turn the pages of a decode call."""
+    def grow_for_bursts(self, bursts: int) -> None:
+        """Gives every rollout within a turn the pages of so many decode calls."""
         # A page as long as a slot holds all that its rollout will ever have.
         if self.table is None:
             return
         for rollout in self.active():
             if rollout.is_running:
                 pages_before = len(rollout.pages.pages)
-                length = len(rollout.tokens) + self.config.burst
+                length = len(rollout.tokens) + bursts * self.config.burst
                 length = min(length, rollout.turn_limit(self.config.context))
                 self._shard_of(rollout).allocator.grow(rollout.pages, length)
                 if len(rollout.pages.pages) > pages_before:

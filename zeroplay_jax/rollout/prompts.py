@@ -126,10 +126,17 @@ def document_text(document: Json) -> str:
     text = document['text']
     link = document.get('link')
     if link:
-        # Not as a part of another word.
-        name = re.compile(rf'(?<!\S){re.escape(link)}(?!\w)')
-        text = name.sub(lambda match: f'[ {match.group()} ]', text, count=1)
+        text = _linked_name(link).sub(lambda match: f'[ {match.group()} ]', text, count=1)
     return f'(Title: {document["title"]}) {text}'
+
+
+def has_link(text: str, link: str) -> bool:
+    """Returns whether a name occurs in a text as `document_text` puts it in brackets: not as a part of a word."""
+    return _linked_name(link).search(text) is not None
+
+
+def _linked_name(link: str) -> re.Pattern[str]:
+    return re.compile(rf'(?<!\S){re.escape(link)}(?!\w)')
 
 
 def documents_text(documents: Sequence[Json]) -> str:

@@ -5,7 +5,8 @@ continue with the next `wait`, in the same event loop.
 
 One round: write all finished tool results and new requests into their slots by one device call, prefill, start a
 decode chunk, read it, and hand its tool calls to the workers. Tools run while the next chunks decode; keys and values
-of a waiting rollout stay in its slot.
+of a waiting rollout stay in its slot. With `overlap` a round reads the chunk of the round before, so that the host
+works while the device decodes.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ import jax
 
 from zeroplay_jax.policy.transformer import Params
 from zeroplay_jax.rollout import episode_batch
+from zeroplay_jax.rollout.decode_call import DecodeCall
 from zeroplay_jax.rollout.episode_batch import EpisodeBatch
 from zeroplay_jax.rollout.requests import Request
-from zeroplay_jax.rollout.slot_programs import DecodeChunk
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tool_workers import ToolWorkers
 from zeroplay_jax.types import Trajectory
@@ -70,6 +71,8 @@ class Scheduler:
     Args:
       pools: slots by the name of their weights; several names may share a pool.
       deterministic, tool_timeout: see `ToolWorkers`.
+      overlap: whether a decode chunk starts before the one before is read. The host then finds the end of a turn one
+        chunk later, and the device decodes that row in vain meanwhile. Rollouts are the same, bit for bit.
 
     Attributes:
       workers: run the tool calls.
@@ -84,8 +87,10 @@ class Scheduler:
         *,
         deterministic: bool = True,
         tool_timeout: float = 30.0,
+        overlap: bool = False,
     ):
         self.pools = pools
+        self.overlap = overlap
         self.workers = ToolWorkers(deterministic, tool_timeout)
         self.stats: Any = collections.Counter()
         self.profile = False
@@ -94,6 +99,8 @@ class Scheduler:
         # Batches with episodes in progress, and the event loop of these episodes.
         self._batches: list[EpisodeBatch] = []
         self._runner: asyncio.Runner | None = None
+        # With `overlap`: the decode calls of the last round.
+        self._unread: list[tuple[SlotPool, DecodeCall]] = []
 
     def _distinct_pools(self) -> list[SlotPool]:
         """Returns every pool once, in order."""
@@ -195,6 +202,7 @@ class Scheduler:
             for coroutine in batch.coroutines:
                 coroutine.close()
         self._batches = []
+        self._unread = []
         runner, self._runner = self._runner, None
         try:
             self.workers.abandon()
@@ -262,31 +270,37 @@ class Scheduler:
         started = time.perf_counter()
         self.stats['rounds'] += 1
         self._deliver_tool_results()
-        chunks: list[tuple[SlotPool, DecodeChunk]] = []
+        calls: list[tuple[SlotPool, DecodeCall]] = []
         for pool in self._distinct_pools():
             pool.admit()
             self._timed('prefill', pool, pool.prefill)
             pool.clone_siblings()
             if pool.can_decode:
-                for chunk in self._timed('decode', pool, pool.decode):
-                    chunks.append((pool, chunk))
+                decode = functools.partial(pool.decode, unread=self._has_unread(pool))
+                for call in self._timed('decode', pool, decode):
+                    calls.append((pool, call))
+        readable = calls
+        if self.overlap:
+            readable, self._unread = self._unread, calls
         # All pools decode before the first chunk is read, so that devices and host overlap.
         fetch_started = time.perf_counter()
-        fetched = []
-        for pool, chunk in chunks:
-            # All arrays are fetched in one transfer, because each transfer waits for the device.
-            fetched.append((pool, jax.device_get(chunk)))
+        chunks = []
+        for pool, call in readable:
+            chunks.append((pool, call.read(pool.rollouts)))
         self.stats['fetch_seconds'] += time.perf_counter() - fetch_started
-        for pool, chunk in fetched:
+        for pool, chunk in chunks:
             self.stats['generated_tokens'] += int(chunk.count.sum())
             self.stats['chunks'] += 1
-            calls = pool.read_chunk(chunk.tokens, chunk.logp, chunk.count, chunk.cached)
-            self.workers.submit(pool, calls)
+            tool_calls = pool.read_chunk(chunk.tokens, chunk.logp, chunk.count, chunk.cached)
+            self.workers.submit(pool, tool_calls)
         for pool in self._distinct_pools():
             self.stats.update(pool.placement.stats)
             pool.placement.stats.clear()
         self.stats['seconds'] += time.perf_counter() - started
-        return bool(chunks)
+        return bool(calls or readable)
+
+    def _has_unread(self, pool: SlotPool) -> bool:
+        return any(other is pool for other, _ in self._unread)
 
     def _timed(self, name: str, pool: SlotPool, call: Callable[[], Any]) -> Any:
         """Calls `call`; with `profile`, waits for the device and adds the time to `stats`."""

@@ -9,17 +9,18 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import heapq
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from zeroplay_jax.rollout.decode_call import DecodeCall
 from zeroplay_jax.rollout.episode_batch import EpisodeBatch
 from zeroplay_jax.rollout.placement import Placement
 from zeroplay_jax.rollout.pool_weights import PoolWeights
 from zeroplay_jax.rollout.requests import ActiveRollout, Request, RequestGroup
 from zeroplay_jax.rollout.sampler import CloneRow, PutRow, Sampler
-from zeroplay_jax.rollout.slot_programs import DecodeChunk
 from zeroplay_jax.types import ENV, POLICY, ToolCall, Trajectory, Turn, identity_key
 
 
@@ -118,9 +119,7 @@ class SlotPool:
     def _first_row(self, group: RequestGroup) -> list[PutRow]:
         """Starts the next sample of a group; returns the row with its prompt, to be put, or [] without a slot."""
         rollout = self.placement.start(group)
-        if rollout is None:
-            return []
-        return [self._put_row(rollout, start=0)]
+        return [] if rollout is None else [self._put_row(rollout, start=0)]
 
     def _put_row(self, rollout: ActiveRollout, start: int) -> PutRow:
         """Returns the row with the tokens from position `start`, and counts its prefill calls."""
@@ -128,7 +127,7 @@ class SlotPool:
         # it.
         first_uncached = max(start - 1, 0)
         prefill_tokens = len(rollout.tokens) - 1 - first_uncached
-        rollout.prefill_calls_left = _ceil_div(prefill_tokens, self.sampler.config.chunk)
+        rollout.prefill_calls_left = math.ceil(prefill_tokens / self.sampler.config.chunk)
         return PutRow(
             slot=rollout.slot,
             tokens=np.asarray(rollout.tokens[start:], np.int32),
@@ -182,7 +181,7 @@ class SlotPool:
         # With a budget, prompts pass through the decode calls instead.
         if self.sampler.config.token_budget:
             return
-        rows_per_shard = _ceil_div(self.sampler.config.fill_rows, self.sampler.shards)
+        rows_per_shard = math.ceil(self.sampler.config.fill_rows / self.sampler.shards)
         # All rows are prefilled before any row decodes: a decode chunk takes as long for one row as for
         # all of them, so rows that still wait for their prefill would miss it.
         while True:
@@ -204,10 +203,16 @@ class SlotPool:
         for group in self.placement.open_groups:
             group.is_prefilled = group.held is not None
 
-    def decode(self) -> list[DecodeChunk]:
-        """Starts the decode chunks of a round; returns device arrays without waiting for them."""
-        self.placement.grow_for_burst()
-        return self.weights.decode(self.sampler, self.placement)
+    def decode(self, unread: bool = False) -> list[DecodeCall]:
+        """Starts the decode chunks of a round, without waiting for the device.
+
+        Args:
+          unread: whether the chunk before has not been read yet.
+        """
+        # The host does not know yet how many tokens the chunk before has sampled.
+        self.placement.grow_for_bursts(2 if unread else 1)
+        chunks = self.weights.decode(self.sampler, self.placement)
+        return [DecodeCall(chunk, self.rollouts) for chunk in chunks]
 
     # ---- turns -----------------------------------------------------------------------------------
 
@@ -425,7 +430,3 @@ class SlotPool:
 
 def _identity(rollout: ActiveRollout) -> tuple[int, ...]:
     return rollout.identity
-
-
-def _ceil_div(numerator: int, denominator: int) -> int:
-    return -(-numerator // denominator)

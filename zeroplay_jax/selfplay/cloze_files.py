@@ -9,37 +9,34 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from zeroplay_jax.mini.cloze import ANSWER_WORDS, SENTENCE_WORDS, Cloze, clozes, sentences
 from zeroplay_jax.objectives.rewards import normalize_answer
 from zeroplay_jax.retrieval.corpus import Record, split
 from zeroplay_jax.rollout import prompts
-from zeroplay_jax.selfplay import chain_files
+from zeroplay_jax.selfplay import chain_files, cloze_split
 from zeroplay_jax.selfplay.builders import BottomK, hash_key, unfit
 from zeroplay_jax.selfplay.chain_files import CorpusChain
 from zeroplay_jax.selfplay.cloze_passages import Passage, Passages, parse
+from zeroplay_jax.selfplay.cloze_split import MAX_SHARE, USUAL_SHARE
 from zeroplay_jax.types import Json, UserError
 
-# Largest share of the documents that is held out, which a small corpus reaches. All others may be trained on.
-MAX_SHARE = 0.4
-# Share of a large corpus that is held out, so that the questions come from many documents.
-USUAL_SHARE = 0.1
 # A corpus of fewer documents, such as two books, is split by passage.
 MIN_DOCUMENTS = 5
 # Share of the questions that have two hops, where the corpus has as many.
 TWO_HOP_SHARE = 1 / 4
 # Share of the proposals in training. It is smaller, because fewer passages lead on to another one.
 TWO_HOP_TRAINING_SHARE = 1 / 8
+# With fewer questions of two hops, all questions have one hop: the score of a run is the mean over hop counts, so a
+# handful of questions would decide half of it. With 20, one question is 0.025 of the score.
+MIN_TWO_HOP_QUESTIONS = 20
 # With fewer passages to start questions of two hops from, all questions have one hop.
 MIN_TWO_HOP_STARTS = 16
 # With fewer questions, the 95 % interval of a mean score may be wider than ±0.18 (1.96 · 0.5 / √30).
 MIN_QUESTIONS = 30
 MIN_TRAINING_PASSAGES = 8
-
-# Documents beyond this number are not counted: `MAX_SHARE` of so many is more than any number of questions needs.
-_COUNTED_DOCUMENTS = 100_000
 
 
 @dataclasses.dataclass
@@ -49,18 +46,23 @@ class ClozeFiles:
     Attributes:
       questions: lines {'question', 'answers', 'hops', 'kind', 'title', 'source', 'document_id', 'line'}.
       documents: lines as `inputs.documents` takes them.
+      held_out_passages: lines {'document_id', 'title'} of all passages of the held-out documents, as
+        `retrieval.held_out` takes them.
       held_out: number of documents that are held out.
       total: number of documents with a usable sentence; at most 100,000 are counted.
       unit: what was split: 'documents', or 'passages' of a corpus with few documents.
       divided: number of documents that may have passages both held out and trained on.
+      one_hop_reason: why all questions have one hop; '' if some have two.
     """
 
     questions: list[dict[str, Any]]
     documents: list[dict[str, Any]]
-    held_out: int
-    total: int
-    unit: str
+    held_out_passages: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    held_out: int = 0
+    total: int = 0
+    unit: str = 'documents'
     divided: int = 0
+    one_hop_reason: str = ''
 
     @property
     def warning(self) -> str:
@@ -76,13 +78,17 @@ class ClozeFiles:
         two_hop_questions = sum(question['hops'] == 2 for question in self.questions)
         two_hop_documents = sum(document['hops'] == 2 for document in self.documents)
         of_two_hops = f' ({two_hop_questions} of two hops)' if two_hop_questions else ''
-        for_two_hops = (
-            f'; {two_hop_documents} of them also for two hops' if two_hop_documents else ''
-        )
+        ending = ''
+        if two_hop_documents:
+            ending = (
+                f', and {two_hop_documents} with a link to another document, to train on two hops'
+            )
+        elif self.one_hop_reason:
+            ending = f'; all of one hop: {self.one_hop_reason}'
         return (
             f'{len(self.questions)} questions{of_two_hops} of {self.held_out} held-out {self.unit} (of {self.total}), '
             f'{len(self.documents) - two_hop_documents} passages of the others, with a sentence to ask about, to train '
-            f'on{for_two_hops}'
+            f'on{ending}'
         )
 
 
@@ -99,18 +105,17 @@ def build(passages: Passages, source: str, count: int, seed: int, max_documents:
     Raises:
       UserError: fewer than `MIN_QUESTIONS` questions, or than `MIN_TRAINING_PASSAGES` documents.
     """
-    files = ClozeFiles([], [], 0, 0, 'documents')
-    unit_of = _DocumentNames().name_of
+    files = ClozeFiles([], [])
+    unit_of = cloze_split.DocumentNames().name_of
     candidates: dict[str, list[Passage]] = {}
     if count:
         # Twice as many documents as questions, because some have usable sentences but give no question.
-        candidates, files.total = _candidates(passages(), seed, 2 * count, unit_of)
+        candidates, files.total = cloze_split.candidates(passages(), seed, 2 * count, unit_of)
         if files.total < MIN_DOCUMENTS:
             files.unit = 'passages'
             files.divided = files.total
-            unit_of = _passage_of
-            candidates, files.total = _candidates(passages(), seed, 2 * count, unit_of)
-        # Documents are held out in the order of their hashes, so that a larger count adds documents and removes none.
+            unit_of = cloze_split.passage_of
+            candidates, files.total = cloze_split.candidates(passages(), seed, 2 * count, unit_of)
         max_held_out = int(MAX_SHARE * files.total)
         candidates = dict(itertools.islice(candidates.items(), max_held_out))
     found_chains = chain_files.find(passages, seed, max_documents, unit_of)
@@ -120,8 +125,8 @@ def build(passages: Passages, source: str, count: int, seed: int, max_documents:
         repeats = _repeated_sentences(passages(), _sentences_of(candidates, found_chains))
     held_out = _hold_out(files, candidates, found_chains, repeats, source, count, seed)
     two_hop_starts = _two_hop_starts(found_chains, held_out, source)
-    if found_chains and len(two_hop_starts) < MIN_TWO_HOP_STARTS:
-        # Too few to train on: the questions of two hops are given up too.
+    files.one_hop_reason = _one_hop_reason(files.questions, len(two_hop_starts), count)
+    if files.one_hop_reason and found_chains:
         two_hop_starts = []
         held_out = _hold_out(files, candidates, [], repeats, source, count, seed)
     files.held_out = len(held_out)
@@ -133,9 +138,7 @@ def build(passages: Passages, source: str, count: int, seed: int, max_documents:
             f'{min(count, MIN_QUESTIONS)} are needed and at most {MAX_SHARE:.0%} of a corpus is held out; give '
             'more or longer English texts'
         )
-    files.documents = _training_documents(
-        passages(), source, seed, max_documents, held_out, unit_of
-    )
+    _add_passages(files, passages(), source, seed, max_documents, held_out, unit_of)
     if len(files.documents) < MIN_TRAINING_PASSAGES:
         raise UserError(
             f'{source}: {len(files.documents)} passages remain to train on, at least {MIN_TRAINING_PASSAGES} are '
@@ -143,6 +146,25 @@ def build(passages: Passages, source: str, count: int, seed: int, max_documents:
         )
     files.documents += two_hop_starts
     return files
+
+
+def _one_hop_reason(questions: Sequence[Json], num_starts: int, count: int) -> str:
+    """Returns why no question of two hops is asked or trained on; '' if there are enough.
+
+    Args:
+      questions: the held-out questions, if some of two hops are asked.
+      num_starts: number of passages that a proposer could start a question of two hops from.
+      count: number of questions that were requested; with 0 the user has questions of their own.
+    """
+    num_questions = sum(question['hops'] == 2 for question in questions)
+    if count and num_questions < MIN_TWO_HOP_QUESTIONS:
+        return f'{num_questions} of two hops can be made, {MIN_TWO_HOP_QUESTIONS} are needed'
+    if num_starts < MIN_TWO_HOP_STARTS:
+        return (
+            f'{num_starts} passages to train on have a link to another document, '
+            f'{MIN_TWO_HOP_STARTS} are needed'
+        )
+    return ''
 
 
 def _hold_out(
@@ -177,15 +199,32 @@ def _hold_out(
         used_sentences.update(each.sentences)
     # questions_of[document][passage] lists the questions of a passage, best first; `_take` chooses from it.
     questions_of = []
-    for document in candidates.values():
+    for name in _affordable(candidates, held_out, int(MAX_SHARE * files.total)):
+        document = candidates[name]
         questions_of.append(
             [_questions(passage, source, seed, used_sentences) for passage in document]
         )
     one_hop_count = count - len(two_hops)
-    num_documents = _held_out_count(questions_of, one_hop_count, files.total)
+    num_documents = cloze_split.held_out_count(questions_of, one_hop_count, files.total)
     files.questions = _take(questions_of[:num_documents], one_hop_count)
     files.questions += [each.question_line(source) for each in two_hops]
     return held_out | set(itertools.islice(candidates, num_documents))
+
+
+def _affordable(candidates: Iterable[str], held_out: Collection[str], limit: int) -> list[str]:
+    """Returns the first candidates, as many as can be held out too so that there are at most `limit` documents.
+
+    Documents are held out in the order of their hashes, so that a larger number of questions adds documents and removes
+    none.
+    """
+    affordable: list[str] = []
+    num_held_out = len(held_out)
+    for name in candidates:
+        num_held_out += name not in held_out
+        if num_held_out > limit:
+            break
+        affordable.append(name)
+    return affordable
 
 
 def _two_hop_starts(
@@ -233,119 +272,35 @@ def ratio_of_hops(two_hops: bool) -> tuple[float, ...]:
     return (1 - TWO_HOP_TRAINING_SHARE, TWO_HOP_TRAINING_SHARE) if two_hops else (1.0,)
 
 
-# ---- the split -----------------------------------------------------------------------------------------
-
-
-class _DocumentNames:
-    """Names of documents: the title, with the file behind it if another file had the same title first ('Notes')."""
-
-    def __init__(self) -> None:
-        # Title → file. Filled only for sources with files: the millions of titles of an encyclopedia are not stored.
-        self._first_document: dict[str, str] = {}
-
-    def name_of(self, record: Record) -> str:
-        """Returns the name of a passage's document; a passage with neither title nor file is a document of its own."""
-        title, _ = split(record.contents)
-        if not title:
-            return record.document or _passage_of(record)
-        if not record.document:
-            return title
-        # The name is the title alone where that is unique, so that a file that is moved stays on its side of the split.
-        first_document = self._first_document.setdefault(title, record.document)
-        if first_document == record.document:
-            return title
-        return f'{title}\n{record.document}'
-
-
-def _passage_of(record: Record) -> str:
-    """Returns the name of a passage as a document of its own, which no title equals: titles contain no line feed."""
-    return f'\n{record.id}'
-
-
-def _candidates(
-    passages: Iterable[tuple[int, Record]],
-    seed: int,
-    count: int,
-    unit_of: Callable[[Record], str],
-) -> tuple[dict[str, list[Passage]], int]:
-    """Returns the documents with the lowest hashes, lowest first, and the number of documents of the corpus.
-
-    Only documents with a usable sentence count. The documents are returned as name → usable passages; their number
-    is exact up to 100,000, beyond which no more are counted.
-
-    Args:
-      count: largest number of documents to return.
-      unit_of: function from a passage to the name of its document.
-    """
-    sample: BottomK[tuple[str, list[Passage]]] = BottomK(count)
-    keys: set[int] = set()
-    for line, record in passages:
-        name = unit_of(record)
-        key = hash_key(seed, name)
-        is_counted = len(keys) < _COUNTED_DOCUMENTS
-        # In a large corpus most passages are skipped here, before the costly search for sentences.
-        if not is_counted and not sample.admits(key):
-            continue
-        passage = parse(line, record)
-        if passage is None:
-            continue
-        if is_counted:
-            keys.add(key)
-        if sample.admits(key):
-            # Passages of one document need not follow each other.
-            _, document = sample.get(key) or (name, [])
-            document.append(passage)
-            sample.put(key, (name, document))
-    return dict(sample.ordered()), len(keys)
-
-
-def _held_out_count(
-    questions_of: Sequence[Sequence[Sequence[dict[str, Any]]]], count: int, total: int
-) -> int:
-    """Returns the number of documents to hold out: the first so many of `questions_of`.
-
-    It is enough for `count` questions with at most one from each passage, and at least the usual share of the corpus,
-    but never more than `questions_of` has.
-
-    Args:
-      questions_of: per document and passage its questions.
-      count: number of questions.
-      total: number of documents in the corpus.
-    """
-    needed = len(questions_of)
-    passages_so_far = 0
-    for number, document in enumerate(questions_of, 1):
-        passages_so_far += sum(1 for questions in document if questions)
-        if passages_so_far >= count:
-            needed = number
-            break
-    usual = min(count, int(USUAL_SHARE * total))
-    return min(max(needed, usual), len(questions_of))
-
-
-def _training_documents(
+def _add_passages(
+    files: ClozeFiles,
     passages: Iterable[tuple[int, Record]],
     source: str,
     seed: int,
     max_documents: int,
-    held_out: set[str],
+    held_out: Collection[str],
     unit_of: Callable[[Record], str],
-) -> list[dict[str, Any]]:
-    """Returns the lines of a uniform sample of passages, of all documents but those held out.
+) -> None:
+    """Sets the training documents of `files`, and the passages of the documents that are held out.
 
-    A passage is usable if at least one cloze can be made of it; at most `max_documents` are sampled.
+    The training documents are a uniform sample of at most `max_documents` passages of the other documents. A passage
+    is usable if at least one cloze can be made of it.
     """
     sample: BottomK[dict[str, Any]] = BottomK(max_documents)
+    files.held_out_passages = []
     for line, record in passages:
         title, _ = split(record.contents)
+        if unit_of(record) in held_out:
+            files.held_out_passages.append({'document_id': record.id, 'title': title})
+            continue
         key = hash_key(seed, record.id)
-        # The cheap tests come first, because splitting into sentences takes most of the time.
-        if not sample.admits(key) or unit_of(record) in held_out:
+        # The cheap test comes first, because splitting into sentences takes most of the time.
+        if not sample.admits(key):
             continue
         passage = parse(line, record)
         if passage and any(_best_cloze(text, title, seed) for text in passage.sentences):
             sample.put(key, passage.document_line(source))
-    return sample.ordered()
+    files.documents = sample.ordered()
 
 
 # ---- questions -----------------------------------------------------------------------------------------

@@ -162,7 +162,7 @@ class Engine:
         failure_metrics = dict(sums(hosts.run_on_all_and_gather(self.check_and_reset_failures)))
         judge_stats = self.context.gather_judge_stats(judge_counts(collected.batch))
         # Computed over all sampled rows; the filter selects the trained ones in `_update_role`.
-        stats = rollout_stats(rows, outcomes)
+        stats = rollout_stats(rows, outcomes, step.phase.trains)
         if self.config.rollout.ahead and step.phase.trains:
             stats['staleness'] = self._staleness(step, rows)
         self._drop_older_views()

@@ -9,6 +9,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from zeroplay_jax.objectives.registry import did_you_mean
+from zeroplay_jax.retrieval.suggestions import similar_path
+from zeroplay_jax.rollout import prompts
+from zeroplay_jax.selfplay.library import HeldOutPassages
 from zeroplay_jax.types import Json, Question, UserError
 
 T = TypeVar('T')
@@ -27,6 +31,8 @@ PUBLIC = {
 # Provenance fields of a line, which a run writes into its logs: name of the source file or corpus, line number there,
 # id of the passage.
 PROVENANCE = ('source', 'line', 'document_id')
+# Characters of a wrong value that an error quotes.
+_QUOTED_CHARACTERS = 60
 
 
 class _UnusableLine(Exception):
@@ -63,7 +69,7 @@ def numbered_lines(path: str, *required: str, answered: bool = True) -> Iterator
                 yield number, _parse_line(line, required, answered)
     except FileNotFoundError:
         raise UserError(
-            f'{path}: cannot be read, no such file; give a file of JSON lines'
+            f'{path}: cannot be read, no such file; give a file of JSON lines{similar_path(path)}'
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f'{path}: cannot be read ({error})') from None
@@ -188,11 +194,12 @@ def check_set(name: str, allow_public: bool = True) -> None:
     if pathlib.Path(name).is_file():
         return
     if not allow_public:
-        raise UserError(f'{name} is not a file; give a file of JSON lines')
+        raise UserError(f'{name} is not a file; give a file of JSON lines{similar_path(name)}')
     if name not in PUBLIC:
         public_names = ', '.join(PUBLIC)
         raise UserError(
             f'{name} is not a file nor one of {public_names}; give a file of JSON lines'
+            f'{similar_path(name) or did_you_mean(name, PUBLIC)}'
         )
 
 
@@ -222,14 +229,42 @@ def documents(path: str) -> list[Json]:
         document['hops'] = hops(path, number, record)
         if task_type:
             document['type'] = task_type
-        # null as well means that there is none.
-        link = record.get('link') or ''
-        if not isinstance(link, str) or link not in record['text']:
-            raise UserError(f'{path}, line {number}: "link" is {link!r}; give a name in the text')
-        if link:
+        link = record.get('link')
+        # null and '' mean that there is none.
+        if link is not None and link != '':
+            _check_link(path, number, link, record['text'])
             document['link'] = link
         loaded.append(document | provenance(record))
     return loaded
+
+
+def _check_link(path: str, number: int, link: Any, text: str) -> None:
+    """Raises UserError unless a link is a name in the text of its document."""
+    if isinstance(link, str) and prompts.has_link(text, link):
+        return
+    value = repr(link)
+    if len(value) > _QUOTED_CHARACTERS:
+        value = value[:_QUOTED_CHARACTERS] + '…'
+    raise UserError(
+        f'{path}, line {number}: "link" is {value}; give a name that occurs in "text" as whole words, letter for '
+        'letter, or leave "link" out'
+    )
+
+
+def held_out_passages(path: str) -> HeldOutPassages:
+    """Returns the passages of a file with lines {'document_id', 'title'}; the title may be missing.
+
+    Raises:
+      UserError: an unusable line.
+    """
+    ids: set[str] = set()
+    titles: set[str] = set()
+    for _, record in numbered_lines(path, 'document_id', answered=False):
+        ids.add(record['document_id'])
+        title = record.get('title')
+        if isinstance(title, str) and title:
+            titles.add(title)
+    return HeldOutPassages(frozenset(ids), frozenset(titles))
 
 
 def hops(path: str, number: int, record: Json, default: int | None = None) -> int:

@@ -57,17 +57,18 @@ CLOZE = """Held-out questions for a corpus without any, and documents to train o
 
 A question is a sentence with a name or a number (failing that, a word) left out, written ____, and the answer is what
 was left out. Sentences that occur twice are not asked about, nor what the title says. By default one question from
-each passage; a small corpus gives several from each, and at most 40 % of its documents are held out, up to half with
-questions of two hops. Up to a quarter of the questions have two hops, if names connect enough documents: a sentence
-in which #1 replaces a name, and a sentence of another document about #1 with a blank, which no search without the
-name finds. The training documents are passages of all other documents, each with one hop, and with two hops those
-with a name about which there is another document (Dr. Zero, π-Play); the name is their "link", shown to the proposer
-in brackets. Training never starts from a document that is held out. A proposer that searches the same corpus may
-still read one. A document is a file of a folder of texts, or all passages with the same title; a corpus of fewer than
-five is split by passage.
+each passage; a small corpus gives several from each, and at most 40 % of its documents are held out. Up to a quarter
+of the questions have two hops, if names connect enough documents for 20 of them: a sentence in which #1 replaces a
+name, and a sentence of another document about #1 with a blank, which no search without the name finds. The training
+documents are passages of all other documents, each with one hop, and with two hops those with a name about which
+there is another document (Dr. Zero, π-Play); the name is their "link", shown to the proposer in brackets. A document
+is a file of a folder of texts, or all passages with the same title; a corpus of fewer than five is split by passage.
+
+A third file lists the passages of the held-out documents. With it as config.retrieval.held_out no search of a training
+run returns them; evaluations search the whole corpus.
 
 Lines of --out: {"question", "answers", "hops", "kind", "title", "source", "document_id", "line"}; of --documents as
-`python -m zeroplay_jax.inputs documents` writes them, and "link".
+`python -m zeroplay_jax.inputs documents` writes them, and "link"; of --held-out: {"document_id", "title"}.
 """
 CLOZE_EXAMPLES = """examples:
   python -m zeroplay_jax.inputs cloze --corpus wiki-18.jsonl.gz --documents documents.jsonl --out held_out.jsonl

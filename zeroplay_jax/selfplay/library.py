@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 # Depth of documents whose links are not known. In an encyclopedia a chain of any length may start anywhere.
 UNLIMITED_DEPTH = 4
+# Largest number of passages that `TrainingCorpus` fetches per query: the limit of a search server.
+_MAX_FETCHED = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +78,74 @@ class SearchableCorpus:
         return records
 
 
+@dataclasses.dataclass(frozen=True)
+class HeldOutPassages:
+    """The passages of the documents that held-out questions are about.
+
+    Attributes:
+      ids: ids of the passages.
+      titles: titles of their documents, without the empty one.
+    """
+
+    ids: frozenset[str] = frozenset()
+    titles: frozenset[str] = frozenset()
+
+
+class TrainingCorpus(SearchableCorpus):
+    """A corpus without its held-out passages: no search returns one, and no document with one can be opened.
+
+    Args:
+      client, top_k, page_words: see `SearchableCorpus`.
+      held_out: the passages.
+      size: number of passages of the corpus.
+    """
+
+    def __init__(
+        self, client: Client, top_k: int, page_words: int, held_out: HeldOutPassages, size: int
+    ):
+        super().__init__(client, top_k, page_words)
+        self._held_out = held_out
+        self._most = max(top_k, min(size, _MAX_FETCHED))
+
+    def search(self, queries: Sequence[str]) -> list:
+        """Returns per query its best passages that are not held out, at most `top_k`; None for a failed query.
+
+        Fewer than `top_k` are returned where nearly all of the first hundred are held out.
+        """
+        results: list[Sequence[Json] | None] = [None] * len(queries)
+        pending = list(range(len(queries)))
+        # Few of the best passages are held out, so that further ones are fetched only for queries that lack some.
+        fetched = min(2 * self._top_k, self._most)
+        while pending:
+            answers = self.client.retrieve([queries[index] for index in pending], fetched)
+            incomplete = []
+            for index, passages in zip(pending, answers, strict=True):
+                if passages is None:
+                    continue
+                allowed = [each for each in passages if each['id'] not in self._held_out.ids]
+                results[index] = allowed[: self._top_k]
+                # BM25 finds fewer passages than were requested where no others share a word with the query.
+                has_others = len(passages) == fetched < self._most
+                if len(allowed) < self._top_k and has_others:
+                    incomplete.append(index)
+            pending = incomplete
+            fetched = min(2 * fetched, self._most)
+        return results
+
+    def open(self, references: Sequence[str], pages: Sequence[int]) -> list[Json | None]:
+        """Returns pages as `SearchableCorpus.open` does; None for a document with the title of a held-out one."""
+        records = super().open(references, pages)
+        for index, record in enumerate(records):
+            # By its title too: only some passages of a document are held out where a corpus has few documents.
+            if record is not None and self._is_held_out(record):
+                records[index] = None
+        return records
+
+    def _is_held_out(self, page: Json) -> bool:
+        """Returns whether a document may have held-out passages."""
+        return page['id'] in self._held_out.ids or page['title'] in self._held_out.titles
+
+
 class WorldMaterial:
     """Questions and answers of the training worlds, for recipes that start from questions or answers."""
 
@@ -105,9 +175,9 @@ class Library:
     """Everything outside the policy that a run reads.
 
     Attributes:
-      training: the corpus that roles search in training. In the miniature world it holds no passage
-        of the evaluation.
-      held_out: the corpus of evaluations: in the miniature world, training and held-out passages; else `training`.
+      training: the corpus that roles search in training. It holds no passage of the miniature world's evaluation, and
+        none that `retrieval.held_out` lists.
+      held_out: the corpus of evaluations, with held-out passages; `training` itself where there are none.
       documents: starting points of proposers: a tuple, or for an index folder a lazy sequence.
       questions: held-out questions.   open_tasks: held-out open tasks with rubrics.
       about: description of the corpus of `held_out`; results are comparable only if it is equal.

@@ -22,6 +22,7 @@ from zeroplay_jax.selfplay.library import (
     Document,
     Library,
     SearchableCorpus,
+    TrainingCorpus,
     WorldMaterial,
 )
 from zeroplay_jax.types import Question, UserError
@@ -78,19 +79,19 @@ def check_and_reset_failures(library: Library) -> float:
     Raises:
       UserError: more than `retrieval.max_failure_rate` of a corpus's searches since the last call failed.
     """
-    corpora = [library.training]
-    # Two calls for one corpus would read counters that the first has reset.
-    if library.held_out is not library.training:
-        corpora.append(library.held_out)
+    clients = [library.training.client]
+    # Two calls for one client would read counters that the first has reset.
+    if library.held_out.client is not library.training.client:
+        clients.append(library.held_out.client)
     failed = 0.0
-    for corpus in corpora:
+    for client in clients:
         try:
-            corpus.client.check_failure_rate()
+            client.check_failure_rate()
         except RetrievalError as error:
             raise UserError(f'{error} (limit: config.retrieval.max_failure_rate)') from None
         # `metrics` resets the counters. Only the failures are returned: times and cache hits depend on
         # when the run was resumed.
-        failed += corpus.client.metrics()['search/failed']
+        failed += client.metrics()['search/failed']
     return failed
 
 
@@ -123,8 +124,16 @@ def open_real_corpus(config) -> tuple[SearchableCorpus, str]:
 
 def _real_library(config) -> Library:
     """Returns the library of an index folder or a search server, with the user's evaluation files."""
-    # One corpus serves training and evaluation: of a real encyclopedia questions are held out, not passages.
     corpus, corpus_name = open_real_corpus(config)
+    documents = IndexedDocuments(pathlib.Path(config.retrieval.path))
+    # Without a list of held-out passages one corpus serves both: of a real encyclopedia only questions are held out.
+    training = corpus
+    if config.retrieval.held_out:
+        held_out = files.held_out_passages(config.retrieval.held_out)
+        top_k = min(config.tools.top_k, len(documents))
+        training = TrainingCorpus(
+            corpus.client, top_k, config.tools.page_words, held_out, len(documents)
+        )
     questions: list[Question] = []
     if config.eval.file:
         questions = files.questions(config.eval.file)
@@ -135,9 +144,9 @@ def _real_library(config) -> Library:
     sampled_questions = files.sample(questions, config.eval.questions, seed=0)
     sampled_tasks = files.sample(open_tasks, config.eval.questions, seed=0)
     return Library(
-        training=corpus,
+        training=training,
         held_out=corpus,
-        documents=IndexedDocuments(pathlib.Path(config.retrieval.path)),
+        documents=documents,
         questions=tuple(sampled_questions),
         open_tasks=tuple(sampled_tasks),
         about=corpus_name,

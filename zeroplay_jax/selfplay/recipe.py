@@ -13,6 +13,7 @@ import importlib.util
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.rollout.prompts import Prompts
 from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step, all_steps
 from zeroplay_jax.selfplay.task_pool import TaskPool
@@ -188,6 +189,7 @@ def recipe_class(name: str) -> type[Recipe]:
         raise ConfigError(
             f'config.recipe={name}: no such recipe; give one of {", ".join(BUILT_IN)}, or the import '
             'path of a module such as their_package.rzero, in the current folder or installed'
+            f'{did_you_mean(name, BUILT_IN)}'
         ) from None
     except Exception as error:
         # The module is code of the user and may raise any exception.

@@ -35,11 +35,21 @@ class _Accumulator:
         return stats
 
 
-def rollout_stats(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Stats:
-    """Returns (sum, count) per metric over rows: rewards, parts, turns, tool calls, endings, lengths, solve counts."""
+def rollout_stats(
+    rows: Sequence[Row], outcomes: Sequence[Outcome], trained_roles: Sequence[str] = ()
+) -> Stats:
+    """Returns (sum, count) per metric over rows: rewards, parts, turns, tool calls, endings, lengths, solve counts.
+
+    Args:
+      trained_roles: roles that the step trains; of several the mean reward of each is a metric as well.
+    """
     accumulator = _Accumulator()
     for row in rows:
         _add_row(accumulator, row)
+    if len(trained_roles) > 1:
+        for row in rows:
+            if row.role in trained_roles:
+                accumulator.add(f'{row.role}/reward_mean', row.reward)
     # `_add_row` leaves these counts 0. Solve counts are shares of the measured proposals, rejections and drops
     # shares of all rows, and calls of a tool are averaged over all rows, with or without such a call.
     measured = 0.0

@@ -10,6 +10,9 @@ from typing import Annotated, Any
 import pydantic
 from pydantic import AfterValidator, Field
 
+from zeroplay_jax.objectives.registry import did_you_mean
+from zeroplay_jax.retrieval.suggestions import similar_path
+
 
 class Section(pydantic.BaseModel):
     """A group of fields. The text below a field is its documentation."""
@@ -38,11 +41,15 @@ def requires(is_allowed: Callable[[Any], Any], fix: str) -> AfterValidator:
 def one_of_or_function(*choices: str) -> AfterValidator:
     """Returns a pydantic validator that accepts the built-in names `choices` and 'package.module:function'."""
 
-    def is_allowed(value: str) -> bool:
+    def validate(value: str) -> str:
         module, colon, function = value.partition(':')
-        return value in choices or bool(colon and module and function)
+        is_path = colon and module and function
+        if value not in choices and not is_path:
+            fix = f'give one of {", ".join(choices)}, or package.module:function'
+            raise ValueError(fix + did_you_mean(value, choices))
+        return value
 
-    return requires(is_allowed, f'give one of {", ".join(choices)}, or package.module:function')
+    return AfterValidator(validate)
 
 
 # ge=0 and gt=0 accept infinity, so floats are checked for finiteness as well.
@@ -98,10 +105,14 @@ DistillCoefficients = Annotated[
     tuple[float, ...],
     requires(lambda x: x and min(x) >= 0, 'give a list of weights, 0 or more, such as (0.1, 0.03)'),
 ]
-DocumentsFile = Annotated[
-    str,
-    requires(
-        lambda x: not x or pathlib.Path(x).is_file(),
-        'name an existing file; python -m zeroplay_jax.inputs documents writes one',
-    ),
-]
+
+
+def _check_documents_file(path: str) -> str:
+    """Raises ValueError with the fix for a path that is neither '' nor a file."""
+    if path and not pathlib.Path(path).is_file():
+        fix = 'name an existing file; python -m zeroplay_jax.inputs documents writes one'
+        raise ValueError(fix + similar_path(path))
+    return path
+
+
+DocumentsFile = Annotated[str, AfterValidator(_check_documents_file)]

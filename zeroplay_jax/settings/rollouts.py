@@ -70,6 +70,9 @@ class Rollout(Section):
     """Wait for slow tools. False: a call that takes too long becomes an error observation."""
     tool_timeout: PositiveFloat = 30.0
     """Time limit of a tool call in seconds, only without `deterministic`."""
+    overlap: Literal['auto', 'on', 'off'] = 'auto'
+    """Whether the host reads a decode call while the next one runs. The end of a turn is then noticed one call later.
+    auto: on accelerators, where the device would wait for the host, and not on CPUs. Rollouts are the same."""
     ahead: Literal[0, 1] = 0
     """Training steps whose rollouts may begin before the current one has ended: with 1 the next step's use the slots
     that the longest rollouts leave free, and are played by weights one step older (metric `staleness`). Needs

@@ -108,6 +108,9 @@ class Retrieval(Section):
     """Share of failed searches in a step above which the run stops."""
     overfetch: PositiveInt = 32
     """Candidates per query that are scored again exactly."""
+    held_out: str = ''
+    """folder, http: JSON lines with the document_id and title of passages that training neither finds nor opens;
+    evaluations do. '': training searches all passages."""
 
 
 class World(Section):

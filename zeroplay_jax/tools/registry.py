@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.retrieval.types import CannotOpen
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.tools.calculator import CalculatorTool
@@ -92,7 +93,7 @@ def check_name(name: str) -> None:
     if name not in BUILT_IN and not (colon and module and attribute):
         raise UserError(
             f'config.tools.names: {name!r} is not a tool; give {", ".join(BUILT_IN)}, or '
-            'package.module:attribute for a tool of your own'
+            f'package.module:attribute for a tool of your own{did_you_mean(name, BUILT_IN)}'
         )
 
 

@@ -47,7 +47,7 @@ from zeroplay_jax.tools.registry import build_tools
 from zeroplay_jax.training.run_weights import (
     check_base,
     initial_adapter,
-    load_base,
+    load_weights,
     versions_in_use,
     weights_of_roles,
 )
@@ -188,14 +188,9 @@ def build(config, extra_weights: str = '', for_training: bool = False) -> RunCon
             for warning in warnings:
                 print(f'warning: {warning}', file=sys.stderr)
     shows_progress = config.progress and is_first_process
-    if uses_adapters:
-        params: Params = {}
-        base = load_base(config, opened.folder, opened.model, opened.mesh, shows_progress)
-    else:
-        base = None
-        params = hf.load(
-            opened.folder, opened.model, opened.mesh, training_layout=True, progress=shows_progress
-        )
+    params, base = load_weights(
+        config, opened.folder, opened.model, opened.mesh, uses_adapters, shows_progress
+    )
     return RunContext(
         folder=opened.folder,
         model=opened.model,
@@ -327,8 +322,17 @@ def rollout_context(
         pools,
         deterministic=config.rollout.deterministic,
         tool_timeout=config.rollout.tool_timeout,
+        overlap=_overlaps(config.rollout.overlap),
     )
     return RolloutContext(scheduler, roles, templates)
+
+
+def _overlaps(setting: str) -> bool:
+    """Returns whether decode calls overlap: `rollout.overlap`, resolved by the platform."""
+    if setting == 'auto':
+        # On a CPU the device is the host: there is no time to gain.
+        return jax.default_backend() != 'cpu'
+    return setting == 'on'
 
 
 def _role(

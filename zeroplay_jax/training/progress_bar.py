@@ -57,8 +57,8 @@ class ProgressBar:
         self._compile_clock = compile_clock()
         self._total = len(steps)
         self._current = self._begin(cursor)
-        # Name of a value (`_ORDER`) → its text, such as 'reward 0.31'.
-        self._values: dict[str, str] = {}
+        # Name of a value (`_ORDER`) → texts for it, the longest first, such as 'reward 0.31'.
+        self._values: dict[str, tuple[str, ...]] = {}
         self._episodes = 0
         self._description = ''
         self._bar = progress.bar(
@@ -131,19 +131,18 @@ class ProgressBar:
         # Values of earlier steps remain, so that the result of an evaluation is shown until the next one.
         values = dict(self._values)
         if self._episodes:
-            values['episodes'] = f'{self._episodes} episodes'
+            values['episodes'] = (f'{self._episodes} episodes',)
         # The counts are measured at their final width, so that no value disappears as the numbers grow.
         counts = f' {self._total}/{self._total}'
         fixed_columns = len(self._description) + len(counts) + _BAR_COLUMNS + _TIME_COLUMNS
         free_columns = COLUMNS - fixed_columns
         shown = []
         for name in _ORDER:
-            if name not in values:
-                continue
             # A comma and a blank precede the value.
-            free_columns -= len(values[name]) + 2
-            if free_columns >= 0:
-                shown.append(values[name])
+            fitting = [text for text in values.get(name, ()) if len(text) + 2 <= free_columns]
+            if fitting:
+                shown.append(fitting[0])
+                free_columns -= len(fitting[0]) + 2
         self._bar.set_postfix_str(', '.join(shown))
 
     def __enter__(self):
@@ -153,21 +152,48 @@ class ProgressBar:
         self._bar.close()
 
 
-def _shown_metrics(metrics: Mapping[str, float]) -> dict[str, str]:
-    """Returns the texts of the main metrics by name, such as {'reward': 'reward 0.31'}; what is absent is left out.
+def _shown_metrics(metrics: Mapping[str, float]) -> dict[str, tuple[str, ...]]:
+    """Returns the texts of the main metrics by name, such as {'em': ('EM 0.31',)}; what is absent is left out.
 
-    An evaluation has only the exact match, generation no reward. 'drop' is the share of tasks and rows not used.
+    Of several texts for one metric the longest that fits is shown. An evaluation has only the exact match, generation
+    no reward. 'drop' is the share of tasks and rows not used.
     """
-    values = {}
+    values: dict[str, tuple[str, ...]] = {}
     if 'tokens_per_second' in metrics:
-        values['speed'] = f'{_short(metrics["tokens_per_second"])} tok/s'
+        values['speed'] = (f'{_short(metrics["tokens_per_second"])} tok/s',)
     if 'dropped_share' in metrics:
-        values['drop'] = f'drop {round(100 * metrics["dropped_share"])}%'
-    if 'reward_mean' in metrics:
-        values['reward'] = f'reward {metrics["reward_mean"]:.2f}'
+        values['drop'] = (f'drop {round(100 * metrics["dropped_share"])}%',)
+    reward_texts = _reward_texts(metrics)
+    if reward_texts:
+        values['reward'] = reward_texts
     if 'em/mean' in metrics:
-        values['em'] = f'EM {metrics["em/mean"]:.2f}'
+        values['em'] = (f'EM {metrics["em/mean"]:.2f}',)
     return values
+
+
+def _reward_texts(metrics: Mapping[str, float]) -> tuple[str, ...]:
+    """Returns texts of the mean reward, the longest first; where a step trains several roles, of each role."""
+    if 'reward_mean' not in metrics:
+        return ()
+    mean_text = f'reward {metrics["reward_mean"]:.2f}'
+    rewards: dict[str, float] = {}
+    for name, value in metrics.items():
+        role, slash, metric = name.rpartition('/')
+        if slash and metric == 'reward_mean':
+            rewards[role] = value
+    if not rewards:
+        return (mean_text,)
+    with_names = _joined(rewards, max(map(len, rewards)))
+    # In 80 columns there is often space for initials only: as many letters as tell the roles apart.
+    length = 1
+    while len({role[:length] for role in rewards}) < len(rewards):
+        length += 1
+    return f'reward {with_names}', with_names, _joined(rewards, length), mean_text
+
+
+def _joined(rewards: Mapping[str, float], length: int) -> str:
+    """Returns the rewards behind the names of their roles, of which `length` letters are shown."""
+    return ' '.join(f'{role[:length]} {value:.2f}' for role, value in rewards.items())
 
 
 def _short(number: float) -> str:

@@ -31,24 +31,33 @@ def check_base(config) -> None:
         fail('policy.path', config.policy.path, problem, fix)
 
 
-def load_base(
-    config, folder: pathlib.Path, model: ModelConfig, mesh: Mesh, shows_progress: bool
-) -> FrozenBase:
-    """Returns the base of a run with adapters, loaded in the dtype and the layout in which it is read."""
+def load_weights(
+    config,
+    folder: pathlib.Path,
+    model: ModelConfig,
+    mesh: Mesh,
+    uses_adapters: bool,
+    shows_progress: bool,
+) -> tuple[Params, FrozenBase | None]:
+    """Returns (whole weights in the learner's layout, None) or, with adapters, ({}, the base)."""
+    if not uses_adapters:
+        return hf.load(folder, model, mesh, training_layout=True, progress=shows_progress), None
+    # Updates and samplers read the same arrays, so there is no float32 copy.
     params = hf.load(folder, model, mesh, progress=shows_progress, matrix_dtype=model.dtype)
     settings = config.policy.adapters
-    return FrozenBase.of(
+    base = FrozenBase.of(
         params,
         mesh,
         settings.alpha / settings.rank,
         weight_decay=settings.weight_decay,
         teacher=settings.teacher,
     )
+    return {}, base
 
 
 def initial_adapter(config, base: FrozenBase, model: ModelConfig, weights: str) -> Params:
     """Returns the adapter that weights of a name start from: the one in a folder, or a fresh one."""
-    # Roles that share their weights name the same folder (configuration/adapter_rules.py).
+    # Roles that share their weights name the same folder (configuration/policy_rules.py).
     folders = {
         config[role].adapter for role, name in weights_of_roles(config).items() if name == weights
     }

@@ -1,0 +1,76 @@
+"""A policy that only fills in blanks says so when it is asked another question."""
+
+import types
+
+import pytest
+
+from zeroplay_jax.evaluation import session
+from zeroplay_jax.evaluation.question_form import question_form
+from zeroplay_jax.evaluation.terminal import Printer
+from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT, ENGLISH_CHECKPOINT
+
+CLOZE = 'The village was founded by monks in ____.'
+
+
+class Agent:
+    """Calls a tool in every turn."""
+
+    def __init__(self, *_):
+        pass
+
+    def ask(self, *_, **__):
+        return types.SimpleNamespace(finish='turns')
+
+
+@pytest.fixture
+def open_session(monkeypatch):
+    """Returns a session of the policy that reads English, whose rollouts end without an answer."""
+    corpus = types.SimpleNamespace(source=None, description='c', examples=(), warning=lambda: '')
+    role = types.SimpleNamespace(prompt_ids=lambda question: [])
+    monkeypatch.setattr(session, 'open_codec', lambda folder: None)
+    monkeypatch.setattr(session, 'open_ask_corpus', lambda config, seconds: corpus)
+    monkeypatch.setattr(session, 'build_role', lambda *_: role)
+    monkeypatch.setattr(session, 'Agent', Agent)
+    monkeypatch.setattr(session, 'trajectory_record', lambda *_: {'answer': None})
+
+    def open_one(as_json=False):
+        config = types.SimpleNamespace(seed=0)
+        form = question_form(ENGLISH_CHECKPOINT)
+        return session.Session(
+            config, ENGLISH_CHECKPOINT, Printer(False), as_json=as_json, form=form
+        )
+
+    return open_one
+
+
+def test_a_question_without_a_blank_gets_a_note_before_and_after(open_session, capsys):
+    asked = open_session()
+    asked.answer('Who founded the village?')
+    before, after = capsys.readouterr().out.splitlines()
+    assert 'this policy fills in a blank: ask with a sentence of the texts' in before
+    assert '____' in before and 'such as "The village was founded' in before
+    assert 'called a tool in its last turn' in after and 'the question has no ____' in after
+    # The whole note comes once.
+    asked.answer('Who?')
+    assert capsys.readouterr().out.count('\n') == 1
+    asked.answer(CLOZE)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert 'no answer: ' in line and 'this policy' not in line
+
+
+def test_json_has_the_note_on_stderr(open_session, capsys):
+    asked = open_session(as_json=True)
+    asked.answer('Who?')
+    asked.answer('Who?')
+    out, err = capsys.readouterr()
+    assert 'fills in a blank' not in out and err.count('fills in a blank') == 1
+
+
+def test_the_greeting_says_which_questions_the_policy_reads(open_session, capsys):
+    open_session().greet()
+    assert 'asks      this policy fills in a blank' in capsys.readouterr().out
+
+
+def test_only_the_policies_for_english_have_a_form():
+    assert question_form(ENGLISH_CHECKPOINT.parent / 'clean').fits(CLOZE)
+    assert question_form(BUILT_IN_CHECKPOINT) is None

@@ -1,0 +1,112 @@
+"""Training reads no passage of a held-out document; evaluations search the whole corpus."""
+
+import json
+
+import pytest
+
+from zeroplay_jax.configs import quickstart
+from zeroplay_jax.configuration.held_out_rules import check_held_out
+from zeroplay_jax.retrieval import folder
+from zeroplay_jax.selfplay import files
+from zeroplay_jax.selfplay.library_builder import build_library, check_and_reset_failures
+from zeroplay_jax.selfplay.recipe import recipe_class
+from zeroplay_jax.settings.errors import ConfigError
+from zeroplay_jax.types import UserError
+
+
+def write(path, lines):
+    path.write_text(''.join(json.dumps(line) + '\n' for line in lines))
+    return str(path)
+
+
+@pytest.fixture(scope='module')
+def place(tmp_path_factory):
+    """A folder with an index of 40 passages about the same word; the first 20 are about it most."""
+    place = tmp_path_factory.mktemp('held out')
+    lines = []
+    for number in range(40):
+        text = 'river ' * (40 - number) + f'and number{number}.'
+        lines.append({'id': f'p{number}', 'contents': f'"Town {number // 2}"\n{text}'})
+    write(place / 'c.jsonl', lines)
+    folder.build(place / 'c.jsonl', place / 'index', 'bm25', None)
+    return place
+
+
+@pytest.fixture
+def config(place):
+    config = quickstart.get_config()
+    config.retrieval.update(kind='folder', path=str(place / 'index'))
+    config.tools.top_k = 3
+    return config
+
+
+def library_without(config, place, numbers):
+    held_out = [{'document_id': f'p{n}', 'title': f'Town {n // 2}'} for n in numbers]
+    config.retrieval.held_out = write(place / 'held_out.jsonl', held_out)
+    return build_library(config)
+
+
+def found(corpus, query):
+    (passages,) = corpus.search([query])
+    return [passage['id'] for passage in passages]
+
+
+def test_a_search_of_training_skips_held_out_passages(config, place):
+    best = found(build_library(config).training, 'river')
+    assert len(best) == 3
+    # The best of all, and so many that further passages are fetched twice.
+    for numbers in ([int(best[0][1:])], range(0, 40, 2), range(0, 37)):
+        library = library_without(config, place, numbers)
+        ids = found(library.training, 'river')
+        assert len(ids) == 3 and not {f'p{number}' for number in numbers} & set(ids)
+        assert found(library.held_out, 'river') == best
+    # In the order of the search without a list.
+    config.retrieval.held_out = ''
+    config.tools.top_k = 40
+    order = found(build_library(config).training, 'river')
+    library = library_without(config, place, range(0, 40, 2))
+    held_out = {f'p{number}' for number in range(0, 40, 2)}
+    assert found(library.training, 'river') == [each for each in order if each not in held_out]
+
+
+def test_fewer_passages_than_asked_for_end_the_search(config, place):
+    library = library_without(config, place, range(39))
+    assert found(library.training, 'river') == ['p39']
+    # Only one passage has this word, and it is held out.
+    assert found(library.training, 'number7') == []
+    assert library.training.search(['number7', 'number39', ''])[1][0]['id'] == 'p39'
+    assert check_and_reset_failures(library) == 0
+
+
+def test_training_opens_no_document_with_a_held_out_passage(config, place):
+    library = library_without(config, place, [1, 4, 5])
+    references = ['p0', 'p1', 'Town 0', 'Town 2', 'p6', 'Town 5']
+    pages = [1] * len(references)
+    opened = [page and page['title'] for page in library.training.open(references, pages)]
+    assert opened == [None, None, None, None, 'Town 3', 'Town 5']
+    assert None not in library.held_out.open(references, pages)
+
+
+def test_without_a_list_training_and_evaluation_share_one_corpus(config):
+    library = build_library(config)
+    assert library.training is library.held_out
+
+
+def test_a_list_that_cannot_be_used_is_one_line(config, place, tmp_path):
+    path = write(tmp_path / 'list.jsonl', [{'document_id': 'a'}, {'title': 'A'}])
+    with pytest.raises(UserError, match='list.jsonl, line 2: .*"document_id"'):
+        files.held_out_passages(path)
+    drzero, ssp = recipe_class('drzero'), recipe_class('ssp')
+    config.retrieval.held_out = str(tmp_path / 'lists.jsonl')
+    with pytest.raises(ConfigError, match='no such file.*did you mean .*list.jsonl'):
+        check_held_out(config, drzero)
+    config.retrieval.held_out = path
+    # Documents would be drawn from the whole index.
+    with pytest.raises(ConfigError, match='name a file of documents in inputs.documents'):
+        check_held_out(config, drzero)
+    check_held_out(config, ssp)
+    config.inputs.documents = path
+    check_held_out(config, drzero)
+    config.retrieval.kind = 'world'
+    with pytest.raises(ConfigError, match='the miniature world holds out worlds'):
+        check_held_out(config, drzero)
