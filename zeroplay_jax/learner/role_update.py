@@ -81,9 +81,9 @@ def make_role_update(
     base_params = None if base is None else base.params
     base_shardings = None if base is None else base.shardings
     teacher_shardings = weight_shardings if config.distills else None
-    teacher_shapes = teacher_shapes if config.distills else None
+    read_teacher = teacher_shapes if config.distills else None
     stat_shapes = _statistic_shapes(
-        model, config, weight_shapes, teacher_shapes, base_params, blank_batch
+        model, config, weight_shapes, read_teacher, base_params, blank_batch
     )
 
     # The zeros are made by a program, which creates them on the devices, sharded like the parameters.
