@@ -400,7 +400,7 @@ def _transforms(
     """Returns name → optimiser: roles that share one use the config of the first role."""
     transforms = {}
     for name in sorted(set(optimizer_names.values())):
-        weight_decay = roles[name].weight_decay if base is None else base.weight_decay
+        weight_decay = None if base is None else base.weight_decay
         transforms[name] = optimizer.make(roles[name], weight_decay)
     return transforms
 
