@@ -74,7 +74,7 @@ def main() -> None:
     for step, next_step in itertools.zip_longest(steps, steps[1:]):
         for ahead, engine in engines.items():
             metrics, _ = engine.run_step(step, lambda: None, next_step)
-            rollout_seconds[ahead].append(metrics['seconds/rollout'])
+            rollout_seconds[ahead].append(metrics['seconds/rollout'] + metrics['seconds/tools'])
     for ahead, per_step in rollout_seconds.items():
         counted = per_step[WARM_UP:-1]
         low, high = min(counted), max(counted)

@@ -2,22 +2,24 @@
 
     python -m benchmarks.claims                        # everything; stored runs are not executed again
     python -m benchmarks.claims --only dspo --seeds 3
-    python -m benchmarks.claims --list
+    python -m benchmarks.claims --list                 # claims, measures and how the arms differ; runs nothing
 
-An arm is a config: a row of configs/ablations.py or the settings below. It is run once per seed. A claim compares two
-arms, paired by seed and evaluation question, at the point where both have sampled the same number of rollouts of any
-kind (interpolated between two evaluations). HRPO is also compared with GRPO at equal prompts and steps.
+Arms, claims, the measure of each claim and its reason are data: benchmarks/claims.toml, written before any arm is run.
+An arm is a config: a row of configs/ablations.py and further settings. It is run once per seed. A claim compares two
+arms, paired by seed and evaluation question. Their configs differ in nothing but the fields that the claim names
+(`arm_differences`). The value after the last common step, the area over rollouts and the rollouts of both arms are
+reported beside the measure.
 
 The setting is harder than the quickstart's and the same for all arms: evaluation with up to four hops, more near-miss
-documents, smaller learning rates, several updates per batch. The measure is exact match on held-out questions. For
-SCOPE, which trains on open tasks, a second measure is the share of rubrics that answers to held-out tasks meet.
+documents, smaller learning rates, several updates per batch. Exact match is measured on held-out questions; for SCOPE,
+which trains on open tasks, also the share of rubrics that answers to held-out tasks meet.
 
-Every finished run is stored in benchmarks/results/runs, named by its config: delete the file when a change of the code
-changes its result. The table is written to benchmarks/results/claims.json and printed as one JSON object in the last
-line.
+Every finished run is stored in benchmarks/results/runs, named by its config and by CODE. The table is written to
+benchmarks/results/claims.json and printed as one JSON object in the last line.
 
-A claim holds if its 95 % interval is above 0, does not hold if it is below 0, and is undecided otherwise; see `judge`.
-For intervals wider than ± .05 the table has the number of seeds that would be needed.
+A claim holds if its 95 % interval is above 0, does not hold if it is below 0, and is undecided otherwise. Because many
+claims are tested at once, the table has a second verdict beside this one, with p-values corrected by Holm's method. For
+intervals wider than ± .05 it has the number of seeds that would be needed (benchmarks/claims_statistics.py).
 """
 
 from __future__ import annotations
@@ -32,121 +34,64 @@ import shutil
 import sys
 import tempfile
 import time
-from typing import NamedTuple
+import tomllib
+from typing import Any, NamedTuple
 
-import numpy as np
-from scipy import stats
-
+from benchmarks import claims_statistics as statistics
 from zeroplay_jax.configs import ablations, common
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.runtime.atomic import write_text
 
 RESULTS = pathlib.Path(__file__).parent / 'results'
+REGISTRATION = pathlib.Path(__file__).with_name('claims.toml')
 SEEDS = 3
-# Half-width of an interval that counts as narrow.
-NARROW = 0.05
-# Upper limit of the search for the number of seeds.
-MAX_SEEDS = 1000
-# Columns of a curve: solver steps, rollouts, correct by question, and for SCOPE rubrics met by open task.
-CORRECT, RUBRICS = 2, 3
+# Raised when a change of the code changes the result of a run, so that no stored run of the earlier code is reused.
+# 2: the rule judge grades facts; minibatches are drawn by prompt.
+CODE = 2
 
 
 class Claim(NamedTuple):
-    """The claim that arm `better` beats arm `worse`.
+    """The claim that arm `better` beats arm `worse`; an entry of `claims` in benchmarks/claims.toml.
 
     Attributes:
       system: the system of both arms.
       text: the claim in words.
-      better, worse: names of arms.
-      by: what is compared: 'final' (exact match at the end), 'rubrics' (share of rubrics met by answers to open tasks
-        at the end), 'stability' (largest fall from the peak) or 'steps' (until a level is reached).
-      budget: whether both are measured at the same number of rollouts; without effect on 'steps'.
+      better, worse: names of arms; worse is '' where a policy is compared with itself before training.
+      measure: what decides, a key of `MEASURES`.
+      reason: why that measure.
+      differs: config fields in which the arms differ, and no others.
+      of: 'exact_match' or 'rubrics'.
     """
 
     system: str
     text: str
     better: str
-    worse: str
-    by: str = 'final'
-    budget: bool = True
+    measure: str
+    reason: str
+    differs: tuple[str, ...]
+    worse: str = ''
+    of: statistics.Measured = 'exact_match'
 
 
-# Arm → system, row of configs/ablations.py ('' for the system itself) and further settings.
-ARMS: dict[str, tuple[str, str, dict]] = {
-    'drzero': ('drzero', '', {}),
-    'drzero untrained': ('drzero', '', {'schedule.iterations': 1, 'solver.learning_rate': 1e-12}),
-    'drzero grpo 4×4': ('drzero', 'grpo', {}),
-    'drzero no format': ('drzero', 'no_format', {}),
-    'drzero no document': ('drzero', 'no_document', {}),
-    'ssp': ('ssp', '', {}),
-    'ssp solver only': ('ssp', 'solver_only', {}),
-    'ssp proposer only': ('ssp', 'proposer_only', {}),
-    'ssp no check': ('ssp', 'no_check', {}),
-    'ssp no noise': ('ssp', 'noise_0', {}),
-    'ssp padding': ('ssp', 'dummy_padding', {}),
-    'piplay': ('piplay', '', {}),
-    'piplay answer only': ('piplay', 'privileged_answer', {}),
-    'piplay nothing': ('piplay', 'privileged_none', {}),
-    'dspo': ('dspo', '', {}),
-    'dspo no filter': ('dspo', 'gspo', {}),
-    # The KL coefficient of the other DSPO arms.
-    'dspo token level': ('dspo', 'dapo', {'solver.kl_coef': 1e-3}),
-    'dspo grpo': ('dspo', 'search_r1_grpo', {'reward.answer': 'subem'}),
-    'scope': ('scope', '', {}),
-    'scope frozen challenger': ('scope', 'frozen_challenger', {}),
-    'scope no gates': ('scope', 'no_gates', {}),
-    'scope no length factor': ('scope', 'no_length_factor', {}),
-}
+class Arm(NamedTuple):
+    """An arm: the small config of a system, a row of configs/ablations.py ('' for none), and further settings."""
+
+    system: str
+    row: str = ''
+    settings: dict[str, Any] = {}
 
 
-def _scope_claims() -> list[Claim]:
-    """Returns SCOPE's three claims, by each of its two measures."""
-    arms = {
-        'co-evolution beats a challenger frozen after the first iteration': 'scope frozen challenger',
-        'the gates help': 'scope no gates',
-        'the length factor helps': 'scope no length factor',
-    }
+def _registered() -> tuple[dict[str, dict[str, str]], dict[str, Arm], tuple[Claim, ...]]:
+    """Returns measures, arms and claims of benchmarks/claims.toml."""
+    data = tomllib.loads(REGISTRATION.read_text(encoding='utf-8'))
+    arms = {name: Arm(**entry) for name, entry in data['arms'].items()}
     claims = []
-    for by, measure in (('rubrics', 'rubrics met'), ('final', 'exact match')):
-        for text, arm in arms.items():
-            claims.append(Claim('scope', f'{text}, by {measure}', 'scope', arm, by))
-    return claims
+    for entry in data['claims']:
+        claims.append(Claim(**entry | {'differs': tuple(entry['differs'])}))
+    return data['measures'], arms, tuple(claims)
 
 
-CLAIMS = (
-    Claim(
-        'drzero',
-        'three iterations improve held-out EM without an outside question',
-        'drzero',
-        'drzero untrained',
-        budget=False,
-    ),
-    Claim(
-        'drzero',
-        'HRPO (1 × 5) beats GRPO (4 × 4) at equal prompts',
-        'drzero',
-        'drzero grpo 4×4',
-        budget=False,
-    ),
-    Claim(
-        'drzero', 'HRPO (1 × 5) beats GRPO (4 × 4) at equal rollouts', 'drzero', 'drzero grpo 4×4'
-    ),
-    Claim('drzero', 'the format reward helps', 'drzero', 'drzero no format'),
-    Claim('drzero', 'the initial document helps', 'drzero', 'drzero no document'),
-    Claim('ssp', 'co-evolution beats a solver alone', 'ssp', 'ssp solver only'),
-    Claim('ssp', 'co-evolution beats a proposer alone', 'ssp', 'ssp proposer only'),
-    Claim('ssp', 'the answerability check helps', 'ssp', 'ssp no check'),
-    Claim('ssp', 'four noise documents beat none', 'ssp', 'ssp no noise'),
-    Claim('ssp', 'periodic reset beats dummy padding', 'ssp', 'ssp padding'),
-    Claim('piplay', 'the full path beats the answer alone', 'piplay', 'piplay answer only'),
-    Claim('piplay', 'the full path beats no privilege', 'piplay', 'piplay nothing'),
-    Claim('piplay', 'reaches the final EM of Dr. Zero in fewer steps', 'piplay', 'drzero', 'steps'),
-    Claim('dspo', 'the filter helps', 'dspo', 'dspo no filter'),
-    Claim('dspo', 'the sequence ratio beats the token ratio (DAPO)', 'dspo', 'dspo token level'),
-    Claim('dspo', 'beats GRPO', 'dspo', 'dspo grpo'),
-    Claim('dspo', 'falls less from its peak than GRPO', 'dspo', 'dspo grpo', 'stability'),
-    *_scope_claims(),
-)
+MEASURES, ARMS, CLAIMS = _registered()
 
 
 def config_of(arm: str, seed: int):
@@ -183,6 +128,19 @@ def config_of(arm: str, seed: int):
     return config
 
 
+def arm_differences(better: str, worse: str) -> dict[str, tuple[Any, Any]]:
+    """Returns field → (value of `better`, value of `worse`) of all config fields in which two arms differ."""
+    if not worse:
+        return {}
+    better_fields = dict(fields.leaves(config_of(better, seed=0)))
+    worse_fields = dict(fields.leaves(config_of(worse, seed=0)))
+    different = {}
+    for name, value in better_fields.items():
+        if value != worse_fields[name]:
+            different[name] = (value, worse_fields[name])
+    return different
+
+
 def run_arm(arm: str, seed: int, folder: pathlib.Path) -> dict:
     """Returns the result of one run: from `folder` if it is stored there, else it executes the run and stores it.
 
@@ -196,7 +154,7 @@ def run_arm(arm: str, seed: int, folder: pathlib.Path) -> dict:
     changes = {k: v for k, v in fields.leaves(config) if v != defaults[k]}
     # This field is not a property of an arm, and results of versions without it keep their names.
     changes.pop('stop_after_empty_steps', None)
-    text = json.dumps(changes, sort_keys=True)
+    text = json.dumps([CODE, changes], sort_keys=True)
     path = folder / f'{hashlib.sha256(text.encode()).hexdigest()[:16]}.json'
     if path.exists():
         return json.loads(path.read_text())
@@ -250,124 +208,6 @@ def _curve(summary: dict, lines: list[str]) -> list:
     return curve
 
 
-def _until(run: dict, budget: float, column: int = CORRECT) -> np.ndarray:
-    """Returns the scores of the evaluations up to a budget and at the budget, float64 [evaluations, N].
-
-    Args:
-      run: result of `run_arm`.
-      budget: number of rollouts. The last row of the result is interpolated to it from the evaluations before and
-        after; a budget beyond the end of the run gives the last evaluation.
-      column: column of the curve: CORRECT (N questions) or RUBRICS (N open tasks).
-    """
-    rollouts = np.array([point[1] for point in run['curve']], float)
-    values = np.array([point[column] for point in run['curve']], float)
-    budget = min(budget, rollouts[-1])
-    values_before = values[rollouts < budget]
-    values_at_budget = np.array([np.interp(budget, rollouts, item) for item in values.T])
-    return np.vstack([values_before, values_at_budget])
-
-
-def value(run: dict, other: dict, by: str, budget: bool) -> np.ndarray:
-    """Returns the score of a run, higher is better: per question [N] for 'final', per task [N] for 'rubrics', else [1].
-
-    For 'stability' it is minus the largest fall of exact match from an earlier maximum; for 'steps' minus the share of
-    its steps that the run takes to the level.
-
-    Args:
-      run: the run.
-      other: the run that it is compared with. It limits the budget and, for 'steps', gives the level to reach.
-      by: see Claim.
-      budget: whether the score is taken at the smaller number of rollouts of the two; without effect on 'steps'.
-    """
-    max_rollouts = np.inf
-    if budget:
-        max_rollouts = min(run['curve'][-1][1], other['curve'][-1][1])
-    if by == 'final':
-        return _until(run, max_rollouts, CORRECT)[-1]
-    if by == 'rubrics':
-        return _until(run, max_rollouts, RUBRICS)[-1]
-    if by == 'stability':
-        exact_match = _until(run, max_rollouts).mean(1)
-        falls = np.maximum.accumulate(exact_match) - exact_match
-        return np.array([-np.max(falls)])
-    level = np.mean(other['curve'][-1][CORRECT])
-    last_step = run['curve'][-1][0]
-    # A run that never reaches the level counts as if it reached it one step after its end.
-    reached_at = last_step + 1
-    for steps, _, correct, *_ in run['curve']:
-        if np.mean(correct) >= level:
-            reached_at = steps
-            break
-    return np.array([-reached_at / last_step])
-
-
-def _half_width(values: np.ndarray, count: int) -> float:
-    """Returns the half-width of Student's 95 % interval for the mean of `count` values that vary like `values`."""
-    if len(values) < 2:
-        return np.inf
-    quantile = stats.t.ppf(0.975, count - 1)
-    return float(quantile * np.std(values, ddof=1) / np.sqrt(count))
-
-
-def _seeds_needed(seed_means: np.ndarray) -> int:
-    """Returns the smallest number of seeds whose interval would have a half-width of NARROW; at most MAX_SEEDS.
-
-    Args:
-      seed_means: mean difference of each seed that was run; more seeds are assumed to vary like these.
-    """
-    for count in range(len(seed_means), MAX_SEEDS):
-        if _half_width(seed_means, count) <= NARROW:
-            return count
-    return MAX_SEEDS
-
-
-def judge(better: list[dict], worse: list[dict], by: str = 'final', budget: bool = True) -> dict:
-    """Returns the mean difference over paired seeds, its 95 % interval and the verdict.
-
-    There are two sources of chance: the seeds, and the sample of questions, which all seeds share. The interval is the
-    wider one of Student's intervals over the seeds' mean differences and over the questions' mean differences.
-
-    Args:
-      better, worse: runs of the two arms, one per seed.
-      by, budget: see Claim.
-
-    Returns:
-      {'verdict': 'holds', 'does not hold' or 'undecided'; 'difference', the mean, better minus worse; 'by_seed', the
-      difference of each seed; 'ci95': [low, high]; 'seeds_needed' and 'questions_needed', how many of each would give
-      a half-width of NARROW}.
-    """
-    differences = []
-    for better_run, worse_run in zip(better, worse, strict=True):
-        better_value = value(better_run, worse_run, by, budget)
-        # For 'steps', both runs have to reach the same level: the one at which the worse arm ends.
-        reference = worse_run if by == 'steps' else better_run
-        differences.append(better_value - value(worse_run, reference, by, budget))
-    seed_means = np.array([difference.mean() for difference in differences])
-    question_means = np.mean(differences, 0)
-    questions = len(question_means)
-    question_half_width = 0.0
-    if questions > 1:
-        question_half_width = _half_width(question_means, questions)
-    half_width = max(_half_width(seed_means, len(seed_means)), question_half_width)
-    mean = float(seed_means.mean())
-
-    verdict = 'undecided'
-    if mean > half_width:
-        verdict = 'holds'
-    elif mean < -half_width:
-        verdict = 'does not hold'
-    # The width of an interval falls with the square root of the number of questions.
-    questions_needed = int(np.ceil(questions * (question_half_width / NARROW) ** 2))
-    return dict(
-        verdict=verdict,
-        difference=round(mean, 4),
-        by_seed=[round(float(seed_mean), 4) for seed_mean in seed_means],
-        ci95=[round(mean - half_width, 4), round(mean + half_width, 4)],
-        seeds_needed=_seeds_needed(seed_means),
-        questions_needed=max(questions, questions_needed),
-    )
-
-
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """Returns the parsed command line."""
     parser = argparse.ArgumentParser(
@@ -387,8 +227,8 @@ def run_all(claims: list[Claim], seeds: int, folder: pathlib.Path) -> dict[str, 
     """Returns arm → its results of `run_arm`, in order of the seeds, for all arms of the claims."""
     runs: dict[str, list[dict]] = {}
     for claim in claims:
-        runs.setdefault(claim.better, [])
-        runs.setdefault(claim.worse, [])
+        for arm in filter(None, (claim.better, claim.worse)):
+            runs.setdefault(arm, [])
     # Seeds are the outer loop, so that an interrupted benchmark has runs of every arm.
     for seed in range(seeds):
         for arm, results in runs.items():
@@ -399,23 +239,52 @@ def run_all(claims: list[Claim], seeds: int, folder: pathlib.Path) -> dict[str, 
 
 
 def judge_all(claims: list[Claim], runs: dict[str, list[dict]], seeds: int) -> list[dict]:
-    """Returns a row of the table per claim (the fields of the claim and of `judge`), and prints a line for each."""
-    table = []
+    """Returns a row of the table per claim, and prints a line for each.
+
+    A row has the fields of the claim, of `statistics.judge` and of `statistics.correct_verdicts`; 'beside', the mean
+    difference by the measures that do not decide; and 'rollouts', the mean number of rollouts of both arms.
+    """
+    table: list[dict[str, Any]] = []
     for claim in claims:
         better = runs[claim.better]
-        worse = runs[claim.worse]
-        result = judge(better, worse, claim.by, claim.budget)
-        at_equal_steps = judge(better, worse, claim.by, budget=False)
-        result['at_equal_steps'] = at_equal_steps['difference']
-        row = dict(system=claim.system, claim=claim.text, by=claim.by, seeds=seeds)
-        table.append(row | result)
-        low, high = result['ci95']
-        line = f'{claim.system:8} {result["verdict"]:14} {result["difference"]:+.3f}'
-        line += f' [{low:+.3f}, {high:+.3f}]  {claim.text}'
-        if result['seeds_needed'] > seeds:
-            line += f'; ± {NARROW} would need {result["seeds_needed"]} seeds'
+        worse = runs[claim.worse] if claim.worse else better
+        result = statistics.judge(statistics.differences(better, worse, claim.measure, claim.of))
+        beside = {}
+        for measure in ('final', 'area_of_rollouts'):
+            if measure != claim.measure and claim.worse:
+                values = statistics.differences(better, worse, measure, claim.of)
+                beside[measure] = round(float(values.mean()), 4)
+        rollouts = [_mean_rollouts(better), _mean_rollouts(worse)]
+        row: dict[str, Any] = dict(
+            system=claim.system, claim=claim.text, measure=claim.measure, of=claim.of
+        )
+        table.append(row | dict(seeds=seeds) | result | dict(beside=beside, rollouts=rollouts))
+    # All claims of the call are corrected for together.
+    statistics.correct_verdicts(table)
+    for row in table:
+        low, high = row['ci95']
+        line = f'{row["system"]:8} {row["verdict"]:14} (Holm: {row["verdict_holm"]}) '
+        line += f'{row["difference"]:+.3f} [{low:+.3f}, {high:+.3f}]  {row["claim"]}, by {row["measure"]}'
+        if row['seeds_needed'] > seeds:
+            line += f'; ± {statistics.NARROW} would need {row["seeds_needed"]} seeds'
         print(line)
     return table
+
+
+def _mean_rollouts(runs: list[dict]) -> int:
+    return round(sum(run['curve'][-1][statistics.ROLLOUTS] for run in runs) / len(runs))
+
+
+def _print_registration(claims: list[Claim]) -> None:
+    """Prints the claims with their measures, reasons and the differences of their arms."""
+    for name, measure in MEASURES.items():
+        print(f'{name}: {measure["text"]}; {measure["reason"]}')
+    for claim in claims:
+        print(f'\n{claim.system}: {claim.text}')
+        print(f'  {claim.better} against {claim.worse or "itself before training"}')
+        print(f'  by {claim.measure} of {claim.of}: {claim.reason}')
+        for field, (better, worse) in arm_differences(claim.better, claim.worse).items():
+            print(f'  {field}: {better} against {worse}')
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -423,9 +292,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_arguments(argv)
     claims = [claim for claim in CLAIMS if args.only in (None, claim.system)]
     if args.list:
-        for claim in claims:
-            arms = f'{claim.better} against {claim.worse}'
-            print(f'{claim.system:8} {claim.text}: {arms} ({claim.by})')
+        _print_registration(claims)
         return
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')
     import jax

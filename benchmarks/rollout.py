@@ -50,6 +50,7 @@ from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slot_programs import SamplerConfig
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.runtime.connect import divide_cpu
 from zeroplay_jax.tools.base import Tool, ToolResult
 from zeroplay_jax.types import POLICY, Trajectory, UserError
 
@@ -72,7 +73,7 @@ MODEL = transformer.ModelConfig(
 )
 
 
-def sampler_config(rollouts: Rollouts) -> SamplerConfig:
+def sampler_config(rollouts: Rollouts, attention: str, devices: int) -> SamplerConfig:
     """Returns the sampler's sizes: a slot per rollout, and bursts of half a turn."""
     # Observations of equal rollouts arrive together, others a few at a time. Idle rows of a call cost time, too.
     has_equal_rollouts = len(set(rollouts.observation_tokens)) == 1
@@ -80,10 +81,11 @@ def sampler_config(rollouts: Rollouts) -> SamplerConfig:
         slots=len(rollouts),
         context=rollouts.context,
         chunk=32,
-        fill_rows=32 if has_equal_rollouts else 4,
+        fill_rows=32 if has_equal_rollouts else 4 * devices,
         burst=rollouts.turn_tokens // 2,
         put_rows=32,
         put_tokens=96,
+        attention=attention,
     )
 
 
@@ -173,11 +175,14 @@ def rollout(scheduler: Scheduler, rollouts: Rollouts) -> list[Trajectory]:
     return trajectories
 
 
-def make_scheduler(params, rollouts: Rollouts) -> Scheduler:
+def make_scheduler(
+    params, rollouts: Rollouts, attention: str = 'xla', devices: int = 1
+) -> Scheduler:
     """Returns a scheduler with a slot per rollout that samples with these weights."""
-    sampler = Sampler(MODEL, sampler_config(rollouts), sharding.make_mesh())
+    mesh = sharding.make_mesh(replica=devices)
+    sampler = Sampler(MODEL, sampler_config(rollouts, attention, devices), mesh)
     scheduler = Scheduler({'policy': SlotPool(sampler, seed=0)})
-    scheduler.publish_weights('policy', params, 0)
+    scheduler.publish_weights('policy', sharding.sampler_view(params, mesh), 0)
     return scheduler
 
 
@@ -231,12 +236,12 @@ def useful_bytes(rollouts: Rollouts) -> float:
     return 4.0 * (steps * weights + cached_tokens * values_per_token)
 
 
-def make_update(params):
+def make_update(params, devices: int = 1):
     """Returns a function that does one update step on TRAIN_BATCH × TRAIN_LEN random tokens and waits for its end."""
     role = ml_collections.ConfigDict(common.get_config().solver.to_dict() | dict(weight_decay=1e-4))
-    learner = Learner(
-        MODEL, sharding.make_mesh(), {'solver': role}, params, (TRAIN_BATCH, TRAIN_LEN)
-    )
+    mesh = sharding.make_mesh(replica=devices)
+    model = dataclasses.replace(MODEL, mesh=mesh if devices > 1 else None)
+    learner = Learner(model, mesh, {'solver': role}, params, (TRAIN_BATCH, TRAIN_LEN))
     rng = np.random.default_rng(0)
     rows = []
     for i in range(TRAIN_BATCH):
@@ -375,6 +380,10 @@ def parse_arguments(argv) -> argparse.Namespace:
     parser.add_argument(
         '--workload', choices=workload.WORKLOADS, default='even', help='batch of rollouts (even)'
     )
+    parser.add_argument('--devices', type=int, choices=(1, 2), default=1, help='cpu_devices (1)')
+    parser.add_argument(
+        '--attention', choices=('xla', 'used'), default='xla', help='sampler.attention (xla)'
+    )
     parser.add_argument(
         '--peers',
         type=pathlib.Path,
@@ -398,6 +407,7 @@ def main(argv=None) -> None:
     os.sched_setaffinity(0, cores)
     os.environ['JAX_PLATFORMS'] = 'cpu'
     jax.config.update('jax_platforms', 'cpu')
+    divide_cpu(arguments.devices)
     if not available_peers(arguments.peers):
         print(
             f'other engines are left out: PEERS_PYTHON is not set or {arguments.peers} does not exist',
@@ -408,8 +418,8 @@ def main(argv=None) -> None:
         lambda x: x * 0.2 if x.ndim == 2 else x, transformer.init(MODEL, jax.random.key(0))
     )
     rollouts = workload.WORKLOADS[arguments.workload]
-    scheduler = make_scheduler(params, rollouts)
-    update = make_update(params)
+    scheduler = make_scheduler(params, rollouts, arguments.attention, arguments.devices)
+    update = make_update(params, arguments.devices)
     try:
         our_figures, ratios = compare(scheduler, update, arguments)
     except UserError as error:
@@ -428,9 +438,9 @@ def main(argv=None) -> None:
     for name, share in shares(scheduler, rollouts).items():
         summary[f'share_{name}'] = share
     rounded_summary = {name: round(value, 4) for name, value in summary.items()}
-    facts = dict(
-        workload=rollouts.name, rounds=arguments.rounds, cores=len(cores), jax=jax.__version__
-    )
+    names = ('workload', 'rounds', 'devices', 'attention')
+    facts = {name: getattr(arguments, name) for name in names}
+    facts |= dict(cores=len(cores), jax=jax.__version__)
     print(json.dumps(rounded_summary | facts))
 
 

@@ -287,7 +287,7 @@ class SlotEngine(Engine):
     def __init__(self, settings: Settings, costs: Costs, tools: Tools):
         super().__init__(settings, costs, tools)
         self.rollouts: list[Rollout | None] = [None] * settings.slots
-        self._calls_left: dict[Rollout, int] = {}
+        self._chunks_left: dict[Rollout, int] = {}
         self._pieces: dict[Rollout, int] = {}
         self._slot_of: dict[Rollout, int] = {}
         self._open: list[_Open] = []
@@ -295,7 +295,7 @@ class SlotEngine(Engine):
     @property
     def active(self) -> int:
         """Rollouts in slots."""
-        return len(self._calls_left)
+        return len(self._chunks_left)
 
     def round(self, now: float) -> float:
         """One round of `Scheduler._round`."""
@@ -318,19 +318,19 @@ class SlotEngine(Engine):
         return seconds
 
     def _start_prefill(self, rollout: Rollout, tokens: int) -> None:
-        self._calls_left[rollout] = -(-tokens // self.settings.chunk)
+        self._chunks_left[rollout] = -(-tokens // self.settings.chunk)
         self._pieces[rollout] = tokens
 
     def _finish(self, rollout: Rollout) -> None:
         self.rollouts[self._slot_of.pop(rollout)] = None
-        del self._calls_left[rollout]
+        del self._chunks_left[rollout]
         self.ended.append(rollout.group.step)
 
     def _enter(self, request: _Open, slot: int) -> Rollout:
         rollout = Rollout(request.group, request.waiting.popleft(), self.settings)
         self.rollouts[slot] = rollout
         self._slot_of[rollout] = slot
-        self._calls_left[rollout] = 0
+        self._chunks_left[rollout] = 0
         return rollout
 
     def _admit(self) -> None:
@@ -373,24 +373,28 @@ class SlotEngine(Engine):
         holder = request.holder
         assert holder is not None
         # After its first turn a rollout's pending prefill is an observation: the prompt is complete.
-        return not self._calls_left.get(holder) or holder.turn > 0 or holder.waiting
+        return not self._chunks_left.get(holder) or holder.turn > 0 or holder.waiting
 
     def _prefill(self) -> float:
-        """`SlotPool.prefill`: all that waits, in calls of `fill_rows` rows in the order of the slots."""
+        """`SlotPool.prefill`: all chunks that wait, in calls of `fill_rows` chunks in the order of the slots."""
         settings = self.settings
         buckets = settings.fill_buckets or (settings.fill_rows,)
         seconds = 0.0
         while True:
-            pending = [r for r in self.rollouts if r is not None and self._calls_left[r]]
+            pending = [r for r in self.rollouts if r is not None and self._chunks_left[r]]
             if not pending:
                 return seconds
-            # A call has one version of the weights.
-            batch = [r for r in pending if r.group.step == pending[0].group.step][: max(buckets)]
+            batch: list[Rollout] = []
+            for rollout in pending:
+                # A call has one version of the weights.
+                if rollout.group.step == pending[0].group.step:
+                    free_rows = max(buckets) - len(batch)
+                    batch += [rollout] * min(self._chunks_left[rollout], free_rows)
             rows = min(bucket for bucket in buckets if bucket >= len(batch))
             seconds += self._spend('prefill', self.costs.extend(rows))
             self.computed += rows * settings.chunk
             for rollout in batch:
-                self._calls_left[rollout] -= 1
+                self._chunks_left[rollout] -= 1
                 tokens = min(self._pieces[rollout], settings.chunk)
                 self._pieces[rollout] -= tokens
                 self.prefilled += tokens

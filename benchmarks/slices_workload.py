@@ -168,7 +168,8 @@ UNITS = {
             Part('answers', 256, 8, trained=True, scored=1.0),
         ),
     ),
-    # A task costs two gates, a list of rubrics and four trial answers; an answer costs four grades.
+    # A task costs two gates, a list of rubrics and trial answers, eight in the challenger's steps and four in
+    # generation; an answer costs four grades.
     'scope': Unit(
         'an iteration',
         3,
@@ -176,8 +177,8 @@ UNITS = {
             Part('tasks', 256, 5, trained=True, scored=1.0, repeat=20),
             Part('tasks, not trained', 256, 1, repeat=22),
             Part('answers', 256, 5, trained=True, scored=1.0, repeat=20),
-            Part('trial answers', 256, 5, repeat=110),
-            Part('grades, gates and rubrics', 1280, 1, 1536, 256, 1, repeat=592),
+            Part('trial answers', 256, 5, repeat=142),
+            Part('grades, gates and rubrics', 1280, 1, 1536, 256, 1, repeat=720),
         ),
     ),
 }

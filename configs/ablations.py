@@ -32,6 +32,15 @@ def _of(role, settings):
     return {f'{role}.{name}': value for name, value in settings.items()}
 
 
+def _judge(part, size):
+    """Returns a served judge of Qwen3-8B, one part of which has another size."""
+    return {
+        'judge.kind': 'endpoint',
+        'judge.model': 'Qwen3-8B',
+        f'judge.{part}': f'Qwen3-{size}',
+    }
+
+
 ROWS = {
     # SSP: role ablation, estimators (proposer–solver), batch strategies, answerability check, penalty, released code.
     'ssp/solver_only': {
@@ -59,32 +68,42 @@ ROWS = {
         **_of('proposer', {'clip_low': 0.2, 'clip_high': 0.285}),
         'shared_optimizer': True,
     },
+    # The code asks a server in the answerability check, algorithm 1 the policy.
+    'ssp/judge_checker': {'ssp.checker': 'judge', 'judge.kind': 'endpoint'},
     # The start from R-Search's checkpoint; from the others policy.path alone changes.
     'ssp/r_search': {'tools.syntax': 'r_search'},
-    # Dr. Zero: hop ratio, estimator, length, format reward, difficulty, initial document, iterations, released code.
+    # Dr. Zero: hop ratio, estimator; table 7, whose rows have one iteration and are compared with 'iterations_1';
+    # iterations, released code.
     'drzero/hops_1111': {'schedule.hop_ratio': (1, 1, 1, 1)},
     'drzero/hops_2111': {'schedule.hop_ratio': (2, 1, 1, 1)},
     'drzero/grpo': {'drzero.group': 'prompt', 'proposer.samples': 4, 'reward.solves': 4},
     'drzero/steps_100': {'proposer.steps': 100, 'solver.steps': 100, 'schedule.iterations': 1},
-    'drzero/no_format': {'reward.format_weight': 0.0},
-    'drzero/parabolic': {'reward.difficulty': 'parabolic'},
-    'drzero/no_document': {'schedule.initial_document': False},
+    'drzero/no_format': {'reward.format_weight': 0.0, 'schedule.iterations': 1},
+    'drzero/parabolic': {'reward.difficulty': 'parabolic', 'schedule.iterations': 1},
+    'drzero/no_document': {'schedule.initial_document': False, 'schedule.iterations': 1},
     'drzero/iterations_1': {'schedule.iterations': 1},
     'drzero/iterations_2': {'schedule.iterations': 2},
-    'drzero/code': {'proposer.singleton': 'raw', 'solver.singleton': 'raw'},
-    # π-Play: what the teacher sees, the weight of distillation, K, direction (SDPO's code: jsd), teacher's rate.
+    'drzero/code': {
+        'proposer.singleton': 'raw',
+        'solver.singleton': 'raw',
+        'drzero.separate_format': False,
+    },
+    # π-Play: what the teacher sees, the weight of distillation (alpha_qwen3: that of Qwen3-4B and Qwen3-8B; 0.0 is
+    # no_distillation), K, direction (SDPO's code: jsd), teacher's rate.
     'piplay/privileged_none': {'privileged.kind': 'none'},
     'piplay/privileged_answer': {'privileged.kind': 'answer'},
     'piplay/privileged_answer_hop': {'privileged.kind': 'answer_hop'},
     'piplay/privileged_half': {'privileged.kind': 'qcp_partial'},
     'piplay/no_distillation': {'solver.distill_top_k': 0},
     **{f'piplay/alpha_{a}': {'solver.distill_coef': (a,)} for a in (0.1, 0.05, 0.03, 0.01, 0.005)},
+    'piplay/alpha_qwen3': {'solver.distill_coef': (0.03, 0.003, 0.002)},
     **{f'piplay/top_{k}': {'solver.distill_top_k': k} for k in (25, 50, 100, 200)},
     'piplay/jsd': {'solver.distill_kind': 'jsd'},
     'piplay/fixed_teacher': {'solver.distill_ema_rate': 0.0},
     'piplay/iterations_1': {'schedule.iterations': 1},
     'piplay/iterations_2': {'schedule.iterations': 2},
-    # DSPO: without its filter it is GSPO, with a token ratio DAPO; Search-R1's GRPO has neither.
+    # DSPO: without its filter it is GSPO, with a token ratio DAPO; Search-R1's GRPO has neither, and is trained with
+    # DSPO's reward, as in the paper. Its PPO baselines have no row: there is no value network.
     'dspo/gspo': {'solver.filter_groups': False},
     'dspo/dapo': {
         **_of('solver', {'loss': 'token_pg', 'aggregation': 'token', 'kl_coef': 0.0}),
@@ -93,7 +112,6 @@ ROWS = {
     'dspo/search_r1_grpo': {
         **_of('solver', {'loss': 'token_pg', 'aggregation': 'token', 'filter_groups': False}),
         **_of('solver', {'clip_low': 0.2, 'clip_high': 0.2, 'kl_coef': 0.001}),
-        'reward.answer': 'em',
     },
     'dspo/gmpo': _of('solver', {'loss': 'geometric_pg', 'clip_low': 0.4, 'clip_high': 0.4}),
     'dspo/dense': {
@@ -111,10 +129,13 @@ ROWS = {
         for kind in KINDS
     },
     'scope/olmo': {'tools.syntax': 'olmo'},
-    # GRPO on given tasks and rubrics; the sizes of the judge by its two parts, served beside each other.
+    # GRPO on given tasks and rubrics; the sizes of the judge (figure 4) by its two parts, the other one with 8B.
     'scope/given_tasks': {'inputs.tasks': 'data/tasks.jsonl'},
-    'scope/large_grader': {'judge.kind': 'endpoint', 'judge.grade_model': 'Qwen3-32B'},
-    'scope/large_rubric_writer': {'judge.kind': 'endpoint', 'judge.rubric_model': 'Qwen3-32B'},
+    **{f'scope/grader_{size.lower()}': _judge('grade_model', size) for size in ('4B', '32B')},
+    **{
+        f'scope/rubric_writer_{size.lower()}': _judge('rubric_model', size)
+        for size in ('4B', '32B')
+    },
     'scope/per_turn': {'rollout.drop_thinking': True},
     'scope/no_window': {'pool.window': (0.0, 1.0)},
     'scope/code': {'scope.code_format': True, 'solver.clip_high': 0.28},

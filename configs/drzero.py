@@ -20,10 +20,13 @@ instead; none repeats before all with its hop count were used. Three iterations 
 
     python -m zeroplay_jax.inputs documents --corpus wiki-18.jsonl --count 78000 --out data/documents.jsonl
 
-Where paper and released code differ, this config follows the paper, except for the loss: the code's clipped ratio,
-averaged over tokens. With one update per batch the ratio is 1. For the proposer that is the paper's gradient up to a
-constant; for the solver it weights long answers more than the paper's mean per answer. Different from both: every batch
-has the hops in exactly 4:3:2:1 (the code draws them), hence singleton='zero'.
+Where paper and released code differ, this config follows the paper. The loss is the code's: a clipped ratio per token,
+averaged over all tokens of the batch. With one update per batch the ratio is 1, and both gradients, of eq. 2 and of
+eq. 5, are sums over tokens of advantage times gradient of the log-probability: the code's up to a constant, the number
+of tokens of the batch. Of the paper's alternatives (learning rate of the proposer 5e-7 or 1e-6, gradient norm 0.1 or
+1.0, KL of the solver 0 or 0.001) this config takes 1e-6, 1.0 and 0. Its solver has sequences of 3,072 tokens, ours of
+4,096, like the proposer. Different from paper and code: every batch has the hops in exactly 4:3:2:1 (the code draws
+them), hence singleton='zero'. Every value with its source: docs/hyperparameters.md.
 """
 
 from zeroplay_jax.configs import common
@@ -38,6 +41,7 @@ def get_config(variant=''):
     config = common.get_config('drzero')
     config.schedule.update(iterations=3, hop_ratio=(4, 3, 2, 1))  # appendix A, table 4; eq. 3
     config.drzero.update(group='hop', grounding=False)  # eq. 3; grounding: ours
+    config.drzero.separate_format = True  # appendix A: four parts, which the code couples
     config.reward.update(solves=5, difficulty='linear', format_weight=0.5)  # table 5, eq. 4
 
     for role in (config.proposer, config.solver):

@@ -19,9 +19,11 @@ The first command builds the file for the second (`inputs.questions`: the traini
 as in the paper). The third trains three steps with the built-in checkpoint on questions of the training worlds, which
 are counted as external.
 
+Every evaluation of the run measures subEM, the paper's metric, beside exact match (`eval.metric`).
+
 The paper gives neither clip range, group size, batch, rate nor stopping rule. They are inferred, and marked so below:
 the clip range is GSPO's, rate and batch are those of the other four systems. With one update per batch the sequence
-ratio is 1 and never clipped, so there are four.
+ratio is 1 and never clipped, so there are four. Every value with its source: docs/hyperparameters.md.
 """
 
 from zeroplay_jax.configs import common
@@ -35,7 +37,10 @@ def get_config(variant=''):
         )
     config = common.get_config('dspo')
     config.schedule.iterations = 1
-    config.reward.answer = 'subem'  # section 4: the reward and the metric
+    config.reward.answer = 'subem'  # section 4.1: the reward
+    config.eval.metric = (
+        'subem'  # section 4.1: the metric; exact match is always measured beside it
+    )
     config.solver.update(loss='sequence_pg', aggregation='seq_mean_token_mean')  # eqs. 6 and 11
     config.solver.update(
         baseline='mean', scale='std', filter_groups=True, surplus='carry'

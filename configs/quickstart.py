@@ -16,6 +16,8 @@ def get_config():
     # One device per core; on a GPU or TPU, those that it has.
     config.cpu_devices = 2
     config.mesh.replica = -1
+    # Most of the cache is not in use.
+    config.sampler.attention = 'used'
 
     config.schedule.iterations = 2
 

@@ -9,7 +9,7 @@
 
 Memory: the compile table's row, of 4,096 tokens, scaled to 16,384 and not compiled so: 64 slots for each of three
 players (the judge is one), 4 rows, 70 GiB of 95 in rollouts, 82 in updates, nothing offloaded.
-Time: 195 h = 3 · 65 h, simulated on the compiler's estimates (benchmarks.slices) for rollouts of 512 prompt, 3,072
+Time: 235 h = 3 · 78 h, simulated on the compiler's estimates (benchmarks.slices) for rollouts of 512 prompt, 3,072
 written and 1,000 read tokens and replies of the judge of 256, no task turned away. This config has not been run.
 launch/README.md: MOUNT, derivations.
 The paper: 34.8 on average over eight open-ended sets, 24.4 before (table 2); 59.7 over seven QA sets (table 3).
@@ -24,7 +24,12 @@ file instead, with the four task types (appendix H) in equal parts:
         --types long_form_qa,summarisation,planning,writing --out data/scope_documents.jsonl
 
 --config.eval.tasks=FILE: lines with "task" and "rubrics" that the judge grades at every evaluation.
+An iteration generates tasks until 5,120 passed the gates and the window, or for 84 batches of 250 documents. With fewer
+tasks the solver trains on them again, in another order: the metric pool_size shows it. (Appendix G also names 2,000 to
+3,000 prompts per iteration, which give fewer than 5,120 tasks at one task per document.)
+
 Where paper and code differ, this config follows the paper: one clip range, format rewarded although gates fail (eq. 4).
+Every value with its source: docs/hyperparameters.md.
 """
 
 from zeroplay_jax.configs import common
@@ -38,15 +43,19 @@ def get_config(variant=''):
         )
     config = common.get_config('scope')
     config.schedule.update(iterations=3, hop_ratio=(4, 3, 2))  # table 9; searches: 1, 2, 3 turns
-    config.reward.update(solves=4, difficulty='triangle', target=0.5)  # eqs. 4 and 5: four answers
+    # Eqs. 4 and 5; table 9 and appendix G: eight answers in the training of the challenger.
+    config.reward.update(solves=8, difficulty='triangle', target=0.5)
     config.reward.format_weight = 0.5  # table 9
     config.scope.search_weight = 0.1  # table 9
     config.scope.update(length_factor=True, soft_length=1024, hard_length=2048)  # eq. 7, table 9
     config.scope.gates = True  # both gates, eq. 4
-    config.judge.update(kind='policy', temperature=0.6, tokens=8192, rubrics=(3, 5))  # table 9
-    config.pool.update(
-        batch=250, samples=4, window=(0.2, 0.8), measure=4
-    )  # appendix: batches of 200 to 500
+    config.judge.update(kind='policy', temperature=0.6, rubrics=(3, 5))  # table 9
+    # Table 9. A slot holds 16,384 tokens, the prompt included.
+    config.judge.update(tokens=8192, grade_tokens=16384)
+    # Appendix G: candidates in batches of 200 to 500, four answers to filter them, 5,120 tasks. Samples: the code. 84
+    # batches: ours, enough where a quarter of the documents gives a task.
+    config.pool.update(batch=250, samples=4, window=(0.2, 0.8), measure=4)
+    config.pool.update(target=5120, batches=84)
 
     for role in (config.proposer, config.solver):
         role.update(
@@ -59,6 +68,7 @@ def get_config(variant=''):
             kl_coef=1e-3, kl_kind='k3', clip_low=0.2, clip_high=0.2
         )  # table 9; clip and kind: verl's
     config.proposer.batch, config.solver.batch = 64, 256  # table 9
+    config.proposer.prompt_tokens, config.solver.prompt_tokens = 1024, 2048  # table 9
     if variant == 'mini':
         return _mini(config)
 
@@ -82,11 +92,13 @@ def _mini(config):
     """Shrinks the run to three steps of each role."""
     config.schedule.update(iterations=1, hop_ratio=(0, 1, 1))  # the built-in form of prompts
     for role in (config.proposer, config.solver):
-        role.update(steps=3, warmup_steps=0, batch=8, samples=3, learning_rate=1e-4)
+        role.update(
+            steps=3, warmup_steps=0, batch=8, samples=3, learning_rate=1e-4, prompt_tokens=0
+        )
     config.reward.solves = 2
     config.scope.update(searches_below_hops=1, soft_length=64, hard_length=128)
-    config.judge.update(kind='rule', rubrics=(2, 5), tokens=64)
-    config.pool.update(batch=8, samples=2, window=(0.0, 1.0))
+    config.judge.update(kind='rule', rubrics=(2, 5), tokens=64, grade_tokens=0)
+    config.pool.update(batch=8, samples=2, window=(0.0, 1.0), measure=0, target=0, batches=0)
     config.world.train = (0, 4)
     config.world.evaluation = (0, 2)
     config.sampler.slots = 32

@@ -21,7 +21,10 @@ answers are those of the training worlds: external, and counted as such.
 
 Where paper and released code differ, this config follows the paper: the solver's advantages are not divided by the
 deviation and every answer weighs the same (eq. 4); the proposer's loss is a plain sum (eq. 5) without a KL term. The
-checker is the policy itself, greedy; the paper asks a 32B model.
+checker is the policy itself, as in algorithm 1; greedy is ours. The released code asks the server that also judges
+(ssp.checker, row ssp/judge_checker). Proposer and solver have optimisers of their own; the code has one for both
+(shared_optimizer), and the paper says neither. Every evaluation of the run also measures answers by the judge, as the
+paper does (eval.metric). Every value with its source: docs/hyperparameters.md.
 """
 
 from zeroplay_jax.configs import common
@@ -39,7 +42,9 @@ def get_config(variant=''):
     )  # tables 3 and 4; unit: the code
     config.ssp.update(fill='replay_reset', fill_period=10)  # tables 4 and 5; 10: appendix
     config.ssp.update(first_update='solver', invalid_reward=0.0)  # algorithm 1
-    config.reward.update(answer='judge', difficulty='one_minus')  # eq. 7
+    config.ssp.checker = 'policy'  # algorithm 1, line 4
+    config.reward.update(answer='judge', difficulty='one_minus')  # section 4.1; eq. 7
+    config.eval.metric = 'judge'  # section 4.1
 
     for role in (config.proposer, config.solver):
         role.update(
@@ -92,6 +97,7 @@ def _mini(config):
     config.ssp.noise = 2
     config.ssp.noise_unit = 'document'
     config.reward.answer = 'em'
+    config.eval.metric = 'none'
     config.world.train = (0, 4)
     config.world.evaluation = (0, 2)
     config.sampler.slots = 32

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from . import folder, shards
+from . import folder, hub, shards
 from .command import Parser, one_line, passage_words
 from .lexical import LexicalEncoder
 from .types import Encoder, RetrievalError
@@ -73,7 +73,7 @@ def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_encoder_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add('--encoder', help="folder of a BERT checkpoint, or 'lexical'")
+    add('--encoder', help="folder of a BERT checkpoint, hf://owner/model, or 'lexical'")
     # No default: E5 gives poor results without its prefixes, and others give poor results with them.
     query_help = (
         "text before every query ('query: ' for E5); required if the folder does not have it"
@@ -158,7 +158,7 @@ def _encoder(args: argparse.Namespace) -> Encoder:
     from .encoder import TextEncoder
 
     return TextEncoder(
-        args.encoder,
+        hub.fetch_model(args.encoder),
         args.query_prefix,
         args.passage_prefix,
         args.max_tokens,

@@ -29,15 +29,17 @@ FLOORS = (
 # Heavy or changeable libraries stay behind one door each: where they may be imported.
 DOORS = {
     'flax': ('zeroplay_jax/policy/', 'benchmarks/peers/'),
-    'clu': ('zeroplay_jax/runtime/metrics.py',),
+    'clu': ('zeroplay_jax/runtime/scalar_writers.py',),
     'jsonschema': ('zeroplay_jax/tools/base.py',),
     'matplotlib': ('zeroplay_jax/evaluation/curve_plot.py',),
     'mcp': ('zeroplay_jax/tools/mcp.py',),
+    'mlflow': ('zeroplay_jax/runtime/scalar_writers.py',),
     'pydantic': ('zeroplay_jax/settings/', 'zeroplay_jax/configuration/'),
     'scann': ('retrieval/', 'benchmarks/'),
     'tensorflow': ('retrieval/', 'benchmarks/', 'zeroplay_jax/configuration/entry.py'),
     'tensorflow_text': ('retrieval/',),
     'torch': ('benchmarks/',),
+    'wandb': ('zeroplay_jax/runtime/scalar_writers.py',),
 }
 # The engine knows no recipe. Names of roles belong to recipes, their configs and the worlds they were
 # trained in; elsewhere a name is one of these, for the reason given.

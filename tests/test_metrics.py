@@ -3,8 +3,12 @@
 import json
 import math
 
+import pytest
+
 from zeroplay_jax import report
+from zeroplay_jax.runtime import scalar_writers
 from zeroplay_jax.runtime.metrics import JsonLines, MetricsWriter
+from zeroplay_jax.types import UserError
 
 
 def steps(path):
@@ -55,3 +59,106 @@ def test_report_command(tmp_path, capsys):
     metrics.close()
     assert report.main([str(tmp_path)]) == 0
     assert (tmp_path / 'report.html').read_text().startswith('<!doctype html>')
+
+
+# ---- curves ----
+
+
+def board_steps(folder, curve='solver/x'):
+    """Steps of a curve in the order of all event files, each event once as it lies there."""
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboard.compat.proto import event_pb2
+
+    found = []
+    for path in sorted(folder.glob('events.out.tfevents*')):
+        for record in RawEventFileLoader(str(path)).Load():
+            event = event_pb2.Event.FromString(record)
+            found += [event.step for value in event.summary.value if value.tag == curve]
+    return found
+
+
+def write_steps(folder, first, last):
+    metrics = MetricsWriter(folder, first)
+    for step in range(first, last):
+        metrics.write_scalars(step, 0, 'solver', {'x': float(step)})
+    metrics.close()
+
+
+def test_the_board_has_every_step_once_after_a_kill(tmp_path):
+    write_steps(tmp_path, 0, 6)
+    # Killed in the middle of a record, four steps after the checkpoint.
+    (path,) = tmp_path.glob('events.out.tfevents*')
+    path.write_bytes(path.read_bytes()[:-5])
+    write_steps(tmp_path, 2, 9)
+    write_steps(tmp_path, 8, 10)
+    assert board_steps(tmp_path) == list(range(10))
+    assert steps(tmp_path / 'metrics.jsonl') == list(range(10))
+    # A run that begins anew leaves nothing of the one before.
+    write_steps(tmp_path, 0, 2)
+    assert board_steps(tmp_path) == [0, 1]
+
+
+def test_alarms_are_lines_with_their_step(tmp_path):
+    metrics = MetricsWriter(tmp_path, 0)
+    metrics.write_alarms([{'step': 3, 'name': 'entropy', 'level': 'warn', 'text': 'low'}])
+    metrics.close()
+    assert steps(tmp_path / 'alarms.jsonl') == [3]
+
+
+class Broken:
+    def write(self, step, values):
+        raise ConnectionError('no route\nto the host')
+
+    def close(self):
+        raise AssertionError('closed after a failure')
+
+
+def test_a_service_that_fails_costs_its_curves_and_not_the_run(tmp_path, capsys):
+    writer = scalar_writers.GuardedWriter('wandb', Broken())
+    for step in range(3):
+        writer.write(step, {'x': 1.0})
+    writer.close()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith('warning: wandb gets no metrics from step 0 on (no route)')
+
+
+def test_a_service_that_cannot_be_opened_is_one_line(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError('no key\nmore')
+
+    monkeypatch.setitem(scalar_writers._WRITERS, 'wandb', refuse)
+    with pytest.raises(UserError, match=r'config.log.writers: wandb cannot be opened \(no key\)'):
+        MetricsWriter(tmp_path, 0, ('wandb',))
+
+
+def test_wandb_continues_its_run(tmp_path, monkeypatch):
+    pytest.importorskip('wandb', reason='wandb is not installed')
+    monkeypatch.setenv('WANDB_MODE', 'offline')
+    ids = []
+    for first in (0, 2):
+        metrics = MetricsWriter(tmp_path, first, ('wandb',), 'tests')
+        for step in range(first, first + 3):
+            metrics.write_scalars(step, 0, 'solver', {'x': float(step)})
+        ids.append(metrics._curves[0]._writer._run.id)
+        metrics.close()
+    assert ids[0] == ids[1]
+    folders = sorted((tmp_path / 'wandb').glob('offline-run-*'))
+    assert len(folders) == 2 and all(list(folder.glob('*.wandb')) for folder in folders)
+
+
+def test_mlflow_has_every_step_once(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip('mlflow', reason='mlflow is not installed')
+    monkeypatch.setenv('MLFLOW_TRACKING_URI', (tmp_path / 'store').as_uri())
+    monkeypatch.setenv('MLFLOW_ALLOW_FILE_STORE', 'true')
+    (tmp_path / 'run').mkdir()
+    for first in (0, 2):
+        metrics = MetricsWriter(tmp_path / 'run', first, ('mlflow',), 'tests')
+        for step in range(first, first + 3):
+            metrics.write_scalars(step, 0, 'solver', {'x:y': float(step)})
+        metrics.close()
+    client = mlflow.MlflowClient()
+    experiment = client.get_experiment_by_name('tests').experiment_id
+    (run,) = client.search_runs([experiment])
+    history = client.get_metric_history(run.info.run_id, 'solver/x_y')
+    assert [(entry.step, entry.value) for entry in history] == [(n, float(n)) for n in range(5)]
+    assert run.info.run_name == 'run'

@@ -292,6 +292,9 @@ def test_a_refused_corpus_can_be_corrected(texts, tmp_path, capsys):
         (('--corpus=none', '--eval=none.jsonl'), 'none.jsonl: cannot be read'),
         (('--corpus=none', '--config.solver.stepps=1'), 'stepps'),
         (('--corpus=none', '--config.policy.path=weights'), 'weights: no such folder'),
+        (('--corpus=none', '--policy=weights'), 'config.policy.path=weights: no such folder'),
+        # This command builds its index.
+        (('--corpus=none', '--index=index'), 'has no meaning here'),
         (
             ('--corpus=none', '--config.recipe=zp_outside.critic', '--config.solver.stepps=1'),
             'stepps',

@@ -93,7 +93,7 @@ LONG = (
     'runs/seed1',
     # tests/test_quickstart.py plays these texts from end to end.
     'make quickstart CORPUS',
-    'evaluate --config=configs/quickstart.py --config.policy.path=runs/quickstart/policy/solver',
+    'evaluate --config=configs/quickstart.py --policy=runs/quickstart/policy/solver',
     '/mnt/share/',
 )
 MADE = {  # what is there afterwards

@@ -34,7 +34,7 @@ SYSTEMS = {
     ),
     'dspo': (
         ['--config.solver.batch=4'],
-        {'filter/kept', 'filter/surplus', 'clip_share', 'reward/contains_answer'},
+        {'filter/kept', 'filter/surplus', 'clip_share', 'reward/contains_answer', 'subem/mean'},
     ),
     'scope': (
         [
@@ -42,6 +42,8 @@ SYSTEMS = {
             '--config.proposer.batch=4',
             '--config.solver.batch=4',
             '--config.pool.batch=4',
+            '--config.pool.batches=3',
+            '--config.pool.target=1',
         ],
         {'reward/rubrics', 'reward/difficulty', 'reward/length_factor', 'judge/asked', 'kl'},
     ),
@@ -110,6 +112,19 @@ def test_every_stage_ran(whole):
     assert bool(graded) == (system == 'scope') and all(
         len(scores) == 8 for scores in graded.values()
     )
+
+
+def test_generation_ends_at_its_target(whole):
+    system, workdir = whole
+    generated = [record for record in lines(workdir) if record['phase'] == 'generate']
+    if system != 'scope':
+        assert all(record['rollouts'] for record in generated)
+        return
+    before = [0, *(record['pool_size'] for record in generated)]
+    for record, pool_size in zip(generated, before):
+        # Nothing is played once a task stands.
+        assert bool(record['rollouts']) == (pool_size < 1)
+    assert len(generated) == 3 and before[-1] >= 1
 
 
 def test_what_a_teacher_was_shown_is_in_the_log(whole):

@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 import pytest
+from test_metrics import board_steps
 
 ROOT = pathlib.Path(__file__).parents[1]
 SMALL = [
@@ -63,7 +64,7 @@ def final_states(workdir):
 
 
 def lines(workdir, name='metrics.jsonl'):
-    return [json.loads(line) for line in (workdir / name).read_text().strip().split('\n')]
+    return [json.loads(line) for line in (workdir / name).read_text().split('\n') if line]
 
 
 def without_clock(records):
@@ -210,8 +211,11 @@ def _kill_and_compare(whole, workdir, kills, rng):
         k: v for k, v in loop_b.items() if k != 'seconds'
     }
     assert without_clock(lines(whole)) == without_clock(lines(workdir))
-    for name in ('trajectories.jsonl', 'tasks.jsonl'):
+    for name in ('trajectories.jsonl', 'tasks.jsonl', 'alarms.jsonl'):
         assert lines(whole, name) == lines(workdir, name)
+    # The board shows no step twice.
+    solver_steps = [record['step'] for record in lines(workdir) if record['phase'] == 'solver']
+    assert board_steps(workdir, 'solver/reward_mean') == solver_steps
 
 
 def _cursor(workdir):

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 import zeroplay_jax.api_arguments as arguments
 from zeroplay_jax.configuration import entry, fields, rules
+from zeroplay_jax.configuration.checkpoint_rules import download
 from zeroplay_jax.evaluation.sampled_rollout import (
     SampledRollout,
     rollout_text,
@@ -25,6 +26,7 @@ from zeroplay_jax.learner.weights_view import publisher
 from zeroplay_jax.objectives import rewards as reward_functions
 from zeroplay_jax.policy import hf
 from zeroplay_jax.policy.transformer import ModelConfig, Params
+from zeroplay_jax.retrieval import hub
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import Codec
@@ -104,18 +106,20 @@ def load_policy(path: str | pathlib.Path = '', settings: ConfigDict | None = Non
         policy = zp.load_policy('checkpoints/Qwen2.5-3B-Instruct', zp.config('drzero', changes={'sampler.slots': 16}))
 
     Args:
-      path: Hugging Face folder; '' is `settings.policy.path`, and where that is empty, the built-in tiny checkpoint.
+      path: Hugging Face folder, or hf://owner/model; '' is `settings.policy.path`, and where that is empty, the
+        built-in tiny checkpoint.
       settings: how the policy is prompted and sampled. None: as zeroplay_jax.ask does it, with the config of its run if
         `path` lies in one, else as its tokenizer says; for an instruction-tuned model, zp.config('drzero').
 
     Raises:
       UserError: `settings` is not a config, or a file cannot be used.
     """
+    path = _fetched('load_policy', str(path))
     if settings is None and path:
         settings = _settings_of(pathlib.Path(path))
     settings = _copy('load_policy', settings)
     if path:
-        settings.policy.path = str(path)
+        settings.policy.path = path
     opened = build.open_policy(settings)
     # Sharded as for training: losses read these weights directly, and the sampler's are made from them.
     params = hf.load(
@@ -345,7 +349,8 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
 
     Raises:
       UserError: a config that cannot run, or a workdir of another config.
-      TrainingStopped: nothing was trained (`stop_after_empty_steps`); summary and report are written.
+      TrainingStopped: nothing was trained (`stop_after_empty_steps`), or an alarm (`alarms`); summary and report are
+        written.
     """
     arguments.check_settings('train', settings)
     folder = pathlib.Path(workdir)
@@ -353,6 +358,8 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
     if any(path.is_file() for path in (folder, *folder.parents)):
         raise UserError(f'train: workdir {workdir}: there is a file in this place; name a folder')
     rules.check(settings)
+    settings = _copy('train', settings)
+    download(settings)
     entry.load_libraries()
     # The processes of a run on several hosts have to be connected before JAX looks for devices.
     entry.connect(settings)
@@ -360,6 +367,14 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
     from zeroplay_jax.training import loop
 
     return loop.run(settings, workdir)
+
+
+def _fetched(function: str, path: str) -> str:
+    """Returns a path; that of a model of the Hub, which is downloaded, for its name; UserError if it cannot be."""
+    try:
+        return hub.fetch_model(path)
+    except RetrievalError as error:
+        raise UserError(f'{function}: {error}') from None
 
 
 def _settings_of(folder: pathlib.Path) -> ConfigDict | None:

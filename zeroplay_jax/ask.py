@@ -27,10 +27,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ml_collections import ConfigDict
 
-from zeroplay_jax.configuration import entry
+from zeroplay_jax.configuration import entry, overrides
+from zeroplay_jax.configuration.command_line import index_fields
 from zeroplay_jax.evaluation.question_form import question_form
 from zeroplay_jax.evaluation.terminal import Printer
-from zeroplay_jax.retrieval import progress
+from zeroplay_jax.retrieval import hub, progress
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.suggestions import similar_path
 from zeroplay_jax.retrieval.types import RetrievalError
@@ -51,6 +52,9 @@ EXAMPLES = """examples:
   python -m zeroplay_jax.ask --policy Qwen2.5-3B-Instruct --syntax qwen --tools search,open,calculator
   python -m zeroplay_jax.ask --policy Qwen2.5-3B-Instruct --tools search --mcp-url http://127.0.0.1:9000/mcp
   python -m zeroplay_jax.ask --index http://127.0.0.1:8000 --topk 5 < questions.txt
+  python -m zeroplay_jax.ask --policy runs/own/policy/solver --config.rollout.turn_tokens=256 "who wrote it"
+
+--config.FIELD=VALUE sets any field of the config with which the policy is asked, as in the other commands.
 
 exit status: 0; 2 after a mistake in the command, which is named in one line; 130 after Ctrl-C.
 """
@@ -120,7 +124,7 @@ def _parser() -> Parser:
     parser.add_argument(
         '--policy',
         metavar='PATH',
-        help='Hugging Face folder, such as runs/quickstart/policy/solver',
+        help='Hugging Face folder, such as runs/quickstart/policy/solver, or hf://owner/model',
     )
     parser.add_argument(
         '--index',
@@ -185,6 +189,8 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
       UserError, RetrievalError: a mistake in the command line.
     """
     args, unknown = _parser().parse_known_args(argv)
+    args.fields = [word for word in unknown if word.startswith(overrides.PREFIX)]
+    unknown = [word for word in unknown if not word.startswith(overrides.PREFIX)]
     if unknown:
         fix = '--help shows the flags'
         if not unknown[0].startswith('-'):
@@ -210,7 +216,7 @@ def _policy_folder(path: str | None) -> pathlib.Path:
     Raises:
       UserError: the folder is not a checkpoint; the error lists checkpoints inside it.
     """
-    folder = BUILT_IN_CHECKPOINT if path is None else pathlib.Path(path)
+    folder = BUILT_IN_CHECKPOINT if path is None else pathlib.Path(hub.fetch_model(path))
     fix = 'name a Hugging Face folder (config.json, tokenizer.json, *.safetensors)'
     # A likely mistake: the folder of a run, or of `make quickstart CORPUS=…`, instead of a policy in it.
     tokenizers_inside: list[pathlib.Path] = []
@@ -231,7 +237,7 @@ def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
     """Writes the values of the flags into the config and returns it.
 
     Raises:
-      UserError: the index folder is missing.
+      UserError: the index folder is missing, or a field that cannot be set.
     """
     config.seed = args.seed
     if args.syntax is not None:
@@ -241,11 +247,8 @@ def _with_flags(config: ConfigDict, args: argparse.Namespace) -> ConfigDict:
     _set_mcp_server(config, args.mcp_url)
     _set_lengths(config, args.turns, args.topk)
     if args.index is not None:
-        if args.index.startswith(('http://', 'https://')):
-            config.retrieval.update(kind='http', url=args.index)
-        else:
-            # encoder='' selects the encoder that this index names, not that of the run's index.
-            config.retrieval.update(kind='folder', path=args.index, encoder='')
+        overrides.set_fields(config, index_fields(args.index))
+    overrides.set_fields(config, args.fields)
     manifest = pathlib.Path(config.retrieval.path) / 'manifest.json'
     if config.retrieval.kind == 'folder' and not manifest.is_file():
         problem = f'--index {args.index}: not an index folder'

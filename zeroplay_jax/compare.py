@@ -1,8 +1,14 @@
-"""Compares two results that `python -m zeroplay_jax.evaluate --out=FILE` wrote.
+"""Compares results that `python -m zeroplay_jax.evaluate --out=FILE` wrote: of two policies, or of several runs each.
 
     python -m zeroplay_jax.compare base.json trained.json
+    python -m zeroplay_jax.compare --base base.json --other seed0.json seed1.json seed2.json
+    python -m zeroplay_jax.compare --base a0.json a1.json a2.json --other b0.json b1.json b2.json --paired
 
-Prints, per question set, both mean scores and their difference with a 95 % interval (paired bootstrap over questions).
+Prints, per question set, both mean scores and their difference with a 95 % interval. Of two files it is a paired
+bootstrap over questions: it covers the choice of questions only, and two seeds of one config can differ by more. Of
+several runs it covers the runs, such as seeds, on these questions: Welch's t interval; Student's over the differences
+of run i and run i with --paired, and over the runs of the other side if one side is a single file, such as the policy
+before training.
 Results are refused if the retriever, the corpus, the number of passages per query, the prompts, the tools, the metric,
 the judge or the numbers of samples, questions or tokens differ: their difference would not measure the policy.
 """
@@ -14,7 +20,7 @@ import json
 import pathlib
 import sys
 
-from zeroplay_jax.evaluation import question_sets
+from zeroplay_jax.evaluation import question_sets, seed_intervals
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.types import UserError
@@ -39,31 +45,120 @@ def _read_result(path: pathlib.Path) -> dict:
     return result
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Prints the comparison and returns the exit status, 2 after an error of the user."""
+def _parser() -> Parser:
+    """Returns the parser of the command line."""
     parser = Parser(
         prog='python -m zeroplay_jax.compare',
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument('one', type=pathlib.Path, help='result to compare with')
-    parser.add_argument('other', type=pathlib.Path, help='result whose gain is printed')
+    parser.add_argument(
+        'files',
+        nargs='*',
+        type=pathlib.Path,
+        metavar='FILE',
+        help='two results: the one to compare with, and the one whose gain is printed',
+    )
+    parser.add_argument(
+        '--base', nargs='+', type=pathlib.Path, metavar='FILE', help='results to compare with'
+    )
+    parser.add_argument(
+        '--other',
+        nargs='+',
+        type=pathlib.Path,
+        metavar='FILE',
+        help='results whose gain is printed',
+    )
+    parser.add_argument(
+        '--paired',
+        action='store_true',
+        help='run i of --base belongs to run i of --other, such as by its seed',
+    )
+    return parser
+
+
+def _sides(args: argparse.Namespace) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
+    """Returns the files of both sides; raises UserError for a command line that does not name them."""
+    if args.files and (args.base or args.other):
+        raise UserError('give two files, or --base and --other with any number of them, not both')
+    if args.files:
+        if len(args.files) != 2:
+            raise UserError(
+                f'{len(args.files)} files; give two, or --base FILE… --other FILE… for several runs'
+            )
+        return [args.files[0]], [args.files[1]]
+    if not args.base or not args.other:
+        raise UserError('no results; give two files, or --base FILE… --other FILE…')
+    if args.paired and len(args.base) != len(args.other):
+        raise UserError(
+            f'--paired: {len(args.base)} and {len(args.other)} files cannot be paired; give as many of both'
+        )
+    if args.paired and len(args.base) == 1:
+        raise UserError(
+            '--paired: one pair has no variance; give two pairs or more, or leave it out'
+        )
+    return args.base, args.other
+
+
+def _differences(
+    baselines: list[dict], candidates: list[dict], paired: bool
+) -> tuple[dict[str, seed_intervals.Interval], str]:
+    """Returns {set: (difference, low, high)}, and what the interval covers in words.
+
+    Raises:
+      UserError: results that cannot be compared.
+    """
+    if len(baselines) == len(candidates) == 1:
+        text = 'the choice of questions (paired bootstrap), not the seed: for that give several runs of each side'
+        return question_sets.compare(baselines[0], candidates[0]), text
+    for result in (*baselines[1:], *candidates):
+        question_sets.check_comparable(baselines[0], result)
+    intervals = {}
+    for name in _shared_sets([*baselines, *candidates]):
+        before = [result['sets'][name]['mean']['score'] for result in baselines]
+        after = [result['sets'][name]['mean']['score'] for result in candidates]
+        intervals[name] = seed_intervals.difference(before, after, paired)
+    statistic = seed_intervals.statistic(len(baselines), len(candidates), paired)
+    return intervals, f'the runs on these questions ({statistic})'
+
+
+def _shared_sets(results: list[dict]) -> list[str]:
+    """Returns the names of the sets that all results have; raises UserError if there is none."""
+    shared = [
+        name for name in results[0]['sets'] if all(name in result['sets'] for result in results)
+    ]
+    if not shared:
+        raise UserError('the results have no set in common; evaluate all on the same sets')
+    return shared
+
+
+def _mean_score(results: list[dict], name: str) -> float:
+    scores = [result['sets'][name]['mean']['score'] for result in results]
+    return sum(scores) / len(scores)
+
+
+def _heading(paths: list[pathlib.Path]) -> str:
+    """Returns the name of a side: of its file, or how many there are; cut so that the columns stay aligned."""
+    return paths[0].stem[:12] if len(paths) == 1 else f'{len(paths)} runs'
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Prints the comparison and returns the exit status, 2 after an error of the user."""
     try:
-        args = parser.parse_args(argv)
-        baseline = _read_result(args.one)
-        candidate = _read_result(args.other)
-        differences = question_sets.compare(baseline, candidate)
+        args = _parser().parse_args(argv)
+        base_paths, other_paths = _sides(args)
+        baselines = [_read_result(path) for path in base_paths]
+        candidates = [_read_result(path) for path in other_paths]
+        differences, covered = _differences(baselines, candidates, args.paired)
     except (UserError, RetrievalError) as error:
         print(f'zeroplay_jax.compare: {error}', file=sys.stderr)
         return 2
-    # File names and set names are cut so that the columns stay aligned.
-    print(f'{"set":20} {args.one.stem[:12]:>12} {args.other.stem[:12]:>12}   difference')
+    print(f'{"set":20} {_heading(base_paths):>12} {_heading(other_paths):>12}   difference')
     for name, (difference, low, high) in differences.items():
-        baseline_score = baseline['sets'][name]['mean']['score']
-        candidate_score = candidate['sets'][name]['mean']['score']
-        scores = f'{baseline_score:12.3f} {candidate_score:12.3f}'
+        scores = f'{_mean_score(baselines, name):12.3f} {_mean_score(candidates, name):12.3f}'
         # The end of a set's name distinguishes it: names are often paths.
         print(f'{name[-20:]:20} {scores}   {difference:+.3f} [{low:+.3f}, {high:+.3f}]')
+    print(f'The intervals of 95 % cover {covered}.')
     return 0
 
 

@@ -1,15 +1,18 @@
 """Evaluates a policy folder: on the worlds' held-out questions, or on sets of questions.
 
     python -m zeroplay_jax.evaluate --config=configs/quickstart.py
-    python -m zeroplay_jax.evaluate --config=configs/quickstart.py --config.policy.path=zeroplay_jax/mini/clean
+    python -m zeroplay_jax.evaluate --config=configs/quickstart.py --policy=zeroplay_jax/mini/clean
     python -m zeroplay_jax.evaluate --config=configs/dspo.py --sets=nq,my_questions.jsonl --metric=em --out=result.json
     python -m zeroplay_jax.evaluate --config=configs/scope.py --sets=my_tasks.jsonl --metric=rubrics
 
-Without --sets: exact match of greedy answers by hop count with 95 % intervals. With --sets (files of JSON lines, or
-public names that are downloaded): mean score, searches and repeated queries per set. --out keeps every answer, and
-`python -m zeroplay_jax.compare` compares two such files. Open-ended tasks (lines with "task" and "rubrics") are graded
-by the judge of the config, rubric by rubric. --metric=package.module:function scores answers with a function of your
-own, with the signature of `reward.answer` (zeroplay_jax/objectives/rewards.py). The last line is always a JSON object.
+--policy=FOLDER and --index=FOLDER or http://… are short for --config.policy.path and --config.retrieval, as in all
+commands; a policy may be a model of the Hugging Face Hub (--policy=hf://owner/model). Without --sets: exact match of
+greedy answers by hop count with 95 % intervals. With --sets (files of JSON lines, hf://owner/dataset/path/file.jsonl,
+or public names that are downloaded): mean score, searches and repeated queries per set. --out keeps every question and
+answer, and `python -m zeroplay_jax.compare` compares such files. Open-ended tasks (lines with "task" and "rubrics") are
+graded by the judge of the config, rubric by rubric. --metric=package.module:function scores answers with a function of
+your own, with the signature of `reward.answer` (zeroplay_jax/objectives/rewards.py). The last line is always a JSON
+object.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from zeroplay_jax.configuration import command_line, entry
+from zeroplay_jax.configuration.checkpoint_rules import download, fetch_model
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.objectives.registry import resolve
 from zeroplay_jax.retrieval import progress
@@ -75,6 +79,7 @@ def main(argv: list[str]) -> None:
     # An evaluation has no workdir; '.' passes its check.
     command_line.check_command(argv, config, '.', has_evaluation=not _SETS.value)
     _check_flags(config)
+    download(config)
     with progress.clock('loading', config.progress):
         entry.load_libraries()
         # This import loads JAX, so it follows the checks of the command.
@@ -135,7 +140,8 @@ def _evaluate_held_out(config, run: RunContext) -> None:
     items = run.library.evaluation_items
     role = recipe_class(config.recipe).evaluated_role
     with progress.bar(len(items), 'questions') as bar:
-        correct, rows = held_out.evaluate(run.evaluation, items, 0, role, bar.update)
+        metric = config.eval.metric
+        correct, rows = held_out.evaluate(run.evaluation, items, 0, role, bar.update, metric)
     # Checked before anything is printed: figures of an evaluation with failed searches would mislead.
     run.check_and_reset_failures()
     judge = run.rollouts.judge
@@ -143,12 +149,16 @@ def _evaluate_held_out(config, run: RunContext) -> None:
         judge.check_failure_rate(judge.stats)
     intervals = {}
     for hops, is_correct in correct.items():
-        intervals[f'hop{hops}'] = statistics.mean_interval(is_correct)
+        if hops:
+            intervals[f'hop{hops}'] = statistics.mean_interval(is_correct)
     intervals['mean'] = statistics.mean_interval(statistics.headline(correct))
     # `correct` leaves out the open tasks.
     rubric_scores = [row.reward for row in rows if 'rubrics' in row.parts]
     if rubric_scores:
         intervals['rubrics'] = statistics.mean_score(rubric_scores)
+    further_scores = [row.parts[metric] for row in rows if metric in row.parts]
+    if further_scores:
+        intervals[metric.rpartition(':')[2]] = statistics.mean_score(further_scores)
     rounded: dict[str, list[float]] = {}
     for name, interval in intervals.items():
         mean, low, high = interval
@@ -177,7 +187,8 @@ def _evaluate_sets(config, run: RunContext) -> None:
     sets = _load_sets(config.seed)
     # Loaded after the sets were read, so that an unusable line is reported before weights are loaded.
     if _ANSWERER.value:
-        run.publish_weights([_ANSWERER_WEIGHTS], build.load_like(run, _ANSWERER.value))
+        folder = fetch_model('--answerer', _ANSWERER.value)
+        run.publish_weights([_ANSWERER_WEIGHTS], build.load_like(run, folder))
     # For package.module:function the heading is the function.
     metric_heading = _METRIC.value.rpartition(':')[2][:_METRIC_WIDTH]
     print(f'{"set":20} {"n":>6} {metric_heading:>7} {"searches":>9} {"repeated":>9}')

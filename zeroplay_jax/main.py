@@ -5,6 +5,8 @@
 
 --config names a Python file with get_config(); the text after a colon is its argument.
 --config.FIELD=VALUE sets any field; docs/configuration.md lists them all.
+--policy=FOLDER and --index=FOLDER or http://… are short for --config.policy.path and --config.retrieval. A policy may
+be a model of the Hugging Face Hub (--policy=hf://owner/model), a question file hf://owner/dataset/path/file.jsonl.
 --workdir gets checkpoints, metrics and the report; the same command with the same workdir resumes the run.
 """
 
@@ -12,6 +14,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from zeroplay_jax.configuration import command_line, entry
+from zeroplay_jax.configuration.checkpoint_rules import download
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime import interrupts
 
@@ -26,6 +29,7 @@ def main(argv: list[str]) -> None:
     config = _CONFIG.value
     workdir = _WORKDIR.value
     command_line.check_command(argv, config, workdir)
+    download(config)
     with progress.clock('loading', config.progress):
         entry.load_libraries()
         entry.connect(config)

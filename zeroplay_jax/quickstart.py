@@ -99,6 +99,9 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
     """
     # Settings of the run are unknown to this parser; they are passed on unchanged.
     args, run_flags = _parser().parse_known_args(argv)
+    # --index is left as it is, and refused below: this command builds an index.
+    if not any(flag.startswith('--index') for flag in run_flags):
+        run_flags = command_line.with_short_flags(run_flags)
     config = packaged_config(_CONFIG)
     chosen_recipe = command_line.recipe_flag([_NAME, *run_flags])
     has_all_sections = chosen_recipe in (None, *BUILT_IN)

@@ -24,7 +24,15 @@ class UserError(ValueError):
 
 
 class TrainingStopped(Exception):
-    """A run stopped early or trained no policy: commands print its one line and exit with status 3."""
+    """A run stopped early or trained no policy: commands print its one line and exit with `status`.
+
+    Attributes:
+      status: 3 if nothing was trained, 4 after an alarm (`training.alarms`).
+    """
+
+    def __init__(self, line: str, status: int = 3):
+        super().__init__(line)
+        self.status = status
 
 
 class TaskDropped(Exception):
@@ -42,7 +50,7 @@ class Question:
     Attributes:
       text: the question or task as the solver reads it.
       answers: accepted answers; empty for an open task.
-      hops: number of facts that have to be found to answer it (of searches, for an open task).
+      hops: number of facts that have to be found to answer it (of searches, for an open task); 0: unknown.
       rubrics: grading criteria of an open task, each {'text', 'priority'}.
       path: record of the question's construction (recipes/parts/construction_path.py), for a distillation teacher.
       unique_key: the pool keeps one question per non-empty key (SCOPE: the source document).
@@ -71,7 +79,8 @@ class Question:
         another field, because `from_json` tells them apart by name.
         """
         record: dict[str, Any] = {'question': self.text, 'answers': list(self.answers)}
-        record['hops'] = self.hops
+        if self.hops:
+            record['hops'] = self.hops
         if self.rubrics:
             record['rubrics'] = [dict(rubric) for rubric in self.rubrics]
         if self.path is not None:
@@ -90,7 +99,7 @@ class Question:
         return cls(
             text=record['question'],
             answers=tuple(record.get('answers', ())),
-            hops=record.get('hops', 1),
+            hops=record.get('hops', 0),
             rubrics=tuple(record.get('rubrics', ())),
             path=record.get('path'),
             unique_key=record.get('only', ''),

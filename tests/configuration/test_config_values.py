@@ -17,7 +17,7 @@ from zeroplay_jax.configs import (
     scope,
     ssp,
 )
-from zeroplay_jax.configuration import command_line, fields, rules
+from zeroplay_jax.configuration import checkpoint_rules, command_line, fields, rules
 from zeroplay_jax.selfplay import recipe as recipes
 from zeroplay_jax.settings import renamed, schema
 from zeroplay_jax.settings.bounds import Section
@@ -71,6 +71,7 @@ def test_every_field_has_bounds_or_a_check_elsewhere():
         'distributed.coordinator',
         'eval.file',
         'eval.tasks',
+        'log.writers',
         'retrieval.path',
         'retrieval.encoder',
         'retrieval.held_out',
@@ -155,7 +156,7 @@ WRONG = [  # field, value, what the line must contain beside the field
     ('pool.window', (0.2, 0.8), 'give pool.measure'),
     ('solver.samples', 1, 'give 2 or more'),
     ('proposer.batch', 8, 'give 16 or more'),
-    ('solver.minibatches', 7, 'a divisor of 160'),
+    ('solver.minibatches', 5, 'a divisor of 32'),
     ('policy.path', 'no/such/folder', 'no such folder'),
 ]
 
@@ -169,6 +170,14 @@ def test_an_impossible_value_is_one_line_that_says_how_to_mend_it(sound, field, 
     text = message(sound)
     assert text.startswith(f'config.{field}=')
     assert contains in text
+
+
+def test_attention_to_used_places_needs_pages_as_long_as_a_slot(sound):
+    sound.sampler.attention = 'used'
+    rules.check(sound)
+    sound.sampler.page = 64
+    assert message(sound).startswith("config.sampler.attention='used'")
+    assert 'set xla' in message(sound)
 
 
 def test_a_wrong_type_names_the_type(sound):
@@ -360,7 +369,7 @@ def test_a_checkpoint_without_one_of_its_files_is_refused(sound, checkpoint, nam
 
 
 def test_the_built_in_checkpoint_says_how_it_is_made(sound, monkeypatch, tmp_path):
-    monkeypatch.setattr(rules, 'BUILT_IN_CHECKPOINT', tmp_path / 'gone')
+    monkeypatch.setattr(checkpoint_rules, 'BUILT_IN_CHECKPOINT', tmp_path / 'gone')
     sound.policy.path = ''
     assert 'python -m zeroplay_jax.mini.base_model' in message(sound)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from zeroplay_jax.evaluation.held_out import evaluate
+from zeroplay_jax.training import summary
 from zeroplay_jax.types import (
     POLICY,
     Question,
@@ -94,3 +95,22 @@ def test_another_role_than_the_solver_can_be_evaluated():
     context = Context()
     _, rows = evaluate(context, QUESTIONS[:1], 0, 'player')
     assert context.asked[0, 0][0] == 'player' and rows[0].role == 'player'
+
+
+def test_a_further_metric_is_measured_beside_exact_match():
+    questions = (Question('Where is it?', ('rom',), hops=2), *QUESTIONS[:3])
+    correct, rows = evaluate(Context(), questions, 7, metric='subem')
+    assert correct[2].tolist() == [False, True], 'the headline stays exact match'
+    assert [row.parts for row in rows[:2]] == [
+        {'exact_match': 0, 'subem': 1},
+        {'exact_match': 1, 'subem': 1},
+    ]
+    assert rows[3].parts == {'rubrics': 0.5}
+    state = {'rubrics': {}}
+    metrics = summary.record_scores(state, '7', rows, 'subem')
+    assert metrics == {'rubrics/mean': 0.5, 'rubrics/ungraded': 0.0, 'subem/mean': 2 / 3}
+    assert state == {'rubrics': {'7': [0.5]}, 'scores': {'7': [1.0, 1.0, 0.0]}}
+    assert summary.record_scores({'rubrics': {}}, '7', rows, 'none') == {
+        'rubrics/mean': 0.5,
+        'rubrics/ungraded': 0.0,
+    }

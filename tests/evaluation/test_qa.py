@@ -11,7 +11,7 @@ import pytest
 
 from zeroplay_jax import compare, inputs
 from zeroplay_jax.evaluation import question_sets
-from zeroplay_jax.mini.world import World, evaluation_questions
+from zeroplay_jax.mini.world import World, evaluation_questions, evaluation_tasks
 from zeroplay_jax.selfplay import files
 from zeroplay_jax.types import Question, UserError
 
@@ -38,16 +38,15 @@ def test_a_limit_draws_the_same_questions_every_time(tmp_path):
 
 
 def test_open_tasks_are_graded_rubric_by_rubric(tmp_path):
-    """The rule judge takes a fact for met that the answer repeats: here, the right answer of a question."""
-    (question,) = evaluation_questions([World(0, 'evaluation', 0.25)], 1, (1,))
+    """The rule judge takes a fact for met that the answer states: here one of a passage, and not a false one."""
+    (item,) = evaluation_tasks([World(0, 'evaluation', 0.25)], 1, (1,))
+    true_rubric = item['rubrics'][0]['text']
+    title, *_, value = true_rubric.removeprefix('State that ').rstrip('.').split()
     path = tmp_path / 'tasks.jsonl'
-    line = dict(
-        task=question['question'],
-        rubrics=[f'State that {question["answers"][0]}.', 'State that zzz.'],
-    )
+    line = dict(task=item['question'], rubrics=[true_rubric, true_rubric.replace(value, 'Zzz')])
     path.write_text(json.dumps(line))
     (task,) = question_sets.load(str(path), rubrics=True)
-    assert task.text == question['question'] and len(task.rubrics) == 2
+    assert task.text == item['question'] and len(task.rubrics) == 2
     done = evaluate(
         *(
             '--config.world.train=(0,4)',
@@ -59,7 +58,8 @@ def test_open_tasks_are_graded_rubric_by_rubric(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     (answered,) = json.loads((tmp_path / 'out.json').read_text())['sets']['tasks']['answered']
-    assert answered['score'] == (0.5 if answered['given'] == question['answers'][0] else 0)
+    given = answered['given']
+    assert answered['score'] == (0.5 if title in given and value in given else 0)
     path.write_text(json.dumps({'task': 'x', 'rubrics': []}))
     with pytest.raises(UserError, match='"rubrics" must be a list of texts'):
         question_sets.load(str(path), rubrics=True)

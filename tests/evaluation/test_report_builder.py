@@ -9,6 +9,7 @@ import sample_run
 
 from zeroplay_jax import report as command
 from zeroplay_jax.evaluation import report_builder, statistics
+from zeroplay_jax.evaluation.alarm_notes import alarm_notes
 from zeroplay_jax.types import UserError
 
 
@@ -208,3 +209,17 @@ def test_the_page_compares_no_role_with_a_name():
     for script in report_builder.SCRIPTS:
         text = (report_builder.ASSETS / script).read_text(encoding='utf-8')
         assert not re.search(r"""\brole\s*[!=]==?\s*['"]\w""", text), script
+
+
+def test_alarms_are_summed_up_per_level(tmp_path):
+    records = []
+    for step, level in ((3, 'warn'), (13, 'warn'), (15, 'stop')):
+        text = f'step {step}: low'
+        records.append({'step': step, 'name': 'entropy', 'level': level, 'text': text})
+    lines = '\n'.join(map(json.dumps, records))
+    (tmp_path / 'alarms.jsonl').write_text(lines + '\n[1]\n{"step": 16, "na')
+    assert alarm_notes(tmp_path / 'alarms.jsonl') == [
+        'Alarm entropy (warning, 2 times, steps 3 to 13): step 13: low.',
+        'Alarm entropy (stopped the run, step 15): step 15: low.',
+    ]
+    assert alarm_notes(tmp_path / 'nothing.jsonl') == []

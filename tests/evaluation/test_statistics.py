@@ -156,3 +156,16 @@ def test_invalid_samples_are_errors_of_one_line(before, after, message):
     with pytest.raises(ValueError, match=message) as error:
         statistics.paired_difference(before, after)
     assert '\n' not in str(error.value)
+
+
+def test_questions_without_hops_get_neither_column_nor_line_of_hops():
+    before, after = {0: _flags(2, 8)}, {0: _flags(6, 8)}
+    table = statistics.before_after_table(before, after).splitlines()
+    assert table[0].split() == ['questions', 'before', 'after', 'change']
+    assert len(table) == 3 and table[2].startswith('8  ') and '0.250' in table[2]
+    assert statistics.summarise(before, after)['em_after'] == 0.75
+    # Among others they are a line of their own and count in the mean.
+    mixed = {0: _flags(8, 8), 1: _flags(0, 8)}
+    table = statistics.before_after_table(mixed, mixed).splitlines()
+    assert table[2].startswith('none ') and table[-1].startswith('mean of no hops, 1  ')
+    assert statistics.summarise(mixed, mixed)['em_after'] == 0.5

@@ -67,9 +67,11 @@ def decode_program(model):
 
     @jax.jit
     def run(params, adapter):
-        new = transformer.fill_cache(model, params, ids[:, :chunk], at, 0 * at, cache, adapter)
+        new = transformer.fill_cache(
+            model, params, ids[:, :chunk], at, 0 * at, cache, adapter=adapter
+        )
         states, _ = transformer.hidden_step(
-            model, params, ids[:, chunk], 0 * at + chunk, jnp.int32(0), new, buffer, adapter
+            model, params, ids[:, chunk], 0 * at + chunk, jnp.int32(0), new, buffer, adapter=adapter
         )
         return new, states
 

@@ -104,6 +104,27 @@ def test_a_proposal_without_form_pays_nothing_and_is_not_asked(bad, reason):
     )
 
 
+@pytest.mark.parametrize(
+    'rollout,form,rejected',
+    [
+        (proposal(answer='Mars, which nobody read about'), 4 / 4, None),
+        (proposal(answer=''), 3 / 4, 'no_answer'),
+        (proposal(search=False), 3 / 4, None),
+        (proposal(question='Is Tarva where Gumu was born?'), 4 / 4, 'leaks_answer'),
+        (trajectory(Turn('<question> What is x?')), 0 / 4, 'no_question'),
+        (trajectory(Turn('<answer> x</answer>')), 1 / 4, 'no_question'),
+    ],
+)
+def test_the_papers_four_parts_of_the_form_are_paid_one_by_one(rollout, form, rejected):
+    """Appendix A; the code pays nothing as soon as the question or the answer is missing."""
+    context = ScriptedContext(proposer=[rollout], solver=[answer('x')] * 5)
+    game = recipe(drzero__separate_format=True)
+    (row,) = play(game, 'proposer', context, DOCUMENT).rows
+    assert row.parts['format'] == pytest.approx(0.5 * form) and row.info.rejected == rejected
+    assert row.info.valid is (rejected is None)
+    assert len(context.asked) == (1 if rejected else 2)
+
+
 def test_a_missing_search_costs_the_tool_part():
     context = ScriptedContext(proposer=[proposal(search=False)], solver=[answer('x')] * 5)
     (row,) = play(recipe(), 'proposer', context, DOCUMENT).rows

@@ -323,3 +323,19 @@ def test_a_batch_without_a_finite_gradient_is_skipped_and_named(policy, monkeypa
     assert record['drop'] == 'nonfinite_gradient'
     assert record['rollouts'] == [list(row.trajectory.identity) for row in rows]
     jax.tree.map(np.testing.assert_array_equal, before, jax.tree.map(np.asarray, learner.params))
+
+
+def test_minibatches_are_drawn_by_prompt_and_not_in_the_order_of_issue(policy, monkeypatch):
+    parts = []
+    for seed, index in ((0, 0), (0, 0), (0, 1), (1, 0)):
+        engine, _ = make(policy, lambda item: (1, 0), batch=8, minibatches=4)
+        engine.config.seed = seed
+        seen = trained(engine, monkeypatch)
+        play(engine, index)
+        parts.append(seen)
+    first, again, other_step, other_seed = parts
+    # Both rollouts of a prompt are in one minibatch; every prompt is in one of them.
+    assert all(len(part) == 4 and part[0::2] == part[1::2] == sorted(set(part)) for part in first)
+    assert sorted(item for part in first for item in part) == sorted([*range(8), *range(8)])
+    assert first == again and first != [[0, 0, 1, 1], [2, 2, 3, 3], [4, 4, 5, 5], [6, 6, 7, 7]]
+    assert first != other_step and first != other_seed

@@ -66,7 +66,7 @@ def test_questions_of_a_file(tmp_path):
     ]
     config.inputs.questions = write(tmp_path / 'q.jsonl', *lines, '')
     assert datasets.training_questions(config, library()) == [
-        Question('Who?', ('A',), hops=1),
+        Question('Who?', ('A',), hops=0),
         Question('Where?', ('B',), hops=2),
     ]
 

@@ -11,6 +11,7 @@ import pytest
 from zeroplay_jax.configs import common
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.selfplay.judge import RuleJudge, TextJudge, endpoint_writer
+from zeroplay_jax.selfplay.recipes import ssp
 from zeroplay_jax.types import UserError
 
 RUBRICS = (
@@ -238,8 +239,8 @@ def test_the_rule_judge_reads_facts():
         texts = [r['text'] for r in rubrics]
         answers = (
             'Lomi is a city in Tarva.',
-            'It is led by Puto. Lomi is a city in Tarva.',
-            'no idea',
+            'Lomi is led by Puto. It is a city in Tarva.',
+            'Gumu is led by Puto. Lomi is a city in Gumu.',
         )
         grades = [[await judge.grade((0,), task, a, t) for t in texts] for a in answers]
         gates = [await judge.gate((0,), 'entities', t, DOCUMENTS) for t in (task, 'Describe it.')]
@@ -250,6 +251,40 @@ def test_the_rule_judge_reads_facts():
         return texts, grades, gates, await judge.rubrics((0,), task, '(Title: A) One fact.')
 
     texts, grades, gates, few = asyncio.run(ask())
-    assert texts == ['State that Lomi is a city in Tarva.', 'State that It is led by Puto.']
+    assert texts == ['State that Lomi is a city in Tarva.', 'State that Lomi is led by Puto.']
     assert grades == [[True, False], [True, True], [False, False]]
     assert gates == [True, False, True, True, False] and few is None
+
+
+def test_the_rule_judge_says_which_rubric_it_cannot_read():
+    judge = RuleJudge(lambda: ['Lomi'], (2, 5), max_failure_rate=0.5)
+    assert asyncio.run(judge.grade((0,), 'Describe Lomi.', 'Large.', 'Name its size.')) is None
+    with pytest.raises(UserError, match="1 of 1 judgements.*'Name its size.' states no fact"):
+        judge.check_failure_rate(judge.stats)
+
+
+def test_grades_may_be_longer_than_other_replies(judge_of):
+    judge, server = judge_of(['<score>1</score>', 'Yes'], tokens=64, grade_tokens=256)
+
+    async def ask():
+        await judge.grade((0,), 'Describe Lomi.', 'It is a city.', 'Name the city.')
+        await judge.gate((0,), 'entities', 'Describe Lomi.', 'doc')
+
+    asyncio.run(ask())
+    assert [body['max_tokens'] for _, body in server.asked] == [256, 64]
+
+
+def test_a_server_may_answer_a_question_from_documents(judge_of):
+    judge, server = judge_of(['<answer> Lomi</answer>', 'Lomi'])
+    judge = TextJudge(
+        endpoint_writer(_settings(server), prompts.select('paper', ssp.Recipe.prompts)), (3, 5)
+    )
+    assert asyncio.run(judge.answer((0,), 'Where?', 'Gumu was born in Lomi.')) == 'Lomi'
+    assert asyncio.run(judge.answer((0,), 'Where?', 'Gumu was born in Lomi.')) is None
+    assert 'Gumu was born in Lomi.' in server.asked[0][1]['messages'][0]['content']
+
+
+def _settings(server):
+    config = common.get_config().judge
+    config.update(url=f'http://127.0.0.1:{server.server_port}/v1', retries=0)
+    return config

@@ -7,6 +7,7 @@ import json
 import pytest
 from speaker import Speaker
 
+from zeroplay_jax.configs import scope
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.call_syntax import syntax_of
 from zeroplay_jax.rollout.environment import Environment, Limits
@@ -17,6 +18,7 @@ from zeroplay_jax.selfplay import answers
 from zeroplay_jax.selfplay.judge import TextJudge, policy_writer
 from zeroplay_jax.selfplay.roles import Role, RolloutContext
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
+from zeroplay_jax.training import build
 from zeroplay_jax.types import Question
 
 RUBRICS = (
@@ -132,3 +134,23 @@ def test_text_of_a_player_brings_the_judge_no_control_token(codec):
     count = lambda ids: sum(i in control_ids for i in ids)
     clean = context.prompt_ids('judge', 'judge_answer', question='q', answers='a', given='x')
     assert count(ids) == count(clean.tolist())
+
+
+def test_grades_come_from_a_role_whose_replies_may_fill_the_slot(codec):
+    """SCOPE, table 9: 16,384 tokens for a grade in slots of 16,384; other replies are shorter."""
+    config = scope.get_config()
+    grader = build._role(config, build._GRADER, codec, {}, {})
+    judge = build._role(config, build._JUDGE, codec, {}, {})
+    assert (grader.env.limits.turn_tokens, judge.env.limits.turn_tokens) == (16384, 8192)
+    assert grader.prompt_tokens == judge.prompt_tokens == 16384 - 8192
+    assert grader.weights == judge.weights == 'initial' and grader.name == 'judge_grader'
+
+    context = context_of(codec, lambda prompt: 'Yes ' * 30 + '\n<score>1</score>', tokens=20)
+    env = dataclasses.replace(context.roles['judge'].env, limits=Limits(1, 10_000, 0))
+    role = dataclasses.replace(context.roles['judge'], name='judge_grader', env=env)
+    context = dataclasses.replace(context, roles=context.roles | {'judge_grader': role})
+    short, long = judge_of(context), TextJudge(policy_writer(context, 0.6, 'judge_grader'), (3, 5))
+    assert ask(context, short.grade((0,), 't', 'a', 'r'), long.grade((1,), 't', 'a', 'r')) == [
+        None,
+        True,
+    ]

@@ -75,6 +75,19 @@ def test_documents_that_are_too_long_are_refused_with_the_length_they_need():
     assert measure(config, documents(1.0)) == []
 
 
+def test_the_limit_of_one_role_is_the_field_that_a_refusal_names():
+    config = drzero.get_config('mini')
+    config.proposer.prompt_tokens = 32
+    with pytest.raises(ConfigError) as caught:
+        measure(config, documents(0.0))
+    message = str(caught.value)
+    assert message.startswith('config.proposer.prompt_tokens=32: too short for ')
+    assert set(flags_in(message)) == {'proposer.prompt_tokens'}
+    config.proposer.prompt_tokens = flags_in(message)['proposer.prompt_tokens']
+    # The solver keeps the limit of all roles, as before.
+    assert measure(config, documents(0.0), [Question('Who is it?')]) == []
+
+
 def test_some_long_documents_are_warned_about_and_few_are_fine():
     config = drzero.get_config('mini')
     config.proposer.batch = 40

@@ -8,7 +8,9 @@ from zeroplay_jax.configs import scope
 from zeroplay_jax.selfplay.library import Document
 from zeroplay_jax.selfplay.recipes.parts.datasets import SeedDocument
 from zeroplay_jax.selfplay.recipes.scope import Recipe
-from zeroplay_jax.selfplay.schedule import Phase, Step
+from zeroplay_jax.selfplay.schedule import BatchCursor, Phase, Step
+from zeroplay_jax.selfplay.task_pool import TaskPool
+from zeroplay_jax.settings.errors import ConfigError
 from zeroplay_jax.types import Question, Task
 
 LOMI = dict(id=1, title='Lomi', text='Lomi is a city in Tarva. It is led by Puto.')
@@ -138,6 +140,35 @@ def test_one_task_per_document_inside_the_window():
     assert kept.text == 'Describe Gumu.' and kept.origin['score'] == 0.5 and len(kept.rubrics) == 2
     context = ScriptedContext(judge, proposer=[challenge()] * 2, solver=[final(answer=GOOD)] * 4)
     assert play(recipe(pool__window=(0.2, 0.8)), 'generate', context, ITEM).drop == 'outside_window'
+
+
+def test_challenges_are_measured_by_eight_answers_and_filtered_by_four():
+    """Appendix G: as many as the phase says."""
+    changes = dict(reward__solves=8, pool__measure=4, proposer__samples=1, pool__samples=1)
+    for phase, answers in (('proposer', 8), ('generate', 4)):
+        context = ScriptedContext(Judge(), proposer=[challenge()], solver=[final(answer=GOOD)] * 9)
+        game = recipe(**changes)
+        play(game, phase, context, ITEM)
+        assert [samples for role, _, samples, _ in context.asked if role == 'solver'] == [answers]
+        assert game.rollouts_per_step(Phase(phase, 1)) == 8 * (1 + answers)
+    context = ScriptedContext(Judge(), proposer=[challenge()], solver=[final(answer=GOOD)] * 9)
+    play(recipe(**changes | dict(pool__measure=0)), 'generate', context, ITEM)
+    assert context.asked[1][2] == 8
+
+
+def test_generation_ends_when_enough_tasks_stand():
+    game, pool = recipe(pool__target=2, pool__batches=3), TaskPool()
+    step = Step(Phase('generate', 3), 1, 7)
+    assert len(game.tasks(step, pool, BatchCursor())) == 8
+    for text in ('a b', 'c d'):
+        pool.add(Question(text))
+    assert game.tasks(step, pool, BatchCursor()) == []
+    # The solver's phase and the challenger's do not end with it.
+    assert game.tasks(Step(Phase('proposer', 3), 1, 8), pool, BatchCursor())
+    config = scope.get_config('mini')
+    config.pool.update(batch=8, batches=2, target=17)
+    with pytest.raises(ConfigError, match=r'pool\.target=17: .* reads 16; raise pool\.batches'):
+        Recipe.check(config)
 
 
 TASK = Question('Describe Lomi.', rubrics=({'text': 'Tarva', 'priority': 'important'},) * 2)

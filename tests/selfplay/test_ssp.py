@@ -47,6 +47,29 @@ def play(game, context, payloads):
 ITEM = HiddenAnswer('Tarva', hops=1)
 
 
+class Answerer:
+    """A judge that answers from documents."""
+
+    def __init__(self, answer):
+        self.reply, self.asked = answer, []
+
+    async def answer(self, identity, question, documents):
+        self.asked.append((question, documents))
+        return self.reply
+
+
+@pytest.mark.parametrize(
+    'reply,drop', [('tarva', None), ('Puto', 'unanswerable'), (None, 'unanswerable')]
+)
+def test_the_check_may_be_the_judges_as_in_the_released_code(reply, drop):
+    judge = Answerer(reply)
+    context = ScriptedContext(judge, proposer=[hidden()], solver=[final(answer='x')] * 3)
+    (out,) = play(recipe(ssp__checker='judge'), context, [ITEM])
+    assert out.drop == drop and 'checker' not in {role for role, *_ in context.asked}
+    ((question, documents),) = judge.asked
+    assert question == 'What is the country of Lomi?' and LOMI['text'] in documents
+
+
 @pytest.mark.parametrize('right,reward', [(0, 1.0), (1, 2 / 3), (3, 0.0)])
 def test_the_game_is_zero_sum(right, reward):
     tries = [final(answer='Tarva')] * right + [final(answer='x')] * (3 - right)

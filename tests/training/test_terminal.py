@@ -1,10 +1,13 @@
 """What a run shows on the terminal: a bar of 80 columns, notices, and rollouts whose texts do no harm."""
 
 import io
+import logging
 import re
+import sys
 import threading
 
 import numpy as np
+from absl import logging as absl_logging
 
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.selfplay.schedule import Phase, Step
@@ -102,6 +105,27 @@ def test_notices_are_printed_with_and_without_a_terminal(monkeypatch):
         bar.end_step(steps[0], METRICS)
         bar.write_wrapped(notice)
     assert quiet.getvalue().startswith('step 3') and quiet.getvalue().count('\n') == 2
+
+
+def test_lines_of_libraries_do_not_break_the_bar(monkeypatch):
+    terminal = use_terminal(monkeypatch)
+    handler = absl_logging.get_absl_handler().python_handler
+    monkeypatch.setattr(handler, 'stream', terminal)
+    steps = make_steps(count=2)
+    with ProgressBar(True, steps, 0, lambda phase: 8) as bar:
+        bar.begin_step(steps[0])
+        # As Orbax does; a logger without a handler; a warning; and a print that ends no line.
+        handler.emit(logging.LogRecord('absl', logging.WARNING, '', 1, 'from Orbax', (), None))
+        record = logging.LogRecord('nobody', logging.WARNING, '', 1, 'from a library', (), None)
+        logging.lastResort.emit(record)
+        print('a warning', file=sys.stderr)
+        print('half a line', end='', file=sys.stderr)
+        bar.end_step(steps[0], METRICS)
+    assert sys.stderr is terminal and handler.stream is terminal
+    lines = drawn_lines(terminal)
+    for text in ('from Orbax', 'from a library', 'a warning', 'half a line'):
+        (line,) = [line for line in lines if text in line]
+        assert '|' not in line and 'proposer' not in line
 
 
 def test_an_evaluation_is_one_line():

@@ -48,6 +48,48 @@ def _with_packaged_configs(argv: Sequence[str]) -> list[str]:
     return replaced
 
 
+def with_short_flags(argv: Sequence[str]) -> list[str]:
+    """Returns the arguments with --policy and --index, which all commands have, written as fields of the config.
+
+    --policy=PATH is --config.policy.path=PATH; --index=PATH is the index folder PATH, or the search server at an
+    http(s) address.
+
+    Raises:
+      ConfigError: such a flag without a value.
+    """
+    expanded: list[str] = []
+    remaining = list(argv)
+    while remaining:
+        argument = remaining.pop(0)
+        match = re.fullmatch(r'--?(policy|index)(=(.*))?', argument, re.DOTALL)
+        if not match:
+            expanded.append(argument)
+            continue
+        value = match[3]
+        # absl also accepts the value as the next argument.
+        if match[2] is None:
+            value = remaining.pop(0) if remaining else ''
+        if not value:
+            raise ConfigError(f'--{match[1]}: names nothing; give --{match[1]}=PATH')
+        if match[1] == 'policy':
+            expanded.append(f'--config.policy.path={value}')
+        else:
+            expanded += index_fields(value)
+    return expanded
+
+
+def index_fields(index: str) -> list[str]:
+    """Returns the fields, as flags, that choose an index folder, or a search server by its http(s) address."""
+    if index.startswith(('http://', 'https://')):
+        return ['--config.retrieval.kind=http', f'--config.retrieval.url={index}']
+    # Without the encoder of another index: an index names its own.
+    return [
+        '--config.retrieval.kind=folder',
+        f'--config.retrieval.path={index}',
+        '--config.retrieval.encoder=',
+    ]
+
+
 def recipe_flag(argv: Sequence[str]) -> str | None:
     """Returns the value of --config.recipe; None without this flag."""
     recipe = None
@@ -176,7 +218,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
       ConfigError: one line; an unknown flag or field, a value of the wrong type, a config that does
         not load.
     """
-    argv = _with_packaged_configs(argv)
+    argv = with_short_flags(_with_packaged_configs(argv))
     chosen_recipe = recipe_flag(argv)
     check_arguments(argv, chosen_recipe)
     try:

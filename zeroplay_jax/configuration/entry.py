@@ -23,8 +23,8 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 def run_command(name: str, main: Callable[[list[str]], None]) -> None:
     """Runs `main` with the flags of the command line, and ends the process.
 
-    Exit status: 0; 2 after a `UserError` or a full or read-only disk, and 3 after `TrainingStopped` (a run that trains
-    nothing), each with its one line; 130 after Ctrl-C; 1 after a crash.
+    Exit status: 0; 2 after a `UserError` or a full or read-only disk, and 3 or 4 after `TrainingStopped` (a run that
+    trains nothing, an alarm), each with its one line; 130 after Ctrl-C; 1 after a crash.
     """
     try:
         app.run(main, flags_parser=command_line.parse_flags)
@@ -36,7 +36,7 @@ def run_command(name: str, main: Callable[[list[str]], None]) -> None:
     except TrainingStopped as error:
         print(f'{name}: {error}', file=sys.stderr)
         # A normal exit is possible: all processes stop at the same step.
-        sys.exit(3)
+        sys.exit(error.status)
     except KeyboardInterrupt:
         message = 'stopped. What was saved is complete; the same command resumes the run'
         print(f'\n{name}: {message}', file=sys.stderr)

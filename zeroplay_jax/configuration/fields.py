@@ -150,9 +150,9 @@ _TYPE_ERRORS = (
 
 def type_name(value: Any) -> str:
     """Returns the kind of value that a field takes, for an error line; `value` is its default."""
-    # Lists have elements of one type, and no default is an empty list.
     if isinstance(value, tuple):
-        return f'a list, each {type_name(value[0])}'
+        # Lists have elements of one type; those that are empty by default are of whole numbers.
+        return f'a list, each {type_name(value[0] if value else 0)}'
     names = {bool: 'true or false', int: 'a whole number', float: 'a number', str: 'a text'}
     return names[type(value)]
 

@@ -24,12 +24,18 @@ def check_pages(config: ConfigDict, recipe: type[Recipe]) -> None:
         fix = f'give at most {context} (sampler.context)'
         fail('sampler.page', sampler.page, 'longer than a slot', fix)
     if not 0 < sampler.page < context:
-        plain = dict(pages=0, token_budget=0, decode_buckets=(), attention='xla')
-        for name, default in plain.items():
-            if sampler[name] != default:
+        without_pages = dict(
+            pages=(0,), token_budget=(0,), decode_buckets=((),), attention=('xla', 'used')
+        )
+        for name, values in without_pages.items():
+            if sampler[name] not in values:
                 problem = 'a page is as long as a slot'
                 fail(f'sampler.{name}', sampler[name], problem, 'set sampler.page, such as 64')
         return
+    if sampler.attention == 'used':
+        problem = f'sampler.page={sampler.page} is shorter than a slot'
+        fix = 'set xla, which reads used pages only, or sampler.page=0'
+        fail('sampler.attention', 'used', problem, fix)
     # An axis of -1 is resolved later; the sampler checks it then.
     shards = max(math.prod(config.mesh[axis] for axis in sampler_axes(config)), 1)
     _check_buckets(config, shards)

@@ -68,10 +68,14 @@ def _section(name: str, section: type[Section]) -> str:
     nested = []
     for field_name, field in section.model_fields.items():
         path = f'{name}.{field_name}'
-        if isinstance(field.default, Section):
-            nested.append(_section(path, type(field.default)))
-        else:
-            rows.append(_row(path, field.default, field.description))
+        default = field.default
+        if isinstance(default, Section) and not field.description:
+            nested.append(_section(path, type(default)))
+            continue
+        if isinstance(default, Section):
+            # Such a section takes one row: its fields have the same meaning in all of its kind.
+            default = default.model_dump()
+        rows.append(_row(path, default, field.description))
     return '\n'.join([_table(f'`{name}`', section.__doc__ or '', rows), *nested])
 
 
@@ -79,7 +83,7 @@ def _table(title: str, text: str, rows: list[str]) -> str:
     """Returns a heading, the first paragraph of `text` and a table of `rows`."""
     lines = [f'## {title}', '']
     # Only the first paragraph of a docstring is used.
-    summary = text.strip().split('\n\n')[0]
+    summary = ' '.join(text.strip().split('\n\n')[0].split())
     if summary:
         lines += [summary, '']
     lines += ['| field | default | meaning |', '|---|---|---|', *rows, '']

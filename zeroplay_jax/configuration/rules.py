@@ -14,11 +14,14 @@ from collections.abc import Callable, Iterator
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields
+from zeroplay_jax.configuration.adapter_rules import check_adapters
 from zeroplay_jax.configuration.address_rules import check_addresses
 from zeroplay_jax.configuration.ahead_rules import check_ahead
+from zeroplay_jax.configuration.checkpoint_rules import check_checkpoint, file_exists
 from zeroplay_jax.configuration.held_out_rules import check_held_out
+from zeroplay_jax.configuration.judge_rules import check_judge
 from zeroplay_jax.configuration.page_rules import check_pages, sampler_axes
-from zeroplay_jax.configuration.policy_rules import check_adapters, check_checkpoint
+from zeroplay_jax.configuration.watching_rules import check_writers
 from zeroplay_jax.mini import world
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.retrieval.suggestions import similar_path
@@ -78,6 +81,11 @@ def _check_lengths(config: ConfigDict, recipe: type[Recipe]) -> None:
             f'tokens = {needed}'
         )
         fail('sampler.context', context, problem, f'give {needed} or shrink config.rollout')
+    for specification, settings in _trained(config, recipe):
+        if settings.prompt_tokens > rollout.prompt_tokens:
+            problem = f'more than rollout.prompt_tokens={rollout.prompt_tokens} of all roles'
+            name = f'{specification.name}.prompt_tokens'
+            fail(name, settings.prompt_tokens, problem, 'raise that too')
     # A prefill writes a whole chunk into the cache of a slot.
     if config.sampler.chunk > context:
         fix = f'give at most {context} (sampler.context)'
@@ -144,10 +152,11 @@ def _check_rewards(config: ConfigDict, recipe: type[Recipe]) -> None:
     """Refuses unknown reward functions; imports those of other packages."""
     try:
         rewards.resolve_difficulty(config.reward.difficulty)
-        if config.reward.answer != 'judge':
-            rewards.resolve_answer_metric(config.reward.answer)
+        for metric in (config.reward.answer, config.eval.metric):
+            if metric not in ('none', 'judge'):
+                rewards.resolve_answer_metric(metric)
     except ValueError as error:
-        raise ConfigError(f'config.reward: {error}') from None
+        raise ConfigError(f'config.reward, config.eval.metric: {error}') from None
 
 
 def _check_worlds(config: ConfigDict, recipe: type[Recipe]) -> None:
@@ -193,11 +202,12 @@ def _check_updates(config: ConfigDict, recipe: type[Recipe]) -> None:
         if ':' in settings.loss:
             # A missing function is reported now, not after the weights were loaded.
             _imported_loss(settings.loss)
-        rows = settings.batch * settings.samples
-        # Unequal minibatches would weigh their rollouts differently, as SSP's code does.
-        if rows % settings.minibatches:
-            problem = f'the {rows} rollouts of a step ({role}.batch · {role}.samples) are not divisible by it'
-            fix = f'give a divisor of {rows}'
+        # Unequal minibatches would weigh rollouts differently, as SSP's code does. Those of a prompt stay together.
+        if settings.batch % settings.minibatches:
+            problem = (
+                f'the {settings.batch} prompts of a step ({role}.batch) are not divisible by it'
+            )
+            fix = f'give a divisor of {settings.batch}'
             fail(f'{role}.minibatches', settings.minibatches, problem, fix)
         if settings.tis_cap and settings.old_logp == 'sampler':
             problem = (
@@ -379,32 +389,16 @@ def _check_files(config: ConfigDict, recipe: type[Recipe]) -> None:
                 problem,
                 'leave it empty, or set retrieval.kind to folder or http',
             )
-        if not pathlib.Path(path).is_file():
+        if not file_exists(f'eval.{name}', path):
             fix = f'name JSON lines of {lines} to evaluate on{similar_path(path)}'
             fail(f'eval.{name}', path, 'no such file', fix)
     for name in ('answers', 'questions', 'tasks', 'documents'):
         path = config.inputs[name]
         if path and name not in recipe.input_files:
             fail(f'inputs.{name}', path, f'recipe {config.recipe} takes none', 'leave it empty')
-        if path and not pathlib.Path(path).is_file():
+        if path and not file_exists(f'inputs.{name}', path):
             fix = f'name a file of JSON lines{similar_path(path)}'
             fail(f'inputs.{name}', path, 'no such file', fix)
-
-
-def _check_judge(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses a judge that cannot answer for this corpus."""
-    judge = config.judge
-    # The rule compares sentences of the worlds' plain form; on other text it would reject everything.
-    is_used = config.reward.answer == 'judge' or bool(config.eval.tasks)
-    if is_used and judge.kind == 'rule' and config.retrieval.kind != 'world':
-        problem = 'the rule works in miniature worlds only'
-        fail('judge.kind', 'rule', problem, 'give policy or endpoint')
-    if judge.kind == 'policy' and judge.tokens >= config.sampler.context:
-        problem = (
-            f'a reply leaves no room for a prompt in a slot of {config.sampler.context} '
-            '(sampler.context)'
-        )
-        fail('judge.tokens', judge.tokens, problem, 'give less')
 
 
 Rule = Callable[[ConfigDict, type[Recipe]], None]
@@ -422,8 +416,9 @@ RULES: tuple[Rule, ...] = (
     _check_updates,
     check_ahead,
     check_adapters,
+    check_writers,
     _check_distillation,
-    _check_judge,
+    check_judge,
     _check_retrieval,
     check_held_out,
     check_addresses,

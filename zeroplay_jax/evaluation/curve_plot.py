@@ -98,13 +98,14 @@ def _plot(name: str, evaluations: Evaluations) -> str:
     for by_hop in evaluations.values():
         means.append(statistics.mean_interval(statistics.headline(by_hop)))
     mean, low, high = np.transpose(means)
+    over_hops = ', mean over 1 to 3 hops' if any(evaluations[steps[0]]) else ''
 
     with matplotlib.rc_context(SETTINGS):
         # Figure instead of pyplot: no window backend is loaded and no global state remains.
         figure = Figure(figsize=(7.5, 3.4))
         axes = figure.add_axes((0.07, 0.14, 0.79, 0.75))
         axes.set_title(
-            f'{name}: held-out exact match, mean over 1 to 3 hops with its 95 % interval',
+            f'{name}: held-out exact match{over_hops} with its 95 % interval',
             loc='left',
             fontsize=9,
             fontweight='bold',
@@ -121,6 +122,9 @@ def _plot(name: str, evaluations: Evaluations) -> str:
 
         labels = [(mean[-1], f'mean {mean[-1]:.2f}', 'bold')]
         for hop in evaluations[steps[0]]:
+            # Questions without a hop count.
+            if not hop:
+                continue
             em = [float(by_hop[hop].mean()) for by_hop in evaluations.values()]
             # clip_on: lines at 0 and 1 would be cut to half their width.
             axes.plot(

@@ -24,6 +24,7 @@ def evaluate(
     number: int,
     role: str = 'solver',
     on_answer: Callable[[], None] = _nothing,
+    metric: str = 'none',
 ) -> tuple[dict[int, Bool[np.ndarray, ' questions']], list[Row]]:
     """Returns the exact match of a greedy answer per question, and the rollouts; open tasks are graded by a judge.
 
@@ -35,11 +36,13 @@ def evaluate(
       number: number of this evaluation in the run; (number, index of the question) is the identity of a rollout.
       role: the evaluated role, with or without tools.
       on_answer: called after every answer, for a progress bar.
+      metric: `config.eval.metric`, a further score of the answers to questions; 'none': no other.
 
     Returns:
-      correct: hop count → bool [N], in the order of the questions; without the open tasks.
+      correct: hop count (0: unknown) → bool [N], in the order of the questions; without the open tasks.
       rows: one rollout per entry of `questions`, in their order. The reward is 1 or 0; of an open task the share
-        of its rubrics that are met (SCOPE eq. 1), or 0 with drop 'ungraded' where the judge graded too few.
+        of its rubrics that are met (SCOPE eq. 1), or 0 with drop 'ungraded' where the judge graded too few. `parts`
+        has the score by `metric` under the name of the metric.
 
     Raises:
       UserError: a question is longer than `rollout.prompt_tokens`.
@@ -47,7 +50,7 @@ def evaluate(
     episodes: dict[tuple[int, ...], Callable[[], Coroutine[Any, Any, Outcome]]] = {}
     for index, question in enumerate(questions):
         identity = (number, index)
-        episodes[identity] = functools.partial(_answer, context, role, identity, question)
+        episodes[identity] = functools.partial(_answer, context, role, identity, question, metric)
     outcomes = context.run_episodes(episodes, on_answer)
     # Each question has one rollout, so each outcome has one row; all processes have them in the order of the questions.
     rows = [outcome.rows[0] for outcome in outcomes]
@@ -64,7 +67,11 @@ def evaluate(
 
 
 async def _answer(
-    context: RolloutContext, role: str, identity: tuple[int, int], question: Question
+    context: RolloutContext,
+    role: str,
+    identity: tuple[int, int],
+    question: Question,
+    further_metric: str,
 ) -> Outcome:
     """Returns the outcome of one question or open task, with one row; the randomness derives from `identity`."""
     # Exact match is used whatever `reward.answer` is, so that results of all recipes are compared by one metric.
@@ -83,6 +90,12 @@ async def _answer(
     answer = final_answer(trajectory)
     value = await score(context, metric, identity, question, answer)
     reward = value or 0.0
+    parts = {part_name: reward}
+    if further_metric != 'none' and not question.is_open_task:
+        # An answer without a verdict of the judge scores 0.
+        parts[further_metric] = (
+            await score(context, further_metric, identity, question, answer) or 0.0
+        )
     # Evaluation rows are never trained on; the reason is recorded so that ungraded answers can be counted.
     drop_reason = 'ungraded' if value is None else None
     row = Row(
@@ -90,7 +103,7 @@ async def _answer(
         trajectory=trajectory,
         reward=reward,
         group=question.hops,
-        parts={part_name: reward},
+        parts=parts,
         drop=drop_reason,
         info=RowInfo(question=question, answer=answer),
     )

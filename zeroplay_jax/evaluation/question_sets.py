@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from zeroplay_jax.objectives.rewards import normalize_answer
-from zeroplay_jax.retrieval import progress
+from zeroplay_jax.retrieval import hub, progress
+from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.selfplay import files
 from zeroplay_jax.selfplay.answers import final_answer, prompt_fields, score
@@ -73,7 +74,7 @@ def load(name: str, limit: int = 0, seed: int = 0, rubrics: bool = False) -> lis
     """
     # Public sets have answers only, so open tasks always come from a file.
     if rubrics:
-        questions = files.open_tasks(name)
+        questions = files.open_tasks(path_of(name) if hub.is_name(name) else name)
     else:
         questions = files.questions(path_of(name))
     return files.sample(questions, limit or len(questions), seed)
@@ -88,6 +89,11 @@ def path_of(name: str) -> str:
     if pathlib.Path(name).is_file():
         return name
     files.check_set(name)
+    if hub.is_name(name):
+        try:
+            return hub.fetch_file(name)
+        except RetrievalError as error:
+            raise UserError(str(error)) from None
     # Imported here, because it is slow to load and needed for public names only.
     import huggingface_hub
 
@@ -263,18 +269,28 @@ def results(
       sets: name of each set → its questions and their results.
 
     Returns:
-      {'settings', 'sets': {name: {'questions': fingerprint, 'mean': see `means`, 'answered': fields of each
-      `Answered`}}}.
+      {'settings', 'sets': {name: {'questions': fingerprint, 'mean': see `means`, 'answered': per question
+      {'question', 'answers' or 'rubrics'} and the fields of its `Answered`}}}.
     """
     result_of_set: dict[str, Any] = {}
     for name, (questions, answered) in sets.items():
+        # Stored per question, so that two results can be compared question by question.
+        records = []
+        for question, result in zip(questions, answered, strict=True):
+            records.append(_expected(question) | dataclasses.asdict(result))
         result_of_set[name] = {
             'questions': _fingerprint(questions),
             'mean': means(answered),
-            # Stored per question, so that two results can be compared question by question.
-            'answered': list(map(dataclasses.asdict, answered)),
+            'answered': records,
         }
     return {'settings': dict(settings), 'sets': result_of_set}
+
+
+def _expected(question: Question) -> dict[str, Any]:
+    """Returns the text of a question with its accepted answers, or of an open task with its rubrics."""
+    if question.is_open_task:
+        return {'question': question.text, 'rubrics': list(question.rubrics)}
+    return {'question': question.text, 'answers': list(question.answers)}
 
 
 def _fingerprint(questions: Sequence[Question]) -> str:
@@ -300,7 +316,7 @@ def compare(one: Json, other: Json, draws: int = 10_000) -> dict[str, tuple[floa
     Raises:
       UserError: the results differ in settings or questions, or have no set in common; names the difference.
     """
-    _check_comparable(one, other)
+    check_comparable(one, other)
     shared = [name for name in one['sets'] if name in other['sets']]
     intervals: dict[str, tuple[float, float, float]] = {}
     for name in shared:
@@ -318,7 +334,7 @@ def compare(one: Json, other: Json, draws: int = 10_000) -> dict[str, tuple[floa
     return intervals
 
 
-def _check_comparable(one: Json, other: Json) -> None:
+def check_comparable(one: Json, other: Json) -> None:
     """Raises UserError if two results differ in a setting or in the questions of a shared set, or share no set."""
     differences: list[str] = []
     for name in SETTINGS:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from zeroplay_jax.evaluation import statistics
+from zeroplay_jax.evaluation.alarm_notes import alarm_notes
 from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.types import UserError
 
@@ -99,6 +100,7 @@ def read_run(workdir: Path) -> dict[str, Any]:
       'metrics': list of objects;
       'trajectories': list of objects, whose segments are [source, index into 'texts'];
       'texts': list of distinct strings, because prompts and documents recur;
+      'alarms': sentences about alarms of the run;
       'notes': sentences about missing or damaged files.
 
     Raises:
@@ -135,6 +137,7 @@ def read_run(workdir: Path) -> dict[str, Any]:
         'metrics': metrics,
         'trajectories': trajectories,
         'texts': list(text_ids),
+        'alarms': alarm_notes(workdir / 'alarms.jsonl'),
         'notes': notes,
     }
 

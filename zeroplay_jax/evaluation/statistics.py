@@ -6,7 +6,7 @@ Intervals of sums of proportions are combined by "square and add" (Newcombe 1998
 Rubric scores are not proportions; their intervals are normal (`mean_score`).
 
 Samples are a bool array with one entry per question, or a mapping from hop count to such an array. A mapping means
-the unweighted mean over its hop counts, whatever the number of questions of each.
+the unweighted mean over its hop counts, whatever the number of questions of each. Questions without a hop count have 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import numpy as np
 from jaxtyping import Bool, Num, Shaped
 
 Z95 = 1.959963984540054  # two-sided 95 % quantile of the standard normal distribution
-HEADLINE = (1, 2, 3)  # the hop counts that the headline figure averages
+NO_HOPS = 0  # hop count of questions without one
+# The hop counts that the headline figure averages.
+HEADLINE = (NO_HOPS, 1, 2, 3)
 
 # Callers may pass 0/1 integers; `_flags_by_hop` checks shape and values and converts to booleans.
 Flags = Shaped[np.ndarray, '...']
@@ -132,6 +134,8 @@ def headline(correct: Mapping[int, Flags]) -> dict[int, Flags]:
 def before_after_table(before: Samples, after: Samples) -> str:
     """Returns exact match with 95 % intervals as plain text: a line per hop count, then the headline mean.
 
+    If no question has a hop count, there is neither a column nor a line of hop counts.
+
     Args and errors as `summarise`. The lines are joined by newlines, without a final one.
     """
     summary = summarise(before, after)
@@ -141,9 +145,9 @@ def before_after_table(before: Samples, after: Samples) -> str:
     rows: list[tuple[str, ...]] = [('hops', 'questions', 'before', 'after', 'change')]
     for hop, questions in summary['questions_by_hop'].items():
         if int(hop) in HEADLINE:
-            headline_hops.append(hop)
+            headline_hops.append(hop if int(hop) else 'no hops')
         row = (
-            hop,
+            hop if int(hop) else 'none',
             str(questions),
             _cell([em_by_hop['before'][hop], *ci95_by_hop['before'][hop]]),
             _cell([em_by_hop['after'][hop], *ci95_by_hop['after'][hop]]),
@@ -163,6 +167,8 @@ def before_after_table(before: Samples, after: Samples) -> str:
         _cell(summary['difference'], sign='+'),
     )
     rows.append(headline_row)
+    if set(summary['questions_by_hop']) == {str(NO_HOPS)}:
+        rows = [rows[0][1:], headline_row[1:]]
 
     widths = []
     for column in zip(*rows, strict=True):
@@ -172,7 +178,10 @@ def before_after_table(before: Samples, after: Samples) -> str:
         padded = map(str.ljust, cells, widths)
         lines.append('  '.join(padded).rstrip())
     rule = '-' * max(map(len, lines))
-    return '\n'.join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+    if len(lines) > 2:
+        lines.insert(-1, rule)
+    lines.insert(1, rule)
+    return '\n'.join(lines)
 
 
 def mean_score(scores: Scores) -> Interval:
@@ -229,12 +238,12 @@ def summarise_scores(before: Sequence[float], after: Sequence[float]) -> dict[st
     }
 
 
-def scores_line(summary: Mapping[str, Any]) -> str:
-    """Returns the result of `summarise_scores` for open tasks as one line of text."""
+def scores_line(summary: Mapping[str, Any], items: str = 'tasks') -> str:
+    """Returns the result of `summarise_scores` as one line of text; `items`: what was scored."""
     before = _cell(summary['before'])
     after = _cell(summary['after'])
     change = _cell(summary['difference'], sign='+')
-    return f'{before} before, {after} after, change {change}, {summary["items"]} tasks'
+    return f'{before} before, {after} after, change {change}, {summary["items"]} {items}'
 
 
 def _cell(interval: Sequence[float], sign: str = '') -> str:
@@ -257,7 +266,7 @@ def _flags_by_hop(samples: Samples) -> dict[int, CheckedFlags]:
     """Returns checked {hops: bool [N]} in ascending order; a single array gets hop count 0."""
     if not isinstance(samples, Mapping):
         # One key for plain arrays, so that both kinds of samples share the code.
-        return _flags_by_hop({0: samples})
+        return _flags_by_hop({NO_HOPS: samples})
     if not samples:
         raise ValueError('no hop count was evaluated: pass the results of at least one')
     checked = {}

@@ -1,4 +1,4 @@
-"""Computes a fingerprint of weights, which shows at the end of a run whether they are still the initial ones."""
+"""Computes figures of whole weights: a fingerprint that shows whether they changed, and whether they are finite."""
 
 from __future__ import annotations
 
@@ -29,3 +29,14 @@ def _bit_sums(params: Params) -> jax.Array:
         bits = jax.lax.bitcast_convert_type(array.astype(jnp.float32), jnp.uint32)
         sums.append(jnp.sum(bits, dtype=jnp.uint32))
     return jnp.stack(sums)
+
+
+def weights_are_finite(params: Params) -> bool:
+    """Returns whether all numbers of the weights are finite; reads them once, where they are."""
+    return bool(_all_finite(params))
+
+
+@jax.jit
+def _all_finite(params: Params) -> jax.Array:
+    finite = [jnp.isfinite(array).all() for array in jax.tree.leaves(params)]
+    return jnp.stack(finite).all()

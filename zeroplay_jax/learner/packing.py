@@ -8,6 +8,7 @@ Letters: B rows of a micro-batch, L tokens of a row, M tokens of a teacher's row
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -54,17 +55,32 @@ class _Slot(NamedTuple):
 
 @dataclasses.dataclass
 class _RowUsage:
-    """Tokens in use in a row of the student's and of the teacher's view, and number of segments in it."""
+    """What is in use in a row of the student's and of the teacher's view.
 
+    Attributes:
+      row: index of the row.
+      student_tokens, teacher_tokens: tokens in use in either view.
+      segments: number of trajectories in the row.
+    """
+
+    row: int
     student_tokens: int = 0
     teacher_tokens: int = 0
     segments: int = 0
 
     def fits(self, length: int, teacher_length: int, tokens: int, teacher_tokens: int) -> bool:
         """Returns whether a trajectory fits into what is free in rows of `tokens` and `teacher_tokens` positions."""
-        fits_student = self.student_tokens + length <= tokens
-        fits_teacher = self.teacher_tokens + teacher_length <= teacher_tokens
-        return fits_student and fits_teacher
+        student_end = self.student_tokens + length
+        teacher_end = self.teacher_tokens + teacher_length
+        return student_end <= tokens and teacher_end <= teacher_tokens
+
+    def take(self, length: int, teacher_length: int) -> _Slot:
+        """Returns the next slot of this row and marks its tokens as used."""
+        self.segments += 1
+        slot = _Slot(self.row, self.student_tokens, self.teacher_tokens, self.segments)
+        self.student_tokens += length
+        self.teacher_tokens += teacher_length
+        return slot
 
 
 def pack(
@@ -105,36 +121,43 @@ def pack(
     if order == 'longest_first':
         rows = sorted(rows, key=_length, reverse=True)
     slots = _first_fit(rows, tokens, teacher_tokens)
-    num_rows_used = max((slot.row + 1 for slot in slots), default=0)
+    last_row = max((slot.row for slot in slots), default=-1)
     # The number is rounded up: micro-batches have one shape, so that one compiled program serves all of them.
-    num_micro_batches = -(-num_rows_used // micro_rows)
+    num_micro_batches = math.ceil((last_row + 1) / micro_rows)
     packed_rows: Sequence[Row | None] = rows
     if part is not None:
-        packed_rows = part.fetch(rows, [slot.row % micro_rows for slot in slots])
+        rows_in_micro_batch = [slot.row % micro_rows for slot in slots]
+        packed_rows = part.fetch(rows, rows_in_micro_batch)
         slots = _local_slots(slots, micro_rows, part.rows)
         micro_rows = len(part.rows)
-    shape = (num_micro_batches * micro_rows, tokens)
+    num_rows = num_micro_batches * micro_rows
+    shape = (num_rows, tokens)
     whole = Batch.blank(shape, teacher_tokens)
 
     # Segments are labelled per row; the weights need labels that are unique in the whole batch.
     sequence = np.full(shape, -1, np.int32)
-    for index, (row, slot) in enumerate(zip(packed_rows, slots, strict=True)):
-        if row is not None:
-            _write(whole, row, slot)
-            sequence[slot.row, slot.start : slot.start + _length(row)] = index
+    placed_rows = zip(packed_rows, slots, strict=True)
+    for index, (row, slot) in enumerate(placed_rows):
+        if row is None:
+            continue
+        _write(whole, row, slot)
+        end = slot.start + _length(row)
+        sequence[slot.row, slot.start : end] = index
 
     # Weights are computed before the cut into micro-batches, because the denominator is that of the whole batch.
     whole.weight[:] = aggregation.token_weights(whole.mask, sequence, mode, total)
     if whole.teacher is not None:
         # Index 0 of the teacher's row is never that of a policy token, because a prompt comes before it.
-        is_distilled = whole.mask & (whole.teacher.teacher_index > 0)
+        has_teacher = whole.teacher.teacher_index > 0
+        is_distilled = whole.mask & has_teacher
         whole.teacher.weight[:] = aggregation.token_weights(
             is_distilled, sequence, 'token', teacher_total
         )
 
     micro_batches = []
-    for start in range(0, shape[0], micro_rows):
-        micro_batches.append(_take_rows(whole, start, start + micro_rows))
+    for start in range(0, num_rows, micro_rows):
+        micro_batch = _take_rows(whole, start, start + micro_rows)
+        micro_batches.append(micro_batch)
     return micro_batches
 
 
@@ -146,7 +169,8 @@ def _local_slots(slots: Sequence[_Slot], micro_rows: int, part_rows: Sequence[in
         micro_batch, row = divmod(slot.row, micro_rows)
         local_row = -1
         if row in local_index:
-            local_row = micro_batch * len(part_rows) + local_index[row]
+            first_row = micro_batch * len(part_rows)
+            local_row = first_row + local_index[row]
         local_slots.append(slot._replace(row=local_row))
     return local_slots
 
@@ -156,7 +180,8 @@ def _write(whole: Batch, row: Row, slot: _Slot) -> None:
     trajectory = row.trajectory
     assert isinstance(trajectory, Trajectory)
     length = len(trajectory.tokens)
-    span = (slot.row, slice(slot.start, slot.start + length))
+    end = slot.start + length
+    span = (slot.row, slice(slot.start, end))
     whole.tokens[span] = trajectory.tokens
     whole.positions[span] = np.arange(length)
     whole.segment[span] = slot.segment
@@ -182,7 +207,8 @@ def _first_fit(rows: Sequence[Row], tokens: int, teacher_tokens: int) -> list[_S
         length = _length(row)
         teacher_length = 0
         if teacher_tokens and row.teacher_tokens:
-            teacher_length = row.teacher_tokens + length - prompt_length(row)
+            reply_length = length - prompt_length(row)
+            teacher_length = row.teacher_tokens + reply_length
         # A trajectory is never cut: its prefix would be trained on with the reward of the whole.
         if length > tokens:
             raise UserError(
@@ -194,20 +220,15 @@ def _first_fit(rows: Sequence[Row], tokens: int, teacher_tokens: int) -> list[_S
                 f'privileged.tokens={teacher_tokens}; raise it'
             )
 
-        # Index of the first row with enough free tokens, or of a new row.
-        row_index = 0
-        while row_index < len(usages) and not usages[row_index].fits(
-            length, teacher_length, tokens, teacher_tokens
-        ):
-            row_index += 1
-        if row_index == len(usages):
-            usages.append(_RowUsage())
-
-        usage = usages[row_index]
-        usage.segments += 1
-        slots.append(_Slot(row_index, usage.student_tokens, usage.teacher_tokens, usage.segments))
-        usage.student_tokens += length
-        usage.teacher_tokens += teacher_length
+        # The first row with enough free tokens, or a new row.
+        for usage in usages:
+            if usage.fits(length, teacher_length, tokens, teacher_tokens):
+                break
+        else:
+            usage = _RowUsage(row=len(usages))
+            usages.append(usage)
+        slot = usage.take(length, teacher_length)
+        slots.append(slot)
     return slots
 
 
@@ -225,14 +246,20 @@ def _write_teacher_view(
 ) -> None:
     """Writes the trajectory behind the teacher's prompt, and each token's index there into `view.teacher_index`."""
     student_prompt_length = trajectory.lengths[-1].prompt
-    tokens = np.concatenate([teacher_prompt, trajectory.tokens[student_prompt_length:]])
-    span = (slot.row, slice(slot.teacher_start, slot.teacher_start + len(tokens)))
+    reply = trajectory.tokens[student_prompt_length:]
+    tokens = np.concatenate([teacher_prompt, reply])
+    length = len(tokens)
+    end = slot.teacher_start + length
+    span = (slot.row, slice(slot.teacher_start, end))
     view.tokens[span] = tokens
-    view.positions[span] = np.arange(len(tokens))
+    view.positions[span] = np.arange(length)
     view.segment[span] = slot.segment
 
     # Both views hold the same tokens after the prompt. The last token of the prompt is included: its output predicts
     # the first token of the reply.
     student_positions = np.arange(student_prompt_length - 1, len(trajectory.tokens))
-    offset = slot.teacher_start + len(teacher_prompt) - student_prompt_length
-    view.teacher_index[slot.row, slot.start + student_positions] = offset + student_positions
+    prompt_difference = len(teacher_prompt) - student_prompt_length
+    teacher_positions = student_positions + prompt_difference
+    student_index = slot.start + student_positions
+    teacher_index = slot.teacher_start + teacher_positions
+    view.teacher_index[slot.row, student_index] = teacher_index

@@ -102,27 +102,27 @@ def make_role_update(
         replicated,
         base_shardings,
     )
-
     make_score = functools.partial(_score_program, model, config, row_sharding, base_shardings)
-    score = make_score(weight_shardings)
+    leaves, treedef = jax.tree.flatten((accumulate_shardings, (param_shardings, replicated)))
     return RoleUpdate(
         config=config,
         optimizer=optimizer,
         zero_gradients=jax.jit(make_zeros, out_shardings=(param_shardings, replicated)),
-        accumulate=jax.jit(
-            functools.partial(_accumulate, model, config),
-            # Accumulators are updated in place; parameters stay for the next micro-batch.
-            donate_argnums=(1, 2),
-            in_shardings=accumulate_shardings,
-            out_shardings=(param_shardings, replicated),
+        accumulate=_accumulate_program(
+            model,
+            config,
+            treedef,
+            tuple(leaves),
+            _shapes((param_shapes, weight_shapes, read_teacher, base_params)),
+            _shapes(blank_batch),
         ),
         apply=jax.jit(
             functools.partial(_apply_gradients, transform),
             donate_argnums=(0, 1),
             out_shardings=(param_shardings, opt_shardings, replicated),
         ),
-        score=score,
-        score_reference=score if base is None else make_score({}),
+        score=make_score(weight_shardings),
+        score_reference=make_score(weight_shardings if base is None else {}),
     )
 
 
@@ -132,6 +132,29 @@ def _score_program(model, config, row_sharding, base_shardings, weight_shardings
         functools.partial(_score, model, config),
         in_shardings=(weight_shardings, row_sharding, base_shardings),
         out_shardings=row_sharding,
+    )
+
+
+def _shapes(tree) -> tuple:
+    """Returns shapes and dtypes of the arrays of a tree."""
+    return tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(tree))
+
+
+@functools.lru_cache
+def _accumulate_program(model, config, treedef, leaves, weight_shapes, batch_shapes):
+    """Returns the program `accumulate`, one for all roles with the same loss.
+
+    It is by far the largest program of a role, so that two roles compile it once. The shardings of its arguments and
+    results are passed as leaves and their tree, because a tree cannot be hashed. Other shapes get a program of their
+    own, so that each is compiled once.
+    """
+    in_shardings, out_shardings = jax.tree.unflatten(treedef, leaves)
+    return jax.jit(
+        functools.partial(_accumulate, model, config),
+        # Accumulators are updated in place; parameters stay for the next micro-batch.
+        donate_argnums=(1, 2),
+        in_shardings=in_shardings,
+        out_shardings=out_shardings,
     )
 
 

@@ -14,14 +14,22 @@ from numpy.random import Generator
 
 from zeroplay_jax.mini.demo import Demo, Role, think
 from zeroplay_jax.mini.draws import pick, shuffled
+from zeroplay_jax.mini.facts import RELATION_NAMES, Fact
 from zeroplay_jax.mini.library import Library
-from zeroplay_jax.mini.world import RELATION_NAMES, Step, World, phrase, question
+from zeroplay_jax.mini.world import World, phrase, question
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.passages import passages_text
 
 # Relations that the imperfect solver confuses with another relation of the same entity: every second one, so that
 # self-play can improve some relations while others are already right.
 WEAK_RELATIONS = frozenset(RELATION_NAMES[1::2])
+# Shares of 1, 2, 3, … hops in the episodes of a role.
+_SOLVER_HOPS = (0.3, 0.3, 0.25, 0.15)
+_ANSWER_HOPS = (0.4, 0.35, 0.25, 0.0)
+_PROPOSER_HOPS = (0.3, 0.27, 0.25, 0.18)
+_BACKWARD_HOPS = (0.4, 0.35, 0.25)
+# Shares of 0, 1 and 2 steps between the initial document and the entity of an open task.
+_DESCRIBED_HOPS = (0.35, 0.4, 0.25)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,19 +53,21 @@ class ErrorRates:
 
 def _draw_hops(rng: Generator, shares: Sequence[float]) -> int:
     """Returns a hop count; the shares are those of 1, 2, 3, … hops."""
-    return 1 + int(rng.choice(len(shares), p=shares))
+    index = rng.choice(len(shares), p=shares)
+    return int(index) + 1
 
 
 def _draw_chain(
-    library: Library, rng: Generator, shares: Sequence[float] = (0.3, 0.3, 0.25, 0.15)
-) -> tuple[World, list[Step]]:
+    library: Library, rng: Generator, shares: Sequence[float] = _SOLVER_HOPS
+) -> tuple[World, list[Fact]]:
     """Returns a random world and a random chain in it; `shares` as in `_draw_hops`."""
     hops = _draw_hops(rng, shares)
     world = pick(rng, library.worlds)
-    return world, _chain_of(world, hops, rng)
+    chain = _chain_of(world, hops, rng)
+    return world, chain
 
 
-def _chain_of(world: World, hops: int, rng: Generator) -> list[Step]:
+def _chain_of(world: World, hops: int, rng: Generator) -> list[Fact]:
     """Returns a random chain of a world, which must have one of this length."""
     chain = world.chain(hops, rng)
     # The demonstrations use up to four hops, and only longer chains can be missing from a world.
@@ -65,7 +75,7 @@ def _chain_of(world: World, hops: int, rng: Generator) -> list[Step]:
     return chain
 
 
-def _statement(chain: Sequence[Step]) -> str:
+def _statement(chain: Sequence[Fact]) -> str:
     return f'{phrase(chain)} is {chain[-1].value}'
 
 
@@ -80,9 +90,10 @@ def copy(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     """
     world = pick(rng, library.worlds)
     text = pick(rng, world.passages).text
+    reordered_text = _reordered(text, rng)
     demo = Demo()
     demo.add_prompt_text(f' {text}\n')
-    demo.add_policy_text(f' {_reordered(text, rng)}\n')
+    demo.add_policy_text(f' {reordered_text}\n')
     return demo
 
 
@@ -90,8 +101,9 @@ def passage(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     """Writes a single passage, then three of its facts."""
     world = pick(rng, library.worlds)
     title = pick(rng, world.titles)
+    document = library.document(title)
     demo = Demo()
-    demo.add_documents([library.document(title)])
+    demo.add_documents([document])
     _add_facts(demo, world, [title], 3, rng)
     return demo
 
@@ -99,12 +111,11 @@ def passage(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
 def reading(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     """Writes the passages of a search for a title, then six of their facts."""
     world = pick(rng, library.worlds)
-    documents = library.search(pick(rng, world.titles))
+    query = pick(rng, world.titles)
+    documents = library.search(query)
     # The search covers all worlds; the facts are looked up in one.
-    world_titles = []
-    for document in documents:
-        if document['title'] in world.facts:
-            world_titles.append(document['title'])
+    titles = [document['title'] for document in documents]
+    world_titles = [title for title in titles if title in world.facts]
     demo = Demo()
     demo.add_documents(documents)
     _add_facts(demo, world, world_titles, 6, rng)
@@ -114,12 +125,15 @@ def reading(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
 def retelling(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     """Writes the passages of a search; then, for two of them, the title and the sentences in another order."""
     world = pick(rng, library.worlds)
-    documents = library.search(pick(rng, world.titles))
+    query = pick(rng, world.titles)
+    documents = library.search(query)
     demo = Demo()
     demo.add_documents(documents)
-    for document in shuffled(rng, documents)[:2]:
-        demo.add_prompt_text(think(document['title']))
+    retold_documents = shuffled(rng, documents)[:2]
+    for document in retold_documents:
+        thought = think(document['title'])
         reordered_text = _reordered(document['text'], rng)
+        demo.add_prompt_text(thought)
         demo.add_policy_text(f'<answer> {reordered_text}</answer>')
     return demo
 
@@ -132,8 +146,8 @@ def _add_facts(demo: Demo, world: World, titles: Sequence[str], count: int, rng:
     """
     for _ in range(count):
         title = pick(rng, titles)
-        facts = world.facts[title]
-        relation, value = pick(rng, list(facts.items()))
+        facts = list(world.facts[title].items())
+        relation, value = pick(rng, facts)
         demo.add_prompt_text(f'<think> the {relation} of {title} is')
         demo.add_policy_text(f' {value}')
         demo.add_prompt_text('</think>')
@@ -141,9 +155,10 @@ def _add_facts(demo: Demo, world: World, titles: Sequence[str], count: int, rng:
 
 def _reordered(text: str, rng: Generator) -> str:
     """Returns the sentences of a passage in random order."""
-    # The split removes the full stop of all sentences but the last.
-    sentences = [sentence.rstrip('.') for sentence in text.split('. ')]
-    return '. '.join(shuffled(rng, sentences)) + '.'
+    # Removed first: the split would leave a full stop at the last sentence only.
+    sentences = text.removesuffix('.').split('. ')
+    reordered_text = '. '.join(shuffled(rng, sentences))
+    return f'{reordered_text}.'
 
 
 # ---- solvers -----------------------------------------------------------------------------------------------
@@ -161,35 +176,41 @@ def solver_with_path(library: Library, rng: Generator, errors: ErrorRates) -> De
     """Question and the path of names to its answer, whole or its beginning → searches → answer; always correct."""
     world, chain = _draw_chain(library, rng)
     path = [chain[0].entity]
-    for step in chain:
-        path.append(step.value)
+    path += [step.value for step in chain]
     if rng.random() < 0.3:
         # Paths of self-play can lack steps (`privileged.kind` 'qcp_partial'): the policy learns to search for them.
-        path_length = int(rng.integers(2, len(path) + 1))
+        path_length = rng.integers(2, len(path) + 1)
         path = path[:path_length]
     fields = {'path': ' > '.join(path), 'question': question(chain)}
     demo = Demo('solver_with_path', fields)
     # Written without errors, because self-play distils this role into the plain solver: it has to be the better one.
-    _add_solution(demo, library, world, chain, rng, ErrorRates())
+    no_errors = ErrorRates()
+    _add_solution(demo, library, world, chain, rng, no_errors)
     return demo
 
 
 def answer_from_documents(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     """Question, the documents of its chain and up to three random ones → answer without a search."""
-    _, chain = _draw_chain(library, rng, shares=(0.4, 0.35, 0.25, 0.0))
-    documents = [library.document(step.entity) for step in chain]
-    for _ in range(int(rng.integers(0, 4))):
+    _, chain = _draw_chain(library, rng, _ANSWER_HOPS)
+    documents = []
+    statements = []
+    for step in chain:
+        documents.append(library.document(step.entity))
+        statements.append(_statement([step]))
+    distractors = rng.integers(0, 4)
+    for _ in range(distractors):
         documents.append(pick(rng, library.documents))
     # Shuffled: otherwise the policy could learn positions, because the chain's documents would always come first, in
     # order.
-    documents_text = passages_text([shuffled(rng, documents)], 'search_r1')
+    documents = shuffled(rng, documents)
     fields = {
-        'documents': documents_text,
+        'documents': passages_text([documents], 'search_r1'),
         'question': question(chain),
     }
-    thought = '. '.join(_statement([step]) for step in chain)
+    thought = '. '.join(statements)
+    answer = chain[-1].value
     demo = Demo('answer_from_documents', fields)
-    demo.add_final_turn(thought, answer=chain[-1].value)
+    demo.add_final_turn(thought, answer=answer)
     return demo
 
 
@@ -198,10 +219,12 @@ def task_solver(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     chain, title = _draw_described_entity(library, rng)
     demo = Demo('task_solver', {'task': f'Describe {_subject(chain, title)}.'})
     for i, step in enumerate(chain):
-        demo.add_search(library, phrase(chain[i:]), step.entity)
+        thought = phrase(chain[i:])
+        demo.add_search(library, thought, step.entity)
     # One more search than hops: the passage of the entity itself is the answer.
     demo.add_search(library, title, title)
-    demo.add_final_turn(title, answer=library.document(title)['text'])
+    answer = library.document(title)['text']
+    demo.add_final_turn(title, answer=answer)
     return demo
 
 
@@ -209,7 +232,7 @@ def _add_solution(
     demo: Demo,
     library: Library,
     world: World,
-    chain: Sequence[Step],
+    chain: Sequence[Fact],
     rng: Generator,
     errors: ErrorRates,
 ) -> None:
@@ -222,14 +245,14 @@ def _add_solution(
     while True:
         step = remaining[0]
         # The thought states what is still open, because the policy has no other memory of its plan.
-        demo.add_search(library, phrase(remaining), step.entity)
+        thought = phrase(remaining)
+        demo.add_search(library, thought, step.entity)
         value = _read_value(world, step, rng, errors)
         next_relations = [later_step.relation for later_step in remaining[1:]]
+        answers_now = True
         # A misread value may be of another kind, which does not have the next relation; then it is the answer.
-        if next_relations and world.value(value, next_relations[0]) is not None:
+        if next_relations and world.value(value, next_relations[0]):
             answers_now = rng.random() < errors.early_answer
-        else:
-            answers_now = True
         if answers_now:
             demo.add_final_turn(f'the {step.relation} of {step.entity} is {value}', answer=value)
             return
@@ -237,21 +260,24 @@ def _add_solution(
         remaining = _follow(world, value, next_relations)
 
 
-def _read_value(world: World, step: Step, rng: Generator, errors: ErrorRates) -> str:
+def _read_value(world: World, step: Fact, rng: Generator, errors: ErrorRates) -> str:
     """Returns the value of a step, or, as a deliberate error, the value of another fact of the same entity."""
-    if step.relation in WEAK_RELATIONS and rng.random() < errors.wrong_fact:
-        values = list(world.facts[step.entity].values())
-        wrong_index = values.index(step.value) + 1
-        return values[wrong_index % len(values)]
+    is_weak = step.relation in WEAK_RELATIONS
+    if is_weak and rng.random() < errors.wrong_fact:
+        facts = world.facts[step.entity]
+        values = list(facts.values())
+        # The next fact in the order of the relations; after the last one, the first.
+        next_index = values.index(step.value) + 1
+        return values[next_index % len(values)]
     return step.value
 
 
-def _follow(world: World, entity: str, relations: Sequence[str]) -> list[Step]:
+def _follow(world: World, entity: str, relations: Sequence[str]) -> list[Fact]:
     """Returns the steps from an entity along relations; after a missing fact, entities and values are ''."""
     steps = []
     for relation in relations:
         value = world.value(entity, relation) or ''
-        steps.append(Step(entity, relation, value))
+        steps.append(Fact(entity, relation, value))
         entity = value
     return steps
 
@@ -261,29 +287,32 @@ def _follow(world: World, entity: str, relations: Sequence[str]) -> list[Step]:
 
 def proposer(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     """Hop count and a document → one search fewer than hops → question and answer."""
-    world, chain = _draw_chain(library, rng, shares=(0.3, 0.27, 0.25, 0.18))
+    world, chain = _draw_chain(library, rng, _PROPOSER_HOPS)
     start = chain[0].entity
     requested_hops = len(chain)
     if rng.random() < errors.wrong_hops:
-        wrong_hop_counts = sorted({1, 2, 3} - {requested_hops})
-        wrong_chain = world.chain(pick(rng, wrong_hop_counts), rng, start)
+        wrong_hop_counts = [hops for hops in (1, 2, 3) if hops != requested_hops]
+        hops = pick(rng, wrong_hop_counts)
+        wrong_chain = world.chain(hops, rng, start)
         # Where no such chain starts at the document, the episode stays correct.
         chain = wrong_chain or chain
+    # Thought i states the first i steps of the chain.
+    thoughts = [_statement(chain[:i]) for i in range(1, len(chain) + 1)]
     # Drawn once, so that an episode has either all thoughts or none.
-    omits_thoughts = rng.random() < errors.no_think
+    if rng.random() < errors.no_think:
+        thoughts = [''] * len(chain)
 
     document = prompts.document_text(library.document(start))
     demo = Demo('proposer', {'hops': requested_hops, 'document': document})
     # The document answers the first hop, so the first search is for the second one.
-    for i in range(1, len(chain)):
-        thought = '' if omits_thoughts else _statement(chain[:i])
-        demo.add_search(library, thought, chain[i].entity)
+    for thought, step in zip(thoughts, chain[1:]):
+        demo.add_search(library, thought, step.entity)
     tags = {'question': question(chain), 'answer': chain[-1].value}
     if rng.random() < errors.malformed:
         # The parser of self-play rejects a proposal without both tags.
         missing_tag = 'answer' if rng.random() < 0.5 else 'question'
         del tags[missing_tag]
-    demo.add_final_turn('' if omits_thoughts else _statement(chain), **tags)
+    demo.add_final_turn(thoughts[-1], **tags)
     return demo
 
 
@@ -291,18 +320,21 @@ def proposer_from_answer(library: Library, rng: Generator, errors: ErrorRates) -
     """Answer and hop count → searches backwards, from a value to a passage that names it → question and answer."""
     # The search does not always return a passage that names the value; such attempts are discarded.
     while True:
-        hops = _draw_hops(rng, (0.4, 0.35, 0.25))
+        hops = _draw_hops(rng, _BACKWARD_HOPS)
         world = pick(rng, library.worlds)
-        answer = _chain_of(world, 1, rng)[0].value
+        fact = _chain_of(world, 1, rng)[0]
+        answer = fact.value
         demo = Demo('proposer_from_answer', {'hops': hops, 'answer': answer})
         chain = _add_backward_searches(demo, library, world, answer, hops, rng)
         if len(chain) < hops:
             continue
         text = question(chain)
         # As in `World.chain`, the question must not contain its answer.
-        if answer.lower() not in text.lower():
-            demo.add_final_turn(_statement(chain), question=text, answer=answer)
-            return demo
+        if answer.lower() in text.lower():
+            continue
+        thought = _statement(chain)
+        demo.add_final_turn(thought, question=text, answer=answer)
+        return demo
 
 
 def _add_backward_searches(
@@ -312,7 +344,7 @@ def _add_backward_searches(
     answer: str,
     hops: int,
     rng: Generator,
-) -> list[Step]:
+) -> list[Fact]:
     """Adds searches that extend a chain from its last value towards its start.
 
     Each one searches for the first entity of the chain (at first for `answer`), and a fact of a passage found that has
@@ -321,7 +353,7 @@ def _add_backward_searches(
     Returns:
       The chain, which ends with `answer`; shorter than `hops` if a search found no such fact.
     """
-    chain: list[Step] = []
+    chain: list[Fact] = []
     value = answer
     thought = answer
     for _ in range(hops):
@@ -331,14 +363,17 @@ def _add_backward_searches(
         steps = []
         for document in documents:
             title = document['title']
+            if title in visited:
+                continue
             facts = world.facts.get(title, {})
             for relation, fact_value in facts.items():
-                if fact_value == value and title not in visited:
-                    steps.append(Step(title, relation, value))
+                if fact_value == value:
+                    steps.append(Fact(title, relation, value))
         if not steps:
             break
-        chain = [pick(rng, steps), *chain]
-        value = chain[0].entity
+        first_step = pick(rng, steps)
+        chain = [first_step, *chain]
+        value = first_step.entity
         thought = _statement(chain)
     return chain
 
@@ -346,34 +381,42 @@ def _add_backward_searches(
 def challenger(library: Library, rng: Generator, errors: ErrorRates) -> Demo:
     """Hop count and a document → searches → open task."""
     chain, title = _draw_described_entity(library, rng)
-    start = chain[0].entity if chain else title
+    start = title
+    if chain:
+        start = chain[0].entity
     document = prompts.document_text(library.document(start))
     # Hops are counted in passages, the initial document included.
-    demo = Demo('challenger', {'hops': len(chain) + 1, 'document': document})
+    hops = len(chain) + 1
+    demo = Demo('challenger', {'hops': hops, 'document': document})
     for i, step in enumerate(chain, 1):
-        demo.add_search(library, _statement(chain[:i]), step.value)
+        thought = _statement(chain[:i])
+        demo.add_search(library, thought, step.value)
     subject = _subject(chain, title)
     demo.add_final_turn(subject, task=f'Describe {subject}.')
     return demo
 
 
-def _draw_described_entity(library: Library, rng: Generator) -> tuple[list[Step], str]:
+def _draw_described_entity(library: Library, rng: Generator) -> tuple[list[Fact], str]:
     """Returns a random chain of 0 to 2 steps and the title of the entity at its end, which has a passage."""
     # With an empty chain the task names its entity by the title.
-    chain_length = int(rng.choice(3, p=(0.35, 0.4, 0.25)))
+    chain_length = rng.choice(3, p=_DESCRIBED_HOPS)
     while True:
         world = pick(rng, library.worlds)
         if chain_length == 0:
-            return [], pick(rng, world.titles)
-        chain = _chain_of(world, chain_length, rng)
+            title = pick(rng, world.titles)
+            return [], title
+        chain = _chain_of(world, int(chain_length), rng)
+        title = chain[-1].value
         # A value such as a metal has no passage.
-        if chain[-1].value in world.facts:
-            return chain, chain[-1].value
+        if title in world.facts:
+            return chain, title
 
 
-def _subject(chain: Sequence[Step], title: str) -> str:
+def _subject(chain: Sequence[Fact], title: str) -> str:
     """Returns how a task names its entity: by the chain that leads to it, or by its title."""
-    return phrase(chain) if chain else title
+    if not chain:
+        return title
+    return phrase(chain)
 
 
 # The solver and the proposer are the roles of all self-play systems and get more than half of the mixture.

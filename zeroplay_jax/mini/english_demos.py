@@ -11,7 +11,7 @@ from numpy.random import Generator
 
 from zeroplay_jax.mini import cloze, english_two_hops
 from zeroplay_jax.mini.cloze import BLANK, Cloze
-from zeroplay_jax.mini.demo import Demo, Role, think
+from zeroplay_jax.mini.demo import Demo, Role
 from zeroplay_jax.mini.draws import pick, shuffled
 from zeroplay_jax.mini.english_forms import (
     SHORT_QUERY_WORDS,
@@ -47,8 +47,10 @@ def copy(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
     if rng.random() < 0.5:
         words = [_random_word(texts, rng) for _ in range(count)]
     else:
-        text_words = pick(rng, texts.documents)['text'].split()
-        start = int(rng.integers(0, max(1, len(text_words) - count)))
+        document = pick(rng, texts.documents)
+        text_words = document['text'].split()
+        last_start = len(text_words) - count
+        start = rng.integers(0, max(1, last_start))
         words = text_words[start : start + count]
     text = ' '.join(words)
     demo = Demo()
@@ -63,7 +65,8 @@ def _random_word(texts: Texts, rng: Generator) -> str:
     if kind < 0.1:
         return invented_name(rng)
     if kind < 0.2:
-        return str(rng.integers(0, 10 ** int(rng.integers(1, 5))))
+        digits = int(rng.integers(1, 5))
+        return str(rng.integers(0, 10**digits))
     return pick(rng, texts.words)
 
 
@@ -82,8 +85,10 @@ def fill_one(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
     disguise = disguise_of(texts, rng)
     demo = Demo()
     demo.add_documents([disguise.document(source.document)])
-    for cases in shuffled(rng, source.cloze_lists)[:4]:
-        _add_question(demo, disguise.cloze(draw_cloze(rng, cases)))
+    cloze_lists = shuffled(rng, source.cloze_lists)
+    for cases in cloze_lists[:4]:
+        case = draw_cloze(rng, cases)
+        _add_question(demo, disguise.cloze(case))
     return demo
 
 
@@ -97,10 +102,12 @@ def fill(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
         for sentence in cloze.sentences(document['text']):
             sentence_cases = cloze.clozes(sentence)
             if sentence_cases:
-                cases.append(draw_cloze(rng, sentence_cases))
+                sentence_case = draw_cloze(rng, sentence_cases)
+                cases.append(sentence_case)
     demo = Demo()
-    demo.add_documents([disguise.document(document) for document in documents])
-    for sentence_case in shuffled(rng, cases)[:5]:
+    demo.add_documents(disguise.documents(documents))
+    cases = shuffled(rng, cases)
+    for sentence_case in cases[:5]:
         _add_question(demo, disguise.cloze(sentence_case))
     return demo
 
@@ -137,7 +144,8 @@ def _solution(texts: Texts, rng: Generator, setting: EnglishSetting, with_path: 
         search_query = query_of(case)
         is_short = rng.random() < setting.short_query
         if is_short:
-            search_query = ' '.join(search_query.split()[:SHORT_QUERY_WORDS])
+            query_words = search_query.split()
+            search_query = ' '.join(query_words[:SHORT_QUERY_WORDS])
         documents = texts.search(search_query)
         is_readable = any(case.sentence in plain(result) for result in documents)
         # Drawn again if the passages found do not contain the sentence, because such a demonstration would teach to
@@ -150,14 +158,18 @@ def _solution(texts: Texts, rng: Generator, setting: EnglishSetting, with_path: 
         answered = other_answer(documents, case, rng)
     elif rng.random() < setting.wrong_span:
         answered = other_span(case)
-    fields = {'question': disguise(case.left) + BLANK + disguise(case.right)}
+    left = disguise(case.left)
+    right = disguise(case.right)
+    fields = {'question': left + BLANK + right}
     role = 'solver'
     if with_path:
         role = 'solver_with_path'
-        fields['path'] = f'{disguise(document["title"])} > {disguise(case.answer)}'
+        title = disguise(document['title'])
+        answer = disguise(case.answer)
+        fields['path'] = f'{title} > {answer}'
     demo = Demo(role, fields)
     demo.add_policy_text(f'<search> {disguise(search_query)}</search>')
-    demo.add_documents([disguise.document(result) for result in documents])
+    demo.add_documents(disguise.documents(documents))
     add_answer(demo, disguise.cloze(answered))
     return demo
 
@@ -166,10 +178,12 @@ def answer_from_documents(texts: Texts, rng: Generator, setting: EnglishSetting)
     """Question, its passage and up to two random ones → answer without a search."""
     document, case = texts.draw(rng)
     documents = [document]
-    for _ in range(int(rng.integers(0, 3))):
+    distractors = rng.integers(0, 3)
+    for _ in range(distractors):
         documents.append(pick(rng, texts.documents))
     disguise = disguise_of(texts, rng)
-    disguised = [disguise.document(each) for each in shuffled(rng, documents)]
+    documents = shuffled(rng, documents)
+    disguised = disguise.documents(documents)
     case = disguise.cloze(case)
     fields = {
         'documents': passages_text([disguised], 'search_r1'),
@@ -183,19 +197,21 @@ def answer_from_documents(texts: Texts, rng: Generator, setting: EnglishSetting)
 def task_solver(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
     """Open task → search → the first sentences of the passage that the task asks for."""
     while True:
-        title = pick(rng, texts.titled).document['title']
+        source = pick(rng, texts.titled)
+        title = source.document['title']
         documents = texts.search(title)
         described = [result for result in documents if result['title'] == title]
         # Drawn again if no passage found has the title: it may take a longer query to find it.
         if described:
             break
     disguise = disguise_of(texts, rng)
-    sentences = cloze.sentences(described[0]['text'])[:2]
-    answer = ' '.join(sentences) or title
-    demo = Demo('task_solver', {'task': f'Describe {disguise(title)}.'})
-    demo.add_policy_text(f'<search> {disguise(title)}</search>')
-    demo.add_documents([disguise.document(result) for result in documents])
-    demo.add_final_turn(disguise(title), answer=disguise(answer))
+    sentences = cloze.sentences(described[0]['text'])
+    answer = ' '.join(sentences[:2]) or title
+    disguised_title = disguise(title)
+    demo = Demo('task_solver', {'task': f'Describe {disguised_title}.'})
+    demo.add_policy_text(f'<search> {disguised_title}</search>')
+    demo.add_documents(disguise.documents(documents))
+    demo.add_final_turn(disguised_title, answer=disguise(answer))
     return demo
 
 
@@ -206,7 +222,8 @@ def proposer(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
     """A document → a question about one of its sentences, and the answer."""
     document, case = texts.draw(rng)
     disguise = disguise_of(texts, rng)
-    fields = {'hops': 1, 'document': prompts.document_text(disguise.document(document))}
+    disguised = disguise.document(document)
+    fields = {'hops': 1, 'document': prompts.document_text(disguised)}
     demo = Demo('proposer', fields)
     add_proposal(demo, disguise.cloze(case), rng, setting)
     return demo
@@ -221,26 +238,30 @@ def proposer_from_answer(texts: Texts, rng: Generator, setting: EnglishSetting) 
         cases = []
         for document in documents:
             for sentence in cloze.sentences(document['text']):
-                cases += [other for other in cloze.clozes(sentence) if other.answer == case.answer]
+                for other in cloze.clozes(sentence):
+                    if other.answer == case.answer:
+                        cases.append(other)
         if cases:
             break
     disguise = disguise_of(texts, rng)
     answer = disguise(case.answer)
     demo = Demo('proposer_from_answer', {'hops': 1, 'answer': answer})
     demo.add_policy_text(f'<search> {answer}</search>')
-    demo.add_documents([disguise.document(result) for result in documents])
-    add_proposal(demo, disguise.cloze(pick(rng, cases)), rng, setting)
+    demo.add_documents(disguise.documents(documents))
+    case = disguise.cloze(pick(rng, cases))
+    add_proposal(demo, case, rng, setting)
     return demo
 
 
 def challenger(texts: Texts, rng: Generator, setting: EnglishSetting) -> Demo:
     """A document → the task to describe its subject."""
-    document = pick(rng, texts.titled).document
-    disguised = disguise_of(texts, rng).document(document)
+    source = pick(rng, texts.titled)
+    disguise = disguise_of(texts, rng)
+    disguised = disguise.document(source.document)
     title = disguised['title']
     fields = {'hops': 1, 'document': prompts.document_text(disguised)}
     demo = Demo('challenger', fields)
-    demo.add_policy_text(f'{think(title)}<task> Describe {title}.</task><|im_end|>')
+    demo.add_final_turn(title, task=f'Describe {title}.')
     return demo
 
 

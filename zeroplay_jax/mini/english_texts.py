@@ -21,6 +21,8 @@ from zeroplay_jax.retrieval.lexical import LexicalEncoder
 _KIND_WEIGHTS = {'name': 0.6, 'number': 0.35, 'word': 0.05}
 _CAPITALISED = re.compile(r'\b[A-Z][^\W\d_]{2,}\b')
 _DIGITS = re.compile(r'\d+')
+# Share of the replaced names that are invented: they have sequences of tokens that no text has.
+_INVENTED_SHARE = 0.3
 _VOWELS = 'aeiou'
 _CONSONANTS = 'bcdfghjklmnprstvwz'
 
@@ -46,6 +48,20 @@ class Link(NamedTuple):
     first: Document
     second: Document
     replaced_name: str
+
+
+class _Described(NamedTuple):
+    """A sentence that describes a name, with the name as its answer, and the index of its passage."""
+
+    case: cloze.Cloze
+    passage: int
+
+
+class _About(NamedTuple):
+    """A name that is the subject of passages, and the clauses about it."""
+
+    name: str
+    statements: list[chains.Statement]
 
 
 class Disguise:
@@ -86,11 +102,20 @@ class Disguise:
 
     def document(self, document: Document) -> Document:
         """Returns a disguised passage."""
-        return {'title': self(document['title']), 'text': self(document['text'])}
+        title = self(document['title'])
+        text = self(document['text'])
+        return {'title': title, 'text': text}
+
+    def documents(self, documents: Iterable[Document]) -> list[Document]:
+        """Returns disguised passages."""
+        return [self.document(document) for document in documents]
 
     def cloze(self, case: cloze.Cloze) -> cloze.Cloze:
         """Returns a disguised cloze question."""
-        return cloze.Cloze(self(case.left), self(case.answer), self(case.right), case.kind)
+        left = self(case.left)
+        answer = self(case.answer)
+        right = self(case.right)
+        return cloze.Cloze(left, answer, right, case.kind)
 
     def _replace_name(self, match: re.Match[str]) -> str:
         """Returns another name; for a name that was replaced before, the same one again."""
@@ -100,8 +125,7 @@ class Disguise:
         return self._replacements[name]
 
     def _new_name(self) -> str:
-        # Some names are invented, with sequences of tokens that no text has.
-        if self._rng.random() < 0.3:
+        if self._rng.random() < _INVENTED_SHARE:
             return invented_name(self._rng)
         return pick(self._rng, self._names)
 
@@ -109,19 +133,24 @@ class Disguise:
         """Returns as many random digits; for digits that were replaced before, the same ones again."""
         digits = match.group()
         if digits not in self._replacements:
-            new_digits = self._rng.integers(0, 10, len(digits))
-            # No number begins with 0.
-            new_digits[0] = self._rng.integers(1, 10)
-            self._replacements[digits] = ''.join(map(str, new_digits))
+            self._replacements[digits] = self._new_digits(len(digits))
         return self._replacements[digits]
+
+    def _new_digits(self, count: int) -> str:
+        digits = self._rng.integers(0, 10, count)
+        # No number begins with 0.
+        digits[0] = self._rng.integers(1, 10)
+        return ''.join(map(str, digits))
 
 
 def invented_name(rng: Generator) -> str:
     """Returns a random name of two to four syllables."""
-    syllables = []
-    for _ in range(int(rng.integers(2, 5))):
-        syllables.append(pick(rng, _CONSONANTS) + pick(rng, _VOWELS))
-    return ''.join(syllables).capitalize()
+    name = ''
+    syllables = rng.integers(2, 5)
+    for _ in range(syllables):
+        name += pick(rng, _CONSONANTS)
+        name += pick(rng, _VOWELS)
+    return name.capitalize()
 
 
 class Texts:
@@ -144,13 +173,21 @@ class Texts:
         for title, text in passages:
             document = {'title': title, 'text': text}
             self.documents.append(document)
-            cloze_lists = [cases for cases in map(cloze.clozes, cloze.sentences(text)) if cases]
+            cloze_lists = _cloze_lists(text)
             if cloze_lists:
-                self.sources.append(Source(document, cloze_lists))
-        self.titled = [source for source in self.sources if source.document['title'].strip()]
-        texts = [document['text'] for document in self.documents]
+                source = Source(document, cloze_lists)
+                self.sources.append(source)
+        self.titled: list[Source] = []
+        for source in self.sources:
+            if source.document['title'].strip():
+                self.titled.append(source)
         titles = [document['title'] for document in self.documents]
-        self._find_chains(titles, texts)
+        texts = [document['text'] for document in self.documents]
+        passage_pairs = list(zip(titles, texts))
+        self._links = chains.Links(passage_pairs)
+        self.chained = sorted(self._links.chains)
+        self._described = _described_names(texts)
+        self._statements = self._statements_about_titles(titles)
         self._encoder = LexicalEncoder()
         self._passage_vectors = self._encoder.encode_passages(titles, texts)
         names: set[str] = set()
@@ -162,35 +199,37 @@ class Texts:
         self.names = sorted(names)
         self.words = sorted(words)
         # Cached, because demonstrations search for the same titles again and again.
-        self.search = functools.lru_cache(maxsize=4096)(self._search)
+        cached = functools.lru_cache(maxsize=4096)
+        self.search = cached(self._search)
 
     def _search(self, query: str) -> list[Document]:
         """Returns the TOP_K passages with the highest scores, best first."""
-        scores = self._passage_vectors @ self._encoder.encode_queries([query])[0]
+        query_vector = self._encoder.encode_queries([query])[0]
+        scores = self._passage_vectors @ query_vector
         # A stable sort resolves ties by row, so the result is the same on every machine.
-        best_rows = np.argsort(-scores, kind='stable')[:TOP_K]
+        rows = np.argsort(-scores, kind='stable')
+        best_rows = rows[:TOP_K]
         return [self.documents[row] for row in best_rows]
 
     def draw(self, rng: Generator) -> tuple[Document, cloze.Cloze]:
         """Returns a random passage and a random cloze question about it."""
         source = pick(rng, self.sources)
-        return source.document, draw_cloze(rng, pick(rng, source.cloze_lists))
+        cases = pick(rng, source.cloze_lists)
+        case = draw_cloze(rng, cases)
+        return source.document, case
 
-    def _find_chains(self, titles: Sequence[str], texts: Sequence[str]) -> None:
-        """Finds what chains are drawn from."""
-        self._links = chains.Links(list(zip(titles, texts, strict=True)))
-        self.chained = sorted(self._links.chains)
-        # For chains that join any two passages: sentences that describe a name, and clauses about the subject of a
-        # passage. The first words of a sentence can look like a name; the words of a title are one.
-        self._described: list[tuple[cloze.Cloze, int]] = []
-        for index, text in enumerate(texts):
-            for sentence in cloze.sentences(text):
-                self._described += [(case, index) for case in chains.described(sentence)]
-        self._statements: list[tuple[str, list[chains.Statement]]] = []
-        for name, statements in sorted(self._links.statements.items()):
-            about_title = [each for each in statements if name in titles[each.passage]]
-            if about_title:
-                self._statements.append((name, about_title))
+    def _statements_about_titles(self, titles: Sequence[str]) -> list[_About]:
+        """Returns the names that are subjects of passages, sorted, each with the clauses about it."""
+        subjects = []
+        for name in sorted(self._links.statements):
+            clauses = []
+            # The first words of a sentence can look like a name; the words of a title are one.
+            for statement in self._links.statements[name]:
+                if name in titles[statement.passage]:
+                    clauses.append(statement)
+            if clauses:
+                subjects.append(_About(name, clauses))
+        return subjects
 
     def draw_link(self, rng: Generator, real_share: float) -> Link:
         """Returns a random chain of two passages.
@@ -200,22 +239,50 @@ class Texts:
             be replaced by the bridge: there are far more of them.
         """
         if self.chained and rng.random() < real_share:
-            index = pick(rng, self.chained)
-            chain, second_index = pick(rng, self._links.chains[index])
-            return Link(chain, self.documents[index], self.documents[second_index], '')
+            first_index = pick(rng, self.chained)
+            linked = pick(rng, self._links.chains[first_index])
+            first = self.documents[first_index]
+            second = self.documents[linked.second_passage]
+            return Link(linked.chain, first, second, replaced_name='')
         while True:
-            case, index = pick(rng, self._described)
-            bridge, statements = pick(rng, self._statements)
-            clause, second_index = pick(rng, statements)
-            first = case._replace(answer=bridge)
-            is_new = bridge not in self.documents[index]['text']
-            if is_new and case.answer not in clause.sentence and chains.can_join(first, clause):
-                chain = Chain(first, clause)
-                return Link(chain, self.documents[index], self.documents[second_index], case.answer)
+            described = pick(rng, self._described)
+            about = pick(rng, self._statements)
+            bridge = about.name
+            clause, second_index = pick(rng, about.statements)
+            name = described.case.answer
+            sentence = described.case._replace(answer=bridge)
+            first = self.documents[described.passage]
+            # Neither passage may have the other's name: one answer would then fit both blanks.
+            is_distinct = bridge not in first['text'] and name not in clause.sentence
+            if is_distinct and chains.can_join(sentence, clause):
+                second = self.documents[second_index]
+                chain = Chain(sentence, clause)
+                return Link(chain, first, second, replaced_name=name)
+
+
+def _described_names(texts: Sequence[str]) -> list[_Described]:
+    """Returns the sentences of passages that describe a name."""
+    described = []
+    for index, text in enumerate(texts):
+        for sentence in cloze.sentences(text):
+            for case in chains.described(sentence):
+                described.append(_Described(case, index))
+    return described
+
+
+def _cloze_lists(text: str) -> list[list[cloze.Cloze]]:
+    """Returns the cloze questions of each sentence that has any."""
+    cloze_lists = []
+    for sentence in cloze.sentences(text):
+        cases = cloze.clozes(sentence)
+        if cases:
+            cloze_lists.append(cases)
+    return cloze_lists
 
 
 def draw_cloze(rng: Generator, cases: Sequence[cloze.Cloze]) -> cloze.Cloze:
     """Returns one of the cloze questions of a sentence; each is drawn with the weight of its kind."""
     weights = np.array([_KIND_WEIGHTS[case.kind] for case in cases])
-    index = int(rng.choice(len(cases), p=weights / weights.sum()))
+    probabilities = weights / weights.sum()
+    index = rng.choice(len(cases), p=probabilities)
     return cases[index]

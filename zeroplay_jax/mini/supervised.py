@@ -22,9 +22,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool
 
-from zeroplay_jax.learner.checkpoint import Checkpointer
 from zeroplay_jax.mini import batches
 from zeroplay_jax.mini.demo import OBSERVATION_TOKENS, Demo, Role, render
+from zeroplay_jax.mini.stage_checkpoints import StageCheckpoints
 from zeroplay_jax.mini.stages import Stage
 from zeroplay_jax.policy import hf, transformer
 from zeroplay_jax.retrieval import progress
@@ -54,34 +54,46 @@ def loss(
       other tokens; and {'loss': the first of these two means, 'token_accuracy': share of the policy's tokens that the
       model finds most probable}.
     """
-    x = transformer.hidden(config, params, batch['tokens'], batch['positions'], batch['segment'])
-    # The last position of a row predicts nothing.
-    x = x[:, :-1].reshape(-1, x.shape[-1])
-    logits = transformer.logits(config, params, x)
+    logits = _next_token_logits(config, params, batch)
     targets = batch['tokens'][:, 1:].reshape(-1)
     nll = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
 
     # Index t is the prediction of token t + 1. The first token of an episode is no target, because the token before it
     # is of another episode; neither is padding.
     segment = batch['segment']
-    same_episode = segment[:, 1:] == segment[:, :-1]
-    is_episode = segment[:, 1:] > 0
+    target_segment = segment[:, 1:]
+    same_episode = target_segment == segment[:, :-1]
+    is_episode = target_segment > 0
     is_target = (same_episode & is_episode).reshape(-1)
     policy_flags = batch['policy'][:, 1:].reshape(-1)
     is_policy = is_target & (policy_flags > 0)
     is_context = is_target & ~is_policy
 
     policy_loss = _masked_mean(nll, is_policy)
+    context_loss = _masked_mean(nll, is_context)
+    total_loss = policy_loss + context_weight * context_loss
     predictions = jnp.argmax(logits, -1)
     token_accuracy = _masked_mean(predictions == targets, is_policy)
-    total_loss = policy_loss + context_weight * _masked_mean(nll, is_context)
     return total_loss, {'loss': policy_loss, 'token_accuracy': token_accuracy}
 
 
+def _next_token_logits(
+    config: transformer.ModelConfig, params: transformer.Params, batch: dict[str, Array]
+) -> Array:
+    """Returns the logits [rows · (tokens − 1), vocabulary] of all tokens but the first of each row."""
+    tokens = batch['tokens']
+    x = transformer.hidden(config, params, tokens, batch['positions'], batch['segment'])
+    # The last position of a row predicts nothing.
+    x = x[:, :-1]
+    x = x.reshape(-1, x.shape[-1])
+    return transformer.logits(config, params, x)
+
+
 def _masked_mean(values: Array, mask: Array) -> Array:
-    # A batch may lack one kind of token; its mean is then 0 instead of NaN.
     total = jnp.sum(values * mask)
-    return total / jnp.maximum(jnp.sum(mask), 1)
+    count = jnp.sum(mask)
+    # A batch may lack one kind of token; its mean is then 0 instead of NaN.
+    return total / jnp.maximum(count, 1)
 
 
 def optimiser(stage: Stage) -> optax.GradientTransformation:
@@ -91,25 +103,32 @@ def optimiser(stage: Stage) -> optax.GradientTransformation:
     to a twentieth over the last `decay_share` of the steps.
     """
 
+    constant_share = 1 - stage.decay_share
+    decay_start = int(stage.steps * constant_share)
+
     def schedule(peak: float) -> optax.Schedule:
-        decay_start = int(stage.steps * (1 - stage.decay_share))
-        warmup = optax.linear_schedule(0.05 * peak, peak, WARMUP_STEPS)
-        decay = optax.linear_schedule(peak, 0.05 * peak, stage.steps - decay_start)
+        low = 0.05 * peak
+        warmup = optax.linear_schedule(low, peak, WARMUP_STEPS)
+        decay = optax.linear_schedule(peak, low, stage.steps - decay_start)
         return optax.join_schedules([warmup, decay], [decay_start])
 
     def label(path: tuple, leaf: Array) -> str:
         # Muon orthogonalises updates, which suits linear maps but not embedding tables or scales.
-        return 'matrix' if path[-1].key == 'kernel' else 'other'
+        if path[-1].key == 'kernel':
+            return 'matrix'
+        return 'other'
 
-    # The gradient is clipped first (below). Muon normalises each matrix anyway, but in AdamW's moments an outlier would
-    # stay for many steps.
+    muon_rate = schedule(stage.muon_rate)
+    adam_rate = schedule(stage.adam_rate)
     transforms = {
-        'matrix': optax.contrib.muon(schedule(stage.muon_rate)),
-        'other': optax.adamw(schedule(stage.adam_rate), b2=0.98, weight_decay=0.0),
+        'matrix': optax.contrib.muon(muon_rate),
+        'other': optax.adamw(adam_rate, b2=0.98, weight_decay=0.0),
     }
     labels = functools.partial(jax.tree_util.tree_map_with_path, label)
+    update = optax.multi_transform(transforms, labels)
+    # Muon normalises each matrix anyway, but in AdamW's moments an outlier would stay for many steps.
     clip = optax.clip_by_global_norm(1.0)
-    return optax.chain(clip, optax.multi_transform(transforms, labels))
+    return optax.chain(clip, update)
 
 
 def train(
@@ -144,13 +163,15 @@ def train(
     if checkpoints:
         params, state, first_step = checkpoints.restore(stage, params, state, log)
     stage_loss = functools.partial(loss, config, stage.context_weight)
+    loss_gradient = jax.grad(stage_loss, has_aux=True)
 
     # Donation lets XLA update parameters and optimiser state in place.
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def update(params, state, batch):
-        gradient, metrics = jax.grad(stage_loss, has_aux=True)(params, batch)
+        gradient, metrics = loss_gradient(params, batch)
         updates, state = tx.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state, metrics
+        params = optax.apply_updates(params, updates)
+        return params, state, metrics
 
     recent_metrics = []
     with progress.bar(stage.steps, 'steps', stage.name, initial=first_step) as bar:
@@ -162,15 +183,18 @@ def train(
             recent_metrics.append(metrics)
             bar.update()
             done_steps = step + 1
-            if done_steps % LOG_EVERY == 0 or done_steps == stage.steps:
-                means = _mean_metrics(recent_metrics)
-                log.append({'stage': stage.name, 'step': done_steps, **means})
-                # The bar's own method prints above the bar instead of into it.
-                bar.write(json.dumps(log[-1]))
-                sys.stdout.flush()
-                recent_metrics = []
-                if checkpoints:
-                    checkpoints.save(stage, done_steps, params, state, log)
+            is_last = done_steps == stage.steps
+            if done_steps % LOG_EVERY and not is_last:
+                continue
+            entry = {'stage': stage.name, 'step': done_steps}
+            entry |= _mean_metrics(recent_metrics)
+            log.append(entry)
+            # The bar's own method prints above the bar instead of into it.
+            bar.write(json.dumps(entry))
+            sys.stdout.flush()
+            recent_metrics = []
+            if checkpoints:
+                checkpoints.save(stage, done_steps, params, state, log)
     return params
 
 
@@ -202,81 +226,32 @@ def train_checkpoints(
     """
     codec = Codec(template)
     config = hf.read_config(template)
-    initial_params = transformer.init(config, jax.random.key(seed))
+    key = jax.random.key(seed)
+    initial_params = transformer.init(config, key)
     params = zero_output_projections(initial_params)
-    sizes = [leaf.size for leaf in jax.tree.leaves(params)]
-    log: list[dict[str, Any]] = [{'seed': seed, 'parameters': sum(sizes)}]
-    checkpoints = StageCheckpoints(work, stages) if work else None
+    leaves = jax.tree.leaves(params)
+    parameter_count = sum(leaf.size for leaf in leaves)
+    log: list[dict[str, Any]] = [{'seed': seed, 'parameters': parameter_count}]
+    checkpoints = None
+    if work:
+        checkpoints = StageCheckpoints(work, stages)
     for stage in stages:
         # A finished stage needs no work: its folder was written before the next stage began, and the parameters that
         # it gave are restored with the first unfinished stage.
         if checkpoints and checkpoints.is_finished(stage):
             continue
         params = train(stage, config, params, codec, roles, materials, seed, log, checkpoints)
-        if stage.saved:
-            figures = diagnose(stage, config, params, codec)
-            log.append({'stage': stage.name, 'teacher_forced': figures})
-            print(f'{stage.name}: {json.dumps(figures, indent=2)}', flush=True)
-            rounded = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
-            save(out / (stage.folder or stage.name), config, rounded, template, log)
-            params = jax.tree.map(_in_float32, rounded)
+        if not stage.saved:
+            continue
+        figures = diagnose(stage, config, params, codec)
+        log.append({'stage': stage.name, 'teacher_forced': figures})
+        print(f'{stage.name}: {json.dumps(figures, indent=2)}', flush=True)
+        folder = out / (stage.folder or stage.name)
+        written_params = optax.tree.cast(params, dtype)
+        save(folder, config, written_params, template, log)
+        params = optax.tree.cast(written_params, jnp.float32)
     if checkpoints:
         checkpoints.close()
-
-
-def _in_float32(leaf: Array) -> Array:
-    return leaf.astype(jnp.float32)
-
-
-class StageCheckpoints:
-    """The last parameters, moments and log of a training run, in a folder that a restart continues from."""
-
-    def __init__(self, folder: pathlib.Path, stages: Sequence[Stage]):
-        """Opens the folder; checkpoints are numbered by the steps of all `stages` together."""
-        self._checkpointer = Checkpointer(folder, keep=1)
-        self._first_step: dict[str, int] = {}
-        total_steps = 0
-        for stage in stages:
-            self._first_step[stage.name] = total_steps
-            total_steps += stage.steps
-
-    def is_finished(self, stage: Stage) -> bool:
-        """Whether steps of a later stage were saved.
-
-        A stage of which all steps were saved does not count as finished: its diagnosis and its folder may be missing.
-        """
-        return (self._checkpointer.latest() or 0) > self._first_step[stage.name] + stage.steps
-
-    def restore(
-        self, stage: Stage, params: transformer.Params, state: Any, log: list[dict[str, Any]]
-    ) -> tuple[transformer.Params, Any, int]:
-        """Returns parameters, moments and the number of the stage's finished steps; replaces the log.
-
-        If nothing of this stage was saved, the arguments and 0 are returned and the log stays.
-        """
-        saved_steps = self._checkpointer.latest() or 0
-        done_steps = saved_steps - self._first_step[stage.name]
-        if done_steps <= 0:
-            return params, state, 0
-        arrays, saved = self._checkpointer.restore({'params': params, 'state': state})
-        log[:] = saved['log']
-        return arrays['params'], arrays['state'], done_steps
-
-    def save(
-        self,
-        stage: Stage,
-        done_steps: int,
-        params: transformer.Params,
-        state: Any,
-        log: Sequence[dict[str, Any]],
-    ) -> None:
-        """Saves the state after a number of steps of a stage."""
-        step = self._first_step[stage.name] + done_steps
-        self._checkpointer.save(step, {'params': params, 'state': state}, {'log': list(log)})
-
-    def close(self) -> None:
-        """Waits for the last save."""
-        self._checkpointer.close()
 
 
 def _mean_metrics(step_metrics: Sequence[dict[str, Array]]) -> dict[str, float]:
@@ -284,7 +259,8 @@ def _mean_metrics(step_metrics: Sequence[dict[str, Array]]) -> dict[str, float]:
     means = {}
     for name in step_metrics[0]:
         values = [float(metrics[name]) for metrics in step_metrics]
-        means[name] = float(np.mean(values))
+        mean = np.mean(values)
+        means[name] = float(mean)
     return means
 
 
@@ -305,7 +281,9 @@ class Predicted(NamedTuple):
     @property
     def whole_episodes(self) -> Bool[np.ndarray, ' episodes']:
         """Whether all policy tokens of an episode are predicted."""
-        return self.is_correct.sum(1) == self.is_policy.sum(1)
+        correct_tokens = self.is_correct.sum(1)
+        policy_tokens = self.is_policy.sum(1)
+        return correct_tokens == policy_tokens
 
     def figures(self) -> dict[str, float]:
         """Returns the shares of predicted policy tokens and of episodes with all of them predicted.
@@ -314,9 +292,11 @@ class Predicted(NamedTuple):
         """
         # Episodes that were too long have no tokens here; they would count as predicted.
         fits = self.is_policy.any(1)
+        token_share = self.is_correct.sum() / self.is_policy.sum()
+        episode_share = self.whole_episodes[fits].mean()
         return {
-            'tokens': float(self.is_correct.sum() / self.is_policy.sum()),
-            'episodes': float(self.whole_episodes[fits].mean()),
+            'tokens': float(token_share),
+            'episodes': float(episode_share),
             'count': int(fits.sum()),
         }
 
@@ -333,7 +313,8 @@ def fixed_demos(
       errors: deliberate errors, see `Role`.
     """
     # One random stream per role, so that a new role does not change the episodes of another one.
-    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    name_number = zlib.crc32(name.encode())
+    rng = np.random.default_rng([seed, name_number])
     return [role.write(material, rng, errors) for _ in range(count)]
 
 
@@ -352,16 +333,17 @@ def teacher_forced(
       tokens: tokens of a row; the row of a longer episode stays empty.
       observation_tokens: longest search result.
     """
-    episodes = [render(codec, demo, observation_tokens) for demo in demonstrations]
+    count = len(demonstrations)
     # One episode per row, so that a row of the result is an episode.
-    batch = batches.empty_batch(len(demonstrations), tokens)
-    for row, episode in enumerate(episodes):
+    batch = batches.empty_batch(count, tokens)
+    for row, demo in enumerate(demonstrations):
+        episode = render(codec, demo, observation_tokens)
         if len(episode.tokens) <= tokens:
             batches.write_episode(batch, row, start=0, segment=1, episode=episode)
     is_policy = batch['policy'][:, 1:] > 0
     is_correct = np.zeros_like(is_policy)
     # In parts, because logits and attention of long episodes would take gigabytes.
-    for start in range(0, len(demonstrations), DIAGNOSED_ROWS):
+    for start in range(0, count, DIAGNOSED_ROWS):
         rows = slice(start, start + DIAGNOSED_ROWS)
         part = {name: values[rows] for name, values in batch.items()}
         is_correct[rows] = _predicted_correctly(config, params, part)
@@ -374,10 +356,9 @@ def _predicted_correctly(
     config: transformer.ModelConfig, params: transformer.Params, batch: dict[str, Array]
 ) -> Array:
     """Returns whether the most probable next token is the actual one, bool [episodes, tokens − 1]."""
-    x = transformer.hidden(config, params, batch['tokens'], batch['positions'], batch['segment'])
-    targets = batch['tokens'][:, 1:]
-    logits = transformer.logits(config, params, x[:, :-1].reshape(-1, x.shape[-1]))
+    logits = _next_token_logits(config, params, batch)
     predictions = jnp.argmax(logits, -1)
+    targets = batch['tokens'][:, 1:]
     return predictions.reshape(targets.shape) == targets
 
 
@@ -392,7 +373,11 @@ def zero_output_projections(params: transformer.Params) -> transformer.Params:
     """
 
     def zero_if_output(path: tuple, leaf: Array) -> Array:
-        if len(path) >= 2 and path[-2].key in ('o', 'down'):
+        if len(path) < 2:
+            return leaf
+        # The last key is that of the array, such as 'kernel'.
+        layer = path[-2].key
+        if layer in ('o', 'down'):
             return leaf * 0
         return leaf
 
@@ -419,12 +404,17 @@ def save(
     if folder.exists():
         shutil.rmtree(folder)
     hf.save(folder, config, params, like=template)
-    log_lines = [json.dumps(entry) + '\n' for entry in log]
-    (folder / 'training.jsonl').write_text(''.join(log_lines))
+    log_text = ''
+    for entry in log:
+        log_text += f'{json.dumps(entry)}\n'
+    log_file = folder / 'training.jsonl'
+    log_file.write_text(log_text)
     # The format of sha256sum, so that `sha256sum --check` verifies a folder.
-    hash_lines = []
-    for file in sorted(folder.iterdir()):
-        if file.is_file():
-            digest = hashlib.sha256(file.read_bytes()).hexdigest()
-            hash_lines.append(f'{digest}  {file.name}\n')
-    (folder / 'SHA256SUMS').write_text(''.join(hash_lines))
+    hash_lines = ''
+    files = [path for path in folder.iterdir() if path.is_file()]
+    for file in sorted(files):
+        content = file.read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
+        hash_lines += f'{digest}  {file.name}\n'
+    hash_file = folder / 'SHA256SUMS'
+    hash_file.write_text(hash_lines)

@@ -23,7 +23,7 @@ from tokenizers import (
     trainers,
 )
 
-from zeroplay_jax.mini import names, world
+from zeroplay_jax.mini import facts, names
 
 PAD = '<|endoftext|>'
 START = '<|im_start|>'
@@ -66,7 +66,7 @@ def corpus(extra_texts: Sequence[str]) -> list[str]:
 def _sentences() -> list[str]:
     """Returns the world's sentences and questions without names, and the values that are common nouns."""
     sentences = []
-    for kind, relations in world.RELATIONS.items():
+    for kind, relations in facts.RELATIONS.items():
         pronouns = ('He', 'She') if kind == 'person' else ('It',)
         for relation, (sentence, value_kind) in relations.items():
             for pronoun in pronouns:
@@ -74,7 +74,7 @@ def _sentences() -> list[str]:
                 # The line break keeps the full stop and the following line a token of their own.
                 sentences.append(' ' + without_value.replace(' .', '.\n'))
             sentences.append(f'What is the {relation} of the {relation} of is the?')
-            sentences += [f' {value}.' for value in world.CLOSED.get(value_kind, ())]
+            sentences += [f' {value}.' for value in facts.CLOSED.get(value_kind, ())]
     return sentences
 
 

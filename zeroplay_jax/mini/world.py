@@ -12,72 +12,20 @@ of many worlds.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.random import Generator
 
 from zeroplay_jax.mini.draws import pick, shuffled
+from zeroplay_jax.mini.facts import CLOSED, RELATIONS, Fact, rubrics_of
 from zeroplay_jax.mini.names import NAMES_PER_WORLD, name_pairs
 from zeroplay_jax.types import UserError
 
-JOBS = 'poet painter chemist judge sailor singer farmer pilot baker dancer'.split()
-PRODUCTS = 'clocks ships paper glass candles shoes lamps bread carpets bells'.split()
-METALS = 'gold silver copper iron bronze nickel'.split()
-# Kinds of values that are common nouns, the same in every world.
-CLOSED = {'job': JOBS, 'goods': PRODUCTS, 'metal': METALS}
-
-# Kind → relation → (sentence, kind of the value). {s} is the name or, after the first sentence, a pronoun.
-RELATIONS = {
-    'person': {
-        'birthplace': ('{s} was born in {v}.', 'city'),
-        'teacher': ('{s} studied under {v}.', 'person'),
-        'job': ('{s} worked as a {v}.', 'job'),
-    },
-    'city': {
-        'country': ('{s} is a city in {v}.', 'country'),
-        'river': ('{s} lies on the river {v}.', 'river'),
-        'mayor': ('{s} is led by {v}.', 'person'),
-    },
-    'country': {
-        'capital': ('{s} is ruled from {v}.', 'city'),
-        'currency': ('{s} pays with the {v}.', 'currency'),
-        'language': ('{s} speaks {v}.', 'language'),
-    },
-    'book': {
-        'author': ('{s} was written by {v}.', 'person'),
-        'publisher': ('{s} was printed by {v}.', 'company'),
-    },
-    'company': {
-        'founder': ('{s} was founded by {v}.', 'person'),
-        'headquarters': ('{s} has its offices in {v}.', 'city'),
-        'product': ('{s} makes {v}.', 'goods'),
-    },
-    'river': {
-        'source': ('{s} rises at {v}.', 'mountain'),
-        'mouth': ('{s} flows into {v}.', 'lake'),
-    },
-    'currency': {
-        'designer': ('{s} was drawn by {v}.', 'person'),
-        'metal': ('{s} is struck in {v}.', 'metal'),
-    },
-}
-RELATION_NAMES = tuple(itertools.chain.from_iterable(RELATIONS.values()))
-
-
 Item = dict[str, Any]  # a question or an open task
 DEFAULT_HOPS = (1, 2, 3, 4)
-
-
-class Step(NamedTuple):
-    """One fact, as a step of a chain: `relation` of `entity` is `value`."""
-
-    entity: str
-    relation: str
-    value: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +134,7 @@ class World:
             subject = pronoun
         return ' '.join(sentences)
 
-    def chain(self, hops: int, rng: Generator, start: str | None = None) -> list[Step] | None:
+    def chain(self, hops: int, rng: Generator, start: str | None = None) -> list[Fact] | None:
         """Returns a random chain of facts in which each value is the next entity.
 
         Args:
@@ -209,14 +157,14 @@ class World:
         return None
 
     def _extend(
-        self, prefix: list[Step], entity: str, hops: int, rng: Generator
-    ) -> list[Step] | None:
+        self, prefix: list[Fact], entity: str, hops: int, rng: Generator
+    ) -> list[Fact] | None:
         """Returns `prefix` and `hops` more steps from `entity` on, by randomised depth-first search, or None."""
         # A value such as 'poet' has no passage and hence no relations.
         relations = list(self.facts.get(entity, ()))
         for relation in shuffled(rng, relations):
             value = self.facts[entity][relation]
-            chain = [*prefix, Step(entity, relation, value)]
+            chain = [*prefix, Fact(entity, relation, value)]
             # A cycle would make the question longer but no harder.
             visited = [step.entity for step in chain]
             if value in visited:
@@ -277,28 +225,16 @@ def worlds_available(split: str) -> int:
     return min(worlds_by_kind)
 
 
-def phrase(chain: Sequence[Step]) -> str:
+def phrase(chain: Sequence[Fact]) -> str:
     """Returns the noun phrase of a chain: 'the birthplace of the author of Gumu'."""
     # English nests outwards: the last relation of the chain is named first.
     relations = [f'the {step.relation} of' for step in reversed(chain)]
     return ' '.join(relations) + f' {chain[0].entity}'
 
 
-def question(chain: Sequence[Step]) -> str:
+def question(chain: Sequence[Fact]) -> str:
     """Returns the question that the last value answers: 'What is the birthplace of the author of Gumu?'."""
     return f'What is {phrase(chain)}?'
-
-
-def rubrics_of(text: str) -> list[dict[str, str]]:
-    """Returns one rubric {'text', 'priority'} per sentence of a passage: an answer must state that sentence."""
-    # Each sentence states one fact, so a rubric per sentence checks every fact of the passage.
-    rubrics = []
-    for part in text.split('. '):
-        sentence = part.strip()
-        if sentence:
-            sentence = sentence.rstrip('.')
-            rubrics.append({'text': f'State that {sentence}.', 'priority': 'important'})
-    return rubrics
 
 
 def evaluation_questions(

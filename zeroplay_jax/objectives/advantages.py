@@ -9,8 +9,15 @@ from jaxtyping import Bool, Float, Int, Num, Real, Shaped
 
 from zeroplay_jax.objectives.types import Stats
 
-# Group sizes are reported in fixed classes, (largest size, name), so that the set of metric names never changes.
-_SIZE_CLASSES = ((1, '1'), (2, '2'), (4, '3_4'), (8, '5_8'), (16, '9_16'), (math.inf, '17_up'))
+# Group sizes are reported in fixed classes, name → largest size, so that the set of metric names never changes.
+_SIZE_CLASSES = {
+    '1': 1,
+    '2': 2,
+    '3_4': 4,
+    '5_8': 8,
+    '9_16': 16,
+    '17_up': math.inf,
+}
 
 # Options that select a method; the papers behind them are in the docstring of `group_advantages`.
 _OPTIONS = {
@@ -67,6 +74,7 @@ def group_advantages(
     rewards, groups, valid = _check_rows('group_advantages', rewards, groups, valid)
     _check_arguments(baseline, scale, ddof, singleton, lengths, rewards.shape)
     _check_group_sizes(groups, group_size)
+    has_baseline = baseline != 'none'
     # A reward function may return NaN. One such row must not make its whole group NaN.
     finite = np.isfinite(rewards)
     used = valid & finite
@@ -75,32 +83,38 @@ def group_advantages(
     # bincount with weights sums within groups in one pass, for keys in any order.
     group_sums = np.bincount(group_index, valid_rewards, len(group_sizes))
     group_means = group_sums / group_sizes
-    deviations = valid_rewards - group_means[group_index]
+    row_means = group_means[group_index]
     row_group_size = group_sizes[group_index]
-    if baseline == 'none':
-        advantages = valid_rewards
-    else:
+    deviations = valid_rewards - row_means
+    advantages = valid_rewards
+    if has_baseline:
         # Groups of equal rewards are found by comparison: the mean of equal numbers may differ from them in the last
         # bit, and dividing that difference by a deviation of about 0 would give advantages of order 1.
-        advantages = np.where(informative[group_index], deviations, 0.0)
+        is_informative = informative[group_index]
+        advantages = np.where(is_informative, deviations, 0.0)
     if baseline == 'loo':
         # r − mean of the others = n/(n − 1) · (r − mean of all).
-        advantages = advantages * (row_group_size / np.maximum(row_group_size - 1, 1))
-    is_singleton = (row_group_size == 1) & (baseline != 'none')
+        num_others = np.maximum(row_group_size - 1, 1)
+        advantages = advantages * (row_group_size / num_others)
+    is_singleton = (row_group_size == 1) & has_baseline
     if singleton == 'raw':
         advantages = np.where(is_singleton, valid_rewards, advantages)
     if scale == 'std':
         group_std = _group_std(deviations, group_index, group_sizes, ddof)
-        advantages = advantages / (group_std[group_index] + eps)
+        row_std = group_std[group_index]
+        advantages = advantages / (row_std + eps)
     elif scale == 'batch':
-        # Count 0 keeps a singleton at zero advantage; whitening would shift it by the batch mean.
-        excluded = is_singleton & (singleton == 'zero')
-        advantages = whiten(advantages, np.where(excluded, 0, np.asarray(lengths)[used]))
+        counts = np.asarray(lengths)[used]
+        if singleton == 'zero':
+            # Count 0 keeps a singleton at zero advantage; whitening would shift it by the batch mean.
+            counts = np.where(is_singleton, 0, counts)
+        advantages = whiten(advantages, counts)
 
     # Excluded rows get 0, which adds nothing to the policy gradient.
     all_advantages = np.zeros(rewards.shape)
     all_advantages[used] = advantages
-    return all_advantages, _group_statistics(group_sizes, informative, valid, finite)
+    stats = _group_statistics(group_sizes, informative, valid, finite)
+    return all_advantages, stats
 
 
 def informative_groups(
@@ -150,23 +164,28 @@ def whiten(
     Raises:
       ValueError: shapes differ or a count is negative.
     """
+    values = np.asarray(values, np.float64)
     counts = np.asarray(counts, np.float64)
-    if np.shape(values) != counts.shape or np.any(counts < 0):
+    if values.shape != counts.shape or np.any(counts < 0):
         raise ValueError(
-            f'whiten: values {np.shape(values)} and counts {counts.shape} must have one shape, no count below 0'
+            f'whiten: values {values.shape} and counts {counts.shape} must have one shape, no count below 0'
         )
     counted = counts > 0
-    values = np.where(counted, np.asarray(values, np.float64), 0.0)
+    values = np.where(counted, values, 0.0)
     # Equal values are found by comparison, because rounding in the mean would be blown up by √eps = 1e-4.
-    if not counted.any() or np.ptp(values[counted]) == 0:
+    counted_values = values[counted]
+    if np.all(counted_values == counted_values[:1]):
         return np.zeros(values.shape)
 
     # Counts act as repetitions: whitening rows by length equals whitening their tokens.
     num_counted = counts.sum()
-    mean = (counts * values).sum() / num_counted
+    weighted_values = counts * values
+    mean = weighted_values.sum() / num_counted
     deviations = values - mean
-    variance = (counts * deviations**2).sum() / (num_counted - 1)
-    return np.where(counted, deviations / np.sqrt(variance + eps), 0.0)
+    weighted_squares = counts * deviations**2
+    variance = weighted_squares.sum() / (num_counted - 1)
+    whitened = deviations / np.sqrt(variance + eps)
+    return np.where(counted, whitened, 0.0)
 
 
 def _check_rows(name, rewards, groups, valid):
@@ -176,12 +195,15 @@ def _check_rows(name, rewards, groups, valid):
     if valid is None:
         valid = np.ones(rewards.shape, bool)
     valid = np.asarray(valid, bool)
-    if rewards.ndim != 1 or not rewards.shape == groups.shape == valid.shape:
+    same_shape = rewards.shape == groups.shape == valid.shape
+    if rewards.ndim != 1 or not same_shape:
         raise ValueError(
             f'{name}: rewards {rewards.shape}, groups {groups.shape} and valid {valid.shape} '
             'must be one-dimensional and equally long'
         )
-    if groups.size and not np.issubdtype(groups.dtype, np.integer):
+    has_integers = np.issubdtype(groups.dtype, np.integer)
+    # An empty list of keys becomes an array of floats.
+    if groups.size and not has_integers:
         raise ValueError(f'{name}: groups are {groups.dtype}, not integers; number the keys first')
     return rewards, groups, valid
 
@@ -212,14 +234,20 @@ def _group_rows(rewards, groups):
 def _group_std(deviations, group_index, group_sizes, ddof):
     """Returns the standard deviation of each group; 1 for groups of one row."""
     squares = np.bincount(group_index, deviations**2, len(group_sizes))
-    sample_std = np.sqrt(squares / np.maximum(group_sizes - ddof, 1))
+    degrees_of_freedom = np.maximum(group_sizes - ddof, 1)
+    group_std = np.sqrt(squares / degrees_of_freedom)
     # A group of one has no deviation. Dividing by 1 keeps the raw reward of singleton='raw'.
-    return np.where(group_sizes > 1, sample_std, 1.0)
+    return np.where(group_sizes > 1, group_std, 1.0)
 
 
 def _check_arguments(baseline, scale, ddof, singleton, lengths, shape):
     """Raises ValueError for unknown options and for combinations without a meaning."""
-    options = {'baseline': baseline, 'scale': scale, 'ddof': ddof, 'singleton': singleton}
+    options = {
+        'baseline': baseline,
+        'scale': scale,
+        'ddof': ddof,
+        'singleton': singleton,
+    }
     for name, value in options.items():
         if value not in _OPTIONS[name]:
             raise ValueError(
@@ -241,12 +269,12 @@ def _check_group_sizes(groups, group_size):
     if group_size is None:
         return
     keys, counts = np.unique(groups, return_counts=True)
-    has_other_size = counts != group_size
-    if has_other_size.any():
-        raise ValueError(
-            f'group_advantages: key {keys[has_other_size][0]} has {counts[has_other_size][0]} rows, '
-            f'not group_size={group_size}; give each prompt a distinct key'
-        )
+    for key, count in zip(keys, counts):
+        if count != group_size:
+            raise ValueError(
+                f'group_advantages: key {key} has {count} rows, not group_size={group_size}; '
+                'give each prompt a distinct key'
+            )
 
 
 def _group_statistics(group_sizes, informative, valid, finite) -> Stats:
@@ -256,19 +284,23 @@ def _group_statistics(group_sizes, informative, valid, finite) -> Stats:
       group_sizes, informative: [G], per group that has a usable row (valid, finite reward); only usable rows count.
       valid, finite: bool [B], per row.
     """
-    num_rows = float(len(valid))
-    num_groups = float(len(group_sizes))
     stats = {
-        'invalid_rows': (float(np.sum(~valid)), num_rows),
-        'nonfinite_rows': (float(np.sum(valid & ~finite)), num_rows),
-        'singleton_groups': (float(np.sum(group_sizes == 1)), num_groups),
-        'informative_groups': (float(np.sum(informative)), num_groups),
-        'group_size': (float(np.sum(group_sizes)), num_groups),
+        'invalid_rows': _sum_and_count(~valid),
+        'nonfinite_rows': _sum_and_count(valid & ~finite),
+        'singleton_groups': _sum_and_count(group_sizes == 1),
+        'informative_groups': _sum_and_count(informative),
+        'group_size': _sum_and_count(group_sizes),
     }
     # Classes are half-open intervals (lower, upper], so each group is counted once.
     lower: float = 0
-    for upper, name in _SIZE_CLASSES:
-        in_class = (group_sizes > lower) & (group_sizes <= upper)
-        stats[f'group_size/{name}'] = (float(np.sum(in_class)), num_groups)
+    for name, upper in _SIZE_CLASSES.items():
+        above_lower = group_sizes > lower
+        in_class = above_lower & (group_sizes <= upper)
+        stats[f'group_size/{name}'] = _sum_and_count(in_class)
         lower = upper
     return stats
+
+
+def _sum_and_count(values) -> tuple[float, float]:
+    total = np.sum(values)
+    return float(total), float(len(values))

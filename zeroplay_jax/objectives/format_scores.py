@@ -42,25 +42,12 @@ def drzero_format(
     Raises:
       ValueError: hops is below 1 or a count is negative.
     """
-    if hops < 1 or calls < 0 or responses < 0:
-        raise ValueError(
-            f'drzero_format: needs hops ≥ 1 and counts ≥ 0, got {hops}, {calls}, {responses}'
-        )
     question = (question or '').strip()
     answer = (answer or '').strip()
-    num_thoughts = sum(_begins_with_thought(turn) for turn in turns)
-    think = num_thoughts / max(1, len(turns))
-
-    # The counts differ after a call without a response, or one that was answered by an error text. As in the released
-    # code, such a rollout counts as one without searches.
-    has_searched = calls == responses > 0
-    if has_searched:
-        # A question of n hops takes n − 1 searches: the source document is the first hop.
-        tool = min((1 + calls) / hops, 1.0)
+    think, tool = _drzero_think_and_tool(turns, calls, responses, hops)
+    visible_text = source
+    if calls == responses > 0:
         visible_text = f'{source}\n\n{retrieved}'
-    else:
-        tool = float(hops == 1)
-        visible_text = source
 
     normal_answer = normalize_answer(answer)
     # Length is scored because a solver's answer hardly ever matches a long one exactly.
@@ -82,6 +69,60 @@ def drzero_format(
     if question and answer and not leaks_answer:
         raw = (1.0 + think + tool + brevity) / 4
     return {'think': think, 'tool': tool, 'answer': brevity, 'raw': raw}
+
+
+def drzero_separate_format(
+    turns: Sequence[str],
+    *,
+    calls: int,
+    responses: int,
+    hops: int,
+    question: str | None,
+    answer: str | None,
+) -> dict[str, float]:
+    """Computes Dr. Zero's format score of a proposal, following its paper (appendix A): four parts, one by one.
+
+    How much of a part is reached by some turns or calls only is not in the paper and is taken from the code.
+
+    Args:
+      turns, calls, responses, hops, question, answer: as in `drzero_format`.
+
+    Returns:
+      Parts, each in [0, 1]: 'think' and 'tool' as in `drzero_format`; 'question' and 'answer', whether there is one;
+      'raw', the mean of the four.
+
+    Raises:
+      ValueError: hops is below 1 or a count is negative.
+    """
+    think, tool = _drzero_think_and_tool(turns, calls, responses, hops)
+    has_question = float(bool((question or '').strip()))
+    has_answer = float(bool((answer or '').strip()))
+    raw = (think + tool + has_question + has_answer) / 4
+    return {
+        'think': think,
+        'tool': tool,
+        'question': has_question,
+        'answer': has_answer,
+        'raw': raw,
+    }
+
+
+def _drzero_think_and_tool(
+    turns: Sequence[str], calls: int, responses: int, hops: int
+) -> tuple[float, float]:
+    """Returns the parts 'think' and 'tool' of `drzero_format`; raises its errors."""
+    if hops < 1 or calls < 0 or responses < 0:
+        raise ValueError(
+            f'drzero_format: needs hops ≥ 1 and counts ≥ 0, got {hops}, {calls}, {responses}'
+        )
+    num_thoughts = sum(_begins_with_thought(turn) for turn in turns)
+    think = num_thoughts / max(1, len(turns))
+    # The counts differ after a call without a response, or one that was answered by an error text. As in the released
+    # code, such a rollout counts as one without searches.
+    if calls == responses > 0:
+        # A question of n hops takes n − 1 searches: the source document is the first hop.
+        return think, min((1 + calls) / hops, 1.0)
+    return think, float(hops == 1)
 
 
 def scope_challenger_format(

@@ -109,7 +109,8 @@ def token_pg(
     stats = agreement(logp, old_logp, mask)
     mask, logp, old_logp, advantage = masked('token_pg', mask, logp, old_logp, advantage)
     # old_logp may be computed by the trainer; the ratio's gradient must flow through logp alone.
-    ratio = jnp.exp(log_ratio(logp, jax.lax.stop_gradient(old_logp)))
+    old_logp = jax.lax.stop_gradient(old_logp)
+    ratio = jnp.exp(log_ratio(logp, old_logp))
     loss, is_clipped = _clipped_loss(ratio, advantage, clip_low, clip_high)
     stats['clip_share'] = total(is_clipped, mask)
 
@@ -117,10 +118,12 @@ def token_pg(
     if dual_clip:
         # The ordinary clip does not bound large ratios where A < 0: one token could dominate the batch.
         upper_bound = -advantage * dual_clip
-        is_bounded = (advantage < 0) & (loss > upper_bound)
+        is_negative = advantage < 0
+        is_bounded = is_negative & (loss > upper_bound)
         loss = jnp.where(is_bounded, upper_bound, loss)
     stats['dual_clip_share'] = total(is_bounded, mask)
-    return jnp.where(mask, loss, 0.0), stats
+    loss = jnp.where(mask, loss, 0.0)
+    return loss, stats
 
 
 def sequence_pg(
@@ -163,14 +166,17 @@ def sequence_pg(
     mask, logp, old_logp, advantage = masked('sequence_pg', mask, logp, old_logp, advantage)
     # Rollouts share rows, so the mean of a rollout is taken over its segment.
     lengths = segment_sum(mask, segment)
-    mean_log_ratio = _rollout_mean(jax.lax.stop_gradient(logp - old_logp), lengths, segment)
+    constant_logp = jax.lax.stop_gradient(logp)
+    log_ratios = jax.lax.stop_gradient(logp - old_logp)
+    mean_log_ratio = _rollout_mean(log_ratios, lengths, segment)
     # logp − stop_gradient(logp) is 0 in value and gives each token a gradient through its own logp alone.
-    log_s = logp - jax.lax.stop_gradient(logp) + mean_log_ratio
-    ratio = jnp.exp(jnp.minimum(log_s, _SEQUENCE_LOG_RATIO_LIMIT))
+    log_s = logp - constant_logp + mean_log_ratio
+    ratio = _limited_ratio(log_s)
     loss, is_clipped = _clipped_loss(ratio, advantage, clip_low, clip_high)
     stats['sequence_ratio'] = _rollout_total(ratio, lengths, mask, segment)
     stats['clip_share'] = _rollout_total(is_clipped, lengths, mask, segment)
-    return jnp.where(mask, loss, 0.0), stats
+    loss = jnp.where(mask, loss, 0.0)
+    return loss, stats
 
 
 def geometric_pg(
@@ -215,17 +221,21 @@ def geometric_pg(
     mask, logp, old_logp, advantage = masked('geometric_pg', mask, logp, old_logp, advantage)
     lengths = segment_sum(mask, segment)
     # `log_ratio`, which clips to ±20, is not used: the bounds below apply first, and the mean is limited after them.
-    log_ratios = logp - jax.lax.stop_gradient(old_logp)
+    old_logp = jax.lax.stop_gradient(old_logp)
+    log_ratios = logp - old_logp
     bounded_above = jnp.minimum(log_ratios, clip_high)
     bounded_below = jnp.maximum(log_ratios, -clip_low)
     bounded = jnp.where(advantage > 0, bounded_above, bounded_below)
     constant = jax.lax.stop_gradient(bounded)
+    mean_log_ratio = _rollout_mean(constant, lengths, segment)
     # The first two terms cancel in value and carry each token's own gradient, as in `sequence_pg`.
-    log_mean = bounded - constant + _rollout_mean(constant, lengths, segment)
-    ratio = jnp.exp(jnp.minimum(log_mean, _SEQUENCE_LOG_RATIO_LIMIT))
+    log_mean = bounded - constant + mean_log_ratio
+    ratio = _limited_ratio(log_mean)
     stats['sequence_ratio'] = _rollout_total(ratio, lengths, mask, segment)
-    stats['clip_share'] = total(bounded != log_ratios, mask)
-    return jnp.where(mask, -advantage * ratio, 0.0), stats
+    is_clipped = bounded != log_ratios
+    stats['clip_share'] = total(is_clipped, mask)
+    loss = jnp.where(mask, -advantage * ratio, 0.0)
+    return loss, stats
 
 
 def cispo(
@@ -264,15 +274,20 @@ def cispo(
     mask, logp, old_logp, advantage = masked('cispo', mask, logp, old_logp, advantage)
     # The weight corrects for the sampling policy and is not part of the objective. Its gradient is stopped, so the
     # loss of a token has the gradient −weight · A · ∇logp.
-    ratio = jax.lax.stop_gradient(jnp.exp(log_ratio(logp, old_logp)))
-    weight = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
-    stats['clip_share'] = total(weight != ratio, mask)
-    return jnp.where(mask, -weight * advantage * logp, 0.0), stats
+    ratio = jnp.exp(log_ratio(logp, old_logp))
+    ratio = jax.lax.stop_gradient(ratio)
+    weight = _clip_ratio(ratio, clip_low, clip_high)
+    is_clipped = weight != ratio
+    stats['clip_share'] = total(is_clipped, mask)
+    loss = -weight * advantage * logp
+    loss = jnp.where(mask, loss, 0.0)
+    return loss, stats
 
 
 def _check_clip(name, clip_low, clip_high):
     """Raises ValueError for clips out of range; `name` is the loss, for the error text."""
-    if not (0 <= clip_low <= 1 and clip_high >= 0):
+    low_is_valid = 0 <= clip_low <= 1
+    if not (low_is_valid and clip_high >= 0):
         raise ValueError(
             f'{name}: needs 0 ≤ clip_low ≤ 1 and clip_high ≥ 0, got {clip_low}, {clip_high}'
         )
@@ -281,10 +296,23 @@ def _check_clip(name, clip_low, clip_high):
 def _clipped_loss(ratio, advantage, clip_low, clip_high):
     """Returns PPO's pessimistic loss [B, T], and where the clip determines it, which removes the gradient."""
     unclipped_loss = -advantage * ratio
-    clipped_ratio = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
+    clipped_ratio = _clip_ratio(ratio, clip_low, clip_high)
+    clipped_loss = -advantage * clipped_ratio
     # The larger loss is the pessimistic one. Where it is the clipped one, it is constant in the ratio.
-    loss = jnp.maximum(unclipped_loss, -advantage * clipped_ratio)
-    return loss, loss > unclipped_loss
+    loss = jnp.maximum(unclipped_loss, clipped_loss)
+    is_clipped = loss > unclipped_loss
+    return loss, is_clipped
+
+
+def _clip_ratio(ratio, clip_low, clip_high):
+    """Returns the ratio, limited to the trust region around 1."""
+    return jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
+
+
+def _limited_ratio(rollout_log_ratio):
+    """Returns the ratio of rollouts, of which exp(10) is the largest."""
+    limited = jnp.minimum(rollout_log_ratio, _SEQUENCE_LOG_RATIO_LIMIT)
+    return jnp.exp(limited)
 
 
 def _rollout_mean(values, lengths, segment):
@@ -294,13 +322,23 @@ def _rollout_mean(values, lengths, segment):
       values: [B, T], 0 where masked.
       lengths: [B, T + 1], trained tokens of each segment (`segment_sum` of the mask).
     """
+    means = _segment_means(values, lengths, segment)
+    return spread(means, segment)
+
+
+def _segment_means(values, lengths, segment):
+    """Returns the mean [B, T + 1] over the trained tokens of each segment; arguments as in `_rollout_mean`."""
+    sums = segment_sum(values, segment)
     # The maximum avoids 0/0 in segments without trained tokens, such as segment 0 of empty positions.
-    return spread(segment_sum(values, segment) / jnp.maximum(lengths, 1), segment)
+    return sums / jnp.maximum(lengths, 1)
 
 
 def _rollout_total(values, lengths, mask, segment):
     """Returns the (sum, count) of a value that all tokens of a rollout share, once per rollout with trained tokens."""
     # The mean over the trained tokens of a rollout is the value that they share.
-    values = jax.lax.stop_gradient(jnp.where(mask, values, 0.0))
-    means = segment_sum(values, segment) / jnp.maximum(lengths, 1)
-    return jnp.sum(means), jnp.sum(lengths > 0, dtype=jnp.float32)
+    values = jnp.where(mask, values, 0.0)
+    values = jax.lax.stop_gradient(values)
+    means = _segment_means(values, lengths, segment)
+    is_trained = lengths > 0
+    count = jnp.sum(is_trained, dtype=jnp.float32)
+    return jnp.sum(means), count

@@ -24,6 +24,7 @@ from zeroplay_jax.objectives.answers import (
 )
 from zeroplay_jax.objectives.format_scores import (
     drzero_format,
+    drzero_separate_format,
     scope_challenger_format,
     scope_solver_format,
     ssp_gate,
@@ -35,6 +36,7 @@ __all__ = [
     'DIFFICULTIES',
     'difficulty',
     'drzero_format',
+    'drzero_separate_format',
     'exact_match',
     'extract_last',
     'f1',

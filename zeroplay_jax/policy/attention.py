@@ -110,7 +110,7 @@ def packed_mask(
     return visible & (segment > 0)[:, None, :]
 
 
-def _bias(mask, groups: int):
+def mask_bias(mask, groups: int):
     """Returns the float32 [batch, 1, groups·queries, keys] bias of a bool [batch, queries, keys] mask.
 
     The query heads of a group are folded into the query axis, hence the tiling.
@@ -166,13 +166,54 @@ def attend_packed(
     k = k.transpose(0, 2, 1, 3)
     v = v.transpose(0, 2, 1, 3)
     scores = product('bkqd,bksd->bkqs', q, k)
-    scores = scores + _bias(mask, heads // kv_heads)
+    scores = scores + mask_bias(mask, heads // kv_heads)
     # The softmax is computed in float32; only its result is rounded, for the product with the values.
     probs = jax.nn.softmax(scores, -1)
     probs = probs.astype(v.dtype)
     out = jnp.einsum('bkqs,bksd->bkqd', probs, v)
     # Rows of padding hold the mean of all values, see MASKED_SCORE; no caller reads them.
     return unfold_groups(out, length)
+
+
+def append_to_buffer(
+    buffer: LayerBuffer,
+    k: Float[Array, 'slots 1 kv_heads head_dim'],
+    v: Float[Array, 'slots 1 kv_heads head_dim'],
+    step: Int[Array, ''],
+) -> LayerBuffer:
+    """Returns the buffer of a burst with the keys and values of its step number `step`."""
+    new_keys, new_values = buffer
+    # The token axis moves to where the buffer has it: last for keys, last but one for values.
+    key_column = k[:, 0, :, :, None].astype(new_keys.dtype)
+    new_keys = jax.lax.dynamic_update_slice(new_keys, key_column, (0, 0, 0, step))
+    value_row = v[:, 0, :, None].astype(new_values.dtype)
+    new_values = jax.lax.dynamic_update_slice(new_values, value_row, (0, 0, step, 0))
+    return new_keys, new_values
+
+
+def group_queries(
+    q: Float[Array, 'slots 1 heads head_dim'], kv_heads: int
+) -> Float[Array, 'slots kv_heads groups head_dim']:
+    """Returns the scaled queries of a decode step, grouped by key/value head."""
+    slots, _, heads, head_dim = q.shape
+    grouped_q = q[:, 0].reshape(slots, kv_heads, heads // kv_heads, head_dim)
+    return grouped_q * head_dim**-0.5
+
+
+def score_burst(
+    grouped_q: Float[Array, 'slots kv_heads groups head_dim'],
+    new_keys: Float[Array, 'slots kv_heads head_dim burst'],
+    step: Int[Array, ''],
+    window: int = 0,
+) -> Float[Array, 'slots kv_heads groups burst']:
+    """Returns the masked scores of a burst's own tokens at its step number `step`."""
+    burst_index = jnp.arange(new_keys.shape[3])
+    # Entries after `step` are not written yet.
+    in_burst = burst_index <= step
+    if window:
+        in_burst = in_burst & (burst_index > step - window)
+    scores = product('skgd,skdt->skgt', grouped_q, new_keys)
+    return scores + mask_bias(in_burst[None, None], 1)
 
 
 def attend_step(
@@ -204,33 +245,20 @@ def attend_step(
       The attention and the buffer with the new keys and values.
     """
     keys, values = cache
-    new_keys, new_values = buffer
     slots, _, heads, head_dim = q.shape
     kv_heads = keys.shape[1]
     cache_length = keys.shape[3]
-    burst = new_keys.shape[3]
-    groups = heads // kv_heads
-    # The token axis moves to where the buffer has it: last for keys, last but one for values.
-    key_column = k[:, 0, :, :, None].astype(keys.dtype)
-    new_keys = jax.lax.dynamic_update_slice(new_keys, key_column, (0, 0, 0, step))
-    value_row = v[:, 0, :, None].astype(values.dtype)
-    new_values = jax.lax.dynamic_update_slice(new_values, value_row, (0, 0, step, 0))
-    grouped_q = q[:, 0].reshape(slots, kv_heads, groups, head_dim)
-    grouped_q = grouped_q * head_dim**-0.5
-    # Cache entries from `base` on may belong to an earlier sequence of the slot, and buffer entries after `step` are
-    # not written yet: both are masked.
+    new_keys, new_values = append_to_buffer(buffer, k, v, step)
+    grouped_q = group_queries(q, kv_heads)
+    # Cache entries from `base` on may belong to an earlier sequence of the slot: they are masked.
     cache_index = jnp.arange(cache_length)[None, None]
-    burst_index = jnp.arange(burst)
     in_cache = cache_index < base[:, None, None]
-    in_burst = burst_index <= step
     if window:
-        # Both comparisons say `position > base + step - window`: positions of the buffer start at `base`.
+        # The comparison says `position > base + step - window`.
         in_cache = in_cache & (cache_index > base[:, None, None] + step - window)
-        in_burst = in_burst & (burst_index > step - window)
     cache_scores = product('skgd,skdt->skgt', grouped_q, keys)
-    cache_scores = cache_scores + _bias(in_cache, 1)
-    burst_scores = product('skgd,skdt->skgt', grouped_q, new_keys)
-    burst_scores = burst_scores + _bias(in_burst[None, None], 1)
+    cache_scores = cache_scores + mask_bias(in_cache, 1)
+    burst_scores = score_burst(grouped_q, new_keys, step, window)
     # One softmax over cache and buffer together, then a product with each.
     scores = jnp.concatenate([cache_scores, burst_scores], -1)
     probs = jax.nn.softmax(scores, -1)
@@ -270,10 +298,7 @@ def attend_chunk(
       The attention and the cache with the chunk in it.
     """
     chunk, heads = q.shape[1:3]
-    new_keys = k.transpose(0, 2, 3, 1)
-    new_values = v.transpose(0, 2, 1, 3)
-    # The chunk is written first, so that it attends to itself through the cache.
-    cache = write_window(cache, (new_keys, new_values), slots, start)
+    cache = write_chunk(cache, k, v, slots, start)
     kv_heads = cache[0].shape[1]
     cache_length = cache[0].shape[3]
     grouped_q = fold_groups(q, kv_heads)
@@ -284,12 +309,7 @@ def attend_chunk(
         keys = cache[0].at[slot].get(mode='clip')
         values = cache[1].at[slot].get(mode='clip')
         scores = product('kcd,kdt->kct', row_q, keys)
-        key_position = jnp.arange(cache_length)[None]
-        query_position = first + jnp.arange(chunk)[:, None]
-        mask = key_position <= query_position
-        if window:
-            mask &= key_position > query_position - window
-        bias = _bias(mask[None], heads // kv_heads)[0]
+        bias = chunk_bias(first, chunk, cache_length, window, heads // kv_heads)
         probs = jax.nn.softmax(scores + bias, -1)
         probs = probs.astype(values.dtype)
         return jnp.einsum('kct,ktd->kcd', probs, values)
@@ -299,6 +319,41 @@ def attend_chunk(
     inputs = (grouped_q, slots, start)
     out = jax.lax.map(attend_row, inputs, batch_size=_PREFILL_ROWS)
     return unfold_groups(out, chunk), cache
+
+
+def chunk_bias(
+    first: Int[Array, ''], chunk: int, keys: int, window: int, groups: int
+) -> Float[Array, '1 queries keys']:
+    """Returns the bias of the scores of a chunk, whose first token has position `first`, to a slot's first places.
+
+    Args:
+      first: position of the chunk.
+      chunk: tokens of the chunk.
+      keys: number of places.
+      window: as in `packed_mask`.
+      groups: query heads of a key/value head; they are folded into the query axis.
+    """
+    key_position = jnp.arange(keys)[None]
+    query_position = first + jnp.arange(chunk)[:, None]
+    mask = key_position <= query_position
+    if window:
+        mask &= key_position > query_position - window
+    return mask_bias(mask[None], groups)[0]
+
+
+def write_chunk(
+    cache: LayerCache,
+    k: Float[Array, 'rows chunk kv_heads head_dim'],
+    v: Float[Array, 'rows chunk kv_heads head_dim'],
+    slots: Int[Array, ' rows'],
+    start: Int[Array, ' rows'],
+) -> LayerCache:
+    """Returns the cache with the keys and values of a prefill call; arguments as of `attend_chunk`."""
+    # A call writes first and attends then, so that a chunk attends to itself, and to an earlier chunk of its row in the
+    # same call, through the cache.
+    new_keys = k.transpose(0, 2, 3, 1)
+    new_values = v.transpose(0, 2, 1, 3)
+    return write_window(cache, (new_keys, new_values), slots, start)
 
 
 def write_window(
@@ -312,8 +367,8 @@ def write_window(
     Args:
       cache: keys and values of all slots.
       chunk: keys and values to write. They are cast to the dtype of the cache.
-      slots: slot of every row, each at most once; a row with a number beyond the last slot is dropped.
-      start: position of the first token of every row.
+      slots: slot of every row; a row with a number beyond the last slot is dropped.
+      start: position of the first token of every row. Rows of the same slot must not overlap.
     """
     index = jnp.stack([slots, start], 1)
 

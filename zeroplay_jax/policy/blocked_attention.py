@@ -12,6 +12,7 @@ block times the query heads that share a key/value head.
 from __future__ import annotations
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -49,39 +50,60 @@ def attend_packed(
       block: tokens of a block.
     """
     batch, length, heads, head_dim = q.shape
+    # Short rows have one block, without padding.
+    block = min(block, length)
 
     def attend(q, k, v, segment):
-        return _attend_rows(q, k, v, segment, window, min(block, length))
+        return _attend_rows(q, k, v, segment, window, block)
 
-    out = sharding.per_row_and_head(attend, mesh)(q * head_dim**-0.5, k, v, segment)
+    # The queries are scaled instead of the scores: fewer multiplications, and none in float32.
+    q = q * head_dim**-0.5
+    attend_local = sharding.per_row_and_head(attend, mesh)
+    out = attend_local(q, k, v, segment)
     return out.reshape(batch, length, heads * head_dim)
 
 
 def _attend_rows(q, k, v, segment, window: int, block: int):
     """Returns the attention [batch, length, heads, head_dim] of scaled queries, on one device."""
-    batch, length, heads, head_dim = q.shape
+    length = q.shape[1]
     kv_heads = k.shape[2]
-    groups = heads // kv_heads
-    num_blocks = -(-length // block)  # ceiling
+    q = _fold(_split(q, block), kv_heads)
+    k = _fold(_split(k, block), kv_heads)
+    v = _fold(_split(v, block), kv_heads)
+    segment = _split(segment, block)
+    out = _attend_blocks(window, q, k, v, segment)
+    out = _unfold(out, block)
+    return out[:, :length]
 
-    def split(x):
-        """[batch, length, …] → [blocks, batch, block, …], padded to whole blocks."""
-        padding = [(0, 0)] * x.ndim
-        padding[1] = (0, num_blocks * block - length)
-        x = jnp.pad(x, padding)
-        x = x.reshape(batch, num_blocks, block, *x.shape[2:])
-        return jnp.moveaxis(x, 1, 0)
 
-    # Query heads of a group are neighbours; they are folded into the query axis, so that keys are never repeated.
-    q = split(q).reshape(num_blocks, batch, block, kv_heads, groups, head_dim)
-    q = q.transpose(0, 1, 3, 4, 2, 5)
-    q = q.reshape(num_blocks, batch, kv_heads, groups * block, head_dim)
-    k = split(k).transpose(0, 1, 3, 2, 4)
-    v = split(v).transpose(0, 1, 3, 2, 4)
-    out = _attend_blocks(window, q, k, v, split(segment))
-    out = out.reshape(num_blocks, batch, kv_heads, groups, block, head_dim)
-    out = out.transpose(1, 0, 4, 2, 3, 5)
-    return out.reshape(batch, num_blocks * block, heads, head_dim)[:, :length]
+def _split(x, block: int):
+    """Returns [blocks, batch, block, …] of [batch, length, …], padded to whole blocks."""
+    batch, length = x.shape[:2]
+    num_blocks = math.ceil(length / block)
+    padding = [(0, 0)] * x.ndim
+    padding[1] = (0, num_blocks * block - length)
+    x = jnp.pad(x, padding)
+    x = x.reshape(batch, num_blocks, block, *x.shape[2:])
+    return jnp.swapaxes(x, 0, 1)
+
+
+def _fold(x, kv_heads: int):
+    """Returns [blocks, batch, kv_heads, folded, head_dim] of [blocks, batch, block, heads, head_dim].
+
+    Query heads of a group are neighbours; they are folded into the query axis, so that keys are never repeated.
+    """
+    num_blocks, batch, _, _, head_dim = x.shape
+    x = jnp.swapaxes(x, 2, 3)
+    return x.reshape(num_blocks, batch, kv_heads, -1, head_dim)
+
+
+def _unfold(x, block: int):
+    """Returns [batch, blocks·block, heads, head_dim] of [blocks, batch, kv_heads, folded, head_dim]."""
+    num_blocks, batch, _, _, head_dim = x.shape
+    x = x.reshape(num_blocks, batch, -1, block, head_dim)
+    # [batch, blocks, block, heads, head_dim]
+    x = x.transpose(1, 0, 3, 2, 4)
+    return x.reshape(batch, num_blocks * block, -1, head_dim)
 
 
 class _Ranges(NamedTuple):
@@ -99,21 +121,30 @@ class _Ranges(NamedTuple):
 def _ranges(segment, window: int) -> _Ranges:
     """Returns the pairs of blocks to visit, for segment numbers [blocks, batch, block]."""
     num_blocks, batch, block = segment.shape
-    rows = jnp.moveaxis(segment, 0, 1).reshape(batch, num_blocks * block)
-    index = jnp.arange(num_blocks * block, dtype=jnp.int32)
-    previous = jnp.pad(rows, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+    length = num_blocks * block
+    rows = jnp.swapaxes(segment, 0, 1)
+    rows = rows.reshape(batch, length)
+    position = jnp.arange(length, dtype=jnp.int32)
+    # Before the first token there is none: the number -1 is that of no segment.
+    previous = jnp.pad(rows, ((0, 0), (1, 0)), constant_values=-1)
+    previous = previous[:, :-1]
     # Every padding token counts as a start of its own, so that it needs no earlier keys.
-    is_start = (rows != previous) | (rows == 0)
-    starts = jax.lax.cummax(jnp.where(is_start, index, 0), axis=1)
+    is_padding = rows == 0
+    is_start = (rows != previous) | is_padding
+    starts = jnp.where(is_start, position, 0)
+    starts = jax.lax.cummax(starts, axis=1)
     # The start of a segment ascends along a row: the first token of a block has the earliest.
-    first_token = jnp.min(starts[:, ::block], 0)
+    block_starts = starts[:, ::block]
+    first_token = jnp.min(block_starts, 0)
     if window:
-        first_token = jnp.maximum(first_token, index[::block] - (window - 1))
+        window_start = position[::block] - (window - 1)
+        first_token = jnp.maximum(first_token, window_start)
     first_keys = first_token // block
     # They ascend too: the blocks of queries that visit a block of keys are those up to the last that starts there.
-    block_index = jnp.arange(num_blocks, dtype=jnp.int32)
-    last_queries = jnp.sum(first_keys[None] <= block_index[:, None], 1, dtype=jnp.int32) - 1
-    return _Ranges(first_keys, last_queries)
+    key_block = jnp.arange(num_blocks, dtype=jnp.int32)
+    starts_before = first_keys[None] <= key_block[:, None]
+    count = jnp.sum(starts_before, 1, dtype=jnp.int32)
+    return _Ranges(first_keys, last_queries=count - 1)
 
 
 def _visible(segment, query_block, key_block, window: int, folded: int):
@@ -121,13 +152,33 @@ def _visible(segment, query_block, key_block, window: int, folded: int):
     block = segment.shape[2]
     query_segment = segment[query_block][:, :, None]
     key_segment = segment[key_block][:, None]
-    query_position = query_block * block + jnp.arange(block)[:, None]
-    key_position = key_block * block + jnp.arange(block)[None]
+    index = jnp.arange(block)
+    query_position = query_block * block + index[:, None]
+    key_position = key_block * block + index[None]
     in_reach = key_position <= query_position
     if window:
-        in_reach &= key_position > query_position - window
-    mask = in_reach[None] & (query_segment == key_segment) & (key_segment > 0)
-    return jnp.tile(mask, (1, folded // block, 1))[:, None]
+        in_window = key_position > query_position - window
+        in_reach &= in_window
+    same_segment = query_segment == key_segment
+    is_token = key_segment > 0
+    mask = in_reach[None] & same_segment & is_token
+    # All query heads of a group see the same keys.
+    groups = folded // block
+    mask = jnp.tile(mask, (1, groups, 1))
+    return mask[:, None]
+
+
+def _masked_scores(q, k, mask):
+    """Returns the scores [batch, kv_heads, folded, block] of a pair of blocks."""
+    scores = product('bkqd,bksd->bkqs', q, k)
+    return jnp.where(mask, scores, MASKED_SCORE)
+
+
+def _exponentials(scores, offset, mask):
+    """Returns exp(scores − offset), 0 where masked."""
+    weights = jnp.exp(scores - offset)
+    # Without the mask a query that has seen no key yet would count the masked ones: its maximum is theirs.
+    return jnp.where(mask, weights, 0)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -144,85 +195,146 @@ def _attend_blocks(window: int, q, k, v, segment):
     return out
 
 
+class _Softmax(NamedTuple):
+    """Softmax of a block of queries over the blocks of keys visited so far, in float32.
+
+    Attributes:
+      maximum: [batch, kv_heads, folded, 1], the largest score.
+      normaliser: of the same shape, the sum of the exponentials relative to the maximum.
+      values: [batch, kv_heads, folded, head_dim], the sum of the values weighted by them.
+    """
+
+    maximum: jax.Array
+    normaliser: jax.Array
+    values: jax.Array
+
+
+def _empty_softmax(q) -> _Softmax:
+    """Returns the sums of a block of queries that has visited no keys."""
+    # Derived from the queries, so that the sums vary over devices as these do.
+    values = jnp.zeros_like(q, jnp.float32)
+    normaliser = values[..., :1]
+    maximum = normaliser + MASKED_SCORE
+    return _Softmax(maximum, normaliser, values)
+
+
+def _add_keys(sums: _Softmax, q, k, v, mask) -> _Softmax:
+    """Returns the sums of a block of queries after one block of keys more."""
+    scores = _masked_scores(q, k, mask)
+    block_maximum = jnp.max(scores, -1, keepdims=True)
+    maximum = jnp.maximum(sums.maximum, block_maximum)
+    weights = _exponentials(scores, maximum, mask)
+    # What was summed under the previous maximum is scaled to the new one.
+    scale = jnp.exp(sums.maximum - maximum)
+    block_normaliser = jnp.sum(weights, -1, keepdims=True)
+    normaliser = sums.normaliser * scale + block_normaliser
+    weights = weights.astype(v.dtype)
+    block_values = product('bkqs,bksd->bkqd', weights, v)
+    values = sums.values * scale + block_values
+    return _Softmax(maximum, normaliser, values)
+
+
 def _forward(window: int, q, k, v, segment):
     """Returns the attention of `_attend_blocks`, whose arguments these are, and the residuals for `_backward`."""
-    first_keys = _ranges(segment, window).first_keys
-    num_blocks, _, _, folded, _ = q.shape
+    ranges = _ranges(segment, window)
+    num_blocks = q.shape[0]
+    folded = q.shape[3]
 
     def attend_query_block(query_block):
         block_q = q[query_block]
 
-        def attend_key_block(key_block, carry):
-            maximum, normaliser, total = carry
+        def visit(key_block, sums: _Softmax) -> _Softmax:
             mask = _visible(segment, query_block, key_block, window, folded)
-            scores = product('bkqd,bksd->bkqs', block_q, k[key_block])
-            scores = jnp.where(mask, scores, MASKED_SCORE)
-            new_maximum = jnp.maximum(maximum, jnp.max(scores, -1, keepdims=True))
-            # Without the mask a query that has seen no key yet would count the masked ones: its maximum is theirs.
-            probs = jnp.where(mask, jnp.exp(scores - new_maximum), 0)
-            # What was summed under the previous maximum is scaled to the new one.
-            scale = jnp.exp(maximum - new_maximum)
-            normaliser = normaliser * scale + jnp.sum(probs, -1, keepdims=True)
-            values = product('bkqs,bksd->bkqd', probs.astype(v.dtype), v[key_block])
-            return new_maximum, normaliser, total * scale + values
+            return _add_keys(sums, block_q, k[key_block], v[key_block], mask)
 
-        # Sums of the softmax in float32. Derived from the queries, so that they vary over devices as these do.
-        total = jnp.zeros_like(block_q, jnp.float32)
-        normaliser = total[..., :1]
-        carry = (normaliser + MASKED_SCORE, normaliser, total)
-        maximum, normaliser, total = jax.lax.fori_loop(
-            first_keys[query_block], query_block + 1, attend_key_block, carry
-        )
+        first = ranges.first_keys[query_block]
+        # No query sees a later block than its own.
+        end = query_block + 1
+        sums = _empty_softmax(block_q)
+        sums = jax.lax.fori_loop(first, end, visit, sums)
         # Padding has seen no key.
-        normaliser = jnp.where(normaliser > 0, normaliser, 1)
-        out = (total / normaliser).astype(v.dtype)
-        return out, maximum + jnp.log(normaliser)
+        has_keys = sums.normaliser > 0
+        normaliser = jnp.where(has_keys, sums.normaliser, 1)
+        out = sums.values / normaliser
+        log_normaliser = sums.maximum + jnp.log(normaliser)
+        return out.astype(v.dtype), log_normaliser
 
-    out, log_normaliser = jax.lax.map(attend_query_block, jnp.arange(num_blocks))
-    return out, (q, k, v, segment, out, log_normaliser)
+    query_blocks = jnp.arange(num_blocks)
+    out, log_normaliser = jax.lax.map(attend_query_block, query_blocks)
+    residuals = (q, k, v, segment, out, log_normaliser)
+    return out, residuals
 
 
-def _backward(window: int, saved, out_gradient):
-    q, k, v, segment, out, log_normaliser = saved
-    last_queries = _ranges(segment, window).last_queries
-    num_blocks, _, _, folded, _ = q.shape
-    # The gradient of a softmax needs Σ p · dp of every query, which is the product of its output and its gradient.
-    weighted_sum = out.astype(jnp.float32) * out_gradient.astype(jnp.float32)
-    weighted_sum = jnp.sum(weighted_sum, -1, keepdims=True)
+class _QueryBlocks(NamedTuple):
+    """What the gradients need of blocks of queries: of all [blocks, …], or of one block […].
 
-    def key_block_gradients(q_gradient, key_block):
+    Attributes:
+      q: scaled queries [batch, kv_heads, folded, head_dim].
+      out_gradient: gradient of their attention, of the same shape.
+      log_normaliser: [batch, kv_heads, folded, 1], logarithm of the sum of their exponentiated scores.
+      mean_gradient: of the same shape, Σ p · dp: the gradient of a query's probabilities, weighted by them.
+    """
+
+    q: jax.Array
+    out_gradient: jax.Array
+    log_normaliser: jax.Array
+    mean_gradient: jax.Array
+
+
+def _pair_gradients(queries: _QueryBlocks, k, v, mask):
+    """Returns the gradients of queries, keys and values from one pair of blocks, in float32 (Dao 2023, alg. 2)."""
+    scores = _masked_scores(queries.q, k, mask)
+    probs = _exponentials(scores, queries.log_normaliser, mask)
+    rounded_probs = probs.astype(v.dtype)
+    v_gradient = product('bkqs,bkqd->bksd', rounded_probs, queries.out_gradient)
+    probs_gradient = product('bkqd,bksd->bkqs', queries.out_gradient, v)
+    scores_gradient = probs * (probs_gradient - queries.mean_gradient)
+    scores_gradient = scores_gradient.astype(queries.q.dtype)
+    k_gradient = product('bkqs,bkqd->bksd', scores_gradient, queries.q)
+    q_gradient = product('bkqs,bksd->bkqd', scores_gradient, k)
+    return q_gradient, k_gradient, v_gradient
+
+
+def _backward(window: int, residuals, out_gradient):
+    """Returns the gradients of the arguments of `_attend_blocks`; None for the segments."""
+    q, k, v, segment, out, log_normaliser = residuals
+    ranges = _ranges(segment, window)
+    num_blocks = q.shape[0]
+    folded = q.shape[3]
+    # Σ p · dp of a query is the product of its output and its gradient, so that one pass over the keys suffices.
+    weighted_gradient = out.astype(jnp.float32) * out_gradient.astype(jnp.float32)
+    mean_gradient = jnp.sum(weighted_gradient, -1, keepdims=True)
+    queries = _QueryBlocks(q, out_gradient, log_normaliser, mean_gradient)
+
+    def visit_key_block(q_gradient, key_block):
         block_k = k[key_block]
         block_v = v[key_block]
 
-        def visit(query_block, carry):
-            q_gradient, k_gradient, v_gradient = carry
-            block_q = q[query_block]
-            gradient = out_gradient[query_block]
+        def visit(query_block, sums):
+            q_sum, k_sum, v_sum = sums
+            block_queries = jax.tree.map(lambda blocks: blocks[query_block], queries)
             mask = _visible(segment, query_block, key_block, window, folded)
-            scores = product('bkqd,bksd->bkqs', block_q, block_k)
-            scores = jnp.where(mask, scores, MASKED_SCORE)
-            probs = jnp.where(mask, jnp.exp(scores - log_normaliser[query_block]), 0)
-            v_gradient += product('bkqs,bkqd->bksd', probs.astype(v.dtype), gradient)
-            probs_gradient = product('bkqd,bksd->bkqs', gradient, block_v)
-            scores_gradient = probs * (probs_gradient - weighted_sum[query_block])
-            scores_gradient = scores_gradient.astype(q.dtype)
-            k_gradient += product('bkqs,bkqd->bksd', scores_gradient, block_q)
-            block_gradient = product('bkqs,bksd->bkqd', scores_gradient, block_k)
-            q_gradient = q_gradient.at[query_block].add(block_gradient)
-            return q_gradient, k_gradient, v_gradient
+            gradients = _pair_gradients(block_queries, block_k, block_v, mask)
+            block_q_gradient, k_gradient, v_gradient = gradients
+            q_sum = q_sum.at[query_block].add(block_q_gradient)
+            return q_sum, k_sum + k_gradient, v_sum + v_gradient
 
         # Every sum over blocks is in float32.
         k_zero = jnp.zeros_like(block_k, jnp.float32)
         v_zero = jnp.zeros_like(block_v, jnp.float32)
-        q_gradient, k_gradient, v_gradient = jax.lax.fori_loop(
-            key_block, last_queries[key_block] + 1, visit, (q_gradient, k_zero, v_zero)
-        )
-        return q_gradient, (k_gradient.astype(k.dtype), v_gradient.astype(v.dtype))
+        sums = (q_gradient, k_zero, v_zero)
+        # No key is seen by an earlier block than its own.
+        end = ranges.last_queries[key_block] + 1
+        sums = jax.lax.fori_loop(key_block, end, visit, sums)
+        q_gradient, k_gradient, v_gradient = sums
+        rounded_k = k_gradient.astype(k.dtype)
+        rounded_v = v_gradient.astype(v.dtype)
+        return q_gradient, (rounded_k, rounded_v)
 
-    q_gradient = jnp.zeros_like(q, jnp.float32)
-    q_gradient, (k_gradient, v_gradient) = jax.lax.scan(
-        key_block_gradients, q_gradient, jnp.arange(num_blocks)
-    )
+    key_blocks = jnp.arange(num_blocks)
+    q_zero = jnp.zeros_like(q, jnp.float32)
+    q_gradient, kv_gradients = jax.lax.scan(visit_key_block, q_zero, key_blocks)
+    k_gradient, v_gradient = kv_gradients
     return q_gradient.astype(q.dtype), k_gradient, v_gradient, None
 
 

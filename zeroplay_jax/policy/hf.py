@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -381,7 +381,9 @@ def _write_dtype(path: Path, dtype: str) -> None:
         path.write_text(json.dumps(fields, indent=2) + '\n', encoding='utf-8')
 
 
-def save(folder, config: ModelConfig, params: Params, like) -> None:
+def save(
+    folder, config: ModelConfig, params: Params, like, texts: Mapping[str, str] | None = None
+) -> None:
     """Writes a folder that `AutoModelForCausalLM.from_pretrained` loads.
 
     The folder appears complete or not at all. With several processes all must call this; the first one writes.
@@ -391,6 +393,7 @@ def save(folder, config: ModelConfig, params: Params, like) -> None:
       config: of the model.
       params: weights.
       like: folder from which the small files are copied: config, tokenizer, chat template.
+      texts: name → text of further files, or of files in place of those of `like`.
 
     Raises:
       FileExistsError: the folder exists already.
@@ -413,4 +416,6 @@ def save(folder, config: ModelConfig, params: Params, like) -> None:
                 shutil.copy(file, staged / file.name)
         first_leaf = jax.tree.leaves(params)[0]
         _write_dtype(staged / 'config.json', str(first_leaf.dtype))
+        for name, text in (texts or {}).items():
+            (staged / name).write_text(text, encoding='utf-8')
         os.rename(staged, folder)

@@ -17,7 +17,7 @@ pages_per_row: the page table.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +31,49 @@ LayerPages: TypeAlias = Float[Array, 'pages page two_kv_heads head_dim']
 AttendTokens: TypeAlias = Callable[
     [Float[Array, 'tokens heads head_dim'], LayerPages, int], Float[Array, 'tokens heads*head_dim']
 ]
-# (running maximum, sum of exponentials, weighted sum of values) of the softmax over the pages read so far.
-_Sums: TypeAlias = tuple[Array, Array, Array]
+
+
+class Sums(NamedTuple):
+    """Softmax of queries over the pages read so far, in float32.
+
+    Attributes:
+      maximum: [...], the largest score of every query.
+      total: [...], the sum of the exponentials of its scores relative to the maximum.
+      weighted: [..., head_dim], the sum of the values weighted by them.
+    """
+
+    maximum: Array
+    total: Array
+    weighted: Array
+
+    @classmethod
+    def of_no_page(cls, shape: tuple[int, ...]) -> Sums:
+        """Returns the sums of queries [..., head_dim] that have read nothing."""
+        queries = shape[:-1]
+        maximum = jnp.full(queries, MASKED_SCORE, jnp.float32)
+        total = jnp.zeros(queries, jnp.float32)
+        weighted = jnp.zeros(shape, jnp.float32)
+        return cls(maximum, total, weighted)
+
+    def add(self, maximum: Array, weights: Array, weighted: Array) -> Sums:
+        """Returns the sums after one page more.
+
+        Args:
+          maximum: [...], the largest score in this page and those before it.
+          weights: [..., page], the exponentials of this page's scores relative to `maximum`.
+          weighted: [..., head_dim], the sum of this page's values weighted by them.
+        """
+        # What was summed relative to the old maximum is scaled to the new one.
+        scale = jnp.exp(self.maximum - maximum)
+        new_total = scale * self.total + jnp.sum(weights, -1)
+        new_weighted = scale[..., None] * self.weighted + weighted
+        return Sums(maximum, new_total, new_weighted)
+
+    def attention(self) -> Array:
+        """Returns the weighted mean of the values [..., head_dim]; 0 for queries that have seen nothing."""
+        is_empty = self.total == 0
+        total = jnp.where(is_empty, 1.0, self.total)
+        return self.weighted / total[..., None]
 
 
 def empty_pages(
@@ -57,12 +98,16 @@ def write_tokens(
     pages, page_tokens, _, cached_dim = cache.shape
     if cached_dim > head_dim:
         # A kernel wants heads as wide as its tiles (`ragged_attention.cache_head_dim`).
-        entries = jnp.pad(entries, ((0, 0), (0, 0), (0, cached_dim - head_dim)))
+        missing = cached_dim - head_dim
+        entries = jnp.pad(entries, ((0, 0), (0, 0), (0, missing)))
     # One index per token into the cache as a list of tokens: TPUs write such a scatter in place, one row per token. The
     # dropped tokens get different indices, because all are declared unique.
-    cached_tokens = cache.reshape(pages * page_tokens, 2 * kv_heads, cached_dim)
-    dropped = pages * page_tokens + jnp.arange(tokens)
-    target = jnp.where(page < pages, page * page_tokens + index, dropped)
+    capacity = pages * page_tokens
+    cached_tokens = cache.reshape(capacity, 2 * kv_heads, cached_dim)
+    is_written = page < pages
+    place = page * page_tokens + index
+    dropped = capacity + jnp.arange(tokens)
+    target = jnp.where(is_written, place, dropped)
     cached_tokens = cached_tokens.at[target].set(entries, mode='drop', unique_indices=True)
     return cached_tokens.reshape(cache.shape)
 
@@ -110,46 +155,62 @@ def attend_pages(
     kv_heads = cache.shape[2] // 2
     groups = heads // kv_heads
     blocks = tokens // block
-    block_q = fold_groups(q.reshape(blocks, block, heads, head_dim), kv_heads)
+    block_q = q.reshape(blocks, block, heads, head_dim)
+    block_q = fold_groups(block_q, kv_heads)
     block_position = position.reshape(blocks, block)
     last_position = jnp.max(block_position, 1)
-    block_table = table.at[row[::block]].get(mode='clip')
+    block_row = row[::block]
+    block_table = table.at[block_row].get(mode='clip')
+    index = jnp.arange(page_tokens)
 
-    def attend_page(number, sums: _Sums) -> _Sums:
+    def attend_page(number, sums: Sums) -> Sums:
         page_ids = block_table[:, number]
-        pairs = cache[page_ids].reshape(blocks, page_tokens, kv_heads, 2, head_dim)
+        pairs = cache[page_ids]
+        pairs = pairs.reshape(blocks, page_tokens, kv_heads, 2, head_dim)
         keys = pairs[:, :, :, 0]
-        key_position = number * page_tokens + jnp.arange(page_tokens)
+        values = pairs[:, :, :, 1]
+        key_position = number * page_tokens + index
         # Masked before the product and not by a zero probability, because 0 · NaN is NaN.
         is_written = key_position[None] <= last_position[:, None]
-        values = jnp.where(is_written[:, :, None, None], pairs[:, :, :, 1], 0)
-        seen = key_position[None, None] <= block_position[:, :, None]
-        if window:
-            seen &= key_position[None, None] > block_position[:, :, None] - window
+        values = jnp.where(is_written[:, :, None, None], values, 0)
+        seen = _seen(key_position, block_position, window)
         # The query heads of a group are folded into the query axis, hence the tiling.
-        seen = jnp.tile(seen, (1, groups, 1))[:, None]
-        return _add_page(sums, block_q, keys, values, seen)
+        seen = jnp.tile(seen, (1, groups, 1))
+        return _add_page(sums, block_q, keys, values, seen[:, None])
 
-    shape = block_q.shape[:-1]
-    sums = (
-        jnp.full(shape, MASKED_SCORE, jnp.float32),
-        jnp.zeros(shape, jnp.float32),
-        jnp.zeros(block_q.shape, jnp.float32),
-    )
-    first_page = jnp.int32(0)
-    if window:
-        # No token sees a page before the window of the one that is nearest to its row's begin.
-        first_seen = jnp.where(position >= 0, position - window + 1, jnp.iinfo(jnp.int32).max)
-        first_page = jnp.maximum(jnp.min(first_seen), 0) // page_tokens
-    used_pages = jnp.max(position) // page_tokens + 1
-    _, total, weighted = jax.lax.fori_loop(first_page, used_pages, attend_page, sums)
-    # Idle tokens have summed nothing.
-    out = weighted / jnp.where(total == 0, 1.0, total)[..., None]
-    out = unfold_groups(out.astype(q.dtype), block)
+    first_page = _first_page(position, window, page_tokens)
+    last_page = jnp.max(position) // page_tokens
+    sums = Sums.of_no_page(block_q.shape)
+    sums = jax.lax.fori_loop(first_page, last_page + 1, attend_page, sums)
+    out = sums.attention().astype(q.dtype)
+    out = unfold_groups(out, block)
     return out.reshape(tokens, heads * head_dim)
 
 
-def _add_page(sums: _Sums, q, keys, values, seen) -> _Sums:
+def _seen(key_position, query_position, window: int):
+    """Returns whether queries at [blocks, queries] attend to keys at [page], bool [blocks, queries, page]."""
+    key_position = key_position[None, None]
+    query_position = query_position[:, :, None]
+    seen = key_position <= query_position
+    if window:
+        in_window = key_position > query_position - window
+        seen &= in_window
+    return seen
+
+
+def _first_page(position: Int[Array, ' tokens'], window: int, page_tokens: int):
+    """Returns the index of the first page that any token sees; 0 without a window."""
+    if not window:
+        return jnp.int32(0)
+    # No token sees a page before the window of the one that is nearest to its row's begin.
+    is_idle = position < 0
+    window_start = position - window + 1
+    first_seen = jnp.where(is_idle, jnp.iinfo(jnp.int32).max, window_start)
+    first_position = jnp.min(first_seen)
+    return jnp.maximum(first_position, 0) // page_tokens
+
+
+def _add_page(sums: Sums, q, keys, values, seen) -> Sums:
     """Returns the sums after one page more.
 
     Args:
@@ -160,18 +221,16 @@ def _add_page(sums: _Sums, q, keys, values, seen) -> _Sums:
     """
     scores = product('bkqd,bpkd->bkqp', q, keys)
     scores = jnp.where(seen, scores, MASKED_SCORE)
-    maximum, total, weighted = sums
-    new_maximum = jnp.maximum(maximum, jnp.max(scores, -1))
-    weights = jnp.exp(scores - new_maximum[..., None])
-    # What was summed relative to the old maximum is scaled to the new one.
-    scale = jnp.exp(maximum - new_maximum)
-    page_weighted = product('bkqp,bpkd->bkqd', weights.astype(values.dtype), values)
-    new_total = scale * total + jnp.sum(weights, -1)
-    new_weighted = scale[..., None] * weighted + page_weighted
+    page_maximum = jnp.max(scores, -1)
+    maximum = jnp.maximum(sums.maximum, page_maximum)
+    weights = jnp.exp(scores - maximum[..., None])
+    rounded_weights = weights.astype(values.dtype)
+    weighted = product('bkqp,bpkd->bkqd', rounded_weights, values)
+    new_sums = sums.add(maximum, weights, weighted)
     # A page without visible keys must not change a bit: how many such pages a token meets depends on its neighbours.
     has_keys = jnp.any(seen, -1)
-    return (
-        jnp.where(has_keys, new_maximum, maximum),
-        jnp.where(has_keys, new_total, total),
-        jnp.where(has_keys[..., None], new_weighted, weighted),
+    return Sums(
+        maximum=jnp.where(has_keys, new_sums.maximum, sums.maximum),
+        total=jnp.where(has_keys, new_sums.total, sums.total),
+        weighted=jnp.where(has_keys[..., None], new_sums.weighted, sums.weighted),
     )

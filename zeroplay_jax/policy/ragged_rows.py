@@ -60,7 +60,9 @@ def rows_of_tokens(
     most_rows = min(table.shape[0], tokens)
     is_used = position >= 0
     used = jnp.sum(is_used, dtype=jnp.int32)
-    previous_row = jnp.concatenate([jnp.full((1,), -1, row.dtype), row[:-1]])
+    # The first token has no predecessor: -1 is the number of no row.
+    before_first = jnp.full((1,), -1, row.dtype)
+    previous_row = jnp.concatenate([before_first, row[:-1]])
     is_first = is_used & (row != previous_row)
     first_tokens = jnp.cumsum(is_first, dtype=jnp.int32)
     count = first_tokens[-1]
@@ -68,17 +70,25 @@ def rows_of_tokens(
     start = jnp.searchsorted(first_tokens, number, side='right', method='compare_all')
     # Invalid rows start where the used tokens end, so that they are empty.
     start = jnp.minimum(start.astype(jnp.int32), used)
-    last_token = jnp.maximum(start[1:] - 1, 0)
+    first_token = start[:-1]
+    end = start[1:]
+    last_token = jnp.maximum(end - 1, 0)
+    length = position[last_token] + 1
     if shape.has_chunks:
-        row_tokens = start[1:] - start[:-1]
-        is_single = (row_tokens == 1) & (number[:-1] < jnp.minimum(count, shape.most_singles))
-        singles = jnp.sum(jnp.cumprod(is_single.astype(jnp.int32)))
+        row_tokens = end - first_token
+        most_singles = jnp.minimum(count, shape.most_singles)
+        may_be_single = number[:-1] < most_singles
+        is_single = (row_tokens == 1) & may_be_single
+        # The product is 0 from the first row on that has several tokens.
+        is_leading = jnp.cumprod(is_single.astype(jnp.int32))
+        singles = jnp.sum(is_leading)
     else:
         singles = count
+    row_id = row.at[first_token].get(mode='clip')
     return Rows(
-        length=jnp.maximum(position[last_token] + 1, 1),
+        length=jnp.maximum(length, 1),
         start=start,
-        table=table.at[row.at[start[:-1]].get(mode='clip')].get(mode='clip'),
+        table=table.at[row_id].get(mode='clip'),
         count=count,
         singles=singles,
     )

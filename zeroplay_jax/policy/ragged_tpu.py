@@ -40,12 +40,15 @@ def cache_head_dim(head_dim: int) -> int:
 def check(kv_heads: int, page: int, dtype) -> None:
     """Raises UserError for a number of key/value heads per chip that the kernel does not take."""
     del page
-    counts = _KV_HEADS[jnp.dtype(dtype).itemsize]
-    if kv_heads not in counts and kv_heads % counts[-1]:
-        allowed = ', '.join(str(count) for count in counts)
+    element_bytes = jnp.dtype(dtype).itemsize
+    counts = _KV_HEADS[element_bytes]
+    largest = counts[-1]
+    is_multiple = kv_heads % largest == 0
+    if kv_heads not in counts and not is_multiple:
+        allowed = ', '.join(map(str, counts))
         raise UserError(
             f'{kv_heads} key/value heads on a chip: sampler.attention=ragged takes {allowed} or a multiple of '
-            f'{counts[-1]}; choose another mesh.model or set sampler.attention=xla'
+            f'{largest}; choose another mesh.model or set sampler.attention=xla'
         )
 
 
@@ -69,19 +72,26 @@ class Call:
 
 def make_plan(rows: Rows, tokens: int, shape: StepShape) -> tuple[Call | None, Call | None]:
     """Returns the rows of the call for rows with one token, and of the call for chunks."""
-    singles = _single_rows(rows, shape.most_singles) if shape.most_singles else None
-    chunks = _chunk_rows(rows) if shape.has_chunks else None
+    singles = chunks = None
+    if shape.most_singles:
+        singles = _single_rows(rows, shape.most_singles)
+    if shape.has_chunks:
+        chunks = _chunk_rows(rows)
     return singles, chunks
 
 
 def _single_rows(rows: Rows, most: int) -> Call:
     """Returns the leading rows with one token each."""
+    lengths = rows.length[:most]
+    # Each has one query, so that query i is that of row i.
+    starts = jnp.arange(lengths.size + 1, dtype=jnp.int32)
     # Without such a row the first one is computed, and nobody reads its result.
+    count = jnp.maximum(rows.singles, 1)
     return Call(
-        lengths=rows.length[:most],
+        lengths=lengths,
         table=rows.table[:most],
-        starts=jnp.arange(rows.length[:most].shape[0] + 1, dtype=jnp.int32),
-        count=jnp.maximum(rows.singles, 1)[None],
+        starts=starts,
+        count=count[None],
     )
 
 
@@ -92,14 +102,20 @@ def _chunk_rows(rows: Rows) -> Call:
     # call is not empty.
     most = rows.length.shape[0]
     number = jnp.arange(most + 1, dtype=jnp.int32)
-    source = jnp.clip(rows.singles + number - 1, 0, most - 1)
-    starts = rows.start.at[rows.singles + number].get(mode='clip')
-    starts = jnp.where(rows.count == 0, 1, starts)
+    next_row = rows.singles + number
+    source = jnp.clip(next_row - 1, 0, most - 1)
+    is_filler = number == 0
+    lengths = jnp.where(is_filler, 1, rows.length[source])
+    ends = rows.start.at[next_row].get(mode='clip')
+    ends = jnp.where(rows.count == 0, 1, ends)
+    first_start = jnp.zeros((1,), jnp.int32)
+    starts = jnp.concatenate([first_start, ends])
+    count = 1 + rows.count - rows.singles
     return Call(
-        lengths=jnp.where(number == 0, 1, rows.length[source]),
+        lengths=lengths,
         table=rows.table[source],
-        starts=jnp.concatenate([jnp.zeros((1,), jnp.int32), starts]),
-        count=(1 + rows.count - rows.singles)[None],
+        starts=starts,
+        count=count[None],
     )
 
 
@@ -123,11 +139,12 @@ def attend(
     """Returns the attention of the first `most_singles` tokens as rows of one, and that of all tokens as chunks."""
     del interpret
     page = cache.shape[1]
+    kernel = _kernel()
 
-    def call(queries, rows: Call | None, block_queries: int):
-        if rows is None:
-            return None
-        return _kernel()(
+    def call(queries, rows: Call, block_queries: int):
+        block_pages = max(BLOCK // page, 1)
+        most_pages = rows.table.shape[1]
+        return kernel(
             queries,
             cache,
             rows.lengths,
@@ -137,9 +154,15 @@ def attend(
             sm_scale=scale,
             sliding_window=window or None,
             # Given, because the kernel would look them up by the kind of the first device of the process.
-            num_kv_pages_per_block=min(max(BLOCK // page, 1), rows.table.shape[1]),
+            num_kv_pages_per_block=min(block_pages, most_pages),
             num_queries_per_block=min(block_queries, queries.shape[0]),
         )
 
     singles, chunks = plan
-    return call(q[: shape.most_singles], singles, SINGLE_QUERIES), call(q, chunks, CHUNK_QUERIES)
+    single_out = chunk_out = None
+    if singles is not None:
+        single_q = q[: shape.most_singles]
+        single_out = call(single_q, singles, SINGLE_QUERIES)
+    if chunks is not None:
+        chunk_out = call(q, chunks, CHUNK_QUERIES)
+    return single_out, chunk_out

@@ -21,6 +21,7 @@ from zeroplay_jax.policy import (
     kernels,
     paged_attention,
     token_chunks,
+    used_attention,
 )
 from zeroplay_jax.policy.attention import AnyArray, LayerBuffer, LayerCache
 from zeroplay_jax.policy.decoder import Attend, Decoder, ModelConfig, Params, cast_matrices
@@ -117,6 +118,7 @@ def hidden_step(
     step: Int[Array, ''],
     cache: tuple[LayerCache, ...],
     buffer: tuple[LayerBuffer, ...],
+    rows: used_attention.DecodingRows | None = None,
     adapter: Int[Array, ' slots'] | None = None,
 ) -> tuple[Float[Array, 'slots hidden_size'], tuple[LayerBuffer, ...]]:
     """Returns the hidden states of one decode step of a burst, for every slot.
@@ -129,6 +131,8 @@ def hidden_step(
       step: number of the step within the burst, from 0.
       cache: keys and values of the positions before `base`.
       buffer: keys and values of the burst so far.
+      rows: the decoding slots, which then read their used places only (policy/used_attention.py); None: all slots read
+        all places.
       adapter: adapter of every slot (policy/adapters.py); None: the only one, if the weights have adapters.
 
     Returns:
@@ -137,6 +141,10 @@ def hidden_step(
 
     def attend(q, k, v, layer, window):
         layer_cache, layer_buffer = layer
+        if rows is not None:
+            return used_attention.attend_step(
+                q, k, v, layer_cache, layer_buffer, base, step, rows, window
+            )
         return attention.attend_step(q, k, v, layer_cache, layer_buffer, base, step, window)
 
     variables = {'params': params}
@@ -157,6 +165,7 @@ def fill_cache(
     slots: Int[Array, ' rows'],
     start: Int[Array, ' rows'],
     cache: tuple[LayerCache, ...],
+    reads_used: bool = False,
     adapter: Int[Array, ' rows'] | None = None,
 ) -> tuple[LayerCache, ...]:
     """Prefills a chunk of prompt tokens and returns the new cache.
@@ -168,11 +177,13 @@ def fill_cache(
       slots: slot of every row; a number beyond the last slot marks an idle row.
       start: position of the first token of every row.
       cache: keys and values of all slots.
+      reads_used: whether rows read their used places only (policy/used_attention.py).
       adapter: adapter of every row, as of `hidden_step`.
     """
+    attend_chunk = used_attention.attend_chunk if reads_used else attention.attend_chunk
 
     def attend(q, k, v, layer, window):
-        return attention.attend_chunk(q, k, v, layer, slots, start, window)
+        return attend_chunk(q, k, v, layer, slots, start, window)
 
     chunk = tokens.shape[1]
     positions = start[:, None] + jnp.arange(chunk)[None]

@@ -198,6 +198,30 @@ class Placement:
         assert group.held is not None
         return group.held.pages[-1]
 
+    def take_chunks(
+        self, rows_per_shard: int, share_calls: Callable[[RequestGroup, RequestGroup], bool]
+    ) -> list[ActiveRollout]:
+        """Returns the rollouts of the next prefill call, an entry per chunk, and takes the chunks from `chunks_left`.
+
+        Args:
+          rows_per_shard: most entries of a data shard.
+          share_calls: whether rollouts of two groups can be in one call.
+        """
+        batch: list[ActiveRollout] = []
+        rows_of_shard = [0] * len(self.shards)
+        for rollout in self.active():
+            if batch and not share_calls(rollout.group, batch[0].group):
+                continue
+            shard = rollout.group.shard
+            chunks = min(rollout.chunks_left, rows_per_shard - rows_of_shard[shard])
+            # Over short pages all tokens that a call feeds of a row are one chunk.
+            if self.config.is_paged:
+                chunks = min(chunks, 1)
+            rows_of_shard[shard] += chunks
+            rollout.chunks_left -= chunks
+            batch += [rollout] * chunks
+        return batch
+
     # ---- turns -----------------------------------------------------------------------------------
 
     def begin_turn(self, rollout: ActiveRollout) -> bool:

@@ -108,9 +108,9 @@ class ActiveRollout:
         self.turns: list[Turn] = []
         self.earlier: list[Trajectory] = []
         self.tool_state: dict[str, dict[str, Any]] = {}
-        # Calls of `extend` that the row still needs; not read with `token_budget`. The host counts them, because
+        # Chunks of the row that are not prefilled yet; not read with `token_budget`. The host counts them, because
         # reading the device's state would wait for the device.
-        self.prefill_calls_left = 0
+        self.chunks_left = 0
         self.begin_turn()
 
     def begin_turn(self) -> None:

@@ -218,7 +218,9 @@ class Sampler:
         slots: Sequence[int],
         adapter: Int[np.ndarray, ' slots'] | None = None,
     ) -> None:
-        """Prefills one chunk of each slot in `slots`: ascending, at most `shard_config.fill_rows` of a shard.
+        """Prefills one chunk per entry of `slots`: ascending, at most `shard_config.fill_rows` entries of a shard.
+
+        Over pages as long as a slot, a slot may have several entries.
 
         `params` and `adapter` are as in `decode`.
         """

@@ -76,7 +76,8 @@ class Scheduler:
 
     Attributes:
       workers: run the tool calls.
-      stats: counters ('rollouts', 'generated_tokens', 'rounds', …) and seconds per part of a round, since the
+      stats: counters ('rollouts', 'generated_tokens', 'rounds', …), seconds per part of a round, and seconds in which
+        nothing decoded ('tool_wait_seconds': for tools and judges, 'peer_wait_seconds': for other processes), since the
         scheduler was made.
       profile: whether to wait after every device call, so that `stats` separates prefill from decode.
     """
@@ -233,7 +234,12 @@ class Scheduler:
                     if task.done():
                         task.result()
             if not self._round():
-                await self._wait_for_work(is_ended, polls=batch.has_ended)
+                # A batch that has ended waits for other processes, any other one for tools or judges.
+                has_ended = batch.has_ended
+                started = time.perf_counter()
+                await self._wait_for_work(is_ended, polls=has_ended)
+                name = 'peer_wait_seconds' if has_ended else 'tool_wait_seconds'
+                self.stats[name] += time.perf_counter() - started
         results += batch.take_results()
 
     async def _wait_for_work(self, is_ended: Callable[[], bool], polls: bool) -> None:

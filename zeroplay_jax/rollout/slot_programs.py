@@ -1,7 +1,7 @@
 """The device programs of rollouts: slots with their own position, limit and random stream.
 
   put     host tokens → the end of a row (a prompt, or an observation after a rewind)
-  extend  keys and values of up to `chunk` tokens of a few rows
+  extend  keys and values of a few chunks of `chunk` tokens
   decode  up to `burst` new tokens of every decoding row
   rewind  a row back to a length; nothing is erased, attention masks by position
   clone   a prefilled prompt → other rows (samples of a request share one prefill)
@@ -25,7 +25,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from zeroplay_jax.policy import attention, ragged_attention, sharding, transformer
+from zeroplay_jax.policy import (
+    attention,
+    ragged_attention,
+    sharding,
+    transformer,
+    used_attention,
+)
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout import sampling, token_steps
 from zeroplay_jax.rollout.slot_state import (
@@ -107,8 +113,15 @@ def _extend(
     table: None = None,  # not used: page s belongs to slot s
     adapter: Int[Array, ' slots'] | None = None,
 ) -> SlotState:
-    """Prefills one chunk of every row in `slots` (a number beyond the last slot marks an idle row)."""
+    """Prefills one chunk per entry of `slots`; a number beyond the last slot marks an idle entry.
+
+    A slot that is there several times gets consecutive chunks.
+    """
+    # Chunks of the same slot in earlier entries.
+    entry = jnp.arange(slots.shape[0])
+    is_earlier = (slots[None] == slots[:, None]) & (entry[None] < entry[:, None])
     start = state.cached.at[slots].get(mode='clip')
+    start = start + config.chunk * jnp.sum(is_earlier, -1, dtype=jnp.int32)
     position = start[:, None] + jnp.arange(config.chunk)[None]
     # Idle rows read some slot's tokens; `fill_cache` drops their keys and values.
     readable_slots = jnp.minimum(slots, config.slots - 1)
@@ -117,15 +130,19 @@ def _extend(
     # attention never reads it before the true keys and values replace it.
     if adapter is not None:
         adapter = adapter[readable_slots]
-    cache = transformer.fill_cache(model, params, tokens, slots, start, state.cache, adapter)
+    reads_used = config.attention == 'used'
+    cache = transformer.fill_cache(
+        model, params, tokens, slots, start, state.cache, reads_used, adapter
+    )
     # The last token stays uncached: decode feeds it to predict the next one.
     goal = state.length.at[slots].get(mode='clip') - 1
-    cached = jnp.minimum(start + config.chunk, goal)
-    status = jnp.where(cached >= goal, DECODE, FILL)
+    # The last chunk of a slot decides.
+    cached = state.cached.at[slots].max(jnp.minimum(start + config.chunk, goal), mode='drop')
+    status = jnp.where(cached.at[slots].get(mode='clip') >= goal, DECODE, FILL)
     return dataclasses.replace(
         state,
         cache=cache,
-        cached=_write_rows(state.cached, slots, cached),
+        cached=cached,
         status=_write_rows(state.status, slots, status),
     )
 
@@ -160,6 +177,7 @@ def _decode(
     slots = jnp.arange(config.slots, dtype=jnp.int32)
     eos = jnp.asarray(config.eos or (NO_TOKEN,), jnp.int32)
     out_of_range = config.positions
+    reads_used = config.attention == 'used'
     first_chunk = empty_chunk(config)
     live_at_start = _is_live(state, rows)
     first_position = jnp.maximum(state.length - 1, 0)
@@ -182,8 +200,9 @@ def _decode(
         # Rows that ended read positions beyond their end; their results are masked below.
         position = first_position + step
         last_token = state.tokens[slots, position]
+        decoding_rows = used_attention.decoding_rows(live) if reads_used else None
         hidden, buffer = transformer.hidden_step(
-            model, params, last_token, first_position, step, cache, buffer, adapter
+            model, params, last_token, first_position, step, cache, buffer, decoding_rows, adapter
         )
         next_token_logits = transformer.logits(model, params, hidden)
         token, logp = sampling.sample(next_token_logits, state.temperature, state.key, state.length)
@@ -300,6 +319,9 @@ def programs(model: ModelConfig, config: SamplerConfig, mesh: Mesh) -> dict:
     if config.attention == 'ragged':
         ragged_attention.check(model.kv_heads, config.page, model.dtype, mesh)
         head_dim = ragged_attention.cache_head_dim(head_dim, mesh)
+    if config.attention == 'used' and mesh.devices.flat[0].platform != 'cpu':
+        # Accelerators would compute one row after another, too.
+        local = dataclasses.replace(local, attention='xla')
     layout = _layout(model, config, mesh)
     # functools.partial makes a new object per shape, so that each keeps its own compilations.
     bind = functools.partial

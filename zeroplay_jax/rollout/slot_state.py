@@ -33,8 +33,8 @@ class SamplerConfig:
     Attributes:
       slots: rollouts in progress at the same time.
       context: tokens that a slot can hold.
-      chunk: tokens of a row that one prefill call computes.
-      fill_rows: rows of a prefill call.
+      chunk: tokens of a row that are prefilled together.
+      fill_rows: chunks of a prefill call; over pages as long as a slot several can be of one row.
       burst: steps of a decode call.
       put_rows: rows of a put or clone call per data shard.
       put_tokens: tokens per row of a put call.
@@ -43,7 +43,8 @@ class SamplerConfig:
       pages: pages of the cache; 0: as many as the slots can fill.
       token_budget: tokens of a step that prefills and decodes at once; 0: prefill and decode are separate calls.
       decode_buckets: ascending numbers of tokens for which a smaller step without prefill is compiled.
-      attention: over pages shorter than a slot: 'xla' or 'ragged', a kernel.
+      attention: 'xla'; over pages shorter than a slot also 'ragged', a kernel; over pages as long as
+        a slot also 'used', which reads used places only, one row after another.
     """
 
     slots: int
@@ -111,13 +112,18 @@ class SamplerConfig:
             )
         for name, is_set in (
             ('decode_buckets', bool(self.decode_buckets)),
-            ('attention', self.attention != 'xla'),
+            ('attention', self.attention == 'ragged'),
         ):
             if is_set and not self.is_paged:
                 raise UserError(
                     f'sampler.{name}={getattr(self, name)} needs pages; set sampler.page below '
                     f'sampler.context={self.context}'
                 )
+        if self.attention == 'used' and self.is_paged:
+            raise UserError(
+                f'sampler.attention=used with sampler.page={self.page}: set sampler.page=0, or sampler.attention=xla, '
+                'which reads used pages only'
+            )
         self._check_buckets(shards)
         if self.page_count // shards < self.pages_per_slot:
             raise UserError(

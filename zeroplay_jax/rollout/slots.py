@@ -127,7 +127,7 @@ class SlotPool:
         # it.
         first_uncached = max(start - 1, 0)
         prefill_tokens = len(rollout.tokens) - 1 - first_uncached
-        rollout.prefill_calls_left = math.ceil(prefill_tokens / self.sampler.config.chunk)
+        rollout.chunks_left = math.ceil(prefill_tokens / self.sampler.config.chunk)
         return PutRow(
             slot=rollout.slot,
             tokens=np.asarray(rollout.tokens[start:], np.int32),
@@ -185,21 +185,10 @@ class SlotPool:
         # All rows are prefilled before any row decodes: a decode chunk takes as long for one row as for
         # all of them, so rows that still wait for their prefill would miss it.
         while True:
-            batch: list[ActiveRollout] = []
-            rows_of_shard = [0] * self.sampler.shards
-            for rollout in self.placement.active():
-                if not rollout.prefill_calls_left:
-                    continue
-                shard = rollout.group.shard
-                is_fitting = not batch or self.weights.share_calls(rollout.group, batch[0].group)
-                if is_fitting and rows_of_shard[shard] < rows_per_shard:
-                    rows_of_shard[shard] += 1
-                    batch.append(rollout)
+            batch = self.placement.take_chunks(rows_per_shard, self.weights.share_calls)
             if not batch:
                 break
             self.weights.extend(self.sampler, batch)
-            for rollout in batch:
-                rollout.prefill_calls_left -= 1
         for group in self.placement.open_groups:
             group.is_prefilled = group.held is not None
 

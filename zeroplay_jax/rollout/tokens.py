@@ -7,6 +7,7 @@ invented) is `Untrusted` and encoded by a second tokenizer whose added vocabular
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 import re
@@ -30,19 +31,28 @@ SOURCES = ('prompt', 'policy', 'env')
 _CHARACTERS_PER_TOKEN = 8
 # Ids at the end of a cut text that may differ from those of the whole text.
 _UNSTABLE_TOKENS = 64
+# Field of generation_config.json with the ids that end a turn, in folders where `eos_token_id` also names the ends of
+# calls, so that other programs stop there (training/model_card.py).
+END_OF_TURN_FIELD = 'end_of_turn_token_id'
 # Private-use characters that no template writes. The first two enclose the number of an untrusted part
 # while a template is rendered; the third stands for an assistant turn in `Codec.suffix`.
-_MARK_START, _MARK_END, _TURN_MARK = '\ue000', '\ue001', '\ue002'
+_MARK_START = '\ue000'
+_MARK_END = '\ue001'
+_TURN_MARK = '\ue002'
 
 
 def _byte_alphabet() -> dict[str, int]:
     """Character → byte of the byte-level alphabet that GPT-2 introduced."""
     # Printable bytes stand for themselves, all others for the characters from 256 in order.
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    alphabet = {chr(byte): byte for byte in printable}
-    hidden = [byte for byte in range(256) if byte not in printable]
-    for index, byte in enumerate(hidden):
-        alphabet[chr(256 + index)] = byte
+    alphabet = {}
+    next_code = 256
+    for byte in range(256):
+        if byte in printable:
+            alphabet[chr(byte)] = byte
+        else:
+            alphabet[chr(next_code)] = byte
+            next_code += 1
     return alphabet
 
 
@@ -61,21 +71,26 @@ class Codec:
     def __init__(self, folder):
         self.folder = pathlib.Path(folder)
         # Read without AutoTokenizer, which would import PyTorch where it is installed.
-        self._tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(str(self.folder))
-        specification = json.loads(self._tokenizer.backend_tokenizer.to_str())
-        added_tokens = specification['added_tokens']
-        self._added_ids = {token['content']: token['id'] for token in added_tokens}
-        vocabulary = specification['model']['vocab']
+        tokenizer_class = transformers.PreTrainedTokenizerFast
+        self._tokenizer = tokenizer_class.from_pretrained(str(self.folder))
+        specification_text = self._tokenizer.backend_tokenizer.to_str()
+        specification = json.loads(specification_text)
+        self._added_ids: dict[str, int] = {}
+        for token in specification['added_tokens']:
+            self._added_ids[token['content']] = token['id']
+        model = specification['model']
+        vocabulary = model['vocab']
         # Unigram vocabularies are lists of (token, score). They are never byte-level.
         if not isinstance(vocabulary, dict):
-            model_type = specification['model']['type']
+            model_type = model['type']
             raise ValueError(
                 f'{self.folder}: a {model_type} tokenizer is not byte-level; choose a checkpoint with byte-level BPE'
             )
         self._plain = self._without_added_tokens(specification)
         # Sorted longest first, so that a token that contains another one is found as a whole.
         longest_first = sorted(self._added_ids, key=len, reverse=True)
-        pattern = '|'.join(re.escape(token) for token in longest_first)
+        pattern = '|'.join(map(re.escape, longest_first))
+        # Without added tokens the pattern matches nothing.
         self._added_pattern = re.compile(pattern or r'(?!)')
         self.token_bytes = self._bytes_of_ids(vocabulary)
         self.longest_token = max(map(len, self.token_bytes))
@@ -88,11 +103,12 @@ class Codec:
           specification: content of tokenizer.json.
         """
         model = dict(specification['model'])
-        model['vocab'] = dict(model['vocab'])
+        vocabulary = dict(model['vocab'])
         # Some models map a whole pre-token that is in their own vocabulary directly to its id, so the
         # strings of the added vocabulary are removed there as well.
         for token in self._added_ids:
-            model['vocab'].pop(token, None)
+            vocabulary.pop(token, None)
+        model['vocab'] = vocabulary
         plain = dict(specification, model=model)
         plain['added_tokens'] = []
         # Pieces of a prompt are encoded one by one: none of them may get a BOS token or be cut.
@@ -103,7 +119,8 @@ class Codec:
     def _bytes_of_ids(self, vocabulary: dict[str, int]) -> list[bytes]:
         """Returns `token_bytes`; raises ValueError for a token that is not byte-level."""
         alphabet = _byte_alphabet()
-        config = json.loads((self.folder / 'config.json').read_text())
+        config_text = (self.folder / 'config.json').read_text()
+        config = json.loads(config_text)
         # A model may have more ids than its tokenizer has tokens; those decode to nothing.
         last_id = max(
             config['vocab_size'] - 1,
@@ -133,13 +150,15 @@ class Codec:
         ids: set[int] = set()
         path = self.folder / 'generation_config.json'
         if path.exists():
-            listed = json.loads(path.read_text()).get('eos_token_id')
+            fields = json.loads(path.read_text())
+            listed = fields.get(END_OF_TURN_FIELD, fields.get('eos_token_id'))
             if isinstance(listed, list):
                 ids.update(listed)
             elif listed is not None:
                 ids.add(listed)
-        if self._tokenizer.eos_token_id is not None:
-            ids.add(self._tokenizer.eos_token_id)
+        tokenizer_id = self._tokenizer.eos_token_id
+        if tokenizer_id is not None:
+            ids.add(tokenizer_id)
         return tuple(sorted(ids))
 
     def encode(self, text: str) -> list[int]:
@@ -148,16 +167,19 @@ class Codec:
 
     def encode_plain(self, text: str) -> list[int]:
         """Returns the ids of foreign text, none of which is in the added vocabulary."""
-        return self._plain.encode(text, add_special_tokens=False).ids
+        encoding = self._plain.encode(text, add_special_tokens=False)
+        return encoding.ids
 
     def encode_start(self, text: str, limit: int) -> list[int]:
         """Returns the first `limit` ids of foreign text; the time does not grow with the length of the text."""
         # A page of a megabyte has hundreds of thousands of ids, of which a few hundred are read. Only the last ids of
         # a piece depend on the text behind it, so those are never among the ids returned.
-        characters = _CHARACTERS_PER_TOKEN * (limit + _UNSTABLE_TOKENS)
+        needed_ids = limit + _UNSTABLE_TOKENS
+        characters = _CHARACTERS_PER_TOKEN * needed_ids
         while True:
             ids = self.encode_plain(text[:characters])
-            if len(ids) >= limit + _UNSTABLE_TOKENS or characters >= len(text):
+            is_whole = characters >= len(text)
+            if is_whole or len(ids) >= needed_ids:
                 return ids[:limit]
             characters *= 4
 
@@ -179,17 +201,20 @@ class Codec:
             for match in self._added_pattern.finditer(span):
                 pending.append(span[position : match.start()])
                 ids += self.encode_plain(''.join(pending))
-                ids.append(self._added_ids[match.group()])
+                added_id = self._added_ids[match.group()]
+                ids.append(added_id)
                 pending = []
                 position = match.end()
             pending.append(span[position:])
-        return ids + self.encode_plain(''.join(pending))
+        ids += self.encode_plain(''.join(pending))
+        return ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of ids, added tokens included; bytes that are not valid UTF-8 become U+FFFD."""
         pieces = [self.token_bytes[int(token)] for token in ids]
         # The bytes are joined before decoding: a character may be spread over several tokens.
-        return b''.join(pieces).decode(errors='replace')
+        text = b''.join(pieces)
+        return text.decode(errors='replace')
 
     def _render_spans(self, messages: Sequence[Message], add_header: bool) -> list[str]:
         """Returns the text of a chat as spans in order: `Untrusted` parts, and the trusted text between them.
@@ -202,35 +227,23 @@ class Codec:
         untrusted: list[Untrusted] = []
         marked_messages = []
         for message in messages:
-            parts = message['content']
-            if isinstance(parts, str):
-                parts = [parts]
-            marked = ''
-            for part in parts:
-                if isinstance(part, Untrusted):
-                    marked += f'{_MARK_START}{len(untrusted)}{_MARK_END}'
-                    untrusted.append(part)
-                else:
-                    marked += part
-            marked_messages.append({**message, 'content': marked})
+            content = _mark_untrusted(message, untrusted)
+            marked_messages.append({**message, 'content': content})
         text = self._tokenizer.apply_chat_template(
             marked_messages, tokenize=False, add_generation_prompt=add_header
         )
-        pieces = re.split(f'{_MARK_START}(\\d+){_MARK_END}', text)
-        spans: list[str] = []
-        for index, piece in enumerate(pieces):
-            # re.split returns the captured number at every second place.
-            is_mark = index % 2 == 1
-            if is_mark:
-                spans.append(untrusted[int(piece)])
-            else:
-                spans.append(piece)
+        spans: list[str] = re.split(f'{_MARK_START}(\\d+){_MARK_END}', text)
+        # re.split returns the captured number at every second place.
+        for index in range(1, len(spans), 2):
+            number = int(spans[index])
+            spans[index] = untrusted[number]
         return spans
 
     def render(self, messages: Sequence[Message]) -> Int[np.ndarray, ' tokens']:
         """Returns the prompt ids, int32, of a chat, with the header of the assistant's turn at the end."""
         spans = self._render_spans(messages, add_header=True)
-        return np.asarray(self._encode(spans), np.int32)
+        ids = self._encode(spans)
+        return np.asarray(ids, np.int32)
 
     def suffix(self, message: Message) -> Int[np.ndarray, ' tokens']:
         """Returns the ids, int32, to append after an assistant turn that was cut before its end token.
@@ -252,10 +265,26 @@ class Codec:
         for index, span in enumerate(spans):
             # Compared by identity, because an equal text may occur in `message`.
             if span is turn:
-                return np.asarray(self._encode(spans[index + 1 :]), np.int32)
+                ids = self._encode(spans[index + 1 :])
+                return np.asarray(ids, np.int32)
         raise ValueError(
             f'{self.folder}: the chat template leaves out the text of an assistant turn'
         )
+
+
+def _mark_untrusted(message: Message, untrusted: list[Untrusted]) -> str:
+    """Returns the content of a message with marks in place of its untrusted parts, which are added to the list."""
+    parts = message['content']
+    if isinstance(parts, str):
+        parts = [parts]
+    marked = ''
+    for part in parts:
+        if isinstance(part, Untrusted):
+            marked += f'{_MARK_START}{len(untrusted)}{_MARK_END}'
+            untrusted.append(part)
+        else:
+            marked += part
+    return marked
 
 
 def open_codec(folder: pathlib.Path) -> Codec:
@@ -271,7 +300,9 @@ def open_codec(folder: pathlib.Path) -> Codec:
     except Exception as error:
         # The libraries tokenizers, transformers and jinja raise exceptions of many types.
         lines = str(error).strip().splitlines()
-        reason = lines[0][:_MAX_REASON_CHARACTERS] if lines else ''
+        reason = ''
+        if lines:
+            reason = lines[0][:_MAX_REASON_CHARACTERS]
         raise UserError(
             f'{folder}: its tokenizer cannot be used ({reason}); copy the folder again'
         ) from None
@@ -303,7 +334,8 @@ class StopMatcher:
         """
         for token in ids:
             # A match must end in the new token, so it cannot start earlier than this.
-            search_start = max(len(self._text) - self._longest_stop + 1, 0)
+            search_start = len(self._text) - self._longest_stop + 1
+            search_start = max(search_start, 0)
             self._text += self._token_bytes[int(token)]
             self._token_count += 1
             match_ends = []
@@ -313,8 +345,8 @@ class StopMatcher:
                     match_ends.append(position + len(stop))
             # The earliest end, so that one token with two stop strings ends the turn at the first.
             if match_ends:
-                text = self._text[: min(match_ends)].decode(errors='replace')
-                return self._token_count, text
+                text = self._text[: min(match_ends)]
+                return self._token_count, text.decode(errors='replace')
         return None
 
     @property
@@ -329,14 +361,18 @@ def text_spans(codec: Codec, trajectory: Trajectory) -> Iterator[dict[str, Any]]
     A later context of a rollout repeats tokens of an earlier one; repeated spans are left out.
     """
     for context in trajectory.contexts:
-        boundaries = np.flatnonzero(np.diff(context.source)) + 1
+        is_change = np.diff(context.source) != 0
+        boundaries = np.flatnonzero(is_change) + 1
         edges = [0, *boundaries, len(context.tokens)]
         # Old policy tokens are PROMPT in a later context: its new spans begin after the last PROMPT.
         first_new = 0
         if context is not trajectory.contexts[0]:
-            first_new = np.flatnonzero(context.source == PROMPT)[-1] + 1
-        for start, end in zip(edges, edges[1:]):
-            if start >= first_new:
-                ids = context.tokens[start:end].tolist()
-                source = SOURCES[context.source[start]]
-                yield {'source': source, 'text': codec.decode(ids), 'tokens': ids}
+            prompt_positions = np.flatnonzero(context.source == PROMPT)
+            first_new = prompt_positions[-1] + 1
+        for start, end in itertools.pairwise(edges):
+            if start < first_new:
+                continue
+            ids = context.tokens[start:end].tolist()
+            source = SOURCES[context.source[start]]
+            text = codec.decode(ids)
+            yield {'source': source, 'text': text, 'tokens': ids}

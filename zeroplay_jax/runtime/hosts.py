@@ -64,11 +64,13 @@ class Hosts:
     Attributes:
       index: index of this process.
       count: number of processes.
+      seconds: time spent in `gather` and `exchange`, waiting for slower processes included.
     """
 
     def __init__(self) -> None:
         self.index = jax.process_index()
         self.count = jax.process_count()
+        self.seconds = 0.0
         # Identity → future of its value: an episode may wait for a value before another episode shares it.
         self._shared: dict[Identity, asyncio.Future] = {}
         self._readers = DaemonPool(_READERS, 'shared')
@@ -92,13 +94,22 @@ class Hosts:
         """
         if self.count == 1:
             return [value]
-        text = np.frombuffer(_encode_json(value).encode(), np.uint8)
-        sizes = multihost_utils.process_allgather(np.array([text.size]))[:, 0]
+        started = time.perf_counter()
+        encoded = _encode_json(value).encode()
+        text = np.frombuffer(encoded, np.uint8)
+        size = np.array([text.size])
+        sizes = multihost_utils.process_allgather(size)[:, 0]
         # All processes need the same shape.
-        padded_text = np.zeros(padded_size(int(sizes.max())), np.uint8)
+        longest = int(sizes.max())
+        padded_text = np.zeros(padded_size(longest), np.uint8)
         padded_text[: text.size] = text
         all_texts = np.asarray(multihost_utils.process_allgather(padded_text))
-        return [json.loads(row[:size].tobytes()) for row, size in zip(all_texts, sizes)]
+        self.seconds += time.perf_counter() - started
+        values = []
+        for row, row_size in zip(all_texts, sizes):
+            row_text = row[:row_size].tobytes()
+            values.append(json.loads(row_text))
+        return values
 
     def exchange(self, messages: Sequence[bytes]) -> list[bytes]:
         """Returns the messages of all processes to this one, in process order. All processes must call it.
@@ -110,22 +121,30 @@ class Hosts:
         """
         if self.count == 1:
             return list(messages)
+        started = time.perf_counter()
         lengths = np.array([len(message) for message in messages])
-        # [from, to]
-        all_lengths = np.array(multihost_utils.process_allgather(lengths))
+        all_lengths = multihost_utils.process_allgather(lengths)
+        # [from, to]; a copy, because the gathered array cannot be written to.
+        all_lengths = np.array(all_lengths)
         received_lengths = all_lengths[:, self.index].tolist()
         # A message to oneself stays where it is.
         np.fill_diagonal(all_lengths, 0)
         received = [b''] * self.count
         if all_lengths.any():
             # One collective for all pairs: each has the place of the longest message.
-            buffer = np.zeros((self.count, padded_size(int(all_lengths.max()))), np.uint8)
+            longest = int(all_lengths.max())
+            shape = (self.count, padded_size(longest))
+            buffer = np.zeros(shape, np.uint8)
             for process, message in enumerate(messages):
                 if process != self.index:
-                    buffer[process, : len(message)] = np.frombuffer(message, np.uint8)
-            for process, row in enumerate(_all_to_all(buffer)):
-                received[process] = row[: received_lengths[process]].tobytes()
+                    content = np.frombuffer(message, np.uint8)
+                    buffer[process, : len(message)] = content
+            rows = _all_to_all(buffer)
+            for process, length in enumerate(received_lengths):
+                content = rows[process, :length]
+                received[process] = content.tobytes()
         received[self.index] = messages[self.index]
+        self.seconds += time.perf_counter() - started
         return received
 
     def collect(self, value: Any) -> list[Any]:
@@ -200,7 +219,8 @@ class Hosts:
         # The store's read blocks, so it runs in a thread and does not stop the other episodes. The event loop's own
         # threads would do, but the end of the loop waits for them: after an error nobody may share the value.
         read = functools.partial(_read_blocking, _key(identity))
-        text = await asyncio.wrap_future(self._readers.submit(read))
+        future = self._readers.submit(read)
+        text = await asyncio.wrap_future(future)
         return json.loads(text)
 
     def clear_shared(self, keep: int | None = None) -> None:
@@ -229,7 +249,8 @@ class Hosts:
     def _future(self, identity: Identity) -> asyncio.Future:
         """Returns the future of an identity; creates it in the running event loop if there is none."""
         if identity not in self._shared:
-            self._shared[identity] = asyncio.get_running_loop().create_future()
+            loop = asyncio.get_running_loop()
+            self._shared[identity] = loop.create_future()
         return self._shared[identity]
 
 
@@ -272,8 +293,10 @@ class Meeting:
 def padded_size(size: int) -> int:
     """Returns a size of at least `size`, by less than a quarter larger, of which there are four between powers of 2."""
     # Every size is compiled once, so there must be few of them.
-    step = 1 << max(size.bit_length() - 3, 0)
-    return -(-size // step) * step
+    step_bits = max(size.bit_length() - 3, 0)
+    step = 1 << step_bits
+    steps = -(-size // step)  # ceiling
+    return steps * step
 
 
 @functools.cache
@@ -299,11 +322,11 @@ def _all_to_all(buffer: np.ndarray) -> np.ndarray:
     """
     sharding, program = _all_to_all_program()
     processes = jax.process_count()
-    buffers = jax.make_array_from_process_local_data(
-        sharding, buffer[None], (processes, *buffer.shape)
-    )
+    shape = (processes, *buffer.shape)
+    buffers = jax.make_array_from_process_local_data(sharding, buffer[None], shape)
     received = program(buffers)
-    return np.asarray(received.addressable_shards[0].data)[:, 0]
+    local_shard = received.addressable_shards[0]
+    return np.asarray(local_shard.data)[:, 0]
 
 
 def _encode_json(value: Any) -> str:

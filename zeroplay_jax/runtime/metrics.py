@@ -1,4 +1,4 @@
-"""Metric writers: TensorBoard events through clu, and JSON lines that hold every step exactly once.
+"""The log of a run: JSON lines that hold every step exactly once, and writers of curves (`scalar_writers`).
 
 A killed run resumes from its last checkpoint, which may be some steps older than the last line it wrote. The lines
 after that checkpoint are removed when the files are opened; the run then repeats those steps and writes them again.
@@ -10,35 +10,10 @@ import json
 import math
 import os
 import pathlib
-import sys
-from collections.abc import Iterable, Mapping
-from types import ModuleType
+from collections.abc import Iterable, Mapping, Sequence
 
-from zeroplay_jax.retrieval.tensorflow_import import import_tensorflow
+from zeroplay_jax.runtime.scalar_writers import open_writers
 from zeroplay_jax.types import Json
-
-
-def _import_metric_writers() -> ModuleType:
-    """Returns the module `clu.metric_writers`; its first import does not load Keras."""
-    import_tensorflow()
-    # clu needs one function of TensorBoard's hyperparameter plugin. The plugin also defines a Keras callback, in this
-    # private module, and its base class would load Keras. The placeholder is removed again; the plugin's
-    # `KerasCallback` stays None in this process.
-    callback_module = 'tensorboard.plugins.hparams._keras'
-    needs_placeholder = callback_module not in sys.modules
-    if needs_placeholder:
-        placeholder = ModuleType(callback_module)
-        placeholder.Callback = None  # type: ignore[attr-defined]
-        sys.modules[callback_module] = placeholder
-    try:
-        from clu import metric_writers
-    finally:
-        if needs_placeholder:
-            del sys.modules[callback_module]
-    return metric_writers
-
-
-metric_writers = _import_metric_writers()
 
 
 class JsonLines:
@@ -91,20 +66,31 @@ def _step_of(line: str) -> int | None:
 
 
 class MetricsWriter:
-    """The writers of one run: TensorBoard events, `metrics.jsonl`, `trajectories.jsonl` and `tasks.jsonl`."""
+    """The writers of one run: `metrics.jsonl`, `trajectories.jsonl`, `tasks.jsonl`, `alarms.jsonl`, and curves."""
 
-    def __init__(self, workdir: pathlib.Path, step: int):
+    def __init__(
+        self,
+        workdir: pathlib.Path,
+        step: int,
+        writers: Sequence[str] = ('tensorboard',),
+        project: str = 'zeroplay_jax',
+    ):
         """Opens the files in `workdir` and removes the lines from `step` on.
 
         Args:
           workdir: folder of the run.
           step: the first step that will be written.
+          writers: `config.log.writers`.
+          project: `config.log.project`.
+
+        Raises:
+          UserError: a service among the writers cannot be opened.
         """
-        # Synchronous, because a killed run must have written every step that its checkpoint covers.
-        self._tensorboard = metric_writers.create_default_writer(str(workdir), asynchronous=False)
+        self._curves = open_writers(writers, workdir, step, project)
         self._scalars = JsonLines(workdir / 'metrics.jsonl', step)
         self._trajectories = JsonLines(workdir / 'trajectories.jsonl', step)
         self._tasks = JsonLines(workdir / 'tasks.jsonl', step)
+        self._alarms = JsonLines(workdir / 'alarms.jsonl', step)
 
     def write_scalars(
         self, step: int, iteration: int, phase: str, values: Mapping[str, float]
@@ -114,19 +100,20 @@ class MetricsWriter:
         Args:
           step: number of the step within the run.
           iteration: outer iteration of the schedule.
-          phase: name of the phase; it prefixes the TensorBoard tags.
-          values: metric name → value. A value that is not finite is absent from TensorBoard and null in the file.
+          phase: name of the phase; it prefixes the names of the curves.
+          values: metric name → value. A value that is not finite is absent from the curves and null in the file.
         """
-        tensorboard_scalars = {}
+        curves = {}
         record: dict[str, object] = {'step': step, 'iteration': iteration, 'phase': phase}
         for name, value in values.items():
-            # JSON has no NaN or infinity, and TensorBoard's curves break at them.
+            # JSON has no NaN or infinity, and curves break at them.
             if math.isfinite(value):
-                tensorboard_scalars[f'{phase}/{name}'] = float(value)
+                curves[f'{phase}/{name}'] = float(value)
                 record[name] = float(value)
             else:
                 record[name] = None
-        self._tensorboard.write_scalars(step, tensorboard_scalars)
+        for writer in self._curves:
+            writer.write(step, curves)
         self._scalars.write([record])
 
     def write_trajectories(self, records: Iterable[Json]) -> None:
@@ -137,9 +124,15 @@ class MetricsWriter:
         """Writes the task log of a step (`selfplay.task_log`), each record with its step."""
         self._tasks.write(records)
 
+    def write_alarms(self, records: Iterable[Json]) -> None:
+        """Writes the alarms of a step (`training.alarms.Alarm`), each record with its step."""
+        self._alarms.write(records)
+
     def close(self) -> None:
         """Flushes and closes all writers."""
-        self._tensorboard.close()
+        for writer in self._curves:
+            writer.close()
+        self._alarms.close()
         self._scalars.close()
         self._trajectories.close()
         self._tasks.close()

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from zeroplay_jax.learner.batch import Batch
+from zeroplay_jax.learner.fingerprint import weights_are_finite
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.objectives import schedules
 from zeroplay_jax.policy.transformer import Params
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.runtime.hosts import sums
+from zeroplay_jax.selfplay import step_metrics
 from zeroplay_jax.selfplay.batch_filter import GroupFilter
 from zeroplay_jax.selfplay.collection import Collector, clears_pool, judge_counts
 from zeroplay_jax.selfplay.learning_record import LearningRecord, empty_step_reasons, teaches
@@ -30,8 +29,13 @@ from zeroplay_jax.selfplay.row_metrics import Stats, added, ratios, rollout_stat
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.selfplay.task_log import filtered_groups_log, skipped_update_log, task_log
 from zeroplay_jax.selfplay.task_pool import TaskPool
-from zeroplay_jax.selfplay.update_batch import pack_rows, set_advantages
-from zeroplay_jax.types import Json, Outcome, Row, UserError
+from zeroplay_jax.selfplay.update_batch import (
+    pack_rows,
+    set_advantages,
+    split_minibatches,
+    trained_rows,
+)
+from zeroplay_jax.types import Json, Outcome, Row, UserError, identity_rng
 
 # Omitted in steps that train no role: rewards are not used there, and Dr. Zero's generation leaves them 0.
 _REWARD_METRICS = ('reward_mean', 'informative_share')
@@ -76,6 +80,8 @@ class Engine:
         self.pool = TaskPool()
         # Name of weights → how often `_update_role` published them; minus `trajectory.version`: a rollout's age.
         self.versions: collections.Counter[str] = collections.Counter()
+        # Operations of the updates of the current step (`step_metrics.operations`).
+        self._operations = 0.0
         # Records for tasks.jsonl of the last `run_step`.
         self.task_log: list[Json] = []
         self.filter = GroupFilter(config, context.hosts)
@@ -147,7 +153,7 @@ class Engine:
         Raises:
           UserError: too many searches, tool calls or judgements failed, or a recipe made an unusable row.
         """
-        started = time.perf_counter()
+        clock = step_metrics.StepClock(self.context)
         # Never reset, so a step's share is a difference.
         scheduler_before = collections.Counter(self.scheduler.stats)
         self.scheduler.workers.seconds.clear()
@@ -163,10 +169,11 @@ class Engine:
         judge_stats = self.context.gather_judge_stats(judge_counts(collected.batch))
         # Computed over all sampled rows; the filter selects the trained ones in `_update_role`.
         stats = rollout_stats(rows, outcomes, step.phase.trains)
+        stats |= step_metrics.health(rows, judge_stats, self.context)
         if self.config.rollout.ahead and step.phase.trains:
-            stats['staleness'] = self._staleness(step, rows)
+            stats['staleness'] = step_metrics.staleness(step, rows, self.weights_of, self.versions)
         self._drop_older_views()
-        end_of_rollouts = time.perf_counter()
+        clock.end_part('rollout')
 
         self.task_log = task_log(tasks, outcomes, self._fill_pool(outcomes))
         surplus_groups = {row.group for row in discarded_rows}
@@ -185,26 +192,15 @@ class Engine:
 
         metrics = ratios(stats)
         metrics |= failure_metrics
-        rollout_seconds = end_of_rollouts - started
         rollouts = collected.batch.counts['rollouts']
-        metrics |= self._rollout_metrics(scheduler_before, rollouts, rollout_seconds)
-        metrics['seconds/rollout'] = rollout_seconds
-        metrics['seconds/update'] = time.perf_counter() - end_of_rollouts
+        metrics |= step_metrics.throughput(
+            self.context, scheduler_before, rollouts, clock.rollout_seconds
+        )
+        clock.end_part('update')
+        metrics |= clock.metrics()
+        if step.phase.trains:
+            metrics |= step_metrics.utilisation(self._operations, clock.seconds['update'])
         return metrics, rows
-
-    def _staleness(self, step: Step, rows: Sequence[Row]) -> tuple[float, float]:
-        """Returns sum and count of the training steps between the weights that sampled a row and those it updates."""
-        total = 0.0
-        count = 0
-        for role in step.phase.trains:
-            weights = self.weights_of[role]
-            # Roles of the same weights update them one after the other in every step (SSP).
-            updates = [self.weights_of[other] for other in step.phase.trains].count(weights)
-            for row in rows:
-                if row.role == role:
-                    total += (self.versions[weights] - row.trajectory.version) / updates
-                    count += 1
-        return total, count
 
     def _prepare_step(self, step: Step) -> list[Row]:
         """Resets dataset positions at the first step of a phase, and clears the question pool if that is due.
@@ -244,6 +240,7 @@ class Engine:
     def _update_roles(self, step: Step, rows: Sequence[Row], outcomes: Sequence[Outcome]) -> Stats:
         """Updates all roles that the step trains and records what they learnt; returns statistics."""
         stats: Stats = {}
+        self._operations = 0.0
         has_learnt: dict[str, bool] = {}
         # Names of weights with an update that was skipped because its gradient was not finite.
         nonfinite: set[str] = set()
@@ -270,35 +267,6 @@ class Engine:
             reasons[policy] = empty_step_reasons(outcomes, roles, policy in nonfinite)
         self.learning.add_training_step(step, has_learnt, reasons)
         return stats
-
-    def _rollout_metrics(
-        self, before: collections.Counter[str], rollouts: int, seconds: float
-    ) -> dict[str, float]:
-        """Returns the throughput of all processes since `before`, and the time of this process's tool calls.
-
-        Args:
-          before: a copy of `Scheduler.stats`.
-          rollouts: rollouts of the step, whenever they began.
-          seconds: since `before`.
-        """
-        counters = ('generated_tokens', 'evictions', 'refilled_tokens')
-        local: dict[str, int] = {'rollouts': rollouts}
-        for name in counters:
-            local[name] = self.scheduler.stats[name] - before[name]
-        total = sums(self.context.hosts.gather(local))
-        metrics = {
-            # Counts proposals, attempts, checks and judgements alike: all of them are a cost of the step.
-            'rollouts': float(total['rollouts']),
-            'tokens_per_second': total['generated_tokens'] / max(seconds, 1e-9),
-        }
-        if total['evictions']:
-            metrics |= {name: float(total[name]) for name in counters[1:]}
-        # These are of this process only: percentiles of several processes cannot be merged.
-        # A copy: tools of a step that was begun early are still running.
-        for tool, tool_seconds in list(self.scheduler.workers.seconds.items()):
-            metrics[f'tool_seconds/{tool}/p50'] = float(np.percentile(tool_seconds, 50))
-            metrics[f'tool_seconds/{tool}/p95'] = float(np.percentile(tool_seconds, 95))
-        return metrics
 
     # ---- updates -----------------------------------------------------------------------------------
 
@@ -334,30 +302,41 @@ class Engine:
         if settings.distill_top_k:
             # One coefficient per iteration: π-Play lowers it as the student approaches its teacher.
             distill_coef = schedules.alpha_at(settings.distill_coef, step.phase.iteration)
-        # Advantages were set over the whole batch above, because a group may be split between minibatches.
-        minibatch_rows = []
+        # Advantages were set over the whole batch above, because HRPO's groups extend over all minibatches.
+        rng = identity_rng(self.config.seed, -1, step.number, *role.encode())
+        spans_prompts = self.specs[role].groups_span_prompts
+        minibatch_rows = split_minibatches(rows, settings.minibatches, rng, spans_prompts)
         minibatches = []
-        for indices in np.array_split(range(len(rows)), settings.minibatches):
-            part = [rows[index] for index in indices]
-            minibatch_rows.append(part)
+        for part in minibatch_rows:
             minibatches.append(self._pack(role, part, distill_coef))
+            packed_rows = trained_rows(part, settings, distill_coef)
+            self._operations += step_metrics.operations(learner.model, packed_rows)
         with self._offloaded_sampler(weights):
             if settings.old_logp == 'trainer':
                 # Computed before the first update, so that all minibatches share the same old policy.
                 minibatches = [learner.recompute_old_logp(role, packed) for packed in minibatches]
+                stats |= step_metrics.sampler_gap(minibatches[0], self.context.hosts)
             for part, packed in zip(minibatch_rows, minibatches, strict=True):
                 update_stats = learner.update(role, packed, distill_coef)
-                stats = added(stats, update_stats)
+                # Before the first update the ratio compares trainer and sampler; with recomputed log-probs it does not.
+                is_first = settings.old_logp == 'sampler' and 'sampler_gap' not in stats
+                if is_first and 'prob_gap' in update_stats:
+                    stats['sampler_gap'] = update_stats['prob_gap']
                 # The learner counts finite gradients only. An empty batch reports no norm at all.
                 norm, finite_updates = update_stats.get('gradient_norm', (0.0, 1.0))
                 if not finite_updates:
                     self.task_log.append(skipped_update_log(role, part))
+                update_stats['nonfinite_updates'] = (float(not finite_updates), 1.0)
+                stats = added(stats, update_stats)
                 learnt = learnt or (norm > 0 and teaches(part, settings, distill_coef))
             # Updated once per step and not per minibatch (π-Play eq. 10): the rate 0.05 is then a half-life
             # of about 13.5 steps for any `minibatches`.
             learner.update_ema_teacher()
         self.versions[weights] += 1
         self.publish_weights(weights)
+        # The sampler's weights are checked: with `offload` the learner's are not on the devices.
+        sampler_weights = self.scheduler.pools[weights].views[self.versions[weights]]
+        stats['nonfinite_weights'] = (float(not weights_are_finite(sampler_weights)), 1.0)
         return stats, learnt
 
     @contextlib.contextmanager

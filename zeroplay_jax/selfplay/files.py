@@ -10,7 +10,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from zeroplay_jax.objectives.registry import did_you_mean
+from zeroplay_jax.retrieval import hub
 from zeroplay_jax.retrieval.suggestions import similar_path
+from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.selfplay.library import HeldOutPassages
 from zeroplay_jax.types import Json, Question, UserError
@@ -151,7 +153,7 @@ def provenance(record: Json) -> dict[str, Any]:
 
 
 def questions(path: str) -> list[Question]:
-    """Returns the questions of a file; a line without 'hops' has one hop.
+    """Returns the questions of a file; the hops of a line without 'hops' are unknown (0).
 
     Raises:
       UserError: an unusable line.
@@ -162,7 +164,7 @@ def questions(path: str) -> list[Question]:
             Question(
                 text=record['question'],
                 answers=tuple(accepted_answers(record)),
-                hops=hops(path, number, record, default=1),
+                hops=hops(path, number, record) if 'hops' in record else 0,
                 origin=provenance(record),
             )
         )
@@ -192,6 +194,12 @@ def check_set(name: str, allow_public: bool = True) -> None:
     """Raises UserError (one line) for a question set that is neither a file nor, if allowed, a public name."""
     # A file takes precedence over a public set of the same name.
     if pathlib.Path(name).is_file():
+        return
+    if hub.is_name(name):
+        try:
+            hub.check_name(name, is_file=True)
+        except RetrievalError as error:
+            raise UserError(str(error)) from None
         return
     if not allow_public:
         raise UserError(f'{name} is not a file; give a file of JSON lines{similar_path(name)}')
@@ -267,17 +275,16 @@ def held_out_passages(path: str) -> HeldOutPassages:
     return HeldOutPassages(frozenset(ids), frozenset(titles))
 
 
-def hops(path: str, number: int, record: Json, default: int | None = None) -> int:
+def hops(path: str, number: int, record: Json) -> int:
     """Returns the number of hops of a line.
 
     Args:
       path, number: file and line number, for the error.
-      default: value of a line without 'hops'; None: such a line is an error.
 
     Raises:
       UserError: the number is missing or not a whole number from 1 on.
     """
-    value = record.get('hops', default)
+    value = record.get('hops')
     # isinstance would accept true, because bool is a subclass of int.
     if type(value) is not int or value < 1:
         description = 'missing' if value is None else repr(value)

@@ -14,7 +14,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from zeroplay_jax.mini.world import rubrics_of
+from zeroplay_jax.mini import facts
 from zeroplay_jax.objectives import rewards, verdicts
 from zeroplay_jax.rollout import episode_batch, prompts
 from zeroplay_jax.rollout.foreign_text import without_surrogates
@@ -28,6 +28,8 @@ Rubric = dict[str, str]
 Writer = Callable[[Identity, str, Mapping[str, Any], float | None], Awaitable[str]]
 # Characters of a failure or of an unreadable reply that are logged.
 _QUOTED_CHARACTERS = 160
+# Name of the prompt that grades an answer by one rubric.
+_GRADE_PROMPT = 'judge_grade'
 
 
 class NoReply(Exception):
@@ -96,6 +98,10 @@ class Judge(abc.ABC):
         """Returns whether the answer `given` means the same as one of the accepted `answers`."""
 
     @abc.abstractmethod
+    async def answer(self, identity: Identity, question: str, documents: str) -> str | None:
+        """Returns the judge's own answer to a question from the documents (SSP's answerability check)."""
+
+    @abc.abstractmethod
     async def gate(self, identity: Identity, name: str, task: str, document: str) -> bool | None:
         """Returns whether a task passes a gate.
 
@@ -157,6 +163,12 @@ class TextJudge(Judge):
         fields = dict(question=question, answers=' | '.join(answers), given=given)
         return await self._ask(verdicts.verdict, identity, 'judge_answer', **fields)
 
+    async def answer(self, identity, question, documents):
+        fields = dict(question=question, documents=documents)
+        parse = functools.partial(rewards.extract_last, tag='answer')
+        # Greedy, because acceptance must not depend on a lucky sample.
+        return await self._ask(parse, identity, 'answer_from_documents', 0.0, **fields)
+
     async def gate(self, identity, name, task, document):
         fields = dict(task=task, document=document)
         return await self._ask(verdicts.yes_no, identity, f'judge_{name}', **fields)
@@ -170,22 +182,29 @@ class TextJudge(Judge):
 
     async def grade(self, identity, task, answer, rubric):
         fields = dict(task=task, given=answer, rubric=rubric)
-        return await self._ask(verdicts.grade, identity, 'judge_grade', **fields)
+        return await self._ask(verdicts.grade, identity, _GRADE_PROMPT, **fields)
 
 
 class RuleJudge(Judge):
     """Rules for worlds whose passages state plain facts, one to a sentence.
 
     A task's entities can be found if it names a title; it is relevant if that title is in its
-    documents. Its rubrics are the sentences of the last document, where the search for it ended;
-    an answer meets a rubric that it repeats.
+    documents. Its rubrics are the facts of the last document, where the search for it ended; an
+    answer meets a rubric if it states that fact (`mini.facts.meets_rubric`).
 
     Args:
-      titles: returns all titles of the corpus.   rubric_count: smallest and largest number of rubrics.
+      titles: returns all titles of the corpus.
+      rubric_count: smallest and largest number of rubrics.
+      max_failure_rate: `config.judge.max_failure_rate`.
     """
 
-    def __init__(self, titles: Callable[[], Iterable[str]], rubric_count: tuple[int, int]):
-        super().__init__()
+    def __init__(
+        self,
+        titles: Callable[[], Iterable[str]],
+        rubric_count: tuple[int, int],
+        max_failure_rate: float = 1.0,
+    ):
+        super().__init__(max_failure_rate)
         self._list_titles = titles
         self._rubric_count = rubric_count
 
@@ -204,6 +223,12 @@ class RuleJudge(Judge):
         self._count('asked')
         return rewards.exact_match(given, answers)
 
+    async def answer(self, identity, question, documents):
+        # `Recipe.check` refuses a rule where answers are needed.
+        self._count('asked')
+        self._add_failure('failed', 'a rule cannot answer questions')
+        return None
+
     async def gate(self, identity, name, task, document):
         self._count('asked')
         named = self._named_titles(task)
@@ -218,34 +243,36 @@ class RuleJudge(Judge):
         last_document = document.rpartition('\n')[2]
         text = last_document.rpartition(') ')[2]
         low, high = self._rubric_count
-        rubrics = rubrics_of(text)[-high:]
+        rubrics = facts.rubrics_of(text)[-high:]
         if len(rubrics) < low:
             return None
         return rubrics
 
     async def grade(self, identity, task, answer, rubric):
         self._count('asked')
-        # `rubrics_of` writes this prefix before every sentence.
-        fact = rewards.normalize_answer(rubric.removeprefix('State that '))
-        # An empty fact is contained in every answer.
-        return bool(fact) and fact in rewards.normalize_answer(answer)
+        is_met = facts.meets_rubric(answer, rubric, task)
+        if is_met is None:
+            self._add_failure('unread', f'{rubric!r} states no fact of the miniature worlds')
+        return is_met
 
 
-def policy_writer(context: Any, temperature: float) -> Writer:
+def policy_writer(context: Any, temperature: float, grader: str = 'judge') -> Writer:
     """Returns a writer whose replies are rollouts of the context's role 'judge', the frozen initial policy.
 
     Args:
       context: the `RolloutContext` that the judge belongs to; not annotated, because its module imports this one.
       temperature: temperature of requests that do not set one.
+      grader: the role that grades answers by rubrics.
     """
 
     async def write(identity, prompt, fields, asked_temperature=None):
         """A `Writer`."""
         if asked_temperature is None:
             asked_temperature = temperature
+        role = grader if prompt == _GRADE_PROMPT else 'judge'
         try:
             (trajectory,) = await context.ask(
-                'judge', identity, 1, asked_temperature, prompt, **fields
+                role, identity, 1, asked_temperature, prompt, **fields
             )
         except TaskDropped as error:
             # The prompt is longer than a slot of the judge.
@@ -272,7 +299,7 @@ def endpoint_writer(config, templates: Mapping[str, str]) -> Writer:
 
     clients: dict[asyncio.AbstractEventLoop, openai.AsyncOpenAI] = {}
     # SCOPE's ablation varies the rubric writer and the grader separately; '' selects `config.model`.
-    model_of_prompt = {'judge_rubrics': config.rubric_model, 'judge_grade': config.grade_model}
+    model_of_prompt = {'judge_rubrics': config.rubric_model, _GRADE_PROMPT: config.grade_model}
 
     def client() -> openai.AsyncOpenAI:
         """Returns the client of the running event loop; clients of earlier loops are dropped."""
@@ -296,12 +323,15 @@ def endpoint_writer(config, templates: Mapping[str, str]) -> Writer:
         chat: list[Any] = [{'role': 'user', 'content': text}]
         if temperature is None:
             temperature = config.temperature
+        tokens = config.tokens
+        if prompt == _GRADE_PROMPT and config.grade_tokens:
+            tokens = config.grade_tokens
         try:
             reply = await client().chat.completions.create(
                 model=model_of_prompt.get(prompt) or config.model,
                 messages=chat,
                 temperature=temperature,
-                max_tokens=config.tokens,
+                max_tokens=tokens,
             )
             return _content(reply)
         except NoReply:
@@ -322,7 +352,9 @@ def _content(reply: Any) -> str:
     choice = reply.choices[0]
     # A reply that was cut off could have continued with "but".
     if choice.finish_reason == 'length':
-        raise NoReply('the reply was cut off; raise config.judge.tokens')
+        raise NoReply(
+            'the reply was cut off; raise config.judge.tokens or config.judge.grade_tokens'
+        )
     content = choice.message.content
     if not isinstance(content, str):
         raise NoReply(f'the content of the reply is {type(content).__name__}, not a text')

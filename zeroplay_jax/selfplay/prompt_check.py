@@ -124,19 +124,19 @@ def check_prompts(
         elif measurement.too_long > _WARNED_SHARE:
             warnings.append(_problem(measurement) + f'; {_fix(config, [measurement])}')
     if refused:
-        worst = _worst_per_field(refused)
+        worst = _worst_per_field(config, refused)
         problem = '; '.join(_problem(measurement) for measurement in worst)
         role = worst[0].role
         # The error gives every field the largest value that any role requires, so that no second error follows.
-        fail(_field(role), _limit(config, role), problem, _fix(config, worst))
+        fail(_field(config, role), _limit(config, role), problem, _fix(config, worst))
     return warnings
 
 
-def _worst_per_field(measurements: Sequence[_Measurement]) -> list[_Measurement]:
+def _worst_per_field(config, measurements: Sequence[_Measurement]) -> list[_Measurement]:
     """Returns for each config field that limits prompts the measurement that requires its largest value."""
     worst: dict[str, _Measurement] = {}
     for measurement in measurements:
-        field = _field(measurement.role)
+        field = _field(config, measurement.role)
         if field not in worst or measurement.required > worst[field].required:
             worst[field] = measurement
     return list(worst.values())
@@ -218,14 +218,18 @@ def _rounded_up(tokens: int) -> int:
 # ---- messages ----------------------------------------------------------------------------------------
 
 
-def _field(role: Role) -> str:
+def _field(config, role: Role) -> str:
     """Returns the config field that limits the prompts of a role."""
     # A role without tools has one turn; its prompt may take all of the slot that the reply leaves free.
-    return 'rollout.prompt_tokens' if role.env.tools else 'sampler.context'
+    if not role.env.tools:
+        return 'sampler.context'
+    if role.name in trained_roles(config) and config[role.name].prompt_tokens:
+        return f'{role.name}.prompt_tokens'
+    return 'rollout.prompt_tokens'
 
 
 def _limit(config, role: Role) -> int:
-    section, name = _field(role).split('.')
+    section, name = _field(config, role).split('.')
     return config[section][name]
 
 
@@ -248,8 +252,12 @@ def _fix(config, measurements: Sequence[_Measurement]) -> str:
     context = config.sampler.context
     required_context = 0
     for measurement in measurements:
-        if _field(measurement.role) == 'rollout.prompt_tokens':
-            values['rollout.prompt_tokens'] = measurement.required
+        field = _field(config, measurement.role)
+        if field != 'sampler.context':
+            values[field] = measurement.required
+            # The limit of a role is at most that of all roles.
+            if measurement.required > config.rollout.prompt_tokens:
+                values['rollout.prompt_tokens'] = measurement.required
             reply_tokens = config.rollout.max_turns * config.rollout.turn_tokens
         else:
             # The prompt limit of a role without tools is the slot less the reply (`role_environment`).

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 # Name of the slot pool with the frozen weights of the start.
 INITIAL_WEIGHTS = 'initial'
-# Names that no role of a recipe may have: 'judge' is the role of config.judge, the others are names of weights.
-RESERVED_ROLES = (INITIAL_WEIGHTS, 'judge', 'policy')
+# Names that no role of a recipe may have: those of the roles of config.judge, and names of weights.
+RESERVED_ROLES = (INITIAL_WEIGHTS, 'judge', 'judge_grader', 'policy')
 # Built-in recipes. Every config has their sections, so that one config file can switch between recipes.
 BUILT_IN = ('drzero', 'piplay', 'ssp', 'dspo', 'scope')
 

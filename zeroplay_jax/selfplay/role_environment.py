@@ -38,6 +38,8 @@ def role_environment(
     if role_tools:
         limits = Limits(settings.max_turns, settings.turn_tokens, settings.observation_tokens)
         prompt_tokens = settings.prompt_tokens
+        if specification.is_trained:
+            prompt_tokens = config[specification.name].prompt_tokens or prompt_tokens
     else:
         reply_tokens = reply_tokens or settings.turn_tokens
         limits = Limits(1, reply_tokens, 0)

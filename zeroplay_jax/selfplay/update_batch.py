@@ -53,6 +53,57 @@ def set_advantages(rows: Sequence[Row], settings: Any, group_size: int | None = 
     return stats
 
 
+def split_minibatches(
+    rows: Sequence[Row], count: int, rng: np.random.Generator, groups_span_prompts: bool = False
+) -> list[list[Row]]:
+    """Divides the rows of a step at random into the minibatches of its optimiser steps.
+
+    All rollouts of a prompt get into the same minibatch, and the numbers of prompts differ by at most one. Rows keep
+    their order within a minibatch; a single minibatch holds the rows as they are.
+
+    Args:
+      rows: all rows of one role, with advantages.
+      count: number of minibatches.
+      rng: source of the permutation; not used for a single minibatch.
+      groups_span_prompts: whether `Row.group` combines several prompts (`RoleSpec`).
+    """
+    if count == 1:
+        return [list(rows)]
+    # Tasks are issued by hop count, so that minibatches in the order of issue would hold one hop count each, and the
+    # last update of every step would always be on the longest questions.
+    rows_of_prompt: dict[Any, list[int]] = {}
+    for index, row in enumerate(rows):
+        prompt: Any = row.group
+        if groups_span_prompts:
+            # The task: (step, index within the step).
+            prompt = row.trajectory.identity[:2]
+        rows_of_prompt.setdefault(prompt, []).append(index)
+    prompts = list(rows_of_prompt.values())
+    minibatches = []
+    for part in np.array_split(rng.permutation(len(prompts)), count):
+        indices = []
+        for number in part:
+            indices += prompts[number]
+        minibatches.append([rows[index] for index in sorted(indices)])
+    return minibatches
+
+
+def trained_rows(rows: Sequence[Row], settings: Any, distill_coef: float) -> list[Row]:
+    """Returns the rows that an update computes: those that are not dropped and have a gradient.
+
+    Args:
+      rows: rows with advantages.
+      settings: `config.<role>`.
+      distill_coef: weight of the distillation term.
+    """
+    # Rows of advantage 0 have no policy gradient, but they count in the mean, and KL, entropy
+    # and distillation act on them.
+    keeps_all = (
+        settings.kl_coef or settings.entropy_coef or distill_coef or not settings.skip_uninformative
+    )
+    return [row for row in rows if row.drop is None and (keeps_all or row.advantage)]
+
+
 def pack_rows(
     rows: Sequence[Row],
     settings: Any,
@@ -78,12 +129,7 @@ def pack_rows(
     valid = rows_per_context([row for row in rows if row.drop is None])
     # Only policy tokens count: tool output has no loss and must not change a mean over a sequence.
     lengths = np.array([row.trajectory.lengths[-1].policy for row in valid], np.int64)
-    # Rows of advantage 0 have no policy gradient, but they count in the mean, and KL, entropy
-    # and distillation act on them.
-    keeps_all = (
-        settings.kl_coef or settings.entropy_coef or distill_coef or not settings.skip_uninformative
-    )
-    trained = [row for row in valid if keeps_all or row.advantage]
+    trained = trained_rows(valid, settings, distill_coef)
     # A row without a teacher prompt (its path was too long) is trained but not distilled.
     distilled_tokens = 0
     for length, row in zip(lengths, valid):

@@ -22,9 +22,9 @@ class Sampler(Section):
     context: PositiveInt = 512
     """Tokens that a slot can hold: prompt, all turns and observations."""
     chunk: PositiveInt = 32
-    """Prefill: tokens per row and call."""
+    """Prefill: tokens of a chunk."""
     fill_rows: PositiveInt = 16
-    """Prefill: rows per call."""
+    """Prefill: chunks per call; a row can have several."""
     burst: PositiveInt = 8
     """Decode steps per call; stop strings are searched between two calls."""
     put_rows: PositiveInt = 16
@@ -46,8 +46,10 @@ class Sampler(Section):
     """Ascending numbers of tokens for which a smaller decode step is compiled; needs page. Steps without prefill take
     the smallest that suffices, which saves time when few rollouts are left. Log-probs then depend in the last digits on
     how many rollouts decode together."""
-    attention: Literal['xla', 'ragged'] = 'xla'
-    """Attention over pages: plain XLA, or a kernel (ragged: JAX's on TPUs, an own one on GPUs); needs page."""
+    attention: Literal['xla', 'used', 'ragged'] = 'xla'
+    """xla: one product over all slots. used: without page; on CPUs every row reads its used places only, one after
+    another (log-probs differ in the last digits), elsewhere as xla. ragged: with page, a kernel (JAX's on TPUs, an own
+    one on GPUs)."""
 
 
 class Rollout(Section):

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from zeroplay_jax.settings.adapters import Adapters
+from zeroplay_jax.settings.alarms import Alarms
 from zeroplay_jax.settings.bounds import (
     BelowOne,
     DistillCoefficients,
@@ -34,6 +35,7 @@ from zeroplay_jax.settings.bounds import (
 )
 from zeroplay_jax.settings.devices import Distributed, Mesh
 from zeroplay_jax.settings.rollouts import Rollout, Sampler
+from zeroplay_jax.settings.watching import Log, Profile
 
 
 class Policy(Section):
@@ -189,7 +191,10 @@ class Pool(Section):
     window: Window = (0.0, 1.0)
     """Keep questions whose measured solve rate is inside (Dr. Zero, π-Play: needs measure > 0; SCOPE: mean score)."""
     measure: NonNegativeInt = 0
-    """Solver rollouts per generated question before it enters the pool (Dr. Zero, π-Play); 0: none."""
+    """Solver rollouts per generated question before it enters the pool; 0: none (SCOPE: reward.solves)."""
+    target: NonNegativeInt = 0
+    """Generation ends when the pool has this many questions, after at most `batches` steps; 0: all steps are run.
+    With fewer questions than the solver phase needs, the solver trains on them again."""
 
 
 class Privileged(Section):
@@ -220,6 +225,8 @@ class Judge(Section):
     """Sampling temperature."""
     tokens: PositiveInt = 512
     """Longest reply."""
+    grade_tokens: NonNegativeInt = 0
+    """Longest reply that grades an answer by a rubric; 0: `tokens`. A policy's also ends where its slot is full."""
     timeout: PositiveFloat = 60.0
     """endpoint: seconds per attempt."""
     retries: NonNegativeInt = 3
@@ -256,6 +263,8 @@ class Evaluation(Section):
     """JSON lines of questions with answers, for any corpus but the miniature worlds."""
     tasks: str = ''
     """JSON lines of open tasks with rubrics; SCOPE makes its own from the miniature worlds."""
+    metric: Annotated[str, one_of_or_function('none', 'subem', 'f1', 'judge')] = 'none'
+    """Further score of the answers, beside exact match: none, subem, f1, judge, or package.module:function."""
     hops: Hops = (1, 2, 3, 4)
     """Hop counts to evaluate, on the miniature worlds."""
 
@@ -267,13 +276,6 @@ class Checkpoint(Section):
     """Steps between checkpoints."""
     keep: PositiveInt = 2
     """Checkpoints to keep."""
-
-
-class Log(Section):
-    """What a run prints on the terminal beside its progress bar."""
-
-    samples_every: NonNegativeInt = 10
-    """Steps between two printed rollouts (question, searches, answer, reward); 0: none."""
 
 
 class TrainedRole(Section):
@@ -297,6 +299,8 @@ class TrainedRole(Section):
     """Episodes (documents or questions) per step."""
     samples: PositiveInt = 1
     """Rollouts per prompt that are trained on."""
+    prompt_tokens: NonNegativeInt = 0
+    """Longest prompt of this role; 0: rollout.prompt_tokens."""
     # No top-p or top-k: the loss could not correct for the tokens that they exclude.
     temperature: PositiveFloat = 1.0
     """Of training rollouts; log-probs are those of the scaled softmax."""
@@ -407,5 +411,7 @@ class Run(Section):
     eval: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
     log: Log = Log()
+    profile: Profile = Profile()
+    alarms: Alarms = Alarms()
     log_trajectories: NonNegativeInt = 16
     """Approximate number of rollouts per step that are logged for the report: whole questions."""

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 import jax
 
 from zeroplay_jax.learner.frozen_base import FrozenBase
-from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.learner.weights_view import publisher
 from zeroplay_jax.policy import hf, sharding
 from zeroplay_jax.policy.transformer import ModelConfig, Params
@@ -45,8 +44,8 @@ from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.tools.registry import build_tools
 from zeroplay_jax.training.run_weights import (
+    build_learners,
     check_base,
-    initial_adapter,
     load_weights,
     versions_in_use,
     weights_of_roles,
@@ -65,6 +64,8 @@ _COMPUTATION_FIELDS = (
 )
 # The judge that config.judge.kind='policy' adds to the roles of any recipe.
 _JUDGE = RoleSpec('judge', 'judge_answer', terminal_tags=(), weights_from=INITIAL_WEIGHTS, tools=())
+# The same for grades, with `judge.grade_tokens`: a reply may have another length there.
+_GRADER = dataclasses.replace(_JUDGE, name='judge_grader', prompt='judge_grade')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,6 +239,8 @@ def _rollout_contexts(
     specifications = list(recipe.roles(config))
     if config.judge.kind == 'policy':
         specifications.append(_JUDGE)
+        if config.judge.grade_tokens:
+            specifications.append(_GRADER)
     training_tools = build_tools(config, library.training)
     evaluation_tools = training_tools
     # With one corpus for both the tools are shared, and with them the cache of search results.
@@ -344,9 +347,14 @@ def _role(
 ) -> Role:
     """Returns a role at run time: its environment, weights, temperature and prompt limit; arguments as above."""
     reply_tokens = 0
-    if specification.name == _JUDGE.name:
+    if specification.name in (_JUDGE.name, _GRADER.name):
         reply_tokens = config.judge.tokens
     env, prompt_tokens = role_environment(config, specification, codec, tools, reply_tokens)
+    if specification.name == _GRADER.name:
+        # The slot is shared by prompt and reply. The prompt may be as long as that of other judgements, so that a
+        # longer limit of the reply does not refuse answers; a reply that fills the slot gives no verdict.
+        limits = dataclasses.replace(env.limits, turn_tokens=config.judge.grade_tokens)
+        env = dataclasses.replace(env, limits=limits)
     if specification.weights_from == INITIAL_WEIGHTS:
         weights_name = INITIAL_WEIGHTS
     else:
@@ -370,9 +378,11 @@ def _judge(config, library: Library, rollouts: RolloutContext, templates) -> Jud
     settings = config.judge
     if settings.kind == 'rule':
         # Titles are listed at the first judgement: those of an encyclopedia would be read from disk.
-        return RuleJudge(functools.partial(_titles, library), settings.rubrics)
+        titles = functools.partial(_titles, library)
+        return RuleJudge(titles, settings.rubrics, settings.max_failure_rate)
     if settings.kind == 'policy':
-        writer = policy_writer(rollouts, settings.temperature)
+        grader = _GRADER.name if settings.grade_tokens else _JUDGE.name
+        writer = policy_writer(rollouts, settings.temperature, grader)
     else:
         writer = endpoint_writer(settings, templates)
     return TextJudge(writer, settings.rubrics, settings.max_failure_rate)
@@ -380,36 +390,6 @@ def _judge(config, library: Library, rollouts: RolloutContext, templates) -> Jud
 
 def _titles(library: Library) -> Sequence[str]:
     return [document.title for document in library.documents]
-
-
-def build_learners(config, run: RunContext) -> dict[str, Learner]:
-    """Returns one learner per set of trained weights, by name, all initialised with the loaded weights."""
-    roles_of_weights: dict[str, dict] = {}
-    for role, weights in weights_of_roles(config).items():
-        roles_of_weights.setdefault(weights, {})[role] = config[role]
-    micro_batch_shape = (config.micro.rows, config.micro.tokens)
-    # One device needs no layout constraints, and the compiled program is simpler without them.
-    model = dataclasses.replace(run.model, mesh=run.mesh if run.mesh.size > 1 else None)
-    # Each learner copies `run.params`, because an update donates the buffers of its weights.
-    learners: dict[str, Learner] = {}
-    for weights, roles in roles_of_weights.items():
-        params = run.params
-        if run.base is not None:
-            params = initial_adapter(config, run.base, run.model, weights)
-        learners[weights] = Learner(
-            model,
-            run.mesh,
-            roles,
-            params,
-            micro_batch_shape,
-            shared_optimizer=config.shared_optimizer,
-            teacher_tokens=config.privileged.tokens,
-            offload=config.offload,
-            weights=config.micro.weights,
-            keeps_views=bool(config.rollout.ahead),
-            base=run.base,
-        )
-    return learners
 
 
 def build_engine(config, run: RunContext) -> Engine:
@@ -442,7 +422,7 @@ def build_engine(config, run: RunContext) -> Engine:
         config,
         recipe,
         run.rollouts,
-        build_learners(config, run),
+        build_learners(config, run.model, run.mesh, run.params, run.base),
         weights_of_roles(config),
         trained_specifications,
         check_and_reset_failures,

@@ -16,6 +16,7 @@ from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.training import build
+from zeroplay_jax.training.model_card import export_texts
 
 
 def export(
@@ -41,12 +42,13 @@ def export(
                 print(f'policy {name} has the weights of the start and is not exported')
             continue
         folder = workdir / 'policy' / name
-        writers = {folder: functools.partial(_write_whole, context, learner)}
+        texts = _texts(config, context, engine, name)
+        writers = {folder: functools.partial(_write_whole, context, learner, texts)}
         if context.base is not None:
             writers = {folder: functools.partial(_write_adapter, config, context, learner)}
             if config.policy.adapters.merge:
                 merged_folder = folder.with_name(f'{name}-merged')
-                writers[merged_folder] = functools.partial(_write_merged, context, learner)
+                writers[merged_folder] = functools.partial(_write_merged, context, learner, texts)
         for destination, write in writers.items():
             # The first process decides for all, because writing is a collective call. A folder that exists is complete
             # (it is renamed when it is) and current (`remove_exports`).
@@ -57,8 +59,20 @@ def export(
                 write(destination)
 
 
-def _write_whole(context: build.RunContext, learner: Learner, folder: pathlib.Path) -> None:
-    hf.save(folder, context.model, learner.params, like=context.folder)
+def _texts(config, context: build.RunContext, engine: Engine, weights: str) -> dict[str, str]:
+    """Returns model card and generation config of a policy, for the roles that train it, the evaluated one first."""
+    roles = []
+    for role, name in engine.weights_of.items():
+        if name == weights:
+            position = 0 if role == engine.recipe.evaluated_role else len(roles)
+            roles.insert(position, context.rollouts.roles[role])
+    return export_texts(config, context.folder, roles, context.rollouts.prompts, weights)
+
+
+def _write_whole(
+    context: build.RunContext, learner: Learner, texts: dict[str, str], folder: pathlib.Path
+) -> None:
+    hf.save(folder, context.model, learner.params, like=context.folder, texts=texts)
 
 
 def _write_adapter(
@@ -74,13 +88,15 @@ def _write_adapter(
     adapter_folders.save(folder, context.model, adapter_config, learner.params)
 
 
-def _write_merged(context: build.RunContext, learner: Learner, folder: pathlib.Path) -> None:
+def _write_merged(
+    context: build.RunContext, learner: Learner, texts: dict[str, str], folder: pathlib.Path
+) -> None:
     assert context.base is not None
     joined = adapters.join(context.base.params, learner.params)
     shapes = jax.eval_shape(adapters.merged, joined)
     layout = sharding.parameter_shardings(shapes, context.mesh, training_layout=True)
     whole = jax.jit(adapters.merged, out_shardings=layout)(joined)
-    hf.save(folder, context.model, whole, like=context.folder)
+    hf.save(folder, context.model, whole, like=context.folder, texts=texts)
 
 
 def remove_exports(hosts: Hosts, workdir: pathlib.Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -11,13 +10,10 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
-from zeroplay_jax.evaluation import report_builder, statistics
-from zeroplay_jax.evaluation.held_out import evaluate
+from zeroplay_jax.evaluation import report_builder
 from zeroplay_jax.learner.checkpoint import Checkpointer, claim
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime import atomic
@@ -27,6 +23,8 @@ from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.row_exchange import collect_records
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluations
 from zeroplay_jax.training import build, tool_record
+from zeroplay_jax.training.alarms import ALARM_FIELDS, Alarm, Alarms
+from zeroplay_jax.training.evaluation_step import evaluate_step
 from zeroplay_jax.training.export import (
     export,
     fingerprints,
@@ -34,11 +32,13 @@ from zeroplay_jax.training.export import (
     unchanged_policies,
 )
 from zeroplay_jax.training.outcome import (
+    current_stop,
     learning_summary,
     proposal_summary,
     raise_if_stopped_or_untrained,
-    stop_line,
+    stop_after,
 )
+from zeroplay_jax.training.profiling import traced
 from zeroplay_jax.training.progress_bar import ProgressBar
 from zeroplay_jax.training.rollout_text import evaluation_text, rollout_text
 from zeroplay_jax.training.summary import summarise_run, summary_json
@@ -52,6 +52,10 @@ CHANGEABLE_FIELDS = (
     'progress',
     'stop_after_empty_steps',
     'log.samples_every',
+    'log.writers',
+    'log.project',
+    'profile.steps',
+    *ALARM_FIELDS,
     'checkpoint.every',
     'checkpoint.keep',
     'offload',
@@ -71,8 +75,8 @@ def run(config, workdir) -> dict:
     Raises:
       UserError: the workdir has another config or is in use by another process, the objects of the run do not fit
         together, or too many searches, tool calls or judgements failed.
-      TrainingStopped: the run stopped early, or no policy was trained (`config.stop_after_empty_steps`).
-        Checkpoint, summary and report are written before.
+      TrainingStopped: the run stopped early (`config.stop_after_empty_steps`, `config.alarms`), or no policy was
+        trained. Checkpoint, summary and report are written before.
     """
     workdir = pathlib.Path(workdir)
     hosts = Hosts()
@@ -98,6 +102,7 @@ def run(config, workdir) -> dict:
             'rubrics': {},
             'seconds': 0.0,
             'stopped': None,
+            'alarms': {},
         }
         if is_resumed:
             with progress.clock('restore', shows_progress):
@@ -113,7 +118,7 @@ def run(config, workdir) -> dict:
         # ---- train ---------------------------------------------------------------------------------
         # An early stop saves a checkpoint and then writes the report. If the run was killed in between, this call only
         # writes the report; the next one continues to train, as after any early stop.
-        is_report_due = config.stop_after_empty_steps and state['stopped']
+        is_report_due = current_stop(config, state['stopped']) is not None
         if is_report_due:
             is_report_due = not _is_reported(hosts, workdir, state['cursor'])
         if state['cursor'] < len(steps) and not is_report_due:
@@ -126,7 +131,7 @@ def run(config, workdir) -> dict:
             config, context.library, engine.external_items, state, len(steps)
         )
         unchanged = unchanged_policies(engine, first_weights)
-        stopped = state['stopped'] if config.stop_after_empty_steps else None
+        stopped = current_stop(config, state['stopped'])
         summary |= learning_summary(engine, steps, unchanged, stopped)
         summary |= proposal_summary(hosts, engine, context.library.training)
         export(config, hosts, workdir, context, engine, shows_progress, unchanged)
@@ -155,9 +160,10 @@ def _train(
     A checkpoint holds `engine.device_state()` (weights, moments, teachers) and `state`:
       'engine': `engine.host_state()` (pool, dataset positions, carried-over groups, …).
       'cursor': number of the next step.
-      'evaluations', 'rubrics': results by step number, see `_evaluate`.
+      'evaluations', 'rubrics': results by step number, see `evaluate_step`.
       'seconds': total time of the run's processes up to this checkpoint.
-      'stopped': why the run stopped after this step (`stop_line`), or None.
+      'stopped': why the run stopped after this step (fields of an `outcome.Stop`), or None.
+      'alarms': `Alarms.state`.
     """
     hosts = context.rollouts.hosts
     first_step = state['cursor']
@@ -165,7 +171,11 @@ def _train(
     # The writer removes records of this and later steps, which a crash may have left behind.
     writer: MetricsWriter | None = None
     if hosts.is_first:
-        writer = MetricsWriter(workdir, first_step)
+        writer = MetricsWriter(workdir, first_step, config.log.writers, config.log.project)
+    watch = Alarms(config.alarms)
+    watch.restore(state['alarms'])
+    # Saving follows the log of its step, so its time is logged with the next one.
+    save_seconds = 0.0
     shows_progress = config.progress and hosts.is_first
     step_pairs = itertools.zip_longest(steps[first_step:], steps[first_step + 1 :])
     with (
@@ -175,26 +185,33 @@ def _train(
     ):
         for step, next_step in step_pairs:
             bar.begin_step(step)
-            metrics, rows = _run_step(context, engine, step, next_step, state, bar.end_episode)
-            _log_step(config, context, engine, step, metrics, rows, writer)
+            with traced(config.profile.steps, step.number, workdir):
+                metrics, rows = _run_step(context, engine, step, next_step, state, bar.end_episode)
+            metrics['seconds/save'] = save_seconds
+            alarms: list[Alarm] = []
+            stop = None
+            if step.phase.name != 'evaluation':
+                # All processes get the same alarms: the watched metrics are those of the whole step.
+                alarms = watch.check(step, metrics)
+                stop = stop_after(config, engine, step, alarms)
+            _log_step(config, context, engine, step, metrics, rows, alarms, writer)
             bar.end_step(step, metrics)
             rollouts = _shown_rollouts(config, hosts, step, rows)
             if hosts.is_first:
-                _print_step(config, engine, step, metrics, rollouts, bar)
-            # All processes get the same list, because its counts come from gathered outcomes.
-            stuck_policies = _stuck_policies(config, engine, step)
-            state['stopped'] = None
-            if stuck_policies:
-                state['stopped'] = stop_line(engine, stuck_policies, step)
+                _print_step(config, engine, step, metrics, rollouts, alarms, bar)
+            state['stopped'] = dataclasses.asdict(stop) if stop else None
+            save_started = time.perf_counter()
             # The last step is always saved: the export and the summary can then be repeated.
             next_step = step.number + 1
             is_due = next_step % config.checkpoint.every == 0
             if is_due or state['stopped'] or next_step == len(steps):
                 # Logs are written before the checkpoint, so no saved step lacks its records.
                 state['engine'] = engine.host_state()
+                state['alarms'] = watch.state()
                 state['cursor'] = next_step
                 state['seconds'] = seconds_before + _process_age()
                 checkpoints.save(next_step, engine.device_state(), state)
+            save_seconds = time.perf_counter() - save_started
             if state['stopped']:
                 break
     if writer:
@@ -207,13 +224,6 @@ def _is_reported(hosts: Hosts, workdir: pathlib.Path, cursor: int) -> bool:
     is_reported = path.is_file() and path.read_text(encoding='utf-8').strip() == str(cursor)
     # The first process decides: only its folder has the reports.
     return hosts.gather(is_reported)[0]
-
-
-def _stuck_policies(config, engine: Engine, step: Step) -> list[str]:
-    """Returns the policies that learnt nothing for so long that the run stops; [] after a step without training."""
-    if not step.phase.trains:
-        return []
-    return engine.learning.stuck_policies(config.stop_after_empty_steps)
 
 
 def _planned_rollouts(context: build.RunContext, engine: Engine) -> Callable[[Phase], int]:
@@ -244,15 +254,18 @@ def _print_step(
     step: Step,
     metrics: dict[str, float],
     rollouts: list[str],
+    alarms: Sequence[Alarm],
     bar: ProgressBar,
 ) -> None:
-    """Prints an evaluation's result or a step's notices (no tasks, no update), and the texts of rollouts."""
+    """Prints an evaluation's result or a step's notices (no tasks, no update), alarms, and the texts of rollouts."""
     # An evaluation is not a step of the engine: the notices would be those of the step before.
     if step.phase.name == 'evaluation':
         bar.write_wrapped(evaluation_text(step, metrics))
     else:
         for notice in engine.learning.notices:
             bar.write_wrapped(notice)
+    for alarm in alarms:
+        bar.write_wrapped(f'alarm: {alarm.text}')
     if config.progress:
         for text in rollouts:
             bar.write(text)
@@ -268,60 +281,10 @@ def _run_step(
 ) -> tuple[dict[str, float], list[Row]]:
     """Runs one step of any kind; returns its metrics and rows. Results of an evaluation also enter `state`."""
     if step.phase.name == 'evaluation':
-        return _evaluate(context, engine, step, state, on_episode_end)
+        return evaluate_step(context, engine, step, state, on_episode_end)
     metrics, rows = engine.run_step(step, on_episode_end, next_step)
     if rows:
         metrics |= rendering_check(context.rollouts, rows)
-    return metrics, rows
-
-
-def _evaluate(
-    context: build.RunContext,
-    engine: Engine,
-    step: Step,
-    state: dict[str, Any],
-    on_episode_end: Callable[[], None],
-) -> tuple[dict[str, float], list[Row]]:
-    """Evaluates the recipe's `evaluated_role`; returns metrics and rows, and adds the results to `state`.
-
-    With the step's number as a text for the key, `state['evaluations']` gets hop count (a text) → 0 or 1 per question,
-    and `state['rubrics']` the score of each open task.
-
-    Raises:
-      UserError: too many searches, tool calls or judgements failed; `state` is then unchanged.
-    """
-    judge_before = collections.Counter(context.evaluation.judge_stats)
-    correct, rows = evaluate(
-        context.evaluation,
-        context.library.evaluation_items,
-        step.number,
-        engine.recipe.evaluated_role,
-        on_episode_end,
-    )
-    # Checked before any result enters the state: failed searches, tools and judgements would be measured
-    # as errors of the policy.
-    context.rollouts.hosts.run_on_all_and_gather(context.check_and_reset_failures)
-    rollouts = context.evaluation
-    judge_stats = rollouts.gather_judge_stats(rollouts.judge_stats - judge_before)
-    # Keys are texts and values numbers, because the state is stored as JSON.
-    results_by_hops: dict[str, list[int]] = {}
-    metrics: dict[str, float] = {}
-    for hops, is_correct in correct.items():
-        results_by_hops[str(hops)] = is_correct.astype(int).tolist()
-        metrics[f'em/hop{hops}'] = float(is_correct.mean())
-    state['evaluations'][str(step.number)] = results_by_hops
-    headline = statistics.headline(correct)
-    metrics['em/mean'] = statistics.mean_interval(headline)[0]
-    graded_rows = [row for row in rows if 'rubrics' in row.parts]
-    if graded_rows:
-        scores = [row.reward for row in graded_rows]
-        ungraded = [row.drop is not None for row in graded_rows]
-        state['rubrics'][str(step.number)] = scores
-        # An ungraded answer counts as 0 in the mean, so its share is shown beside it.
-        metrics['rubrics/mean'] = float(np.mean(scores))
-        metrics['rubrics/ungraded'] = float(np.mean(ungraded))
-        for name, count in judge_stats.items():
-            metrics[f'judge/{name}'] = float(count)
     return metrics, rows
 
 
@@ -332,9 +295,10 @@ def _log_step(
     step: Step,
     metrics: dict[str, float],
     rows: list[Row],
+    alarms: Sequence[Alarm],
     writer: MetricsWriter | None,
 ) -> None:
-    """Writes metrics, rollouts and, for a training step, the task log.
+    """Writes metrics, rollouts, alarms and, for a training step, the task log.
 
     Called by all processes, because each has some of the rollouts; the first has the writer.
     """
@@ -356,6 +320,7 @@ def _log_step(
         'phase': phase.name,
     }
     writer.write_tasks(step_fields | dict(record) for record in engine.task_log)
+    writer.write_alarms(step_fields | dataclasses.asdict(alarm) for alarm in alarms)
 
 
 def _build_on_all(hosts: Hosts, config) -> build.RunContext:

@@ -1,8 +1,9 @@
-"""Reports whether a run trained its policies: the stop message, fields of summary.json, and exit status 3."""
+"""Reports whether a run trained its policies: why it stops, fields of summary.json, and exit status 3 or 4."""
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from zeroplay_jax.selfplay.learning_record import (
 )
 from zeroplay_jax.selfplay.library import SearchableCorpus
 from zeroplay_jax.selfplay.schedule import Step
+from zeroplay_jax.training.alarms import STOP, Alarm
 from zeroplay_jax.types import Json, TrainingStopped
 
 _UNFINISHED = (
@@ -42,6 +44,61 @@ _REMEDIES = {
     'no_answer': _UNFINISHED,
     'no_task': _UNFINISHED,
 }
+
+
+# `Stop.cause` of a run that learns nothing; the other causes are names of alarms.
+EMPTY_STEPS = 'empty_steps'
+_EMPTY_STEPS_STATUS = 3
+_ALARM_STATUS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+    """Why a run stops early.
+
+    Attributes:
+      cause: EMPTY_STEPS, or the field of config.alarms.
+      line: one line for the user.
+    """
+
+    cause: str
+    line: str
+
+
+def stop_after(config, engine: Engine, step: Step, alarms: Sequence[Alarm]) -> Stop | None:
+    """Returns why the run stops after a step, or None; equal on all processes.
+
+    Args:
+      engine: the engine after its step `step`, which is no evaluation.
+      alarms: alarms of the step.
+    """
+    # All processes get the same policies, because the counts come from gathered outcomes.
+    stuck_policies = []
+    if step.phase.trains:
+        stuck_policies = engine.learning.stuck_policies(config.stop_after_empty_steps)
+    # The reasons of empty steps say more than an alarm about the same step.
+    if stuck_policies:
+        return Stop(EMPTY_STEPS, stop_line(engine, stuck_policies, step))
+    for alarm in alarms:
+        if alarm.level == STOP:
+            return Stop(alarm.name, f'stopped: {alarm.text}')
+    return None
+
+
+def current_stop(config, stopped: Any) -> Json | None:
+    """Returns the stop of a checkpoint as fields of a `Stop`; None without one, or if its limit is switched off now.
+
+    Args:
+      stopped: fields of a `Stop`, or None; of an earlier version the line alone, about empty steps.
+    """
+    if isinstance(stopped, str):
+        stopped = {'cause': EMPTY_STEPS, 'line': stopped}
+    if not stopped:
+        return None
+    limit = config.stop_after_empty_steps
+    if stopped['cause'] != EMPTY_STEPS:
+        limit = config.alarms[stopped['cause']].stop
+    return stopped if limit else None
 
 
 def stop_line(engine: Engine, policies: Sequence[str], step: Step) -> str:
@@ -90,19 +147,19 @@ def policies_due(engine: Engine, steps: Sequence[Step]) -> list[str]:
 
 
 def learning_summary(
-    engine: Engine, steps: Sequence[Step], unchanged: Sequence[str], stopped: str | None
+    engine: Engine, steps: Sequence[Step], unchanged: Sequence[str], stopped: Json | None
 ) -> dict[str, Any]:
     """Returns the fields of summary.json about what was trained.
 
     Args:
       steps: all steps of the run.
       unchanged: policies whose weights equal those of the start.
-      stopped: why the run stopped early (`stop_line`), or None.
+      stopped: why the run stopped early (fields of a `Stop`), or None.
 
     Returns:
       'trained': whether all policies that the schedule trains were trained; 'policies': per policy whether
-      it was, and its steps with and without an update; 'stopped': the argument; 'warning': sentences for the head
-      of the report, or None.
+      it was, and its steps with and without an update; 'stopped', 'stopped_by': line and cause of the stop, or None;
+      'warning': sentences for the head of the report, or None.
     """
     learning = engine.learning
     policies = {}
@@ -129,31 +186,35 @@ def learning_summary(
                 text = shares_text(reasons, 'tasks')
                 sentences.append(f'The last empty step of {name}: {text}; {remedy(engine, name)}.')
     if stopped:
-        sentences.append(f'The run {stopped}.')
+        sentences.append(f'The run {stopped["line"]}.')
         sentences.append('The figures after training are those of the last evaluation before that.')
     return {
         'trained': not untrained,
         'policies': policies,
-        'stopped': stopped,
+        'stopped': stopped['line'] if stopped else None,
+        'stopped_by': stopped['cause'] if stopped else None,
         'warning': ' '.join(sentences) or None,
     }
 
 
 def raise_if_stopped_or_untrained(config, summary: Json) -> None:
-    """Raises TrainingStopped (exit status 3) if the run stopped early, or if no policy of its schedule was trained.
+    """Raises TrainingStopped if the run stopped early, or if no policy of its schedule was trained.
 
-    With `config.stop_after_empty_steps=0` it never raises.
+    Exit status 3 without training (never with `config.stop_after_empty_steps=0`), 4 after an alarm.
 
     Args:
       summary: summary.json with the fields of `learning_summary`.
     """
-    if not config.stop_after_empty_steps:
-        return
-    if summary['stopped']:
+    cause = summary['stopped_by']
+    if cause is not None:
+        field = 'stop_after_empty_steps' if cause == EMPTY_STEPS else f'alarms.{cause}.stop'
         raise TrainingStopped(
             f'{summary["stopped"]}. Everything is saved: the same command resumes the run, and '
-            '--config.stop_after_empty_steps=0 keeps it from stopping'
+            f'--config.{field}=0 keeps it from stopping',
+            _EMPTY_STEPS_STATUS if cause == EMPTY_STEPS else _ALARM_STATUS,
         )
+    if not config.stop_after_empty_steps:
+        return
     policies = summary['policies'].values()
     # `policies` is empty for a schedule that trains nothing, such as a plain evaluation.
     if policies and not any(policy['trained'] for policy in policies):

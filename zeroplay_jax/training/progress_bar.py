@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.selfplay.schedule import Phase, Step
+from zeroplay_jax.training.log_lines import lines_above
 from zeroplay_jax.training.rollout_text import COLUMNS, wrapped
 from zeroplay_jax.training.time_left import Prediction, TimeLeft, compile_clock
 
@@ -61,6 +63,9 @@ class ProgressBar:
         self._values: dict[str, tuple[str, ...]] = {}
         self._episodes = 0
         self._description = ''
+        # While the bar is open, `sys.stderr` prints above it (`__enter__`).
+        self._stream = sys.stderr
+        self._redirection = contextlib.ExitStack()
         self._bar = progress.bar(
             self._total,
             'steps',
@@ -98,7 +103,7 @@ class ProgressBar:
 
     def write(self, text: str) -> None:
         """Prints lines above the bar, to standard error; works without a bar as well."""
-        self._bar.write(text, file=sys.stderr)
+        self._bar.write(text, file=self._stream)
 
     def write_wrapped(self, text: str) -> None:
         """Prints a text above the bar in lines of 80 columns; further lines are indented."""
@@ -146,10 +151,13 @@ class ProgressBar:
         self._bar.set_postfix_str(', '.join(shown))
 
     def __enter__(self):
+        if not self._bar.disable:
+            self._redirection.enter_context(lines_above(self._stream, self.write))
         return self
 
     def __exit__(self, *_):
         self._bar.close()
+        self._redirection.close()
 
 
 def _shown_metrics(metrics: Mapping[str, float]) -> dict[str, tuple[str, ...]]:

@@ -1,13 +1,15 @@
-"""Which weights the roles of a run have, and the base and the adapters of a run with `policy.adapters`."""
+"""The weights of a run: which role has which, loading them, and the learners that train them."""
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Mapping
 
 from jax.sharding import Mesh
 
 from zeroplay_jax.learner.frozen_base import FrozenBase
+from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import adapter_config, adapter_folders, adapters, hf
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.selfplay.recipe import trained_roles
@@ -57,7 +59,7 @@ def load_weights(
 
 def initial_adapter(config, base: FrozenBase, model: ModelConfig, weights: str) -> Params:
     """Returns the adapter that weights of a name start from: the one in a folder, or a fresh one."""
-    # Roles that share their weights name the same folder (configuration/policy_rules.py).
+    # Roles that share their weights name the same folder (configuration/adapter_rules.py).
     folders = {
         config[role].adapter for role, name in weights_of_roles(config).items() if name == weights
     }
@@ -77,3 +79,35 @@ def versions_in_use(config, weights: Mapping[str, str]) -> dict[str, int]:
         if name not in versions or config.rollout.ahead:
             versions[name] = versions.get(name, 1 if config.rollout.ahead else 0) + 1
     return versions
+
+
+def build_learners(
+    config, model: ModelConfig, mesh: Mesh, params: Params, base: FrozenBase | None
+) -> dict[str, Learner]:
+    """Returns one learner per set of trained weights, by name, all initialised with the loaded weights."""
+    roles_of_weights: dict[str, dict] = {}
+    for role, weights in weights_of_roles(config).items():
+        roles_of_weights.setdefault(weights, {})[role] = config[role]
+    micro_batch_shape = (config.micro.rows, config.micro.tokens)
+    # One device needs no layout constraints, and the compiled program is simpler without them.
+    model = dataclasses.replace(model, mesh=mesh if mesh.size > 1 else None)
+    # Each learner copies `params`, because an update donates the buffers of its weights.
+    learners: dict[str, Learner] = {}
+    for weights, roles in roles_of_weights.items():
+        initial = params
+        if base is not None:
+            initial = initial_adapter(config, base, model, weights)
+        learners[weights] = Learner(
+            model,
+            mesh,
+            roles,
+            initial,
+            micro_batch_shape,
+            shared_optimizer=config.shared_optimizer,
+            teacher_tokens=config.privileged.tokens,
+            offload=config.offload,
+            weights=config.micro.weights,
+            keeps_views=bool(config.rollout.ahead),
+            base=base,
+        )
+    return learners

@@ -11,7 +11,41 @@ from typing import Any
 import numpy as np
 
 from zeroplay_jax.evaluation import statistics
-from zeroplay_jax.types import Json, Question
+from zeroplay_jax.types import Json, Question, Row
+
+
+def record_scores(
+    state: dict[str, Any], number: str, rows: Sequence[Row], metric: str
+) -> dict[str, float]:
+    """Adds the scores of an evaluation other than exact match to the loop's state; returns their metrics.
+
+    Args:
+      state: gets `state['rubrics'][number]`, the score of each open task, and `state['scores'][number]`, that of each
+        question by `metric`; nothing where there is none.
+      number: number of the evaluation.
+      rows: its rollouts, in the order of questions and tasks.
+      metric: `config.eval.metric`.
+    """
+    metrics: dict[str, float] = {}
+    graded_rows = [row for row in rows if 'rubrics' in row.parts]
+    if graded_rows:
+        rubric_scores = [row.reward for row in graded_rows]
+        ungraded = [row.drop is not None for row in graded_rows]
+        state['rubrics'][number] = rubric_scores
+        # An ungraded answer counts as 0 in the mean, so its share is shown beside it.
+        metrics['rubrics/mean'] = float(np.mean(rubric_scores))
+        metrics['rubrics/ungraded'] = float(np.mean(ungraded))
+    scores = [row.parts[metric] for row in rows if metric in row.parts]
+    if scores:
+        # A checkpoint of an earlier version has no such entry.
+        state.setdefault('scores', {})[number] = scores
+        metrics[f'{_metric_name(metric)}/mean'] = float(np.mean(scores))
+    return metrics
+
+
+def _metric_name(metric: str) -> str:
+    """Returns the name of a metric in logs: of 'package.module:function' the function."""
+    return metric.rpartition(':')[2]
 
 
 def summarise_run(
@@ -22,7 +56,7 @@ def summarise_run(
     Args:
       library: the run's library, for its evaluation questions.
       external_items: items of the run with a question or answer from outside.
-      state: the loop's state; 'evaluations', 'rubrics' and 'seconds' are read.
+      state: the loop's state; 'evaluations', 'rubrics', 'scores' and 'seconds' are read.
       steps: number of steps of the schedule, evaluations included.
     """
     # Ordered by step. The schedule begins with an evaluation, so there is at least one.
@@ -53,6 +87,13 @@ def summarise_run(
         summary['rubrics'] = statistics.summarise_scores(rubric_scores[0], rubric_scores[-1])
         line = statistics.scores_line(summary['rubrics'])
         table += f'\nrubrics met by answers to open tasks: {line}'
+    further_scores = list(state.get('scores', {}).values())
+    if further_scores:
+        name = _metric_name(config.eval.metric)
+        results['scores'] = {'metric': name, 'evaluations': state['scores']}
+        summary['scores'] = statistics.summarise_scores(further_scores[0], further_scores[-1])
+        line = statistics.scores_line(summary['scores'], 'questions')
+        table += f'\n{name} of the answers: {line}'
     return summary, table
 
 

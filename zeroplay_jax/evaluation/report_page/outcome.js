@@ -55,7 +55,7 @@ function comparisonCell(run, hop) {
 
 function outcomeRow(run, hop, isFirst) {
   const { questions, sides, change } = figuresOf(run, hop);
-  const hopLabel = hop === 'mean' ? 'headline mean' : hop;
+  const hopLabel = hop === 'mean' ? 'headline mean' : hop === '0' ? 'none' : hop;
   return el(
     'tr',
     { class: hop === 'mean' ? 'mean' : '' },
@@ -72,7 +72,10 @@ function outcomeRow(run, hop, isFirst) {
 function outcomeTable(evaluated) {
   const hops = [...new Set(evaluated.flatMap(({ summary }) => Object.keys(summary.em_by_hop?.after ?? {})))];
   hops.sort(naturalOrder);
-  const heads = ['Hops', 'Questions', 'Before', 'After', 'Change', '0 to 1'];
+  // Questions of a file may have no hop count: then the mean is the only line.
+  const hasHops = hops.some((hop) => hop !== '0');
+  const heads = [hasHops ? 'Hops' : '', 'Questions', 'Before', 'After', 'Change', '0 to 1'];
+  if (!hasHops) hops.length = 0;
   if (comparing) {
     heads.splice(1, 0, 'Run');
     heads.splice(-1, 0, `After, difference from ${runs[0].name}`);
@@ -110,7 +113,7 @@ function headlineCard(run) {
     ...sides.map(([name, , range]) =>
       range ? el('p', { class: 'muted num' }, `${name} `, interval(range)) : null,
     ),
-    el('p', { class: 'muted' }, 'Brackets: 95 % confidence intervals.'),
+    el('p', { class: 'muted' }, 'Brackets: 95 % confidence intervals over the choice of questions, for this one run.'),
   );
 }
 
@@ -147,6 +150,8 @@ function drawHeader() {
       const warning = run.summary.warning;
       $('banner').append(el('p', { class: 'banner' }, comparing ? `${run.name}: ${warning}` : warning));
     }
+    for (const alarm of run.alarms)
+      $('notes').append(el('p', { class: 'note' }, comparing ? `${run.name}: ${alarm}` : alarm));
     for (const note of run.notes)
       $('notes').append(el('p', { class: 'note' }, comparing ? `${run.name}: ${note}` : note));
   }
@@ -165,7 +170,9 @@ function drawOutcome() {
   body.append(outcomeTable(evaluated));
   if (comparing) {
     const sentence =
-      'Brackets: 95 % confidence intervals; those of changes and differences are paired by question.';
+      'Brackets: 95 % confidence intervals; those of changes and differences are paired by question. They cover the ' +
+      'choice of questions only: two seeds of one config can differ by more. An interval over seeds needs several runs ' +
+      'of each side (python -m zeroplay_jax.compare).';
     body.append(el('p', { class: 'muted' }, sentence));
   }
 }

@@ -18,7 +18,7 @@ from zeroplay_jax.selfplay.recipe import Recipe as RecipeBase
 from zeroplay_jax.selfplay.recipe import RoleSpec
 from zeroplay_jax.selfplay.recipes.parts import construction_path, proposing, solving
 from zeroplay_jax.selfplay.recipes.parts.datasets import DocumentSampler, pool_tasks
-from zeroplay_jax.selfplay.recipes.parts.phases import alternate
+from zeroplay_jax.selfplay.recipes.parts.phases import alternate, check_target, pool_is_full
 from zeroplay_jax.selfplay.recipes.parts.proposing import Proposal
 from zeroplay_jax.settings.bounds import Section
 from zeroplay_jax.settings.errors import fail
@@ -60,6 +60,8 @@ class Settings(Section):
     grounding: bool = False
     """Reward and pool only questions that name the source document and whose answer is in the passages of
     the last search. Neither in the paper nor in its code."""
+    separate_format: bool = False
+    """Score the four parts of the form one by one (paper), instead of all or nothing in question and answer (code)."""
 
 
 class Recipe(RecipeBase):
@@ -94,6 +96,7 @@ class Recipe(RecipeBase):
     def check(cls, config):
         """Refuses hop counts with a single proposal, and a window without measured solve rates."""
         check_hop_groups(config)
+        check_target(config)
         # Without measured solve rates the window would accept all questions.
         is_full_window = tuple(config.pool.window) == (0.0, 1.0)
         if not is_full_window and not config.pool.measure:
@@ -113,6 +116,8 @@ class Recipe(RecipeBase):
         if cursor.round > 0:
             return []
         if step.phase.name == 'generate':
+            if pool_is_full(self.config, pool):
+                return []
             return self.documents.tasks(step, self.config.pool.batch)
         return self.documents.tasks(step, self.config.proposer.batch)
 
@@ -144,6 +149,7 @@ class Recipe(RecipeBase):
             samples,
             show_document=self.config.schedule.initial_document,
             require_grounding=self.config.drzero.grounding,
+            separate_format=self.config.drzero.separate_format,
         )
 
     async def _propose(self, context, task: Task) -> Outcome:
@@ -169,11 +175,12 @@ class Recipe(RecipeBase):
         """
         settings = self.config.reward
         row = proposing.proposal_row('proposer', task, proposal)
-        passed_checks = proposal.rejected is None
-        # A rejected proposal may have a raw format score above 0 (ungrounded), but earns nothing for it.
-        row.parts['format'] = settings.format_weight * proposal.format['raw'] * passed_checks
+        # Parts of the form are rewarded although others are missing, if the score has separate parts; otherwise it is 0
+        # then. An ungrounded proposal earns nothing.
+        is_paid = proposal.rejected != 'ungrounded'
+        row.parts['format'] = settings.format_weight * proposal.format['raw'] * is_paid
         row.parts['difficulty'] = 0.0
-        if passed_checks and solve_count is None:
+        if proposal.rejected is None and solve_count is None:
             row.info.rejected = 'prompt_too_long'
         if solve_count is not None:
             row.info.solve_count = solve_count

@@ -41,8 +41,8 @@ from zeroplay_jax.selfplay.recipes.parts.datasets import (
     dataset_tasks,
     pool_tasks,
 )
-from zeroplay_jax.selfplay.recipes.parts.phases import alternate
-from zeroplay_jax.selfplay.schedule import Phase
+from zeroplay_jax.selfplay.recipes.parts.phases import alternate, check_target, pool_is_full
+from zeroplay_jax.selfplay.schedule import Phase, Step
 from zeroplay_jax.settings.bounds import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -161,6 +161,7 @@ class Recipe(RecipeBase):
     @classmethod
     def check(cls, config):
         """Refuses crossed length limits, and the rule judge outside miniature worlds."""
+        check_target(config)
         settings = config.scope
         if settings.soft_length >= settings.hard_length:
             problem = f'not below scope.hard_length={settings.hard_length}'
@@ -186,6 +187,8 @@ class Recipe(RecipeBase):
         if cursor.round > 0:
             return []
         if step.phase.name == 'generate':
+            if pool_is_full(self.config, pool):
+                return []
             return self.documents.tasks(step, self.config.pool.batch)
         return self.documents.tasks(step, self.config.proposer.batch)
 
@@ -194,22 +197,27 @@ class Recipe(RecipeBase):
         rollouts = super().rollouts_per_step(phase)
         if phase.name == 'solver':
             return rollouts
-        return rollouts * (1 + self.config.reward.solves)
+        return rollouts * (1 + self._attempts(phase.name))
+
+    def _attempts(self, phase_name: str) -> int:
+        """Returns how many answers of the solver measure a challenge in a phase (SCOPE, appendix G)."""
+        filtering = self.config.pool.measure if phase_name == 'generate' else 0
+        return filtering or self.config.reward.solves
 
     async def episode(self, context, step, task):
         """Runs one task of any phase: challenges, challenges for the pool, or answers of the solver."""
         if step.phase.name == 'proposer':
-            challenges = await self._challenges(context, task, self.config.proposer.samples)
+            challenges = await self._challenges(context, step, task, self.config.proposer.samples)
             return Outcome([self._challenge_row(task, challenge) for challenge in challenges])
         if step.phase.name == 'generate':
-            return await self._generate(context, task)
+            return await self._generate(context, step, task)
         return await self._solve(context, task)
 
     # ---- challenger --------------------------------------------------------------------------------
 
-    async def _generate(self, context, task: Task) -> Outcome:
+    async def _generate(self, context, step: Step, task: Task) -> Outcome:
         """Runs a task of the phase 'generate': returns the first open task whose score is in `pool.window`."""
-        challenges = await self._challenges(context, task, self.config.pool.samples)
+        challenges = await self._challenges(context, step, task, self.config.pool.samples)
         rows = [self._challenge_row(task, challenge) for challenge in challenges]
         low, high = self.config.pool.window
         # As in SCOPE's code, the first open task in the window is taken and not the one closest to the target; the
@@ -222,7 +230,7 @@ class Recipe(RecipeBase):
                 return Outcome(rows, questions=[question])
         return Outcome(rows, drop=challenges[0].rejected or 'outside_window')
 
-    async def _challenges(self, context, task: Task, samples: int) -> list[Challenge]:
+    async def _challenges(self, context, step: Step, task: Task, samples: int) -> list[Challenge]:
         """Returns `samples` challenges on the document of a task, judged and, if they pass the gates, tried."""
         seed: SeedDocument = task.payload
         document = ''
@@ -237,18 +245,21 @@ class Recipe(RecipeBase):
             kind=TASK_TYPES.get(seed.task_type, seed.task_type),
         )
         challenges = [self._read(trajectory, seed) for trajectory in trajectories]
+        attempts = self._attempts(step.phase.name)
         pending = []
         for number, challenge in enumerate(challenges):
             identity = (*task.identity, number)
-            pending.append(self._judge_or_reject(context, identity, seed, challenge))
+            pending.append(self._judge_or_reject(context, identity, seed, challenge, attempts))
         # Challenges are judged concurrently, because each needs several judgements one after the other.
         await asyncio.gather(*pending)
         return challenges
 
-    async def _judge_or_reject(self, context, identity, seed, challenge: Challenge) -> None:
+    async def _judge_or_reject(
+        self, context, identity, seed, challenge: Challenge, attempts: int
+    ) -> None:
         """Calls `_judge`; a prompt that is too long rejects this challenge and not the others on its document."""
         try:
-            await self._judge(context, identity, seed, challenge)
+            await self._judge(context, identity, seed, challenge, attempts)
         except TaskDropped as drop:
             challenge.rejected = drop.reason
 
@@ -271,13 +282,16 @@ class Recipe(RecipeBase):
         rejected = None if task_text else 'no_task'
         return Challenge(trajectory, task_text, format_score, rejected)
 
-    async def _judge(self, context, identity, seed: SeedDocument, challenge: Challenge) -> None:
+    async def _judge(
+        self, context, identity, seed: SeedDocument, challenge: Challenge, attempts: int
+    ) -> None:
         """Checks the gates, gets rubrics and grades the solver's trial answers to one open task.
 
         Sets `rejected`, `rubrics` and `scores` of `challenge`.
 
         Args:
           identity: names the challenge within the run; requests append 1 (gates), 2 (rubrics), 3 (answers), 4 (grades).
+          attempts: number of trial answers.
 
         Raises:
           TaskDropped: a prompt is too long.
@@ -304,7 +318,6 @@ class Recipe(RecipeBase):
             challenge.rejected = 'no_rubrics'
             return
         open_task = Question(task_text, rubrics=tuple(challenge.rubrics))
-        attempts = self.config.reward.solves
         trajectories = await context.ask('solver', (*identity, 3), attempts, task=task_text)
         grades = await self._grades(context, identity, open_task, trajectories)
         # An ungraded answer says nothing about the task and is left out; a missing answer has the grade 0.

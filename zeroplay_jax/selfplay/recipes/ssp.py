@@ -80,6 +80,8 @@ class Settings(Section):
 
     answerability_check: bool = True
     """Check that a question can be answered from the passages that its proposer read."""
+    checker: Literal['policy', 'judge'] = 'policy'
+    """Who answers in that check: the policy, as in the paper's algorithm 1, or the judge, as in the released code."""
     noise: NonNegativeInt = 4
     """Other proposers whose passages are mixed into the check."""
     noise_unit: Literal['trajectory', 'document'] = 'trajectory'
@@ -133,6 +135,9 @@ class Recipe(RecipeBase):
         if config.solver.filter_groups:
             fix = 'set it to false, or take another recipe'
             fail('solver.filter_groups', True, 'ssp fills its batches by config.ssp.fill', fix)
+        if config.ssp.checker == 'judge' and config.judge.kind == 'rule':
+            problem = 'the judge is a rule, which cannot read'
+            fail('ssp.checker', 'judge', problem, 'set judge.kind to endpoint or policy')
         if config.retrieval.kind != 'world' and not config.inputs.answers:
             problem = 'ssp needs answers, and only miniature worlds have their own'
             fail('inputs.answers', '', problem, 'name a file')
@@ -314,11 +319,16 @@ class Recipe(RecipeBase):
             if not noise or len(context.prompt_ids('checker', **fields)) <= limit:
                 break
             noise = noise[:-1]
-        # Temperature 0, because acceptance must not depend on a lucky sample.
-        (reply,) = await context.ask('checker', (*task.identity, 2, number), 1, 0.0, **fields)
+        identity = (*task.identity, 2, number)
+        if self.config.ssp.checker == 'judge':
+            answer = await context.judge.answer(identity, question.text, documents)
+        else:
+            # Temperature 0, because acceptance must not depend on a lucky sample.
+            (reply,) = await context.ask('checker', identity, 1, 0.0, **fields)
+            answer = final_answer(reply)
         metric = self.config.reward.answer
         identity = (*task.identity, 3, number)
-        value = await score(context, metric, identity, question, final_answer(reply))
+        value = await score(context, metric, identity, question, answer)
         # A missing verdict rejects the question. SSP's code accepts one whose check raises an error, so a
         # failing judge admits unchecked questions.
         is_answered = value is not None and value >= 0.5

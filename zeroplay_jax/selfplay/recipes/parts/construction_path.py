@@ -71,26 +71,35 @@ def path_text(kind: str, path: Json, style: str, rng: np.random.Generator) -> st
     """Returns a path as the teacher reads it.
 
     Args:
-      kind: 'answer', 'answer_hop', 'qcp' or 'qcp_partial' (a random half of the steps, rounded down).
+      kind: 'answer', 'answer_hop', 'qcp' or 'qcp_partial' (a random half of the lines of the whole path, in order; of
+        the names in the style 'mini'). Document, question and answer are lines like all others.
       style: name of the prompt set; 'mini' is the chain of names that the built-in checkpoint was trained on.
-      rng: draws the steps of 'qcp_partial'; other kinds do not use it.
+      rng: draws the lines of 'qcp_partial'; other kinds do not use it.
     """
     # The kinds are those of π-Play's ablation of privileged information.
     if kind == 'answer':
         return path['answer']
     if kind == 'answer_hop':
         return f'{path["answer"]} ({path["hops"]})'
-    steps = path['steps']
-    if kind == 'qcp_partial':
-        # Sorted, so that the selected steps stay in the order in which the proposer took them.
-        half = sorted(rng.permutation(len(steps))[: len(steps) // 2])
-        steps = [steps[index] for index in half]
+    lines = _lines(path)
+    separator = '\n'
     if style == 'mini':
-        return _chain_of_names(path, steps)
+        lines = _names(path)
+        # The form of the built-in checkpoint's training data.
+        separator = ' > '
+    if kind == 'qcp_partial':
+        # Sorted, so that the selected lines stay in the order in which the proposer wrote them.
+        half = sorted(rng.permutation(len(lines))[: len(lines) // 2])
+        lines = [lines[index] for index in half]
+    return separator.join(lines)
+
+
+def _lines(path: Json) -> list[str]:
+    """Returns the lines of a path: the document, per step thought, query and passages, the question, the answer."""
     lines: list[str] = []
     if path['document']:
         lines.append(f'Document: {path["document"]}')
-    for step in steps:
+    for step in path['steps']:
         if step['think']:
             lines.append(f'Thought: {step["think"]}')
         lines.append(f'Search: {step["query"]}')
@@ -99,18 +108,17 @@ def path_text(kind: str, path: Json, style: str, rng: np.random.Generator) -> st
     # The answer comes last, as in the proposer's own rollout.
     lines.append(f'Question: {path["question"]}')
     lines.append(f'Answer: {path["answer"]}')
-    return '\n'.join(lines)
+    return lines
 
 
-def _chain_of_names(path: Json, steps: list[Json]) -> str:
-    """Returns the names from the document to the answer, in the form of the built-in checkpoint's training data."""
+def _names(path: Json) -> list[str]:
+    """Returns the names from the document to the answer."""
     names = [path['title']]
-    for step in steps:
+    for step in path['steps']:
         names.append(step['query'])
     names.append(path['answer'])
     # Each name occurs once, because the last query may be the answer itself.
-    distinct_names = dict.fromkeys(filter(None, names))
-    return ' > '.join(distinct_names)
+    return list(dict.fromkeys(filter(None, names)))
 
 
 def teacher_prompt(
@@ -139,7 +147,7 @@ def teacher_prompt(
     was_cut = 0.0
     # The length in tokens is known only after rendering, so passages are cut one at a time.
     while True:
-        # Created anew in every pass of this loop, so that 'qcp_partial' keeps the same half of the steps. The 1
+        # Created anew in every pass of this loop, so that 'qcp_partial' keeps the same lines. The 1
         # separates this stream from others of the same identity.
         rng = identity_rng(config.seed, *identity, 1)
         reference = path_text(kind, path, config.prompts, rng)

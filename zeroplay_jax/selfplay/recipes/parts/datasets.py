@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -43,8 +44,12 @@ class SeedDocument:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the record of the task log."""
-        record: dict[str, Any] = {'title': self.title, 'text': self.text, 'hops': self.hops}
-        record |= self.origin
+        record: dict[str, Any] = {
+            'title': self.title,
+            'text': self.text,
+            'hops': self.hops,
+            **self.origin,
+        }
         if self.link:
             record['link'] = self.link
         if self.task_type:
@@ -82,8 +87,7 @@ class HiddenAnswer:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the record of the task log."""
-        record: dict[str, Any] = {'answer': self.answer, 'hops': self.hops}
-        return record | dict(self.origin)
+        return {'answer': self.answer, 'hops': self.hops, **self.origin}
 
 
 class EpochDataset(Generic[T]):
@@ -103,9 +107,10 @@ class EpochDataset(Generic[T]):
         for index in range(begin, begin + count):
             epoch, position = divmod(index, size)
             if epoch not in orders:
-                orders[epoch] = identity_rng(self._seed, epoch).permutation(size)
-            order = orders[epoch]
-            taken.append(self._items[order[position]])
+                rng = identity_rng(self._seed, epoch)
+                orders[epoch] = rng.permutation(size)
+            item_index = orders[epoch][position]
+            taken.append(self._items[item_index])
         return taken
 
 
@@ -142,8 +147,9 @@ class DocumentSampler:
         self._documents = library.documents
         # Entry h − 1: indices of the documents from which a chain of h hops can start.
         self._usable: list[Sequence[int]] = []
-        for hops in range(1, len(self._ratio) + 1):
-            self._usable.append(documents_for(library.documents, hops))
+        for hops, _ in enumerate(self._ratio, 1):
+            usable = documents_for(library.documents, hops)
+            self._usable.append(usable)
 
     def tasks(self, step: Step, size: int) -> list[Task]:
         """Returns tasks on `size` documents, a function of the arguments.
@@ -167,7 +173,8 @@ class DocumentSampler:
             indices = self._draw(rng, hops, count, used)
             used.update(indices)
             for index in indices:
-                seeds.append(self._seed_document(index, hops))
+                seed = self._seed_document(index, hops)
+                seeds.append(seed)
         return _numbered_tasks(step, seeds)
 
     def _draw(self, rng: np.random.Generator, hops: int, count: int, used: set[int]) -> list[int]:
@@ -182,14 +189,14 @@ class DocumentSampler:
             )
         # More than `count` are drawn, so that enough remain when those used for other hop counts are left out.
         draws = min(count + len(used), len(usable))
-        indices: list[int] = []
-        for position in rng.choice(len(usable), draws, replace=False):
-            index = int(usable[position])
-            if index not in used and len(indices) < count:
-                indices.append(index)
+        positions = rng.choice(len(usable), draws, replace=False)
+        candidates = [int(usable[position]) for position in positions]
+        unused = [index for index in candidates if index not in used]
+        indices = unused[:count]
         # A small corpus cannot fill the batch without repeats: missing documents are drawn with replacement.
-        for position in rng.integers(0, len(usable), count - len(indices)):
-            indices.append(int(usable[int(position)]))
+        missing = count - len(indices)
+        repeats = rng.integers(0, len(usable), missing)
+        indices += [int(usable[position]) for position in repeats.tolist()]
         return indices
 
     def _seed_document(self, index: int, hops: int) -> SeedDocument:
@@ -230,7 +237,8 @@ class DocumentFile:
             cell = (seed.hops, seed.task_type)
             if not wanted_types or seed.task_type in wanted_types:
                 cells.setdefault(cell, []).append(seed)
-        self._types = sorted({task_type for _, task_type in cells})
+        found_types = {task_type for _, task_type in cells}
+        self._types = sorted(found_types)
         self._check(path, cells, wanted_types)
         self._datasets: dict[Cell, EpochDataset[SeedDocument]] = {}
         for cell, seeds in cells.items():
@@ -258,7 +266,8 @@ class DocumentFile:
         used_before = self._used_before(step)
         seeds: list[SeedDocument] = []
         for cell, count in self._cell_counts(size).items():
-            seeds += self._datasets[cell].take(used_before[cell], count)
+            first = used_before[cell]
+            seeds += self._datasets[cell].take(first, count)
         return _numbered_tasks(step, seeds)
 
     def _cell_counts(self, size: int) -> collections.Counter[Cell]:
@@ -266,9 +275,10 @@ class DocumentFile:
         cells: collections.Counter[Cell] = collections.Counter()
         # Types alternate over the batch and not within each hop count, where the first type would get the odd
         # document of every hop count.
-        for number, hops in enumerate(_stratified_hops(self._ratio, size)):
-            task_type = self._types[number % len(self._types)]
-            cells[int(hops), task_type] += 1
+        types = itertools.cycle(self._types)
+        for hops, task_type in zip(_stratified_hops(self._ratio, size), types):
+            cell = (int(hops), task_type)
+            cells[cell] += 1
         return cells
 
     def _used_before(self, step: Step) -> collections.Counter[Cell]:
@@ -302,7 +312,8 @@ def pool_tasks(
 ) -> list[Task]:
     """Returns tasks on the next questions of the pool, as many as the round needs (`_round_size`); [] ends the step."""
     count = _round_size(config[role], cursor)
-    questions = pool.batch(config.seed, step.phase.iteration, cursor.phase, count)
+    iteration = step.phase.iteration
+    questions = pool.batch(config.seed, iteration, cursor.phase, count)
     return _numbered_tasks(step, questions, first=cursor.step)
 
 
@@ -317,7 +328,8 @@ def dataset_tasks(
 
     Every phase begins at the first question of the dataset's order again. The tasks count as external.
     """
-    questions = dataset.take(cursor.phase, _round_size(config[role], cursor))
+    count = _round_size(config[role], cursor)
+    questions = dataset.take(cursor.phase, count)
     return _numbered_tasks(step, questions, first=cursor.step, external=True)
 
 
@@ -327,7 +339,8 @@ def _numbered_tasks(
     """Returns one task per payload, with the identity (step number, index within the step); `first`: first index."""
     tasks: list[Task] = []
     for index, payload in enumerate(payloads, first):
-        tasks.append(Task((step.number, index), payload, external))
+        identity = (step.number, index)
+        tasks.append(Task(identity, payload, external))
     return tasks
 
 
@@ -358,7 +371,8 @@ def _hops_with_share(ratio: Sequence[float]) -> list[int]:
 def _stratified_hops(ratio: Sequence[float], size: int) -> np.ndarray:
     """Returns the hop counts of `size` items in the exact ratio, ascending."""
     hop_counts = np.arange(len(ratio)) + 1
-    return np.repeat(hop_counts, stratify(ratio, size))
+    items_per_hops = stratify(ratio, size)
+    return np.repeat(hop_counts, items_per_hops)
 
 
 def training_questions(config, library: Library) -> list[Question]:
@@ -391,7 +405,8 @@ def hidden_answers(config, library: Library) -> list[HiddenAnswer]:
     if config.inputs.answers:
         for record in files.read_lines(config.inputs.answers):
             answer = files.accepted_answers(record)[0]
-            answers.append((answer, files.provenance(record)))
+            origin = files.provenance(record)
+            answers.append((answer, origin))
     elif library.worlds is not None:
         for answer in library.worlds.answers():
             answers.append((answer, {}))
@@ -402,8 +417,10 @@ def hidden_answers(config, library: Library) -> list[HiddenAnswer]:
         )
     # Hops are shuffled, because a file may be sorted: a topic must not always get the same hop count.
     hops = _stratified_hops(config.schedule.hop_ratio, len(answers))
-    shuffled_hops = identity_rng(config.seed, 0).permutation(hops)
+    rng = identity_rng(config.seed, 0)
+    shuffled_hops = rng.permutation(hops).tolist()
     hidden: list[HiddenAnswer] = []
     for (answer, origin), answer_hops in zip(answers, shuffled_hops, strict=True):
-        hidden.append(HiddenAnswer(answer, int(answer_hops), origin=origin))
+        hidden_answer = HiddenAnswer(answer, answer_hops, origin=origin)
+        hidden.append(hidden_answer)
     return hidden

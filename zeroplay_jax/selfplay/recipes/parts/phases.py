@@ -6,6 +6,8 @@ import dataclasses
 import math
 
 from zeroplay_jax.selfplay.schedule import Phase
+from zeroplay_jax.selfplay.task_pool import TaskPool
+from zeroplay_jax.settings.errors import fail
 
 
 def is_trained(config, role: str, iteration: int) -> bool:
@@ -14,23 +16,45 @@ def is_trained(config, role: str, iteration: int) -> bool:
     return limit < 0 or iteration < limit
 
 
+def generation_steps(config) -> int:
+    """Returns the number of generation steps of an iteration: `pool.batches` or, at 0, as many as the solver needs."""
+    questions_needed = config.solver.steps * config.solver.batch
+    # A document gives at most one question. Rounded up, so that no question is trained on twice if none is rejected
+    # or filtered.
+    return config.pool.batches or math.ceil(questions_needed / config.pool.batch)
+
+
+def pool_is_full(config, pool: TaskPool) -> bool:
+    """Returns whether generation ends because the pool has `pool.target` questions."""
+    return 0 < config.pool.target <= len(pool.questions)
+
+
+def check_target(config) -> None:
+    """Refuses a `pool.target` that the generation steps of an iteration cannot reach.
+
+    Raises:
+      ConfigError: there are fewer documents than questions to generate.
+    """
+    documents = generation_steps(config) * config.pool.batch
+    if config.pool.target > documents:
+        problem = f'a document gives one question at most, and an iteration reads {documents}'
+        fix = 'raise pool.batches (generation steps) or pool.batch (documents per step)'
+        fail('pool.target', config.pool.target, problem, fix)
+
+
 def alternate(config) -> list[Phase]:
     """Returns iterations × (proposer is trained, proposer generates questions, solver is trained on them).
 
     After its `train_iterations` a role has no phase of its own; questions are generated all the same.
     """
-    questions_needed = config.solver.steps * config.solver.batch
-    # A document gives at most one question. Rounded up, so that no question is trained on twice if none is rejected
-    # or filtered.
-    steps_needed = math.ceil(questions_needed / config.pool.batch)
-    generation_steps = config.pool.batches or steps_needed
+    steps = generation_steps(config)
     phases: list[Phase] = []
     for iteration in range(config.schedule.iterations):
         iteration_phases = (
             Phase('proposer', config.proposer.steps, ('proposer',)),
             # clear_pool_every is a period in steps: with the length of the phase, the pool is cleared once, at its
             # first step, so that the solver trains on questions of the latest proposer.
-            Phase('generate', generation_steps, clear_pool_every=generation_steps),
+            Phase('generate', steps, clear_pool_every=steps),
             Phase('solver', config.solver.steps, ('solver',)),
         )
         for phase in iteration_phases:

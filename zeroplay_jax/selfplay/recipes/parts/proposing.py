@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.rollout import prompts
@@ -45,6 +45,7 @@ async def propose(
     *,
     show_document: bool,
     require_grounding: bool,
+    separate_format: bool = False,
 ) -> list[Proposal]:
     """Returns `samples` proposals on the document and hop count of a task.
 
@@ -52,6 +53,7 @@ async def propose(
       task: its payload is a `SeedDocument`.
       show_document: whether the prompt contains the document.
       require_grounding: whether to reject ungrounded proposals.
+      separate_format: whether to score the form as in the paper (`rewards.drzero_separate_format`).
 
     Raises:
       TaskDropped: the prompt is too long.
@@ -65,11 +67,17 @@ async def propose(
     # The last integer keeps proposals apart from the solver rollouts of the same task.
     identity = (*task.identity, 0)
     trajectories = await context.ask(role, identity, samples, hops=seed.hops, document=document)
-    return [read_proposal(trajectory, seed, require_grounding) for trajectory in trajectories]
+    proposals = []
+    for trajectory in trajectories:
+        proposals.append(read_proposal(trajectory, seed, require_grounding, separate_format))
+    return proposals
 
 
 def read_proposal(
-    trajectory: Trajectory, seed: SeedDocument, require_grounding: bool = False
+    trajectory: Trajectory,
+    seed: SeedDocument,
+    require_grounding: bool = False,
+    separate_format: bool = False,
 ) -> Proposal:
     """Returns the proposal in a rollout about the document `seed`, with the reason if it is rejected."""
     # Only the final turn is read: a question drafted in an earlier turn was not submitted.
@@ -78,24 +86,28 @@ def read_proposal(
         final_text = trajectory.turns[-1].text
     question = rewards.extract_last(final_text, 'question')
     answer = rewards.extract_last(final_text, 'answer')
-    format_score = _format_score(trajectory, seed, question, answer)
+    format_score = _format_score(trajectory, seed, question, answer, separate_format)
     is_grounded = _is_grounded(trajectory, seed, question, answer)
     # The first reason that applies is logged, so the order of the checks must not change.
     rejected: str | None = None
     if trajectory.finish != 'answer':
         rejected = 'unfinished'
-    elif format_score['raw'] == 0:
+    else:
         # Dr. Zero's code does not measure the difficulty of these proposals either.
         rejected = _format_problem(question, answer)
-    elif require_grounding and not is_grounded:
+    if rejected is None and require_grounding and not is_grounded:
         rejected = 'ungrounded'
     return Proposal(trajectory, question, answer, format_score, is_grounded, rejected)
 
 
 def _format_score(
-    trajectory: Trajectory, seed: SeedDocument, question: str | None, answer: str | None
+    trajectory: Trajectory,
+    seed: SeedDocument,
+    question: str | None,
+    answer: str | None,
+    separate: bool,
 ) -> dict[str, float]:
-    """Returns Dr. Zero's format score of a rollout and its parts (`rewards.drzero_format`)."""
+    """Returns Dr. Zero's format score of a rollout and its parts, by its code or, if `separate`, by its paper."""
     texts: list[str] = []
     successful_searches = 0
     responses = 0
@@ -108,27 +120,31 @@ def _format_score(
         responses += bool(call.documents) or call.error is not None
         is_search = call.tool == 'search' and call.is_valid
         successful_searches += is_search and call.error is None
+    counts: dict[str, Any] = dict(calls=successful_searches, responses=responses, hops=seed.hops)
+    if separate:
+        return rewards.drzero_separate_format(texts, question=question, answer=answer, **counts)
     passages = retrieved_passages(trajectory)
     retrieved = [f'{passage["title"]} {passage["text"]}' for passage in passages]
     return rewards.drzero_format(
         texts,
-        calls=successful_searches,
-        responses=responses,
-        hops=seed.hops,
         question=question,
         answer=answer,
         source=f'{seed.title} {seed.text}',
         retrieved=' '.join(retrieved),
+        **counts,
     )
 
 
-def _format_problem(question: str | None, answer: str | None) -> str:
-    """Returns why a format score is 0. With question and answer present, the question contains the answer."""
+def _format_problem(question: str | None, answer: str | None) -> str | None:
+    """Returns why a proposal cannot be asked (no_question, no_answer, leaks_answer); None if it can."""
     if not question:
         return 'no_question'
     if not answer:
         return 'no_answer'
-    return 'leaks_answer'
+    # An answer with an empty normal form is contained in every question.
+    if rewards.normalize_answer(answer) in rewards.normalize_answer(question):
+        return 'leaks_answer'
+    return None
 
 
 def _is_grounded(
@@ -179,7 +195,7 @@ def proposal_row(role: str, task: Task, proposal: Proposal) -> Row:
     # `valid`: format alone. `rejected`: also set for an unfinished or ungrounded proposal.
     info = RowInfo(
         question=question_record(task, proposal),
-        valid=proposal.format['raw'] > 0,
+        valid=proposal.rejected in (None, 'ungrounded'),
         rejected=proposal.rejected,
     )
     return Row(role, proposal.trajectory, 0.0, group_of(task.identity), parts, info=info)

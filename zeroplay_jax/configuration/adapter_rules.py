@@ -1,14 +1,12 @@
-"""Rules about the folder of the policy, and about adapters (`policy.adapters`)."""
+"""Rules about adapters (`policy.adapters`)."""
 
 from __future__ import annotations
 
 from ml_collections import ConfigDict
 
 from zeroplay_jax.policy import adapter_config
-from zeroplay_jax.retrieval.suggestions import similar_path
 from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.settings.errors import ConfigError, fail
-from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.types import UserError
 
 
@@ -49,24 +47,3 @@ def _check_folder(config: ConfigDict, role: str, folder: str) -> None:
         if value != stored_value:
             problem = f'the adapter of {role}.adapter={folder} has {stored_value}'
             fail(f'policy.adapters.{name}', value, problem, f'give {stored_value}')
-
-
-def check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses a policy folder that is not a checkpoint.
-
-    Raises:
-      ConfigError: one line; what is missing.
-    """
-    try:
-        folder = adapter_config.base_folder(config.policy.path or BUILT_IN_CHECKPOINT)
-    except UserError as error:
-        raise ConfigError(f'config.policy.path: {error}') from None
-    path_text = config.policy.path or "'' (the built-in checkpoint)"
-    fix = 'name a Hugging Face checkpoint folder (config.json, tokenizer.json, *.safetensors)'
-    if not config.policy.path:
-        fix = 'train it with python -m zeroplay_jax.mini.base_model'
-    if not folder.is_dir():
-        fail('policy.path', path_text, 'no such folder', fix + similar_path(folder))
-    for pattern in ('config.json', 'tokenizer.json', '*.safetensors'):
-        if not any(folder.glob(pattern)):
-            fail('policy.path', path_text, f'the folder has no {pattern}', fix)

@@ -1,0 +1,84 @@
+"""The table of the papers' hyperparameters, and that each config has the values that it says."""
+
+import importlib
+import pathlib
+import runpy
+
+import pytest
+
+from zeroplay_jax.configs import common
+from zeroplay_jax.configuration import fields
+from zeroplay_jax.selfplay.recipe import BUILT_IN
+
+DOCS = pathlib.Path(__file__).parents[2] / 'docs'
+PAGE = runpy.run_path(str(DOCS / 'hyperparameter_page.py'))
+TABLE = PAGE['load']()
+# What a config says about the machine, or about files of the user, and not about the method.
+MACHINE = ('mesh.', 'micro.', 'retrieval.', 'eval.file', 'eval.questions', 'policy.remat')
+MACHINE += (
+    'policy.logits',
+    'prompts',
+    'sampler.slots',
+    'sampler.chunk',
+    'sampler.burst',
+    'inputs.',
+)
+
+
+def values(system):
+    """Field → value of a paper's config."""
+    page = importlib.import_module(f'zeroplay_jax.configs.{system}')
+    return {name: plain(value) for name, value in fields.leaves(page.get_config())}
+
+
+def plain(value):
+    return list(value) if isinstance(value, tuple) else value
+
+
+def fields_of(name):
+    """The config fields of an entry."""
+    if name.startswith('('):
+        return []
+    section, _, field = name.partition('.')
+    return [f'proposer.{field}', f'solver.{field}'] if section == 'both' else [name]
+
+
+@pytest.mark.parametrize('system', BUILT_IN)
+def test_a_config_has_the_values_of_the_table(system):
+    config = values(system)
+    wrong = {}
+    for name, entry in TABLE[system].items():
+        for field in fields_of(name):
+            if config[field] != entry['ours']:
+                wrong[field] = (config[field], entry['ours'])
+    assert not wrong, 'field: (the config, the table)'
+
+
+@pytest.mark.parametrize('system', BUILT_IN)
+def test_what_an_entry_calls_itself_is_true(system):
+    for name, entry in TABLE[system].items():
+        kind, ours, paper = entry['kind'], entry['ours'], entry.get('paper')
+        assert set(entry) <= {'paper', 'source', 'ours', 'kind', 'why'}, name
+        assert kind in PAGE['KINDS'] and ('source' in entry) == ('paper' in entry), name
+        if kind == 'paper':
+            assert paper == ours, name
+        elif kind == 'choice':
+            assert isinstance(paper, list) and ours in paper and entry['why'], name
+        elif kind == 'deviates':
+            assert paper != ours and paper is not None and entry['why'], name
+        elif kind == 'form':
+            assert paper is not None and paper != ours, name
+        else:
+            assert paper is None, name
+
+
+@pytest.mark.parametrize('system', BUILT_IN)
+def test_every_field_that_a_config_sets_for_its_method_is_in_the_table(system):
+    listed = {field for name in TABLE[system] for field in fields_of(name)}
+    defaults = {name: plain(value) for name, value in fields.leaves(common.get_config(system))}
+    changed = {name for name, value in values(system).items() if value != defaults[name]}
+    assert not {name for name in changed - listed if not name.startswith(MACHINE)}
+
+
+def test_the_page_is_that_of_the_table():
+    assert (DOCS / 'hyperparameters.md').read_text() == PAGE['page']()

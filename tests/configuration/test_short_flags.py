@@ -1,0 +1,165 @@
+"""Flags that are the same in all commands: --policy, --index, and names of the Hugging Face Hub."""
+
+import pathlib
+import types
+
+import pytest
+from config_checks import message
+
+from zeroplay_jax import ask
+from zeroplay_jax.configs import common
+from zeroplay_jax.configuration import checkpoint_rules, watching_rules
+from zeroplay_jax.configuration.command_line import with_short_flags
+from zeroplay_jax.configuration.overrides import set_fields
+from zeroplay_jax.retrieval import hub
+from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.selfplay import files
+from zeroplay_jax.types import UserError
+
+
+def test_policy_and_index_are_fields_of_the_config():
+    folder = [
+        '--config.retrieval.kind=folder',
+        '--config.retrieval.path=i',
+        '--config.retrieval.encoder=',
+    ]
+    server = ['--config.retrieval.kind=http', '--config.retrieval.url=http://h:1']
+    assert with_short_flags(['x', '--policy=p', '--index=i', '--sets=s']) == [
+        *('x', '--config.policy.path=p', *folder, '--sets=s')
+    ]
+    assert with_short_flags(['x', '--index', 'http://h:1', '--policy', 'p']) == [
+        *('x', *server, '--config.policy.path=p')
+    ]
+    for words in (['--policy='], ['--index']):
+        with pytest.raises(UserError, match='names nothing; give --'):
+            with_short_flags(words)
+
+
+def test_ask_takes_the_fields_of_the_other_commands(tmp_path):
+    (tmp_path / 'manifest.json').touch()
+    words = [
+        '--index',
+        str(tmp_path),
+        '--config.rollout.max_turns=2',
+        '--config.eval.hops=[1]',
+        'who?',
+    ]
+    config = ask._with_flags(common.get_config(), ask._arguments(words))
+    assert (config.retrieval.kind, config.retrieval.path) == ('folder', str(tmp_path))
+    assert config.rollout.max_turns == 2 and config.eval.hops == (1,)
+
+
+@pytest.mark.parametrize(
+    ('word', 'text'),
+    [
+        ('--config.rollout.max_turn=2', 'did you mean config.rollout.max_turns?'),
+        ('--config.rollout.max_turns=two', 'must be a whole number; give one such as 5'),
+        (
+            '--config.rollout.max_turns=0',
+            'config.rollout.max_turns=0: not possible; give 1 or more',
+        ),
+        ('--config.rollout.max_turns', 'has no value; give --config.rollout.max_turns=VALUE'),
+        ('--config.rollout=2', 'config.rollout: a section'),
+        ('--config.profile.steps=(1.5,)', 'must be a list, each a whole number'),
+    ],
+)
+def test_a_wrong_field_is_one_line(word, text):
+    with pytest.raises(UserError) as caught:
+        set_fields(common.get_config(), [word])
+    assert text in str(caught.value) and '\n' not in str(caught.value)
+
+
+def test_a_writer_that_is_not_installed_is_one_line(sound, monkeypatch):
+    monkeypatch.setattr(watching_rules, '_is_installed', lambda name: False)
+    sound.log.writers = ('tensorboard', 'wandb')
+    assert 'the package wandb is not installed; install it with' in message(sound)
+    sound.log.writers = ('tensorbord',)
+    assert 'give one of tensorboard, wandb, mlflow' in message(sound)
+
+
+# ---- names of the Hub --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub_folder(tmp_path, monkeypatch):
+    """The Hub as a folder; its attribute `online` says whether it answers."""
+    import huggingface_hub
+
+    state = types.SimpleNamespace(online=True, cached=False, calls=[])
+    snapshot = tmp_path / 'snapshot'
+    (snapshot / 'data').mkdir(parents=True)
+    for name in ('config.json', 'tokenizer.json', 'model.safetensors', 'data/test.jsonl'):
+        (snapshot / name).write_text('{}')
+
+    def snapshot_download(repository, dry_run=False, local_files_only=False, **options):
+        state.calls.append((repository, options['repo_type'], dry_run, local_files_only))
+        if local_files_only:
+            if not state.cached:
+                raise FileNotFoundError('not in the cache')
+            return str(snapshot)
+        if not state.online:
+            raise ConnectionError('no route\nto the host')
+        if dry_run:
+            missing = not state.cached
+            return [
+                types.SimpleNamespace(will_download=missing, file_size=3 << 29),
+                types.SimpleNamespace(will_download=missing, file_size=None),
+            ]
+        state.cached = True
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, 'snapshot_download', snapshot_download)
+    state.snapshot = snapshot
+    return state
+
+
+def test_a_model_is_fetched_after_its_size_was_said(hub_folder, capsys):
+    assert hub.fetch_model('hf://Qwen/Qwen2.5-3B') == str(hub_folder.snapshot)
+    line = 'downloads 1.5 GiB in 2 files from the Hugging Face Hub: Qwen/Qwen2.5-3B\n'
+    assert capsys.readouterr().err == line
+    # What is in the cache is neither announced nor in need of a connection.
+    hub_folder.online = False
+    assert hub.fetch_model('hf://Qwen/Qwen2.5-3B') == str(hub_folder.snapshot)
+    assert capsys.readouterr().err == ''
+    assert hub.fetch_model('some/folder') == 'some/folder'
+
+
+def test_a_file_of_a_dataset_is_fetched(hub_folder):
+    name = 'hf://owner/set/data/test.jsonl'
+    assert hub.fetch_file(name) == str(hub_folder.snapshot / 'data' / 'test.jsonl')
+    assert {call[:2] for call in hub_folder.calls} == {('owner/set', 'dataset')}
+    with pytest.raises(RetrievalError, match='the dataset has no such file'):
+        hub.fetch_file('hf://owner/set/data/train.jsonl')
+
+
+def test_without_a_connection_it_is_one_line(hub_folder):
+    hub_folder.online = False
+    config = common.get_config()
+    config.policy.path = 'hf://Qwen/Qwen2.5-3B'
+    with pytest.raises(UserError) as caught:
+        checkpoint_rules.download(config)
+    assert str(caught.value).startswith(
+        'config.policy.path: hf://Qwen/Qwen2.5-3B could not be fetched (no route); download it'
+    )
+
+
+def test_a_run_reads_the_fetched_paths(hub_folder, sound):
+    with sound.unlocked():
+        sound.policy.path = 'hf://Qwen/Qwen2.5-3B'
+    sound.retrieval.update(kind='http')
+    sound.eval.file = 'hf://owner/set/data/test.jsonl'
+    checkpoint_rules.check_checkpoint(sound, None)
+    checkpoint_rules.download(sound)
+    assert sound.policy.path == str(hub_folder.snapshot)
+    assert pathlib.Path(sound.eval.file).is_file()
+
+
+def test_a_name_of_a_wrong_form_is_refused_before_anything_is_asked(hub_folder, sound):
+    sound.policy.path = 'hf://Qwen'
+    assert 'config.policy.path: hf://Qwen: names no model' in message(sound)
+    with pytest.raises(UserError, match='config.eval.file: hf://owner/set: names no file of a'):
+        checkpoint_rules.file_exists('eval.file', 'hf://owner/set')
+    with pytest.raises(UserError, match='hf://owner/set: names no file of a dataset'):
+        files.check_set('hf://owner/set')
+    files.check_set('hf://owner/set/test.jsonl')
+    assert hub_folder.calls == []

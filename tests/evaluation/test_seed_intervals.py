@@ -1,0 +1,83 @@
+"""Several runs per side: the interval over runs, checked against scipy, and the command that prints it."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+from test_qa import result
+
+from zeroplay_jax import compare
+from zeroplay_jax.evaluation import seed_intervals
+
+BASE = [0.31, 0.35, 0.29, 0.40]
+OTHER = [0.42, 0.39, 0.47]
+
+
+def test_two_sides_of_seeds_get_the_interval_of_welch():
+    interval = stats.ttest_ind(OTHER, BASE, equal_var=False).confidence_interval(0.95)
+    expected = (np.mean(OTHER) - np.mean(BASE), interval.low, interval.high)
+    np.testing.assert_allclose(seed_intervals.difference(BASE, OTHER, False), expected, rtol=1e-12)
+
+
+def test_pairs_get_the_interval_of_their_differences():
+    interval = stats.ttest_rel(OTHER, BASE[:3]).confidence_interval(0.95)
+    expected = (np.mean(OTHER) - np.mean(BASE[:3]), interval.low, interval.high)
+    found = seed_intervals.difference(BASE[:3], OTHER, True)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_a_single_result_counts_as_exact():
+    interval = stats.ttest_1samp(OTHER, 0.3).confidence_interval(0.95)
+    expected = (np.mean(OTHER) - 0.3, interval.low - 0.3, interval.high - 0.3)
+    np.testing.assert_allclose(seed_intervals.difference([0.3], OTHER, False), expected, rtol=1e-12)
+    mean, low, high = seed_intervals.difference(OTHER, [0.3], False)
+    np.testing.assert_allclose((-mean, -high, -low), expected, rtol=1e-12)
+    # Equal runs have no spread.
+    assert seed_intervals.difference([0.5, 0.5], [0.75, 0.75], False) == (0.25, 0.25, 0.25)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name, correct, of=20, **settings):
+        path = tmp_path / f'{name}.json'
+        scores = [1.0] * correct + [0.0] * (of - correct)
+        path.write_text(json.dumps(result(scores, **settings)))
+        return str(path)
+
+    return write
+
+
+def test_the_command_says_what_its_interval_covers(write, capsys):
+    base = [write(f'base{seed}', correct) for seed, correct in enumerate((6, 8, 7))]
+    other = [write(f'other{seed}', correct) for seed, correct in enumerate((9, 12, 10))]
+    assert compare.main([base[0], other[0]]) == 0
+    out = capsys.readouterr().out
+    assert '+0.150' in out and 'the choice of questions (paired bootstrap), not the seed' in out
+    assert compare.main(['--base', *base, '--other', *other]) == 0
+    out = capsys.readouterr().out
+    _, low, high = seed_intervals.difference([0.3, 0.4, 0.35], [0.45, 0.6, 0.5], False)
+    assert f'0.350        0.517   +0.167 [{low:+.3f}, {high:+.3f}]' in out
+    assert 'the runs on these questions (Welch' in out and '3 runs' in out
+    assert compare.main(['--base', *base, '--other', *other, '--paired']) == 0
+    assert '3 paired differences' in capsys.readouterr().out
+    assert compare.main(['--base', base[0], '--other', *other]) == 0
+    assert 'over 3 runs; the single result' in capsys.readouterr().out
+
+
+def test_the_command_refuses_sides_that_do_not_fit(write, capsys):
+    one, two = write('one', 5), write('two', 6)
+    longer, elsewhere = write('longer', 5, of=21), write('elsewhere', 5, retrieval='other')
+    faults = {
+        'not both': [one, two, '--base', one],
+        '3 files; give two': [one, two, one],
+        'no results; give two files': ['--base', one],
+        '1 and 2 files cannot be paired': ['--base', one, '--other', one, two, '--paired'],
+        'one pair has no variance': ['--base', one, '--other', two, '--paired'],
+        'the questions of set differ': ['--base', one, two, '--other', longer, two],
+        'they differ in retrieval': ['--base', one, elsewhere, '--other', two, one],
+    }
+    for text, arguments in faults.items():
+        assert compare.main(arguments) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert text in line

@@ -1,0 +1,126 @@
+"""Attention over used places: equal to attention over all places, and no bit depends on what a row does not use."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from zeroplay_jax.policy import attention, used_attention
+
+SLOTS, KV_HEADS, HEADS, HEAD_DIM, PLACES, BURST, CHUNK = 6, 2, 4, 8, 100, 4, 5
+# Around the borders of the lengths that can be read: 16, 32, …, 96, 100.
+BASE = np.array([0, 1, 16, 17, 50, 97], np.int32)
+STEP = 2
+
+
+def arrays(*shapes):
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+
+
+@pytest.fixture(scope='module')
+def cache():
+    keys, values = arrays((SLOTS, KV_HEADS, HEAD_DIM, PLACES), (SLOTS, KV_HEADS, PLACES, HEAD_DIM))
+    return keys, values
+
+
+def spoilt_beyond_the_read_lengths(cache, used):
+    """The cache with NaN in all places that a row with `used` places must not read."""
+    lengths = used_attention.read_lengths(PLACES)
+    read = np.array([min(length for length in lengths if length >= n) for n in used])
+    unread = np.arange(PLACES)[None] >= read[:, None]
+    keys = jnp.where(unread[:, None, None], jnp.nan, cache[0])
+    return keys, jnp.where(unread[:, None, :, None], jnp.nan, cache[1])
+
+
+def test_a_row_can_be_read_up_to_a_few_lengths():
+    assert used_attention.read_lengths(PLACES) == (16, 32, 48, 64, 80, 96, 100)
+    assert used_attention.read_lengths(1056) == (*range(144, 1056, 144), 1056)
+    assert used_attention.read_lengths(7) == (7,)
+
+
+@pytest.fixture(scope='module')
+def token():
+    """A query, key and value of every slot, and the keys and values of the burst so far."""
+    q, k, v, new_keys, new_values = arrays(
+        (SLOTS, 1, HEADS, HEAD_DIM),
+        (SLOTS, 1, KV_HEADS, HEAD_DIM),
+        (SLOTS, 1, KV_HEADS, HEAD_DIM),
+        (SLOTS, KV_HEADS, HEAD_DIM, BURST),
+        (SLOTS, KV_HEADS, BURST, HEAD_DIM),
+    )
+    return q, k, v, (new_keys, new_values)
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def step_over_used(token, cache, live, window):
+    q, k, v, buffer = token
+    rows = used_attention.decoding_rows(live)
+    base = jnp.asarray(BASE)
+    return used_attention.attend_step(q, k, v, cache, buffer, base, STEP, rows, window)
+
+
+@pytest.mark.parametrize('window', [0, 7])
+def test_a_step_equals_that_over_all_places(token, cache, window):
+    q, k, v, buffer = token
+    expected, expected_buffer = attention.attend_step(
+        q, k, v, cache, buffer, BASE, jnp.int32(STEP), window
+    )
+    live = np.array([True, True, True, False, True, True])
+    out, buffer = step_over_used(token, cache, live, window)
+    np.testing.assert_allclose(out[live], expected[live], atol=2e-6)
+    assert not np.allclose(out[~live], expected[~live], atol=1e-2)
+    jax.tree.map(np.testing.assert_array_equal, buffer, expected_buffer)
+
+
+def test_a_step_depends_on_its_row_and_its_used_places_alone(token, cache):
+    together = np.asarray(step_over_used(token, cache, np.ones(SLOTS, bool), 0)[0])
+    spoilt = spoilt_beyond_the_read_lengths(cache, BASE)
+    assert np.isnan(spoilt[0]).mean() > 0.3
+    for slot in range(SLOTS):
+        alone = step_over_used(token, spoilt, np.arange(SLOTS) == slot, 0)[0]
+        np.testing.assert_array_equal(alone[slot], together[slot])
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4))
+def chunk_over(chunk, cache, slots, window, module):
+    q, k, v, start = chunk
+    return module.attend_chunk(q, k, v, cache, slots, start, window)
+
+
+@pytest.fixture(scope='module')
+def chunk():
+    """Chunks of four rows; the last two are consecutive chunks of one slot."""
+    start = jnp.asarray([0, 44, 11, 11 + CHUNK], jnp.int32)
+    heads, kv_heads = (4, CHUNK, HEADS, HEAD_DIM), (4, CHUNK, KV_HEADS, HEAD_DIM)
+    return *arrays(heads, kv_heads, kv_heads), start
+
+
+@pytest.mark.parametrize('window', [0, 7])
+def test_a_chunk_equals_that_over_all_places(chunk, cache, window):
+    slots = np.array([4, 2, 1, 1], np.int32)
+    out, written = chunk_over(chunk, cache, slots, window, used_attention)
+    expected, expected_cache = chunk_over(chunk, cache, slots, window, attention)
+    np.testing.assert_allclose(out, expected, atol=2e-6)
+    jax.tree.map(np.testing.assert_array_equal, written, expected_cache)
+
+
+@pytest.mark.parametrize('module', [attention, used_attention])
+def test_a_chunk_attends_to_an_earlier_chunk_of_its_row_in_the_same_call(chunk, cache, module):
+    together, _ = chunk_over(chunk, cache, np.array([4, 2, 1, 1], np.int32), 0, module)
+    # The first of the two chunks in a call of its own; idle rows have a slot beyond the last.
+    _, first = chunk_over(chunk, cache, np.array([SLOTS, SLOTS, 1, SLOTS], np.int32), 0, module)
+    after, _ = chunk_over(chunk, first, np.array([SLOTS, SLOTS, SLOTS, 1], np.int32), 0, module)
+    np.testing.assert_array_equal(after[3], together[3])
+
+
+def test_a_chunk_depends_on_its_used_places_alone(chunk, cache):
+    slots = np.array([4, 2, 1, SLOTS], np.int32)
+    out, _ = chunk_over(chunk, cache, slots, 0, used_attention)
+    used = np.full(SLOTS, PLACES)
+    used[slots[:3]] = np.asarray(chunk[3])[:3] + CHUNK
+    spoilt = spoilt_beyond_the_read_lengths(cache, used)
+    again, _ = chunk_over(chunk, spoilt, slots, 0, used_attention)
+    np.testing.assert_array_equal(again[:3], out[:3])

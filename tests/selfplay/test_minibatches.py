@@ -1,0 +1,44 @@
+"""How the rows of a step are divided into the minibatches of its updates."""
+
+import numpy as np
+
+from zeroplay_jax.selfplay.update_batch import split_minibatches
+from zeroplay_jax.types import Row, TrajectorySummary, identity_rng
+
+
+def rows_of_documents(documents, samples):
+    """Rows in the order of issue: from 1 hop to 4, groups are hop counts (HRPO)."""
+    rows = []
+    for index in range(documents):
+        hops = 1 + 4 * index // documents
+        for sample in range(samples):
+            summary = TrajectorySummary('answer', 'w', 0, (7, index, 0, sample), (), None)
+            rows.append(Row('proposer', summary, 0.0, hops))
+    return rows
+
+
+def split(rows, count, seed=0):
+    return split_minibatches(rows, count, identity_rng(seed), groups_span_prompts=True)
+
+
+def test_every_minibatch_of_a_proposer_has_all_hop_counts():
+    rows = rows_of_documents(64, 2)
+    parts = split(rows, 4)
+    assert [len(part) for part in parts] == [32] * 4
+    for part in parts:
+        assert {row.group for row in part} == {1, 2, 3, 4}
+        assert min(np.unique([row.group for row in part], return_counts=True)[1]) >= 2
+        documents = [row.trajectory.identity[1] for row in part]
+        assert documents[0::2] == documents[1::2] == sorted(documents[0::2])
+    assert sorted(map(id, sum(parts, []))) == sorted(map(id, rows))
+
+
+def test_without_several_minibatches_rows_stay_as_they_are():
+    rows = rows_of_documents(8, 1)
+    (part,) = split_minibatches(rows, 1, None)
+    assert part == rows
+
+
+def test_few_prompts_leave_minibatches_empty():
+    parts = split(rows_of_documents(2, 3), 4)
+    assert sorted(map(len, parts)) == [0, 0, 3, 3]

@@ -1,0 +1,218 @@
+"""The papers' claims in miniature: what is registered, equal arms, measures, verdicts and the committed table."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from benchmarks import claims
+from benchmarks import claims_statistics as statistics
+from zeroplay_jax.configs import ablations
+from zeroplay_jax.configuration import rules
+from zeroplay_jax.training import loop
+
+# ---- what is registered ----
+
+
+@pytest.mark.parametrize('arm', claims.ARMS)
+def test_every_arm_of_the_claims_is_a_sound_config(arm):
+    rules.check(claims.config_of(arm, 0))
+    row = claims.ARMS[arm].row
+    assert not row or f'{claims.ARMS[arm].system}/{row}' in ablations.ROWS
+
+
+def test_every_claim_has_arms_a_measure_and_a_reason():
+    named = {arm for claim in claims.CLAIMS for arm in (claim.better, claim.worse) if arm}
+    assert named == set(claims.ARMS)
+    assert set(claims.MEASURES) == set(statistics.MEASURES)
+    for claim in claims.CLAIMS:
+        assert claim.measure in claims.MEASURES and claim.reason, claim.text
+        assert (claim.measure == 'gain') == (not claim.worse), claim.text
+        assert claim.of == 'exact_match' or claim.system == 'scope', claim.text
+    assert len({(claim.system, claim.text) for claim in claims.CLAIMS}) == len(claims.CLAIMS)
+    assert all(measure['text'] and measure['reason'] for measure in claims.MEASURES.values())
+
+
+@pytest.mark.parametrize('claim', claims.CLAIMS, ids=lambda claim: f'{claim.system}: {claim.text}')
+def test_arms_differ_in_what_the_claim_names_and_in_nothing_else(claim):
+    different = claims.arm_differences(claim.better, claim.worse)
+    assert set(different) == set(claim.differs), different
+
+
+def test_the_registration_is_printed_with_the_differences(capsys):
+    claims.main(['--list', '--only', 'dspo'])
+    printed = capsys.readouterr().out
+    assert 'by worst_drop of exact_match: section 4.3' in printed
+    assert 'solver.filter_groups: True against False' in printed and 'ssp' not in printed
+
+
+# ---- measures ----
+
+
+def curve(*points):
+    return {'curve': [list(point) for point in points]}
+
+
+# Half right after 4 steps, all right after 8; twice the rollouts per step of SLOW.
+FAST = curve((0, 0, [0, 0]), (4, 200, [1, 0]), (8, 400, [1, 1]))
+SLOW = curve((0, 0, [0, 0]), (8, 200, [1, 0]))
+
+
+def test_the_area_is_the_mean_height_of_the_curve_over_the_common_steps():
+    assert statistics.value(FAST, FAST, 'area').tolist() == [0.75, 0.25]
+    assert statistics.value(SLOW, FAST, 'area').tolist() == [0.5, 0.0]
+    shorter = curve((0, 0, [0, 0]), (4, 90, [0, 0]))
+    assert statistics.value(FAST, shorter, 'area').tolist() == [0.5, 0.0]
+    assert statistics.value(FAST, shorter, 'final').tolist() == [1.0, 0.0]
+
+
+def test_rollouts_are_an_axis_of_their_own():
+    # Up to 200 rollouts: half of FAST, all of SLOW.
+    assert statistics.value(FAST, SLOW, 'area_of_rollouts').tolist() == [0.5, 0.0]
+    assert statistics.value(SLOW, FAST, 'area_of_rollouts').tolist() == [0.5, 0.0]
+    (difference,) = statistics.differences([FAST], [SLOW], 'area')
+    assert difference.tolist() == [0.25, 0.25]
+
+
+def test_a_gain_is_measured_against_the_start_of_the_same_run():
+    run = curve((0, 0, [1, 0]), (8, 9, [1, 1]))
+    assert statistics.differences([run], [run], 'gain').tolist() == [[0, 1]]
+
+
+def test_the_worst_drop_is_seen_although_it_is_made_good():
+    falls = curve((0, 0, [1, 1]), (4, 1, [0, 0]), (8, 2, [1, 1]), (12, 3, [0, 0]))
+    assert statistics.value(falls, falls, 'worst_drop') == -1
+    # Up to the last step that both have.
+    assert statistics.value(falls, curve((0, 0, [1]), (2, 1, [1])), 'worst_drop') == -0.5
+    assert statistics.value(FAST, FAST, 'worst_drop') == 0
+
+
+def test_rubrics_are_a_column_of_their_own():
+    run = curve((0, 0, [0], [0.0, 0.5]), (8, 9, [1], [0.5, 1.0]))
+    assert statistics.value(run, run, 'final', 'rubrics').tolist() == [0.5, 1.0]
+
+
+# ---- verdicts ----
+
+
+def draws(rates, questions=200):
+    rng = np.random.default_rng(0)
+    return np.array([(rng.random(questions) < rate) * 1.0 for rate in rates])
+
+
+def test_verdicts_of_claims():
+    good, bad = draws([0.9, 0.92, 0.88]), draws([0.4, 0.42, 0.38])
+    holds = statistics.judge(good - bad)
+    assert holds['verdict'] == 'holds' and holds['ci95'][0] > 0 and holds['p'] < 0.05
+    assert statistics.judge(bad - good)['verdict'] == 'does not hold'
+    equal = statistics.judge(good - good)
+    assert (equal['verdict'], equal['difference'], equal['p']) == ('undecided', 0, 1)
+    few_seeds = statistics.judge(draws([0.9, 0.5, 0.7]) - draws([0.5, 0.6, 0.4]))
+    assert few_seeds['verdict'] == 'undecided' and few_seeds['seeds_needed'] > 10
+    few_questions = statistics.judge(draws([0.9] * 3, 40) - draws([0.4] * 3, 40))
+    assert few_questions['questions_needed'] > 40
+
+
+def test_the_p_value_and_the_interval_decide_alike():
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        result = statistics.judge(rng.normal(rng.normal(), 1, (4, 1)) + rng.normal(0, 0.5, (4, 30)))
+        low, high = result['ci95']
+        assert (result['p'] < 0.05) == (low > 0 or high < 0)
+
+
+@pytest.mark.parametrize('spread', [0.0, 0.05, 0.15])
+def test_arms_that_do_not_differ_seldom_get_a_verdict(spread):
+    rng, wrong = np.random.default_rng(1), 0
+    hard = rng.normal(size=200)
+    for _ in range(300):
+        sides = []
+        for _side in range(2):
+            rates = np.clip(0.5 + spread * rng.normal(size=3), 0, 1)
+            chances = np.clip(rates[:, None] + 0.2 * hard, 0, 1)
+            sides.append((rng.random((3, 200)) < chances) * 1.0)
+        wrong += statistics.judge(sides[0] - sides[1])['verdict'] != 'undecided'
+    assert wrong / 300 < 0.08  # 5 % and what 300 draws leave open
+
+
+def test_holms_correction():
+    # Sorted .005, .01, .03, .04: times 4, 3, 2, 1, and never below a smaller one.
+    assert statistics.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert statistics.holm([0.6, 0.7]) == [1, 1] and statistics.holm([]) == []
+    rows = [dict(p=p, difference=-0.1) for p in (0.01, 0.04, 0.03, 0.005)]
+    statistics.correct_verdicts(rows)
+    assert [row['verdict_holm'] for row in rows] == [
+        'does not hold',
+        'undecided',
+        'undecided',
+        'does not hold',
+    ]
+
+
+def test_twenty_true_hypotheses_seldom_give_one_verdict():
+    rng = np.random.default_rng(2)
+    any_wrong = sum(min(statistics.holm(rng.random(20))) < 0.05 for _ in range(2000)) / 2000
+    assert 0.03 < any_wrong < 0.07
+
+
+def test_the_table_has_both_verdicts_and_what_stands_beside_them(capsys):
+    (claim,) = [c for c in claims.CLAIMS if c.measure == 'area' and 'filter' in c.text]
+    shift = lambda run, step: curve(*[(s + step, r, c) for s, r, c in run['curve']])
+    runs = {claim.better: [FAST, FAST], claim.worse: [SLOW, shift(SLOW, 0)]}
+    (row,) = claims.judge_all([claim], runs, 2)
+    assert row['difference'] == 0.25 and row['rollouts'] == [400, 200]
+    assert row['beside'] == {'final': 0.5, 'area_of_rollouts': 0.0}
+    assert row['p'] == row['p_holm'] and row['verdict'] == row['verdict_holm']
+    assert 'by area' in capsys.readouterr().out
+
+
+# ---- runs and the committed table ----
+
+
+@pytest.mark.long
+def test_an_arm_runs_once_and_is_stored(monkeypatch, tmp_path):
+    whole = claims.config_of
+
+    def shrunk(arm, seed):
+        config = whole(arm, seed)
+        config.world.update(train=(0, 1), evaluation=(0, 1))
+        config.schedule.iterations = 1
+        config.solver.update(steps=1, batch=2, samples=2, minibatches=1)
+        config.proposer.update(steps=1, batch=16)
+        config.pool.update(batch=4, batches=1)
+        config.eval.update(questions=2)
+        return config
+
+    monkeypatch.setattr(claims, 'config_of', shrunk)
+    first = claims.run_arm('drzero', 0, tmp_path)
+    assert first['curve'][0][0] == 0 and len(first['curve'][0][2]) == 8
+    assert first['curve'][-1][1] > 0, 'rollouts are counted'
+    monkeypatch.setattr(loop, 'run', None)  # a second run would fail
+    assert claims.run_arm('drzero', 0, tmp_path) == first
+    assert json.loads(next(tmp_path.iterdir()).read_text()) == first
+    monkeypatch.setattr(claims, 'CODE', claims.CODE + 1)
+    with pytest.raises(TypeError):
+        claims.run_arm('drzero', 0, tmp_path)
+
+
+def test_the_table_of_the_claims_is_what_was_found():
+    found = json.loads((claims.RESULTS / 'claims.json').read_text())['claims']
+    root = pathlib.Path(claims.__file__).parents[1]
+    page = (root / 'benchmarks' / 'README.md').read_text()
+    corrected = statistics.holm([c['p'] for c in found])
+    for c, p in zip(found, corrected, strict=True):
+        low, high = c['ci95']
+        row = f'| {c["system"]} | {c["claim"]} | {c["verdict"]} | {c["verdict_holm"]} | '
+        row += f'{c["difference"]:+.3f} | {low:+.3f} … {high:+.3f} |'
+        assert row in page and c['seeds'] >= 3
+        assert c['p_holm'] == pytest.approx(p, rel=0.01)
+        assert c['verdict_holm'] == statistics.verdict(c['difference'], p)
+    count = lambda verdict: sum(c['verdict'] == verdict for c in found)
+    said = f'{count("holds")} of {len(found)} hold, {count("does not hold")} do not'
+    assert said in (root / 'docs' / 'results.md').read_text()
+    decided = count('holds') + count('does not hold')
+    readme = (root / 'README.md').read_text()
+    assert f'the miniature decides {decided} of {len(found)} of their claims' in readme
+    after_correction = sum(c['verdict_holm'] != 'undecided' for c in found)
+    assert after_correction == 1 and 'one of them after correction' in readme

@@ -1,0 +1,81 @@
+"""A whole run that an alarm stops: saved, with a status of its own, and in the report; and what it measured."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+ARGUMENTS = [
+    '--config=configs/drzero.py:mini',
+    '--config.world.train=(0,4)',
+    '--config.world.evaluation=(0,1)',
+    '--config.eval.questions=1',
+    '--config.sampler.slots=16',
+    '--config.micro.rows=2',
+    '--config.proposer.batch=8',
+    '--config.schedule.hop_ratio=(2,1,1)',
+    '--config.checkpoint.every=100',
+    '--config.stop_after_empty_steps=0',
+    '--config.profile.steps=(1,)',
+    # Rounding alone reaches this level.
+    '--config.alarms.sampler_gap.warn=1e-12',
+    '--config.alarms.sampler_gap.stop=1e-11',
+    '--config.alarms.sampler_gap.steps=1',
+]
+
+
+@pytest.fixture(scope='module')
+def stopped(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp('alarm') / 'run'
+    command = [sys.executable, '-m', 'zeroplay_jax.main', *ARGUMENTS, f'--workdir={workdir}']
+    environment = os.environ | {'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'}
+    result = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert 'Traceback' not in result.stderr, result.stderr[-2000:]
+    return workdir, result
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_it_saves_reports_and_ends_with_status_4(stopped):
+    workdir, result = stopped
+    assert result.returncode == 4
+    last_line = result.stderr.strip().split('\n')[-1]
+    assert last_line.startswith('zeroplay_jax: stopped: step 1 (proposer 1.1): sampler and trainer')
+    assert ', config.alarms.sampler_gap.stop=1e-11; ' in last_line
+    assert '--config.alarms.sampler_gap.stop=0 keeps it from stopping' in last_line
+    # At once, not only at the end.
+    assert 'alarm: step 1 (proposer 1.1)' in ' '.join(result.stderr.split())
+    assert [record['step'] for record in lines(workdir / 'metrics.jsonl')] == [0, 1]
+    assert (workdir / 'checkpoints' / '2').is_dir()
+    summary = json.loads((workdir / 'summary.json').read_text())
+    assert summary['stopped_by'] == 'sampler_gap' and summary['stopped'] in result.stderr
+    assert 'sampler and trainer differ' in summary['warning']
+    (record,) = lines(workdir / 'alarms.jsonl')
+    assert (record['step'], record['name'], record['level']) == (1, 'sampler_gap', 'stop')
+    assert 'Alarm sampler_gap (stopped the run, step 1)' in (workdir / 'report.html').read_text()
+
+
+def test_its_metrics_have_the_time_by_cause_and_the_watched_figures(stopped):
+    workdir, _ = stopped
+    _, first = lines(workdir / 'metrics.jsonl')
+    causes = {'seconds/rollout', 'seconds/tools', 'seconds/update', 'seconds/save'}
+    watched = {'sampler_gap', 'nonfinite_updates', 'nonfinite_weights'}
+    assert causes | watched <= first.keys()
+    # A CPU has no known peak and reports no memory, and a single process exchanges nothing.
+    absent = ('mfu', 'memory/', 'seconds/exchange', 'evictions')
+    assert not [name for name in first if name.startswith(absent)]
+    assert 0 < first['sampler_gap'] < 1e-5
+
+
+def test_the_chosen_step_was_traced(stopped):
+    workdir, _ = stopped
+    assert [path.name for path in (workdir / 'profile').iterdir()] == ['step_1']
+    assert list((workdir / 'profile').rglob('*.xplane.pb'))

@@ -1,0 +1,243 @@
+"""Where the metrics of a run go beside its JSON lines: TensorBoard, Weights & Biases, MLflow; one interface for all.
+
+A resumed run repeats the steps after its last checkpoint with the same values. None of the writers shows such a step
+twice: TensorBoard's files are cut back when they are opened, and the two services keep the values they have.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any, Protocol
+
+from zeroplay_jax.retrieval.tensorflow_import import import_tensorflow
+from zeroplay_jax.runtime import atomic
+from zeroplay_jax.types import UserError
+
+# Hidden file with the id under which the services know the run, so that a resumed run continues its curves.
+_ID_FILE = '.run_id'
+# Characters that MLflow allows in the name of a metric.
+_NOT_ALLOWED = re.compile(r'[^\w\-. /]')
+
+
+class ScalarWriter(Protocol):
+    """Takes the metrics of a run, step by step."""
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes the finite metrics of a step: name → value."""
+
+    def close(self) -> None:
+        """Writes what is buffered, and ends."""
+
+
+def _import_metric_writers() -> ModuleType:
+    """Returns the module `clu.metric_writers`; its first import does not load Keras."""
+    import_tensorflow()
+    # clu needs one function of TensorBoard's hyperparameter plugin. The plugin also defines a Keras callback, in this
+    # private module, and its base class would load Keras. The placeholder is removed again; the plugin's
+    # `KerasCallback` stays None in this process.
+    callback_module = 'tensorboard.plugins.hparams._keras'
+    needs_placeholder = callback_module not in sys.modules
+    if needs_placeholder:
+        placeholder = ModuleType(callback_module)
+        placeholder.Callback = None  # type: ignore[attr-defined]
+        sys.modules[callback_module] = placeholder
+    try:
+        from clu import metric_writers
+    finally:
+        if needs_placeholder:
+            del sys.modules[callback_module]
+    return metric_writers
+
+
+class TensorBoardWriter:
+    """TensorBoard events in the workdir; see `open_writers` for the arguments."""
+
+    def __init__(self, workdir: pathlib.Path, first_step: int, project: str):
+        # Synchronous, because a killed run must have written every step that its checkpoint covers.
+        metric_writers = _import_metric_writers()
+        for path in sorted(workdir.glob('events.out.tfevents.*')):
+            _cut_events(path, first_step)
+        self._writer = metric_writers.SummaryWriter(str(workdir))
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self._writer.write_scalars(step, values)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _cut_events(path: pathlib.Path, first_step: int) -> None:
+    """Removes the events of steps from `first_step` on from a file of TensorBoard, or the file if none is left."""
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboard.compat.proto import event_pb2
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    kept_records = []
+    has_values = False
+    is_cut = False
+    # The loader ends at an incomplete record.
+    for record in RawEventFileLoader(str(path)).Load():
+        event = event_pb2.Event.FromString(record)
+        if event.HasField('summary') and event.step >= first_step:
+            is_cut = True
+            continue
+        has_values |= event.HasField('summary')
+        kept_records.append(record)
+    if not has_values:
+        path.unlink()
+    elif is_cut:
+        # A crash while the file is rewritten must not lose it, so it is replaced in one move.
+        draft = path.with_name(f'.{path.name}')
+        with draft.open('wb') as file:
+            writer = RecordWriter(file)
+            for record in kept_records:
+                writer.write(record)
+        os.replace(draft, path)
+
+
+class WandbWriter:
+    """A run of Weights & Biases, which its environment variables set up; see `open_writers` for the arguments."""
+
+    def __init__(self, workdir: pathlib.Path, first_step: int, project: str):
+        import wandb
+
+        self._run = wandb.init(
+            project=project,
+            name=workdir.resolve().name,
+            id=_run_id(workdir),
+            dir=str(workdir),
+            resume='allow',
+            # Its lines would break the progress bar.
+            settings=wandb.Settings(silent=True, console='off'),
+        )
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        # The service keeps the first values of a step and warns about others.
+        if step >= self._run.step:
+            self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MlflowWriter:
+    """A run of MLflow at MLFLOW_TRACKING_URI; see `open_writers` for the arguments."""
+
+    def __init__(self, workdir: pathlib.Path, first_step: int, project: str):
+        import mlflow
+
+        self._entities: Any = mlflow.entities
+        self._client = mlflow.MlflowClient()
+        experiment = self._client.get_experiment_by_name(project)
+        if experiment is None:
+            experiment_id = self._client.create_experiment(project)
+        else:
+            experiment_id = experiment.experiment_id
+        run_id = _run_id(workdir)
+        runs = self._client.search_runs([experiment_id], f"tags.workdir_id = '{run_id}'")
+        if runs:
+            self._run = runs[0].info.run_id
+        else:
+            name = workdir.resolve().name
+            run = self._client.create_run(experiment_id, run_name=name, tags={'workdir_id': run_id})
+            self._run = run.info.run_id
+        # Every step has this metric, so that the last one can be asked for.
+        history = self._client.get_metric_history(self._run, 'step')
+        self._next_step = max((entry.step + 1 for entry in history), default=0)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        # MLflow adds a second value to a step instead of replacing the first.
+        if step < self._next_step:
+            return
+        now = int(1000 * time.time())
+        metrics = [self._entities.Metric('step', step, now, step)]
+        for name, value in values.items():
+            metrics.append(self._entities.Metric(_NOT_ALLOWED.sub('_', name), value, now, step))
+        self._client.log_batch(self._run, metrics=metrics)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
+def _run_id(workdir: pathlib.Path) -> str:
+    """Returns the id of the run in a workdir, which is made at the first call."""
+    path = workdir / _ID_FILE
+    if not path.is_file():
+        atomic.write_text(path, uuid.uuid4().hex)
+    return path.read_text(encoding='utf-8').strip()
+
+
+# Name in config.log.writers → writer. TensorBoard is a requirement of this package; the others are not.
+_WRITERS: Mapping[str, Callable[[pathlib.Path, int, str], ScalarWriter]] = {
+    'tensorboard': TensorBoardWriter,
+    'wandb': WandbWriter,
+    'mlflow': MlflowWriter,
+}
+
+
+class GuardedWriter:
+    """A writer whose failures cost curves and not the run: after the first one it writes no more, and says so."""
+
+    def __init__(self, name: str, writer: ScalarWriter):
+        self._name = name
+        self._writer: ScalarWriter | None = writer
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        if self._writer is None:
+            return
+        try:
+            self._writer.write(step, values)
+        # The services raise exceptions of many types, such as those of a lost connection.
+        except Exception as error:
+            self._writer = None
+            print(
+                f'warning: {self._name} gets no metrics from step {step} on ({_first_line(error)}); '
+                'metrics.jsonl has them all',
+                file=sys.stderr,
+            )
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+def open_writers(
+    names: Sequence[str], workdir: pathlib.Path, first_step: int, project: str
+) -> list[ScalarWriter]:
+    """Returns the writers of these names (`config.log.writers`).
+
+    Args:
+      workdir: folder of the run; the services name the run after it.
+      first_step: the first step that will be written; TensorBoard's events from this step on are removed.
+      project: project or experiment of the services.
+
+    Raises:
+      UserError: a service cannot be opened.
+    """
+    writers: list[ScalarWriter] = []
+    for name in names:
+        if name == 'tensorboard':
+            writers.append(TensorBoardWriter(workdir, first_step, project))
+            continue
+        try:
+            writer = _WRITERS[name](workdir, first_step, project)
+        except Exception as error:
+            raise UserError(
+                f'config.log.writers: {name} cannot be opened ({_first_line(error)}); set it up by its environment '
+                'variables (WANDB_MODE=offline, MLFLOW_TRACKING_URI), or leave it out'
+            ) from None
+        writers.append(GuardedWriter(name, writer))
+    return writers
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,170 @@
+"""Files that say how to run an exported policy: README.md, which is a model card, and generation_config.json."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import string
+from collections.abc import Sequence
+
+from zeroplay_jax.rollout import prompts
+from zeroplay_jax.rollout.environment import Environment
+from zeroplay_jax.rollout.tokens import END_OF_TURN_FIELD, Codec
+from zeroplay_jax.selfplay.roles import Role
+from zeroplay_jax.types import Json
+
+_GENERATION_FILE = 'generation_config.json'
+
+
+def export_texts(
+    config, folder: pathlib.Path, roles: Sequence[Role], templates: Json, weights: str
+) -> dict[str, str]:
+    """Returns the texts of README.md and generation_config.json for an exported policy.
+
+    Args:
+      config: config of the run.
+      folder: checkpoint folder that the run started from.
+      roles: roles that the policy plays, at least one; the evaluated one first.
+      templates: prompts by name.
+      weights: name of the policy.
+    """
+    return {
+        'README.md': model_card(config, folder, roles, templates, weights),
+        _GENERATION_FILE: generation_config(folder, [role.env for role in roles]),
+    }
+
+
+def generation_config(folder: pathlib.Path, environments: Sequence[Environment]) -> str:
+    """Returns generation_config.json: that of the start, with every stop string that is one token as an end token.
+
+    Without it `generate` would write the result of a call itself, instead of stopping behind the call. The end tokens
+    of the start are kept in a field of their own, which this package reads.
+    """
+    codec = environments[0].codec
+    path = folder / _GENERATION_FILE
+    fields: dict[str, object] = {}
+    if path.is_file():
+        fields = json.loads(path.read_text(encoding='utf-8'))
+    end_ids = list(codec.eos_ids)
+    for stop in stop_strings(environments):
+        ids = codec.encode(stop)
+        if len(ids) == 1 and ids[0] not in end_ids:
+            end_ids.append(ids[0])
+    fields[END_OF_TURN_FIELD] = list(codec.eos_ids)
+    fields['eos_token_id'] = end_ids
+    return json.dumps(fields, indent=2) + '\n'
+
+
+def stop_strings(environments: Sequence[Environment]) -> list[str]:
+    """Returns the strings that end a turn of any of the environments, each once."""
+    # A dict keeps the order.
+    stops: dict[str, None] = {}
+    for environment in environments:
+        stops.update(dict.fromkeys(environment.stops))
+    return list(stops)
+
+
+def model_card(
+    config, folder: pathlib.Path, roles: Sequence[Role], templates: Json, weights: str
+) -> str:
+    """Returns the model card in Markdown with a YAML header; arguments as `export_texts`."""
+    base = folder.resolve().name
+    environments = [role.env for role in roles]
+    stops = stop_strings(environments)
+    role_names = ', '.join(role.name for role in roles)
+    recipe = config.recipe
+    header = [
+        '---',
+        # JSON texts are YAML texts: a name may hold a colon.
+        f'base_model: {json.dumps(base)}',
+        'library_name: transformers',
+        'pipeline_tag: text-generation',
+        'tags: [zeroplay_jax, search-agent, self-play, reinforcement-learning]',
+        '---',
+    ]
+    tools = ', '.join(config.tools.names)
+    lines = [
+        *header,
+        f'# {weights}, trained by self-play',
+        '',
+        '| | |',
+        '|---|---|',
+        f'| base | `{base}` |',
+        f'| recipe | `{recipe}`, seed {config.seed} |',
+        f'| roles | {role_names} |',
+        f'| tools | {tools} |',
+        f'| call syntax | `{config.tools.syntax}` |',
+        f'| prompts | `{config.prompts}` |',
+        f'| limits | {config.rollout.max_turns} turns of {config.rollout.turn_tokens} tokens, results of '
+        f'{config.rollout.observation_tokens} |',
+        '',
+        'It was trained with zeroplay_jax; the figures of its run are in `summary.json` and `report.html` of the',
+        'workdir, two folders above this one. The licence is that of the base.',
+        '',
+        '## Prompts',
+        '',
+        'A prompt is one user message, rendered by the chat template of this folder. Fields in braces are filled in.',
+        '',
+    ]
+    for role in roles:
+        lines += [f'`{role.name}`:', '', '```text', prompt_text(role, templates), '```', '']
+    lines += _usage(roles[0], templates, stops)
+    return '\n'.join(lines) + '\n'
+
+
+def prompt_text(role: Role, templates: Json) -> str:
+    """Returns the prompt of a role as text: with the explanation of its tools, and its other fields in braces."""
+    template = templates[role.prompt]
+    explanation = role.env.syntax.explain(role.env.tools)
+    fields = {}
+    for _, name, _, _ in string.Formatter().parse(template):
+        if name is not None and name != 'tools':
+            fields[name] = '{' + name + '}'
+    (message,) = prompts.fill(template, explanation, **fields)
+    return ''.join(message['content'])
+
+
+def _usage(role: Role, templates: Json, stops: Sequence[str]) -> list[str]:
+    """Returns the lines about how to run the policy with transformers."""
+    codec = role.env.codec
+    result = _result_text(role.env, codec)
+    listed = json.dumps(list(stops), ensure_ascii=False)
+    limit = role.env.limits.turn_tokens
+    return [
+        '## Turns',
+        '',
+        f'A turn ends behind one of the stop strings `{listed}`. Behind a call, append its result and let the policy',
+        'write on; it must not write the result itself:',
+        '',
+        '```text',
+        result,
+        '```',
+        '',
+        '## With transformers',
+        '',
+        '`generation_config.json` stops at the stop strings that are single tokens of this tokenizer. `stop_strings`',
+        'stops at all of them, whatever their tokens:',
+        '',
+        '```python',
+        'from transformers import AutoModelForCausalLM, AutoTokenizer',
+        '',
+        "folder = '.'",
+        'tokenizer = AutoTokenizer.from_pretrained(folder)',
+        'model = AutoModelForCausalLM.from_pretrained(folder)',
+        "messages = [{'role': 'user', 'content': PROMPT}]  # the prompt above, with its field filled in",
+        'inputs = tokenizer.apply_chat_template(',
+        "    messages, add_generation_prompt=True, return_dict=True, return_tensors='pt'",
+        ')',
+        f'stops = {listed}',
+        f'ids = model.generate(**inputs, max_new_tokens={limit}, stop_strings=stops, tokenizer=tokenizer)',
+        "print(tokenizer.decode(ids[0, inputs['input_ids'].shape[1] :]))",
+        '```',
+        '',
+        'With zeroplay_jax, searches included: `python -m zeroplay_jax.ask --policy FOLDER --index INDEX "question"`.',
+    ]
+
+
+def _result_text(environment: Environment, codec: Codec) -> str:
+    """Returns how a result is written into the context of a policy."""
+    ids = environment.syntax.wrap(codec, '…', environment.limits.observation_tokens)
+    return codec.decode(ids)
