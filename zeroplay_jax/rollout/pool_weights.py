@@ -59,6 +59,10 @@ class PoolWeights:
         self.views = views | {version: params}
         self.version = version
 
+    def trained(self, name: str, version: int) -> Params:
+        """Returns what is trained of the weights of a name and version: all of them."""
+        return self.views[version]
+
     def keep_only(self, name: str, version: int) -> None:
         """Drops the other versions of the weights of this name."""
         self.views = {version: self.views[version]}
@@ -145,6 +149,10 @@ class AdapterPoolWeights(PoolWeights):
             self._adapters[self._place(name, version)] = adapter
         self._newest[name] = version
         self._joined = None
+
+    def trained(self, name: str, version: int) -> Params:
+        """Returns the adapter of a name and version."""
+        return self._adapters[self._place(name, version)]
 
     def keep_only(self, name: str, version: int) -> None:
         """Does nothing: an old adapter takes little memory, and a newer one will take its place."""

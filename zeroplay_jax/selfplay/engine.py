@@ -335,7 +335,8 @@ class Engine:
         self.versions[weights] += 1
         self.publish_weights(weights)
         # The sampler's weights are checked: with `offload` the learner's are not on the devices.
-        sampler_weights = self.scheduler.pools[weights].views[self.versions[weights]]
+        pool_weights = self.scheduler.pools[weights].weights
+        sampler_weights = pool_weights.trained(weights, self.versions[weights])
         stats['nonfinite_weights'] = (float(not weights_are_finite(sampler_weights)), 1.0)
         return stats, learnt
 
