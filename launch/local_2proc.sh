@@ -18,7 +18,9 @@ Runs two processes of one run on this machine's CPU: the code for several hosts,
 Example: launch/local_2proc.sh -- --config=configs/drzero.py:mini --workdir=runs/two
 
 Both processes must succeed. When one fails, the other is stopped, and one line names the failed process and its log.
-The exit status is that of the failed process.
+The exit status is that of the failed process. When a process gets SIGTERM, both save and end with status 75, and the
+script starts them again. When the script gets SIGTERM, it passes it on, waits until both have saved, and ends with
+status 75.
 END
 }
 
@@ -61,52 +63,74 @@ fi
 # Created before `tail` reads them. An earlier run may have written to process-0.log: `tail` starts at its end.
 { mkdir -p "$logs" && : >> "$logs/process-0.log" && : >> "$logs/process-1.log"; } 2> /dev/null ||
   fail "$script: cannot write logs to $logs: choose another folder with --logs"
-old=$(stat --format %s "$logs/process-0.log")
 
 pids=()
+# Ends both processes and waits for them: signal $1, and SIGKILL after $2 seconds.
 stop() {
   local pid
-  kill "${pids[@]}" 2> /dev/null || true
-  # JAX may defer SIGTERM until a collective ends. With a dead process no collective ends, hence SIGKILL after 5 s.
-  for _ in {1..25}; do
+  kill "-$1" "${pids[@]}" 2> /dev/null || true
+  for ((tenths = 0; tenths < 10 * $2; tenths++)); do
     kill -0 "${pids[@]}" 2> /dev/null || break
-    sleep 0.2
+    sleep 0.1
   done
   for pid in "${pids[@]}"; do
     kill -KILL "$pid" 2> /dev/null || true
   done
   wait "${pids[@]}" || true
 }
-trap 'stop; exit 130' INT
-trap 'stop; exit 143' TERM
-for process in 0 1; do
-  "${start[@]}" "--config.distributed.process=$process" >> "$logs/process-$process.log" 2>&1 &
-  pids+=($!)
-done
-say "processes ${pids[*]} run; logs: $logs/process-0.log (printed here) and $logs/process-1.log"
-tail -c "+$((old + 1))" --follow --sleep-interval=0.3 --pid="${pids[0]}" "$logs/process-0.log" 2> /dev/null &
-reader=$!
+# Both processes ignore SIGINT, as all background processes of a script do.
+trap 'stop TERM 60; exit 130' INT
+trap 'stop TERM 60; exit 75' TERM
 
-# The process that ends first is the cause of a failure: JAX stops the other one later. Standard error is closed
-# meanwhile, so that bash does not report the killed processes.
-exec 3>&2 2> /dev/null
-ended=([0]='' [1]='')
-while [[ -z ${ended[0]} || -z ${ended[1]} ]]; do
-  sleep 0.05
+start_both() {
+  pids=()
+  old=$(stat --format %s "$logs/process-0.log")
   for process in 0 1; do
-    if [[ -n ${ended[process]} ]] || kill -0 "${pids[process]}" 2> /dev/null; then continue; fi
-    code=0
-    wait "${pids[process]}" || code=$?
-    ended[process]=$code
-    if ((code == 0)); then continue; fi
-    stop
-    wait "$reader" || true
-    exec 2>&3
-    # Exit status 2: the run refused its flags or files, with one line of explanation.
-    ((code != 2)) || fail "process $process of 2 refused the run: $(tail -n 1 "$logs/process-$process.log")"
-    say "process $process of 2 ended with exit status $code and the other was stopped; its log is" \
-      "$logs/process-$process.log; the same command resumes from the last checkpoint"
-    exit "$code"
+    "${start[@]}" "--config.distributed.process=$process" >> "$logs/process-$process.log" 2>&1 &
+    pids+=($!)
   done
+  say "processes ${pids[*]} run; logs: $logs/process-0.log (printed here) and $logs/process-1.log"
+  tail -c "+$((old + 1))" --follow --sleep-interval=0.3 --pid="${pids[0]}" "$logs/process-0.log" 2> /dev/null &
+  reader=$!
+}
+
+# Waits for both processes. The one that ends first is the cause of a failure: JAX stops the other one later. Returns
+# its status, and sets `failed` to its number.
+wait_for_both() {
+  local process code ended=([0]='' [1]='')
+  while [[ -z ${ended[0]} || -z ${ended[1]} ]]; do
+    sleep 0.05
+    for process in 0 1; do
+      if [[ -n ${ended[process]} ]] || kill -0 "${pids[process]}" 2> /dev/null; then continue; fi
+      code=0
+      wait "${pids[process]}" || code=$?
+      ended[process]=$code
+      failed=$process
+      # With status 75 the other one saves, too.
+      ((code != 75)) || stop TERM 60
+      ((code == 0)) || return "$code"
+    done
+  done
+}
+
+while :; do
+  start_both
+  # Standard error is closed meanwhile, so that bash does not report the killed processes.
+  exec 3>&2 2> /dev/null
+  code=0
+  wait_for_both || code=$?
+  ((code == 0)) || stop TERM 5
+  wait "$reader" || true
+  exec 2>&3
+  case $code in
+    0) exit 0 ;;
+    75) say 'the run was asked to end and has saved; starts it again' ;;
+    # Exit status 2: the run refused its flags or files, with one line of explanation.
+    2) fail "process $failed of 2 refused the run: $(tail -n 1 "$logs/process-$failed.log")" ;;
+    *)
+      say "process $failed of 2 ended with exit status $code and the other was stopped; its log is" \
+        "$logs/process-$failed.log; the same command resumes from the last checkpoint"
+      exit "$code"
+      ;;
+  esac
 done
-wait "$reader" || true

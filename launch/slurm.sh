@@ -7,7 +7,7 @@ usage() {
   cat << 'END'
 Submits a run on GPU nodes to SLURM, with one process per node. The project, .venv and the workdir must be on a file
 system that every node sees. SLURM queues the job again when it is preempted or a node fails, and the run resumes from
-the last checkpoint.
+the last checkpoint. Two minutes before its time limit a job saves and is queued again, too.
 
   launch/slurm.sh --nodes N --gpus N [OPTIONS] -- --config=FILE --workdir=FOLDER [--config.FIELD=VALUE …]
 
@@ -46,7 +46,7 @@ if [[ ${option[dry-run]} == off ]]; then
 fi
 
 job=(sbatch --job-name "${option[name]}" --nodes "${option[nodes]}" --ntasks-per-node 1
-  --gpus-per-node "${option[gpus]}" --cpus-per-task "${option[cpus]}" --requeue --open-mode append
+  --gpus-per-node "${option[gpus]}" --cpus-per-task "${option[cpus]}" --requeue --signal TERM@120 --open-mode append
   --chdir "$PWD" --output "${option[logs]}/%x-%j.log")
 for name in partition account time; do
   [[ -z ${option[$name]} ]] || job+=("--$name" "${option[$name]}")
@@ -56,5 +56,8 @@ ids=$(seq -s , 0 $((option[gpus] - 1)))
 step=(srun --kill-on-bad-exit=1 --cpus-per-task "${option[cpus]}" env "JAX_LOCAL_DEVICE_IDS=$ids" "${program[@]}")
 command=$(quote "${step[@]}")
 [[ -z ${option[setup]} ]] || command="${option[setup]} && $command"
+# Exit status 75: the run was asked to end and has saved. SLURM queues a preempted job again by itself.
+# shellcheck disable=SC2016
+command+='; status=$?; if [ $status = 75 ]; then scontrol requeue $SLURM_JOB_ID; fi; exit $status'
 run mkdir -p "${option[logs]}"
 run "${job[@]}" --wrap "$command"

@@ -143,6 +143,12 @@ while :; do
           fi
           # Exit status 2: the run refused its flags or files. A retry would be refused again.
           ((code != 2)) || fail 'the run was refused, see its last line above; the slice still exists and costs money'
+          # Exit status 75: the run was asked to end and has saved. Nothing is lost by trying at once.
+          if ((code == 75)); then
+            say 'the run was asked to end and has saved'
+            failures=0
+            continue
+          fi
           sleep "${option[poll]}"
           if [[ $(state) == ACTIVE && $(node_state) == READY ]]; then
             failed "the run failed on a healthy slice (status $code, log: ~/zeroplay_jax.log on every worker)"

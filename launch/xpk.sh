@@ -62,7 +62,8 @@ else
   image=(--base-docker-image "${option[base]}" --script-dir "$scratch/project")
   command="pip install --quiet -r requirements.txt 'jax[tpu]' && $command"
 fi
-# XPK restarts a process that a signal ended. A process that lost its peer may exit with status 1, hence the option.
+# XPK restarts a process that a signal ended. A process that lost its peer may exit with status 1, and one that saved
+# after SIGTERM with 75, hence the option.
 [[ ${option[again]} == off ]] || run xpk workload delete "${where[@]}" --force
 run xpk workload create "${where[@]}" --tpu-type "${option[type]}" --num-slices "${option[slices]}" "${image[@]}" \
-  --max-restarts "${option[restarts]}" --restart-on-exit-codes 1 --command "$command"
+  --max-restarts "${option[restarts]}" --restart-on-exit-codes 1,75 --command "$command"

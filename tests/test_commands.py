@@ -119,6 +119,41 @@ def test_ctrl_c_while_libraries_load_is_one_line(tmp_path, command, module):
     assert said == ['zeroplay_jax: stopped before it began']
 
 
+SWALLOWS = """import sys, time
+from zeroplay_jax import main
+from zeroplay_jax.configuration import entry
+from zeroplay_jax.training import build
+
+def build_forever(*_, **__):
+    print('loads', flush=True)
+    while True:
+        try:
+            time.sleep(0.01)
+        except KeyboardInterrupt:
+            pass
+
+build.build = build_forever
+entry.run_command('zeroplay_jax', main.main)
+"""
+
+
+def test_ctrl_c_while_a_model_loads_is_not_lost_where_a_library_ignores_it(tmp_path):
+    """As garbage collection does, whose callbacks ignore exceptions."""
+    command = ['env', '--default-signal=INT', sys.executable, '-c', SWALLOWS]
+    command += ['--config=configs/quickstart.py', f'--workdir={tmp_path}/run']
+    environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    running = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
+    assert running.stdout.readline() == 'loads\n', running.communicate()[1][-2000:]
+    running.send_signal(signal.SIGINT)
+    try:
+        _, err = running.communicate(timeout=30)
+    finally:
+        running.kill()
+    assert running.returncode == 130
+    assert err.splitlines()[-1] == 'zeroplay_jax: stopped before it began'
+
+
 def test_the_line_is_seen_also_where_libraries_are_silenced():
     code = """import os, signal, time
 from zeroplay_jax.retrieval import quiet

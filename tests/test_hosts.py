@@ -157,6 +157,25 @@ def test_two_processes_learn_what_one_learns(one, two):
 
 
 @pytest.mark.long
+def test_a_signal_to_one_process_saves_the_same_step_in_all(two, tmp_path):
+    """Whatever `checkpoint.every` is; the same command then ends as if nothing had happened."""
+    workdir = tmp_path / 'run'
+    running = play(workdir, 2, '--config.checkpoint.every=50')
+    deadline = time.time() + 300
+    while not (workdir / 'metrics.jsonl').exists() or len(metrics(workdir)) < 3:
+        assert time.time() < deadline and all(p.poll() is None for p in running)
+        time.sleep(0.05)
+    running[1].send_signal(signal.SIGTERM)
+    texts = [p.communicate(timeout=120)[0] for p in running]
+    assert [p.returncode for p in running] == [75, 75], texts
+    steps = [int(p.name) for p in (workdir / 'checkpoints').iterdir() if p.name.isdigit()]
+    assert max(steps) == len(metrics(workdir))
+    finish(play(workdir, 2))
+    assert read(workdir, 'trajectories.jsonl') == read(two[0], 'trajectories.jsonl')
+    assert metrics(workdir) == metrics(two[0])
+
+
+@pytest.mark.long
 @pytest.mark.parametrize('writers', [1, 2])
 def test_a_checkpoint_serves_either_number_of_processes(writers, one, two, tmp_path):
     whole = (one, two)[writers - 1][0]

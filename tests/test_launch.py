@@ -126,6 +126,7 @@ def test_xpk_packs_the_project_and_creates_a_workload():
         *RUN,
         '--config.distributed.mode=auto',
     ]
+    assert value('--restart-on-exit-codes') == '1,75'
     delete, create = dry_run('xpk', '--image', 'mine:1', '--again')
     assert delete[:3] == ['xpk', 'workload', 'delete'] and '--script-dir' not in create
     assert shlex.split(create[-1])[:3] == ['python', '-m', 'zeroplay_jax.main']
@@ -142,7 +143,10 @@ def test_slurm_submits_one_process_per_node_with_all_its_gpus():
         and value('--gpus-per-node') == '4'
     )
     assert value('--time') == '1-12:00:00' and '--partition' not in submit
-    step = shlex.split(value('--wrap'))
+    command, requeue = value('--wrap').split('; ', 1)
+    assert 'if [ $status = 75 ]; then scontrol requeue $SLURM_JOB_ID' in requeue
+    assert value('--signal') == 'TERM@120' and requeue.endswith('exit $status')
+    step = shlex.split(command)
     assert step[0] == 'srun' and 'JAX_LOCAL_DEVICE_IDS=0,1,2,3' in step
     assert step[step.index('.venv/bin/python') + 1 :] == [
         '-m',

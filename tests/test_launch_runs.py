@@ -20,6 +20,13 @@ if end == 'stubborn':
 if end in ('waits', 'stubborn'):
     time.sleep(100)
 time.sleep(0.3)
+if end == 'preempted':
+    # Once: the second start ends well.
+    marker = __file__ + '.saved'
+    if not os.path.exists(marker):
+        open(marker, 'w').close()
+        sys.exit(75)
+    end = '0'
 if end == 'killed':
     os.kill(os.getpid(), signal.SIGKILL)
 sys.exit(int(end))
@@ -86,7 +93,8 @@ def test_stopping_the_script_stops_both(tmp_path):
     pids = [int(word) for word in script.stderr.readline().split() if word.isdigit()]
     assert len(pids) == 2 and 'process 0 says hello' in script.stdout.readline()
     script.terminate()
-    assert script.wait(timeout=40) == 143
+    # The status of a run that saved, which the same command resumes.
+    assert script.wait(timeout=40) == 75
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -100,6 +108,14 @@ def test_a_run_that_is_refused_says_why(two):
     assert result.stderr.splitlines()[-1].startswith(
         'zeroplay_jax: process 1 of 2 refused the run: process 1 says'
     )
+
+
+def test_a_run_that_was_asked_to_end_and_saved_is_started_again(two):
+    start, logs = two
+    result = start('preempted,0')
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("process 0 says it's 1") == 2
+    assert 'the run was asked to end and has saved; starts it again' in result.stderr
 
 
 def test_two_processes_find_each_other(tmp_path):
@@ -194,6 +210,12 @@ def test_a_run_that_fails_on_a_healthy_slice_is_tried_a_few_times(cloud, tmp_pat
     assert 'queued-resources delete zero' in result.stderr.splitlines()[-1]
     result, steps, _ = cloud('1', '0')  # the slice is still there
     assert result.returncode == 0 and steps.count('create') == 1
+
+
+def test_a_run_that_has_saved_is_started_again_at_once_and_counts_as_no_failure(cloud):
+    result, steps, _ = cloud('75', '75', '75', '75', '0')
+    assert result.returncode == 0 and steps.count('zeroplay_jax.main') == 5
+    assert 'failed on a healthy slice' not in result.stderr
 
 
 def test_a_run_that_is_refused_is_not_tried_again(cloud):

@@ -15,7 +15,7 @@ import urllib.request
 
 import pytest
 
-from zeroplay_jax.configuration import fields, rules
+from zeroplay_jax.configuration import checkpoint_rules, fields, file_rules, rules
 from zeroplay_jax.selfplay.recipe import recipe_class
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -235,7 +235,11 @@ def test_a_command_of_the_launch_page_is_accepted(project, command):
     fields.check_values(config)
     recipe = recipe_class(config.recipe)
     # Files on the disks of a cluster are not here.
-    elsewhere = (rules._check_retrieval, rules._check_files, rules.check_checkpoint)
+    elsewhere = (
+        file_rules.check_retrieval,
+        file_rules.check_files,
+        checkpoint_rules.check_checkpoint,
+    )
     for rule in rules.RULES:
         if rule not in elsewhere:
             rule(config, recipe)

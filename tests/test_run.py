@@ -198,8 +198,11 @@ def _kill_and_compare(whole, workdir, kills, rng):
                 time.sleep(0.02)
             time.sleep(rng.uniform(0, 0.3))
         done += process.poll() is None
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        if i % 3 == 2:
+            _preempt(process, workdir)
+        else:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
     finish(start(workdir))
     assert done == kills
     a, loop_a = final_states(whole)
@@ -216,6 +219,16 @@ def _kill_and_compare(whole, workdir, kills, rng):
     # The board shows no step twice.
     solver_steps = [record['step'] for record in lines(workdir) if record['phase'] == 'solver']
     assert board_steps(workdir, 'solver/reward_mean') == solver_steps
+
+
+def _preempt(process, workdir):
+    """SIGTERM: the update in progress is completed, and every step in the log is in the checkpoint."""
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 75, err[-2000:]
+    assert err.strip().endswith('the same command resumes the run')
+    steps = [int(p.name) for p in (workdir / 'checkpoints').iterdir() if p.name.isdigit()]
+    assert max(steps) == _cursor(workdir)
 
 
 def _cursor(workdir):
@@ -237,3 +250,39 @@ def test_a_workdir_of_another_config_is_refused_in_one_line(uninterrupted):
 def test_the_same_seed_gives_the_same_run_and_another_another(uninterrupted, tmp_path):
     finish(start(tmp_path / 'other', '--config.seed=1'))
     assert without_clock(lines(uninterrupted[0])) != without_clock(lines(tmp_path / 'other'))
+
+
+def test_a_run_begins_with_the_weights_of_another(uninterrupted, tmp_path):
+    """Its first evaluation repeats the last one of the other run, which is only read."""
+    short = [
+        '--config.proposer.steps=1',
+        '--config.solver.steps=1',
+        '--config.schedule.iterations=1',
+    ]
+    short += ['--config.solver.learning_rate=1e-3', '--config.checkpoint.best=em/mean']
+    whole, workdir = uninterrupted[0], tmp_path / 'more'
+    before = sorted((path, path.stat().st_mtime_ns) for path in whole.rglob('*'))
+    finish(start(workdir, f'--from={whole}', *short))
+    assert before == sorted((path, path.stat().st_mtime_ns) for path in whole.rglob('*'))
+    summaries = [json.loads((path / 'summary.json').read_text()) for path in (whole, workdir)]
+    assert summaries[1]['results']['before'] == summaries[0]['results']['after']
+    last = len(lines(whole))
+    assert summaries[1]['from'] == {'workdir': str(whole.resolve()), 'step': last}
+    # The moments went along: the count of updates continues.
+    states = [final_states(path)[0]['solver']['opt']['solver'] for path in (whole, workdir)]
+    counts = [int(state[1][0]['count']) for state in states]
+    assert counts[1] >= counts[0] > 0
+    best = summaries[1]['best']
+    assert (workdir / 'best' / str(best['checkpoint'])).is_dir() and best['metric'] == 'em/mean'
+    means = [record['em/mean'] for record in lines(workdir) if record['phase'] == 'evaluation']
+    assert best['value'] == max(means)
+    # The newest checkpoint is what the run exported; and it needs the other run no more.
+    exported = tmp_path / 'exported'
+    command = [sys.executable, '-m', 'zeroplay_jax.export', str(workdir), '--out', str(exported)]
+    assert subprocess.run(command, cwd=ROOT).returncode == 0
+    for role in ('proposer', 'solver'):
+        name = pathlib.Path(role, 'model.safetensors')
+        assert (exported / name).read_bytes() == (workdir / 'policy' / name).read_bytes()
+    other = start(workdir, f'--from={tmp_path}', *short)
+    _, err = other.communicate(timeout=120)
+    assert other.returncode == 2 and f'the run began with --from={whole}' in err

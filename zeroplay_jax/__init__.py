@@ -49,7 +49,7 @@ __all__ = [
 os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
 
 # Commands that load libraries for seconds, during which Ctrl-C should end them at once.
-_COMMANDS = ('ask', 'compare', 'evaluate', 'inputs', 'main', 'report')
+_COMMANDS = ('ask', 'compare', 'evaluate', 'export', 'inputs', 'main', 'report')
 # While `python -m zeroplay_jax.main` imports this package, sys.argv begins with '-m'.
 if sys.argv[:1] == ['-m'] and {f'zeroplay_jax.{name}' for name in _COMMANDS} & set(sys.orig_argv):
     from zeroplay_jax.runtime import interrupts

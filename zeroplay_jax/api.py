@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 import zeroplay_jax.api_arguments as arguments
-from zeroplay_jax.configuration import entry, fields, rules
+from zeroplay_jax.configuration import entry, fields, resumption, rules
 from zeroplay_jax.configuration.checkpoint_rules import download
 from zeroplay_jax.evaluation.sampled_rollout import (
     SampledRollout,
@@ -30,6 +30,7 @@ from zeroplay_jax.retrieval import hub
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import Codec
+from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay import library_builder
 from zeroplay_jax.selfplay.answers import final_answer
 from zeroplay_jax.selfplay.library import SearchableCorpus
@@ -353,6 +354,7 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
         written.
     """
     arguments.check_settings('train', settings)
+    check_is_folder(workdir)
     folder = pathlib.Path(workdir)
     # The parents are checked as well: a file among them would make mkdir fail, and only after the policy was loaded.
     if any(path.is_file() for path in (folder, *folder.parents)):
@@ -360,9 +362,11 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
     rules.check(settings)
     settings = _copy('train', settings)
     download(settings)
-    entry.load_libraries()
+    resumption.check(workdir, settings)
     # The processes of a run on several hosts have to be connected before JAX looks for devices.
     entry.connect(settings)
+    entry.check_devices(settings)
+    entry.load_libraries()
     # Imports TensorBoard's writer and the report, which only a run needs.
     from zeroplay_jax.training import loop
 

@@ -225,6 +225,8 @@ def _policy_folder(path: str | None) -> pathlib.Path:
     if tokenizers_inside:
         policies = ', '.join(str(file.parent) for file in tokenizers_inside)
         fix = f'name a policy in it: {policies}'
+    elif (folder / 'checkpoints').is_dir():
+        fix = f'write its weights first: python -m zeroplay_jax.export {folder} --out exported'
     if not folder.is_dir():
         raise UserError(f'--policy {path}: no such folder; {fix}{similar_path(folder)}')
     for pattern in ('config.json', 'tokenizer.json', '*.safetensors'):

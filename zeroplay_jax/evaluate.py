@@ -85,10 +85,11 @@ def main(argv: list[str]) -> None:
         # This import loads JAX, so it follows the checks of the command.
         from zeroplay_jax.training import build
 
-    interrupts.raise_again()
     extra_weights = _ANSWERER_WEIGHTS if _ANSWERER.value else ''
     run = build.build(config, extra_weights)
     run.publish_weights(run.rollouts.scheduler.pools)
+    # Until here Ctrl-C ended the process at once.
+    interrupts.raise_again()
     # The slot pools have copies, so the loaded weights are dropped to free their memory.
     run = dataclasses.replace(run, params={})
     if _SETS.value:

@@ -2,18 +2,20 @@
 
     python -m zeroplay_jax.main --config=configs/quickstart.py --workdir=runs/quickstart
     python -m zeroplay_jax.main --config=configs/drzero.py:mini --workdir=runs/mini --config.solver.batch=16
+    python -m zeroplay_jax.main --config=configs/drzero.py:mini --workdir=runs/more --from=runs/mini
 
 --config names a Python file with get_config(); the text after a colon is its argument.
 --config.FIELD=VALUE sets any field; docs/configuration.md lists them all.
 --policy=FOLDER and --index=FOLDER or http://… are short for --config.policy.path and --config.retrieval. A policy may
 be a model of the Hugging Face Hub (--policy=hf://owner/model), a question file hf://owner/dataset/path/file.jsonl.
 --workdir gets checkpoints, metrics and the report; the same command with the same workdir resumes the run.
+--from=WORKDIR begins a new run with the weights, moments and teachers of another one, finished or not.
 """
 
 from absl import flags
 from ml_collections import config_flags
 
-from zeroplay_jax.configuration import command_line, entry
+from zeroplay_jax.configuration import command_line, entry, resumption
 from zeroplay_jax.configuration.checkpoint_rules import download
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime import interrupts
@@ -22,22 +24,28 @@ _CONFIG = config_flags.DEFINE_config_file(
     'config', None, 'The run: a Python file.', lock_config=True
 )
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run; created if it is missing.')
+_FROM = flags.DEFINE_string('from', None, 'Workdir of another run, with whose weights this begins.')
 
 
 def main(argv: list[str]) -> None:
     """Checks the command, then trains."""
+    # Until the run trains, both signals end the process at once. The first one is so already, but in the quickstart.
+    interrupts.exit_while_loading()
+    interrupts.exit_on_sigterm()
     config = _CONFIG.value
     workdir = _WORKDIR.value
     command_line.check_command(argv, config, workdir)
+    # A config.json names the files that were downloaded.
     download(config)
+    resumption.check(workdir, config)
+    entry.connect(config)
+    entry.check_devices(config)
     with progress.clock('loading', config.progress):
         entry.load_libraries()
-        entry.connect(config)
-        # This import loads JAX and TensorFlow, so it follows the checks of the config.
+        # This import loads TensorFlow, so it follows all checks.
         from zeroplay_jax.training import loop
 
-    interrupts.raise_again()
-    loop.run(config, workdir)
+    loop.run(config, workdir, _FROM.value)
 
 
 if __name__ == '__main__':

@@ -32,6 +32,7 @@ from zeroplay_jax.retrieval.suggestions import similar_path
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.runtime import interrupts
 from zeroplay_jax.runtime.atomic import write_text
+from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay import cloze_files, files
 from zeroplay_jax.selfplay.recipe import BUILT_IN, recipe_class
 from zeroplay_jax.settings.paths import CONFIGS
@@ -121,6 +122,7 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
     args.corpus = args.corpus.expanduser()
     if args.workdir is None:
         args.workdir = pathlib.Path('runs') / (_corpus_name(args.corpus) or 'corpus')
+    check_is_folder(args.workdir)
     args.workdir = args.workdir.expanduser()
     # Its files would be read as texts, and the corpus would differ after every step.
     if args.corpus.is_dir() and args.workdir.resolve().is_relative_to(args.corpus.resolve()):

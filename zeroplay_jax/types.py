@@ -35,6 +35,10 @@ class TrainingStopped(Exception):
         self.status = status
 
 
+class Preempted(Exception):
+    """SIGTERM asked the run to end: commands print its one line and exit with status 75."""
+
+
 class TaskDropped(Exception):
     """Raised to end an episode that cannot be run; `reason` is its code in the metrics."""
 

@@ -58,9 +58,11 @@ def test_a_recipe_that_is_given_data_needs_some_with_a_corpus_of_ones_own(
     config.policy.path = str(checkpoint)
     config.retrieval.update(kind='folder', path=str(tmp_path))
     config.judge.update(kind='policy', tokens=64)
-    config.eval.file = 'README.md'
+    questions = tmp_path / 'questions.jsonl'
+    questions.write_text('{"question": "who?", "answers": ["one"]}\n')
+    config.eval.file = str(questions)
     assert message(config).startswith(f"config.{field}=''")
-    config.update_from_flattened_dict({field: 'README.md'})
+    config.update_from_flattened_dict({field: str(questions)})
     rules.check(config)
 
 

@@ -341,10 +341,14 @@ def test_a_corpus_of_ones_own_needs_questions_unless_an_evaluation_brings_some(s
     assert message(sound).startswith('config.eval.tasks=nowhere.jsonl: no such file')
 
 
-def test_a_file_that_the_recipe_never_reads_is_refused(sound):
+def test_a_file_that_the_recipe_never_reads_is_refused(sound, tmp_path):
     sound.inputs.questions = 'README.md'
     assert message(sound).startswith('config.inputs.questions=README.md: recipe drzero takes none')
     sound.recipe = 'dspo'
+    assert message(sound).startswith('config.inputs.questions: README.md, line 1: ')
+    questions = tmp_path / 'questions.jsonl'
+    questions.write_text('{"question": "who?", "answers": ["one"]}\n')
+    sound.inputs.questions = str(questions)
     rules.check(sound)
 
 

@@ -9,8 +9,9 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from zeroplay_jax.learner.checkpoint import Checkpointer, WorkdirError, claim
+from zeroplay_jax.learner.checkpoint import Checkpointer
 from zeroplay_jax.policy import sharding
+from zeroplay_jax.runtime.workdir import WorkdirError, claim
 
 CONFIG = {'seed': 0, 'solver': {'batch': 32, 'hops': (1, 2)}, 'progress': True}
 

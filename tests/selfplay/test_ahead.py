@@ -13,9 +13,10 @@ import pytest
 from test_engine import Game, make, policy, trajectory  # noqa: F401
 
 from zeroplay_jax.rollout.episode_batch import current_batch
+from zeroplay_jax.runtime import preemption
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, evaluation_step
 from zeroplay_jax.selfplay.task_pool import TaskPool
-from zeroplay_jax.types import Question, Row
+from zeroplay_jax.types import Preempted, Question, Row
 
 PAYS = lambda item: (1, 0) if item % 3 else (0, 0)
 FILTERED = dict(filter_groups=True, batch=3, fill_rounds=3, surplus='drop')
@@ -143,6 +144,42 @@ def test_a_resumed_run_begins_the_same_step_again(game, last):
     assert play(resumed, schedule, last) == expected
     assert resumed.host_state() == whole.host_state()
     jax.tree.map(np.testing.assert_array_equal, resumed.device_state(), whole.device_state())
+
+
+def preempt(*_):
+    raise Preempted('stopped by SIGTERM')
+
+
+@pytest.mark.parametrize(
+    ('ahead', 'surplus', 'last'), [(1, 'drop', 1), (1, 'drop', 2), (0, 'carry', 1), (0, 'carry', 2)]
+)
+def test_a_preempted_step_leaves_the_state_before_it(game, monkeypatch, ahead, surplus, last):
+    """What is saved then is what a checkpoint before that step holds, and the step can be played again."""
+    phases = [Phase('solver', 2, ('solver',)), Phase('solver', 2, ('solver',), iteration=1)]
+    if ahead:
+        phases = None
+    options = dict(ahead=ahead, surplus=surplus, phases=phases)
+    engine, played = game(name=surplus, **options)
+    schedule = all_steps(played.phases())
+    play(engine, schedule, 0, last)
+    saved = json.loads(json.dumps(engine.host_state()))
+    kept = jax.tree.map(np.array, engine.device_state())
+    assert bool(saved['carried_over'].get('solver')) == (surplus == 'carry')
+    with monkeypatch.context() as patch:
+        patch.setattr(preemption, 'raise_if_requested', preempt)
+        with pytest.raises(Preempted):
+            play(engine, schedule, last)
+    dropped = json.loads(json.dumps(engine.host_state()))
+    if surplus == 'carry' and last == 2:
+        # The position in the datasets is reset at the first step of a phase in any case.
+        assert dropped['drawn'] == [0, 0]
+        dropped['drawn'] = saved['drawn']
+    assert dropped == saved
+    jax.tree.map(np.testing.assert_array_equal, engine.device_state(), kept)
+    records = play(engine, schedule, last)
+    whole, _ = game(name=f'whole {surplus}', **options)
+    assert play(whole, schedule)[last:] == records
+    jax.tree.map(np.testing.assert_array_equal, engine.device_state(), whole.device_state())
 
 
 def test_the_pool_is_read_as_it_was_when_the_tasks_were_drawn():

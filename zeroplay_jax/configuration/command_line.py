@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields, rules
 from zeroplay_jax.retrieval.suggestions import similar_path
+from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.settings.errors import ConfigError, fail
 from zeroplay_jax.settings.paths import CONFIGS
 from zeroplay_jax.settings.renamed import RENAMED_FIELDS
@@ -274,6 +275,7 @@ def check_command(
         raise ConfigError(
             'no folder for the run; give --workdir=FOLDER, such as --workdir=runs/first'
         )
+    check_is_folder(workdir)
     # Parents are checked too, because mkdir would fail only after the policy was loaded.
     folder = pathlib.Path(workdir)
     if any(path.is_file() for path in (folder, *folder.parents)):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import pathlib
 import sys
 import traceback
 from collections.abc import Callable
@@ -14,17 +16,19 @@ from zeroplay_jax.configuration import command_line
 from zeroplay_jax.retrieval.quiet import quiet
 from zeroplay_jax.retrieval.tensorflow_import import import_tensorflow
 from zeroplay_jax.runtime import interrupts
-from zeroplay_jax.types import TrainingStopped, UserError
+from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
+from zeroplay_jax.types import Preempted, TrainingStopped, UserError
 
 # A full disk, a used-up quota, a read-only file system.
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_DISK_FIX = 'correct this and run the same command again, which resumes from the last checkpoint'
 
 
 def run_command(name: str, main: Callable[[list[str]], None]) -> None:
     """Runs `main` with the flags of the command line, and ends the process.
 
-    Exit status: 0; 2 after a `UserError` or a full or read-only disk, and 3 or 4 after `TrainingStopped` (a run that
-    trains nothing, an alarm), each with its one line; 130 after Ctrl-C; 1 after a crash.
+    Exit status: 0; 2 after a `UserError` or a full or read-only disk, 3 or 4 after `TrainingStopped` (a run that trains
+    nothing, an alarm) and 75 after `Preempted` (SIGTERM), each with its one line; 130 after Ctrl-C; 1 after a crash.
     """
     try:
         app.run(main, flags_parser=command_line.parse_flags)
@@ -37,6 +41,10 @@ def run_command(name: str, main: Callable[[list[str]], None]) -> None:
         print(f'{name}: {error}', file=sys.stderr)
         # A normal exit is possible: all processes stop at the same step.
         sys.exit(error.status)
+    except Preempted as error:
+        print(f'{name}: {error}; the same command resumes the run', file=sys.stderr)
+        # As above.
+        sys.exit(interrupts.PREEMPTED_STATUS)
     except KeyboardInterrupt:
         message = 'stopped. What was saved is complete; the same command resumes the run'
         print(f'\n{name}: {message}', file=sys.stderr)
@@ -67,9 +75,12 @@ def _disk_problem(error: BaseException) -> str:
         is_refused_file = isinstance(cause, PermissionError) and cause.filename is not None
         if isinstance(cause, OSError) and (cause.errno in _DISK_ERRORS or is_refused_file):
             place = cause.filename or 'a file of the run'
-            fix = 'correct this and run the same command again, which resumes from the last checkpoint'
-            return f'{place}: {cause.strerror}; {fix}'
-        cause = cause.__cause__
+            return f'{place}: {cause.strerror}; {_DISK_FIX}'
+        # Libraries in C++ raise other types, whose texts contain that of the operating system.
+        for number in _DISK_ERRORS:
+            if os.strerror(number) in str(cause):
+                return f'{os.strerror(number)} while a checkpoint was written; {_DISK_FIX}'
+        cause = cause.__cause__ or cause.__context__
     return ''
 
 
@@ -87,13 +98,17 @@ def load_libraries() -> None:
     TensorFlow only logs and searches here, so GPUs and TPUs are hidden from it. The output of its C++ code is hidden,
     unless the import fails. Sets TF_CPP_MIN_LOG_LEVEL and absl's log level.
     """
-    # Set before the import, during which TensorFlow reads it.
-    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-    logging.set_verbosity(logging.WARNING)
+    _silence()
     with quiet():
         tf = import_tensorflow()
         for kind in ('GPU', 'TPU'):
             tf.config.set_visible_devices([], kind)
+
+
+def _silence() -> None:
+    """Hides what the C++ code of JAX and TensorFlow logs; set before they are imported, when they read it."""
+    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+    logging.set_verbosity(logging.WARNING)
 
 
 def connect(config) -> None:
@@ -101,15 +116,13 @@ def connect(config) -> None:
 
     Call it before JAX looks for devices.
     """
+    _silence()
     # This import loads JAX, so the config must have been checked before.
     from zeroplay_jax.runtime.connect import connect as join_processes
     from zeroplay_jax.runtime.connect import divide_cpu
 
     divide_cpu(config.cpu_devices)
     settings = config.distributed
-    # From now on Ctrl-C must raise KeyboardInterrupt, which `run_command` handles for a run of several processes.
-    if settings.mode != 'off':
-        interrupts.raise_again()
     join_processes(
         settings.mode,
         settings.coordinator,
@@ -117,3 +130,29 @@ def connect(config) -> None:
         settings.process,
         settings.heartbeat,
     )
+
+
+def check_devices(config) -> None:
+    """Refuses a mesh that the devices or the model do not allow; call it after `connect`. Needs JAX alone.
+
+    Raises:
+      UserError: one line.
+    """
+    from zeroplay_jax.policy import sharding
+
+    mesh = sharding.make_mesh(**config.mesh)
+    sharding.local_mesh(mesh)
+    data_shards = sharding.data_shards(mesh)
+    if config.micro.rows % data_shards:
+        raise UserError(
+            f'config.micro.rows={config.micro.rows}: must be divisible by replica × fsdp of the mesh, which is '
+            f'{data_shards}; change one of them'
+        )
+    folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
+    try:
+        model = json.loads((folder / 'config.json').read_text(encoding='utf-8'))
+        heads = (int(model['num_attention_heads']), int(model['num_key_value_heads']))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        # Reported when the policy is opened.
+        return
+    sharding.check_heads(*heads, mesh)

@@ -7,7 +7,6 @@ fix.
 from __future__ import annotations
 
 import math
-import pathlib
 import re
 from collections.abc import Callable, Iterator
 
@@ -17,14 +16,14 @@ from zeroplay_jax.configuration import fields
 from zeroplay_jax.configuration.adapter_rules import check_adapters
 from zeroplay_jax.configuration.address_rules import check_addresses
 from zeroplay_jax.configuration.ahead_rules import check_ahead
-from zeroplay_jax.configuration.checkpoint_rules import check_checkpoint, file_exists
+from zeroplay_jax.configuration.checkpoint_rules import check_checkpoint
+from zeroplay_jax.configuration.file_rules import check_files, check_retrieval
 from zeroplay_jax.configuration.held_out_rules import check_held_out
 from zeroplay_jax.configuration.judge_rules import check_judge
 from zeroplay_jax.configuration.page_rules import check_pages, sampler_axes
 from zeroplay_jax.configuration.watching_rules import check_writers
 from zeroplay_jax.mini import world
 from zeroplay_jax.objectives import rewards
-from zeroplay_jax.retrieval.suggestions import similar_path
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.selfplay.recipe import INITIAL_WEIGHTS, Recipe, RoleSpec, recipe_class
 from zeroplay_jax.settings.errors import ConfigError, fail
@@ -359,48 +358,6 @@ def _check_processes(config: ConfigDict, recipe: type[Recipe]) -> None:
         fail('mesh.replica', config.mesh.replica, problem, fix)
 
 
-# ---- files and services ------------------------------------------------------------------------------
-
-
-def _check_retrieval(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses a missing index folder."""
-    retrieval = config.retrieval
-    # The manifest is written last: a folder without one is incomplete. A search server needs the
-    # folder as well, because proposers read their documents from it.
-    has_index = (pathlib.Path(retrieval.path) / 'manifest.json').is_file()
-    if retrieval.kind != 'world' and not has_index:
-        fix = 'build one with python -m zeroplay_jax.retrieval.build'
-        fix += similar_path(retrieval.path)
-        fail('retrieval.path', retrieval.path, 'not an index folder', fix)
-
-
-def _check_files(config: ConfigDict, recipe: type[Recipe]) -> None:
-    """Refuses missing files and files that the recipe or the corpus does not take."""
-    is_world = config.retrieval.kind == 'world'
-    for name, lines in (('file', 'questions with answers'), ('tasks', 'open tasks with rubrics')):
-        path = config.eval[name]
-        if not path:
-            continue
-        if is_world:
-            problem = 'the miniature world has its own questions'
-            fail(
-                f'eval.{name}',
-                path,
-                problem,
-                'leave it empty, or set retrieval.kind to folder or http',
-            )
-        if not file_exists(f'eval.{name}', path):
-            fix = f'name JSON lines of {lines} to evaluate on{similar_path(path)}'
-            fail(f'eval.{name}', path, 'no such file', fix)
-    for name in ('answers', 'questions', 'tasks', 'documents'):
-        path = config.inputs[name]
-        if path and name not in recipe.input_files:
-            fail(f'inputs.{name}', path, f'recipe {config.recipe} takes none', 'leave it empty')
-        if path and not file_exists(f'inputs.{name}', path):
-            fix = f'name a file of JSON lines{similar_path(path)}'
-            fail(f'inputs.{name}', path, 'no such file', fix)
-
-
 Rule = Callable[[ConfigDict, type[Recipe]], None]
 # The order is that in which problems are reported: values first, files on the disk last.
 RULES: tuple[Rule, ...] = (
@@ -419,9 +376,9 @@ RULES: tuple[Rule, ...] = (
     check_writers,
     _check_distillation,
     check_judge,
-    _check_retrieval,
+    check_retrieval,
     check_held_out,
     check_addresses,
-    _check_files,
+    check_files,
     check_checkpoint,
 )

@@ -1,29 +1,101 @@
-"""Checkpoints and the claim of a workdir.
+"""Checkpoints: weights and optimisers of all roles, and the host state of the training loop, in one step of Orbax.
 
-One Orbax checkpoint holds the whole run: weights and optimisers of all roles, and the host state of the training loop.
+Every step has checksums (`checksums`). A damaged one is moved aside, and the one before is restored.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 
+from zeroplay_jax.learner import checksums
+from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.types import Json, UserError
 
-# A message names this many differing fields at most.
-_MAX_FIELDS_IN_ERROR = 5
+# Folders in the workdir: the steps of the run, and those that were damaged.
+FOLDER = 'checkpoints'
+_DAMAGED = 'damaged'
+# Orbax compresses; random bits of weights do not shrink below this share.
+_COMPRESSED_SHARE = 0.8
 
 
-class WorkdirError(UserError):
-    """The workdir belongs to another run; the message names the fields that differ."""
+def saved_steps(folder: pathlib.Path) -> list[int]:
+    """Returns the complete steps in a folder of checkpoints, in ascending order; [] if there is no such folder."""
+    if not folder.is_dir():
+        return []
+    # Temporary folders of Orbax have a suffix.
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+
+
+def set_damaged_aside(hosts: Hosts, workdir: pathlib.Path) -> list[str]:
+    """Moves the damaged steps at the end of a run's checkpoints into workdir/damaged; returns a line about each.
+
+    The newest step is read and compared with its checksums, then the one before, until one is whole. Reads every byte
+    of these; the processes share the files. All of them must call it before they open a `Checkpointer`, and get the
+    same lines.
+
+    A step without checksums counts as damaged if another one has them. Steps of an earlier version have none and are
+    taken as they are.
+
+    Raises:
+      UserError: one line; all steps are damaged. They stay where they are.
+    """
+    folder = workdir / FOLDER
+    # The first process decides, so that all look at the same steps.
+    steps = hosts.gather(saved_steps(folder))[0]
+    damage_of_step = _damage_of_newest(hosts, folder, steps)
+    if not damage_of_step:
+        return []
+    newest = steps[-1]
+    if len(damage_of_step) == len(steps):
+        raise UserError(
+            f'{folder}: all checkpoints are damaged ({_damage_text(newest, damage_of_step[newest])}); bring one back '
+            'from a copy, or choose another workdir'
+        )
+    whole = steps[-1 - len(damage_of_step)]
+    lines = []
+    for step, damage in damage_of_step.items():
+        target = workdir / _DAMAGED / str(step)
+        lines.append(f'{_damage_text(step, damage)}; it is now in {target}')
+
+    def move() -> None:
+        for step in damage_of_step if hosts.is_first else ():
+            target = workdir / _DAMAGED / str(step)
+            target.parent.mkdir(exist_ok=True)
+            shutil.rmtree(target, ignore_errors=True)
+            os.rename(folder / str(step), target)
+
+    hosts.run_on_all_and_gather(move)
+    lines[-1] += f'; the run resumes from {whole}, and steps {whole} to {newest - 1} are run again'
+    return lines
+
+
+def _damage_of_newest(hosts: Hosts, folder: pathlib.Path, steps: list[int]) -> dict[int, str]:
+    """Returns step → its damage, for the steps behind the last whole one, the newest first."""
+    have_checksums = [checksums.exist(folder / str(step)) for step in steps]
+    if not hosts.gather(any(have_checksums))[0]:
+        return {}
+    damage_of_step: dict[int, str] = {}
+    for step in reversed(steps):
+        damage = checksums.find_damage(folder / str(step), hosts.index, hosts.count)
+        found = [text for text in hosts.gather(damage) if text]
+        if not found:
+            break
+        damage_of_step[step] = found[0]
+    return damage_of_step
+
+
+def _damage_text(step: int, damage: str) -> str:
+    return f'checkpoint {step} is damaged: {damage}'
 
 
 class Checkpointer:
@@ -33,19 +105,23 @@ class Checkpointer:
     any moment leaves the last complete step behind.
     """
 
-    def __init__(self, workdir: pathlib.Path, keep: int):
+    def __init__(self, workdir: pathlib.Path, keep: int, folder: str = FOLDER):
         """Opens the folder.
 
         Args:
           workdir: folder of the run.
           keep: number of steps to keep; older ones are deleted.
+          folder: name of the folder in the workdir.
         """
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, enable_async_checkpointing=True, create=True
+            max_to_keep=keep,
+            enable_async_checkpointing=True,
+            create=True,
+            temporary_path_class=checksums.SealedTemporaryPath,
         )
         # Orbax refuses relative paths.
-        folder = (workdir / 'checkpoints').resolve()
-        self._manager = ocp.CheckpointManager(folder, options=options)
+        self._folder = (workdir / folder).resolve()
+        self._manager = ocp.CheckpointManager(self._folder, options=options)
 
     def latest(self) -> int | None:
         """Returns the last complete step, or None."""
@@ -58,7 +134,12 @@ class Checkpointer:
           step: number of the step.
           states: tree of arrays.
           loop: host state, JSON-able.
+
+        Raises:
+          OSError: the disk is too full.
         """
+        if jax.process_index() == 0:
+            self._check_space(states)
         # Orbax copies arrays at once, but serialises JSON later in its own thread.
         loop_copy = json.loads(json.dumps(dict(loop)))
         items = ocp.args.Composite(
@@ -66,18 +147,39 @@ class Checkpointer:
         )
         self._manager.save(step, args=items)
 
+    def _check_space(self, states: dict[str, Any]) -> None:
+        """Raises OSError if the disk has no room for `states`."""
+        # Orbax notices it as well, by many tracebacks of its threads.
+        size = sum(array.nbytes for array in jax.tree.leaves(states))
+        if shutil.disk_usage(self._folder).free < _COMPRESSED_SHARE * size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._folder))
+
     def restore(self, states: dict[str, Any]) -> tuple[dict[str, Any], Json]:
         """Returns (states, loop) of the last complete step.
 
         Args:
           states: tree of arrays with the structure, shapes and shardings to restore to.
+
+        Raises:
+          UserError: the step has no checksums (an earlier version saved it) and cannot be read.
         """
         # Shapes and shardings come from the current run, so a checkpoint restores under another mesh.
         abstract_states = jax.tree.map(ocp.utils.to_shape_dtype_struct, states)
         items = ocp.args.Composite(
             states=ocp.args.StandardRestore(abstract_states), loop=ocp.args.JsonRestore()
         )
-        restored = self._manager.restore(self.latest(), args=items)
+        step = self.latest()
+        path = self._folder / str(step)
+        try:
+            restored = self._manager.restore(step, args=items)
+        # Orbax and its libraries raise exceptions of many types.
+        except Exception as error:
+            if checksums.exist(path):
+                raise
+            first_line = str(error).strip().partition('\n')[0]
+            raise UserError(
+                f'{path}: cannot be read ({first_line}); remove it to resume from the checkpoint before'
+            ) from error
         return restored['states'], restored['loop']
 
     def wait(self) -> None:
@@ -98,95 +200,3 @@ class Checkpointer:
     def close(self) -> None:
         """Waits for saves in progress and releases threads."""
         self._manager.close()
-
-
-@contextlib.contextmanager
-def claim(
-    workdir: pathlib.Path, config: Json, free: tuple[str, ...] = ()
-) -> Iterator[Callable[[], None]]:
-    """Reserves the workdir for this config, and for this process while the context is open.
-
-    Args:
-      workdir: folder of the run; it is created if missing.
-      config: nested plain dict of the whole config.
-      free: fields, such as 'checkpoint.keep', that may differ between a run and its continuation.
-
-    Yields:
-      A function that writes `config.json`. Call it once the run is known to be possible: if the start fails before, the
-      workdir accepts a corrected config.
-
-    Raises:
-      WorkdirError: the workdir was started with another config, contains other files, or is in use.
-    """
-    # Converted to JSON and back, so that tuples compare equal to the lists that are read from the file.
-    plain_config = json.loads(json.dumps(config))
-    path = workdir / 'config.json'
-    if path.exists():
-        saved_config = json.loads(path.read_text())
-        _check_equal(workdir, _flatten(saved_config), _flatten(plain_config), free)
-    elif workdir.exists():
-        _check_empty(workdir)
-
-    # The config is compared before the lock is taken: a wrong config is the more useful error.
-    workdir.mkdir(parents=True, exist_ok=True)
-    with (workdir / '.lock').open('w') as lock:
-        # The kernel releases the lock when the process ends, even if it is killed; a plain lock file would remain.
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise WorkdirError(
-                f'workdir {workdir} is in use by another process; wait for it or choose another'
-            ) from None
-
-        def write() -> None:
-            if path.exists():
-                return
-            # Written to another file and renamed, so that a killed process never leaves an incomplete config.json.
-            staged = workdir / '.config.json'
-            staged.write_text(json.dumps(plain_config, indent=2, sort_keys=True))
-            os.replace(staged, path)
-
-        yield write
-
-
-def _check_empty(workdir: pathlib.Path) -> None:
-    """Raises WorkdirError if the workdir contains visible files."""
-    # Hidden files are the lock and the staged config of a run that did not start.
-    visible_names = sorted(path.name for path in workdir.iterdir() if path.name[0] != '.')
-    if visible_names:
-        raise WorkdirError(
-            f'workdir {workdir} holds {visible_names[0]!r} but no config.json; choose an empty one'
-        )
-
-
-def _check_equal(
-    workdir: pathlib.Path,
-    saved: dict[str, Any],
-    current: dict[str, Any],
-    free: tuple[str, ...],
-) -> None:
-    """Raises WorkdirError if the flattened configs differ in a field that is not free."""
-    differing = []
-    for field in sorted(saved.keys() | current.keys()):
-        if field not in free and saved.get(field) != current.get(field):
-            differing.append(f'{field} (there {saved.get(field)}, now {current.get(field)})')
-    if not differing:
-        return
-    fields = ', '.join(differing[:_MAX_FIELDS_IN_ERROR])
-    num_omitted = len(differing) - _MAX_FIELDS_IN_ERROR
-    if num_omitted > 0:
-        fields += f' and {num_omitted} more'
-    raise WorkdirError(
-        f'workdir {workdir} belongs to another config: {fields}; choose another workdir'
-    )
-
-
-def _flatten(tree: Json, prefix: str = '') -> dict[str, Any]:
-    """Returns a nested dict as a flat one: {'solver.batch': 32} for {'solver': {'batch': 32}}."""
-    flat = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            flat |= _flatten(value, f'{prefix}{key}.')
-        else:
-            flat[prefix + key] = value
-    return flat

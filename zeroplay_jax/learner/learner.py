@@ -38,6 +38,7 @@ class Learner:
       state: {'params', 'opt': {name: optimiser state}} and, where a role distils, 'teacher'; the checkpointed tree.
       shardings: tree of shardings with the structure of `state`.
       reference: the initial weights where a role has a KL term and there is no base, else None.
+      initial_teacher: function from weights to those of a teacher that begins with them.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Learner:
         self._published: tuple[Params, Params] | None = None
         self._base = base
         self._base_params = None if base is None else base.params
-        self._initial_teacher = initial_teacher(base)
+        self.initial_teacher = initial_teacher(base)
 
         loss_configs = {name: _loss_config(name, role) for name, role in roles.items()}
         has_teacher = any(config.distills for config in loss_configs.values())
@@ -127,7 +128,7 @@ class Learner:
             'opt': _optimizer_shardings(transforms, params, self.mesh),
         }
         if has_teacher:
-            teacher = jax.eval_shape(self._initial_teacher, params)
+            teacher = jax.eval_shape(self.initial_teacher, params)
             shardings['teacher'] = sharding.parameter_shardings(
                 teacher, self.mesh, training_layout=True
             )
@@ -142,7 +143,7 @@ class Learner:
         state = {'params': initial_params, 'opt': opt_states}
         if 'teacher' in self.shardings:
             state['teacher'] = self._initialize(
-                self._initial_teacher, params, self.shardings['teacher']
+                self.initial_teacher, params, self.shardings['teacher']
             )
         return state
 
@@ -162,7 +163,7 @@ class Learner:
         # Shapes suffice for building the programs, whether `params` are arrays or shapes.
         param_shapes = jax.eval_shape(copy_tree, params)
         weight_shapes, weight_shardings = self._readable_layout(param_shapes)
-        teacher_params = jax.eval_shape(self._initial_teacher, param_shapes)
+        teacher_params = jax.eval_shape(self.initial_teacher, param_shapes)
         teacher_shapes, _ = self._readable_layout(teacher_params)
         return make_role_update(
             self.model,

@@ -29,6 +29,7 @@ from zeroplay_jax.rollout.episode_batch import EpisodeBatch
 from zeroplay_jax.rollout.requests import Request
 from zeroplay_jax.rollout.slots import SlotPool
 from zeroplay_jax.rollout.tool_workers import ToolWorkers
+from zeroplay_jax.runtime import preemption
 from zeroplay_jax.types import Trajectory
 
 T = TypeVar('T')
@@ -38,6 +39,8 @@ T = TypeVar('T')
 _LOOP_TURNS = 4
 # Seconds between two looks at deadlines while nothing decodes.
 _DEADLINE_CHECK_SECONDS = 0.05
+# The same for SIGTERM.
+_PREEMPTION_CHECK_SECONDS = 0.5
 
 
 def _outside_loops(function: Callable[[], T]) -> T:
@@ -176,6 +179,9 @@ class Scheduler:
         Args:
           batch: given to `start`.
           also: a further condition, which must hold too; asked between rounds once the batch has ended.
+
+        Raises:
+          Preempted: the run was asked to end (`preemption.watched`).
         """
         # `_run` returns nothing: the runner calls signal.getsignal, which formats a task's result,
         # and these results hold all trajectories of a step.
@@ -226,6 +232,7 @@ class Scheduler:
 
         # Rounds run inside the event loop: they alternate with episodes in one thread, so neither needs locks.
         while not is_ended():
+            preemption.raise_if_requested()
             for _ in range(_LOOP_TURNS):
                 await asyncio.sleep(0)
             # `result` raises an episode's exception here, and not after the longest episode.
@@ -262,6 +269,8 @@ class Scheduler:
         # A call that never returns has no future to wait for, so its deadline has to be polled.
         has_deadlines = bool(self.workers.futures) and not self.workers.deterministic
         timeout = None
+        if preemption.is_watched():
+            timeout = _PREEMPTION_CHECK_SECONDS
         if has_deadlines or polls:
             timeout = _DEADLINE_CHECK_SECONDS
         await asyncio.wait(

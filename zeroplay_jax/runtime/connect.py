@@ -67,6 +67,8 @@ def connect(mode: str, coordinator: str, processes: int, process: int, heartbeat
     join_timer.daemon = True
     join_timer.start()
     jax_timeout = int(JOIN_SECONDS) + 60
+    # JAX's own service would take SIGTERM from `preemption`, and only note it.
+    jax.config.update('jax_enable_preemption_service', False)
     try:
         jax.distributed.initialize(
             **explicit, heartbeat_timeout_seconds=heartbeat, initialization_timeout=jax_timeout

@@ -24,9 +24,15 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from zeroplay_jax.runtime.daemon_pool import DaemonPool
-from zeroplay_jax.types import UserError
+from zeroplay_jax.types import Preempted, UserError
 
 Identity = tuple[int, ...]
+# What an exception of another process is raised as in this one.
+_ERROR_TYPES: dict[str, type[Exception]] = {
+    'user': UserError,
+    'preempted': Preempted,
+    'other': RuntimeError,
+}
 # Seconds between two looks at who has arrived at a meeting.
 _MEETING_SECONDS = 0.02
 # Threads that read values of other processes.
@@ -50,12 +56,12 @@ class _CallResult(NamedTuple):
     Attributes:
       value: the returned JSON value; None after an exception.
       error: text of the exception, or None.
-      is_user_error: whether the exception was a UserError.
+      kind: a key of `_ERROR_TYPES`; '' without an exception.
     """
 
     value: Any
     error: str | None
-    is_user_error: bool
+    kind: str
 
 
 class Hosts:
@@ -167,20 +173,21 @@ class Hosts:
           call: returns a JSON value; it may differ between processes.
 
         Raises:
-          UserError or RuntimeError: `call` failed in another process. In the failed process: its own exception.
+          UserError, Preempted or RuntimeError: `call` failed in another process. In the failed process: its own
+            exception.
         """
         if self.count == 1:
             return [call()]
         local_exception: Exception | None = None
         try:
-            local_result = _CallResult(value=call(), error=None, is_user_error=False)
+            local_result = _CallResult(value=call(), error=None, kind='')
         # Any exception must reach the other processes, which wait in `gather`.
         except Exception as error:
             local_exception = error
             local_result = _CallResult(
                 value=None,
                 error=str(error) or repr(error),
-                is_user_error=isinstance(error, UserError),
+                kind=_kind(error),
             )
         results = [_CallResult(*fields) for fields in self.gather(local_result)]
         for process, result in enumerate(results):
@@ -189,7 +196,7 @@ class Hosts:
             # The first failed process determines the error, so that all of them report the same one.
             if process == self.index and local_exception is not None:
                 raise local_exception
-            error_type = UserError if result.is_user_error else RuntimeError
+            error_type = _ERROR_TYPES[result.kind]
             raise error_type(f'process {process}: {result.error}') from local_exception
         return [result.value for result in results]
 
@@ -206,7 +213,7 @@ class Hosts:
             return
         future.set_result(value)
         if self.count > 1:
-            _key_value_store().key_value_set(_key(identity), _encode_json(value))
+            key_value_store().key_value_set(_key(identity), _encode_json(value))
 
     async def await_shared(self, identity: Identity) -> Any:
         """Waits until the owner of the identity shares a value, and returns it.
@@ -238,7 +245,7 @@ class Hosts:
                 kept[identity] = future
             # Each key is deleted once, by the process that set it.
             elif self.count > 1 and self.owns(identity) and future.done():
-                _key_value_store().key_value_delete(_key(identity))
+                key_value_store().key_value_delete(_key(identity))
         self._shared = kept
 
     def meeting(self) -> Meeting:
@@ -273,21 +280,21 @@ class Meeting:
         """Notes that this process has arrived; further calls do nothing."""
         if not self._has_arrived:
             self._has_arrived = True
-            _key_value_store().key_value_set(f'{self._folder}{self._hosts.index}', 'arrived')
+            key_value_store().key_value_set(f'{self._folder}{self._hosts.index}', 'arrived')
 
     def is_complete(self) -> bool:
         """Returns whether all processes have arrived, this one by calling it."""
         self.arrive()
         # The store is another machine for most processes, and a round of the scheduler may take a millisecond.
         if not self._is_complete and time.monotonic() >= self._next_look:
-            arrived = _key_value_store().key_value_dir_get(self._folder)
+            arrived = key_value_store().key_value_dir_get(self._folder)
             self._is_complete = len(arrived) == self._hosts.count
             self._next_look = time.monotonic() + _MEETING_SECONDS
         return self._is_complete
 
     def close(self) -> None:
         """Deletes what this process noted, after all processes have seen it."""
-        _key_value_store().key_value_delete(f'{self._folder}{self._hosts.index}')
+        key_value_store().key_value_delete(f'{self._folder}{self._hosts.index}')
 
 
 def padded_size(size: int) -> int:
@@ -329,6 +336,13 @@ def _all_to_all(buffer: np.ndarray) -> np.ndarray:
     return np.asarray(local_shard.data)[:, 0]
 
 
+def _kind(error: Exception) -> str:
+    """Returns the key of an exception in `_ERROR_TYPES`."""
+    if isinstance(error, UserError):
+        return 'user'
+    return 'preempted' if isinstance(error, Preempted) else 'other'
+
+
 def _encode_json(value: Any) -> str:
     # NumPy scalars are the only values beyond plain JSON; .item() converts them.
     return json.dumps(value, default=lambda scalar: scalar.item())
@@ -338,7 +352,7 @@ def _key(identity: Identity) -> str:
     return 'zeroplay_jax/' + '/'.join(map(str, identity))
 
 
-def _key_value_store() -> Any:
+def key_value_store() -> Any:
     """Returns the client of JAX's distributed key-value store.
 
     Episodes share values at different times in different processes, which rules out collectives. JAX has no public
@@ -350,4 +364,4 @@ def _key_value_store() -> Any:
 
 
 def _read_blocking(key: str) -> str:
-    return _key_value_store().blocking_key_value_get(key, _READ_TIMEOUT_MILLISECONDS)
+    return key_value_store().blocking_key_value_get(key, _READ_TIMEOUT_MILLISECONDS)

@@ -17,7 +17,11 @@ from zeroplay_jax.types import Json
 
 
 class JsonLines:
-    """An append-only file of JSON objects, each with an integer field 'step'."""
+    """An append-only file of JSON objects, each with an integer field 'step'.
+
+    Attributes:
+      steps: steps of the lines that were in the file when it was opened, and stayed.
+    """
 
     def __init__(self, path: pathlib.Path, keep_below: int):
         """Opens the file and truncates it to the steps before `keep_below`.
@@ -26,8 +30,9 @@ class JsonLines:
           path: the file; it is created if missing.
           keep_below: lines of this step or a later one are removed, and so is an incomplete last line.
         """
+        self.steps: set[int] = set()
         if path.exists():
-            _truncate(path, keep_below)
+            self.steps = _truncate(path, keep_below)
         self._file = path.open('a', encoding='utf-8')
 
     def write(self, records: Iterable[Json]) -> None:
@@ -41,20 +46,23 @@ class JsonLines:
         self._file.close()
 
 
-def _truncate(path: pathlib.Path, keep_below: int) -> None:
-    """Removes the lines of steps from `keep_below` on, and the lines that are not records."""
+def _truncate(path: pathlib.Path, keep_below: int) -> set[int]:
+    """Removes the lines of steps from `keep_below` on, and those that are not records; returns the steps that stay."""
     # errors='replace': the log does not decide how a run continues, so damage to it must not end the run.
     # str.splitlines would also split at characters such as U+2028, which passages may contain.
     lines = path.read_text(encoding='utf-8', errors='replace').split('\n')
     valid_lines = []
+    steps = set()
     for line in lines:
         step = _step_of(line)
         if step is not None and step < keep_below:
             valid_lines.append(f'{line}\n')
+            steps.add(step)
     # A crash while the file is rewritten must not lose the log, so it is replaced in one move.
     draft = path.with_name(f'.{path.name}')
     draft.write_text(''.join(valid_lines), encoding='utf-8')
     os.replace(draft, path)
+    return steps
 
 
 def _step_of(line: str) -> int | None:
@@ -66,7 +74,11 @@ def _step_of(line: str) -> int | None:
 
 
 class MetricsWriter:
-    """The writers of one run: `metrics.jsonl`, `trajectories.jsonl`, `tasks.jsonl`, `alarms.jsonl`, and curves."""
+    """The writers of one run: `metrics.jsonl`, `trajectories.jsonl`, `tasks.jsonl`, `alarms.jsonl`, and curves.
+
+    Attributes:
+      missing_steps: steps before the first one that `metrics.jsonl` has no line of.
+    """
 
     def __init__(
         self,
@@ -91,6 +103,8 @@ class MetricsWriter:
         self._trajectories = JsonLines(workdir / 'trajectories.jsonl', step)
         self._tasks = JsonLines(workdir / 'tasks.jsonl', step)
         self._alarms = JsonLines(workdir / 'alarms.jsonl', step)
+        # Every step has a line; damage and a deleted file show here.
+        self.missing_steps = sorted(set(range(step)) - self._scalars.steps)
 
     def write_scalars(
         self, step: int, iteration: int, phase: str, values: Mapping[str, float]

@@ -96,6 +96,11 @@ class GroupFilter:
         self._carried_over = {}
         return rows
 
+    def carry_over_again(self, rows: Sequence[Row]) -> None:
+        """Takes back the rows that `discard_carried_over` returned, because the phase did not begin after all."""
+        for row in rows:
+            self._carried_over.setdefault(row.role, []).append(row)
+
     def state(self) -> Json:
         """Returns the carried-over rows by role as JSON, for a checkpoint, which process 0 writes.
 

@@ -134,6 +134,7 @@ class Collector:
         next_step: Step | None,
         versions: Mapping[str, int],
         on_episode_end: Callable[[], None],
+        discarded_rows: Sequence[Row] = (),
     ) -> StepRollouts:
         """Runs the episodes of a step in rounds until the recipe returns no more tasks; returns tasks and outcomes.
 
@@ -144,7 +145,11 @@ class Collector:
           next_step: the step after it, whose episodes are begun if they may be; None: there is none.
           versions: name of weights → newest version.
           on_episode_end: called after each episode of this process.
+          discarded_rows: what the filter discarded for this step, and takes back if the step fails.
         """
+        drawn_before = self.drawn, self.drawn_external
+        saved = self._saved
+        was_begun = self.has_begun(step) or (saved is not None and saved['step'] == step.number)
         current = self._begun(step, versions)
         self._next = None
         try:
@@ -154,11 +159,13 @@ class Collector:
                 self._next = self._begin(next_step, versions, missing=max(batches))
             self._end(current, on_episode_end)
         except BaseException:
-            # Where the caller continues, it begins this step again.
+            # Where the caller continues, or saves a checkpoint, it begins this step again, with the same draws and
+            # weights.
             self._next = None
             self.cancel()
-            self.drawn = current.cursor.phase
-            self.drawn_external = current.cursor.external
+            self.drawn, self.drawn_external = drawn_before
+            self._saved = current.state() if was_begun else None
+            self.filter.carry_over_again(discarded_rows)
             raise
         self.external_items += sum(task.external for task in current.tasks)
         return current

@@ -157,11 +157,11 @@ class Engine:
         # Never reset, so a step's share is a difference.
         scheduler_before = collections.Counter(self.scheduler.stats)
         self.scheduler.workers.seconds.clear()
-        discarded_rows = self._prepare_step(step)
+        discarded = self._prepare_step(step)
         hosts = self.context.hosts
         hosts.clear_shared(keep=step.number if self.collector.has_begun(step) else None)
         versions = {name: self.versions[name] for name in self.learners}
-        collected = self.collector.collect(step, next_step, versions, on_episode_end)
+        collected = self.collector.collect(step, next_step, versions, on_episode_end, discarded)
         tasks, outcomes, rows = collected.tasks, collected.outcomes, collected.rows
         # Both checks can stop the run. They precede the update, so that no checkpoint has weights that were trained on
         # failed searches, failed tools or missing verdicts.
@@ -176,8 +176,8 @@ class Engine:
         clock.end_part('rollout')
 
         self.task_log = task_log(tasks, outcomes, self._fill_pool(outcomes))
-        surplus_groups = {row.group for row in discarded_rows}
-        self.task_log += filtered_groups_log(discarded_rows, surplus_groups)
+        surplus_groups = {row.group for row in discarded}
+        self.task_log += filtered_groups_log(discarded, surplus_groups)
         self.proposals.add(tasks, outcomes)
         if step.phase.trains:
             stats |= self._update_roles(step, rows, outcomes)

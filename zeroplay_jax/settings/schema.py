@@ -8,6 +8,7 @@ it). A recipe adds a section of its own in the same form (`Recipe.settings`).
 from __future__ import annotations
 
 import math
+import pathlib
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -276,6 +277,31 @@ class Checkpoint(Section):
     """Steps between checkpoints."""
     keep: PositiveInt = 2
     """Checkpoints to keep."""
+    best: Annotated[
+        str,
+        requires(
+            lambda x: not x or x.startswith(('em/', 'rubrics/')),
+            'give a metric of evaluations such as em/mean, em/hop1 or rubrics/mean',
+        ),
+    ] = ''
+    """Metric of evaluations, such as em/mean: the checkpoint with its largest value is kept as well, in the folder
+    best of the workdir; '': none."""
+
+
+class Compilation(Section):
+    """Compiled programs that are kept between processes."""
+
+    cache: Annotated[
+        str,
+        requires(
+            lambda x: '://' not in x and not pathlib.Path(x).is_file(),
+            'name a folder, which is created if it is missing',
+        ),
+    ] = ''
+    """Folder of the cache, which runs may share; every step then logs how many programs came from it. '' leaves
+    JAX's own setting (JAX_COMPILATION_CACHE_DIR)."""
+    gigabytes: NonNegativeFloat = 0.0
+    """Size above which programs that were not used for longest are removed; 0: no limit."""
 
 
 class TrainedRole(Section):
@@ -410,6 +436,7 @@ class Run(Section):
     micro: MicroBatch = MicroBatch()
     eval: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
+    compilation: Compilation = Compilation()
     log: Log = Log()
     profile: Profile = Profile()
     alarms: Alarms = Alarms()

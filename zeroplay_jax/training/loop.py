@@ -6,83 +6,72 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from zeroplay_jax.evaluation import report_builder
-from zeroplay_jax.learner.checkpoint import Checkpointer, claim
+from zeroplay_jax.learner.checkpoint import FOLDER, Checkpointer, saved_steps, set_damaged_aside
 from zeroplay_jax.retrieval import progress
-from zeroplay_jax.runtime import atomic
+from zeroplay_jax.runtime import interrupts, preemption
+from zeroplay_jax.runtime.compilation import CompilationCache
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.runtime.metrics import MetricsWriter
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.row_exchange import collect_records
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluations
-from zeroplay_jax.training import build, tool_record
-from zeroplay_jax.training.alarms import ALARM_FIELDS, Alarm, Alarms
+from zeroplay_jax.training import branch, build, ending, input_record, run_folder, tool_record
+from zeroplay_jax.training.alarms import Alarm, Alarms
 from zeroplay_jax.training.evaluation_step import evaluate_step
-from zeroplay_jax.training.export import (
-    export,
-    fingerprints,
-    remove_exports,
-    unchanged_policies,
-)
+from zeroplay_jax.training.export import fingerprints
 from zeroplay_jax.training.outcome import (
     current_stop,
-    learning_summary,
-    proposal_summary,
     raise_if_stopped_or_untrained,
     stop_after,
 )
 from zeroplay_jax.training.profiling import traced
 from zeroplay_jax.training.progress_bar import ProgressBar
 from zeroplay_jax.training.rollout_text import evaluation_text, rollout_text
-from zeroplay_jax.training.summary import summarise_run, summary_json
+from zeroplay_jax.training.saving import Saver
 from zeroplay_jax.training.trajectory_log import rendering_check, trajectory_records
-from zeroplay_jax.types import Json, Row
-
-# File that holds the number of steps after which the last report was written.
-_REPORTED_FILE = '.reported'
-# Fields that may change on resume: the result does not depend on them.
-CHANGEABLE_FIELDS = (
-    'progress',
-    'stop_after_empty_steps',
-    'log.samples_every',
-    'log.writers',
-    'log.project',
-    'profile.steps',
-    *ALARM_FIELDS,
-    'checkpoint.every',
-    'checkpoint.keep',
-    'offload',
-    'distributed.mode',
-    'distributed.coordinator',
-    'distributed.processes',
-    'distributed.process',
-    'distributed.heartbeat',
-)
+from zeroplay_jax.types import Preempted, Row
 
 
-def run(config, workdir) -> dict:
+def run(config, workdir, source: str | None = None) -> dict:
     """Runs `config` in `workdir` to its end, from its last checkpoint if there is one; returns the summary.
 
     Writes checkpoints, logs, trained weights, summary.json and the report to `workdir`.
 
+    Args:
+      config: all settings.
+      workdir: folder of the run; created if it is missing.
+      source: workdir of another run, with whose weights a new run begins (`branch`); None: config.policy.path.
+
     Raises:
-      UserError: the workdir has another config or is in use by another process, the objects of the run do not fit
-        together, or too many searches, tool calls or judgements failed.
+      UserError: the workdir has another config, other inputs or no whole checkpoint, or is in use by another process,
+        the objects of the run do not fit together, or too many searches, tool calls or judgements failed.
       TrainingStopped: the run stopped early (`config.stop_after_empty_steps`, `config.alarms`), or no policy was
         trained. Checkpoint, summary and report are written before.
+      Preempted: SIGTERM asked the run to end while it trained. A checkpoint is written before.
     """
     workdir = pathlib.Path(workdir)
     hosts = Hosts()
     shows_progress = config.progress and hosts.is_first
-    with _claimed_workdir(hosts, workdir, config) as write_config:
+    with run_folder.claimed(hosts, workdir, config) as write_config:
+        # ---- check ---------------------------------------------------------------------------------
+        is_resumed = bool(hosts.gather(saved_steps(workdir / FOLDER))[0])
+        inputs = input_record.check(hosts, workdir, config, is_resumed)
+        origin = branch.find(hosts, workdir, source, is_resumed)
+        if origin is not None:
+            branch.check_policies(origin, list(build.weights_of_roles(config).values()))
+        damage_lines = set_damaged_aside(hosts, workdir)
+        if hosts.is_first:
+            for line in damage_lines:
+                print(f'warning: {line}', file=sys.stderr)
+
         # ---- build ---------------------------------------------------------------------------------
+        cache = CompilationCache(config.compilation.cache, config.compilation.gigabytes)
         context = _build_on_all(hosts, config)
         engine = build.build_engine(config, context)
         first_weights = fingerprints(engine)
@@ -93,57 +82,66 @@ def run(config, workdir) -> dict:
         write_config()
 
         # ---- restore -------------------------------------------------------------------------------
-        checkpoints = Checkpointer(workdir, config.checkpoint.keep)
-        is_resumed = checkpoints.latest() is not None
+        input_record.write(hosts, workdir, config, inputs, context.library.about, is_resumed)
         tool_record.check_or_write(hosts, workdir, context.rollouts.roles, is_resumed)
-        state: dict[str, Any] = {
-            'cursor': 0,
-            'evaluations': {},
-            'rubrics': {},
-            'seconds': 0.0,
-            'stopped': None,
-            'alarms': {},
-        }
-        if is_resumed:
-            with progress.clock('restore', shows_progress):
-                device_state, saved_state = checkpoints.restore(engine.device_state())
-            state |= saved_state
-            engine.restore(device_state, state['engine'])
-            # The learners hold these arrays now; a second reference would keep them in memory after
-            # the first update.
-            del device_state
-            if hosts.is_first:
-                print(f'resumes at step {state["cursor"]} of {len(steps)}', file=sys.stderr)
+        checkpoints = Checkpointer(workdir, config.checkpoint.keep)
+        with progress.clock('restore', shows_progress and (is_resumed or origin is not None)):
+            state = _first_state(hosts, workdir, engine, checkpoints, origin)
+        if is_resumed and hosts.is_first:
+            print(f'resumes at step {state["cursor"]} of {len(steps)}', file=sys.stderr)
 
         # ---- train ---------------------------------------------------------------------------------
+        # Until here Ctrl-C ended the process at once: nothing was half done.
+        interrupts.raise_again()
         # An early stop saves a checkpoint and then writes the report. If the run was killed in between, this call only
         # writes the report; the next one continues to train, as after any early stop.
         is_report_due = current_stop(config, state['stopped']) is not None
         if is_report_due:
-            is_report_due = not _is_reported(hosts, workdir, state['cursor'])
+            is_report_due = not run_folder.is_reported(hosts, workdir, state['cursor'])
         if state['cursor'] < len(steps) and not is_report_due:
-            remove_exports(hosts, workdir)
-            _train(config, workdir, context, engine, checkpoints, steps, state)
+            run_folder.remove_exports(hosts, workdir)
+            with preemption.watched():
+                _train(config, workdir, context, engine, checkpoints, cache, steps, state)
+                checkpoints.close()
+                # The signal may have come during the last update.
+                hosts.run_on_all_and_gather(preemption.raise_if_requested)
         checkpoints.close()
-
-        # ---- report --------------------------------------------------------------------------------
-        summary, table = summarise_run(
-            config, context.library, engine.external_items, state, len(steps)
-        )
-        unchanged = unchanged_policies(engine, first_weights)
-        stopped = current_stop(config, state['stopped'])
-        summary |= learning_summary(engine, steps, unchanged, stopped)
-        summary |= proposal_summary(hosts, engine, context.library.training)
-        export(config, hosts, workdir, context, engine, shows_progress, unchanged)
-        if hosts.is_first:
-            atomic.write_text(workdir / 'summary.json', summary_json(summary))
-            report_path = report_builder.write_report(workdir)
-            atomic.write_text(workdir / _REPORTED_FILE, f'{state["cursor"]}\n')
-            print(table)
-            print(f'{summary["seconds"]:.0f} s; the report is {report_path}')
+        summary = ending.finish(config, workdir, context, engine, steps, state, first_weights)
     # Raised after the workdir is released, and on every process, so that all exit with the same status.
     raise_if_stopped_or_untrained(config, summary)
     return summary
+
+
+def _first_state(
+    hosts: Hosts,
+    workdir: pathlib.Path,
+    engine: Engine,
+    checkpoints: Checkpointer,
+    origin: branch.Source | None,
+) -> dict[str, Any]:
+    """Returns the state of the loop (see `_train`), and sets that of the engine: new, resumed, or of another run."""
+    state: dict[str, Any] = {
+        'cursor': 0,
+        'evaluations': {},
+        'rubrics': {},
+        'seconds': 0.0,
+        'stopped': None,
+        'alarms': {},
+    }
+    if checkpoints.latest() is not None:
+        device_state, saved_state = checkpoints.restore(engine.device_state())
+        state |= saved_state
+        # The learners hold these arrays afterwards; a second reference would keep them in memory.
+        engine.restore(device_state, state['engine'])
+    elif origin is not None:
+        branch.load(origin, engine)
+        branch.record(hosts, workdir, origin, engine)
+        # A resumed run must not depend on the other one, which may have gone on or be gone.
+        state['engine'] = engine.host_state()
+        checkpoints.save(0, engine.device_state(), state)
+        if hosts.is_first:
+            print(f'begins with checkpoint {origin.step} of {origin.workdir}', file=sys.stderr)
+    return state
 
 
 def _train(
@@ -152,6 +150,7 @@ def _train(
     context: build.RunContext,
     engine: Engine,
     checkpoints: Checkpointer,
+    cache: CompilationCache,
     steps: list[Step],
     state: dict[str, Any],
 ) -> None:
@@ -164,29 +163,40 @@ def _train(
       'seconds': total time of the run's processes up to this checkpoint.
       'stopped': why the run stopped after this step (fields of an `outcome.Stop`), or None.
       'alarms': `Alarms.state`.
+      'best': the best evaluation so far (`Saver.save_if_best`); absent without one.
     """
     hosts = context.rollouts.hosts
     first_step = state['cursor']
-    seconds_before = state['seconds']
     # The writer removes records of this and later steps, which a crash may have left behind.
     writer: MetricsWriter | None = None
     if hosts.is_first:
-        writer = MetricsWriter(workdir, first_step, config.log.writers, config.log.project)
+        writer = _open_log(config, workdir, first_step)
     watch = Alarms(config.alarms)
     watch.restore(state['alarms'])
     # Saving follows the log of its step, so its time is logged with the next one.
     save_seconds = 0.0
     shows_progress = config.progress and hosts.is_first
+    saver = Saver(workdir, config.checkpoint.best, engine, checkpoints, state)
     step_pairs = itertools.zip_longest(steps[first_step:], steps[first_step + 1 :])
     with (
         checkpoints.saved_on_interrupt(),
         contextlib.closing(engine),
+        contextlib.closing(saver),
         ProgressBar(shows_progress, steps, first_step, _planned_rollouts(context, engine)) as bar,
     ):
         for step, next_step in step_pairs:
             bar.begin_step(step)
-            with traced(config.profile.steps, step.number, workdir):
-                metrics, rows = _run_step(context, engine, step, next_step, state, bar.end_episode)
+            try:
+                with traced(config.profile.steps, step.number, workdir):
+                    metrics, rows = _run_step(
+                        context, engine, step, next_step, state, bar.end_episode
+                    )
+            except Preempted:
+                # Only the rollouts of this step are lost: the state is that before it.
+                saver.save_now(step.number)
+                place = f'before step {step.number} of {len(steps)}'
+                raise Preempted(f'stopped by SIGTERM, everything is saved {place}') from None
+            metrics |= cache.take_metrics()
             metrics['seconds/save'] = save_seconds
             alarms: list[Alarm] = []
             stop = None
@@ -200,17 +210,16 @@ def _train(
             if hosts.is_first:
                 _print_step(config, engine, step, metrics, rollouts, alarms, bar)
             state['stopped'] = dataclasses.asdict(stop) if stop else None
+            state['alarms'] = watch.state()
             save_started = time.perf_counter()
+            next_number = step.number + 1
+            if step.phase.name == 'evaluation':
+                saver.save_if_best(next_number, metrics)
             # The last step is always saved: the export and the summary can then be repeated.
-            next_step = step.number + 1
-            is_due = next_step % config.checkpoint.every == 0
-            if is_due or state['stopped'] or next_step == len(steps):
+            is_due = next_number % config.checkpoint.every == 0
+            if is_due or state['stopped'] or next_number == len(steps):
                 # Logs are written before the checkpoint, so no saved step lacks its records.
-                state['engine'] = engine.host_state()
-                state['alarms'] = watch.state()
-                state['cursor'] = next_step
-                state['seconds'] = seconds_before + _process_age()
-                checkpoints.save(next_step, engine.device_state(), state)
+                saver.save(next_number)
             save_seconds = time.perf_counter() - save_started
             if state['stopped']:
                 break
@@ -218,12 +227,16 @@ def _train(
         writer.close()
 
 
-def _is_reported(hosts: Hosts, workdir: pathlib.Path, cursor: int) -> bool:
-    """Returns whether the report of a run that stopped before step `cursor` was written; equal on all processes."""
-    path = workdir / _REPORTED_FILE
-    is_reported = path.is_file() and path.read_text(encoding='utf-8').strip() == str(cursor)
-    # The first process decides: only its folder has the reports.
-    return hosts.gather(is_reported)[0]
+def _open_log(config, workdir: pathlib.Path, first_step: int) -> MetricsWriter:
+    """Returns the writer of the log from a step on; prints a warning if steps before it are missing."""
+    writer = MetricsWriter(workdir, first_step, config.log.writers, config.log.project)
+    if writer.missing_steps:
+        print(
+            f'warning: {workdir / "metrics.jsonl"} lacks {len(writer.missing_steps)} of {first_step} steps, the first '
+            f'is {writer.missing_steps[0]}; curves and report will lack them, too',
+            file=sys.stderr,
+        )
+    return writer
 
 
 def _planned_rollouts(context: build.RunContext, engine: Engine) -> Callable[[Phase], int]:
@@ -332,44 +345,3 @@ def _build_on_all(hosts: Hosts, config) -> build.RunContext:
 
     hosts.run_on_all_and_gather(build_locally)
     return built[0]
-
-
-@contextlib.contextmanager
-def _claimed_workdir(hosts: Hosts, workdir: pathlib.Path, config) -> Iterator[Callable[[], None]]:
-    """Locks the workdir and compares its config.json with `config`, on the first process; errors are raised on all.
-
-    The lock is released when the context ends.
-
-    Yields:
-      A function that writes config.json; on the other processes it does nothing.
-    """
-    changeable_fields: tuple[str, ...] = CHANGEABLE_FIELDS
-    if config.rollout.deterministic:
-        # The limit has no effect in a deterministic run, which has no deadlines.
-        changeable_fields += ('rollout.tool_timeout',)
-    stored_config: Json = config.to_dict()
-    # run_on_all_and_gather shares errors, so the lock is taken inside it; the ExitStack holds it until this context
-    # ends. `writers` passes the function out of the call; it is empty on the other processes.
-    with contextlib.ExitStack() as stack:
-        writers: list[Callable[[], None]] = []
-
-        def claim_locally() -> None:
-            if hosts.is_first:
-                claimed = claim(workdir, stored_config, changeable_fields)
-                writers.append(stack.enter_context(claimed))
-
-        hosts.run_on_all_and_gather(claim_locally)
-        yield writers[0] if writers else _write_nothing
-
-
-def _write_nothing() -> None:
-    """Does nothing: only the first process writes the config."""
-
-
-def _process_age() -> float:
-    """Returns the seconds since this process started, imports included; needs Linux."""
-    # The program's name is in brackets and may contain any character, so fields are read after the last
-    # bracket. Field 22 of proc(5), here index 19, is the start time in clock ticks since boot.
-    fields = pathlib.Path('/proc/self/stat').read_text().rpartition(')')[2].split()
-    start_seconds = int(fields[19]) / os.sysconf('SC_CLK_TCK')
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - start_seconds

@@ -420,7 +420,7 @@ def hidden_answers(config, library: Library) -> list[HiddenAnswer]:
     rng = identity_rng(config.seed, 0)
     shuffled_hops = rng.permutation(hops).tolist()
     hidden: list[HiddenAnswer] = []
-    for (answer, origin), answer_hops in zip(answers, shuffled_hops, strict=True):
-        hidden_answer = HiddenAnswer(answer, answer_hops, origin=origin)
+    for (answer, answer_origin), answer_hops in zip(answers, shuffled_hops, strict=True):
+        hidden_answer = HiddenAnswer(answer, answer_hops, origin=answer_origin)
         hidden.append(hidden_answer)
     return hidden

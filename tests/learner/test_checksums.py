@@ -1,0 +1,171 @@
+"""A damaged checkpoint is never loaded: wherever a byte is flipped, the one before is taken, and a line says so."""
+
+import json
+import random
+import shutil
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from zeroplay_jax.learner import checksums
+from zeroplay_jax.learner.checkpoint import Checkpointer, saved_steps, set_damaged_aside
+from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.types import UserError
+
+LIKE = {'solver': {'params': {'w': jnp.zeros((64, 32)), 'b': jnp.zeros(7)}, 'step': jnp.int32(0)}}
+
+
+def state(step):
+    return jax.tree.map(lambda x: x + step, LIKE)
+
+
+@pytest.fixture(scope='module')
+def saved(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp('saved')
+    checkpoints = Checkpointer(workdir, keep=3)
+    for step in (2, 4):
+        checkpoints.save(step, state(step), {'cursor': step, 'pool': ['a question'] * 50})
+    checkpoints.close()
+    return workdir
+
+
+@pytest.fixture
+def workdir(saved, tmp_path):
+    shutil.copytree(saved, tmp_path / 'run')
+    return tmp_path / 'run'
+
+
+def files(workdir, step=4):
+    return sorted(p for p in (workdir / 'checkpoints' / str(step)).rglob('*') if p.is_file())
+
+
+def resumed_step(workdir):
+    """The step that a restart takes, with the lines that it prints."""
+    lines = set_damaged_aside(Hosts(), workdir)
+    checkpoints = Checkpointer(workdir, keep=3)
+    restored, loop = checkpoints.restore(LIKE)
+    step = loop['cursor']
+    jax.tree.map(np.testing.assert_array_equal, restored, state(step))
+    return step, lines, checkpoints
+
+
+def test_what_is_whole_is_taken_without_a_word(workdir):
+    step, lines, _ = resumed_step(workdir)
+    assert step == 4 and not lines and not (workdir / 'damaged').exists()
+    # In the format of the well-known program.
+    assert {path.name for path in files(workdir)} >= {'checksums.sha256', 'commit_success.txt'}
+
+
+def test_bytes_flipped_at_200_places_are_found(workdir):
+    rng = random.Random(0)
+    folder = workdir / 'checkpoints' / '4'
+    paths = files(workdir)
+    sizes = [path.stat().st_size for path in paths]
+    for number in range(200):
+        # Half of the places are spread over bytes, half over files, most of which are small.
+        path = rng.choices(paths, sizes if number % 2 else None)[0]
+        whole = path.read_bytes()
+        damaged = bytearray(whole)
+        damaged[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged)
+        assert checksums.find_damage(folder), path
+        path.write_bytes(whole)
+    assert not checksums.find_damage(folder)
+
+
+def test_each_file_that_is_cut_or_missing_is_found(workdir):
+    folder = workdir / 'checkpoints' / '4'
+    for path in files(workdir):
+        whole = path.read_bytes()
+        for cut in (0, len(whole) // 2, len(whole) - 1):
+            path.write_bytes(whole[:cut])
+            assert checksums.find_damage(folder), (path, cut)
+        path.unlink()
+        assert checksums.find_damage(folder), path
+        path.write_bytes(whole)
+    (folder / 'states' / 'more').write_text('x')
+    assert 'states/more is not in' in checksums.find_damage(folder)
+
+
+@pytest.mark.parametrize('name', ['states/manifest.ocdbt', 'loop/metadata', 'checksums.sha256'])
+def test_the_checkpoint_before_is_taken_and_a_line_says_what_is_lost(workdir, name):
+    path = workdir / 'checkpoints' / '4' / name
+    path.write_bytes(path.read_bytes()[:-3])
+    step, lines, checkpoints = resumed_step(workdir)
+    assert step == 2 and len(lines) == 1
+    assert lines[0].startswith(f'checkpoint 4 is damaged: {name}')
+    assert lines[0].endswith('the run resumes from 2, and steps 2 to 3 are run again')
+    assert (workdir / 'damaged' / '4').is_dir()
+    # The run saves that step again, and it is then whole.
+    checkpoints.save(4, state(4), {'cursor': 4})
+    checkpoints.close()
+    assert resumed_step(workdir)[:2] == (4, [])
+
+
+def test_processes_share_the_files_and_find_what_one_finds(workdir):
+    folder = workdir / 'checkpoints' / '4'
+    path = folder / 'loop' / 'metadata'
+    path.write_bytes(b'x' + path.read_bytes()[1:])
+    found = [checksums.find_damage(folder, process, 3) for process in range(3)]
+    assert sorted(bool(text) for text in found) == [False, False, True]
+
+
+def test_if_all_are_damaged_nothing_is_moved(workdir):
+    for step in (2, 4):
+        (workdir / 'checkpoints' / str(step) / 'loop' / 'metadata').unlink()
+    with pytest.raises(
+        UserError, match='all checkpoints are damaged .checkpoint 4 .*loop/metadata'
+    ):
+        set_damaged_aside(Hosts(), workdir)
+    assert saved_steps(workdir / 'checkpoints') == [2, 4]
+
+
+def test_a_step_that_lost_its_checksums_is_damaged(workdir):
+    (workdir / 'checkpoints' / '4' / 'checksums.sha256').unlink()
+    step, lines, _ = resumed_step(workdir)
+    assert step == 2 and 'checksums.sha256 is missing' in lines[0]
+
+
+def test_checkpoints_of_an_earlier_version_are_read_and_a_broken_one_is_one_line(workdir):
+    for step in (2, 4):
+        (workdir / 'checkpoints' / str(step) / 'checksums.sha256').unlink()
+    assert resumed_step(workdir)[0] == 4
+    (workdir / 'checkpoints' / '4' / 'loop' / 'metadata').write_text('{')
+    with pytest.raises(UserError, match='checkpoints/4: cannot be read') as error:
+        resumed_step(workdir)
+    assert '\n' not in str(error.value)
+
+
+def test_a_full_disk_is_noticed_before_anything_is_written(tmp_path, monkeypatch):
+    checkpoints = Checkpointer(tmp_path, keep=2)
+    monkeypatch.setattr(shutil, 'disk_usage', lambda _: types.SimpleNamespace(free=1000))
+    with pytest.raises(OSError, match='No space left on device: .*/checkpoints'):
+        checkpoints.save(1, state(1), {'cursor': 1})
+    monkeypatch.undo()
+    checkpoints.save(1, state(1), {'cursor': 1})
+    checkpoints.close()
+    assert saved_steps(tmp_path / 'checkpoints') == [1]
+
+
+def test_a_process_killed_while_it_hashes_leaves_no_step(tmp_path, monkeypatch):
+    """The step gets its name after its checksums, and what is left of it is no obstacle."""
+
+    def killed(folder):
+        raise OSError('killed')
+
+    checkpoints = Checkpointer(tmp_path, keep=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(checksums, 'write', killed)
+        with pytest.raises(OSError):
+            checkpoints.save(1, state(1), {'cursor': 1})
+            checkpoints.wait()
+    assert saved_steps(tmp_path / 'checkpoints') == []
+    again = Checkpointer(tmp_path, keep=2)
+    assert again.latest() is None
+    again.save(1, state(1), {'cursor': 1})
+    again.close()
+    assert resumed_step(tmp_path)[:2] == (1, [])
+    assert json.loads((tmp_path / 'checkpoints/1/loop/metadata').read_text()) == {'cursor': 1}

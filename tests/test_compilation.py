@@ -1,0 +1,32 @@
+"""Programs are kept between processes where a config names a folder, and a step says how many."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[1]
+CODE = """import sys
+import jax
+from zeroplay_jax.runtime.compilation import CompilationCache
+unset = jax.config.jax_compilation_cache_dir
+assert CompilationCache('', 0.0).take_metrics() == {}
+assert jax.config.jax_compilation_cache_dir == unset
+cache = CompilationCache(sys.argv[1], 0.5)
+jax.block_until_ready(jax.jit(lambda x: x * 3.0 + 1.0)(2.0))
+assert jax.config.jax_compilation_cache_max_size == 500_000_000
+print(cache.take_metrics(), cache.take_metrics())
+"""
+
+
+def test_a_second_process_reads_what_the_first_compiled(tmp_path):
+    environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}
+    printed = []
+    for _ in range(2):
+        command = [sys.executable, '-c', CODE, str(tmp_path / 'programs')]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        printed.append(done.stdout.strip())
+    none = "{'programs/cached': 0.0, 'programs/compiled': 0.0}"
+    assert printed[0] == "{'programs/cached': 0.0, 'programs/compiled': 1.0} " + none
+    assert printed[1] == "{'programs/cached': 1.0, 'programs/compiled': 0.0} " + none

@@ -1,0 +1,89 @@
+"""SIGTERM: a flag while a run trains, the end of the process while it loads, and the same for all processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from test_hosts import ROOT, processes
+
+from zeroplay_jax.runtime import interrupts, preemption
+from zeroplay_jax.types import Preempted
+
+
+def test_the_signal_only_sets_a_flag_while_it_is_watched():
+    before = signal.getsignal(signal.SIGTERM)
+    preemption.raise_if_requested()
+    with preemption.watched():
+        assert preemption.is_watched()
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Preempted):
+            preemption.raise_if_requested()
+    assert signal.getsignal(signal.SIGTERM) == before and not preemption.is_watched()
+    with preemption.watched():
+        preemption.raise_if_requested()  # of an earlier context nothing is left
+
+
+def test_a_program_keeps_its_own_handler_and_other_threads_install_none():
+    own = lambda *_: None
+    before = signal.signal(signal.SIGTERM, own)
+    try:
+        with preemption.watched():
+            assert signal.getsignal(signal.SIGTERM) is own and not preemption.is_watched()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+    def enter():
+        with preemption.watched():
+            seen.append(preemption.is_watched())
+
+    seen = []
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert seen == [False]
+
+
+def test_while_a_run_loads_it_ends_at_once_with_the_status_that_resumes():
+    code = """import os, signal, time
+from zeroplay_jax.runtime import interrupts
+interrupts.exit_on_sigterm()
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(5)
+"""
+    done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == interrupts.PREEMPTED_STATUS == 75
+    assert (
+        done.stderr.strip() == 'zeroplay_jax: stopped by SIGTERM; the same command resumes the run'
+    )
+
+
+TWO = """import os, signal, sys, time
+from zeroplay_jax.runtime import connect
+connect.connect('coordinator', f'localhost:{sys.argv[1]}', 2, int(sys.argv[2]), 10)
+from zeroplay_jax.runtime import hosts, preemption
+from zeroplay_jax.types import Preempted
+h = hosts.Hosts()
+def rounds():
+    for _ in range(600):
+        preemption.raise_if_requested()
+        time.sleep(0.05)
+with preemption.watched():
+    h.gather(0)
+    if h.index == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    try:
+        h.run_on_all_and_gather(rounds)
+    except Preempted as error:
+        print('preempted:', error)
+print('together again', h.gather(h.index))
+"""
+
+
+def test_one_process_that_is_asked_stops_the_same_step_of_all():
+    running = processes(['-c', TWO], 2, lambda port, i: [str(port), str(i)])
+    texts = [process.communicate(timeout=120)[0] for process in running]
+    for text in texts:
+        assert 'preempted: ' in text and 'together again [0, 1]' in text, text

@@ -1,0 +1,249 @@
+"""The folder of a run: what belongs to it, what is refused, and what a refused run leaves behind."""
+
+import errno
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from zeroplay_jax.configs import quickstart
+from zeroplay_jax.configuration import entry, resumption
+from zeroplay_jax.runtime import workdir as run_workdir
+from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.runtime.metrics import MetricsWriter
+from zeroplay_jax.runtime.workdir import WorkdirError, claim
+from zeroplay_jax.training import input_record, run_folder
+from zeroplay_jax.types import UserError
+
+ROOT = pathlib.Path(__file__).parents[1]
+CONFIG = {'seed': 0, 'solver': {'batch': 32}}
+
+
+def begin(workdir, config=CONFIG):
+    with claim(workdir, config) as write:
+        write()
+
+
+@pytest.mark.parametrize(
+    'content', [b'', b'{"seed": 0, "sol', b'\xff\xfe{}', b'[1]', b'[' * 100_000, b'null']
+)
+def test_a_damaged_config_is_one_line(tmp_path, content):
+    begin(tmp_path / 'run')
+    (tmp_path / 'run' / 'config.json').write_bytes(content)
+    with pytest.raises(WorkdirError, match=r'run/config\.json: cannot be read') as error:
+        begin(tmp_path / 'run')
+    assert '\n' not in str(error.value)
+
+
+def test_a_run_that_did_not_start_leaves_nothing_behind(tmp_path):
+    for existing in ((), ('a',), ('a', 'run')):
+        folder = tmp_path.joinpath(*existing)
+        folder.mkdir(exist_ok=True)
+        with pytest.raises(UserError), claim(tmp_path / 'a' / 'run', CONFIG):
+            raise UserError('the mesh does not fit')
+        assert not list(folder.iterdir())
+
+
+def test_a_lock_that_was_removed_meanwhile_protects_nothing(tmp_path, monkeypatch):
+    """A second process opened the lock of a run that then did not start; it must lock the file that is there."""
+    real = run_workdir._is_at
+    removed = []
+
+    def remove_once(file, path):
+        if not removed:
+            removed.append(path)
+            path.unlink()
+        return real(file, path)
+
+    monkeypatch.setattr(run_workdir, '_is_at', remove_once)
+    with claim(tmp_path, CONFIG), pytest.raises(WorkdirError, match='in use'):
+        begin(tmp_path)
+    assert removed
+
+
+def test_a_field_that_an_earlier_version_lacked_has_its_default(tmp_path):
+    begin(tmp_path)
+    newer = CONFIG | {'compilation': {'cache': ''}}
+    defaults = newer | {'seed': 5}
+    run_workdir.check(tmp_path, newer, defaults=defaults)
+    newer['compilation'] = {'cache': 'programs'}
+    with pytest.raises(WorkdirError, match='compilation.cache'):
+        run_workdir.check(tmp_path, newer, defaults=defaults)
+
+
+@pytest.mark.parametrize('address', ['gs://bucket/run', 's3://bucket/run', 'file:///run', 'gs:/b'])
+def test_an_address_is_no_folder(address):
+    with pytest.raises(WorkdirError, match='give a folder'):
+        run_workdir.check_is_folder(address)
+    run_workdir.check_is_folder(address.replace(':', ''))
+
+
+REFUSED = {
+    'another seed': (['--config.seed=1'], 'seed (there 0, now 1); choose another workdir'),
+    'another rate': (['--config.solver.learning_rate=0.5'], 'solver.learning_rate (there '),
+    'a bucket': (['--workdir=gs://bucket/run'], 'a bucket or another address; give a folder'),
+    'wrong columns': (
+        [
+            '--config.retrieval.kind=http',
+            '--config.retrieval.path=index',
+            '--config.eval.file=questions.jsonl',
+        ],
+        'config.eval.file: questions.jsonl, line 1: ',
+    ),
+}
+
+
+@pytest.mark.parametrize('case', REFUSED)
+def test_what_cannot_run_is_refused_before_jax_is_loaded(tmp_path, case):
+    flags, line = REFUSED[case]
+    begin(tmp_path / 'run', quickstart.get_config().to_dict())
+    (tmp_path / 'index').mkdir()
+    (tmp_path / 'index' / 'manifest.json').write_text('{}')
+    (tmp_path / 'questions.jsonl').write_text('{"question": "who?", "reply": "x"}\n')
+    # If it were imported, JAX would end the process.
+    (tmp_path / 'jax.py').write_text('raise SystemExit("jax was imported")\n')
+    command = [sys.executable, '-m', 'zeroplay_jax.main', f'--config={ROOT}/configs/quickstart.py']
+    environment = os.environ | {'PYTHONPATH': f'{tmp_path}:{ROOT}'}
+    before = sorted(tmp_path.rglob('*'))
+    result = subprocess.run(
+        [*command, '--workdir=run', *flags],
+        cwd=tmp_path,
+        env=environment | {'PYTHONDONTWRITEBYTECODE': '1'},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 2
+    assert line in result.stderr and len(result.stderr.splitlines()) == 1, result.stderr
+    assert sorted(tmp_path.rglob('*')) == before
+
+
+@pytest.mark.parametrize(
+    ('fields', 'line'),
+    [
+        ({'mesh.fsdp': 16, 'micro.rows': 16}, 'needs 16 devices, there are 8'),
+        ({'mesh.model': 4, 'micro.rows': 4}, 'num_key_value_heads=2 is not divisible by mesh axis'),
+        ({'mesh.replica': 4, 'micro.rows': 6}, 'config.micro.rows=6: must be divisible by'),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_refused_before_more_is_loaded(fields, line):
+    config = quickstart.get_config()
+    config.mesh.update(replica=1, fsdp=1, model=1)
+    config.update_from_flattened_dict(fields)
+    with pytest.raises(UserError, match=line):
+        entry.check_devices(config)
+
+
+# What a run reads
+
+
+@pytest.fixture
+def read_files(tmp_path, monkeypatch):
+    """A config with files of its own, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    config = quickstart.get_config()
+    pathlib.Path('policy').mkdir()
+    for name in ('config.json', 'tokenizer.json', 'model.safetensors', 'README.md'):
+        pathlib.Path('policy', name).write_text(name)
+    pathlib.Path('index').mkdir()
+    pathlib.Path('index', 'manifest.json').write_text('{"files": 1}')
+    pathlib.Path('questions.jsonl').write_text('{"question": "who?"}\n')
+    pathlib.Path('documents.jsonl').write_text('{"title": "a"}\n')
+    config.policy.path = 'policy'
+    config.retrieval.update(kind='http', path='index')
+    config.eval.file = 'questions.jsonl'
+    config.inputs.documents = 'documents.jsonl'
+    return config
+
+
+def record(config, workdir, index='hash 1', is_resumed=True):
+    entries = input_record.check(Hosts(), workdir, config, is_resumed)
+    input_record.write(Hosts(), workdir, config, entries, index, is_resumed)
+
+
+@pytest.mark.parametrize(
+    ('path', 'field'),
+    [
+        ('policy/model.safetensors', 'policy.path: model.safetensors has other bytes'),
+        ('index/manifest.json', 'retrieval.path: manifest.json has other bytes'),
+        ('questions.jsonl', 'eval.file: questions.jsonl has other bytes'),
+        ('documents.jsonl', 'inputs.documents: documents.jsonl has other bytes'),
+        ('policy/more.json', 'policy.path: more.json is new'),
+    ],
+)
+def test_a_resume_on_other_content_is_refused_in_one_line(read_files, path, field):
+    workdir = pathlib.Path('run')
+    workdir.mkdir()
+    record(read_files, workdir, is_resumed=False)
+    record(read_files, workdir)
+    path = pathlib.Path(path)
+    # Of the same length, where the file was there.
+    path.write_text(path.read_text()[::-1] if path.exists() else 'new')
+    with pytest.raises(
+        UserError, match=f'config.{field}; bring that back, .*--from=run, or'
+    ) as error:
+        record(read_files, workdir)
+    assert '\n' not in str(error.value)
+    # Before the first checkpoint nothing was learnt from it, and the third way out is to accept it.
+    record(read_files, workdir, is_resumed=False)
+    record(read_files, workdir)
+    (workdir / 'inputs.json').unlink()
+    record(read_files, workdir)
+
+
+def test_files_that_a_run_does_not_read_may_change_and_another_server_index_may_not(read_files):
+    workdir = pathlib.Path('run')
+    workdir.mkdir()
+    record(read_files, workdir)
+    pathlib.Path('policy/README.md').write_text('changed')
+    pathlib.Path('questions.jsonl').touch()
+    record(read_files, workdir)
+    with pytest.raises(UserError, match='config.retrieval.url: hash 1 is missing'):
+        record(read_files, workdir, index='hash 2')
+    (workdir / 'inputs.json').write_bytes(b'\xff')
+    with pytest.raises(UserError, match='is not a record of inputs; remove it to continue'):
+        record(read_files, workdir)
+
+
+# Files that a run writes
+
+
+def test_a_deleted_log_is_noticed(tmp_path):
+    writer = MetricsWriter(tmp_path, 0)
+    assert not writer.missing_steps
+    for step in range(4):
+        writer.write_scalars(step, 0, 'solver', {'loss': 1.0})
+    writer.close()
+    assert MetricsWriter(tmp_path, 3).missing_steps == []
+    lines = (tmp_path / 'metrics.jsonl').read_text().splitlines(keepends=True)
+    (tmp_path / 'metrics.jsonl').write_text(lines[0] + '{"step": \n' + lines[2])
+    assert MetricsWriter(tmp_path, 3).missing_steps == [1]
+    (tmp_path / 'metrics.jsonl').unlink()
+    assert MetricsWriter(tmp_path, 3).missing_steps == [0, 1, 2]
+
+
+def test_a_note_about_the_last_report_that_is_no_text_ends_no_run(tmp_path):
+    (tmp_path / run_folder.REPORTED_FILE).write_bytes(b'\xff\n')
+    assert not run_folder.is_reported(Hosts(), tmp_path, 3)
+    (tmp_path / run_folder.REPORTED_FILE).write_text('3\n')
+    assert run_folder.is_reported(Hosts(), tmp_path, 3)
+
+
+def test_a_full_disk_that_a_library_reports_is_one_line():
+    text = f'RESOURCE_EXHAUSTED: Failed to write: {os.strerror(errno.ENOSPC)} [os_error_code=28]'
+    cause = ValueError(text)
+    error = RuntimeError('saving failed')
+    error.__context__ = cause
+    assert entry._disk_problem(error).startswith('No space left on device while a checkpoint')
+    assert entry._disk_problem(RuntimeError('anything else')) == ''
+
+
+def test_the_defaults_of_a_recipe_are_those_of_its_fields(tmp_path):
+    config = quickstart.get_config()
+    begin(tmp_path, config.to_dict())
+    saved = json.loads((tmp_path / 'config.json').read_text())
+    del saved['compilation'], saved['checkpoint']['best']
+    (tmp_path / 'config.json').write_text(json.dumps(saved))
+    resumption.check(tmp_path, config)

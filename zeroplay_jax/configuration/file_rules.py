@@ -1,0 +1,75 @@
+"""Rules about the files and folders that a config names."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+
+from ml_collections import ConfigDict
+
+from zeroplay_jax.configuration.checkpoint_rules import file_exists
+from zeroplay_jax.retrieval import hub
+from zeroplay_jax.retrieval.suggestions import similar_path
+from zeroplay_jax.selfplay import files
+from zeroplay_jax.selfplay.recipe import Recipe
+from zeroplay_jax.settings.errors import ConfigError, fail
+from zeroplay_jax.types import UserError
+
+# Field → function that reads its file and raises UserError at the first unusable line. They run here as well as in
+# the run, because that one loads its libraries before: a file of 100,000 lines costs about a second.
+_READERS: dict[str, Callable[[str], object]] = {
+    'eval.file': files.questions,
+    'eval.tasks': files.open_tasks,
+    'inputs.answers': files.read_lines,
+    'inputs.questions': files.questions,
+    'inputs.tasks': files.open_tasks,
+    'inputs.documents': files.documents,
+}
+
+
+def check_retrieval(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses a missing index folder."""
+    retrieval = config.retrieval
+    # The manifest is written last: a folder without one is incomplete. A search server needs the
+    # folder as well, because proposers read their documents from it.
+    has_index = (pathlib.Path(retrieval.path) / 'manifest.json').is_file()
+    if retrieval.kind != 'world' and not has_index:
+        fix = 'build one with python -m zeroplay_jax.retrieval.build'
+        fix += similar_path(retrieval.path)
+        fail('retrieval.path', retrieval.path, 'not an index folder', fix)
+
+
+def check_files(config: ConfigDict, recipe: type[Recipe]) -> None:
+    """Refuses missing files, files that the recipe or the corpus does not take, and files with an unusable line."""
+    is_world = config.retrieval.kind == 'world'
+    for name, lines in (('file', 'questions with answers'), ('tasks', 'open tasks with rubrics')):
+        path = config.eval[name]
+        if not path:
+            continue
+        if is_world:
+            problem = 'the miniature world has its own questions'
+            fail(
+                f'eval.{name}',
+                path,
+                problem,
+                'leave it empty, or set retrieval.kind to folder or http',
+            )
+        if not file_exists(f'eval.{name}', path):
+            fix = f'name JSON lines of {lines} to evaluate on{similar_path(path)}'
+            fail(f'eval.{name}', path, 'no such file', fix)
+    for name in ('answers', 'questions', 'tasks', 'documents'):
+        path = config.inputs[name]
+        if path and name not in recipe.input_files:
+            fail(f'inputs.{name}', path, f'recipe {config.recipe} takes none', 'leave it empty')
+        if path and not file_exists(f'inputs.{name}', path):
+            fix = f'name a file of JSON lines{similar_path(path)}'
+            fail(f'inputs.{name}', path, 'no such file', fix)
+    for field, read in _READERS.items():
+        section, name = field.split('.')
+        path = config[section][name]
+        # Files of the Hub are downloaded later.
+        if path and not hub.is_name(path):
+            try:
+                read(path)
+            except UserError as error:
+                raise ConfigError(f'config.{field}: {error}') from None

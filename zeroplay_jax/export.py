@@ -1,0 +1,109 @@
+"""Writes the trained weights of a run as Hugging Face folders: of one that is running, was killed or has finished.
+
+    python -m zeroplay_jax.export runs/mini --out exported
+    python -m zeroplay_jax.export runs/mini --best --out exported
+
+Takes the newest checkpoint, or with --best that of the best evaluation (config.checkpoint.best). Needs no accelerator.
+The folders can be asked (python -m zeroplay_jax.ask --policy exported/solver --index …), evaluated and trained on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import sys
+
+from zeroplay_jax.configuration.stored import read_stored_config
+from zeroplay_jax.retrieval.command import Parser
+from zeroplay_jax.retrieval.types import RetrievalError
+from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
+from zeroplay_jax.types import UserError
+
+EXAMPLES = """examples:
+  python -m zeroplay_jax.export runs/mini --out exported
+  python -m zeroplay_jax.export runs/mini --best --out exported
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Writes the folders and prints their paths; a user error is one line on stderr and exit code 2."""
+    parser = _parser()
+    try:
+        # Parsed inside the `try`: `Parser` raises RetrievalError for mistakes on the command line.
+        arguments = parser.parse_args(argv)
+        for path in export(arguments.workdir, arguments.out, arguments.best):
+            print(path)
+    except (UserError, RetrievalError) as error:
+        print(f'zeroplay_jax.export: {error}', file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f'zeroplay_jax.export: {error}; choose another --out', file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> Parser:
+    """Returns the parser of the command line."""
+    parser = Parser(
+        prog='python -m zeroplay_jax.export',
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument('workdir', type=pathlib.Path, metavar='WORKDIR', help='workdir of the run')
+    parser.add_argument(
+        '--out',
+        type=pathlib.Path,
+        required=True,
+        metavar='FOLDER',
+        help='gets a folder for each set of weights, such as FOLDER/solver',
+    )
+    parser.add_argument(
+        '--best', action='store_true', help='the best evaluation instead of the last step'
+    )
+    return parser
+
+
+def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list[pathlib.Path]:
+    """Writes the weights of a run's newest or best checkpoint to `out`/<name of the weights>; returns the folders.
+
+    The run is only read, and may be in progress.
+
+    Raises:
+      UserError: the folder is no workdir, has no whole checkpoint, or one of the folders exists.
+    """
+    config = read_stored_config(workdir / 'config.json')
+    if config is None:
+        raise UserError(f'{workdir}: is not the workdir of a run; name one with a config.json')
+    if best and not (workdir / 'best').is_dir():
+        raise UserError(
+            f'{workdir}: keeps no best checkpoint; leave --best out, or train with '
+            '--config.checkpoint.best=em/mean'
+        )
+    # The devices of the run may be in use by it. Read when JAX is imported.
+    os.environ['JAX_PLATFORMS'] = 'cpu'
+    from zeroplay_jax.policy import hf
+    from zeroplay_jax.training import branch
+    from zeroplay_jax.training.export import write_adapter
+
+    source = branch.newest_checkpoint(workdir / 'best' if best else workdir)
+    names = branch.policy_names(source)
+    folders = [out / name for name in names]
+    for folder in folders:
+        if folder.exists():
+            raise UserError(f'{folder}: exists already; choose another --out or remove it')
+    start = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
+    model = hf.read_config(start)
+    for name, folder in zip(names, folders, strict=True):
+        params = branch.read_params(source, name)
+        if config.policy.adapters.rank:
+            write_adapter(config, start, model, params, folder)
+        else:
+            hf.save(folder, model, params, like=start)
+    print(f'checkpoint {source.step} of {source.workdir}', file=sys.stderr)
+    return folders
+
+
+if __name__ == '__main__':
+    sys.exit(main())

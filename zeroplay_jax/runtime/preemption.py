@@ -1,0 +1,97 @@
+"""SIGTERM asks a run to end: it drops the rollouts in progress, saves, and exits with status 75.
+
+Clusters send SIGTERM some seconds before they take a machine away. The signal only sets a flag, which rollouts look at
+between two rounds; an update in progress is completed first. With several processes, one that got the signal tells the
+others, and all of them drop the same step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from zeroplay_jax.runtime import interrupts
+from zeroplay_jax.runtime.hosts import key_value_store
+from zeroplay_jax.types import Preempted
+
+# Folder of the key-value store with an entry for every process that got the signal.
+_FOLDER = 'zeroplay_jax/preempted/'
+# Seconds between two looks at what other processes got.
+_POLL_SECONDS = 0.5
+
+
+class _Request:
+    """Whether this process, or another one of the run, was asked to end."""
+
+    def __init__(self) -> None:
+        self.is_watched = False
+        self.is_made = False
+        self._is_announced = False
+        self._next_look = 0.0
+
+    def reached(self) -> bool:
+        """Returns whether some process was asked; tells the others if it was this one."""
+        if not self.is_watched or jax.process_count() == 1:
+            return self.is_made
+        if self.is_made:
+            if not self._is_announced:
+                self._is_announced = True
+                key_value_store().key_value_set(f'{_FOLDER}{jax.process_index()}', 'asked')
+            return True
+        # The store is another machine for most processes, and a round may take a millisecond.
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _POLL_SECONDS
+            self.is_made = self._is_announced = bool(key_value_store().key_value_dir_get(_FOLDER))
+        return self.is_made
+
+
+_request = _Request()
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[None]:
+    """Returns a context in which SIGTERM makes `raise_if_requested` raise, instead of ending the process.
+
+    Without effect outside of the main thread, as in a notebook's thread, and where the program has its own handler.
+    """
+    global _request
+    previous = signal.getsignal(signal.SIGTERM)
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    # None: the handler of a C library. SIG_DFL and SIG_IGN are numbers.
+    has_own_handler = callable(previous) and not interrupts.is_exit(previous)
+    if not is_main_thread or has_own_handler:
+        yield
+        return
+    _request = _Request()
+    _request.is_watched = True
+    signal.signal(signal.SIGTERM, _note)
+    try:
+        yield
+    finally:
+        _request.is_watched = False
+        signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
+
+
+def is_watched() -> bool:
+    """Returns whether SIGTERM only sets a flag at present, so that waits have to look at it."""
+    return _request.is_watched
+
+
+def raise_if_requested() -> None:
+    """Raises Preempted if this process or another one of the run was asked to end.
+
+    Processes notice it at different times, so what they do next must be shared by `Hosts.run_on_all_and_gather`.
+    """
+    if _request.reached():
+        raise Preempted('stopped by SIGTERM')
+
+
+def _note(*_: Any) -> None:
+    """Signal handler: notes the request."""
+    _request.is_made = True

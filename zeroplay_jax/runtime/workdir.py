@@ -1,0 +1,226 @@
+"""The folder of a run: it belongs to one config, and to one process at a time.
+
+Needs no JAX, so that a folder of another run is refused before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
+
+from zeroplay_jax.types import Json, UserError
+
+# A message names this many differing fields at most.
+_MAX_FIELDS_IN_ERROR = 5
+_LOCK = '.lock'
+_STAGED_CONFIG = '.config.json'
+
+
+class WorkdirError(UserError):
+    """The workdir cannot be used for this run; the message says why."""
+
+
+def check_is_folder(workdir: str | pathlib.Path) -> None:
+    """Refuses an address, such as gs://bucket/run, of which pathlib would make a local folder.
+
+    Raises:
+      WorkdirError: one line.
+    """
+    # pathlib shortens the two slashes to one. A single letter may be a drive.
+    if re.match(r'[A-Za-z][A-Za-z0-9+.-]+:/', str(workdir)):
+        raise WorkdirError(
+            f'--workdir={workdir}: a run cannot be written to a bucket or another address; give a folder, with '
+            'several hosts one of a file system that all of them mount'
+        )
+
+
+def check(
+    workdir: pathlib.Path,
+    config: Json,
+    free: tuple[str, ...] = (),
+    defaults: Json | None = None,
+) -> None:
+    """Compares the config of the run in a folder, if there is one, with `config`; changes nothing.
+
+    Args:
+      workdir: folder of the run; it need not exist.
+      config: nested plain dict of the whole config.
+      free: fields, such as 'checkpoint.keep', that may differ between a run and its continuation.
+      defaults: a config of defaults, which fields had that the version of the saved config did not know.
+
+    Raises:
+      WorkdirError: the workdir was started with another config, its config.json cannot be read, or it contains other
+        files.
+    """
+    path = workdir / 'config.json'
+    if path.exists():
+        saved = _flatten(_plain(defaults or {})) | _flatten(_read_config(path))
+        current = _flatten(_plain(config))
+        _check_equal(workdir, saved, current, free)
+    elif workdir.exists():
+        _check_empty(workdir)
+
+
+@contextlib.contextmanager
+def claim(
+    workdir: pathlib.Path,
+    config: Json,
+    free: tuple[str, ...] = (),
+    defaults: Json | None = None,
+) -> Iterator[Callable[[], None]]:
+    """Reserves the workdir for this config, and for this process while the context is open.
+
+    If the context ends before `config.json` was written, what was created is removed again.
+
+    Args:
+      workdir, config, free, defaults: as in `check`; the folder is created if it is missing.
+
+    Yields:
+      A function that writes `config.json`. Call it once the run is known to be possible: if the start fails before, the
+      workdir accepts a corrected config.
+
+    Raises:
+      WorkdirError: as `check`, or the workdir is in use by another process.
+    """
+    # The config is compared before the lock is taken: a wrong config is the more useful error.
+    check(workdir, config, free, defaults)
+    path = workdir / 'config.json'
+    created = _create(workdir)
+    with _locked(workdir):
+
+        def write() -> None:
+            if path.exists():
+                return
+            # Written to another file and renamed, so that a killed process never leaves an incomplete config.json.
+            staged = workdir / _STAGED_CONFIG
+            text = json.dumps(_plain(config), indent=2, sort_keys=True)
+            staged.write_text(text, encoding='utf-8')
+            os.replace(staged, path)
+
+        try:
+            yield write
+        finally:
+            if not path.exists():
+                _remove_created(workdir, created)
+
+
+def _plain(config: Json) -> Json:
+    """Returns a config as its file gives it back, with lists in place of tuples."""
+    return json.loads(json.dumps(config))
+
+
+def _read_config(path: pathlib.Path) -> Json:
+    """Returns the object in a config.json; raises WorkdirError if it cannot be read."""
+    try:
+        config = json.loads(path.read_text(encoding='utf-8'))
+        if not isinstance(config, dict):
+            raise ValueError('it holds no JSON object')
+    # Errors of JSON and of UTF-8 are ValueErrors; damage may nest brackets deeply.
+    except (ValueError, RecursionError) as error:
+        raise WorkdirError(
+            f'{path}: cannot be read ({error}); bring it back from a copy, or choose another workdir'
+        ) from None
+    return config
+
+
+def _create(workdir: pathlib.Path) -> list[pathlib.Path]:
+    """Creates a folder with its parents; returns those that did not exist, the innermost first."""
+    created = []
+    for folder in (workdir, *workdir.parents):
+        if folder.exists():
+            break
+        created.append(folder)
+    workdir.mkdir(parents=True, exist_ok=True)
+    return created
+
+
+def _remove_created(workdir: pathlib.Path, created: list[pathlib.Path]) -> None:
+    """Removes the hidden files of a run that did not start, and the folders in `created` that are empty then."""
+    (workdir / _STAGED_CONFIG).unlink(missing_ok=True)
+    (workdir / _LOCK).unlink(missing_ok=True)
+    # A folder with logs of a launch script stays.
+    with contextlib.suppress(OSError):
+        for folder in created:
+            folder.rmdir()
+
+
+@contextlib.contextmanager
+def _locked(workdir: pathlib.Path) -> Iterator[None]:
+    """Returns a context in which no other process can claim the workdir."""
+    with contextlib.ExitStack() as stack:
+        while True:
+            lock = stack.enter_context((workdir / _LOCK).open('w'))
+            # The kernel releases the lock when the process ends, even if it is killed; a plain lock file would remain.
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise WorkdirError(
+                    f'workdir {workdir} is in use by another process; wait for it or choose another'
+                ) from None
+            if _is_at(lock, workdir / _LOCK):
+                break
+        yield
+
+
+def _is_at(file: TextIO, path: pathlib.Path) -> bool:
+    """Returns whether an open file is still the one at `path`."""
+    # A run that did not start may have removed it in the meantime; its lock would protect nothing.
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _check_empty(workdir: pathlib.Path) -> None:
+    """Raises WorkdirError if the workdir contains visible files."""
+    # Hidden files are the lock and the staged config of a run that did not start.
+    visible_names = sorted(path.name for path in workdir.iterdir() if path.name[0] != '.')
+    if visible_names:
+        raise WorkdirError(
+            f'workdir {workdir} holds {visible_names[0]!r} but no config.json; choose an empty one'
+        )
+
+
+def _check_equal(
+    workdir: pathlib.Path,
+    saved: dict[str, Any],
+    current: dict[str, Any],
+    free: tuple[str, ...],
+) -> None:
+    """Raises WorkdirError if the flattened configs differ in a field that is not free."""
+    differing = []
+    for field in differences(saved, current):
+        if field not in free:
+            differing.append(f'{field} (there {saved.get(field)}, now {current.get(field)})')
+    if not differing:
+        return
+    fields = ', '.join(differing[:_MAX_FIELDS_IN_ERROR])
+    num_omitted = len(differing) - _MAX_FIELDS_IN_ERROR
+    if num_omitted > 0:
+        fields += f' and {num_omitted} more'
+    raise WorkdirError(
+        f'workdir {workdir} belongs to another config: {fields}; choose another workdir'
+    )
+
+
+def differences(saved: dict[str, Any], current: dict[str, Any]) -> list[str]:
+    """Returns the sorted names of the fields in which two flat configs differ."""
+    names = sorted(saved.keys() | current.keys())
+    return [name for name in names if saved.get(name) != current.get(name)]
+
+
+def _flatten(tree: Json, prefix: str = '') -> dict[str, Any]:
+    """Returns a nested dict as a flat one: {'solver.batch': 32} for {'solver': {'batch': 32}}."""
+    flat = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat |= _flatten(value, f'{prefix}{key}.')
+        else:
+            flat[prefix + key] = value
+    return flat

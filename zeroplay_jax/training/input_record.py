@@ -1,0 +1,183 @@
+"""Records the content of all files that a run reads in its workdir, and compares a resumed run with the record.
+
+A config names files by their paths. Without the record, another index or other questions under the same path would
+change a resumed run unnoticed, and its results before and after would be compared as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from zeroplay_jax.policy.adapter_config import base_folder, is_adapter
+from zeroplay_jax.runtime import atomic
+from zeroplay_jax.runtime.digests import file_digests
+from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
+from zeroplay_jax.types import UserError
+
+FILE_NAME = 'inputs.json'
+# Field of the name of the index that a search server has.
+_SERVER = 'retrieval.url'
+# Files of a policy folder that a run reads; a README may change.
+_POLICY_SUFFIXES = ('.json', '.safetensors', '.jinja', '.txt')
+# Name of a file → {'bytes', 'sha256'}; of a search server name of its index → {}.
+Entry = dict[str, dict[str, Any]]
+
+
+def fingerprints(config) -> dict[str, Entry]:
+    """Returns the fingerprints of all files that a run reads, by config field and name of the file.
+
+    Every byte of a policy folder and of files of questions, answers, tasks and documents is read, at 1 to 2 GB/s and
+    core; the run reads the weights afterwards anyway. An index folder costs one small file: its manifest holds the
+    hashes of all others, and opening the index compares sizes and samples, and the encoder's weights.
+
+    Raises:
+      OSError: a file cannot be read.
+    """
+    entries: dict[str, Entry] = {}
+    for field, paths in _paths(config).items():
+        files: Entry = {}
+        for path, digest in zip(paths, file_digests(paths), strict=True):
+            files[path.name] = {'bytes': path.stat().st_size, 'sha256': digest}
+        entries[field] = files
+    return entries
+
+
+def _paths(config) -> dict[str, list[pathlib.Path]]:
+    """Returns config field → files."""
+    policy = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
+    paths = {'policy.path': _policy_files(policy)}
+    if is_adapter(policy):
+        paths['policy.path'] += _policy_files(base_folder(policy))
+    if config.retrieval.kind != 'world':
+        paths['retrieval.path'] = [pathlib.Path(config.retrieval.path) / 'manifest.json']
+    # Recipes have fields of their own that name files, so all texts are tried.
+    for field, value in _texts(config.to_dict()):
+        path = pathlib.Path(value)
+        if path.is_file():
+            paths[field] = [path]
+        # The adapter that a role starts from.
+        elif field != 'policy.path' and is_adapter(path):
+            paths[field] = _policy_files(path)
+    return paths
+
+
+def _policy_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    return [path for path in sorted(folder.iterdir()) if path.suffix in _POLICY_SUFFIXES]
+
+
+def _texts(tree: dict[str, Any], prefix: str = '') -> Iterator[tuple[str, str]]:
+    """Yields (field, value) of all fields whose value is a short text; no path is longer."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _texts(value, f'{prefix}{name}.')
+        elif isinstance(value, str) and 0 < len(value) < 1000 and '\0' not in value:
+            yield f'{prefix}{name}', value
+
+
+def check(hosts: Hosts, workdir: pathlib.Path, config, is_resumed: bool) -> dict[str, Entry]:
+    """Compares the files of a resumed run with inputs.json in its workdir; returns their fingerprints now.
+
+    Call it before anything is read. All processes must call it; the first one reads, the others get {}.
+
+    Args:
+      is_resumed: whether the run has a checkpoint. Without one nothing was learnt yet, and the inputs may change.
+
+    Raises:
+      UserError: one line; a file differs from that at the run's start, or the record cannot be read.
+    """
+    entries: dict[str, Entry] = {}
+
+    def check_locally() -> None:
+        if not hosts.is_first:
+            return
+        entries.update(fingerprints(config))
+        path = workdir / FILE_NAME
+        if is_resumed and path.is_file():
+            saved = _read(path)
+            # The search server was not asked yet.
+            saved.pop(_SERVER, None)
+            _check_equal(path, saved, entries)
+
+    hosts.run_on_all_and_gather(check_locally)
+    return entries
+
+
+def write(
+    hosts: Hosts,
+    workdir: pathlib.Path,
+    config,
+    entries: dict[str, Entry],
+    index: str,
+    is_resumed: bool,
+) -> None:
+    """Writes inputs.json; compares the index of a search server first. All processes must call it.
+
+    Args:
+      entries: as `check` returned them.
+      index: name of the search index as its server calls it (its hash, or the address of a server that tells none).
+      is_resumed: as in `check`.
+
+    Raises:
+      UserError: a resumed run whose search server has another index than at its start.
+    """
+
+    def write_locally() -> None:
+        if not hosts.is_first:
+            return
+        path = workdir / FILE_NAME
+        current = dict(entries)
+        if config.retrieval.kind == 'http':
+            server = {_SERVER: {index: {}}}
+            saved = _read(path) if is_resumed and path.is_file() else {}
+            if _SERVER in saved:
+                _check_equal(path, {_SERVER: saved[_SERVER]}, server)
+            current |= server
+        atomic.write_text(path, json.dumps(current, indent=1) + '\n')
+
+    hosts.run_on_all_and_gather(write_locally)
+
+
+def _read(path: pathlib.Path) -> dict[str, Entry]:
+    """Returns the record at `path`; raises UserError if it cannot be read."""
+    try:
+        saved = json.loads(path.read_text(encoding='utf-8'))
+        is_record = isinstance(saved, dict) and all(
+            isinstance(files, dict) for files in saved.values()
+        )
+    except (ValueError, RecursionError):
+        is_record = False
+    if not is_record:
+        raise UserError(f'{path}: is not a record of inputs; remove it to continue')
+    return saved
+
+
+def _check_equal(path: pathlib.Path, saved: dict[str, Entry], current: dict[str, Entry]) -> None:
+    """Raises UserError if the record `saved` at `path` differs from `current`."""
+    difference = find_difference(saved, current)
+    if difference:
+        raise UserError(
+            f'{path.parent}: the run began with another content of config.{difference}; bring that back, begin another '
+            f'run with --from={path.parent}, or remove {path} to continue with this one'
+        )
+
+
+def find_difference(saved: dict[str, Entry], current: dict[str, Entry]) -> str:
+    """Returns the first difference in words, beginning with the config field; '' if there is none."""
+    for field in dict.fromkeys((*saved, *current)):
+        saved_files = saved.get(field, {})
+        current_files = current.get(field, {})
+        for name in dict.fromkeys((*saved_files, *current_files)):
+            was = saved_files.get(name)
+            now = current_files.get(name)
+            if was == now:
+                continue
+            if now is None:
+                return f'{field}: {name} is missing'
+            if was is None:
+                return f'{field}: {name} is new'
+            return f'{field}: {name} has other bytes'
+    return ''
