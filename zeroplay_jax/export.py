@@ -85,6 +85,7 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
     os.environ['JAX_PLATFORMS'] = 'cpu'
     from zeroplay_jax.policy import hf
     from zeroplay_jax.training import branch
+    from zeroplay_jax.training.export import write_adapter
 
     source = branch.newest_checkpoint(workdir / 'best' if best else workdir)
     names = branch.policy_names(source)
@@ -95,7 +96,11 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
     start = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
     model = hf.read_config(start)
     for name, folder in zip(names, folders, strict=True):
-        hf.save(folder, model, branch.read_params(source, name), like=start)
+        params = branch.read_params(source, name)
+        if config.policy.adapters.rank:
+            write_adapter(config, start, model, params, folder)
+        else:
+            hf.save(folder, model, params, like=start)
     print(f'checkpoint {source.step} of {source.workdir}', file=sys.stderr)
     return folders
 

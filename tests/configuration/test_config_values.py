@@ -59,6 +59,7 @@ def test_every_field_has_bounds_or_a_check_elsewhere():
     checked_elsewhere = {
         'recipe',
         'policy.path',
+        'solver.adapter',
         'inputs.answers',
         'inputs.questions',
         'inputs.tasks',

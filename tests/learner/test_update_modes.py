@@ -49,7 +49,7 @@ def accumulated(policy, batches, mesh=(1, 1, 1), weights='masters', **fields):
     for batch in batches:
         batch = sharding.put_rows(batch, sharding.rows(place))
         gradients, stats = programs.accumulate(
-            readable, gradients, stats, batch, batch.old_logp, None, jnp.float32(0)
+            readable, gradients, stats, batch, batch.old_logp, None, jnp.float32(0), None
         )
     return jax.device_get(gradients), jax.device_get(stats)
 

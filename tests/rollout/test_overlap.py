@@ -72,7 +72,7 @@ def test_versions_and_refused_calls_in_overlapping_calls(policy):
     # Programs of its own: another test counts the compilations of CONFIG.
     config = dataclasses.replace(CONFIG, slots=5)
     scheduler, pool = overlapped(policy, config)
-    pool.has_versions = True
+    pool.weights.has_versions = True
     scheduler.publish_weights('policy', newer, 2, keep=(1,))
     first, second = EpisodeBatch({'policy': 1}), EpisodeBatch({'policy': 2})
     env = make_env(codec, max_turns=6)

@@ -31,7 +31,7 @@ def changed(params, seed=3):
 
 def make_scheduler(policy, config=CONFIG, mesh=None):
     pool = make_pool(policy, config, mesh)
-    pool.has_versions = True
+    pool.weights.has_versions = True
     scheduler = Scheduler({'policy': pool})
     scheduler.publish_weights('policy', policy[2], 1)
     scheduler.publish_weights('policy', changed(policy[2]), 2, keep=(1,))
@@ -93,7 +93,7 @@ def test_a_batch_in_progress_continues_with_the_next_call(policy):
     with pytest.raises(RuntimeError, match='published while'):
         scheduler.publish_weights('policy', policy[2], 3, keep=(2,))
     scheduler.publish_weights('policy', policy[2], 3, keep=(1,))
-    assert sorted(pool.views) == [1, 3]
+    assert sorted(pool.weights.views) == [1, 3]
     second.report_ends(lambda: ended.append(1))
     same(flat(scheduler.wait(second)), run(policy, new, MANY))
     assert len(ended) == len(new)

@@ -84,7 +84,7 @@ def test_a_step_is_played_by_the_weights_from_which_the_step_before_began(game):
     # Round 0 of a step, of the next one, then further rounds: items 0 to 2, 3 to 5, 6 to 8 for step 0.
     assert items[0][::2] == [0, 1, 2, 6, 7, 8] and items[1][:6:2] == [3, 4, 5]
     assert not engine.scheduler._batches and engine.scheduler._runner is None
-    assert sorted(engine.scheduler.pools['solver'].views) == [4]
+    assert sorted(engine.scheduler.pools['solver'].weights.views) == [4]
 
 
 def test_without_it_steps_follow_each_other(game):

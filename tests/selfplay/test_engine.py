@@ -12,6 +12,7 @@ import tiny
 from zeroplay_jax.configs import common
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.policy import hf, sharding
+from zeroplay_jax.rollout.pool_weights import PoolWeights
 from zeroplay_jax.rollout.sampler import PutRow, Sampler
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slot_programs import SamplerConfig
@@ -94,7 +95,7 @@ def make(policy, pays, ahead=0, **changes):
     config.micro.update(rows=2, tokens=32)
     sampler = Sampler(model, SamplerConfig(2, 32, 8, 2, 4, 2, 8), sharding.make_mesh())
     config.rollout.ahead = ahead
-    pool = SlotPool(sampler, 0, has_versions=bool(ahead))
+    pool = SlotPool(sampler, 0, PoolWeights(bool(ahead)))
     context = RolloutContext(Scheduler({'solver': pool}), {}, {})
     roles, options = {'solver': config.solver}, dict(keeps_views=bool(ahead))
     learner = Learner(model, sharding.make_mesh(), roles, params, (2, 32), **options)
@@ -235,14 +236,18 @@ def test_slots_and_other_weights_leave_the_devices_during_an_update(policy, monk
     seen, update = [], engine.learners['solver'].update
 
     def look(*args):
-        kinds = {x.sharding.memory_kind for x in jax.tree.leaves(pools['other'].params)}
-        seen.append((pools['other'].sampler.state is None, bool(pools['solver'].params), kinds))
+        kinds = {x.sharding.memory_kind for x in jax.tree.leaves(pools['other'].weights.params)}
+        seen.append(
+            (pools['other'].sampler.state is None, bool(pools['solver'].weights.params), kinds)
+        )
         return update(*args)
 
     monkeypatch.setattr(engine.learners['solver'], 'update', look)
     play(engine, 0)
     assert seen == [(True, False, {'pinned_host'}) if offload else (False, True, {'device'})]
-    assert {x.sharding.memory_kind for x in jax.tree.leaves(pools['other'].params)} == {'device'}
+    assert {x.sharding.memory_kind for x in jax.tree.leaves(pools['other'].weights.params)} == {
+        'device'
+    }
     pools['other'].sampler.put(prompt)
     assert int(pools['other'].sampler.state.length[0]) == 3
 

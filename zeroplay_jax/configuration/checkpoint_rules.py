@@ -6,12 +6,14 @@ import pathlib
 
 from ml_collections import ConfigDict
 
+from zeroplay_jax.policy.adapter_config import base_folder
 from zeroplay_jax.retrieval import hub
 from zeroplay_jax.retrieval.suggestions import similar_path
 from zeroplay_jax.retrieval.types import RetrievalError
 from zeroplay_jax.selfplay.recipe import Recipe
 from zeroplay_jax.settings.errors import ConfigError, fail
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
+from zeroplay_jax.types import UserError
 
 # Fields that may be a name on the Hub: of a model, or of a file of a dataset.
 _MODEL_FIELDS = ('policy.path', 'retrieval.encoder')
@@ -27,7 +29,11 @@ def check_checkpoint(config: ConfigDict, recipe: type[Recipe]) -> None:
     if hub.is_name(config.policy.path):
         _check_name('policy.path', config.policy.path)
         return
-    folder = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
+    try:
+        # Of an adapter, the folder of its base.
+        folder = base_folder(config.policy.path or BUILT_IN_CHECKPOINT)
+    except UserError as error:
+        raise ConfigError(f'config.policy.path: {error}') from None
     path_text = config.policy.path or "'' (the built-in checkpoint)"
     fix = 'name a Hugging Face checkpoint folder (config.json, tokenizer.json, *.safetensors)'
     if not config.policy.path:

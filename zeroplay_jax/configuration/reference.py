@@ -63,15 +63,20 @@ def _old_names() -> str:
 
 
 def _section(name: str, section: type[Section]) -> str:
-    """Returns the heading and the table of one section."""
+    """Returns the heading and the table of a section, and those of the sections in it."""
     rows = []
+    nested = []
     for field_name, field in section.model_fields.items():
+        path = f'{name}.{field_name}'
         default = field.default
+        if isinstance(default, Section) and not field.description:
+            nested.append(_section(path, type(default)))
+            continue
         if isinstance(default, Section):
-            # A section within a section takes one row: its fields have the same meaning in all of them.
+            # Such a section takes one row: its fields have the same meaning in all of its kind.
             default = default.model_dump()
-        rows.append(_row(f'{name}.{field_name}', default, field.description))
-    return _table(f'`{name}`', section.__doc__ or '', rows)
+        rows.append(_row(path, default, field.description))
+    return '\n'.join([_table(f'`{name}`', section.__doc__ or '', rows), *nested])
 
 
 def _table(title: str, text: str, rows: list[str]) -> str:

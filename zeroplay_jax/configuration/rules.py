@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from ml_collections import ConfigDict
 
 from zeroplay_jax.configuration import fields
+from zeroplay_jax.configuration.adapter_rules import check_adapters
 from zeroplay_jax.configuration.address_rules import check_addresses
 from zeroplay_jax.configuration.ahead_rules import check_ahead
 from zeroplay_jax.configuration.checkpoint_rules import check_checkpoint
@@ -371,6 +372,7 @@ RULES: tuple[Rule, ...] = (
     _check_processes,
     _check_updates,
     check_ahead,
+    check_adapters,
     check_writers,
     _check_distillation,
     check_judge,

@@ -15,16 +15,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 
 from zeroplay_jax.learner import optimizer
 from zeroplay_jax.learner.batch import Batch
+from zeroplay_jax.learner.frozen_base import FrozenBase, initial_teacher, teacher_average
 from zeroplay_jax.learner.loss import LossConfig
 from zeroplay_jax.learner.role_update import RoleUpdate, make_role_update
-from zeroplay_jax.learner.weights_view import WeightsView
-from zeroplay_jax.objectives import distillation
+from zeroplay_jax.learner.update_statistics import any_weight, host_statistics
+from zeroplay_jax.learner.weights_view import WeightsView, copy_tree
 from zeroplay_jax.objectives.types import Stats
-from zeroplay_jax.policy import sharding
+from zeroplay_jax.policy import adapters, sharding
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.types import UserError
 
@@ -32,10 +32,13 @@ from zeroplay_jax.types import UserError
 class Learner:
     """One set of trained weights, the optimisers of the roles that train it, and a teacher where a role distils.
 
+    With a base, the trained weights and those of the teacher are adapters; the base is the reference of the KL term.
+
     Attributes:
       state: {'params', 'opt': {name: optimiser state}} and, where a role distils, 'teacher'; the checkpointed tree.
       shardings: tree of shardings with the structure of `state`.
-      reference: the initial weights where a role has a KL term, else None.
+      reference: the initial weights where a role has a KL term and there is no base, else None.
+      initial_teacher: function from weights to those of a teacher that begins with them.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Learner:
         offload: bool = False,
         weights: str = 'masters',
         keeps_views: bool = False,
+        base: FrozenBase | None = None,
     ):
         """Builds the state and the update programs of all roles.
 
@@ -67,6 +71,7 @@ class Learner:
           weights: what a micro-batch reads: 'masters', the float32 weights, gathered every time; or 'published', those
             that samplers read, gathered once per update. The gradients are the same.
           keeps_views: whether `view` returns weights that updates leave valid, for rollouts in progress.
+          base: frozen weights of which `params` is an adapter; None: `params` are whole weights.
 
         Raises:
           UserError: B is not divisible by the data axes of the mesh, or a role names a loss that does not exist.
@@ -83,28 +88,24 @@ class Learner:
         self._keeps_views = keeps_views
         # (weights, their view) where updates read the view and it is on the devices anyway, for a sampler.
         self._published: tuple[Params, Params] | None = None
+        self._base = base
+        self._base_params = None if base is None else base.params
+        self.initial_teacher = initial_teacher(base)
 
         loss_configs = {name: _loss_config(name, role) for name, role in roles.items()}
         has_teacher = any(config.distills for config in loss_configs.values())
         has_reference = any(config.kl_coef for config in loss_configs.values())
         optimizer_names = _optimizer_names(roles, shared_optimizer)
-        # One optimiser per name: roles that share one use the config of the first role.
-        transforms = {
-            name: optimizer.make(roles[name]) for name in sorted(set(optimizer_names.values()))
-        }
+        transforms = _transforms(roles, optimizer_names, base)
 
         # Parameters, moments, gradients and teacher are split over replicas too (ZeRO); samplers get whole weights.
-        param_shardings = sharding.parameter_shardings(params, mesh, training_layout=True)
-        opt_shardings = _optimizer_shardings(transforms, params, mesh)
-        self.shardings = {'params': param_shardings, 'opt': opt_shardings}
-        if has_teacher:
-            self.shardings['teacher'] = param_shardings
+        self.shardings = self._state_shardings(params, transforms, has_teacher)
         self.state = self._initial_state(params, transforms)
         # The reference of the KL term never changes and is not checkpointed: a continued run builds it from the same
         # initial weights.
         self.reference = None
-        if has_reference:
-            self.reference = self._to_host(jax.device_put(params, param_shardings))
+        if has_reference and base is None:
+            self.reference = self._to_host(jax.device_put(params, self.shardings['params']))
 
         self._role_updates = {}
         for name, optimizer_name in optimizer_names.items():
@@ -113,20 +114,37 @@ class Learner:
             )
 
         self._ema = jax.jit(
-            functools.partial(distillation.ema, rate=_ema_rate(roles)),
+            functools.partial(teacher_average(base), rate=_ema_rate(roles)),
             donate_argnums=0,
-            out_shardings=param_shardings,
+            out_shardings=self.shardings.get('teacher'),
         )
+
+    def _state_shardings(
+        self, params: Params, transforms: Mapping[str, Any], has_teacher: bool
+    ) -> dict[str, Any]:
+        """Returns the tree of shardings of the state."""
+        shardings = {
+            'params': sharding.parameter_shardings(params, self.mesh, training_layout=True),
+            'opt': _optimizer_shardings(transforms, params, self.mesh),
+        }
+        if has_teacher:
+            teacher = jax.eval_shape(self.initial_teacher, params)
+            shardings['teacher'] = sharding.parameter_shardings(
+                teacher, self.mesh, training_layout=True
+            )
+        return shardings
 
     def _initial_state(self, params: Params, transforms: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the state before the first step, with the structure of `shardings`."""
         opt_states = {}
         for name, transform in transforms.items():
             opt_states[name] = self._initialize(transform.init, params, self.shardings['opt'][name])
-        initial_params = self._initialize(_copy_tree, params, self.shardings['params'])
+        initial_params = self._initialize(copy_tree, params, self.shardings['params'])
         state = {'params': initial_params, 'opt': opt_states}
         if 'teacher' in self.shardings:
-            state['teacher'] = self._initialize(_copy_tree, params, self.shardings['teacher'])
+            state['teacher'] = self._initialize(
+                self.initial_teacher, params, self.shardings['teacher']
+            )
         return state
 
     def _initialize(self, initializer: Any, params: Params, shardings: Any) -> Any:
@@ -143,8 +161,10 @@ class Learner:
         self, config: LossConfig, optimizer_name: str, transform: Any, params: Params
     ) -> RoleUpdate:
         # Shapes suffice for building the programs, whether `params` are arrays or shapes.
-        param_shapes = jax.eval_shape(_copy_tree, params)
+        param_shapes = jax.eval_shape(copy_tree, params)
         weight_shapes, weight_shardings = self._readable_layout(param_shapes)
+        teacher_params = jax.eval_shape(self.initial_teacher, param_shapes)
+        teacher_shapes, _ = self._readable_layout(teacher_params)
         return make_role_update(
             self.model,
             self.mesh,
@@ -156,6 +176,8 @@ class Learner:
             self.shardings['opt'][optimizer_name],
             weight_shapes,
             weight_shardings,
+            teacher_shapes,
+            self._base,
             self._blank_batch(config),
         )
 
@@ -186,7 +208,7 @@ class Learner:
     def _readable_layout(self, params: Params) -> tuple[Any, Any]:
         """Returns shapes and shardings of what `_readable` returns; of `params` only the shapes are used."""
         if self._reads_view:
-            return self._view.shapes, self._view.shardings
+            return self._view.shapes(params), self._view.shardings
         return params, self.shardings['params']
 
     def _readable(self, params: Params) -> Params:
@@ -217,7 +239,7 @@ class Learner:
         view = self._view.make(params)
         if self._keeps_views and view is params:
             # These are the buffers that an update donates.
-            view = _copy_tree(params)
+            view = copy_tree(params)
         if self._reads_view and not self._offload:
             # The next update reads the same arrays. With `offload` the sampler's are freed during an update.
             self._published = (self.state['params'], view)
@@ -228,8 +250,9 @@ class Learner:
         return jax.tree.map(jax.device_put, view, self._view.shardings)
 
     def sampler_weights(self, view: Params) -> Params:
-        """Returns the weights of a `view` for a sampler, whole on every data shard."""
-        return sharding.sampler_view(view, self.mesh)
+        """Returns the weights of a `view` for a sampler, whole on every data shard, within the base if there is one."""
+        weights = sharding.sampler_view(view, self.mesh)
+        return weights if self._base is None else adapters.join(self._base.sampler_params, weights)
 
     def published(self) -> Params:
         """Returns current weights for a sampler, whole on every data shard; the next update may invalidate them."""
@@ -242,7 +265,10 @@ class Learner:
         params = self.state['params']
         opt_state = self.state['opt'][role_update.optimizer]
         weights = jax.tree.map(_with_sharding, *self._readable_layout(params))
-        teacher = weights if role_update.config.distills else None
+        teacher = None
+        if role_update.config.distills:
+            teacher_layout = self._readable_layout(self.state['teacher'])
+            teacher = jax.tree.map(_with_sharding, *teacher_layout)
         coefficient = jax.ShapeDtypeStruct((), jnp.float32)
 
         # eval_shape drops shardings; gradients have those of the parameters.
@@ -251,7 +277,14 @@ class Learner:
             lambda x, param: _with_sharding(x, param.sharding), gradient_shapes, params
         )
         accumulate = role_update.accumulate.lower(
-            weights, gradients, stats, batch, batch.old_logp, teacher, coefficient
+            weights,
+            gradients,
+            stats,
+            batch,
+            batch.old_logp,
+            teacher,
+            coefficient,
+            self._base_params,
         )
         apply = role_update.apply.lower(params, opt_state, gradients)
         return {'accumulate': accumulate, 'apply': apply}
@@ -262,7 +295,8 @@ class Learner:
         weights = self._readable_weights()
         rescored = []
         for batch in batches:
-            logp = score(weights, sharding.put_rows(batch, self._row_sharding))
+            rows = sharding.put_rows(batch, self._row_sharding)
+            logp = score(weights, rows, self._base_params)
             # 0 at unmasked positions, as the sampler reports them; the scorer has values for prompts as well.
             trainer_logp = np.where(batch.mask, sharding.local_rows(logp), 0)
             rescored.append(
@@ -284,7 +318,7 @@ class Learner:
         """
         role_update = self._role_updates[role]
         # A step with zero gradients would still decay weights and advance the schedule.
-        if not _any_weight(batches):
+        if not any_weight(batches):
             return {'skipped_updates': (1.0, 1.0)}
         batches = [sharding.put_rows(batch, self._row_sharding) for batch in batches]
 
@@ -293,8 +327,11 @@ class Learner:
         # fit at the same time.
         ref_logps = [batch.old_logp for batch in batches]
         if role_update.config.kl_coef:
-            reference = self._readable(self._to_device(self.reference))
-            ref_logps = [role_update.score(reference, batch) for batch in batches]
+            reference = {}
+            if self._base is None:
+                reference = self._readable(self._to_device(self.reference))
+            score = role_update.score_reference
+            ref_logps = [score(reference, batch, self._base_params) for batch in batches]
             del reference
 
         gradients, device_stats = role_update.zero_gradients()
@@ -306,7 +343,14 @@ class Learner:
         coefficient = jnp.float32(distill_coef)
         for batch, ref_logp in zip(batches, ref_logps):
             gradients, device_stats = role_update.accumulate(
-                weights, gradients, device_stats, batch, ref_logp, teacher, coefficient
+                weights,
+                gradients,
+                device_stats,
+                batch,
+                ref_logp,
+                teacher,
+                coefficient,
+                self._base_params,
             )
         # Teacher and view are freed before the optimiser's moments are allocated.
         del teacher
@@ -321,7 +365,7 @@ class Learner:
         # New dicts: a caller that holds the previous `state` does not see it change.
         opt_states = self.state['opt'] | {role_update.optimizer: self._to_host(opt_state)}
         self.state = self.state | {'params': self._to_host(params), 'opt': opt_states}
-        return _host_statistics(device_stats, gradient_norm)
+        return host_statistics(device_stats, gradient_norm)
 
     def update_ema_teacher(self) -> None:
         """Moves the teacher towards the student (π-Play eq. 10); call it once per rollout batch.
@@ -351,6 +395,17 @@ def _optimizer_names(roles: Mapping[str, Any], shared: bool) -> dict[str, str]:
     return dict.fromkeys(roles, first_role)
 
 
+def _transforms(
+    roles: Mapping[str, Any], optimizer_names: Mapping[str, str], base: FrozenBase | None
+) -> dict[str, Any]:
+    """Returns name → optimiser: roles that share one use the config of the first role."""
+    transforms = {}
+    for name in sorted(set(optimizer_names.values())):
+        weight_decay = None if base is None else base.weight_decay
+        transforms[name] = optimizer.make(roles[name], weight_decay)
+    return transforms
+
+
 def _optimizer_shardings(
     transforms: Mapping[str, Any], params: Params, mesh: jax.sharding.Mesh
 ) -> dict[str, Any]:
@@ -378,45 +433,5 @@ def _loss_config(name: str, role: Any) -> LossConfig:
         raise UserError(f'config.{name}.loss: {error}') from error
 
 
-def _copy_tree(tree: Params) -> Params:
-    return jax.tree.map(jnp.copy, tree)
-
-
 def _with_sharding(x: Any, x_sharding: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x_sharding)
-
-
-def _any_weight(batches: Sequence[Batch]) -> bool:
-    """Returns whether any token of the batches adds to the loss, in any process."""
-    has_weight = False
-    for batch in batches:
-        # Weights are 0 at prompts, at retrieved passages and in the empty rows that fill up a micro-batch.
-        has_weight |= bool(batch.weight.any())
-        if batch.teacher is not None:
-            has_weight |= bool(batch.teacher.weight.any())
-    # The rows of one process may all be empty; the decision must be the same in all of them.
-    if jax.process_count() > 1:
-        return bool(multihost_utils.process_allgather(np.array(has_weight)).any())
-    return has_weight
-
-
-def _host_statistics(device_stats: Any, gradient_norm: jax.Array) -> Stats:
-    """Returns the statistics of an update as floats, 'gradient_norm' and 'skipped_updates' among them; waits for it."""
-    # All values are fetched in one transfer, because each transfer waits for the device.
-    host_stats, host_norm = jax.device_get((device_stats, gradient_norm))
-    stats = {}
-    for name, (value_sum, count) in host_stats.items():
-        stats[name] = (float(value_sum), float(count))
-    # The sum over tokens is the batch's loss already: the weights contain the denominator.
-    loss_sum, _ = stats['loss']
-    stats['loss'] = (loss_sum, 1.0)
-
-    # A norm of infinity or NaN would make the mean of the metric useless, so it gets count 0, and the update counts
-    # as skipped (`role_update` did not apply it).
-    if np.isfinite(host_norm):
-        stats['gradient_norm'] = (float(host_norm), 1.0)
-        stats['skipped_updates'] = (0.0, 1.0)
-    else:
-        stats['gradient_norm'] = (0.0, 0.0)
-        stats['skipped_updates'] = (1.0, 1.0)
-    return stats

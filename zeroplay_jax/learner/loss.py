@@ -14,7 +14,7 @@ from zeroplay_jax.learner.batch import Batch
 from zeroplay_jax.objectives import aggregation, corrections, distillation, masking
 from zeroplay_jax.objectives.losses import LossError, PolicyLoss, resolve_loss
 from zeroplay_jax.objectives.types import AnyArray, DeviceStats
-from zeroplay_jax.policy import transformer
+from zeroplay_jax.policy import adapters, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.types import UserError
 
@@ -69,6 +69,7 @@ def loss(
     ref_logp: Float[AnyArray, 'batch length'],
     teacher_params: Params | None,
     distill_coef: Float[AnyArray, ''] | float,
+    base: Params | None = None,
 ) -> tuple[Float[Array, ''], DeviceStats]:
     """Computes Σ weight · per-token loss of one micro-batch.
 
@@ -80,10 +81,15 @@ def loss(
       ref_logp: float32 [B, L], log-probs under the reference where the KL term is on; otherwise not used.
       teacher_params: the teacher's weights where the role distils (`batch.teacher` is set then), else None.
       distill_coef: float32 scalar α, the weight of the distillation term (π-Play eq. 7).
+      base: frozen weights of which `params` and `teacher_params` are adapters (policy/adapters.py); None: both are
+        whole weights.
 
     Returns:
       The loss, float32; and its statistics as (sum, count).
     """
+    params = adapters.join(base, params)
+    if teacher_params is not None:
+        teacher_params = adapters.join(base, teacher_params)
     stats: DeviceStats = {}
     distillation_loss = jnp.float32(0)
     # A divergence needs the student's logits, which exist for a chunk of tokens at a time only. With a teacher,

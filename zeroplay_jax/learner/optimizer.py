@@ -13,13 +13,16 @@ def matrices(params: Any) -> Any:
     return jax.tree.map(lambda x: x.ndim >= 2, params)
 
 
-def make(role: Any) -> optax.GradientTransformation:
+def make(role: Any, weight_decay: float | None = None) -> optax.GradientTransformation:
     """Returns global-norm clipping followed by AdamW with linear warm-up to a constant rate.
 
     Args:
       role: `config.<role>`.
+      weight_decay: of AdamW; None: the role's.
     """
     learning_rate = role.learning_rate
+    if weight_decay is None:
+        weight_decay = role.weight_decay
     if role.warmup_steps:
         # The first of n warm-up steps has rate/n, not 0, and step n has the full rate.
         first_rate = learning_rate / role.warmup_steps
@@ -29,7 +32,7 @@ def make(role: Any) -> optax.GradientTransformation:
         learning_rate,
         b1=role.beta1,
         b2=role.beta2,
-        weight_decay=role.weight_decay,
+        weight_decay=weight_decay,
         mask=matrices,
     )
     # Clipping comes before AdamW, so that one large gradient does not enter its moments.

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import optax
 
 from zeroplay_jax.learner.batch import Batch
+from zeroplay_jax.learner.frozen_base import FrozenBase
 from zeroplay_jax.learner.loss import LossConfig, loss, wanted_tokens
-from zeroplay_jax.policy import sharding, transformer
+from zeroplay_jax.policy import adapters, sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 
 
@@ -24,12 +25,14 @@ class RoleUpdate:
       config: static part of its loss.
       optimizer: name of the optimiser state that it updates.
       zero_gradients: () → (gradients, statistics), all zeros: the start of an accumulation.
-      accumulate: (weights, gradients, statistics, batch, ref_logp, teacher, distill_coef) → (gradients, statistics)
-        with one micro-batch added. Donates the accumulators.
+      accumulate: (weights, gradients, statistics, batch, ref_logp, teacher, distill_coef, base) → (gradients,
+        statistics) with one micro-batch added. Donates the accumulators.
       apply: (params, optimiser state, gradients) → (params, optimiser state, gradient norm). Donates the first two.
-      score: (weights, batch) → log-probs float32 [B, L].
+      score: (weights, batch, base) → log-probs float32 [B, L].
+      score_reference: the same for the reference of the KL term, whose weights are {} with a base: the base alone.
 
-    `params` are the float32 masters; `weights` are these or a sampler's view of them (Learner, `weights`).
+    `params` are the float32 masters; `weights` are these or a sampler's view of them (Learner, `weights`). `base` is
+    None, or the frozen weights of which both are adapters.
     """
 
     config: LossConfig
@@ -38,6 +41,7 @@ class RoleUpdate:
     accumulate: Any
     apply: Any
     score: Any
+    score_reference: Any
 
 
 def make_role_update(
@@ -51,40 +55,43 @@ def make_role_update(
     opt_shardings: Any,
     weight_shapes: Params,
     weight_shardings: Any,
+    teacher_shapes: Params,
+    base: FrozenBase | None,
     blank_batch: Batch,
 ) -> RoleUpdate:
     """Builds the programs; each is compiled at its first call.
 
     Args:
-      model: static shape of the decoder.
-      mesh: devices.
+      model, mesh: static shape of the decoder, and devices.
       config: static part of the role's loss.
       optimizer: name of the optimiser state that the role updates.
       transform: that optimiser.
       param_shapes: tree of jax.ShapeDtypeStruct.
       param_shardings: shardings of parameters and gradients.
       opt_shardings: shardings of the optimiser state.
-      weight_shapes: tree of jax.ShapeDtypeStruct: the weights that `accumulate` and `score` read, a teacher's too.
-      weight_shardings: their shardings.
+      weight_shapes: tree of jax.ShapeDtypeStruct: the weights that `accumulate` and `score` read.
+      weight_shardings: their shardings, and a teacher's.
+      teacher_shapes: the weights of a teacher as `accumulate` reads them; not used without one.
+      base: of the adapters, of which only the shapes are used; None for whole weights.
       blank_batch: a micro-batch, of which only the shapes are used.
     """
     row_sharding = sharding.rows(mesh)
     replicated = sharding.replicated(mesh)
-    # None is an empty pytree: without a teacher the programs have no argument for it.
-    teacher_shapes = None
-    teacher_shardings = None
-    if config.distills:
-        teacher_shapes = weight_shapes
-        teacher_shardings = weight_shardings
-
-    stat_shapes = _statistic_shapes(model, config, weight_shapes, teacher_shapes, blank_batch)
+    # None is an empty pytree: without a base or a teacher the programs have no argument for it.
+    base_params = None if base is None else base.params
+    base_shardings = None if base is None else base.shardings
+    teacher_shardings = weight_shardings if config.distills else None
+    read_teacher = teacher_shapes if config.distills else None
+    stat_shapes = _statistic_shapes(
+        model, config, weight_shapes, read_teacher, base_params, blank_batch
+    )
 
     # The zeros are made by a program, which creates them on the devices, sharded like the parameters.
     def make_zeros():
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (param_shapes, stat_shapes))
 
     # One entry per argument of `_accumulate` after the config: weights, gradients, stats, batch, ref_logp, teacher,
-    # distill_coef.
+    # distill_coef, base.
     accumulate_shardings = (
         weight_shardings,
         param_shardings,
@@ -93,7 +100,9 @@ def make_role_update(
         row_sharding,
         teacher_shardings,
         replicated,
+        base_shardings,
     )
+    make_score = functools.partial(_score_program, model, config, row_sharding, base_shardings)
     leaves, treedef = jax.tree.flatten((accumulate_shardings, (param_shardings, replicated)))
     return RoleUpdate(
         config=config,
@@ -104,7 +113,7 @@ def make_role_update(
             config,
             treedef,
             tuple(leaves),
-            _shapes((param_shapes, weight_shapes)),
+            _shapes((param_shapes, weight_shapes, read_teacher, base_params)),
             _shapes(blank_batch),
         ),
         apply=jax.jit(
@@ -112,11 +121,17 @@ def make_role_update(
             donate_argnums=(0, 1),
             out_shardings=(param_shardings, opt_shardings, replicated),
         ),
-        score=jax.jit(
-            functools.partial(_score, model, config),
-            in_shardings=(weight_shardings, row_sharding),
-            out_shardings=row_sharding,
-        ),
+        score=make_score(weight_shardings),
+        score_reference=make_score(weight_shardings if base is None else {}),
+    )
+
+
+def _score_program(model, config, row_sharding, base_shardings, weight_shardings):
+    """Returns `_score`, jitted."""
+    return jax.jit(
+        functools.partial(_score, model, config),
+        in_shardings=(weight_shardings, row_sharding, base_shardings),
+        out_shardings=row_sharding,
     )
 
 
@@ -143,7 +158,7 @@ def _accumulate_program(model, config, treedef, leaves, weight_shapes, batch_sha
     )
 
 
-def _statistic_shapes(model, config, weight_shapes, teacher_shapes, batch):
+def _statistic_shapes(model, config, weight_shapes, teacher_shapes, base, batch):
     """Returns the tree of statistics of the loss as shapes."""
     # The names of the statistics depend on the loss, so it is traced once to get them.
     _, stat_shapes = jax.eval_shape(
@@ -153,15 +168,16 @@ def _statistic_shapes(model, config, weight_shapes, teacher_shapes, batch):
         batch.old_logp,
         teacher_shapes,
         jnp.float32(0),
+        base,
     )
     return stat_shapes
 
 
-def _score(model, config, weights, batch):
+def _score(model, config, weights, batch, base=None):
     """Returns the log-probs of the tokens that the loss reads, float32 [B, L]."""
     logp, _ = transformer.score(
         model,
-        weights,
+        adapters.join(base, weights),
         batch.tokens,
         batch.positions,
         batch.segment,
@@ -171,7 +187,9 @@ def _score(model, config, weights, batch):
     return logp
 
 
-def _accumulate(model, config, weights, gradients, stats, batch, ref_logp, teacher, distill_coef):
+def _accumulate(
+    model, config, weights, gradients, stats, batch, ref_logp, teacher, distill_coef, base=None
+):
     """Returns the accumulated gradients and statistics with those of one micro-batch added."""
 
     # The gradient has the dtype of what it is taken by. Weights that are bfloat16 already are therefore widened to
@@ -184,7 +202,7 @@ def _accumulate(model, config, weights, gradients, stats, batch, ref_logp, teach
     # Losses are sums of weighted tokens with a global denominator, so gradients add up without rescaling.
     gradient_function = jax.grad(loss, argnums=2, has_aux=True)
     batch_gradients, batch_stats = gradient_function(
-        model, config, params, batch, ref_logp, teacher, distill_coef
+        model, config, params, batch, ref_logp, teacher, distill_coef, base
     )
     gradients = jax.tree.map(jnp.add, gradients, batch_gradients)
     stats = jax.tree.map(jnp.add, stats, batch_stats)

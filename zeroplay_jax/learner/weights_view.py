@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 
 from zeroplay_jax.policy import sharding, transformer
 from zeroplay_jax.policy.transformer import ModelConfig, Params
@@ -32,11 +33,15 @@ def publisher(
     return publish
 
 
+def copy_tree(tree: Params) -> Params:
+    """Returns a tree of copies."""
+    return jax.tree.map(jnp.copy, tree)
+
+
 class WeightsView:
     """The weights in the dtype of the activations and whole in every replica: what a sampler reads.
 
     Attributes:
-      shapes: tree of jax.ShapeDtypeStruct.
       shardings: tree of shardings.
     """
 
@@ -44,12 +49,15 @@ class WeightsView:
         """Args as of `publisher`."""
         training_shardings = sharding.parameter_shardings(params, mesh, training_layout=True)
         self.shardings = sharding.parameter_shardings(params, mesh, training_layout=False)
-        publish = functools.partial(transformer.published, model)
-        self.shapes = jax.eval_shape(publish, params)
-        self._convert = jax.jit(publish, out_shardings=self.shardings)
+        self._publish = functools.partial(transformer.published, model)
+        self._convert = jax.jit(self._publish, out_shardings=self.shardings)
         same_dtype = all(x.dtype == model.dtype for x in jax.tree.leaves(params))
         # With one replica and equal dtypes the sampler can read the learner's buffers themselves.
         self._needs_conversion = not same_dtype or training_shardings != self.shardings
+
+    def shapes(self, params: Params) -> Params:
+        """Returns the view of a learner's weights as shapes (jax.ShapeDtypeStruct)."""
+        return jax.eval_shape(self._publish, params)
 
     def make(self, params: Params) -> Params:
         """Returns the view of a learner's weights, which are the weights themselves if layout and dtype are equal."""

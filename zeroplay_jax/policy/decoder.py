@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from zeroplay_jax.policy import rope, sharding
+from zeroplay_jax.policy import adapters, rope, sharding
 from zeroplay_jax.policy.attention import AnyArray
 
 Params = dict[str, Any]
@@ -142,15 +142,18 @@ class RMSNorm(nn.Module):
 
 
 class Linear(nn.Module):
-    """Product with a kernel [in, out], in the dtype of the activations."""
+    """Product with a kernel [in, out] and its adapters, if it has any, in the dtype of the activations."""
 
     features: int
     bias: bool = False
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, '*batch in_features']
+        self,
+        x: Float[Array, '*batch in_features'],
+        row_scale: Float[Array, 'rows adapters'] | None = None,
     ) -> Float[Array, '*batch out_features']:
+        """Returns the product; `row_scale` is that of policy/adapters.py, None without adapters."""
         in_features = x.shape[-1]
         kernel_shape = (in_features, self.features)
         kernel = self.param('kernel', nn.initializers.lecun_normal(), kernel_shape)
@@ -158,6 +161,10 @@ class Linear(nn.Module):
         # gradient of the kernel.
         flat = x.reshape(-1, in_features)
         y = flat @ kernel.astype(x.dtype)
+        if row_scale is not None and self.has_variable('params', adapters.A):
+            a = self.get_variable('params', adapters.A)
+            b = self.get_variable('params', adapters.B)
+            y = y + adapters.product(flat, row_scale, a, b)
         batch_shape = x.shape[:-1]
         y = y.reshape(*batch_shape, self.features)
         if self.bias:
@@ -180,6 +187,7 @@ class Block(nn.Module):
         angles: rope.Angles,
         attend: Attend,
         cache: Any,
+        row_scale: Float[Array, 'batch adapters'] | None = None,
     ) -> tuple[Float[Array, 'batch length hidden_size'], Any]:
         """Returns the output of the layer and its new cache.
 
@@ -188,6 +196,7 @@ class Block(nn.Module):
           angles: cos and sin of the rotary embedding.
           attend: attention function.
           cache: cache entries of this layer, or None.
+          row_scale: of the adapters, see policy/adapters.py; None without adapters.
         """
         config = self.config
         batch_shape = x.shape[:2]
@@ -201,9 +210,9 @@ class Block(nn.Module):
 
         attention_input = x if config.post_norm else norm('input_norm', x)
         # Only queries, keys and values can have biases (Qwen2).
-        q = Linear(query_features, config.qkv_bias, name='q')(attention_input)
-        k = Linear(kv_features, config.qkv_bias, name='k')(attention_input)
-        v = Linear(kv_features, config.qkv_bias, name='v')(attention_input)
+        q = Linear(query_features, config.qkv_bias, name='q')(attention_input, row_scale)
+        k = Linear(kv_features, config.qkv_bias, name='k')(attention_input, row_scale)
+        v = Linear(kv_features, config.qkv_bias, name='v')(attention_input, row_scale)
         v = v.reshape(kv_shape)
         # Both norms have the same name. One is applied before the heads are separated and covers all heads (OLMo-3),
         # the other after it and covers each head (Qwen3).
@@ -218,17 +227,17 @@ class Block(nn.Module):
         q = rope.rotate(q, angles)
         k = rope.rotate(k, angles)
         out, cache = attend(q, k, v, cache, self.window)
-        out = Linear(config.hidden_size, name='o')(out)
+        out = Linear(config.hidden_size, name='o')(out, row_scale)
         # The name 'post_norm' means two things, as `post_attention_layernorm` does in the checkpoints: the norm of
         # the attention's output with `config.post_norm`, else the norm of the feed-forward's input.
         if config.post_norm:
             out = norm('post_norm', out)
         x = x + out
         mlp_input = x if config.post_norm else norm('post_norm', x)
-        gate = Linear(config.intermediate_size, name='gate')(mlp_input)
+        gate = Linear(config.intermediate_size, name='gate')(mlp_input, row_scale)
         gate = nn.silu(gate)
-        up = Linear(config.intermediate_size, name='up')(mlp_input)
-        out = Linear(config.hidden_size, name='down')(gate * up)
+        up = Linear(config.intermediate_size, name='up')(mlp_input, row_scale)
+        out = Linear(config.hidden_size, name='down')(gate * up, row_scale)
         if config.post_norm:
             out = norm('post_mlp_norm', out)
         return x + out, cache
@@ -250,6 +259,7 @@ class Decoder(nn.Module):
         positions: Int[AnyArray, 'batch length'],
         attend: Attend,
         cache: tuple | None = None,
+        adapter: Int[Array, ' batch'] | None = None,
     ) -> tuple[Float[Array, 'batch length hidden_size'], tuple]:
         """Returns hidden states and the new cache entries of every layer.
 
@@ -258,6 +268,7 @@ class Decoder(nn.Module):
           positions: position of every token within its sequence.
           attend: attention function of all layers.
           cache: cache entries of every layer; None in training.
+          adapter: adapter of every row (policy/adapters.py); None: the only one, if the weights have adapters.
         """
         config = self.config
         embedding_shape = (config.vocab_size, config.hidden_size)
@@ -295,6 +306,7 @@ class Decoder(nn.Module):
                 policy=getattr(jax.checkpoint_policies, config.remat_policy),
                 prevent_cse=not scanned,
             )
+        row_scale = self._row_scale(adapter, tokens.shape[0])
         new_cache = []
         if scanned:
             params = self.variables['params']
@@ -304,7 +316,7 @@ class Decoder(nn.Module):
                 # parent=None makes the module functional: it is applied to the parameters of many layers.
                 layer = block(config, window, parent=None)
                 variables = {'params': params}
-                x, _ = layer.apply(variables, x, angles[window > 0], attend, None)
+                x, _ = layer.apply(variables, x, angles[window > 0], attend, None, row_scale)
                 return keep_rows(x)
 
             # Cast before they are stacked: the copy that the loop needs is then as small as the activations' dtype.
@@ -316,11 +328,18 @@ class Decoder(nn.Module):
                 # In training there is no cache, but the layer and `attend` still pass it through.
                 layer_cache = None if cache is None else cache[i]
                 layer_angles = angles[window > 0]
-                x, layer_cache = layer(x, layer_angles, attend, layer_cache)
+                x, layer_cache = layer(x, layer_angles, attend, layer_cache, row_scale)
                 x = keep_rows(x)
                 new_cache.append(layer_cache)
         x = RMSNorm(config.norm_eps, name='final_norm')(x)
         return x, tuple(new_cache)
+
+    def _row_scale(self, adapter, batch: int):
+        """Returns `adapters.row_scale` for weights with adapters, else None."""
+        if not self.has_variable('params', adapters.SCALE):
+            return None
+        scale = self.get_variable('params', adapters.SCALE)
+        return adapters.row_scale(scale, adapter, batch)
 
 
 def _rotary_angles(config: ModelConfig, positions, windows: tuple[int, ...]) -> dict[bool, tuple]:

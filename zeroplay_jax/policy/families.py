@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zeroplay_jax.policy import rope
+from zeroplay_jax.policy.adapter_config import base_folder
 from zeroplay_jax.policy.decoder import ModelConfig
 from zeroplay_jax.types import UserError
 
@@ -157,14 +158,14 @@ def read_config(folder, **overrides) -> ModelConfig:
     for OLMo-3 one object per type of layer. The dtype in config.json is that of the tensors and is ignored here.
 
     Args:
-      folder: contains config.json.
+      folder: contains config.json, or an adapter to a base that does.
       **overrides: fields of ModelConfig that config.json does not determine: dtype, remat, remat_policy, attention,
         scan, logit_chunk, logits.
 
     Raises:
       CheckpointError: the file is missing, the architecture is unknown, or the decoder does not implement a field.
     """
-    fields = _read_fields(Path(folder) / 'config.json')
+    fields = _read_fields(base_folder(folder) / 'config.json')
     name = _family_name(fields)
     family = FAMILIES[name]
     _check_supported(fields)

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from zeroplay_jax.policy import sharding
+from zeroplay_jax.policy import adapter_folders, sharding
+from zeroplay_jax.policy.adapter_config import base_folder
 from zeroplay_jax.policy.decoder import ModelConfig, Params
 from zeroplay_jax.policy.families import SUPPORTED, CheckpointError, read_config
 from zeroplay_jax.policy.tensor_names import Tensor, tensors
@@ -225,25 +225,29 @@ def load(
     dtype=np.float32,
     training_layout: bool = False,
     progress: bool = True,
+    matrix_dtype=None,
 ) -> Params:
     """Returns the parameters of a checkpoint folder as a nested dict of arrays.
 
     All headers are checked before the first tensor is read. Tensors pass through host memory one slice at a time.
 
     Args:
-      folder: contains config.json and model.safetensors, or several files with their index.
+      folder: contains config.json and model.safetensors, or several files with their index; or an adapter, which is
+        added to the weights of its base.
       config: of the model; None reads it from the folder.
       mesh: mesh over which the arrays are created in shards, so that a process reads its own slices only. None: all
         arrays on the first device.
       dtype: of the parameters, whatever the dtype of the files.
       training_layout: whether the arrays are laid out as the training state is, see `sharding.parameter_sharding`.
       progress: whether a progress bar is drawn on a terminal.
+      matrix_dtype: dtype of matrices, if it is not that of the other parameters.
 
     Raises:
       CheckpointError: a file is truncated, or a tensor is missing, repeated, not finite, or of a wrong shape or dtype.
       UserError: the mesh does not divide the shapes.
     """
-    folder = Path(folder)
+    given_folder = Path(folder)
+    folder = base_folder(given_folder)
     config = config or read_config(folder)
     tensor_of_path = tensors(config)
     stored = _read_headers(folder)
@@ -253,9 +257,12 @@ def load(
     params: Params = {}
     with progress_bar(len(tensor_of_path), 'tensors', 'load', shown=progress) as bar:
         for path, tensor in tensor_of_path.items():
-            array = _load_tensor(stored[tensor.name], tensor, shardings[path], dtype)
+            leaf_dtype = matrix_dtype if matrix_dtype and len(tensor.shape) > 1 else dtype
+            array = _load_tensor(stored[tensor.name], tensor, shardings[path], leaf_dtype)
             _set_path(params, path, array)
             bar.update()
+    if folder != given_folder:
+        return adapter_folders.add_to(params, given_folder, config)
     return params
 
 
@@ -299,18 +306,11 @@ def _flatten(params: Params) -> dict[str, Any]:
     return {sharding.path_name(path): leaf for path, leaf in leaves}
 
 
-def _to_numpy(array) -> np.ndarray:
-    """Returns a whole array in host memory. An array split over processes is gathered: all processes must call this."""
-    if isinstance(array, jax.Array) and not array.is_fully_addressable:
-        array = multihost_utils.process_allgather(array, tiled=True)
-    return np.asarray(array)
-
-
 def _gather_tensors(flat: dict[str, Any], selected: dict[str, Tensor]) -> dict[str, np.ndarray]:
     """Returns the selected parameters in host memory, by tensor name and in the axis order of the files."""
     gathered = {}
     for path, tensor in selected.items():
-        value = _to_numpy(flat[path])
+        value = sharding.to_numpy(flat[path])
         if tensor.transposed:
             value = value.T
         # The file format has no strides.
@@ -410,7 +410,7 @@ def save(
         staged = Path(staging) / folder.name
         staged.mkdir()
         _write_weights(staged, config, params, writes=True)
-        for file in Path(like).iterdir():
+        for file in base_folder(like).iterdir():
             # The index of the other folder describes other files.
             if file.suffix in _COPIED_SUFFIXES and 'index' not in file.name:
                 shutil.copy(file, staged / file.name)

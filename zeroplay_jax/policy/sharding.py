@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
@@ -32,6 +33,12 @@ RULES = (
     (r'layer_\d+/(o|down)/kernel', P('model', 'fsdp')),
     (r'layer_\d+/(q|k|v)/bias', P('model')),
     (r'(.*/)?\w*norm/scale', P()),
+    # Of an adapter, A is split as the inputs of its kernel and B as the outputs (policy/adapters.py).
+    (r'layer_\d+/(q|k|v|gate|up)/lora_a', P('fsdp', None)),
+    (r'layer_\d+/(q|k|v|gate|up)/lora_b', P(None, 'model')),
+    (r'layer_\d+/(o|down)/lora_a', P('model', None)),
+    (r'layer_\d+/(o|down)/lora_b', P(None, 'fsdp')),
+    (r'adapter_scale', P()),
 )
 
 # Meshes
@@ -187,6 +194,13 @@ def local_rows(array) -> np.ndarray:
     # Devices along 'model' hold the same rows.
     shard_of_row = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
     return np.concatenate([np.asarray(shard_of_row[row]) for row in sorted(shard_of_row)])
+
+
+def to_numpy(array) -> np.ndarray:
+    """Returns a whole array in host memory. An array split over processes is gathered: all processes must call this."""
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        array = multihost_utils.process_allgather(array, tiled=True)
+    return np.asarray(array)
 
 
 # Parameters

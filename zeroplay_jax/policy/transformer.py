@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from zeroplay_jax.policy import (
+    adapters,
     attention,
     blocked_attention,
     kernels,
@@ -118,6 +119,7 @@ def hidden_step(
     cache: tuple[LayerCache, ...],
     buffer: tuple[LayerBuffer, ...],
     rows: used_attention.DecodingRows | None = None,
+    adapter: Int[Array, ' slots'] | None = None,
 ) -> tuple[Float[Array, 'slots hidden_size'], tuple[LayerBuffer, ...]]:
     """Returns the hidden states of one decode step of a burst, for every slot.
 
@@ -131,6 +133,7 @@ def hidden_step(
       buffer: keys and values of the burst so far.
       rows: the decoding slots, which then read their used places only (policy/used_attention.py); None: all slots read
         all places.
+      adapter: adapter of every slot (policy/adapters.py); None: the only one, if the weights have adapters.
 
     Returns:
       Final hidden states and the buffer with this step in it.
@@ -149,7 +152,9 @@ def hidden_step(
     # The decoder takes [batch, length]: one token per slot.
     tokens = tokens[:, None]
     positions = (base + step)[:, None]
-    hidden_states, buffer = Decoder(config).apply(variables, tokens, positions, attend, layers)
+    hidden_states, buffer = Decoder(config).apply(
+        variables, tokens, positions, attend, layers, adapter
+    )
     return hidden_states[:, 0], buffer
 
 
@@ -161,6 +166,7 @@ def fill_cache(
     start: Int[Array, ' rows'],
     cache: tuple[LayerCache, ...],
     reads_used: bool = False,
+    adapter: Int[Array, ' rows'] | None = None,
 ) -> tuple[LayerCache, ...]:
     """Prefills a chunk of prompt tokens and returns the new cache.
 
@@ -172,6 +178,7 @@ def fill_cache(
       start: position of the first token of every row.
       cache: keys and values of all slots.
       reads_used: whether rows read their used places only (policy/used_attention.py).
+      adapter: adapter of every row, as of `hidden_step`.
     """
     attend_chunk = used_attention.attend_chunk if reads_used else attention.attend_chunk
 
@@ -183,7 +190,7 @@ def fill_cache(
     variables = {'params': params}
     # The hidden states are unused, and XLA removes what only they need: the first decode step feeds the last prompt
     # token and samples from its hidden state.
-    _, cache = Decoder(config).apply(variables, tokens, positions, attend, cache)
+    _, cache = Decoder(config).apply(variables, tokens, positions, attend, cache, adapter)
     return cache
 
 
@@ -196,6 +203,7 @@ def hidden_tokens(
     index: Int[Array, ' tokens'],
     cache: tuple[LayerPages, ...],
     attend_tokens: paged_attention.AttendTokens,
+    adapter: Int[Array, ' tokens'] | None = None,
 ) -> tuple[Float[Array, 'tokens hidden_size'], tuple[LayerPages, ...]]:
     """Returns the hidden states of tokens of any rows, and the paged cache with their keys and values.
 
@@ -208,6 +216,7 @@ def hidden_tokens(
       index: index of every token within its page.
       cache: keys and values of all pages.
       attend_tokens: attention of these tokens, see `paged_attention.make_attend`.
+      adapter: adapter of every token, as of `hidden_step`.
     """
 
     def attend(q, k, v, layer, window):
@@ -219,7 +228,7 @@ def hidden_tokens(
     # The decoder takes [batch, length]: one token per row of the batch. Idle tokens need a valid angle.
     positions = jnp.maximum(position, 0)[:, None]
     hidden_states, cache = Decoder(config).apply(
-        variables, tokens[:, None], positions, attend, cache
+        variables, tokens[:, None], positions, attend, cache, adapter
     )
     return hidden_states[:, 0], cache
 
@@ -271,7 +280,7 @@ def score(
         return _logp_and_entropy(chunk_logits, chunk_tokens, train_entropy)
 
     return _map_next_tokens(
-        config, score_chunk, _head(config, params), hidden_states, (), (tokens[:, 1:],), wanted
+        config, score_chunk, params, hidden_states, (), (tokens[:, 1:],), wanted
     )
 
 
@@ -334,7 +343,7 @@ def score_with_teacher(
     return _map_next_tokens(
         config,
         score_chunk,
-        _head(config, params),
+        params,
         hidden_states,
         teacher_head,
         per_token,
@@ -343,7 +352,7 @@ def score_with_teacher(
 
 
 def _map_next_tokens(
-    config: ModelConfig, function: Callable, head, hidden_states, shared, per_token, wanted
+    config: ModelConfig, function: Callable, params, hidden_states, shared, per_token, wanted
 ):
     """Returns `token_chunks.map_tokens` for the predictions of packed rows, arrays [batch, length].
 
@@ -351,6 +360,8 @@ def _map_next_tokens(
     every row.
 
     Args:
+      function: (head, states, shared, per_token) → tree of arrays, as `map_tokens` takes it.
+      params: weights, of which the output head is used. It has no gradient if it belongs to a frozen base.
       hidden_states: of all tokens.
       per_token: arrays [batch, length - 1, …], of the predicted tokens.
       wanted: bool [batch, length], at the predicted tokens, or None.
@@ -359,10 +370,25 @@ def _map_next_tokens(
     states = hidden_states[:, :-1]
     if wanted is not None:
         wanted = wanted[:, 1:]
+    head = _head(config, params)
+    if adapters.has_frozen_base(params):
+        # Passed among the arrays without gradient: its gradient, which the backward pass would compute, is unused.
+        frozen_head = cast_matrices(jax.lax.stop_gradient(head), hidden_states.dtype)
+        head, shared, function = {}, (frozen_head, shared), _with_frozen_head(function)
     results = token_chunks.map_tokens(
         function, config.logit_chunk, config.mesh, head, states, shared, per_token, wanted
     )
     return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (1, 0))), results)
+
+
+def _with_frozen_head(function: Callable) -> Callable:
+    """Returns a function for `map_tokens` that calls `function` with a head from among the shared arrays."""
+
+    def call(_, states, head_and_shared, per_token):
+        head, shared = head_and_shared
+        return function(head, states, shared, per_token)
+
+    return call
 
 
 def _head(config: ModelConfig, params: Params) -> Params:

@@ -198,17 +198,19 @@ class Placement:
         assert group.held is not None
         return group.held.pages[-1]
 
-    def take_chunks(self, rows_per_shard: int) -> list[ActiveRollout]:
+    def take_chunks(
+        self, rows_per_shard: int, share_calls: Callable[[RequestGroup, RequestGroup], bool]
+    ) -> list[ActiveRollout]:
         """Returns the rollouts of the next prefill call, an entry per chunk, and takes the chunks from `chunks_left`.
 
         Args:
           rows_per_shard: most entries of a data shard.
+          share_calls: whether rollouts of two groups can be in one call.
         """
         batch: list[ActiveRollout] = []
         rows_of_shard = [0] * len(self.shards)
         for rollout in self.active():
-            # A call has one version of the weights.
-            if batch and rollout.group.version != batch[0].group.version:
+            if batch and not share_calls(rollout.group, batch[0].group):
                 continue
             shard = rollout.group.shard
             chunks = min(rollout.chunks_left, rows_per_shard - rows_of_shard[shard])

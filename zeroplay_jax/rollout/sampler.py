@@ -212,24 +212,39 @@ class Sampler:
             self._page_table(),
         )
 
-    def extend(self, params: Params, slots: Sequence[int]) -> None:
+    def extend(
+        self,
+        params: Params,
+        slots: Sequence[int],
+        adapter: Int[np.ndarray, ' slots'] | None = None,
+    ) -> None:
         """Prefills one chunk per entry of `slots`: ascending, at most `shard_config.fill_rows` entries of a shard.
 
         Over pages as long as a slot, a slot may have several entries.
+
+        `params` and `adapter` are as in `decode`.
         """
         padded_slots, _ = self._arrange(slots, self.shard_config.fill_rows)
-        self.state = self.programs['extend'](params, self.state, padded_slots, self._page_table())
+        self.state = self.programs['extend'](
+            params, self.state, padded_slots, self._page_table(), adapter
+        )
 
-    def decode(self, params: Params, rows: Bool[np.ndarray, ' slots'] | None = None) -> DecodeChunk:
+    def decode(
+        self,
+        params: Params,
+        rows: Bool[np.ndarray, ' slots'] | None = None,
+        adapter: Int[np.ndarray, ' slots'] | None = None,
+    ) -> DecodeChunk:
         """Decodes one chunk; returns device arrays without waiting for them.
 
         Args:
           params: weights.
           rows: slots that these weights play; None: all. The others are left as they are.
+          adapter: adapter of every slot (policy/adapters.py); None: the only one, if the weights have adapters.
         """
         age = self.age.copy() if self.config.token_budget else None
         self.state, chunk = self.programs['decode'](
-            params, self.state, self._page_table(), age, rows
+            params, self.state, self._page_table(), age, rows, adapter
         )
         return chunk
 

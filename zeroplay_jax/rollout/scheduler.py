@@ -72,7 +72,7 @@ class Scheduler:
     """Runs episode coroutines that await `rollout`.
 
     Args:
-      pools: slots by the name of their weights.
+      pools: slots by the name of their weights; several names may share a pool.
       deterministic, tool_timeout: see `ToolWorkers`.
       overlap: whether a decode chunk starts before the one before is read. The host then finds the end of a turn one
         chunk later, and the device decodes that row in vain meanwhile. Rollouts are the same, bit for bit.
@@ -106,6 +106,10 @@ class Scheduler:
         # With `overlap`: the decode calls of the last round.
         self._unread: list[tuple[SlotPool, DecodeCall]] = []
 
+    def _distinct_pools(self) -> list[SlotPool]:
+        """Returns every pool once, in order."""
+        return list(dict.fromkeys(self.pools.values()))
+
     def publish_weights(
         self, weights: str, params: Params, version: int, keep: Collection[int] = ()
     ) -> None:
@@ -121,13 +125,7 @@ class Scheduler:
           RuntimeError: rollouts of a version that is dropped are in progress; no trajectory mixes two versions.
         """
         pool = self.pools[weights]
-        views = {old: view for old, view in pool.views.items() if old in keep and old != version}
-        # Their prompts are in the cache, too: keys and values of old weights must not be reused.
-        lost = [group for group in pool.groups() if group.version not in views]
-        if lost:
-            raise RuntimeError(f'weights {weights!r} published while {len(lost)} rollouts run')
-        pool.views = views | {version: params}
-        pool.version = version
+        pool.weights.publish(weights, params, version, keep, pool.groups())
 
     async def rollout(self, request: Request) -> list[Trajectory]:
         """Queues a request and waits for it; returns its trajectories in sample order.
@@ -199,7 +197,7 @@ class Scheduler:
             raise
         self._batches.remove(batch)
         # Requests may be left of an episode that ended before them.
-        for pool in self.pools.values():
+        for pool in self._distinct_pools():
             pool.abandon(batch)
         if not self._batches:
             self.cancel()
@@ -215,7 +213,7 @@ class Scheduler:
         runner, self._runner = self._runner, None
         try:
             self.workers.abandon()
-            for pool in self.pools.values():
+            for pool in self._distinct_pools():
                 pool.abandon()
         finally:
             # Also after an error: no episode may continue in a later run.
@@ -261,7 +259,7 @@ class Scheduler:
         assert self._new_request is not None
         # The event is cleared before the queues are read: a later request sets it again.
         self._new_request.clear()
-        can_admit = any(pool.queue and not pool.active for pool in self.pools.values())
+        can_admit = any(pool.queue and not pool.active for pool in self._distinct_pools())
         if can_admit or is_ended():
             return
         new_request = asyncio.ensure_future(self._new_request.wait())
@@ -288,7 +286,7 @@ class Scheduler:
         self.stats['rounds'] += 1
         self._deliver_tool_results()
         calls: list[tuple[SlotPool, DecodeCall]] = []
-        for pool in self.pools.values():
+        for pool in self._distinct_pools():
             pool.admit()
             self._timed('prefill', pool, pool.prefill)
             pool.clone_siblings()
@@ -310,7 +308,7 @@ class Scheduler:
             self.stats['chunks'] += 1
             tool_calls = pool.read_chunk(chunk.tokens, chunk.logp, chunk.count, chunk.cached)
             self.workers.submit(pool, tool_calls)
-        for pool in self.pools.values():
+        for pool in self._distinct_pools():
             self.stats.update(pool.placement.stats)
             pool.placement.stats.clear()
         self.stats['seconds'] += time.perf_counter() - started

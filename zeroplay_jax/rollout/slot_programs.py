@@ -111,6 +111,7 @@ def _extend(
     state: SlotState,
     slots: Int[Array, ' rows'],
     table: None = None,  # not used: page s belongs to slot s
+    adapter: Int[Array, ' slots'] | None = None,
 ) -> SlotState:
     """Prefills one chunk per entry of `slots`; a number beyond the last slot marks an idle entry.
 
@@ -127,8 +128,11 @@ def _extend(
     tokens = state.tokens[readable_slots[:, None], position]
     # A chunk that runs past the last token writes garbage there. It is at or beyond `cached`, so
     # attention never reads it before the true keys and values replace it.
+    if adapter is not None:
+        adapter = adapter[readable_slots]
+    reads_used = config.attention == 'used'
     cache = transformer.fill_cache(
-        model, params, tokens, slots, start, state.cache, config.attention == 'used'
+        model, params, tokens, slots, start, state.cache, reads_used, adapter
     )
     # The last token stays uncached: decode feeds it to predict the next one.
     goal = state.length.at[slots].get(mode='clip') - 1
@@ -158,6 +162,7 @@ def _decode(
     table: None = None,  # not used: page s belongs to slot s
     age: None = None,  # not used: all rows decode at the same time
     rows: Bool[Array, ' slots'] | None = None,
+    adapter: Int[Array, ' slots'] | None = None,
 ) -> tuple[SlotState, DecodeChunk]:
     """Decodes up to `burst` tokens of every DECODE row below its limit; ends early when no row can continue.
 
@@ -167,6 +172,7 @@ def _decode(
       state: the slots.
       table, age: None.
       rows: slots that these weights play; None: all. The others are left as they are.
+      adapter: adapter of every slot (policy/adapters.py); None: the only one, if the weights have adapters.
     """
     slots = jnp.arange(config.slots, dtype=jnp.int32)
     eos = jnp.asarray(config.eos or (NO_TOKEN,), jnp.int32)
@@ -196,7 +202,7 @@ def _decode(
         last_token = state.tokens[slots, position]
         decoding_rows = used_attention.decoding_rows(live) if reads_used else None
         hidden, buffer = transformer.hidden_step(
-            model, params, last_token, first_position, step, cache, buffer, decoding_rows
+            model, params, last_token, first_position, step, cache, buffer, decoding_rows, adapter
         )
         next_token_logits = transformer.logits(model, params, hidden)
         token, logp = sampling.sample(next_token_logits, state.temperature, state.key, state.length)

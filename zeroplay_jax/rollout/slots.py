@@ -1,4 +1,4 @@
-"""The slots of one set of weights: which rollout is in which slot, and what the host knows about it.
+"""The slots that share device calls: which rollout is in which slot, and what the host knows about it.
 
 Everything here happens between two device calls. Results are a function of the request alone (see
 rollout/slot_programs.py), so the order in which slots serve requests changes nothing but time.
@@ -15,32 +15,28 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from zeroplay_jax.policy.transformer import Params
 from zeroplay_jax.rollout.decode_call import DecodeCall
 from zeroplay_jax.rollout.episode_batch import EpisodeBatch
 from zeroplay_jax.rollout.placement import Placement
+from zeroplay_jax.rollout.pool_weights import PoolWeights
 from zeroplay_jax.rollout.requests import ActiveRollout, Request, RequestGroup
 from zeroplay_jax.rollout.sampler import CloneRow, PutRow, Sampler
 from zeroplay_jax.types import ENV, POLICY, ToolCall, Trajectory, Turn, identity_key
 
 
 class SlotPool:
-    """The slots of one set of weights, and the requests waiting for a slot.
+    """The slots of some weights, and the requests waiting for a slot.
 
     Samples of one request are siblings.
 
     Attributes:
-      has_versions: whether rollouts of several versions of the weights may be in progress (`rollout.ahead`).
-      version: the newest version.
-      views: version → weights in the layout of the sampler.
+      weights: the weights; by default one set in one version.
     """
 
-    def __init__(self, sampler: Sampler, seed: int, has_versions: bool = False):
+    def __init__(self, sampler: Sampler, seed: int, weights: PoolWeights | None = None):
         self.sampler = sampler
         self.seed = seed
-        self.has_versions = has_versions
-        self.version = 0
-        self.views: dict[int, Params] = {0: {}}
+        self.weights = weights or PoolWeights()
         self.placement = Placement(sampler.config, sampler.shards, sampler.table, sampler.age)
         # A heap of (identity, number, group).
         self.queue: list[tuple[tuple[int, ...], int, RequestGroup]] = []
@@ -70,11 +66,6 @@ class SlotPool:
         """Tokens that a slot can hold."""
         return self.sampler.config.context
 
-    @property
-    def params(self) -> Params:
-        """The newest weights."""
-        return self.views[self.version]
-
     def enqueue(
         self,
         request: Request,
@@ -83,7 +74,7 @@ class SlotPool:
         batch: EpisodeBatch | None = None,
     ) -> None:
         """Adds a request of an episode of `batch`; `number` breaks ties between equal identities."""
-        version = self.version
+        version = self.weights.newest(request.weights)
         if batch is not None:
             version = batch.versions.get(request.weights, version)
         group = RequestGroup(request, future, version, batch)
@@ -194,30 +185,23 @@ class SlotPool:
         # All rows are prefilled before any row decodes: a decode chunk takes as long for one row as for
         # all of them, so rows that still wait for their prefill would miss it.
         while True:
-            batch = self.placement.take_chunks(rows_per_shard)
+            batch = self.placement.take_chunks(rows_per_shard, self.weights.share_calls)
             if not batch:
                 break
-            slots = [rollout.slot for rollout in batch]
-            self.sampler.extend(self.views[batch[0].group.version], slots)
+            self.weights.extend(self.sampler, batch)
         for group in self.placement.open_groups:
             group.is_prefilled = group.held is not None
 
     def decode(self, unread: bool = False) -> list[DecodeCall]:
-        """Starts a decode chunk per version of the weights, without waiting for the device.
+        """Starts the decode chunks of a round, without waiting for the device.
 
         Args:
           unread: whether the chunk before has not been read yet.
         """
         # The host does not know yet how many tokens the chunk before has sampled.
         self.placement.grow_for_bursts(2 if unread else 1)
-        if not self.has_versions:
-            return [DecodeCall(self.sampler.decode(self.params), self.rollouts)]
-        calls = []
-        # A single version gets its rows, too: the clock must not decide which of two programs computes a token.
-        for version, rows in self.placement.rows_of_versions().items():
-            chunk = self.sampler.decode(self.views[version], rows)
-            calls.append(DecodeCall(chunk, self.rollouts))
-        return calls
+        chunks = self.weights.decode(self.sampler, self.placement)
+        return [DecodeCall(chunk, self.rollouts) for chunk in chunks]
 
     # ---- turns -----------------------------------------------------------------------------------
 

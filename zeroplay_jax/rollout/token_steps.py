@@ -168,6 +168,7 @@ def _feed(
     row: Int[Array, ' tokens'],
     position: Int[Array, ' tokens'],
     attend: paged_attention.AttendTokens,
+    adapter: Int[Array, ' slots'] | None,
 ):
     """Returns (hidden states, cache) after the tokens at these positions; -1 marks an idle token."""
     is_used = position >= 0
@@ -175,8 +176,10 @@ def _feed(
     # A page out of range drops the keys and values of idle tokens.
     page = jnp.where(is_used, page, config.page_count)
     tokens = state.tokens.at[page, index].get(mode='fill', fill_value=0)
+    if adapter is not None:
+        adapter = adapter.at[row].get(mode='clip')
     return transformer.hidden_tokens(
-        model, params, tokens, position, page, index, state.cache, attend
+        model, params, tokens, position, page, index, state.cache, attend, adapter
     )
 
 
@@ -188,6 +191,7 @@ def extend(
     state: SlotState,
     slots: Int[Array, ' rows'],
     table: Int[Array, 'slots pages_per_slot'],
+    adapter: Int[Array, ' slots'] | None = None,
 ) -> SlotState:
     """Prefills one chunk of every row in `slots` (ascending; a number beyond the last slot marks an idle row)."""
     start = state.cached.at[slots].get(mode='clip')
@@ -210,7 +214,7 @@ def extend(
         row = jnp.repeat(slots, config.chunk)
         attend = paged_attention.make_attend(table, row, position, config.chunk)
     # The hidden states are unused, and XLA removes what only they need.
-    _, cache = _feed(model, config, params, state, table, row, position, attend)
+    _, cache = _feed(model, config, params, state, table, row, position, attend, adapter)
     status = jnp.where(cached >= goal, DECODE, FILL)
     return dataclasses.replace(
         state,
@@ -226,6 +230,7 @@ def _next_tokens(
     mesh: Mesh,
     params: Params,
     table: Int[Array, 'slots pages_per_slot'],
+    adapter: Int[Array, ' slots'] | None,
     tokens: int,
     has_chunks: bool,
     state: SlotState,
@@ -244,7 +249,9 @@ def _next_tokens(
         attend = ragged_attention.make_attend(mesh, table, step.row, step.position, shape)
     else:
         attend = paged_attention.make_attend(table, step.row, step.position)
-    hidden, cache = _feed(model, config, params, state, table, step.row, step.position, attend)
+    hidden, cache = _feed(
+        model, config, params, state, table, step.row, step.position, attend, adapter
+    )
     # Logits of fewer tokens than slots: of all tokens, otherwise of the last one of every slot.
     slot = jnp.minimum(step.row, config.slots - 1)
     if tokens >= config.slots:
@@ -268,6 +275,7 @@ def decode(
     table: Int[Array, 'slots pages_per_slot'],
     age: Int[Array, ' slots'] | None = None,
     rows: Bool[Array, ' slots'] | None = None,
+    adapter: Int[Array, ' slots'] | None = None,
 ) -> tuple[SlotState, DecodeChunk]:
     """Runs up to `burst` steps; ends early when no row has tokens.
 
@@ -278,10 +286,11 @@ def decode(
       table: pages of every slot, those of the new tokens included.
       age: as of `tokens_of_budget`.
       rows: slots that these weights play; None: all. The others are left as they are.
+      adapter: adapter of every slot (policy/adapters.py); None: the only one, if the weights have adapters.
     """
     slots = jnp.arange(config.slots, dtype=jnp.int32)
     eos = jnp.asarray(config.eos or (NO_TOKEN,), jnp.int32)
-    compute = functools.partial(_next_tokens, model, config, mesh, params, table)
+    compute = functools.partial(_next_tokens, model, config, mesh, params, table, adapter)
     whole_step = functools.partial(
         compute, config.token_budget or config.slots, bool(config.token_budget)
     )

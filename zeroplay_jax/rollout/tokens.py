@@ -19,6 +19,7 @@ import tokenizers
 import transformers
 from jaxtyping import Int
 
+from zeroplay_jax.policy.adapter_config import base_folder
 from zeroplay_jax.rollout.messages import Message, Untrusted
 from zeroplay_jax.types import PROMPT, Trajectory, UserError
 
@@ -287,13 +288,13 @@ def _mark_untrusted(message: Message, untrusted: list[Untrusted]) -> str:
 
 
 def open_codec(folder: pathlib.Path) -> Codec:
-    """Returns the tokenizer and chat template of a folder.
+    """Returns the tokenizer and chat template of a folder; those of the base for an adapter.
 
     Raises:
       UserError: the tokenizer or the template cannot be used.
     """
     try:
-        codec = Codec(folder)
+        codec = Codec(base_folder(folder))
         # Rendered once, so that a template that fails is reported before the weights are loaded.
         codec.render([{'role': 'user', 'content': 'x'}])
     except Exception as error:

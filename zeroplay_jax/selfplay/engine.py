@@ -14,7 +14,6 @@ from zeroplay_jax.learner.batch import Batch
 from zeroplay_jax.learner.fingerprint import weights_are_finite
 from zeroplay_jax.learner.learner import Learner
 from zeroplay_jax.objectives import schedules
-from zeroplay_jax.policy import sharding
 from zeroplay_jax.policy.transformer import Params
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.runtime.hosts import sums
@@ -131,8 +130,7 @@ class Engine:
         for name in self.learners if self.config.rollout.ahead else ():
             newest = self.versions[name]
             self._views[name] = {newest: self._views[name][newest]}
-            pool = self.scheduler.pools[name]
-            pool.views = {newest: pool.views[newest]}
+            self.scheduler.pools[name].weights.keep_only(name, newest)
 
     def close(self) -> None:
         """Ends the episodes of a step that was begun early; a checkpoint repeats them."""
@@ -337,7 +335,8 @@ class Engine:
         self.versions[weights] += 1
         self.publish_weights(weights)
         # The sampler's weights are checked: with `offload` the learner's are not on the devices.
-        sampler_weights = self.scheduler.pools[weights].views[self.versions[weights]]
+        pool_weights = self.scheduler.pools[weights].weights
+        sampler_weights = pool_weights.trained(weights, self.versions[weights])
         stats['nonfinite_weights'] = (float(not weights_are_finite(sampler_weights)), 1.0)
         return stats, learnt
 
@@ -351,15 +350,11 @@ class Engine:
         if self.config.offload:
             for name, slots in slot_pools.items():
                 slots.sampler.free_cache()
-                if name == weights:
-                    # Freed and not copied, because new weights are published after the update.
-                    slots.views = {slots.version: {}}
-                else:
-                    slots.views = sharding.to_host(slots.views)
+                slots.weights.leave_devices(is_updated=name == weights)
         yield
         if self.config.offload:
             for slots in slot_pools.values():
-                slots.views = sharding.to_device(slots.views)
+                slots.weights.return_to_devices()
 
     def _pack(self, role: str, rows: Sequence[Row], distill_coef: float) -> list[Batch]:
         """Returns the micro-batches of one optimiser step on these rows, which have advantages (`pack_rows`)."""

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from zeroplay_jax.settings.adapters import Adapters
 from zeroplay_jax.settings.alarms import Alarms
 from zeroplay_jax.settings.bounds import (
     BelowOne,
@@ -42,7 +43,9 @@ class Policy(Section):
     """Model and how it is computed."""
 
     path: str = ''
-    """Hugging Face checkpoint folder; '' is the built-in tiny checkpoint."""
+    """Hugging Face checkpoint folder, or the folder of an adapter, which is then added to its base; '' is the
+    built-in tiny checkpoint."""
+    adapters: Adapters = Adapters()
     dtype: Literal['float32', 'bfloat16'] = 'float32'
     """Dtype of activations (float32 on CPUs, bfloat16 on TPU and GPU)."""
     remat: bool = False
@@ -389,6 +392,8 @@ class TrainedRole(Section):
     """Keep the probability of all other tokens as one outcome."""
     distill_ema_rate: Fraction = 0.05
     """Share of the student that the EMA teacher takes over after every batch."""
+    adapter: str = ''
+    """Adapter folder (PEFT) that the role starts from; needs policy.adapters.rank."""
 
 
 class Run(Section):

@@ -13,7 +13,6 @@ import pathlib
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -160,7 +159,7 @@ def load(source: Source, engine: Engine) -> None:
             if part in stored_tree[name] and part in learner.state:
                 stored[part] = stored_tree[name][part]
         arrays = _read(source, name, stored, learner)
-        learner.restore(dict(_merged(source, name, learner.state, arrays)))
+        learner.restore(dict(_merged(source, name, learner, arrays)))
         engine.publish_weights(name)
 
 
@@ -192,7 +191,7 @@ def _by_path(tree: Any) -> dict[str, Any]:
     }
 
 
-def _merged(source: Source, name: str, state: Json, arrays: dict[str, jax.Array]) -> Json:
+def _merged(source: Source, name: str, learner: Learner, arrays: dict[str, jax.Array]) -> Json:
     """Returns a learner's state with the arrays of a checkpoint where their paths and shapes are equal.
 
     Raises:
@@ -213,10 +212,10 @@ def _merged(source: Source, name: str, state: Json, arrays: dict[str, jax.Array]
         # Moments of an optimiser that the other run lacked, or its position in a warm-up.
         return own
 
-    merged = jax.tree_util.tree_map_with_path(merge, state)
-    if 'teacher' in state and not any(path.startswith('teacher') for path in arrays):
+    merged = jax.tree_util.tree_map_with_path(merge, learner.state)
+    if 'teacher' in learner.state and not any(path.startswith('teacher') for path in arrays):
         # The average begins with the weights of now and not with those of config.policy.path.
-        merged['teacher'] = jax.tree.map(jnp.copy, merged['params'])
+        merged['teacher'] = learner.initial_teacher(merged['params'])
     return merged
 
 

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 
-from zeroplay_jax.learner.learner import Learner
+from zeroplay_jax.learner.frozen_base import FrozenBase
 from zeroplay_jax.learner.weights_view import publisher
 from zeroplay_jax.policy import hf, sharding
 from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout import prompts
+from zeroplay_jax.rollout.pool_weights import AdapterPoolWeights, PoolWeights
 from zeroplay_jax.rollout.sampler import Sampler
 from zeroplay_jax.rollout.scheduler import Scheduler
 from zeroplay_jax.rollout.slot_programs import SamplerConfig
@@ -36,13 +37,19 @@ from zeroplay_jax.selfplay.recipe import (
     Recipe,
     RoleSpec,
     recipe_class,
-    trained_roles,
 )
 from zeroplay_jax.selfplay.role_environment import role_environment
 from zeroplay_jax.selfplay.roles import Role, RolloutContext
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.tools.registry import build_tools
+from zeroplay_jax.training.run_weights import (
+    build_learners,
+    check_base,
+    load_weights,
+    versions_in_use,
+    weights_of_roles,
+)
 from zeroplay_jax.types import UserError
 
 # Fields of config.policy that change how a model is computed, not its weights or their shapes.
@@ -69,7 +76,8 @@ class RunContext:
       folder: checkpoint folder.
       model: its architecture.
       mesh: devices of the learner.
-      params: the loaded weights, float32, in the learner's layout; {} after a caller has released them.
+      params: the loaded weights, float32, in the learner's layout; {} after a caller has released them, and with
+        adapters, whose weights are in `base`.
       library: documents, corpora and evaluation questions.
       rollouts: roles in training.
       evaluation: the same roles over held-out documents, with the same scheduler.
@@ -77,6 +85,7 @@ class RunContext:
       max_search_failure_rate: `config.retrieval.max_failure_rate`.
       tools: all tools of both contexts.
       recipe: the recipe of a training run; None for an evaluation.
+      base: the frozen weights under the adapters of a training run; None in others.
     """
 
     folder: pathlib.Path
@@ -90,11 +99,15 @@ class RunContext:
     max_search_failure_rate: float
     tools: tuple[Tool, ...] = ()
     recipe: Recipe | None = None
+    base: FrozenBase | None = None
 
     def publish_weights(self, pools: Iterable[str], params: Params | None = None) -> None:
         """Copies weights into the slot pools of these names as version 0; `params`: None for the loaded ones."""
-        params = self.params if params is None else params
-        published = publisher(self.model, self.mesh, params)(params)
+        if params is None and self.base is not None:
+            published = self.base.sampler_params
+        else:
+            params = self.params if params is None else params
+            published = publisher(self.model, self.mesh, params)(params)
         for name in pools:
             self.rollouts.scheduler.publish_weights(name, published, 0)
 
@@ -156,12 +169,17 @@ def build(config, extra_weights: str = '', for_training: bool = False) -> RunCon
     """
     # Everything that can fail comes before the weights, cheapest first: reading the weights of a large model takes
     # minutes.
+    uses_adapters = for_training and config.policy.adapters.rank > 0
+    if uses_adapters:
+        check_base(config)
     opened = open_policy(config)
     recipe_type = recipe_class(config.recipe)
     # Raises at an unusable line in a file of the user.
     library = library_builder.build_library(config, recipe_type.has_open_tasks)
     # Builds the tools too, and raises if an MCP server does not answer.
-    rollouts, evaluation = _rollout_contexts(config, recipe_type, opened, library, extra_weights)
+    rollouts, evaluation = _rollout_contexts(
+        config, recipe_type, opened, library, extra_weights, uses_adapters
+    )
     is_first_process = jax.process_index() == 0
     recipe = None
     if for_training:
@@ -171,8 +189,8 @@ def build(config, extra_weights: str = '', for_training: bool = False) -> RunCon
             for warning in warnings:
                 print(f'warning: {warning}', file=sys.stderr)
     shows_progress = config.progress and is_first_process
-    params = hf.load(
-        opened.folder, opened.model, opened.mesh, training_layout=True, progress=shows_progress
+    params, base = load_weights(
+        config, opened.folder, opened.model, opened.mesh, uses_adapters, shows_progress
     )
     return RunContext(
         folder=opened.folder,
@@ -186,6 +204,7 @@ def build(config, extra_weights: str = '', for_training: bool = False) -> RunCon
         max_search_failure_rate=config.retrieval.max_failure_rate,
         tools=_tools_of_roles(rollouts, evaluation),
         recipe=recipe,
+        base=base,
     )
 
 
@@ -205,20 +224,17 @@ def load_like(run: RunContext, folder: str) -> Params:
     return hf.load(folder, run.model, run.mesh, training_layout=True)
 
 
-def weights_of_roles(config) -> dict[str, str]:
-    """Returns trained role → name of its weights: the role's name, or 'policy' unless config.weights='separate'."""
-    weights: dict[str, str] = {}
-    for role in trained_roles(config):
-        weights[role] = role if config.weights == 'separate' else 'policy'
-    return weights
-
-
 def _rollout_contexts(
-    config, recipe: type[Recipe], opened: PolicyFolder, library: Library, extra_weights: str
+    config,
+    recipe: type[Recipe],
+    opened: PolicyFolder,
+    library: Library,
+    extra_weights: str,
+    uses_adapters: bool,
 ) -> tuple[RolloutContext, RolloutContext]:
     """Returns the roles for training, and the same roles for evaluation, whose tools read the held-out corpus.
 
-    Both share slots, weights and judge. `extra_weights` is as in `build`.
+    Both share slots, weights and judge. `extra_weights` is as in `build`, `uses_adapters` as in `rollout_context`.
     """
     specifications = list(recipe.roles(config))
     if config.judge.kind == 'policy':
@@ -239,6 +255,7 @@ def _rollout_contexts(
         templates,
         weights_of_roles(config),
         extra_weights,
+        uses_adapters,
     )
     # The context exists before its judge: a judge that is a policy gets its rollouts from the context.
     judge = _judge(config, library, rollouts, templates)
@@ -268,8 +285,11 @@ def rollout_context(
     templates: Mapping[str, str],
     weights: Mapping[str, str],
     extra_weights: str = '',
+    uses_adapters: bool = False,
 ) -> RolloutContext:
-    """Returns the roles with a new scheduler and one slot pool per set of weights; `judge` is None.
+    """Returns the roles with a new scheduler and one slot pool per set of weights or, with adapters, for all roles.
+
+    `judge` is None.
 
     The pools have no weights before `Scheduler.publish_weights`.
 
@@ -278,22 +298,29 @@ def rollout_context(
       templates: prompts by name.
       weights: trained role → name of its weights.
       extra_weights: name of further weights that get slots of their own; '' for none.
+      uses_adapters: whether the weights are adapters over one base (`policy.adapters`).
     """
     sampler_config = SamplerConfig(**config.sampler, eos=opened.codec.eos_ids)
     sampler_mesh = sharding.local_mesh(opened.mesh)
     roles: dict[str, Role] = {}
     pools: dict[str, SlotPool] = {}
+
+    def make_pool(pool_weights: PoolWeights | None = None) -> SlotPool:
+        sampler = Sampler(opened.model, sampler_config, sampler_mesh)
+        return SlotPool(sampler, config.seed, pool_weights)
+
+    shared_pool = None
+    if uses_adapters:
+        shared_pool = make_pool(AdapterPoolWeights(versions_in_use(config, weights)))
     for specification in specifications:
         role = _role(config, specification, opened.codec, tools, weights)
         roles[role.name] = role
         # Roles of the same weights share slots, so that no role leaves slots idle for another.
         if role.weights not in pools:
-            sampler = Sampler(opened.model, sampler_config, sampler_mesh)
             has_versions = bool(config.rollout.ahead) and role.weights != INITIAL_WEIGHTS
-            pools[role.weights] = SlotPool(sampler, config.seed, has_versions)
+            pools[role.weights] = shared_pool or make_pool(PoolWeights(has_versions))
     if extra_weights:
-        sampler = Sampler(opened.model, sampler_config, sampler_mesh)
-        pools[extra_weights] = SlotPool(sampler, config.seed)
+        pools[extra_weights] = make_pool()
     scheduler = Scheduler(
         pools,
         deterministic=config.rollout.deterministic,
@@ -365,32 +392,6 @@ def _titles(library: Library) -> Sequence[str]:
     return [document.title for document in library.documents]
 
 
-def build_learners(config, run: RunContext) -> dict[str, Learner]:
-    """Returns one learner per set of trained weights, by name, all initialised with the loaded weights."""
-    roles_of_weights: dict[str, dict] = {}
-    for role, weights in weights_of_roles(config).items():
-        roles_of_weights.setdefault(weights, {})[role] = config[role]
-    micro_batch_shape = (config.micro.rows, config.micro.tokens)
-    # One device needs no layout constraints, and the compiled program is simpler without them.
-    model = dataclasses.replace(run.model, mesh=run.mesh if run.mesh.size > 1 else None)
-    # Each learner copies `run.params`, because an update donates the buffers of its weights.
-    learners: dict[str, Learner] = {}
-    for weights, roles in roles_of_weights.items():
-        learners[weights] = Learner(
-            model,
-            run.mesh,
-            roles,
-            run.params,
-            micro_batch_shape,
-            shared_optimizer=config.shared_optimizer,
-            teacher_tokens=config.privileged.tokens,
-            offload=config.offload,
-            weights=config.micro.weights,
-            keeps_views=bool(config.rollout.ahead),
-        )
-    return learners
-
-
 def build_engine(config, run: RunContext) -> Engine:
     """Returns the engine of `config.recipe`, ready for its first step; publishes all weights to their slots.
 
@@ -421,7 +422,7 @@ def build_engine(config, run: RunContext) -> Engine:
         config,
         recipe,
         run.rollouts,
-        build_learners(config, run),
+        build_learners(config, run.model, run.mesh, run.params, run.base),
         weights_of_roles(config),
         trained_specifications,
         check_and_reset_failures,

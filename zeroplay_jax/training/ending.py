@@ -7,12 +7,12 @@ from typing import Any
 
 from zeroplay_jax.evaluation import report_builder
 from zeroplay_jax.learner.fingerprint import weights_fingerprint
-from zeroplay_jax.policy import hf
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime import atomic
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.training import branch, build, run_folder
+from zeroplay_jax.training.export import write_policy
 from zeroplay_jax.training.model_card import export_texts
 from zeroplay_jax.training.outcome import current_stop, learning_summary, proposal_summary
 from zeroplay_jax.training.summary import summarise_run, summary_json
@@ -26,7 +26,7 @@ def finish(
     engine: Engine,
     steps: list[Step],
     state: dict[str, Any],
-    first_weights: list[int],
+    first_weights: dict[str, list[int]],
 ) -> dict[str, Any]:
     """Exports the trained weights and writes summary.json and the report; returns the summary."""
     hosts = context.rollouts.hosts
@@ -63,7 +63,7 @@ def _export(
     shows_progress: bool,
     unchanged: list[str],
 ) -> None:
-    """Writes the weights of each policy as the Hugging Face folder workdir/policy/<name>, if that does not exist.
+    """Writes the weights of each policy to the folder workdir/policy/<name>, if that does not exist.
 
     Args:
       unchanged: policies that are not exported, because their weights are those of the start.
@@ -82,21 +82,21 @@ def _export(
             continue
         with progress.clock(f'export {name}', shows_progress):
             texts = _export_texts(config, context, engine, name)
-            hf.save(folder, context.model, learner.params, like=context.folder, texts=texts)
+            write_policy(config, context, learner, texts, folder)
 
 
 def _unchanged_policies(
-    engine: Engine, loaded_weights: list[int], origin: Json | None
+    engine: Engine, initial_weights: dict[str, list[int]], origin: Json | None
 ) -> list[str]:
     """Returns the names of the learners whose weights have the fingerprint of the initial weights.
 
     Args:
-      loaded_weights: fingerprint of the weights in config.policy.path.
+      initial_weights: their fingerprints before the first step of a run without an origin.
       origin: `branch.read_record`.
     """
     unchanged = []
     for name, learner in engine.learners.items():
-        first_weights = origin['weights'][name] if origin else loaded_weights
+        first_weights = origin['weights'][name] if origin else initial_weights[name]
         if weights_fingerprint(learner.params, learner.mesh) == first_weights:
             unchanged.append(name)
     return unchanged

@@ -11,6 +11,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+from zeroplay_jax.policy.adapter_config import base_folder, is_adapter
 from zeroplay_jax.runtime import atomic
 from zeroplay_jax.runtime.digests import file_digests
 from zeroplay_jax.runtime.hosts import Hosts
@@ -48,8 +49,9 @@ def fingerprints(config) -> dict[str, Entry]:
 def _paths(config) -> dict[str, list[pathlib.Path]]:
     """Returns config field → files."""
     policy = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
-    policy_files = [path for path in sorted(policy.iterdir()) if path.suffix in _POLICY_SUFFIXES]
-    paths = {'policy.path': policy_files}
+    paths = {'policy.path': _policy_files(policy)}
+    if is_adapter(policy):
+        paths['policy.path'] += _policy_files(base_folder(policy))
     if config.retrieval.kind != 'world':
         paths['retrieval.path'] = [pathlib.Path(config.retrieval.path) / 'manifest.json']
     # Recipes have fields of their own that name files, so all texts are tried.
@@ -57,7 +59,14 @@ def _paths(config) -> dict[str, list[pathlib.Path]]:
         path = pathlib.Path(value)
         if path.is_file():
             paths[field] = [path]
+        # The adapter that a role starts from.
+        elif field != 'policy.path' and is_adapter(path):
+            paths[field] = _policy_files(path)
     return paths
+
+
+def _policy_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    return [path for path in sorted(folder.iterdir()) if path.suffix in _POLICY_SUFFIXES]
 
 
 def _texts(tree: dict[str, Any], prefix: str = '') -> Iterator[tuple[str, str]]:

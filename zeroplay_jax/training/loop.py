@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from zeroplay_jax.learner.checkpoint import FOLDER, Checkpointer, saved_steps, set_damaged_aside
-from zeroplay_jax.learner.fingerprint import weights_fingerprint
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime import interrupts, preemption
 from zeroplay_jax.runtime.compilation import CompilationCache
@@ -25,6 +24,7 @@ from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluati
 from zeroplay_jax.training import branch, build, ending, input_record, run_folder, tool_record
 from zeroplay_jax.training.alarms import Alarm, Alarms
 from zeroplay_jax.training.evaluation_step import evaluate_step
+from zeroplay_jax.training.export import fingerprints
 from zeroplay_jax.training.outcome import (
     current_stop,
     raise_if_stopped_or_untrained,
@@ -74,7 +74,7 @@ def run(config, workdir, source: str | None = None) -> dict:
         cache = CompilationCache(config.compilation.cache, config.compilation.gigabytes)
         context = _build_on_all(hosts, config)
         engine = build.build_engine(config, context)
-        first_weights = weights_fingerprint(context.params, context.mesh)
+        first_weights = fingerprints(engine)
         # Learners and samplers have their own copies.
         context = dataclasses.replace(context, params={})
         phases = engine.recipe.phases()

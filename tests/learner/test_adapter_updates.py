@@ -1,0 +1,205 @@
+"""Updates of adapters: the base stays, nothing else does; layout, micro-batches and offload change nothing."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from test_learner import close, make_rows, role
+from test_teacher import DISTILS, TEACHER_TOKENS, packed, taught_rows
+
+from zeroplay_jax.learner.frozen_base import FrozenBase
+from zeroplay_jax.learner.learner import Learner
+from zeroplay_jax.learner.loss import LossConfig, loss
+from zeroplay_jax.learner.packing import pack
+from zeroplay_jax.policy import adapters, hf, sharding
+from zeroplay_jax.policy.adapters import LINEARS, A, B
+
+RANK, SCALE = 2, 4.0
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    return tiny.make_folder(tmp_path_factory.mktemp('adapters') / 'policy', letters=tiny.LETTERS)
+
+
+def load(folder, mesh=(1, 1, 1), **settings):
+    """The model, and its base on a mesh."""
+    place = sharding.make_mesh(*mesh)
+    model = dataclasses.replace(hf.read_config(folder), logit_chunk=16)
+    if place.size > 1:
+        model = dataclasses.replace(model, mesh=place)
+    params = hf.load(folder, model, place)
+    return model, FrozenBase.of(params, place, SCALE, **settings)
+
+
+def make_learner(folder, mesh=(1, 1, 1), *, changes=(), settings=(), **options):
+    model, base = load(folder, mesh, **dict(settings))
+    adapter = adapters.init(base.params, LINEARS, RANK, 0, 'r')
+    # Not fresh: where B is 0, A has no gradient.
+    rng = np.random.default_rng(0)
+    adapter = jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype('f'), adapter)
+    config = role(learning_rate=1e-2, **DISTILS) if not changes else role(**dict(changes))
+    learner = Learner(
+        model,
+        base.mesh,
+        {'r': config},
+        adapter,
+        (4, 60),
+        teacher_tokens=TEACHER_TOKENS,
+        base=base,
+        **options,
+    )
+    return model, base, learner
+
+
+def improve(learner, model, updates=2):
+    for _ in range(updates):
+        learner.update('r', packed(taught_rows(model), micro_rows=4), 0.5)
+        learner.update_ema_teacher()
+
+
+def arrays(tree):
+    return jax.tree.map(np.array, tree)
+
+
+def same(ours, theirs):
+    jax.tree.map(np.testing.assert_array_equal, arrays(ours), arrays(theirs))
+
+
+def num_bytes(tree):
+    return sum(x.nbytes for x in jax.tree.leaves(tree))
+
+
+def test_an_update_changes_the_adapter_and_never_the_base(folder):
+    model, base, learner = make_learner(folder)
+    before, first = arrays(base.params), arrays(learner.params)
+    held = {id(x) for x in jax.tree.leaves(base.params)}
+    improve(learner, model)
+    same(base.params, before)
+    # Samplers read the arrays of the base themselves, and no copy of them.
+    shared, adapter = adapters.split(learner.published())
+    assert {id(x) for x in jax.tree.leaves(shared)} == held
+    same(adapter, learner.params)
+    for ours, theirs in zip(jax.tree.leaves(learner.params), jax.tree.leaves(first), strict=True):
+        assert (np.asarray(ours) != theirs).all()
+    # Adapter, two moments, and a teacher of twice the rank: nothing of the size of the base.
+    state = {name: part for name, part in learner.state.items() if name != 'teacher'}
+    size = num_bytes(first)
+    assert 3 * size <= num_bytes(state) <= 3 * size + 64
+    assert num_bytes(learner.state['teacher']) == 2 * size
+    assert size < num_bytes(before) / 4
+
+
+def test_offload_published_weights_and_a_restored_state_change_no_bit(folder):
+    model, _, plain = make_learner(folder)
+    improve(plain, model)
+    for options in ({'offload': True}, {'weights': 'published'}):
+        _, _, other = make_learner(folder, **options)
+        improve(other, model, 1)
+        state = arrays(other.state)
+        improve(other, model, 1)
+        same(other.state, plain.state)
+        other.restore(state)
+        improve(other, model, 1)
+        same(other.state, plain.state)
+
+
+def gradient(folder, batches, mesh=(1, 1, 1)):
+    model, base = load(folder, mesh)
+    adapter = adapters.init(base.params, LINEARS, RANK, 0, 'r')
+    adapter = jax.tree.map(lambda x: x + 0.1 * np.sin(np.arange(x.size)).reshape(x.shape), adapter)
+    layout = sharding.parameter_shardings(adapter, base.mesh, training_layout=True)
+    adapter = jax.device_put(jax.tree.map(np.float32, adapter), layout)
+    config = LossConfig.of(role())
+
+    @jax.jit
+    def step(adapter, base_params, batch):
+        def value(x):
+            return loss(model, config, x, batch, batch.old_logp, None, 0.0, base_params)[0]
+
+        return jax.value_and_grad(value)(adapter)
+
+    total = None
+    for batch in batches:
+        new = step(adapter, base.params, jax.device_put(batch, sharding.rows(base.mesh)))
+        total = new if total is None else jax.tree.map(np.add, total, new)
+    return total
+
+
+def test_devices_micro_batches_and_packing_change_nothing(folder):
+    rows = make_rows(hf.read_config(folder), 16)
+    whole = gradient(folder, pack(rows, micro_rows=8, tokens=50, mode='token'))
+    assert all(np.abs(x).max() > 0 for x in jax.tree.leaves(whole[1]))
+    batches = pack(rows[::-1], micro_rows=4, tokens=60, mode='token')
+    close(gradient(folder, batches, (2, 2, 2)), whole)
+
+
+def test_factors_are_split_as_the_inputs_and_outputs_of_their_kernel(folder):
+    _, base, learner = make_learner(folder, (2, 2, 2))
+    layout = sharding.parameter_shardings(base.params, base.mesh, training_layout=True)
+    for layer, linears in learner.params.items():
+        for linear, factors in linears.items():
+            inputs, outputs = layout[layer][linear]['kernel'].spec
+            assert tuple(factors[A].sharding.spec) == (inputs, None)
+            assert tuple(factors[B].sharding.spec) == (None, outputs)
+
+
+def test_the_reference_is_the_base(folder):
+    model, base, learner = make_learner(folder, changes={'kl_coef': 0.1, 'learning_rate': 1e-2})
+    assert learner.reference is None
+    batches = pack(make_rows(model), micro_rows=4, tokens=60, mode='token')
+    assert learner.update('r', batches)['kl'][0] > 0.1
+    fresh = jax.tree.map(np.zeros_like, learner.params)
+    learner.restore(learner.state | {'params': fresh})
+    assert learner.update('r', batches)['kl'][0] == 0
+
+
+def test_weight_decay_is_that_of_the_adapters(folder):
+    updated = []
+    for of_role, of_adapters in ((0.5, 0.0), (0.0, 0.5)):
+        model, _, learner = make_learner(
+            folder,
+            changes={'learning_rate': 1e-2, 'weight_decay': of_role},
+            settings={'weight_decay': of_adapters},
+        )
+        first = arrays(learner.params)
+        learner.update('r', pack(make_rows(model), micro_rows=4, tokens=60, mode='token'))
+        updated.append(arrays(learner.params))
+    undecayed, decayed = updated
+    # AdamW: rate · decay · weight, and nothing of the role's own decay.
+    jax.tree.map(
+        lambda x, y, start: np.testing.assert_allclose(y, x - 1e-2 * 0.5 * start, atol=1e-7),
+        undecayed,
+        decayed,
+        first,
+    )
+
+
+def products(tree):
+    factors = [linear for layer in tree.values() for linear in layer.values()]
+    return [np.asarray(f[A], np.float64) @ np.asarray(f[B], np.float64) for f in factors]
+
+
+def test_the_teacher_is_the_average_of_products(folder):
+    """π-Play eq. 10 on whole weights, W + s·A·B: against the dense average in float64, and that of the factors."""
+    distances = {}
+    for kind in ('products', 'factors'):
+        model, _, learner = make_learner(
+            folder,
+            changes=DISTILS | {'learning_rate': 3e-3, 'distill_ema_rate': 0.05},
+            settings={'teacher': kind},
+        )
+        exact = products(learner.params)
+        for _ in range(8):
+            improve(learner, model, 1)
+            exact = [0.95 * x + 0.05 * y for x, y in zip(exact, products(learner.params))]
+        start = products(learner.state['teacher'])
+        error = sum(np.linalg.norm(x - y) ** 2 for x, y in zip(start, exact, strict=True))
+        size = sum(
+            np.linalg.norm(x - y) ** 2 for x, y in zip(products(learner.params), exact, strict=True)
+        )
+        # Of the distance between student and exact teacher.
+        distances[kind] = np.sqrt(error / size)
+    assert distances['products'] < 0.002 and distances['factors'] > 0.005, distances

@@ -1,0 +1,195 @@
+"""Adapters over a frozen base: a fresh one changes no bit, neighbours change no bit, values as with whole weights."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from zeroplay_jax.policy import adapters, attention, hf, transformer
+from zeroplay_jax.policy.adapters import LINEARS, A, B
+
+RANK, SCALE = 3, 2.0
+
+
+@pytest.fixture(scope='module')
+def policy(tmp_path_factory):
+    folder = tiny.make_folder(tmp_path_factory.mktemp('adapters') / 'policy', letters=tiny.LETTERS)
+    model = dataclasses.replace(hf.read_config(folder), logit_chunk=16)
+    return model, hf.load(folder, model) | {adapters.SCALE: jnp.full(1, SCALE)}
+
+
+def fresh(base, name, linears=LINEARS):
+    return adapters.init(base, linears, RANK, seed=0, name=name)
+
+
+def trained(base, name):
+    """An adapter whose product is not zero."""
+    rng = np.random.default_rng(len(name))
+    return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype('f'), fresh(base, name))
+
+
+def several(base, *names):
+    scale = {adapters.SCALE: jnp.full(len(names), SCALE)}
+    return adapters.join(base | scale, adapters.stack([trained(base, name) for name in names]))
+
+
+def packed(model, rows=4, tokens=20):
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, model.vocab_size, (rows, tokens)).astype(np.int32)
+    positions = np.tile(np.arange(tokens, dtype=np.int32), (rows, 1))
+    return ids, positions, np.ones_like(ids)
+
+
+def same(ours, theirs):
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def hidden(model, params, *rows):
+    return jax.jit(lambda p: transformer.hidden(model, p, *rows))(params)
+
+
+def rows(tree, selected):
+    return jax.tree.map(lambda x: x[selected], tree)
+
+
+@functools.cache
+def decode_program(model):
+    slots, chunk = 8, 6
+    ids, _, _ = packed(model, slots, chunk + 1)
+    shape = (model.kv_heads, model.head_dim, model.dtype)
+    cache = attention.empty_cache(model.layers, slots, 16, *shape)
+    buffer = attention.empty_buffer(model.layers, slots, 4, *shape)
+    at = jnp.arange(slots)
+
+    @jax.jit
+    def run(params, adapter):
+        new = transformer.fill_cache(
+            model, params, ids[:, :chunk], at, 0 * at, cache, adapter=adapter
+        )
+        states, _ = transformer.hidden_step(
+            model, params, ids[:, chunk], 0 * at + chunk, jnp.int32(0), new, buffer, adapter=adapter
+        )
+        return new, states
+
+    return run
+
+
+def decode(model, params, adapter=None):
+    """Keys and values of a prefilled chunk, and hidden states of a decode step, of eight slots."""
+    return decode_program(model)(params, adapter)
+
+
+@pytest.mark.parametrize('mode', [{}, {'scan': True, 'remat': True}])
+def test_a_fresh_adapter_changes_no_bit(policy, mode):
+    model, base = policy
+    model = dataclasses.replace(model, **mode)
+    joined = adapters.join(base, fresh(base, 'solver'))
+    same(hidden(model, joined, *packed(model)), hidden(model, base, *packed(model)))
+    if not mode:
+        same(decode(model, joined), decode(model, base))
+
+
+def test_fresh_adapters_differ_by_name_and_layer_only(policy):
+    _, base = policy
+    same(fresh(base, 'solver', ('q',))['layer_1']['q'], fresh(base, 'solver')['layer_1']['q'])
+    one, other = fresh(base, 'solver'), fresh(base, 'proposer')
+    for a, b in ((one['layer_0'], one['layer_1']), (one['layer_0'], other['layer_0'])):
+        assert (a['q'][A] != b['q'][A]).all() and not a['q'][B].any()
+
+
+def test_a_row_is_the_same_whatever_its_neighbours_use(policy):
+    model, base = policy
+    joined = several(base, 'first', 'second', 'third')
+    at = np.arange(8)
+    index = np.array([0, 1, 2, -1, 0, 1, 2, -1], np.int32)
+    for changed in (index == index[0], at < 5, at == 7):
+        other = np.where(changed, index, (index + 2) % 4 - 1).astype(np.int32)
+        ours, theirs = decode(model, joined, index), decode(model, joined, other)
+        same(rows(ours, other == index), rows(theirs, other == index))
+    same(rows(ours, index < 0), rows(decode(model, base), index < 0))
+
+
+def test_values_are_those_of_merged_weights(policy):
+    model, base = policy
+    joined = several(base, 'first', 'second')
+    for number, name in enumerate(('first', 'second')):
+        whole = adapters.merged(adapters.join(base, trained(base, name)))
+        assert adapters.SCALE not in whole
+        ours = decode(model, joined, np.full(8, number, np.int32))
+        for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(decode(model, whole))):
+            np.testing.assert_allclose(x, y, atol=2e-4)
+        assert np.abs(decode(model, base)[1] - ours[1]).max() > 0.1
+
+
+@pytest.mark.parametrize('mode', [{}, {'scan': True, 'remat': True}])
+def test_gradients_are_those_of_the_dense_product(policy, mode):
+    """With W the kernel, G its gradient at W + s·A·B: dA = s·G·Bᵀ, dB = s·Aᵀ·G, by NumPy in float64."""
+    model, base = policy
+    model = dataclasses.replace(model, **mode)
+    adapter, rows = trained(base, 'solver'), packed(model)
+
+    def loss(params):
+        logp, entropy = transformer.score(model, params, *rows, train_entropy=True)
+        return jnp.sum(logp * np.linspace(0, 1, logp.size).reshape(logp.shape) + 0.1 * entropy)
+
+    ours = jax.jit(jax.grad(lambda a: loss(adapters.join(base, a))))(adapter)
+    dense = jax.jit(jax.grad(loss))(adapters.merged(adapters.join(base, adapter)))
+    for layer, linears in adapter.items():
+        for linear, factors in linears.items():
+            g = np.asarray(dense[layer][linear]['kernel'], np.float64)
+            wants = {A: SCALE * g @ factors[B].T, B: SCALE * factors[A].T @ g}
+            for factor, want in wants.items():
+                difference = np.linalg.norm(ours[layer][linear][factor] - want)
+                assert difference <= 1e-4 * np.linalg.norm(want), (layer, linear, factor)
+
+
+def test_a_backward_pass_has_no_gradient_of_the_head(policy):
+    """Nothing of the size of the vocabulary is summed over chunks: the head belongs to the base."""
+    model, base = policy
+    rows = packed(model)
+
+    def text(params, weights):
+        def loss(w):
+            return jnp.sum(transformer.score(model, params(w), *rows)[0])
+
+        return jax.jit(jax.grad(loss)).lower(weights).as_text()
+
+    # The gradient's carry of the loop: [vocab, hidden].
+    carry = f'tensor<{model.vocab_size}x{model.hidden_size}xf32>'
+    adapted = text(lambda a: adapters.join(base, a), fresh(base, 'solver'))
+    whole = {name: x for name, x in base.items() if name != adapters.SCALE}
+    count = {
+        name: sum('broadcast' in line and carry in line for line in t.splitlines())
+        for name, t in (('adapted', adapted), ('whole', text(lambda p: p, whole)))
+    }
+    assert count['adapted'] == 0 < count['whole']
+
+
+def products(tree):
+    factors = [linear for layer in tree.values() for linear in layer.values()]
+    return [np.asarray(f[A], np.float64) @ np.asarray(f[B], np.float64) for f in factors]
+
+
+def test_averages_of_products(policy):
+    """π-Play eq. 10 of the products: exact while the rank suffices, then the closest of that rank."""
+    _, base = policy
+    one, two = trained(base, 'first'), trained(base, 'second')
+    teacher = adapters.widened(one)
+    for x, y in zip(products(teacher), products(one), strict=True):
+        np.testing.assert_array_equal(x, y)
+    average = jax.jit(lambda t, s: adapters.average_products(t, s, 0.05))
+    teacher = average(teacher, two)
+    exact = [0.95 * x + 0.05 * y for x, y in zip(products(one), products(two))]
+    for x, y in zip(products(teacher), exact, strict=True):
+        assert np.linalg.norm(x - y) <= 1e-5 * np.linalg.norm(y)
+    # Of three adapters the average has rank 9, and 6 are kept.
+    three = trained(base, 'last')
+    teacher = average(teacher, three)
+    exact = [0.95 * x + 0.05 * y for x, y in zip(exact, products(three))]
+    for x, y in zip(products(teacher), exact, strict=True):
+        rest = np.linalg.svd(y, compute_uv=False)[2 * RANK :]
+        assert np.linalg.norm(x - y) == pytest.approx(np.linalg.norm(rest), rel=1e-3)

@@ -1,0 +1,137 @@
+"""Adapters as PEFT folders: what is written is read back, `peft` computes the same logits, faults are one line."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from safetensors.numpy import load_file, save_file
+
+from zeroplay_jax.policy import adapter_config, adapter_folders, adapters, hf, transformer
+from zeroplay_jax.policy.adapter_config import CONFIG_FILE, WEIGHTS_FILE, AdapterConfig
+from zeroplay_jax.types import UserError
+
+CONFIG = dict(rank=3, alpha=6.0, linears=('down', 'q', 'v'))
+
+
+@pytest.fixture(scope='module')
+def base(tmp_path_factory):
+    folder = tiny.make_folder(tmp_path_factory.mktemp('folders') / 'base', letters=tiny.LETTERS)
+    model = hf.read_config(folder)
+    return folder, model, hf.load(folder, model)
+
+
+def adapter_of(params, seed):
+    adapter = adapters.init(params, CONFIG['linears'], 3, seed, 'role')
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype('f'), adapter)
+
+
+@pytest.fixture
+def folder(base, tmp_path):
+    base_folder, model, params = base
+    config = AdapterConfig(**CONFIG, base=base_folder)
+    adapter_folders.save(tmp_path / 'adapter', model, config, adapter_of(params, 1))
+    return tmp_path / 'adapter'
+
+
+def logits(model, params, ids):
+    positions = np.arange(ids.shape[1], dtype=np.int32)[None]
+    states = transformer.hidden(model, params, ids, positions, np.ones_like(ids))[0]
+    return np.asarray(transformer.logits(model, params, states))
+
+
+def test_a_folder_is_read_as_it_was_written(base, folder):
+    _, model, params = base
+    jax.tree.map(
+        np.testing.assert_array_equal, adapter_folders.load(folder, model), adapter_of(params, 1)
+    )
+    assert adapter_config.read(folder) == AdapterConfig(**CONFIG, base=base[0])
+    with pytest.raises(FileExistsError):
+        adapter_folders.save(folder, model, adapter_config.read(folder), {})
+
+
+def test_an_adapter_folder_is_loaded_as_its_base_with_the_adapter(base, folder):
+    _, model, params = base
+    assert hf.read_config(folder) == model
+    joined = adapters.join(params | {adapters.SCALE: jnp.full(1, 2.0)}, adapter_of(params, 1))
+    ids = np.arange(12, dtype=np.int32)[None]
+    ours = logits(model, hf.load(folder), ids)
+    np.testing.assert_allclose(ours, logits(model, joined, ids), atol=1e-4)
+    assert np.abs(ours - logits(model, params, ids)).max() > 0.1
+
+
+def test_peft_computes_the_same_logits(base, folder):
+    peft = pytest.importorskip('peft')
+    import torch
+    import transformers
+
+    base_folder, model, _ = base
+    ids = np.arange(20, dtype=np.int32)[None] % model.vocab_size
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(str(base_folder))
+    theirs = peft.PeftModel.from_pretrained(theirs, str(folder))
+    with torch.no_grad():
+        want = theirs(torch.tensor(ids.astype(np.int64))).logits[0].numpy()
+    np.testing.assert_allclose(logits(model, hf.load(folder), ids), want, atol=1e-4)
+    # What peft writes is read back, too.
+    theirs.save_pretrained(str(folder.parent / 'again'))
+    again = adapter_folders.load(folder.parent / 'again', model)
+    jax.tree.map(np.testing.assert_array_equal, again, adapter_folders.load(folder, model))
+
+
+def change_config(**fields):
+    def spoil(folder):
+        path = folder / CONFIG_FILE
+        path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+    return spoil
+
+
+def change_tensors(change):
+    def spoil(folder):
+        tensors = load_file(folder / WEIGHTS_FILE)
+        change(tensors, sorted(tensors)[0])
+        save_file(tensors, folder / WEIGHTS_FILE)
+
+    return spoil
+
+
+def cut(folder):
+    path = folder / WEIGHTS_FILE
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+FAULTS = [
+    (change_config(use_dora=True), 'use_dora=True is not supported'),
+    (change_config(peft_type='IA3'), "peft_type='IA3' is not supported"),
+    (change_config(rank_pattern={'q': 1}), 'rank_pattern'),
+    (change_config(target_modules='all-linear'), 'list the names of the modules'),
+    (change_config(target_modules=['q_proj', 'embed_tokens']), "has 'embed_tokens'"),
+    (change_config(r='three'), 'cannot be read'),
+    (change_config(r=4), 'with shape (4,'),
+    (change_config(base_model_name_or_path='/nowhere'), 'is no folder here'),
+    (change_tensors(lambda t, name: t.pop(name)), 'is missing in a model of 2 layers'),
+    (change_tensors(lambda t, name: t.update(extra=t[name])), 'tensor extra has no place'),
+    (change_tensors(lambda t, name: t[name].fill(np.nan)), 'must be finite'),
+    (cut, 'copy it again'),
+    (lambda folder: (folder / WEIGHTS_FILE).unlink(), 'copy it again'),
+]
+
+
+@pytest.mark.parametrize('spoil,text', FAULTS, ids=[text for _, text in FAULTS])
+def test_a_folder_that_does_not_fit_is_one_line(folder, spoil, text):
+    spoil(folder)
+    with pytest.raises(UserError) as caught:
+        hf.load(folder)
+    assert text in str(caught.value) and '\n' not in str(caught.value)
+
+
+def test_bfloat16_bases_keep_float32_norms(base):
+    folder, model, params = base
+    narrow = hf.load(folder, dataclasses.replace(model, dtype='bfloat16'), matrix_dtype='bfloat16')
+    want = transformer.published(dataclasses.replace(model, dtype='bfloat16'), params)
+    jax.tree.map(np.testing.assert_array_equal, narrow, want)
+    assert narrow['final_norm']['scale'].dtype == np.float32

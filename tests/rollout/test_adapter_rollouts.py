@@ -1,0 +1,116 @@
+"""One pool for all roles: rollouts with different adapters, or none, each have the tokens that they have alone."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from request_cases import CONFIG, make_env, requests, run, same
+
+from zeroplay_jax.policy import adapters, sharding
+from zeroplay_jax.rollout.episode_batch import EpisodeBatch
+from zeroplay_jax.rollout.pool_weights import AdapterPoolWeights
+from zeroplay_jax.rollout.sampler import Sampler
+from zeroplay_jax.rollout.scheduler import Scheduler
+from zeroplay_jax.rollout.slots import SlotPool
+
+LONG = pytest.mark.long
+LAYOUTS = {
+    'slots': (CONFIG, 1),
+    'budget': (dataclasses.replace(CONFIG, page=8, pages=30, token_budget=8), 1),
+    'pages': (dataclasses.replace(CONFIG, page=8), 1),
+    'shards': (CONFIG, 2),
+}
+# Name of weights and version → seed of its adapter; 'initial' is the base.
+WEIGHTS = {('first', 1): 1, ('first', 2): 2, ('second', 1): 3, ('initial', 0): None}
+
+
+def joined(base, seed):
+    if seed is None:
+        return base
+    adapter = adapters.init(base, adapters.LINEARS, 3, seed, 'role')
+    rng = np.random.default_rng(seed)
+    return adapters.join(
+        base, jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype('f'), adapter)
+    )
+
+
+def placed(tree, mesh):
+    return jax.device_put(tree, sharding.replicated(mesh))
+
+
+def make_scheduler(policy, config, mesh):
+    codec, model, params = policy
+    base = placed(params | {adapters.SCALE: jnp.full(1, 2.0)}, mesh)
+    config = dataclasses.replace(config, eos=codec.eos_ids)
+    weights = AdapterPoolWeights({'first': 2, 'second': 1})
+    pool = SlotPool(Sampler(model, config, mesh), 5, weights)
+    scheduler = Scheduler(dict.fromkeys(('first', 'second', 'initial'), pool))
+    for (name, version), seed in WEIGHTS.items():
+        scheduler.publish_weights(name, placed(joined(base, seed), mesh), version, keep=(1,))
+    return scheduler
+
+
+def play(policy, reqs_of, config, mesh):
+    """{name, version: trajectories} of requests that are in the pool at the same time."""
+    scheduler = make_scheduler(policy, config, mesh)
+    batches = {}
+    for (name, version), reqs in reqs_of.items():
+        batch = batches[name, version] = EpisodeBatch({name: version})
+        scheduler.start(batch, [scheduler.rollout(r) for r in reqs])
+    results = {key: scheduler.wait(batch) for key, batch in batches.items()}
+    return {key: [t for group in groups for t in group] for key, groups in results.items()}
+
+
+@pytest.mark.parametrize(
+    'layout', ['slots', 'budget', *(pytest.param(name, marks=LONG) for name in ('pages', 'shards'))]
+)
+def test_rollouts_are_those_they_are_alone_and_those_of_merged_weights(policy, layout):
+    config, shards = LAYOUTS[layout]
+    mesh = sharding.make_mesh(replica=shards)
+    base = policy[2] | {adapters.SCALE: jnp.full(1, 2.0)}
+    reqs_of = {}
+    for number, (name, version) in enumerate(WEIGHTS):
+        reqs = requests(make_env(policy[0]), 3)
+        reqs_of[name, version] = [
+            dataclasses.replace(r, weights=name, identity=(number, i)) for i, r in enumerate(reqs)
+        ]
+    together = play(policy, reqs_of, config, mesh)
+    tokens = set()
+    for (name, version), ours in together.items():
+        reqs = reqs_of[name, version]
+        assert {(t.weights, t.version) for t in ours} == {(name, version)}
+        same(ours, play(policy, {(name, version): reqs}, config, mesh)[name, version])
+        # The base has the bits of a pool without adapters; merged weights round differently.
+        seed = WEIGHTS[name, version]
+        whole = policy[2] if seed is None else adapters.merged(joined(base, seed))
+        plain = [dataclasses.replace(r, weights='policy') for r in reqs]
+        alone = run((*policy[:2], placed(whole, mesh)), plain, config, mesh)
+        same(ours, alone, tolerance=0.0 if seed is None else 1e-3)
+        tokens.add(str([t.tokens.tolist() for t in ours]))
+    assert len(tokens) == len(WEIGHTS)
+
+
+def test_an_adapter_in_use_is_not_replaced(policy):
+    scheduler = make_scheduler(policy, CONFIG, sharding.make_mesh())
+    reqs = requests(make_env(policy[0]), 1)
+    batch = EpisodeBatch({'first': 1})
+    request = dataclasses.replace(reqs[0], weights='first')
+    scheduler.start(batch, [scheduler.rollout(request)])
+    view = joined(policy[2] | {adapters.SCALE: jnp.full(1, 2.0)}, 4)
+    published = []
+
+    def publish_in_between(*_):
+        if not published:
+            # Another role's weights, and a newer version, can come; that of the rollout has to stay.
+            scheduler.publish_weights('second', view, 2)
+            with pytest.raises(RuntimeError, match='published while'):
+                scheduler.publish_weights('first', view, 3)
+            scheduler.publish_weights('first', view, 4, keep=(1,))
+            published.append(1)
+
+    scheduler.pools['first'].on_tokens = publish_in_between
+    ours = scheduler.wait(batch)[0]
+    assert published and {t.version for t in ours} == {1}
+    same(ours, play(policy, {('first', 1): [request]}, CONFIG, sharding.make_mesh())['first', 1])

@@ -1,0 +1,125 @@
+"""Runs with adapters: every recipe trains, a killed run ends as if it had not been killed, folders are continued."""
+
+import json
+import pathlib
+
+import ahead_runs
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from zeroplay_jax.configs import drzero, dspo, piplay, scope, ssp
+from zeroplay_jax.configuration.rules import check
+from zeroplay_jax.policy import hf
+from zeroplay_jax.training import loop
+
+RECIPES = {'drzero': drzero, 'dspo': dspo, 'piplay': piplay, 'scope': scope, 'ssp': ssp}
+# π-Play, with a teacher, is the run that is killed below.
+LONG = ('dspo', 'piplay', 'scope', 'ssp')
+
+
+def make_config(recipe, **fields):
+    config = RECIPES[recipe].get_config('mini')
+    config.policy.adapters.rank = 4
+    config.progress = False
+    config.stop_after_empty_steps = 0
+    config.world.train, config.world.evaluation = (0, 4), (0, 2)
+    config.eval.questions, config.eval.hops = 1, (1,)
+    config.sampler.slots, config.micro.rows = 16, 2
+    config.schedule.iterations = 1
+    if recipe != 'ssp':
+        config.schedule.hop_ratio = (2, 1, 1)
+        config.pool.batch, config.pool.batches = 8, 1
+        config.proposer.batch, config.solver.batch = 8, 4
+    for role in ('proposer', 'solver'):
+        config[role].update(steps=1, learning_rate=1e-3)
+    config.update(fields)
+    check(config)
+    return config
+
+
+@pytest.mark.parametrize(
+    'recipe', [pytest.param(r, marks=pytest.mark.long) if r in LONG else r for r in RECIPES]
+)
+def test_every_recipe_trains_adapters_over_one_base(recipe):
+    engine = ahead_runs.make_engine(make_config(recipe))
+    before = {name: arrays(learner.params) for name, learner in engine.learners.items()}
+    # One pool serves all roles, those that are not trained included.
+    assert len(set(engine.scheduler.pools.values())) == 1
+    records = ahead_runs.play(engine)
+    trained = [r['metrics'].get('gradient_norm', 0) for r in records]
+    trained += [r['metrics'].get('solver/gradient_norm', 0) for r in records]
+    assert sum(len(r['rollouts']) for r in records) and max(trained) > 0
+    changed = [
+        any(map(np.any, jax.tree.leaves(jax.tree.map(np.not_equal, before[name], arrays(x)))))
+        for name, x in ((name, learner.params) for name, learner in engine.learners.items())
+    ]
+    assert any(changed)
+
+
+def arrays(tree):
+    return jax.tree.map(np.array, tree)
+
+
+def test_with_steps_that_begin_early_a_resumed_run_has_the_same_bits():
+    config = ahead_runs.make_config()
+    config.policy.adapters.rank = 4
+    config.solver.learning_rate = 3e-3
+    check(config)
+    engine = ahead_runs.make_engine(config)
+    records = ahead_runs.play(engine, last=2)
+    device_state, host_state = arrays(engine.device_state()), json.dumps(engine.host_state())
+    records += ahead_runs.play(engine, first=2)
+    final = ahead_runs.weights(engine)
+    assert records[-1]['metrics']['staleness'] == 1
+    engine.versions.clear()
+    engine.restore(device_state, json.loads(host_state))
+    assert ahead_runs.play(engine, first=2) == records[2:]
+    ahead_runs.same_weights(ahead_runs.weights(engine), final)
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_killed_run_is_resumed_exported_and_continued(tmp_path, monkeypatch):
+    config = make_config('piplay')
+    config.policy.adapters.merge = True
+    whole, killed = tmp_path / 'whole', tmp_path / 'killed'
+    loop.run(config, whole)
+    save = loop.Checkpointer.save
+
+    def save_and_kill(self, step, *args):
+        save(self, step, *args)
+        self.wait()
+        if step == 2:
+            raise Killed
+
+    monkeypatch.setattr(loop.Checkpointer, 'save', save_and_kill)
+    with pytest.raises(Killed):
+        loop.run(config, killed)
+    monkeypatch.undo()
+    loop.run(config, killed)
+    folders = sorted(path.name for path in (whole / 'policy').iterdir())
+    assert folders and folders == sorted(path.name for path in (killed / 'policy').iterdir())
+    for name in folders:
+        if not name.endswith('-merged'):
+            file = pathlib.Path('policy', name, 'adapter_model.safetensors')
+            ours, theirs = load_file(whole / file), load_file(killed / file)
+            jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+            # The folder is read as the base with the adapter, which the merged folder holds.
+            read, merged = (
+                hf.load(whole / 'policy' / name),
+                hf.load(whole / 'policy' / f'{name}-merged'),
+            )
+            jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), read, merged)
+            next_config = make_config('piplay')
+            next_config[name].adapter = str(whole / 'policy' / name)
+            check(next_config)
+            engine = ahead_runs.make_engine(next_config)
+            start = engine.learners[name].params['layer_0']['q']['lora_b']
+            np.testing.assert_array_equal(
+                np.asarray(start).T,
+                ours['base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight'],
+            )

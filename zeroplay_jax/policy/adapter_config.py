@@ -1,0 +1,121 @@
+"""Reads the adapter_config.json of a PEFT folder. Imports no JAX, because a config is checked before JAX is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+from zeroplay_jax.types import UserError
+
+CONFIG_FILE = 'adapter_config.json'
+WEIGHTS_FILE = 'adapter_model.safetensors'
+
+# Fields of PEFT that change what an adapter computes, and the only values that are supported here. None is what a file
+# without the field means.
+_SUPPORTED = {
+    'peft_type': ('LORA',),
+    'use_rslora': (False, None),
+    'use_dora': (False, None),
+    'fan_in_fan_out': (False, None),
+    'bias': ('none', None),
+    'lora_bias': (False, None),
+    'modules_to_save': (None, []),
+    'rank_pattern': (None, {}),
+    'alpha_pattern': (None, {}),
+    'layers_to_transform': (None,),
+    'layer_replication': (None,),
+    'target_parameters': (None, []),
+}
+# Suffix of the names of linear layers in PEFT, and ours without it.
+_MODULE_SUFFIX = '_proj'
+
+
+@dataclasses.dataclass(frozen=True)
+class AdapterConfig:
+    """What an adapter computes.
+
+    Attributes:
+      rank: of the adapter.
+      alpha: its product is multiplied with alpha / rank.
+      linears: adapted linear layers, sorted.
+      base: folder of the base.
+    """
+
+    rank: int
+    alpha: float
+    linears: tuple[str, ...]
+    base: pathlib.Path
+
+    def fields(self) -> dict[str, Any]:
+        """Returns the content of adapter_config.json."""
+        return {
+            'peft_type': 'LORA',
+            'task_type': 'CAUSAL_LM',
+            'base_model_name_or_path': str(self.base),
+            'r': self.rank,
+            'lora_alpha': self.alpha,
+            'lora_dropout': 0.0,
+            'target_modules': [linear + _MODULE_SUFFIX for linear in self.linears],
+            'bias': 'none',
+            'fan_in_fan_out': False,
+            'use_rslora': False,
+            'use_dora': False,
+            'modules_to_save': None,
+            'init_lora_weights': True,
+            'inference_mode': True,
+        }
+
+
+def is_adapter(folder) -> bool:
+    """Returns whether a folder is one of PEFT."""
+    return (pathlib.Path(folder) / CONFIG_FILE).is_file()
+
+
+def base_folder(folder) -> pathlib.Path:
+    """Returns the folder of an adapter's base; the folder itself if it is not an adapter.
+
+    Raises:
+      UserError: the base is not there.
+    """
+    folder = pathlib.Path(folder)
+    if not is_adapter(folder):
+        return folder
+    base = read(folder).base
+    if not base.is_dir():
+        raise UserError(
+            f'{folder / CONFIG_FILE}: base_model_name_or_path={str(base)!r} is no folder here; write the folder of the '
+            'base into the file'
+        )
+    return base
+
+
+def read(folder) -> AdapterConfig:
+    """Returns the settings of an adapter folder.
+
+    Raises:
+      UserError: the folder has no adapter, or one that is not supported.
+    """
+    path = pathlib.Path(folder) / CONFIG_FILE
+    try:
+        fields = json.loads(path.read_text(encoding='utf-8'))
+        rank, alpha = int(fields['r']), float(fields['lora_alpha'])
+        base = pathlib.Path(fields['base_model_name_or_path'])
+        modules = fields['target_modules']
+    except OSError:
+        raise UserError(f'{path.parent}: no adapter; name a folder with {CONFIG_FILE}') from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f'{path}: cannot be read ({error!r}); copy the folder again') from None
+    for field, supported in _SUPPORTED.items():
+        if fields.get(field) not in supported:
+            raise UserError(
+                f'{path}: {field}={fields[field]!r} is not supported; train it again with {supported[0]!r}'
+            )
+    if not isinstance(modules, list):
+        raise UserError(
+            f'{path}: target_modules={modules!r} is not supported; list the names of the modules'
+        )
+    # A module may be named with its parents, such as self_attn.q_proj.
+    names = {str(module).rpartition('.')[2].removesuffix(_MODULE_SUFFIX) for module in modules}
+    return AdapterConfig(rank, alpha, tuple(sorted(names)), base)

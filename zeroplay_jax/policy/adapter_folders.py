@@ -1,0 +1,134 @@
+"""Reads and writes the weights of adapters as PEFT folders: adapter_config.json and adapter_model.safetensors."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import tempfile
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from zeroplay_jax.policy import adapters, sharding
+from zeroplay_jax.policy.adapter_config import CONFIG_FILE, WEIGHTS_FILE, AdapterConfig, read
+from zeroplay_jax.policy.adapters import A, B
+from zeroplay_jax.policy.decoder import ModelConfig, Params
+from zeroplay_jax.policy.tensor_names import tensors
+from zeroplay_jax.types import UserError
+
+_FACTORS = {A: 'lora_A', B: 'lora_B'}
+
+
+def _tensor_names(model: ModelConfig, linears: Sequence[str]) -> dict[tuple[str, str, str], str]:
+    """Returns (layer, linear, factor) → name of its tensor in a PEFT folder."""
+    whole = tensors(model)
+    names = {}
+    for number in range(model.layers):
+        for linear in linears:
+            layer = f'layer_{number}'
+            kernel = whole[f'{layer}/{linear}/kernel'].name
+            module = 'base_model.model.' + kernel.removesuffix('.weight')
+            for factor, peft_name in _FACTORS.items():
+                names[layer, linear, factor] = f'{module}.{peft_name}.weight'
+    return names
+
+
+def load(folder, model: ModelConfig) -> Params:
+    """Returns the adapter of a PEFT folder, float32 NumPy arrays {layer: {linear: {A, B}}}.
+
+    Raises:
+      UserError: the folder does not fit the model, or its numbers are not finite.
+    """
+    folder = pathlib.Path(folder)
+    config = read(folder)
+    path = folder / WEIGHTS_FILE
+    try:
+        stored = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise UserError(
+            f'{path}: is not a whole safetensors file ({error}); copy it again'
+        ) from None
+    unknown = sorted(set(config.linears) - set(adapters.LINEARS))
+    if unknown:
+        raise UserError(
+            f'{folder / CONFIG_FILE}: target_modules has {unknown[0]!r}; only the linear layers '
+            f'{", ".join(adapters.LINEARS)} can have adapters'
+        )
+    names = _tensor_names(model, config.linears)
+    different = sorted(set(names.values()) ^ set(stored))
+    if different:
+        state = 'is missing' if different[0] in names.values() else 'has no place'
+        raise UserError(
+            f'{path}: tensor {different[0]} {state} in a model of {model.layers} layers; '
+            'take the adapter of this model'
+        )
+    shapes = tensors(model)
+    result: Params = {}
+    for (layer, linear, factor), name in names.items():
+        # PyTorch stores both factors as [out, in], ours are [in, out].
+        array = stored[name].T.astype(np.float32)
+        fan_in, fan_out = shapes[f'{layer}/{linear}/kernel'].shape
+        expected = (fan_in, config.rank) if factor == A else (config.rank, fan_out)
+        if array.shape != expected or not np.isfinite(array).all():
+            raise UserError(
+                f'{path}: tensor {name} must be finite with shape {expected[::-1]}, it has '
+                f'{array.shape[::-1]}; take the adapter of this model'
+            )
+        result.setdefault(layer, {}).setdefault(linear, {})[factor] = array
+    return result
+
+
+def save(folder, model: ModelConfig, config: AdapterConfig, adapter: Params) -> None:
+    """Writes a folder that `peft.PeftModel.from_pretrained` loads over the base.
+
+    The folder appears complete or not at all. With several processes all must call this; the first one writes.
+
+    Args:
+      folder: to create.
+      model: of the base.
+      config: of the adapter.
+      adapter: {layer: {linear: {A, B}}}.
+
+    Raises:
+      FileExistsError: the folder exists already.
+    """
+    folder = pathlib.Path(folder)
+    if folder.exists():
+        raise FileExistsError(f'{folder}: exists already; choose another place or remove it')
+    gathered = {}
+    for (layer, linear, factor), name in _tensor_names(model, config.linears).items():
+        array = sharding.to_numpy(adapter[layer][linear][factor])
+        gathered[name] = np.ascontiguousarray(array.T)
+    if jax.process_index() != 0:
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # The folder is written next to its destination, on the same file system, where a rename is atomic.
+    with tempfile.TemporaryDirectory(prefix=f'.{folder.name}.', dir=folder.parent) as staging:
+        staged = pathlib.Path(staging) / folder.name
+        staged.mkdir()
+        save_file(gathered, staged / WEIGHTS_FILE, metadata={'format': 'pt'})
+        (staged / WEIGHTS_FILE).chmod(0o644)  # the library permits only the owner to read
+        text = json.dumps(config.fields(), indent=2) + '\n'
+        (staged / CONFIG_FILE).write_text(text, encoding='utf-8')
+        os.rename(staged, folder)
+
+
+def add_to(params: Params, folder, model: ModelConfig) -> Params:
+    """Returns whole weights with the adapter of a PEFT folder added to their kernels; errors as of `load`."""
+    config = read(folder)
+    result = dict(params)
+    for layer, linears in load(folder, model).items():
+        result[layer] = dict(params[layer])
+        for linear, factors in linears.items():
+            modules = params[layer][linear]
+            kernel = modules['kernel']
+            difference = (config.alpha / config.rank) * (factors[A] @ factors[B])
+            placed = jax.device_put(jnp.asarray(difference), kernel.sharding)
+            changed = (kernel + placed).astype(kernel.dtype)
+            result[layer][linear] = modules | {'kernel': changed}
+    return result

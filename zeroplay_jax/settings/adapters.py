@@ -1,0 +1,39 @@
+"""Config fields of adapters; `schema.Policy` has them as a section."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from zeroplay_jax.settings.bounds import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    Section,
+    requires,
+)
+
+_LINEARS = ('q', 'k', 'v', 'o', 'gate', 'up', 'down')
+
+
+class Adapters(Section):
+    """Low-rank adapters of all roles over one frozen base (docs/adapters.md)."""
+
+    rank: NonNegativeInt = 0
+    """Rank of the trained update of every adapted linear layer; 0: full fine-tuning."""
+    alpha: PositiveFloat = 32.0
+    """The product of an adapter is multiplied with alpha / rank."""
+    linears: Annotated[
+        tuple[str, ...],
+        requires(
+            lambda x: x and set(x) <= set(_LINEARS) and len(set(x)) == len(x),
+            f'give some of {", ".join(_LINEARS)}, each once',
+        ),
+    ] = _LINEARS
+    """Adapted linear layers."""
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW's weight decay of adapters, in place of <role>.weight_decay: it pulls the policy to the base."""
+    teacher: Literal['products', 'factors'] = 'products'
+    """What the EMA teacher averages: the products of the adapters, kept with twice the rank; or their factors
+    A and B, which is cheaper and another average."""
+    merge: bool = False
+    """Also export every trained policy as a whole folder, policy/<weights>-merged."""
