@@ -41,7 +41,9 @@ def fingerprints(config) -> dict[str, Entry]:
     for field, paths in _paths(config).items():
         files: Entry = {}
         for path, digest in zip(paths, file_digests(paths), strict=True):
-            files[path.name] = {'bytes': path.stat().st_size, 'sha256': digest}
+            # An adapter and its base have files of the same names.
+            name = path.name if path.name not in files else f'{path.parent.name}/{path.name}'
+            files[name] = {'bytes': path.stat().st_size, 'sha256': digest}
         entries[field] = files
     return entries
 
