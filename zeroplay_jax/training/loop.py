@@ -167,10 +167,7 @@ def _train(
     """
     hosts = context.rollouts.hosts
     first_step = state['cursor']
-    # The writer removes records of this and later steps, which a crash may have left behind.
-    writer: MetricsWriter | None = None
-    if hosts.is_first:
-        writer = _open_log(config, workdir, first_step)
+    writer = _open_log(hosts, config, workdir, first_step)
     watch = Alarms(config.alarms)
     watch.restore(state['alarms'])
     # Saving follows the log of its step, so its time is logged with the next one.
@@ -227,8 +224,14 @@ def _train(
         writer.close()
 
 
-def _open_log(config, workdir: pathlib.Path, first_step: int) -> MetricsWriter:
-    """Returns the writer of the log from a step on; prints a warning if steps before it are missing."""
+def _open_log(hosts: Hosts, config, workdir: pathlib.Path, first_step: int) -> MetricsWriter | None:
+    """Returns the writer of the log from a step on; prints a warning if steps before it are missing.
+
+    Only the first process writes; the others get None.
+    """
+    if not hosts.is_first:
+        return None
+    # The writer removes records of this and later steps, which a crash may have left behind.
     writer = MetricsWriter(workdir, first_step, config.log.writers, config.log.project)
     if writer.missing_steps:
         print(
