@@ -78,6 +78,19 @@ def test_fewer_passages_than_asked_for_end_the_search(config, place):
     assert check_and_reset_failures(library) == 0
 
 
+def test_a_search_that_fails_on_the_way_has_failed(config, place, monkeypatch):
+    library = library_without(config, place, range(0, 37))
+    retrieve = library.training.client.retrieve
+    # The first passages are held out, and the request for further ones fails.
+    monkeypatch.setattr(
+        library.training.client,
+        'retrieve',
+        lambda queries, k: retrieve(queries, k) if k == 6 else [None for _ in queries],
+    )
+    assert library.training.search(['river', 'number38'])[0] is None
+    assert library.training.search(['number38'])[0][0]['id'] == 'p38'
+
+
 def test_training_opens_no_document_with_a_held_out_passage(config, place):
     library = library_without(config, place, [1, 4, 5])
     references = ['p0', 'p1', 'Town 0', 'Town 2', 'p6', 'Town 5']

@@ -118,14 +118,14 @@ def attend_step(
         row_results = _attend_shortest(
             base[slot], cache_length, functools.partial(attend_slot, slot)
         )
-        return tuple(
-            jax.lax.dynamic_update_index_in_dim(array, row, slot, 0)
-            for array, row in zip(results, row_results)
-        )
+        updated = []
+        for array, row_array in zip(results, row_results):
+            updated.append(jax.lax.dynamic_update_index_in_dim(array, row_array, slot, 0))
+        return tuple(updated)
 
-    values_dtype = new_values.dtype
-    nothing = jnp.zeros(grouped_q.shape, values_dtype), jnp.zeros(burst_scores.shape, values_dtype)
-    cache_out, burst_probs = jax.lax.fori_loop(0, rows.count, attend_row, nothing)
+    dtype = new_values.dtype
+    no_results = (jnp.zeros(grouped_q.shape, dtype), jnp.zeros(burst_scores.shape, dtype))
+    cache_out, burst_probs = jax.lax.fori_loop(0, rows.count, attend_row, no_results)
     burst_out = jnp.einsum('skgt,sktd->skgd', burst_probs, new_values)
     out = (cache_out + burst_out).reshape(slots, 1, heads * head_dim)
     return out, (new_keys, new_values)

@@ -121,6 +121,7 @@ class TrainingCorpus(SearchableCorpus):
             incomplete = []
             for index, passages in zip(pending, answers, strict=True):
                 if passages is None:
+                    results[index] = None
                     continue
                 allowed = [each for each in passages if each['id'] not in self._held_out.ids]
                 results[index] = allowed[: self._top_k]
