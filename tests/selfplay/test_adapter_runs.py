@@ -11,8 +11,9 @@ from safetensors.numpy import load_file
 
 from zeroplay_jax.configs import drzero, dspo, piplay, scope, ssp
 from zeroplay_jax.configuration.rules import check
+from zeroplay_jax.export import export
 from zeroplay_jax.policy import hf
-from zeroplay_jax.training import loop
+from zeroplay_jax.training import branch, loop
 
 RECIPES = {'drzero': drzero, 'dspo': dspo, 'piplay': piplay, 'scope': scope, 'ssp': ssp}
 # π-Play, with a teacher, is the run that is killed below.
@@ -103,23 +104,26 @@ def test_a_killed_run_is_resumed_exported_and_continued(tmp_path, monkeypatch):
     loop.run(config, killed)
     folders = sorted(path.name for path in (whole / 'policy').iterdir())
     assert folders and folders == sorted(path.name for path in (killed / 'policy').iterdir())
-    for name in folders:
-        if not name.endswith('-merged'):
-            file = pathlib.Path('policy', name, 'adapter_model.safetensors')
-            ours, theirs = load_file(whole / file), load_file(killed / file)
-            jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-            # The folder is read as the base with the adapter, which the merged folder holds.
-            read, merged = (
-                hf.load(whole / 'policy' / name),
-                hf.load(whole / 'policy' / f'{name}-merged'),
-            )
-            jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), read, merged)
-            next_config = make_config('piplay')
-            next_config[name].adapter = str(whole / 'policy' / name)
-            check(next_config)
-            engine = ahead_runs.make_engine(next_config)
-            start = engine.learners[name].params['layer_0']['q']['lora_b']
-            np.testing.assert_array_equal(
-                np.asarray(start).T,
-                ours['base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight'],
-            )
+    exported = export(whole, tmp_path / 'exported')
+    for name in [folder.name for folder in exported if folder.name in folders]:
+        file = pathlib.Path(name, 'adapter_model.safetensors')
+        ours, theirs = load_file(whole / 'policy' / file), load_file(killed / 'policy' / file)
+        jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+        from_checkpoint = load_file(tmp_path / 'exported' / file)
+        jax.tree.map(np.testing.assert_array_equal, ours, from_checkpoint)
+        # The folder is read as the base with the adapter, which the merged folder holds.
+        read = hf.load(whole / 'policy' / name)
+        merged = hf.load(whole / 'policy' / f'{name}-merged')
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), read, merged)
+    # A role is continued from its folder, all roles from a checkpoint with their moments and teachers.
+    config.solver.adapter = str(whole / 'policy' / 'solver')
+    check(config)
+    engine = ahead_runs.make_engine(config)
+    learner = engine.learners['solver']
+    want = 'base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight'
+    stored = load_file(whole / 'policy' / 'solver' / 'adapter_model.safetensors')[want]
+    np.testing.assert_array_equal(np.asarray(learner.params['layer_0']['q']['lora_b']).T, stored)
+    assert not np.asarray(engine.learners['proposer'].params['layer_0']['q']['lora_b']).any()
+    branch.load(branch.newest_checkpoint(whole), engine)
+    np.testing.assert_array_equal(np.asarray(learner.params['layer_0']['q']['lora_b']).T, stored)
+    assert any(np.asarray(x).any() for x in jax.tree.leaves(learner.state['opt']))
