@@ -39,10 +39,11 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
             raise ValueError(f'its bytes do not fit {CHECKSUM}, copy the folder again')
     # RecursionError: damage can nest brackets as deeply as it likes.
     except (OSError, ValueError, RecursionError) as error:
-        raise RetrievalError(
-            f'{path}: cannot be read ({error}); build it with python -m zeroplay_jax.retrieval.build'
-            f'{similar_path(folder)}'
-        ) from error
+        fix = f'build it with python -m zeroplay_jax.retrieval.build{similar_path(folder)}'
+        # The workdir of the quickstart has the index in a folder of its own.
+        if (folder / 'index' / 'manifest.json').is_file():
+            fix = f'name {folder / "index"}'
+        raise RetrievalError(f'{path}: cannot be read ({error}); {fix}') from error
     if not isinstance(manifest, dict) or manifest.get('format') != FORMAT:
         raise RetrievalError(
             f'{path}: not of format {FORMAT}; build the index again with this version'

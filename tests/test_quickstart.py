@@ -177,12 +177,16 @@ def contents(workdir):
     return {path.name: path.read_bytes() for path in workdir.iterdir() if path.is_file()}
 
 
-def test_bm25_and_own_questions(texts, tmp_path):
+def test_bm25_and_own_questions(texts, tmp_path, capsys):
     own = tmp_path / 'own questions.jsonl'
     own.write_text(json.dumps({'question': 'Who discovered Titan?', 'answer': 'Huygens'}) + '\n')
     workdir = tmp_path / 'w'
     arguments = ('--corpus', texts, '--workdir', workdir, '--encoder=bm25', '--eval', own)
     command = prepare(*arguments, '--seed=3', '--config.solver.steps=1')
+    output = capsys.readouterr()
+    assert "1 of 1 questions have no ____, such as 'Who discovered Titan?'" in output.err
+    assert '1 questions decide little' in output.err
+    assert f'the 1 of {own}' in output.out
     assert folder.read_manifest(workdir / 'index')['kind'] == 'bm25'
     assert not (workdir / 'questions.jsonl').exists()
     assert not english.get_config(str(workdir)).retrieval.held_out

@@ -25,6 +25,7 @@ from typing import Any
 from zeroplay_jax import main as training
 from zeroplay_jax.configuration import command_line, entry, fields, rules
 from zeroplay_jax.configuration.packaged import config as packaged_config
+from zeroplay_jax.mini.cloze import BLANK
 from zeroplay_jax.retrieval import cleaning, progress
 from zeroplay_jax.retrieval.command import Parser
 from zeroplay_jax.retrieval.sources import files_of, read, text_name
@@ -131,9 +132,30 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
         )
     if args.eval is not None:
         args.eval = args.eval.expanduser()
-        # Called for its errors only; the run reads the questions itself.
-        files.questions(str(args.eval))
+        _check_own_questions(args.eval)
     return args, run_flags
+
+
+def _check_own_questions(path: pathlib.Path) -> None:
+    """Warns of questions that the policy for English texts cannot read, and of very few.
+
+    Raises:
+      UserError: the file cannot be used. The run reads the questions itself.
+    """
+    questions = files.questions(str(path))
+    open_questions = [question for question in questions if BLANK not in question.text]
+    if open_questions:
+        print(
+            f'{_NAME}: warning: {path}: {len(open_questions)} of {len(questions)} questions have no {BLANK}, such as '
+            f'{open_questions[0].text!r}; the policy for English texts only fills in blanks',
+            file=sys.stderr,
+        )
+    if len(questions) < cloze_files.MIN_QUESTIONS:
+        print(
+            f'{_NAME}: warning: {path}: {len(questions)} questions decide little; give {cloze_files.MIN_QUESTIONS} or '
+            'more',
+            file=sys.stderr,
+        )
 
 
 def _corpus_name(corpus: pathlib.Path) -> str:
@@ -283,10 +305,11 @@ def _make_questions(args: argparse.Namespace) -> None:
         if split.warning:
             print(f'{_NAME}: warning: {args.corpus}: {split.warning}', file=sys.stderr)
     else:
+        num_questions = len(files.questions(str(args.eval)))
         _report(
             'questions',
-            f'those of {args.eval}; {len(split.documents)} passages to train on, among them those that these '
-            'questions are about',
+            f'the {num_questions} of {args.eval}; {len(split.documents)} passages to train on, among them those that '
+            'these questions are about',
         )
     # Written last: its existence means that all files are complete.
     _write_lines(documents_path, split.documents)

@@ -80,6 +80,12 @@ def test_a_bad_line_is_named(tmp_path, line):
         files.read_lines(path, 'question')
 
 
+def test_an_error_of_json_counts_characters_and_no_second_line(tmp_path):
+    path = write(tmp_path / 'q.jsonl', {'question': 'Who?', 'answer': 'A'}, '{"question": "x"')
+    with pytest.raises(UserError, match=r"line 2: .*\(Expecting ',' delimiter at character 17\)"):
+        files.read_lines(path, 'question')
+
+
 @pytest.mark.parametrize('field', ['question', 'answer'])
 def test_half_a_surrogate_pair_is_named_before_the_run(tmp_path, field):
     smile = '{"question": "\\ud83d\\ude00", "answer": "\\\\ud83d"}'

@@ -88,6 +88,12 @@ def _parse_line(line: str, required: tuple[str, ...], answered: bool) -> Json:
     """Returns the object of a line, checked as in `numbered_lines`; raises _UnusableLine."""
     try:
         record = json.loads(line)
+    except json.JSONDecodeError as error:
+        # Not the whole error: it counts lines within this line.
+        raise _UnusableLine(f'{error.msg} at character {error.pos + 1}') from None
+    except (ValueError, RecursionError) as error:
+        raise _UnusableLine(error) from None
+    try:
         # The file is UTF-8, so half of a surrogate pair can only come from an escape. Refused here, before a run
         # has begun: it could be written neither into a prompt nor into a log.
         if '\\ud' in line.lower():
