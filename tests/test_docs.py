@@ -9,6 +9,9 @@ import sys
 
 import pytest
 
+from zeroplay_jax.configs import common
+from zeroplay_jax.configuration import resumption
+
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 
@@ -196,3 +199,12 @@ def test_the_derived_recipe_of_the_documentation_works(tmp_path, monkeypatch):
     rules.check(config)
     for name in [name for name in sys.modules if name.split('.')[0] == 'their_package']:
         del sys.modules[name]  # other tests have packages of this name
+
+
+@pytest.mark.parametrize('page', ['launch/README.md', 'docs/tpu-gpu.md'])
+def test_pages_name_all_fields_that_a_resumed_run_may_change(page):
+    text = (ROOT / page).read_text(encoding='utf-8')
+    paragraph = next(part for part in text.split('\n\n') if '`distributed.…`' in part)
+    named = re.findall(r'`([^`]+)`', paragraph)
+    for field in resumption.changeable_fields(common.get_config()):
+        assert field in named or f'{field.partition(".")[0]}.…' in named, field

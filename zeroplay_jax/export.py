@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
+import shutil
 import sys
 
 from zeroplay_jax.configuration.stored import read_stored_config
@@ -87,20 +88,31 @@ def export(workdir: pathlib.Path, out: pathlib.Path, best: bool = False) -> list
     from zeroplay_jax.training import branch
     from zeroplay_jax.training.export import write_adapter
 
-    source = branch.newest_checkpoint(workdir / 'best' if best else workdir)
-    names = branch.policy_names(source)
-    folders = [out / name for name in names]
-    for folder in folders:
-        if folder.exists():
-            raise UserError(f'{folder}: exists already; choose another --out or remove it')
     start = pathlib.Path(config.policy.path or BUILT_IN_CHECKPOINT)
     model = hf.read_config(start)
-    for name, folder in zip(names, folders, strict=True):
-        params = branch.read_params(source, name)
-        if config.policy.adapters.rank:
-            write_adapter(config, start, model, params, folder)
-        else:
-            hf.save(folder, model, params, like=start)
+    folders: list[pathlib.Path] = []
+
+    def write_folders(source: branch.Source) -> None:
+        names = branch.policy_names(source)
+        folders[:] = [out / name for name in names]
+        for folder in folders:
+            if folder.exists():
+                raise UserError(f'{folder}: exists already; choose another --out or remove it')
+        try:
+            for name, folder in zip(names, folders, strict=True):
+                params = branch.read_params(source, name)
+                if config.policy.adapters.rank:
+                    write_adapter(config, start, model, params, folder)
+                else:
+                    hf.save(folder, model, params, like=start)
+        except BaseException:
+            # The run may have removed the checkpoint: all folders are written again, from its next one.
+            for folder in folders:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    checkpoint_folder = workdir / 'best' if best else workdir
+    source = branch.read_newest(lambda: branch.newest_checkpoint(checkpoint_folder), write_folders)
     print(f'checkpoint {source.step} of {source.workdir}', file=sys.stderr)
     return folders
 

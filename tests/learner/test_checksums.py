@@ -11,7 +11,12 @@ import numpy as np
 import pytest
 
 from zeroplay_jax.learner import checksums
-from zeroplay_jax.learner.checkpoint import Checkpointer, saved_steps, set_damaged_aside
+from zeroplay_jax.learner.checkpoint import (
+    Checkpointer,
+    remove_after,
+    saved_steps,
+    set_damaged_aside,
+)
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.types import UserError
 
@@ -137,6 +142,25 @@ def test_checkpoints_of_an_earlier_version_are_read_and_a_broken_one_is_one_line
     with pytest.raises(UserError, match='checkpoints/4: cannot be read') as error:
         resumed_step(workdir)
     assert '\n' not in str(error.value)
+
+
+def test_a_step_of_an_earlier_version_is_whole_though_a_later_one_has_checksums(workdir):
+    (workdir / 'checkpoints' / '2' / 'checksums.sha256').unlink()
+    (workdir / 'checkpoints' / '4' / 'loop' / 'metadata').unlink()
+    step, lines, _ = resumed_step(workdir)
+    assert step == 2 and len(lines) == 1 and 'loop/metadata is missing' in lines[0]
+
+
+def test_a_step_that_is_not_newer_is_not_skipped_silently(workdir):
+    checkpoints = Checkpointer(workdir, keep=3)
+    with pytest.raises(RuntimeError, match='step 3 was not saved, because step 4 is there'):
+        checkpoints.save(3, state(3), {'cursor': 3})
+    checkpoints.close()
+    assert remove_after(Hosts(), workdir / 'checkpoints', 3) == [2]
+    checkpoints = Checkpointer(workdir, keep=3)
+    checkpoints.save(3, state(3), {'cursor': 3})
+    checkpoints.close()
+    assert resumed_step(workdir)[:2] == (3, [])
 
 
 def test_a_full_disk_is_noticed_before_anything_is_written(tmp_path, monkeypatch):

@@ -43,7 +43,7 @@ def set_damaged_aside(hosts: Hosts, workdir: pathlib.Path) -> list[str]:
     of these; the processes share the files. All of them must call it before they open a `Checkpointer`, and get the
     same lines.
 
-    A step without checksums counts as damaged if another one has them. Steps of an earlier version have none and are
+    A step without checksums counts as damaged if an older one has them. Steps of an earlier version have none and are
     taken as they are.
 
     Raises:
@@ -79,13 +79,36 @@ def set_damaged_aside(hosts: Hosts, workdir: pathlib.Path) -> list[str]:
     return lines
 
 
+def remove_after(hosts: Hosts, folder: pathlib.Path, last: int) -> list[int]:
+    """Removes the steps after step `last` from a folder of checkpoints; returns those that are left.
+
+    All processes must call it before they open a `Checkpointer`.
+    """
+
+    def remove() -> list[int]:
+        if not hosts.is_first:
+            return []
+        kept = []
+        for step in saved_steps(folder):
+            if step <= last:
+                kept.append(step)
+            else:
+                shutil.rmtree(folder / str(step))
+        return kept
+
+    return hosts.run_on_all_and_gather(remove)[0]
+
+
 def _damage_of_newest(hosts: Hosts, folder: pathlib.Path, steps: list[int]) -> dict[int, str]:
     """Returns step → its damage, for the steps behind the last whole one, the newest first."""
-    have_checksums = [checksums.exist(folder / str(step)) for step in steps]
-    if not hosts.gather(any(have_checksums))[0]:
-        return {}
+    sealed = [step for step in steps if checksums.exist(folder / str(step))]
+    # The first process decides here, too.
+    sealed = hosts.gather(sealed)[0]
     damage_of_step: dict[int, str] = {}
     for step in reversed(steps):
+        # An earlier version saved it, and all steps before.
+        if not sealed or step < sealed[0]:
+            break
         damage = checksums.find_damage(folder / str(step), hosts.index, hosts.count)
         found = [text for text in hosts.gather(damage) if text]
         if not found:
@@ -137,6 +160,7 @@ class Checkpointer:
 
         Raises:
           OSError: the disk is too full.
+          RuntimeError: the folder has this step or a later one.
         """
         if jax.process_index() == 0:
             self._check_space(states)
@@ -145,7 +169,10 @@ class Checkpointer:
         items = ocp.args.Composite(
             states=ocp.args.StandardSave(states), loop=ocp.args.JsonSave(loop_copy)
         )
-        self._manager.save(step, args=items)
+        if not self._manager.save(step, args=items):
+            raise RuntimeError(
+                f'{self._folder}: step {step} was not saved, because step {self.latest()} is there'
+            )
 
     def _check_space(self, states: dict[str, Any]) -> None:
         """Raises OSError if the disk has no room for `states`."""

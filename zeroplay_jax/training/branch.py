@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,11 +26,15 @@ from zeroplay_jax.policy.transformer import Params
 from zeroplay_jax.runtime import atomic
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.engine import Engine
+from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
+from zeroplay_jax.training import input_record
 from zeroplay_jax.types import Json, UserError
 
 FILE_NAME = 'from.json'
 # Parts of a learner's state; the last two are taken where both runs have them.
 _PARTS = ('params', 'opt', 'teacher')
+# Fields of policy.adapters that decide what the arrays of an adapter mean.
+_ADAPTER_FIELDS = ('rank', 'alpha', 'linears')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,14 +65,45 @@ def newest_checkpoint(workdir: pathlib.Path) -> Source:
     if not folder.is_dir():
         folder = workdir
     damage = ''
-    for step in reversed(saved_steps(folder)):
+    steps = saved_steps(folder)
+    # Steps of an earlier version have no checksums.
+    are_sealed = any(checksums.exist(folder / str(step)) for step in steps)
+    for step in reversed(steps):
         path = folder / str(step)
-        # Steps of an earlier version have no checksums. A step that its run removes meanwhile counts as damaged.
-        damage = checksums.find_damage(path) if checksums.exist(path) else ''
+        # A step that its run removes meanwhile counts as damaged.
+        damage = checksums.find_damage(path) if are_sealed else ''
         if not damage and path.is_dir():
             return Source(workdir.resolve(), step, path.resolve())
     reason = f'its checkpoints are damaged: {damage}' if damage else 'it has no checkpoint'
     raise UserError(f'{workdir}: {reason}; name the workdir of a run that has saved a step')
+
+
+def read_newest(choose: Callable[[], Source], read: Callable[[Source], object]) -> Source:
+    """Calls `read` with a checkpoint of a run that may be in progress; returns the checkpoint that was read.
+
+    If the run removes the checkpoint meanwhile, `read` is called again with its next one.
+
+    Args:
+      choose: returns the newest checkpoint.
+      read: raises any exception if it cannot read the checkpoint.
+
+    Raises:
+      UserError: of `read` or `choose`. Other exceptions of `read` are raised if there is no other checkpoint.
+    """
+    source = choose()
+    while True:
+        try:
+            read(source)
+        except UserError:
+            raise
+        # Orbax and its libraries raise exceptions of many types.
+        except Exception:
+            newest = choose()
+            if newest.step == source.step:
+                raise
+            source = newest
+        else:
+            return source
 
 
 def find(
@@ -86,7 +122,7 @@ def find(
       UserError: one line; --from differs from that at the start of the run, or names no run.
     """
 
-    def find_locally() -> list | None:
+    def find_locally() -> str | None:
         recorded = read_record(workdir)
         began_from = recorded['workdir'] if recorded else None
         wanted = str(pathlib.Path(source).resolve()) if source else None
@@ -102,13 +138,26 @@ def find(
             return None
         if pathlib.Path(wanted) == workdir.resolve():
             raise UserError(f'--from={source}: is the workdir itself; choose another --workdir')
-        found = newest_checkpoint(pathlib.Path(wanted))
-        return [str(found.workdir), found.step, str(found.folder)]
+        return wanted
 
     result = hosts.run_on_all_and_gather(lambda: find_locally() if hosts.is_first else None)[0]
     if result is None:
         return None
-    return Source(pathlib.Path(result[0]), result[1], pathlib.Path(result[2]))
+    return _newest_on_all(hosts, pathlib.Path(result))
+
+
+def _newest_on_all(hosts: Hosts, workdir: pathlib.Path) -> Source:
+    """Returns the `newest_checkpoint` that the first process finds. All processes must call it."""
+
+    def find_locally() -> list | None:
+        if not hosts.is_first:
+            return None
+        found = newest_checkpoint(workdir)
+        return [str(found.workdir), found.step, str(found.folder)]
+
+    # The first process decides: the run may save or remove a step between two looks.
+    found_workdir, step, folder = hosts.run_on_all_and_gather(find_locally)[0]
+    return Source(pathlib.Path(found_workdir), step, pathlib.Path(folder))
 
 
 def check_policies(source: Source, names: list[str]) -> None:
@@ -120,6 +169,70 @@ def check_policies(source: Source, names: list[str]) -> None:
             f'--from={source.workdir}: has the policies {", ".join(present)} and not {missing[0]}; take a run with '
             'the same trained roles and the same config.weights'
         )
+
+
+def check_adapters(hosts: Hosts, source: Source, config, inputs: dict[str, Any]) -> None:
+    """Raises UserError unless the adapters of a checkpoint compute the same policies in a new run.
+
+    All processes must call it. Their shapes do not tell another alpha or another base of the same size. Nothing is
+    compared if the other run has no config.json or neither run has adapters.
+
+    Args:
+      config: of the new run.
+      inputs: of the new run, as `input_record.check` returned them; those of the first process are used.
+    """
+
+    def check_locally() -> None:
+        if hosts.is_first:
+            _check_adapters(source, config, inputs)
+
+    hosts.run_on_all_and_gather(check_locally)
+
+
+def _check_adapters(source: Source, config, inputs: dict[str, Any]) -> None:
+    """Does the work of `check_adapters` in one process."""
+    # The checkpoint of the best evaluation lies one level deeper.
+    run = source.workdir if (source.workdir / FOLDER).is_dir() else source.workdir.parent
+    stored = _read_object(run / 'config.json').get('policy')
+    if stored is None:
+        return
+    # A run of an earlier version had no adapters.
+    there = {'rank': 0} | stored.get('adapters', {})
+    here = config.policy.adapters.to_dict()
+    if not there['rank'] and not here['rank']:
+        return
+    for field in _ADAPTER_FIELDS:
+        stored_value, value = there.get(field, here[field]), here[field]
+        if field == 'linears':
+            stored_value, value = sorted(stored_value), sorted(value)
+        if stored_value != value:
+            raise UserError(
+                f'--from={source.workdir}: its policies have policy.adapters.{field}={stored_value}, the new run has '
+                f'{value}; give the same'
+            )
+    field = 'policy.path'
+    recorded = _read_object(run / input_record.FILE_NAME).get(field)
+    if recorded is not None:
+        difference = input_record.find_difference({field: recorded}, {field: inputs[field]})
+    else:
+        paths = [
+            text or str(BUILT_IN_CHECKPOINT) for text in (stored.get('path'), config.policy.path)
+        ]
+        is_same = pathlib.Path(paths[0]).resolve() == pathlib.Path(paths[1]).resolve()
+        difference = '' if is_same else f'{field}: {paths[0]} is another folder'
+    if difference:
+        raise UserError(
+            f'--from={source.workdir}: its adapters have another base ({difference}); give the one of that run'
+        )
+
+
+def _read_object(path: pathlib.Path) -> Json:
+    """Returns the object in a JSON file; {} if there is none."""
+    try:
+        content = json.loads(path.read_text(encoding='utf-8'))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def policy_names(source: Source) -> list[str]:
@@ -146,21 +259,41 @@ def _stored_tree(folder: pathlib.Path) -> Json:
     return ocp.PyTreeCheckpointHandler().metadata(folder / 'states').tree
 
 
-def load(source: Source, engine: Engine) -> None:
-    """Gives all learners of an engine the state of a checkpoint, and publishes their weights.
+def load(hosts: Hosts, source: Source, engine: Engine) -> Source:
+    """Gives all learners of an engine the state of a run's newest checkpoint, and publishes their weights.
+
+    All processes must call it, and get the checkpoint that was loaded. It is newer than `source` if the other run has
+    saved a step since.
 
     Raises:
       UserError: the weights have other shapes.
     """
+    loaded = read_newest(
+        lambda: _newest_on_all(hosts, source.workdir),
+        lambda newest: hosts.run_on_all_and_gather(lambda: _restore(newest, engine)),
+    )
+    for name in engine.learners:
+        engine.publish_weights(name)
+    return loaded
+
+
+def _restore(source: Source, engine: Engine) -> None:
+    """Sets the states of all learners from a checkpoint."""
     stored_tree = _stored_tree(source.folder)
     for name, learner in engine.learners.items():
         stored = {}
         for part in _PARTS:
             if part in stored_tree[name] and part in learner.state:
                 stored[part] = stored_tree[name][part]
+        # `policy.adapters.teacher` decides its rank.
+        if 'teacher' in stored and _shapes(stored['teacher']) != _shapes(learner.state['teacher']):
+            del stored['teacher']
         arrays = _read(source, name, stored, learner)
         learner.restore(dict(_merged(source, name, learner, arrays)))
-        engine.publish_weights(name)
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    return {path: tuple(array.shape) for path, array in _by_path(tree).items()}
 
 
 def _read(source: Source, name: str, stored: Json, learner: Learner) -> dict[str, jax.Array]:

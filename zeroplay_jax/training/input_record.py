@@ -6,6 +6,7 @@ change a resumed run unnoticed, and its results before and after would be compar
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 from collections.abc import Iterator
@@ -59,11 +60,13 @@ def _paths(config) -> dict[str, list[pathlib.Path]]:
     # Recipes have fields of their own that name files, so all texts are tried.
     for field, value in _texts(config.to_dict()):
         path = pathlib.Path(value)
-        if path.is_file():
-            paths[field] = [path]
-        # The adapter that a role starts from.
-        elif field != 'policy.path' and is_adapter(path):
-            paths[field] = _policy_files(path)
+        # Most texts are no paths, and a system refuses to look for some of them, such as long ones.
+        with contextlib.suppress(OSError):
+            if path.is_file():
+                paths[field] = [path]
+            # The adapter that a role starts from.
+            elif field != 'policy.path' and is_adapter(path):
+                paths[field] = _policy_files(path)
     return paths
 
 

@@ -64,6 +64,7 @@ def run(config, workdir, source: str | None = None) -> dict:
         inputs = input_record.check(hosts, workdir, config, is_resumed)
         origin = branch.find(hosts, workdir, source, is_resumed)
         if origin is not None:
+            branch.check_adapters(hosts, origin, config, inputs)
             branch.check_policies(origin, list(build.weights_of_roles(config).values()))
         damage_lines = set_damaged_aside(hosts, workdir)
         if hosts.is_first:
@@ -134,7 +135,7 @@ def _first_state(
         # The learners hold these arrays afterwards; a second reference would keep them in memory.
         engine.restore(device_state, state['engine'])
     elif origin is not None:
-        branch.load(origin, engine)
+        origin = branch.load(hosts, origin, engine)
         branch.record(hosts, workdir, origin, engine)
         # A resumed run must not depend on the other one, which may have gone on or be gone.
         state['engine'] = engine.host_state()
@@ -173,7 +174,7 @@ def _train(
     # Saving follows the log of its step, so its time is logged with the next one.
     save_seconds = 0.0
     shows_progress = config.progress and hosts.is_first
-    saver = Saver(workdir, config.checkpoint.best, engine, checkpoints, state)
+    saver = Saver(hosts, workdir, config.checkpoint.best, engine, checkpoints, state)
     step_pairs = itertools.zip_longest(steps[first_step:], steps[first_step + 1 :])
     with (
         checkpoints.saved_on_interrupt(),

@@ -8,7 +8,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from zeroplay_jax.learner.checkpoint import Checkpointer
+from zeroplay_jax.learner.checkpoint import Checkpointer, remove_after
+from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.types import Json, UserError
 
@@ -19,7 +20,11 @@ BEST_FOLDER = 'best'
 class Saver:
     """Saves checkpoints of `engine.device_state()` (weights, moments, teachers) and the state of the loop.
 
+    Checkpoints in `best` that are newer than the run are removed: it was resumed from a step before, and saves them
+    again. All processes must create it.
+
     Args:
+      hosts: processes of the run.
       workdir: folder of the run.
       best_metric: name of a metric of evaluations; '' keeps no best checkpoint.
       engine: the engine.
@@ -29,6 +34,7 @@ class Saver:
 
     def __init__(
         self,
+        hosts: Hosts,
         workdir: pathlib.Path,
         best_metric: str,
         engine: Engine,
@@ -42,6 +48,10 @@ class Saver:
         self._best_metric = best_metric
         self._best: Checkpointer | None = None
         if best_metric:
+            kept = remove_after(hosts, workdir / BEST_FOLDER, state['cursor'])
+            # A later one had replaced the best one of the steps before.
+            if state.get('best') and state['best']['checkpoint'] not in kept:
+                del state['best']
             self._best = Checkpointer(workdir, keep=1, folder=BEST_FOLDER)
 
     def save(self, next_number: int) -> None:

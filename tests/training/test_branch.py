@@ -1,0 +1,161 @@
+"""Another run's checkpoint: which one is taken while that run goes on, and which adapters are refused."""
+
+import json
+import shutil
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from zeroplay_jax.configs import drzero
+from zeroplay_jax.learner.checkpoint import Checkpointer, saved_steps
+from zeroplay_jax.policy import adapters
+from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.training import branch, input_record
+from zeroplay_jax.training.saving import Saver
+from zeroplay_jax.types import UserError
+
+FACTORS = {'layer_0': {'q': {adapters.A: jnp.ones((4, 2)), adapters.B: jnp.ones((2, 4))}}}
+
+
+def multiple(factor):
+    return jax.tree.map(lambda x: x * factor, FACTORS)
+
+
+def save(workdir, *steps, keep=2, **parts):
+    checkpoints = Checkpointer(workdir, keep)
+    for step in steps:
+        checkpoints.save(step, {'solver': {'params': multiple(step)} | parts}, {'cursor': step})
+    checkpoints.close()
+
+
+class Learner:
+    """The parts of a learner that loading needs."""
+
+    def __init__(self):
+        self.mesh = jax.make_mesh((1,), ('data',))
+        self.initial_teacher = adapters.widened
+        self.state = {'params': FACTORS, 'opt': {}, 'teacher': adapters.widened(FACTORS)}
+        whole = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
+        self.shardings = jax.tree.map(lambda _: whole, self.state)
+
+    def restore(self, state):
+        self.state = state
+
+
+@pytest.fixture
+def engine():
+    published = []
+    return types.SimpleNamespace(
+        learners={'solver': Learner()}, publish_weights=published.append, published=published
+    )
+
+
+def test_a_half_removed_step_is_not_taken_for_one_of_an_earlier_version(tmp_path):
+    save(tmp_path, 2, 4)
+    (tmp_path / 'checkpoints' / '4' / 'checksums.sha256').unlink()
+    assert branch.newest_checkpoint(tmp_path).step == 2
+
+
+def test_a_run_that_removes_the_checkpoint_meanwhile_gives_its_next_one(
+    tmp_path, engine, monkeypatch
+):
+    save(tmp_path, 2)
+    origin = branch.find(Hosts(), tmp_path / 'new', str(tmp_path), is_resumed=False)
+    assert origin.step == 2
+    # The other run goes on while this one is built, and again while it reads.
+    save(tmp_path, 4, keep=1)
+    read = branch._read
+
+    def read_late(source, *args):
+        if source.step == 4:
+            save(tmp_path, 6, keep=1)
+        return read(source, *args)
+
+    monkeypatch.setattr(branch, '_read', read_late)
+    loaded = branch.load(Hosts(), origin, engine)
+    assert loaded.step == 6 and engine.published == ['solver']
+    for array in jax.tree.leaves(engine.learners['solver'].state['params']):
+        np.testing.assert_array_equal(array, 6)
+
+
+def test_what_cannot_be_read_is_an_error_if_there_is_no_other_checkpoint(tmp_path, engine):
+    save(tmp_path, 2)
+    origin = branch.newest_checkpoint(tmp_path)
+    (origin.folder / 'checksums.sha256').unlink()
+    shutil.rmtree(origin.folder / 'states')
+    with pytest.raises(FileNotFoundError):
+        branch.load(Hosts(), origin, engine)
+
+
+def test_a_teacher_of_another_shape_begins_with_the_loaded_weights(tmp_path, engine):
+    save(tmp_path, 3, teacher=multiple(7))
+    branch.load(Hosts(), branch.newest_checkpoint(tmp_path), engine)
+    teacher = engine.learners['solver'].state['teacher']
+    want = adapters.widened(multiple(3))
+    jax.tree.map(np.testing.assert_array_equal, teacher, want)
+
+
+def make_config():
+    config = drzero.get_config('mini')
+    config.policy.adapters.rank = 4
+    return config
+
+
+@pytest.mark.parametrize(
+    ('field', 'value'), [('rank', 8), ('rank', 0), ('alpha', 8.0), ('linears', ('q', 'v'))]
+)
+@pytest.mark.parametrize('folder', ['checkpoints', 'best'])
+def test_adapters_that_mean_something_else_are_refused(tmp_path, field, value, folder):
+    config = make_config()
+    (tmp_path / 'config.json').write_text(json.dumps(config.to_dict()))
+    (tmp_path / folder).mkdir()
+    origin = branch.Source(tmp_path / 'best' if folder == 'best' else tmp_path, 1, tmp_path)
+    branch.check_adapters(Hosts(), origin, config, {})
+    config.policy.adapters.update({field: value})
+    with pytest.raises(UserError, match=f'policy.adapters.{field}=') as error:
+        branch.check_adapters(Hosts(), origin, config, {})
+    assert '\n' not in str(error.value)
+
+
+def test_adapters_of_another_base_are_refused_whatever_it_is_called(tmp_path):
+    config = make_config()
+    (tmp_path / 'checkpoints').mkdir()
+    (tmp_path / 'config.json').write_text(json.dumps(config.to_dict()))
+    origin = branch.Source(tmp_path, 1, tmp_path)
+    ours = {'policy.path': {'model.safetensors': {'bytes': 1, 'sha256': 'a'}}}
+    other = {'policy.path': {'model.safetensors': {'bytes': 1, 'sha256': 'b'}}}
+    config.policy.path = 'moved'
+    with pytest.raises(UserError, match='another base .policy.path: .* is another folder'):
+        branch.check_adapters(Hosts(), origin, config, ours)
+    (tmp_path / input_record.FILE_NAME).write_text(json.dumps(ours))
+    branch.check_adapters(Hosts(), origin, config, ours)
+    with pytest.raises(UserError, match='another base .*model.safetensors has other bytes'):
+        branch.check_adapters(Hosts(), origin, config, other)
+
+
+def test_after_a_step_back_the_best_evaluation_is_saved_again(tmp_path):
+    """Its checkpoint had replaced the best one before, and is later than the run."""
+    engine = types.SimpleNamespace(device_state=lambda: {'w': jnp.ones(3)}, host_state=dict)
+    first = {'cursor': 0, 'seconds': 0.0}
+
+    def evaluated(state, number, value):
+        saver = Saver(Hosts(), tmp_path, 'em/mean', engine, None, state)
+        saver.save_if_best(number, {'em/mean': value})
+        saver.close()
+        return saved_steps(tmp_path / 'best'), state.get('best')
+
+    best = {'metric': 'em/mean', 'value': 0.5, 'checkpoint': 2}
+    assert evaluated(first, 2, 0.5) == ([2], best)
+    assert evaluated({'cursor': 2, 'seconds': 0.0, 'best': best}, 6, 0.7)[0] == [6]
+    # The checkpoints of the run end at 4, so step 6 is another one now, and that of 2 is gone.
+    resumed = {'cursor': 4, 'seconds': 0.0, 'best': best}
+    assert evaluated(resumed, 6, 0.4) == ([6], best | {'value': 0.4, 'checkpoint': 6})
+
+
+def test_a_text_that_is_too_long_for_a_file_is_no_input():
+    config = make_config()
+    config.log.project = 'p' * 300
+    assert 'log.project' not in input_record.fingerprints(config)
