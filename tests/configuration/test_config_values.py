@@ -176,7 +176,7 @@ def test_attention_to_used_places_needs_pages_as_long_as_a_slot(sound):
     sound.sampler.attention = 'used'
     rules.check(sound)
     sound.sampler.page = 64
-    assert message(sound).startswith("config.sampler.attention='used'")
+    assert message(sound).startswith('config.sampler.attention=used: ')
     assert 'set xla' in message(sound)
 
 

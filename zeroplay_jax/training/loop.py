@@ -156,7 +156,7 @@ def _train(
     steps: list[Step],
     state: dict[str, Any],
 ) -> None:
-    """Runs, logs and saves all steps from `state['cursor']` on; updates `state` in place.
+    """Runs, logs and saves all steps from `state['cursor']` on; updates `state` in place, and raises what `run` does.
 
     A checkpoint holds `engine.device_state()` (weights, moments, teachers) and `state`:
       'engine': `engine.host_state()` (pool, dataset positions, carried-over groups, …).
@@ -166,9 +166,6 @@ def _train(
       'stopped': why the run stopped after this step (fields of an `outcome.Stop`), or None.
       'alarms': `Alarms.state`.
       'best': the best evaluation so far (`Saver.save_if_best`); absent without one.
-
-    Raises:
-      TrainingStopped: the weights are not finite after a step.
     """
     hosts = context.rollouts.hosts
     first_step = state['cursor']
@@ -212,7 +209,6 @@ def _train(
             rollouts = _shown_rollouts(config, hosts, step, rows)
             if hosts.is_first:
                 _print_step(config, engine, step, metrics, rollouts, alarms, bar)
-            # A checkpoint of such weights would be of no use, and take the place of a good one.
             raise_if_weights_are_lost(step, metrics, checkpoints, state['cursor'])
             state['stopped'] = dataclasses.asdict(stop) if stop else None
             state['alarms'] = watch.state()

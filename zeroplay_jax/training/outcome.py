@@ -91,6 +91,8 @@ def raise_if_weights_are_lost(
 ) -> None:
     """Raises TrainingStopped with exit status 4 if the weights are not finite after a step, which is not saved.
 
+    A checkpoint of such weights would be of no use, and take the place of a good one.
+
     Args:
       metrics: of the step; those that train several roles have 'role/nonfinite_weights'.
       checkpoints: saves in progress are completed before.
