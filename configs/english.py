@@ -35,7 +35,8 @@ def get_config(folder=''):
     # some of up to 75 words.
     config.tools.top_k = 3
     config.rollout.update(prompt_tokens=256, turn_tokens=224, observation_tokens=400, max_turns=3)
-    config.sampler.update(context=1024, chunk=64)
+    # On a CPU a decode step would otherwise read all places of a slot, most of them unused.
+    config.sampler.update(context=1024, chunk=64, attention='used')
     config.micro.update(rows=6, tokens=1024)
 
     config.proposer.learning_rate = 2e-4

@@ -124,6 +124,12 @@ failed() {
   say "$1; retries in ${option[poll]} s"
 }
 
+# Ends with exit status $1, that of the run.
+stopped() {
+  say "$2"
+  exit "$1"
+}
+
 while :; do
   queued_state=$(state)
   case $queued_state in
@@ -143,6 +149,9 @@ while :; do
           fi
           # Exit status 2: the run refused its flags or files. A retry would be refused again.
           ((code != 2)) || fail 'the run was refused, see its last line above; the slice still exists and costs money'
+          # Exit statuses 3 and 4: the run trained nothing, or an alarm stopped it. A retry would end in the same way.
+          ((code != 3 && code != 4)) ||
+            stopped "$code" 'the run stopped itself, see its last line above; the slice still exists and costs money'
           # Exit status 75: the run was asked to end and has saved. Nothing is lost by trying at once.
           if ((code == 75)); then
             say 'the run was asked to end and has saved'

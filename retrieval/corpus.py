@@ -187,6 +187,11 @@ class Corpus:
             return None
         return self.document_rows(row)
 
+    def has_id(self, reference: str) -> bool:
+        """Returns whether a passage has exactly this id."""
+        row = self._row_of_id(reference)
+        return row is not None and self.record(row).id == reference
+
     def _row_of_id(self, reference: str) -> int | None:
         """Returns the row of the passage with this id or this row number as text; None if there is none."""
         number = row_number(reference)

@@ -224,6 +224,13 @@ def test_a_run_that_is_refused_is_not_tried_again(cloud):
     assert 'was refused' in result.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize('status', [3, 4])
+def test_a_run_that_stopped_itself_is_not_tried_again(cloud, status):
+    result, steps, _ = cloud(str(status), '0')
+    assert result.returncode == status and steps == ['create', 'scp', 'zeroplay_jax.main']
+    assert 'the run stopped itself' in result.stderr.splitlines()[-1]
+
+
 def test_install_brings_a_python_where_there_is_none(tmp_path):
     (tmp_path / 'launch').mkdir()
     for name in ('install.sh', 'python.sh'):

@@ -122,6 +122,23 @@ def test_a_service_that_fails_costs_its_curves_and_not_the_run(tmp_path, capsys)
     assert line.startswith('warning: wandb gets no metrics from step 0 on (no route)')
 
 
+class Unreachable:
+    def write(self, step, values):
+        pass
+
+    def close(self):
+        raise ConnectionError('no route\nto the host')
+
+
+def test_a_service_that_fails_at_the_end_does_not_fail_the_run(capsys):
+    writer = scalar_writers.GuardedWriter('mlflow', Unreachable())
+    writer.write(0, {'x': 1.0})
+    writer.close()
+    writer.close()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith('warning: mlflow could not be closed (no route)')
+
+
 def test_a_service_that_cannot_be_opened_is_one_line(tmp_path, monkeypatch):
     def refuse(*_):
         raise RuntimeError('no key\nmore')

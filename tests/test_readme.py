@@ -34,6 +34,9 @@ PAGES = (
     'docs/tools.md',
     'docs/tpu-gpu.md',
     'CONTRIBUTING.md',
+    # After the pages that make runs/mini.
+    'docs/adapters.md',
+    'docs/concepts.md',
 )
 
 FEW = (
@@ -91,6 +94,9 @@ LONG = (
     'benchmarks.tpu_kernels',
     'configs/ablations.py',
     'runs/seed1',
+    # tests/selfplay/test_adapter_runs.py and tests/test_run.py play these.
+    'runs/adapters',
+    'runs/more',
     # tests/test_quickstart.py plays these texts from end to end.
     'make quickstart CORPUS',
     'evaluate --config=configs/quickstart.py --policy=runs/quickstart/policy/solver',

@@ -351,7 +351,7 @@ def train(settings: ConfigDict, workdir: str | pathlib.Path) -> Json:
     Raises:
       UserError: a config that cannot run, or a workdir of another config.
       TrainingStopped: nothing was trained (`stop_after_empty_steps`), or an alarm (`alarms`); summary and report are
-        written.
+        written. Or an update made weights that are not finite.
     """
     arguments.check_settings('train', settings)
     check_is_folder(workdir)

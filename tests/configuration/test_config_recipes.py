@@ -49,6 +49,13 @@ def test_the_checks_of_a_recipe(checkpoint, page, change, begins, contains):
     assert text.startswith(f'config.{begins}') and contains in text
 
 
+def test_a_check_that_is_off_needs_no_judge_that_answers(checkpoint):
+    config = ssp.get_config('mini')
+    config.policy.path = str(checkpoint)
+    config.ssp.update(checker='judge', answerability_check=False)
+    rules.check(config)
+
+
 @pytest.mark.parametrize(('page', 'field'), [(ssp, 'inputs.answers'), (dspo, 'inputs.questions')])
 def test_a_recipe_that_is_given_data_needs_some_with_a_corpus_of_ones_own(
     checkpoint, tmp_path, page, field

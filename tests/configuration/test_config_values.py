@@ -176,7 +176,7 @@ def test_attention_to_used_places_needs_pages_as_long_as_a_slot(sound):
     sound.sampler.attention = 'used'
     rules.check(sound)
     sound.sampler.page = 64
-    assert message(sound).startswith("config.sampler.attention='used'")
+    assert message(sound).startswith('config.sampler.attention=used: ')
     assert 'set xla' in message(sound)
 
 
@@ -228,7 +228,7 @@ def test_devices_of_a_cpu_are_used(sound):
 
 def test_pages_hold_one_rollout_and_divide_over_the_devices(sound):
     sound.cpu_devices = sound.mesh.replica = 1
-    sound.sampler.update(page=100, pages=5)
+    sound.sampler.update(attention='xla', page=100, pages=5)
     assert 'fills 6 pages of 100; give 6 or more' in message(sound)
     sound.sampler.pages = 6
     assert 'set sampler.token_budget, or rollout.deterministic=False' in message(sound)
@@ -261,7 +261,7 @@ def test_rollouts_of_older_weights_are_corrected(sound):
 
 def test_smaller_decode_steps_ascend_and_divide_over_the_devices(sound):
     sound.cpu_devices = sound.mesh.replica = 1
-    sound.sampler.update(page=100, decode_buckets=(8, sound.sampler.slots))
+    sound.sampler.update(attention='xla', page=100, decode_buckets=(8, sound.sampler.slots))
     assert f'give numbers below {sound.sampler.slots}' in message(sound)
     sound.sampler.decode_buckets = (8, 4)
     assert 'smallest first' in message(sound)

@@ -1,14 +1,24 @@
 """The table of the papers' hyperparameters, and that each config has the values that it says."""
 
+import asyncio
 import importlib
+import inspect
 import pathlib
 import runpy
+import types
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from zeroplay_jax.configs import common
 from zeroplay_jax.configuration import fields
+from zeroplay_jax.evaluation import held_out
+from zeroplay_jax.learner import optimizer
+from zeroplay_jax.objectives import rewards
+from zeroplay_jax.selfplay.judge import NoReply, TextJudge
 from zeroplay_jax.selfplay.recipe import BUILT_IN
+from zeroplay_jax.types import Question, TaskDropped, UserError
 
 DOCS = pathlib.Path(__file__).parents[2] / 'docs'
 PAGE = runpy.run_path(str(DOCS / 'hyperparameter_page.py'))
@@ -36,11 +46,74 @@ def plain(value):
 
 
 def fields_of(name):
-    """The config fields of an entry."""
+    """The config fields of an entry; [] of one in brackets, which `CONSTANTS` has."""
     if name.startswith('('):
         return []
     section, _, field = name.partition('.')
     return [f'proposer.{field}', f'solver.{field}'] if section == 'both' else [name]
+
+
+def default(function, parameter):
+    return inspect.signature(function).parameters[parameter].default
+
+
+def optimiser():
+    """'AdamW' if a gradient of zero leaves the decay alone: rate · decay, outside the moments."""
+    role = common.get_config('drzero').solver
+    role.update(learning_rate=0.5, weight_decay=0.25, warmup_steps=0)
+    weights = {'matrix': jnp.ones((2, 2))}
+    transform = optimizer.make(role)
+    zero = jax.tree.map(jnp.zeros_like, weights)
+    updates, _ = transform.update(zero, transform.init(weights), weights)
+    return 'AdamW' if (updates['matrix'] == -0.125).all() else 'another one'
+
+
+def evaluation_temperature():
+    asked = []
+
+    async def ask(role, identity, *, samples, temperature, **fields):
+        asked.append(temperature)
+        raise TaskDropped('enough')
+
+    context = types.SimpleNamespace(ask=ask)
+    question = Question('q', ('a',))
+    with pytest.raises(UserError), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(held_out, 'prompt_fields', lambda *_: {})
+        asyncio.run(held_out._answer(context, 'solver', (0, 0), question, 'none'))
+    return asked[0]
+
+
+def rubric_temperature():
+    asked = []
+
+    async def write(identity, prompt, fields, temperature):
+        asked.append(temperature)
+        raise NoReply('enough')
+
+    asyncio.run(TextJudge(write, (3, 5)).rubrics((0,), 'task', 'document'))
+    return asked[0]
+
+
+# Name in brackets → what the code does: such an entry is no field of the config.
+CONSTANTS = {
+    '(optimiser)': optimiser,
+    '(temperature of evaluations)': evaluation_temperature,
+    '(temperature of rubrics)': rubric_temperature,
+    '(length penalty floor)': lambda: default(rewards.length_factor, 'floor'),
+    '(search reward max turns)': lambda: default(rewards.search_bonus, 'enough'),
+}
+
+
+@pytest.mark.parametrize('name', CONSTANTS)
+def test_a_constant_of_the_code_is_that_of_the_table(name):
+    value = CONSTANTS[name]()
+    entries = [table[name]['ours'] for table in TABLE.values() if name in table]
+    assert entries and all(value == ours for ours in entries)
+
+
+def test_every_entry_that_is_no_field_is_compared():
+    names = {name for table in TABLE.values() for name in table if name.startswith('(')}
+    assert names == set(CONSTANTS)
 
 
 @pytest.mark.parametrize('system', BUILT_IN)

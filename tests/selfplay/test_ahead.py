@@ -14,6 +14,7 @@ from test_engine import Game, make, policy, trajectory  # noqa: F401
 
 from zeroplay_jax.rollout.episode_batch import current_batch
 from zeroplay_jax.runtime import preemption
+from zeroplay_jax.selfplay import step_metrics
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, evaluation_step
 from zeroplay_jax.selfplay.task_pool import TaskPool
 from zeroplay_jax.types import Preempted, Question, Row
@@ -257,4 +258,5 @@ def test_roles_of_the_same_weights_are_one_step_old_after_two_updates(game):
     rows = [Row('solver', trajectory((0, 0), version=2), 0.0, 0)]
     step = Step(Phase('selfplay', 1, ('solver', 'proposer')), 0, 0)
     engine.weights_of['proposer'] = 'solver'
-    assert engine._staleness(step, rows) == (1.0, 1)
+    staleness = step_metrics.staleness(step, rows, engine.weights_of, engine.versions)
+    assert staleness == (1.0, 1)

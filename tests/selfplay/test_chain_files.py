@@ -175,7 +175,8 @@ def test_fewer_than_twenty_questions_of_two_hops_are_none():
     # A quarter of 76 questions would be 19 of two hops: half of the score would hang on them.
     few, enough = build(records, count=76), build(records, count=80)
     assert set(hops(few.questions + few.documents)) == {1} and len(few.questions) == 76
-    assert 'all of one hop: 19 of two hops can be made' in str(few)
+    assert 'all of one hop: at most 19 of 76 questions would have two' in str(few)
+    assert '80 questions or more' in str(few)
     assert hops(enough.questions)[2] == 20 and 'with a link to another document' in str(enough)
 
 

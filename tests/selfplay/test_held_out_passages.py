@@ -123,3 +123,10 @@ def test_a_list_that_cannot_be_used_is_one_line(config, place, tmp_path):
     config.retrieval.kind = 'world'
     with pytest.raises(ConfigError, match='the miniature world holds out worlds'):
         check_held_out(config, drzero)
+
+
+def test_a_list_of_another_index_is_refused(config, place):
+    other = [{'document_id': 'p1', 'title': 'Town 0'}, {'document_id': 'page 7#3', 'title': ''}]
+    config.retrieval.held_out = write(place / 'other.jsonl', other)
+    with pytest.raises(UserError, match=r"has no passage 'page 7#3'; make both from one corpus"):
+        build_library(config)

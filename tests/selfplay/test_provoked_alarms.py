@@ -177,9 +177,14 @@ CASES = [
     ('judge_agreement', 0.1, spoil_judge),
     ('judge_lost', 0.5, lose_judge),
     ('nonfinite', 0.5, spoil_gradient),
-    ('nonfinite', 1.0, spoil_weights),
     ('nonfinite', 0.5, spoil_rewards),
 ]
+
+
+def test_weights_that_are_lost_are_measured(engine, player, monkeypatch):
+    spoil_weights(engine[0], player, monkeypatch)
+    metrics, _ = play(engine[0], 0)
+    assert metrics['nonfinite_weights'] == 1
 
 
 @pytest.mark.parametrize(('name', 'level', 'spoil'), CASES)

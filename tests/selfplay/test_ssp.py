@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 import scripted
-from scripted import ScriptedContext, final, searching
+from scripted import ScriptedContext, ScriptedRole, final, searching
 
 from zeroplay_jax.configs import ssp
 from zeroplay_jax.selfplay.recipes.parts.datasets import HiddenAnswer
@@ -166,6 +166,18 @@ def test_noise_is_left_out_where_the_prompt_gets_too_long():
     }
     assert all(text.count('Title:') == 1 for text in checks.values())
     assert 'Lomi' in checks[0] and 'Gumu' in checks[1]
+
+
+@pytest.mark.parametrize(('limit', 'passages'), [(18, 1), (10_000, 2), (None, 2)])
+def test_noise_is_left_out_by_the_limit_of_the_judge_where_it_answers(limit, passages):
+    judge = Answerer('x')
+    context = ScriptedContext(judge, proposer=[hidden(), hidden(found=(GUMU,))])
+    context.roles['checker'].prompt_tokens = 18
+    # A server is no role.
+    if limit is not None:
+        context.roles['judge'] = ScriptedRole(limit)
+    play(recipe(ssp__checker='judge'), context, [ITEM, ITEM])
+    assert [text.count('Title:') for _, text in judge.asked] == [passages] * 2
 
 
 def test_a_failing_neighbour_keeps_nobody_waiting():

@@ -70,8 +70,13 @@ def test_operations_of_a_sequence_by_hand():
     attention = 2 * 6 * 15 + 2 * 6 * 9
     assert operations.forward_operations(model, 5, 3) == 2 * (matrices + head + attention)
     assert operations.update_operations(model, 5, 3) == 6 * (matrices + head + attention)
+    # The weights of a frozen base have no gradients.
+    frozen = operations.update_operations(model, 5, 3, is_frozen=True)
+    assert frozen == 4 * (matrices + head + attention)
     rows = [Row('solver', scripted.trajectory(), 1.0, 0)] * 2
-    assert step_metrics.operations(model, rows) == 2 * operations.update_operations(model, 4, 4)
+    for is_frozen in (False, True):
+        row_operations = operations.update_operations(model, 4, 4, is_frozen)
+        assert step_metrics.operations(model, rows, is_frozen) == 2 * row_operations
 
 
 def devices(*kinds, **stats):

@@ -11,6 +11,7 @@ import itertools
 import pathlib
 import re
 import runpy
+import sys
 from collections.abc import Iterator, Sequence
 
 from absl import flags
@@ -220,6 +221,8 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         not load.
     """
     argv = with_short_flags(_with_packaged_configs(argv))
+    # ml_collections defines the flags of the fields that it finds here, whatever arguments are parsed.
+    sys.argv = list(argv)
     chosen_recipe = recipe_flag(argv)
     check_arguments(argv, chosen_recipe)
     try:

@@ -24,6 +24,7 @@ _READERS: dict[str, Callable[[str], object]] = {
     'inputs.questions': files.questions,
     'inputs.tasks': files.open_tasks,
     'inputs.documents': files.documents,
+    'retrieval.held_out': files.held_out_passages,
 }
 
 

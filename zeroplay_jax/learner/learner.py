@@ -39,6 +39,7 @@ class Learner:
       shardings: tree of shardings with the structure of `state`.
       reference: the initial weights where a role has a KL term and there is no base, else None.
       initial_teacher: function from weights to those of a teacher that begins with them.
+      has_base: whether the trained weights are adapters.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Learner:
         # (weights, their view) where updates read the view and it is on the devices anyway, for a sampler.
         self._published: tuple[Params, Params] | None = None
         self._base = base
+        self.has_base = base is not None
         self._base_params = None if base is None else base.params
         self.initial_teacher = initial_teacher(base)
 

@@ -83,26 +83,18 @@ def group_advantages(
     # bincount with weights sums within groups in one pass, for keys in any order.
     group_sums = np.bincount(group_index, valid_rewards, len(group_sizes))
     group_means = group_sums / group_sizes
-    row_means = group_means[group_index]
+    deviations = valid_rewards - group_means[group_index]
     row_group_size = group_sizes[group_index]
-    deviations = valid_rewards - row_means
     advantages = valid_rewards
     if has_baseline:
-        # Groups of equal rewards are found by comparison: the mean of equal numbers may differ from them in the last
-        # bit, and dividing that difference by a deviation of about 0 would give advantages of order 1.
         is_informative = informative[group_index]
-        advantages = np.where(is_informative, deviations, 0.0)
-    if baseline == 'loo':
-        # r − mean of the others = n/(n − 1) · (r − mean of all).
-        num_others = np.maximum(row_group_size - 1, 1)
-        advantages = advantages * (row_group_size / num_others)
+        advantages = _above_baseline(deviations, is_informative, row_group_size, baseline)
     is_singleton = (row_group_size == 1) & has_baseline
     if singleton == 'raw':
         advantages = np.where(is_singleton, valid_rewards, advantages)
     if scale == 'std':
         group_std = _group_std(deviations, group_index, group_sizes, ddof)
-        row_std = group_std[group_index]
-        advantages = advantages / (row_std + eps)
+        advantages = advantages / (group_std[group_index] + eps)
     elif scale == 'batch':
         counts = np.asarray(lengths)[used]
         if singleton == 'zero':
@@ -115,6 +107,30 @@ def group_advantages(
     all_advantages[used] = advantages
     stats = _group_statistics(group_sizes, informative, valid, finite)
     return all_advantages, stats
+
+
+def _above_baseline(
+    deviations: Float[np.ndarray, ' rows'],
+    is_informative: Bool[np.ndarray, ' rows'],
+    group_size: Int[np.ndarray, ' rows'],
+    baseline: str,
+) -> Float[np.ndarray, ' rows']:
+    """Returns rewards minus the baseline 'mean' or 'loo' of their groups, 0 in groups of equal rewards.
+
+    Args:
+      deviations: rewards minus the mean of their groups.
+      is_informative: whether rewards differ in the group of a row.
+      group_size: rows in the group of a row.
+      baseline: as of `group_advantages`.
+    """
+    # Groups of equal rewards are found by comparison: the mean of equal numbers may differ from them in the last
+    # bit, and dividing that difference by a deviation of about 0 would give advantages of order 1.
+    advantages = np.where(is_informative, deviations, 0.0)
+    if baseline == 'loo':
+        # r − mean of the others = n/(n − 1) · (r − mean of all).
+        num_others = np.maximum(group_size - 1, 1)
+        advantages = advantages * (group_size / num_others)
+    return advantages
 
 
 def informative_groups(

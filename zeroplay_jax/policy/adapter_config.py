@@ -110,7 +110,7 @@ def read(folder) -> AdapterConfig:
     for field, supported in _SUPPORTED.items():
         if fields.get(field) not in supported:
             raise UserError(
-                f'{path}: {field}={fields[field]!r} is not supported; train it again with {supported[0]!r}'
+                f'{path}: {field}={fields.get(field)!r} is not supported; train it again with {supported[0]!r}'
             )
     if not isinstance(modules, list):
         raise UserError(

@@ -163,8 +163,10 @@ def product(
     low = x @ a.astype(x.dtype)
     columns = low.shape[1]
     low = low.reshape(batch, tokens // batch, count, columns // count)
-    # The columns of the other adapters become exactly 0, so that they add nothing to any bit of the row's result.
-    low = low * scale_of_row.astype(x.dtype)[:, None, :, None]
+    # The columns of the other adapters become exactly 0, whatever they hold, so that they add nothing to any bit of the
+    # row's result.
+    scale = scale_of_row.astype(x.dtype)[:, None, :, None]
+    low = jnp.where(scale == 0, 0, low * scale)
     return low.reshape(tokens, columns) @ b.astype(x.dtype)
 
 
@@ -217,8 +219,11 @@ def _average_product(rate: float, factors: tuple[Params, Params]) -> Params:
     with jax.default_matmul_precision('highest'):
         left_basis, left_core = jnp.linalg.qr(left)
         right_basis, right_core = jnp.linalg.qr(right.T)
-        u, singular_values, v_transposed = jnp.linalg.svd(left_core @ right_core.T)
+        core = left_core @ right_core.T
+        u, singular_values, v_transposed = jnp.linalg.svd(core, full_matrices=False)
         root = jnp.sqrt(singular_values[:rank])
         a = left_basis @ (u[:, :rank] * root)
         b = (root[:, None] * v_transposed[:rank]) @ right_basis.T
-    return {A: a, B: b}
+    # A kernel that is narrower than the teacher's rank has fewer singular values.
+    missing = rank - root.shape[0]
+    return {A: jnp.pad(a, ((0, 0), (0, missing))), B: jnp.pad(b, ((0, missing), (0, 0)))}

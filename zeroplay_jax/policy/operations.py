@@ -30,12 +30,19 @@ def forward_operations(model: ModelConfig, tokens: int, logits: int) -> float:
     return 2.0 * (matrices + head + attention)
 
 
-def update_operations(model: ModelConfig, tokens: int, logits: int) -> float:
+def update_operations(
+    model: ModelConfig, tokens: int, logits: int, is_frozen: bool = False
+) -> float:
     """Returns the operations of a forward and a backward pass; arguments as `forward_operations`.
 
     The backward pass has two products for each of the forward pass: for the gradients of inputs and of weights.
+
+    Args:
+      is_frozen: whether the weights are a frozen base with adapters. Gradients of its weights are not computed; the
+        adapters' own operations are small and not counted.
     """
-    return 3.0 * forward_operations(model, tokens, logits)
+    passes = 2.0 if is_frozen else 3.0
+    return passes * forward_operations(model, tokens, logits)
 
 
 def _pairs(tokens: int, window: int) -> float:

@@ -205,8 +205,17 @@ class GuardedWriter:
             )
 
     def close(self) -> None:
-        if self._writer is not None:
+        if self._writer is None:
+            return
+        try:
             self._writer.close()
+        # As in `write`.
+        except Exception as error:
+            print(
+                f'warning: {self._name} could not be closed ({_first_line(error)}); metrics.jsonl has all metrics',
+                file=sys.stderr,
+            )
+        self._writer = None
 
 
 def open_writers(

@@ -157,6 +157,13 @@ def _one_hop_reason(questions: Sequence[Json], num_starts: int, count: int) -> s
       count: number of questions that were requested; with 0 the user has questions of their own.
     """
     num_questions = sum(question['hops'] == 2 for question in questions)
+    most_questions = int(TWO_HOP_SHARE * count)
+    if count and most_questions < MIN_TWO_HOP_QUESTIONS:
+        enough = int(MIN_TWO_HOP_QUESTIONS / TWO_HOP_SHARE)
+        return (
+            f'at most {most_questions} of {count} questions would have two, {MIN_TWO_HOP_QUESTIONS} are needed; ask '
+            f'for {enough} questions or more'
+        )
     if count and num_questions < MIN_TWO_HOP_QUESTIONS:
         return f'{num_questions} of two hops can be made, {MIN_TWO_HOP_QUESTIONS} are needed'
     if num_starts < MIN_TWO_HOP_STARTS:

@@ -310,7 +310,9 @@ class Engine:
         for part in minibatch_rows:
             minibatches.append(self._pack(role, part, distill_coef))
             packed_rows = trained_rows(part, settings, distill_coef)
-            self._operations += step_metrics.operations(learner.model, packed_rows)
+            self._operations += step_metrics.operations(
+                learner.model, packed_rows, learner.has_base
+            )
         with self._offloaded_sampler(weights):
             if settings.old_logp == 'trainer':
                 # Computed before the first update, so that all minibatches share the same old policy.

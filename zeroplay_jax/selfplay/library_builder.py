@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Literal
 
 from zeroplay_jax.mini.world import World, evaluation_questions, evaluation_tasks
@@ -48,6 +48,10 @@ class IndexedDocuments(Sequence[Document]):
     def __iter__(self) -> Iterator[Document]:
         for number in range(len(self)):
             yield self[number]
+
+    def has_passage(self, passage_id: str) -> bool:
+        """Returns whether a passage has this id."""
+        return self._passages.has_id(passage_id)
 
 
 def build_library(config, with_open_tasks: bool = False) -> Library:
@@ -122,6 +126,16 @@ def open_real_corpus(config) -> tuple[SearchableCorpus, str]:
     return corpus, backend.name
 
 
+def _check_held_out(retrieval, passage_ids: Collection[str], documents: IndexedDocuments) -> None:
+    """Raises UserError for a held-out passage that the index does not have: training would read others instead."""
+    for passage_id in sorted(passage_ids):
+        if not documents.has_passage(passage_id):
+            raise UserError(
+                f'config.retrieval.held_out={retrieval.held_out}: the index {retrieval.path} has no passage '
+                f'{passage_id!r}; make both from one corpus with the same --passage-words'
+            )
+
+
 def _real_library(config) -> Library:
     """Returns the library of an index folder or a search server, with the user's evaluation files."""
     corpus, corpus_name = open_real_corpus(config)
@@ -130,6 +144,7 @@ def _real_library(config) -> Library:
     training = corpus
     if config.retrieval.held_out:
         held_out = files.held_out_passages(config.retrieval.held_out)
+        _check_held_out(config.retrieval, held_out.ids, documents)
         top_k = min(config.tools.top_k, len(documents))
         training = TrainingCorpus(
             corpus.client, top_k, config.tools.page_words, held_out, len(documents)

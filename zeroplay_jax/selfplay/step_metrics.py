@@ -164,15 +164,20 @@ def sampler_gap(batches: Sequence[Batch], hosts: Hosts) -> Stats:
     return {'sampler_gap': (total['gap'], total['tokens'])}
 
 
-def operations(model: ModelConfig, rows: Sequence[Row]) -> float:
+def operations(model: ModelConfig, rows: Sequence[Row], is_frozen: bool) -> float:
     """Returns the model's operations of an update on these rows, of all processes: forward and backward.
 
     Neither recomputation (`policy.remat`) nor teacher or reference are counted.
+
+    Args:
+      is_frozen: whether the update trains adapters of a frozen base.
     """
     total = 0.0
     for row in rows:
         for lengths in row.trajectory.lengths:
-            total += model_operations.update_operations(model, lengths.tokens, lengths.policy)
+            total += model_operations.update_operations(
+                model, lengths.tokens, lengths.policy, is_frozen
+            )
     return total
 
 

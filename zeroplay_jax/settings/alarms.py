@@ -49,4 +49,5 @@ class Alarms(Section):
     """Training steps between the sampling of a rollout and its update."""
     # A single update that is skipped does no harm: half of them, twice in a row, is no accident.
     nonfinite: Alarm = Alarm(warn=0.001, stop=0.5, steps=2)
-    """Share of updates or rewards that are not finite; 1 for weights that are not."""
+    """Share of updates or rewards that are not finite. Weights that are not finite stop the run at once, whatever the
+    levels are."""

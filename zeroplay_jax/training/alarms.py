@@ -107,8 +107,9 @@ FIGURES: Mapping[str, _Figure] = {
         'set config.<role>.surplus=drop, or a smaller config.<role>.batch',
     ),
     'nonfinite': _Figure(
-        ('nonfinite_updates', 'nonfinite_weights', 'row_drop/nonfinite_reward'),
-        'the share of updates, rewards or weights that are not finite is',
+        # Weights that are not finite stop the run whatever the levels are (`outcome.raise_if_weights_are_lost`).
+        ('nonfinite_updates', 'row_drop/nonfinite_reward'),
+        'the share of updates or rewards that are not finite is',
         'lower config.<role>.learning_rate, set config.policy.dtype=float32, or correct the reward',
     ),
 }

@@ -28,6 +28,7 @@ from zeroplay_jax.training.export import fingerprints
 from zeroplay_jax.training.outcome import (
     current_stop,
     raise_if_stopped_or_untrained,
+    raise_if_weights_are_lost,
     stop_after,
 )
 from zeroplay_jax.training.profiling import traced
@@ -52,7 +53,8 @@ def run(config, workdir, source: str | None = None) -> dict:
       UserError: the workdir has another config, other inputs or no whole checkpoint, or is in use by another process,
         the objects of the run do not fit together, or too many searches, tool calls or judgements failed.
       TrainingStopped: the run stopped early (`config.stop_after_empty_steps`, `config.alarms`), or no policy was
-        trained. Checkpoint, summary and report are written before.
+        trained. Checkpoint, summary and report are written before. Or an update made weights that are not finite; that
+        step is logged, but not saved.
       Preempted: SIGTERM asked the run to end while it trained. A checkpoint is written before.
     """
     workdir = pathlib.Path(workdir)
@@ -155,7 +157,7 @@ def _train(
     steps: list[Step],
     state: dict[str, Any],
 ) -> None:
-    """Runs, logs and saves all steps from `state['cursor']` on; updates `state` in place.
+    """Runs, logs and saves all steps from `state['cursor']` on; updates `state` in place, and raises what `run` does.
 
     A checkpoint holds `engine.device_state()` (weights, moments, teachers) and `state`:
       'engine': `engine.host_state()` (pool, dataset positions, carried-over groups, …).
@@ -177,6 +179,7 @@ def _train(
     saver = Saver(hosts, workdir, config.checkpoint.best, engine, checkpoints, state)
     step_pairs = itertools.zip_longest(steps[first_step:], steps[first_step + 1 :])
     with (
+        contextlib.closing(writer) if writer else contextlib.nullcontext(),
         checkpoints.saved_on_interrupt(),
         contextlib.closing(engine),
         contextlib.closing(saver),
@@ -207,6 +210,7 @@ def _train(
             rollouts = _shown_rollouts(config, hosts, step, rows)
             if hosts.is_first:
                 _print_step(config, engine, step, metrics, rollouts, alarms, bar)
+            raise_if_weights_are_lost(step, metrics, checkpoints, state['cursor'])
             state['stopped'] = dataclasses.asdict(stop) if stop else None
             state['alarms'] = watch.state()
             save_started = time.perf_counter()
@@ -221,19 +225,28 @@ def _train(
             save_seconds = time.perf_counter() - save_started
             if state['stopped']:
                 break
-    if writer:
-        writer.close()
 
 
 def _open_log(hosts: Hosts, config, workdir: pathlib.Path, first_step: int) -> MetricsWriter | None:
     """Returns the writer of the log from a step on; prints a warning if steps before it are missing.
 
-    Only the first process writes; the others get None.
+    Only the first process writes; the others get None. All processes must call it.
+
+    Raises:
+      UserError: a service among the writers cannot be opened; on all processes.
     """
-    if not hosts.is_first:
+    writers: list[MetricsWriter] = []
+
+    def open_in_first() -> None:
+        # The writer removes records of this and later steps, which a crash may have left behind.
+        if hosts.is_first:
+            names, project = config.log.writers, config.log.project
+            writers.append(MetricsWriter(workdir, first_step, names, project))
+
+    hosts.run_on_all_and_gather(open_in_first)
+    if not writers:
         return None
-    # The writer removes records of this and later steps, which a crash may have left behind.
-    writer = MetricsWriter(workdir, first_step, config.log.writers, config.log.project)
+    (writer,) = writers
     if writer.missing_steps:
         print(
             f'warning: {workdir / "metrics.jsonl"} lacks {len(writer.missing_steps)} of {first_step} steps, the first '

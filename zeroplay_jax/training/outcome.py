@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from zeroplay_jax.learner.checkpoint import Checkpointer
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.learning_record import (
@@ -83,6 +84,30 @@ def stop_after(config, engine: Engine, step: Step, alarms: Sequence[Alarm]) -> S
         if alarm.level == STOP:
             return Stop(alarm.name, f'stopped: {alarm.text}')
     return None
+
+
+def raise_if_weights_are_lost(
+    step: Step, metrics: Mapping[str, float], checkpoints: Checkpointer, saved_step: int
+) -> None:
+    """Raises TrainingStopped with exit status 4 if the weights are not finite after a step, which is not saved.
+
+    A checkpoint of such weights would be of no use, and take the place of a good one.
+
+    Args:
+      metrics: of the step; those that train several roles have 'role/nonfinite_weights'.
+      checkpoints: saves in progress are completed before.
+      saved_step: step at which the last checkpoint resumes the run; 0 without one.
+    """
+    values = [metrics[name] for name in metrics if name.split('/')[-1] == 'nonfinite_weights']
+    if not any(value > 0 for value in values):
+        return
+    checkpoints.wait()
+    raise TrainingStopped(
+        f'stopped: {step_name(step)}: weights are not finite after its update. The step is not saved: the same command '
+        f'resumes at step {saved_step}. If it stops again, lower config.<role>.learning_rate or set '
+        'config.policy.dtype=float32 in a new run (--from takes weights of this one)',
+        _ALARM_STATUS,
+    )
 
 
 def current_stop(config, stopped: Any) -> Json | None:

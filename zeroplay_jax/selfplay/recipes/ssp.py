@@ -135,7 +135,8 @@ class Recipe(RecipeBase):
         if config.solver.filter_groups:
             fix = 'set it to false, or take another recipe'
             fail('solver.filter_groups', True, 'ssp fills its batches by config.ssp.fill', fix)
-        if config.ssp.checker == 'judge' and config.judge.kind == 'rule':
+        judge_answers = config.ssp.answerability_check and config.ssp.checker == 'judge'
+        if judge_answers and config.judge.kind == 'rule':
             problem = 'the judge is a rule, which cannot read'
             fail('ssp.checker', 'judge', problem, 'set judge.kind to endpoint or policy')
         if config.retrieval.kind != 'world' and not config.inputs.answers:
@@ -305,7 +306,9 @@ class Recipe(RecipeBase):
         read_ids = {passage['id'] for passage in read_passages}
         noise = await self._noise(context, hidden, read_ids)
         rng = identity_rng(self.config.seed, *task.identity, 2)
-        limit = context.roles['checker'].prompt_tokens
+        # A server is no role, and its limit is not known here.
+        checker = 'judge' if self.config.ssp.checker == 'judge' else 'checker'
+        limit = context.roles[checker].prompt_tokens if checker in context.roles else None
         while True:
             # Shuffled: the position of a passage must not show whether its proposer read it.
             material = read_passages + noise
@@ -316,11 +319,14 @@ class Recipe(RecipeBase):
             fields = dict(documents=documents, question=question.text)
             # If the prompt is too long, noise is dropped, one passage at a time. If it is too long even
             # without noise, `ask` raises below.
-            if not noise or len(context.prompt_ids('checker', **fields)) <= limit:
+            if not noise or limit is None:
+                break
+            ids = context.prompt_ids(checker, 'answer_from_documents', **fields)
+            if len(ids) <= limit:
                 break
             noise = noise[:-1]
         identity = (*task.identity, 2, number)
-        if self.config.ssp.checker == 'judge':
+        if checker == 'judge':
             answer = await context.judge.answer(identity, question.text, documents)
         else:
             # Temperature 0, because acceptance must not depend on a lucky sample.
