@@ -37,7 +37,7 @@ from zeroplay_jax.runtime.workdir import check_is_folder
 from zeroplay_jax.selfplay import cloze_files, files
 from zeroplay_jax.selfplay.recipe import BUILT_IN, recipe_class
 from zeroplay_jax.settings.paths import CONFIGS
-from zeroplay_jax.types import Json, UserError
+from zeroplay_jax.types import Json, Question, UserError
 
 # The name at the start of every error line, the same as for the run.
 _NAME = 'zeroplay_jax'
@@ -132,17 +132,13 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
         )
     if args.eval is not None:
         args.eval = args.eval.expanduser()
-        _check_own_questions(args.eval)
+        # Called for its errors only; the run reads the questions itself.
+        files.questions(str(args.eval))
     return args, run_flags
 
 
-def _check_own_questions(path: pathlib.Path) -> None:
-    """Warns of questions that the policy for English texts cannot read, and of very few.
-
-    Raises:
-      UserError: the file cannot be used. The run reads the questions itself.
-    """
-    questions = files.questions(str(path))
+def _warn_of_own_questions(path: pathlib.Path, questions: Sequence[Question]) -> None:
+    """Warns of questions that the policy for English texts cannot read, and of very few."""
     open_questions = [question for question in questions if BLANK not in question.text]
     if open_questions:
         print(
@@ -305,10 +301,11 @@ def _make_questions(args: argparse.Namespace) -> None:
         if split.warning:
             print(f'{_NAME}: warning: {args.corpus}: {split.warning}', file=sys.stderr)
     else:
-        num_questions = len(files.questions(str(args.eval)))
+        questions = files.questions(str(args.eval))
+        _warn_of_own_questions(args.eval, questions)
         _report(
             'questions',
-            f'the {num_questions} of {args.eval}; {len(split.documents)} passages to train on, among them those that '
+            f'the {len(questions)} of {args.eval}; {len(split.documents)} passages to train on, among them those that '
             'these questions are about',
         )
     # Written last: its existence means that all files are complete.

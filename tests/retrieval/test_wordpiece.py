@@ -40,6 +40,7 @@ def test_hard_strings(ours, reference):
     assert not wrong
 
 
+@pytest.mark.long
 def test_every_passage(ours, reference):
     if not CORPUS.exists():
         pytest.skip(f'{CORPUS} is not here')

@@ -161,10 +161,12 @@ def test_cut_contexts_depend_on_their_request_alone(policy, forgetful):
 
 def test_one_compile_per_program(policy):
     codec, model, _ = policy
-    config = dataclasses.replace(CONFIG, eos=codec.eos_ids)
+    # A shape of its own: tests of adapters and versions call the programs of CONFIG with other arguments.
+    shape = dataclasses.replace(CONFIG, slots=6)
+    config = dataclasses.replace(shape, eos=codec.eos_ids)
     compiled = programs(model, config, sharding.make_mesh())
-    run(policy, requests(make_env(codec)))
-    run(policy, requests(make_env(codec), count=11, samples=2, temperature=0.7))
+    run(policy, requests(make_env(codec)), shape)
+    run(policy, requests(make_env(codec), count=11, samples=2, temperature=0.7), shape)
     assert {name: f._cache_size() for name, f in compiled.items()} == dict.fromkeys(compiled, 1)
 
 

@@ -17,8 +17,7 @@ from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.training import branch, loop
 
 RECIPES = {'drzero': drzero, 'dspo': dspo, 'piplay': piplay, 'scope': scope, 'ssp': ssp}
-# π-Play, with a teacher, is the run that is killed below.
-LONG = ('dspo', 'piplay', 'scope', 'ssp')
+# π-Play, with a teacher, is the run that is killed below, which every run of the tests plays.
 
 
 def make_config(recipe, **fields):
@@ -41,9 +40,8 @@ def make_config(recipe, **fields):
     return config
 
 
-@pytest.mark.parametrize(
-    'recipe', [pytest.param(r, marks=pytest.mark.long) if r in LONG else r for r in RECIPES]
-)
+@pytest.mark.long
+@pytest.mark.parametrize('recipe', RECIPES)
 def test_every_recipe_trains_adapters_over_one_base(recipe):
     engine = ahead_runs.make_engine(make_config(recipe))
     before = {name: arrays(learner.params) for name, learner in engine.learners.items()}
@@ -64,6 +62,7 @@ def arrays(tree):
     return jax.tree.map(np.array, tree)
 
 
+@pytest.mark.long
 def test_with_steps_that_begin_early_a_resumed_run_has_the_same_bits():
     config = ahead_runs.make_config()
     config.policy.adapters.rank = 4
