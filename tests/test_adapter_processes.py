@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from host_processes import finish, play
 from safetensors.numpy import load_file
-from test_hosts import finish, play, read
+from test_hosts import read
 
 ADAPTERS = ['--config.policy.adapters.rank=4', '--config.proposer.steps=2']
 

@@ -2,6 +2,7 @@
 
 import random
 
+import host_processes
 import numpy as np
 import pytest
 import test_hosts
@@ -29,7 +30,7 @@ def test_two_processes_play_what_one_plays(tmp_path):
     # Proposals of later rounds, and passages that episodes of both steps wait for.
     flags = [*AHEAD, '--config.ssp.fill=resample', '--config.sampler.slots=8']
     for count in (1, 2):
-        test_hosts.finish(test_hosts.play(tmp_path / str(count), count, *flags))
+        host_processes.finish(host_processes.play(tmp_path / str(count), count, *flags))
     one, two = tmp_path / '1', tmp_path / '2'
     read, name = test_hosts.read, 'trajectories.jsonl'
     assert read(one, name) == read(two, name) and read(one, 'tasks.jsonl') == read(

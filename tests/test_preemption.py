@@ -7,7 +7,7 @@ import sys
 import threading
 
 import pytest
-from test_hosts import ROOT, processes
+from host_processes import ROOT, processes
 
 from zeroplay_jax.runtime import interrupts, preemption
 from zeroplay_jax.types import Preempted
