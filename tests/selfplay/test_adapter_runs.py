@@ -111,6 +111,8 @@ def test_a_killed_run_is_resumed_exported_and_continued(tmp_path, monkeypatch):
         jax.tree.map(np.testing.assert_array_equal, ours, theirs)
         from_checkpoint = load_file(tmp_path / 'exported' / file)
         jax.tree.map(np.testing.assert_array_equal, ours, from_checkpoint)
+        card = (whole / 'policy' / name / 'README.md').read_text()
+        assert 'library_name: peft' in card and 'LoRA of rank 4' in card
         # The folder is read as the base with the adapter, which the merged folder holds.
         read = hf.load(whole / 'policy' / name)
         merged = hf.load(whole / 'policy' / f'{name}-merged')
