@@ -55,8 +55,11 @@ def config_table(rows: list[Json]) -> str:
         smallest = smallest_machine(rows, work, tuple(ADAPTER_TOPOLOGIES))
         fitting = _rows_of(rows, work, smallest)
         gpu = smallest_machine(rows, work, ('h100', 'h200'))
-        cells = [f'`{name}`', model, FULL[name], TYPES.get(smallest, '–')]
-        cells += [_mesh(fitting[0]), setting(fitting), _memory(fitting)]
+        cells = [f'`{name}`', model, FULL[name]]
+        if fitting:
+            cells += [TYPES[smallest], _mesh(fitting[0]), setting(fitting), _memory(fitting)]
+        else:
+            cells += ['–'] * 4
         cells.append(f'{gpu.upper()}: {setting(_rows_of(rows, work, gpu))}' if gpu else '–')
         lines.append('| ' + ' | '.join(cells) + ' |')
     return '\n'.join(lines)
