@@ -9,6 +9,8 @@ from benchmarks.tpu_cases import GIB
 from benchmarks.tpu_shapes import ADAPTER_TOPOLOGIES
 from zeroplay_jax.types import Json
 
+# The GPUs of `benchmarks.gpu_aot`, the smaller one first.
+GPUS = ('h100', 'h200')
 # Type of the slice of a config for full fine-tuning, at the head of its file.
 FULL = {
     'drzero': 'v5litepod-16',
@@ -46,6 +48,16 @@ def table(rows: list[Json]) -> str:
     return '\n'.join(lines)
 
 
+def report(rows: list[Json], stored: list[Json]) -> str:
+    """Returns the tables of the pages: of the rows, and of the models and configs of all stored rows."""
+    machines = []
+    for machine in (*ADAPTER_TOPOLOGIES, *GPUS):
+        if any(row['work'] == row['model'] and row['machine'] == machine for row in stored):
+            machines.append(machine)
+    tables = [table(rows), model_table(stored, machines), config_table(stored)]
+    return '\n\n'.join(tables)
+
+
 def config_table(rows: list[Json]) -> str:
     """Returns, for every paper's config, the smallest compiled slice and GPU on which all its programs fit."""
     head = 'config | model | full fine-tuning | adapters | mesh | slots, rows'
@@ -54,7 +66,7 @@ def config_table(rows: list[Json]) -> str:
         work = f'configs/{name}.py'
         smallest = smallest_machine(rows, work, tuple(ADAPTER_TOPOLOGIES))
         fitting = _rows_of(rows, work, smallest)
-        gpu = smallest_machine(rows, work, ('h100', 'h200'))
+        gpu = smallest_machine(rows, work, GPUS)
         cells = [f'`{name}`', model, FULL[name]]
         if fitting:
             cells += [TYPES[smallest], _mesh(fitting[0]), setting(fitting), _memory(fitting)]
@@ -65,7 +77,7 @@ def config_table(rows: list[Json]) -> str:
     return '\n'.join(lines)
 
 
-def model_table(rows: list[Json], machines: tuple[str, ...]) -> str:
+def model_table(rows: list[Json], machines: list[str]) -> str:
     """Returns slots and rows of the models on the machines; – where nothing is compiled."""
     names = []
     for row in rows:

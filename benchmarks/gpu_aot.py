@@ -166,7 +166,7 @@ def main(argv: list[str] | None = None) -> None:
     names = args.config + args.model or CASES
     cases = [(name, machine) for name in names for machine in machines]
     rows = adapter_cases.measure(cases, args.adapters, args.out, args.again)
-    print(adapter_tables.table(rows))
+    print(adapter_tables.report(rows, adapter_cases.stored_rows(args.out)))
     print(adapter_tables.last_line(rows))
 
 

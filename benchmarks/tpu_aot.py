@@ -283,7 +283,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.adapters:
         path = args.out or adapter_cases.RESULTS
         rows = adapter_cases.measure(adapter_cases_of(args), args.adapters, path, args.again)
-        print(adapter_tables.table(rows))
+        print(adapter_tables.report(rows, adapter_cases.stored_rows(path)))
         print(adapter_tables.last_line(rows))
         return
     pairs = []
