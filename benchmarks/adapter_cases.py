@@ -15,11 +15,10 @@ from collections.abc import Callable
 import jax
 
 from benchmarks import tpu_programs, tpu_shapes
-from benchmarks.adapter_work import Shapes, Work, adapter_mesh, work_of
+from benchmarks.adapter_work import Row, Shapes, Work, adapter_mesh, work_of
 from benchmarks.tpu_cases import GIB, settle
 from benchmarks.tpu_programs import Compiled, OutOfMemory, bytes_per_chip
 from zeroplay_jax.runtime.atomic import write_text
-from zeroplay_jax.types import Json
 
 RESULTS = pathlib.Path(__file__).parent / 'results' / 'adapters_aot.json'
 # Slots of a host in the one pool of all roles, in the order in which they are tried.
@@ -118,13 +117,13 @@ class AdapterCase:
         _, state = self.shapes.slots(slots)
         return bytes_per_chip(state)
 
-    def rollout(self) -> list[Json]:
+    def rollout(self) -> list[Row]:
         """Returns the rows of 'extend' and 'decode', with the most slots that fit."""
         sizes = self.resident()
         free = self.machine.memory - sum(sizes.values())
         # The slots that are possible with everything on the chip, and failing that with all that can leave it.
         headroom = HEADROOM
-        rows: list[Json] = []
+        rows: list[Row] = []
         for slots in self._possible_slots():
             slot_bytes = self.slot_bytes(slots)
             if slot_bytes + headroom > free and slots != SLOTS[-1]:
@@ -142,7 +141,7 @@ class AdapterCase:
         shards = self.shapes.sampler_mesh.shape['replica']
         return [slots for slots in SLOTS if slots % shards == 0]
 
-    def _sampler_rows(self, slots: int, slot_bytes: int, sizes: dict[str, int]) -> list[Json]:
+    def _sampler_rows(self, slots: int, slot_bytes: int, sizes: dict[str, int]) -> list[Row]:
         # The base and the adapters side by side are arguments of the programs, like the slots.
         beside = {name: size for name, size in sizes.items() if name != 'base'}
         _, stacked = self.shapes.sampler_adapters()
@@ -157,7 +156,7 @@ class AdapterCase:
                 break
         return rows
 
-    def updates(self, slots: int) -> list[Json]:
+    def updates(self, slots: int) -> list[Row]:
         """Returns the rows of 'update' and, where a role distils, 'teacher'.
 
         Args:
@@ -193,10 +192,10 @@ class AdapterCase:
 
     def _compile(
         self, lowered, beside: dict[str, int], order: str, identity: tuple | None = None
-    ) -> Json:
+    ) -> Row:
         """Compiles a program, once per identity in this process; returns the columns of its row."""
         started = time.perf_counter()
-        columns: Json
+        columns: Row
         try:
             program = _COMPILED.get(identity) if identity else None
             if program is None:
@@ -212,7 +211,7 @@ class AdapterCase:
         columns['compile_seconds'] = round(time.perf_counter() - started, 1)
         return columns
 
-    def _log(self, program: str, setting: str, columns: Json) -> None:
+    def _log(self, program: str, setting: str, columns: Row) -> None:
         total = columns['hbm_bytes'] / GIB
         state = 'fits' if columns['fits'] else 'does not fit'
         off_chip = ', '.join(columns['off_chip']) or 'nothing'
@@ -224,7 +223,7 @@ class AdapterCase:
             f'({columns["compile_seconds"]} s)',
         )
 
-    def rows_of_all(self) -> list[Json]:
+    def rows_of_all(self) -> list[Row]:
         """Returns all rows of the case."""
         rollout = self.rollout()
         rows = rollout + self.updates(rollout[-1]['slots'])
@@ -243,10 +242,10 @@ class AdapterCase:
         return [case | row for row in rows]
 
 
-def _step(parts: dict[str, Json]) -> Json:
+def _step(parts: dict[str, Row]) -> Row:
     """Returns the columns of an update from those of its two programs."""
     errors = [part['error'] for part in parts.values() if 'error' in part]
-    columns: Json = dict(error=errors[0]) if errors else {}
+    columns: Row = dict(error=errors[0]) if errors else {}
     columns['fits'] = all(part['fits'] for part in parts.values())
     columns['hbm_bytes'] = 0 if errors else max(part['hbm_bytes'] for part in parts.values())
     columns['off_chip'] = max((part['off_chip'] for part in parts.values()), key=len)
@@ -256,19 +255,19 @@ def _step(parts: dict[str, Json]) -> Json:
     return columns
 
 
-def key(row: Json) -> tuple:
+def key(row: Row) -> tuple:
     """Returns what identifies the case of a row."""
     return row['work'], row['machine'], row['rank']
 
 
-def stored_rows(path: pathlib.Path = RESULTS) -> list[Json]:
+def stored_rows(path: pathlib.Path = RESULTS) -> list[Row]:
     """Returns the stored rows."""
     if not path.exists():
         return []
     return json.loads(path.read_text())['rows']
 
 
-def store(path: pathlib.Path, rows: list[Json]) -> None:
+def store(path: pathlib.Path, rows: list[Row]) -> None:
     """Adds the rows of a case to the stored ones, in place of earlier ones of the same case."""
     replaced = {key(row) for row in rows}
     others = [row for row in stored_rows(path) if key(row) not in replaced]
@@ -280,7 +279,7 @@ def store(path: pathlib.Path, rows: list[Json]) -> None:
 
 def measure(
     cases: list[tuple[str, Machine]], rank: int, path: pathlib.Path, again: bool
-) -> list[Json]:
+) -> list[Row]:
     """Returns the rows of the cases, from the stored results or compiled now.
 
     Args:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 
-from benchmarks.adapter_work import CONFIGS
+from benchmarks.adapter_work import CONFIGS, Row
 from benchmarks.tpu_cases import GIB
 from benchmarks.tpu_shapes import ADAPTER_TOPOLOGIES
-from zeroplay_jax.types import Json
 
 # The GPUs of `benchmarks.gpu_aot`, the smaller one first.
 GPUS = ('h100', 'h200')
@@ -29,7 +28,7 @@ TYPES = {
 }
 
 
-def table(rows: list[Json]) -> str:
+def table(rows: list[Row]) -> str:
     """Returns all rows."""
     head = 'run | machine | mesh | program | setting | fits | memory, GiB | arguments | temporaries'
     lines = [f'| {head} | off the chip |', '|' + '---|' * 10]
@@ -48,7 +47,7 @@ def table(rows: list[Json]) -> str:
     return '\n'.join(lines)
 
 
-def report(rows: list[Json], stored: list[Json]) -> str:
+def report(rows: list[Row], stored: list[Row]) -> str:
     """Returns the tables of the pages: of the rows, and of the models and configs of all stored rows."""
     machines = []
     for machine in (*ADAPTER_TOPOLOGIES, *GPUS):
@@ -58,7 +57,7 @@ def report(rows: list[Json], stored: list[Json]) -> str:
     return '\n\n'.join(tables)
 
 
-def config_table(rows: list[Json]) -> str:
+def config_table(rows: list[Row]) -> str:
     """Returns, for every paper's config, the smallest compiled slice and GPU on which all its programs fit."""
     head = 'config | model | full fine-tuning | adapters | mesh | slots, rows'
     lines = [f'| {head} | GiB per chip: rollouts / updates | one GPU |', '|' + '---|' * 8]
@@ -77,7 +76,7 @@ def config_table(rows: list[Json]) -> str:
     return '\n'.join(lines)
 
 
-def model_table(rows: list[Json], machines: list[str]) -> str:
+def model_table(rows: list[Row], machines: list[str]) -> str:
     """Returns slots and rows of the models on the machines; – where nothing is compiled."""
     names = []
     for row in rows:
@@ -93,7 +92,7 @@ def model_table(rows: list[Json], machines: list[str]) -> str:
     return '\n'.join(lines)
 
 
-def smallest_machine(rows: list[Json], work: str, machines: tuple[str, ...]) -> str:
+def smallest_machine(rows: list[Row], work: str, machines: tuple[str, ...]) -> str:
     """Returns the first of the machines on which all programs of a run were compiled and fit, '' for none."""
     for machine in machines:
         compiled = _rows_of(rows, work, machine)
@@ -102,7 +101,7 @@ def smallest_machine(rows: list[Json], work: str, machines: tuple[str, ...]) -> 
     return ''
 
 
-def setting(rows: list[Json]) -> str:
+def setting(rows: list[Row]) -> str:
     """Returns slots and rows of the rows of a case."""
     if not all(row['fits'] for row in rows):
         return '**does not fit**'
@@ -112,7 +111,7 @@ def setting(rows: list[Json]) -> str:
     return text if any(row['off_chip'] for row in rows) else f'{text}; all on the chip'
 
 
-def last_line(rows: list[Json]) -> str:
+def last_line(rows: list[Row]) -> str:
     """Returns the rows as one line of JSON with the columns that a program would read."""
     columns = ('work', 'machine', 'rank', 'program', 'slots', 'micro_rows', 'fits', 'hbm_bytes')
     shown = []
@@ -122,15 +121,15 @@ def last_line(rows: list[Json]) -> str:
     return json.dumps({'rows': shown})
 
 
-def _rows_of(rows: list[Json], work: str, machine: str) -> list[Json]:
+def _rows_of(rows: list[Row], work: str, machine: str) -> list[Row]:
     return [row for row in rows if (row['work'], row['machine']) == (work, machine)]
 
 
-def _mesh(row: Json) -> str:
+def _mesh(row: Row) -> str:
     return '·'.join(str(size) for size in row['mesh'].values())
 
 
-def _memory(rows: list[Json]) -> str:
+def _memory(rows: list[Row]) -> str:
     """Returns the fullest memory of rollouts and of updates."""
     rollouts = max(row['hbm_bytes'] for row in rows if 'slots' in row)
     updates = max(row['hbm_bytes'] for row in rows if 'slots' not in row)

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import importlib
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,9 @@ from zeroplay_jax.policy.transformer import ModelConfig, Params
 from zeroplay_jax.rollout import slot_programs
 from zeroplay_jax.selfplay.recipe import trained_roles
 from zeroplay_jax.training.run_weights import versions_in_use, weights_of_roles
+
+# A row of the compile tables.
+Row: TypeAlias = dict[str, Any]
 
 # Config → model of its `policy.path`.
 CONFIGS = {
