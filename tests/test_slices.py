@@ -18,8 +18,7 @@ SMALL = Workload(groups=8, samples=3)
 PAGED = dict(page=16, pages=256, slots=9)
 SETTINGS = {
     'slots': Settings(slots=7, context=4096),
-    'pages, mixed': Settings(context=4096, token_budget=64, **PAGED),
-    'pages, prefill before decode': Settings(context=4096, token_budget=0, **PAGED),
+    'pages': Settings(context=4096, token_budget=64, **PAGED),
 }
 
 

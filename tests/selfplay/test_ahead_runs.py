@@ -12,7 +12,7 @@ from ahead_runs import play
 
 LAYOUTS = {
     'slots': {},
-    'budget': dict(sampler__page=32, sampler__pages=128, sampler__token_budget=16),
+    'pages': dict(sampler__page=32, sampler__pages=128, sampler__token_budget=16),
 }
 STEPS = 3
 
@@ -41,7 +41,7 @@ class Played:
         return play(self.engine, last=STEPS), ahead_runs.weights(self.engine)
 
 
-@pytest.fixture(scope='module', params=['slots', pytest.param('budget', marks=pytest.mark.long)])
+@pytest.fixture(scope='module', params=['slots', pytest.param('pages', marks=pytest.mark.long)])
 def played(request):
     return Played(request.param)
 

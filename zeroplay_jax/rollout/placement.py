@@ -214,9 +214,6 @@ class Placement:
                 continue
             shard = rollout.group.shard
             chunks = min(rollout.chunks_left, rows_per_shard - rows_of_shard[shard])
-            # Over short pages all tokens that a call feeds of a row are one chunk.
-            if self.config.is_paged:
-                chunks = min(chunks, 1)
             rows_of_shard[shard] += chunks
             rollout.chunks_left -= chunks
             batch += [rollout] * chunks

@@ -108,8 +108,8 @@ class ActiveRollout:
         self.turns: list[Turn] = []
         self.earlier: list[Trajectory] = []
         self.tool_state: dict[str, dict[str, Any]] = {}
-        # Chunks of the row that are not prefilled yet; not read with `token_budget`. The host counts them, because
-        # reading the device's state would wait for the device.
+        # Chunks of the row that are not prefilled yet; not read over pages. The host counts them, because reading the
+        # device's state would wait for the device.
         self.chunks_left = 0
         self.begin_turn()
 

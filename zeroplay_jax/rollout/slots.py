@@ -178,8 +178,8 @@ class SlotPool:
 
     def prefill(self) -> None:
         """Computes the keys and values of all tokens that were put into slots."""
-        # With a budget, prompts pass through the decode calls instead.
-        if self.sampler.config.token_budget:
+        # Over pages, prompts and observations pass through the decode calls instead.
+        if self.sampler.config.is_paged:
             return
         rows_per_shard = math.ceil(self.sampler.config.fill_rows / self.sampler.shards)
         # All rows are prefilled before any row decodes: a decode chunk takes as long for one row as for
@@ -267,7 +267,7 @@ class SlotPool:
           tokens: ids; the first `count` of a row are sampled.
           logp: their log-probs.
           count: sampled tokens per row.
-          cached: positions with valid keys and values per row; None where prefill is a call of its own.
+          cached: positions with valid keys and values per row; None over pages as long as a slot.
         """
         if cached is not None:
             self._record_prefill(cached)
