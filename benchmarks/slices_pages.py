@@ -4,8 +4,8 @@ A rollout starts a turn when all pages that the turn may need are reserved, so i
 turn. Between turns it keeps its pages until an older rollout needs them; then it is evicted, and its tokens are
 prefilled again with its next turn. Samples of a request share the pages that their prompt fills. Every step of a decode
 call takes one token of each decoding row, and prefills with the rest of the token budget. A step without prefill takes
-the smallest program that holds its tokens (`sampler.decode_buckets`). With `rollout.overlap` the host reads a decode call
-while the next one runs.
+the smallest program that holds its tokens (`sampler.decode_buckets`). With `rollout.overlap` the host reads a decode
+call while the next one runs.
 """
 
 from __future__ import annotations
