@@ -1,10 +1,15 @@
-"""Seconds per training step of the miniature with `rollout.ahead` 0 and 1, where some searches are slow.
+"""What steps that begin early (`rollout.ahead`) cost and save, on the miniature.
 
     python -m benchmarks.ahead
+    python -m benchmarks.ahead --train runs/ahead
 
-A search takes 0.1 s at least and 2 s at most; one of ten takes 0.5 s or more. How long is a function of its queries.
-Both settings play the same questions, a step of one and a step of the other in turn. The first two steps compile
-programs and the last one begins no other; they are left out.
+The first command prints seconds of rollouts per training step with `rollout.ahead` 0 and 1, where some searches are
+slow. A search takes 0.1 s at least and 2 s at most; one of ten takes 0.5 s or more. How long is a function of its
+queries. Both settings play the same questions, a step of one and a step of the other in turn. The first two steps
+compile programs and the last one begins no other; they are left out.
+
+The second command trains the quickstart without early steps and with every `rollout.switch`, and prints a table: exact
+match on held-out questions, staleness, size of the correction. A run that has ended in this folder is not repeated.
 """
 
 from __future__ import annotations
@@ -12,6 +17,10 @@ from __future__ import annotations
 import argparse
 import hashlib
 import itertools
+import json
+import pathlib
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -22,8 +31,23 @@ from zeroplay_jax.selfplay.schedule import all_steps
 from zeroplay_jax.tools.base import Tool
 from zeroplay_jax.training import build
 
+ROOT = pathlib.Path(__file__).parents[1]
 STEPS = 10
 WARM_UP = 2
+# Fields of the config in all runs of --train: what `rollout.ahead=1` needs.
+CORRECTED: dict[str, object] = {
+    'proposer.old_logp': 'trainer',
+    'proposer.tis_cap': 2.0,
+    'solver.old_logp': 'trainer',
+    'solver.tis_cap': 2.0,
+}
+# Rows of --train: name → fields of the config.
+TRAINED: dict[str, dict[str, object]] = {
+    'ahead=0': {},
+    'switch=never': {'rollout.ahead': 1},
+    'switch=keep': {'rollout.ahead': 1, 'rollout.switch': 'keep'},
+    'switch=recompute': {'rollout.ahead': 1, 'rollout.switch': 'recompute'},
+}
 
 
 def make_engine(ahead: int) -> Engine:
@@ -60,14 +84,60 @@ def seconds(queries: str) -> float:
     return min(0.1 * share**-0.7, 2.0)
 
 
+def train(workdir: pathlib.Path, fields: dict[str, object]) -> None:
+    """Runs the quickstart with these fields of the config, unless it has ended in this folder."""
+    if (workdir / 'summary.json').exists():
+        return
+    command = [sys.executable, '-m', 'zeroplay_jax.main', '--config=configs/quickstart.py']
+    command += [f'--workdir={workdir}']
+    command += [f'--config.{name}={value}' for name, value in fields.items()]
+    # The last line of stdout has to be the table's.
+    subprocess.run(command, cwd=ROOT, check=True, stdout=sys.stderr)
+
+
+def table_row(name: str, workdir: pathlib.Path) -> str:
+    """Returns the figures of a run that has ended, as a row of a Markdown table."""
+    summary = json.loads((workdir / 'summary.json').read_text())
+    records = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+    trained = [record for record in records if 'importance' in record]
+    cells = [name]
+    for moment in ('before', 'after'):
+        low, high = summary['ci95'][moment]
+        cells.append(f'{summary[f"em_{moment}"]:.3f} ({low:.3f} to {high:.3f})')
+    for figure in ('staleness', 'importance', 'importance_capped'):
+        values = [record.get(figure, 0.0) for record in trained]
+        cells.append(f'{np.mean(values):.3f}')
+    return '| ' + ' | '.join(cells) + ' |'
+
+
+def compare_training(folder: pathlib.Path) -> None:
+    """Trains with every setting and prints the table."""
+    head = 'setting | before | after | staleness | importance | capped'
+    lines = [f'| {head} |', '|' + '---|' * 6]
+    for name, fields in TRAINED.items():
+        workdir = folder / name.replace('=', '_')
+        train(workdir.absolute(), CORRECTED | fields)
+        lines.append(table_row(name, workdir))
+    print('\n'.join(lines))
+
+
 def main() -> None:
-    """Prints seconds of rollouts per step."""
-    argparse.ArgumentParser(
+    """Prints seconds of rollouts per step, or with --train what was learnt."""
+    parser = argparse.ArgumentParser(
         prog='python -m benchmarks.ahead',
-        description=__doc__.split('\n')[0],
-        epilog='example:\n  python -m benchmarks.ahead',
+        description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    ).parse_args()
+    )
+    parser.add_argument('--train', type=pathlib.Path, help='folder of the runs')
+    args = parser.parse_args()
+    if args.train:
+        compare_training(args.train)
+    else:
+        compare_seconds()
+
+
+def compare_seconds() -> None:
+    """Prints seconds of rollouts per step with and without early steps."""
     engines = {ahead: make_engine(ahead) for ahead in (0, 1)}
     rollout_seconds: dict[int, list[float]] = {0: [], 1: []}
     steps = all_steps(engines[0].recipe.phases())
