@@ -90,14 +90,14 @@ def test_each_step_in_progress_has_calls_of_its_own(name, monkeypatch):
 
 
 def test_pages_come_back_and_some_rollouts_are_evicted():
-    engines, _, result = played('pages, mixed')
+    engines, _, result = played('pages')
     (engine,) = engines
     assert len(engine.allocator.free) == PAGED['pages'] and engine.allocator.promised == 0
     assert result.evictions > 0 and engine.active == 0
 
 
 def test_a_cache_that_no_rollout_fits_is_refused():
-    settings = dataclasses.replace(SETTINGS['pages, mixed'], pages=3)
+    settings = dataclasses.replace(SETTINGS['pages'], pages=3)
     with pytest.raises(RuntimeError, match='too small'):
         slices_play.play(machine(), 'pages', settings, [SMALL.draw(0)], SMALL.latencies)
 

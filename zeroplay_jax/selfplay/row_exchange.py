@@ -115,8 +115,16 @@ def _summarised_row(record: Json, questions: Sequence[Question], process: int) -
     info = dict(record['info'])
     if 'question' in info:
         info['question'] = questions[info['question']]
-    finish, weights, version, identity, lengths, counts, *numbers = record['rollout']
-    mean_version, teacher_tokens = numbers
+    (
+        finish,
+        weights,
+        version,
+        identity,
+        lengths,
+        counts,
+        mean_version,
+        teacher_tokens,
+    ) = record['rollout']
     trajectory = TrajectorySummary(
         finish=finish,
         weights=weights,
