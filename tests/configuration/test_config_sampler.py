@@ -56,6 +56,7 @@ def test_rollouts_of_older_weights_are_corrected(sound):
     rules.check(sound)
     sound.solver.update(filter_groups=True, surplus='carry')
     assert 'set solver.surplus to drop' in message(sound)
+    sound.solver.filter_groups = False
     sound.rollout.ahead = 0
     assert message(sound).startswith('config.rollout.switch=recompute: only rollouts of steps')
     sound.rollout.ahead = 2

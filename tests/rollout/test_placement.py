@@ -100,7 +100,7 @@ def play(groups, slots, seed=1, shards=1, **fields):
 
 
 def test_pages_hold_more_rollouts_than_slots_in_the_same_memory():
-    pool, _, concurrent = play(32, 3 * SLOTS, page=64, pages=PAGES, token_budget=4 * SLOTS)
+    pool, _, concurrent = play(32, 3 * SLOTS, page=64, pages=PAGES, token_budget=32 * SLOTS)
     # Slots of the same memory hold SLOTS at most.
     assert concurrent >= 2.5 * SLOTS
     assert not pool.placement.stats['evictions']
