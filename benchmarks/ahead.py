@@ -9,7 +9,8 @@ queries. Both settings play the same questions, a step of one and a step of the 
 compile programs and the last one begins no other; they are left out.
 
 The second command trains the quickstart without early steps and with every `rollout.switch`, and prints a table: exact
-match on held-out questions, staleness, size of the correction. A run that has ended in this folder is not repeated.
+match on held-out questions, and the means of metrics over the trained steps. A run that has ended in this folder is not
+repeated.
 """
 
 from __future__ import annotations
@@ -96,23 +97,23 @@ def train(workdir: pathlib.Path, fields: dict[str, object]) -> None:
 
 
 def table_row(name: str, workdir: pathlib.Path) -> str:
-    """Returns the figures of a run that has ended, as a row of a Markdown table."""
+    """Returns the figures of a run that has ended, as a row of a Markdown table; metrics are means over steps."""
     summary = json.loads((workdir / 'summary.json').read_text())
     records = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
-    trained = [record for record in records if 'importance' in record]
+    trained = [record for record in records if 'sampler_gap' in record]
     cells = [name]
     for moment in ('before', 'after'):
         low, high = summary['ci95'][moment]
         cells.append(f'{summary[f"em_{moment}"]:.3f} ({low:.3f} to {high:.3f})')
-    for figure in ('staleness', 'importance', 'importance_capped'):
+    for figure in ('staleness', 'sampler_gap', 'importance_capped'):
         values = [record.get(figure, 0.0) for record in trained]
-        cells.append(f'{np.mean(values):.3f}')
+        cells.append(f'{np.mean(values):.2g}')
     return '| ' + ' | '.join(cells) + ' |'
 
 
 def compare_training(folder: pathlib.Path) -> None:
     """Trains with every setting and prints the table."""
-    head = 'setting | before | after | staleness | importance | capped'
+    head = 'setting | before | after | staleness | sampler_gap | importance_capped'
     lines = [f'| {head} |', '|' + '---|' * 6]
     for name, fields in TRAINED.items():
         workdir = folder / name.replace('=', '_')
