@@ -14,6 +14,7 @@ from zeroplay_jax.configuration.rules import check
 from zeroplay_jax.export import export
 from zeroplay_jax.policy import hf
 from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.selfplay import role_updates
 from zeroplay_jax.training import branch, loop
 
 RECIPES = {'drzero': drzero, 'dspo': dspo, 'piplay': piplay, 'scope': scope, 'ssp': ssp}
@@ -78,6 +79,36 @@ def test_with_steps_that_begin_early_a_resumed_run_has_the_same_bits():
     engine.restore(device_state, json.loads(host_state))
     assert ahead_runs.play(engine, first=2) == records[2:]
     ahead_runs.same_weights(ahead_runs.weights(engine), final)
+
+
+def test_roles_of_one_step_are_trained_in_one_pass_and_a_resumed_run_has_the_same_bits(monkeypatch):
+    config = make_config('ssp', weights='separate')
+    config.solver.update(steps=2, minibatches=2)
+    config.ssp.answerability_check = False
+    check(config)
+    engine = ahead_runs.make_engine(config)
+    start, host_start = arrays(engine.device_state()), json.dumps(engine.host_state())
+    records = ahead_runs.play(engine, last=1)
+    device_state, host_state = arrays(engine.device_state()), json.dumps(engine.host_state())
+    records += ahead_runs.play(engine, first=1)
+    final = ahead_runs.weights(engine)
+    (joint,) = engine.updates._joint_updates.values()
+    assert joint._accumulate._cache_size() == 1
+
+    engine.versions.clear()
+    engine.restore(device_state, json.loads(host_state))
+    assert ahead_runs.play(engine, first=1) == records[1:]
+    ahead_runs.same_weights(ahead_runs.weights(engine), final)
+
+    # One after the other: the same metrics, up to the order of sums.
+    monkeypatch.setattr(role_updates, 'joint_groups', lambda learners, _: [(x,) for x in learners])
+    engine.versions.clear()
+    engine.restore(start, json.loads(host_start))
+    (separate,) = ahead_runs.play(engine, last=1)
+    ours, theirs = records[0]['metrics'], separate['metrics']
+    assert ours.keys() == theirs.keys() and ours['solver/gradient_norm'] > 0
+    for name, value in theirs.items():
+        assert ours[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 
 
 class Killed(Exception):

@@ -195,7 +195,8 @@ class RoleUpdates:
     ) -> list[RolePlan]:
         """Makes the updates of several roles in one pass (learner/joint_update.py) and publishes their weights.
 
-        The first minibatches of all roles are one update, then the second ones; a role with more of them goes on alone.
+        The first minibatches of all roles are one update of each, then the second ones. A role that has more of them is
+        then updated alone, by the same program.
 
         Args:
           rows: all rows of the step.
