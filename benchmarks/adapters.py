@@ -32,7 +32,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import claims
+from benchmarks import claims_arms
+from benchmarks.claims_runs import code_hash
 from zeroplay_jax.configs import quickstart
 from zeroplay_jax.configuration import rules
 from zeroplay_jax.runtime.atomic import write_text
@@ -63,8 +64,11 @@ def config_of(arm: str, rank: int, factor: float, seed: int) -> Any:
         config.seed = seed
         config.progress = False
     else:
-        config = claims.config_of(arm, seed)
+        config = claims_arms.config_of(arm, seed)
+    # A run is never stopped, because one that trains nothing is a result, too.
     config.stop_after_empty_steps = 0
+    for levels in config.alarms.values():
+        levels.stop = 0.0
     if rank:
         config.policy.adapters.rank = rank
         for role in (config.proposer, config.solver):
@@ -87,6 +91,7 @@ def run_here(arm: str, rank: int, factor: float, seed: int, path: pathlib.Path) 
     usage = resource.getrusage(resource.RUSAGE_SELF)
     result = dict(arm=arm, rank=rank, factor=factor if rank else 1.0, seed=seed)
     result['curve'] = curve(lines)
+    result['code'] = code_hash()
     result['cpu_seconds'] = round(usage.ru_utime + usage.ru_stime, 1)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(result))

@@ -268,8 +268,7 @@ class Decoder(nn.Module):
           positions: position of every token within its sequence.
           attend: attention function of all layers.
           cache: cache entries of every layer; None in training.
-          adapter: adapter of every row, or of every token in the order of the rows (policy/adapters.py); None: the only
-            one, if the weights have adapters.
+          adapter: adapter of every row or of every token (policy/adapters.py); None: the only one, if there is any.
         """
         config = self.config
         embedding_shape = (config.vocab_size, config.hidden_size)
