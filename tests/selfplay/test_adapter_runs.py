@@ -14,6 +14,7 @@ from zeroplay_jax.configuration.rules import check
 from zeroplay_jax.export import export
 from zeroplay_jax.policy import hf
 from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.selfplay import role_updates
 from zeroplay_jax.training import branch, loop
 
 RECIPES = {'drzero': drzero, 'dspo': dspo, 'piplay': piplay, 'scope': scope, 'ssp': ssp}
@@ -78,6 +79,43 @@ def test_with_steps_that_begin_early_a_resumed_run_has_the_same_bits():
     engine.restore(device_state, json.loads(host_state))
     assert ahead_runs.play(engine, first=2) == records[2:]
     ahead_runs.same_weights(ahead_runs.weights(engine), final)
+
+
+def make_joint_engine():
+    config = make_config('ssp', weights='separate')
+    config.solver.update(steps=2, minibatches=2)
+    config.ssp.answerability_check = False
+    check(config)
+    return ahead_runs.make_engine(config)
+
+
+def test_a_run_with_roles_in_one_pass_is_resumed_with_the_same_bits():
+    engine = make_joint_engine()
+    records = ahead_runs.play(engine, last=1)
+    device_state, host_state = arrays(engine.device_state()), json.dumps(engine.host_state())
+    records += ahead_runs.play(engine, first=1)
+    final = ahead_runs.weights(engine)
+    (joint,) = engine.updates._joint_updates.values()
+    assert joint._accumulate._cache_size() == 1
+    engine.versions.clear()
+    engine.restore(device_state, json.loads(host_state))
+    assert ahead_runs.play(engine, first=1) == records[1:]
+    ahead_runs.same_weights(ahead_runs.weights(engine), final)
+
+
+@pytest.mark.long
+def test_a_step_in_one_pass_has_the_metrics_of_separate_updates(monkeypatch):
+    engine = make_joint_engine()
+    state, host_state = arrays(engine.device_state()), json.dumps(engine.host_state())
+    (ours,) = ahead_runs.play(engine, last=1)
+    monkeypatch.setattr(role_updates, 'joint_groups', lambda learners, _: [(x,) for x in learners])
+    engine.versions.clear()
+    engine.restore(state, json.loads(host_state))
+    (theirs,) = ahead_runs.play(engine, last=1)
+    assert ours['metrics'].keys() == theirs['metrics'].keys()
+    assert ours['metrics']['solver/gradient_norm'] > 0
+    for name, value in theirs['metrics'].items():
+        assert ours['metrics'][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 
 
 class Killed(Exception):

@@ -110,6 +110,12 @@ def stack(adapters: Sequence[Params]) -> Params:
     return jax.tree_util.tree_map_with_path(concatenate, *adapters)
 
 
+def join_several(base: Params, adapters: Sequence[Params]) -> Params:
+    """Returns the base with adapters of equal shapes and scale side by side, in the order of `stack`."""
+    scale = jnp.broadcast_to(base[SCALE], (len(adapters),))
+    return join(base | {SCALE: scale}, stack(adapters))
+
+
 def merged(params: Params) -> Params:
     """Returns whole float32 weights that compute what a base with one adapter does, up to rounding."""
     base, adapters = split(params)
@@ -133,8 +139,8 @@ def row_scale(
 
     Args:
       scale: alpha / rank of every adapter.
-      adapter: adapter of every row, NO_ADAPTER for none. None: all rows have the only adapter.
-      batch: number of rows.
+      adapter: adapter of every row, NO_ADAPTER for none. None: all rows have the only adapter. The rows may be tokens.
+      batch: number of rows; not used if `adapter` is given.
     """
     count = scale.shape[0]
     if adapter is None:

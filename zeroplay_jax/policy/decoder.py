@@ -187,7 +187,7 @@ class Block(nn.Module):
         angles: rope.Angles,
         attend: Attend,
         cache: Any,
-        row_scale: Float[Array, 'batch adapters'] | None = None,
+        row_scale: Float[Array, 'rows adapters'] | None = None,
     ) -> tuple[Float[Array, 'batch length hidden_size'], Any]:
         """Returns the output of the layer and its new cache.
 
@@ -259,7 +259,7 @@ class Decoder(nn.Module):
         positions: Int[AnyArray, 'batch length'],
         attend: Attend,
         cache: tuple | None = None,
-        adapter: Int[Array, ' batch'] | None = None,
+        adapter: Int[Array, ' rows'] | None = None,
     ) -> tuple[Float[Array, 'batch length hidden_size'], tuple]:
         """Returns hidden states and the new cache entries of every layer.
 
@@ -268,7 +268,7 @@ class Decoder(nn.Module):
           positions: position of every token within its sequence.
           attend: attention function of all layers.
           cache: cache entries of every layer; None in training.
-          adapter: adapter of every row (policy/adapters.py); None: the only one, if the weights have adapters.
+          adapter: adapter of every row or of every token (policy/adapters.py); None: the only one, if there is any.
         """
         config = self.config
         embedding_shape = (config.vocab_size, config.hidden_size)
