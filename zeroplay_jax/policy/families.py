@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 from zeroplay_jax.policy import rope_fields
 from zeroplay_jax.policy.adapter_config import base_folder
-from zeroplay_jax.policy.config_fields import CheckpointError, Fields, read_fields
+from zeroplay_jax.policy.config_fields import CheckpointError, Fields, family_fields
 from zeroplay_jax.policy.decoder import ModelConfig
-from zeroplay_jax.policy.family_table import FAMILIES, REFUSED, SUPPORTED, Family
+from zeroplay_jax.policy.family_table import FAMILIES, SUPPORTED, Family
 
 __all__ = ['FAMILIES', 'SUPPORTED', 'CheckpointError', 'read_config']
 
@@ -48,7 +44,7 @@ def read_config(folder, **overrides) -> ModelConfig:
     Raises:
       CheckpointError: the file is missing, the architecture is unknown, or the decoder does not implement a field.
     """
-    name, fields = _family_fields(base_folder(folder))
+    name, fields = family_fields(base_folder(folder))
     family = FAMILIES[name]
     _check_supported(fields, family)
     heads = fields.positive_int('num_attention_heads')
@@ -94,66 +90,6 @@ def read_config(folder, **overrides) -> ModelConfig:
         query_scale=_query_scale(fields, head_dim),
         **overrides,
     )
-
-
-def vocabulary_size(folder) -> int:
-    """Returns the number of token ids of the model in a folder; CheckpointError if config.json does not say it."""
-    _, fields = _family_fields(base_folder(folder))
-    return fields.positive_int('vocab_size')
-
-
-def is_wrapped(folder) -> bool:
-    """Returns whether a folder's model has other parts beside the decoder, such as an encoder of images."""
-    fields = read_fields(base_folder(folder) / 'config.json')
-    family = FAMILIES[_family_name(fields)]
-    return bool(family.wrapper) and family.wrapper in fields.get('architectures')
-
-
-def decoder_config(path: Path) -> dict[str, Any]:
-    """Returns the content of a config.json that describes the decoder alone."""
-    values = json.loads(path.read_text(encoding='utf-8'))
-    if 'text_config' not in values:
-        return values
-    family = FAMILIES[_family_name(read_fields(path))]
-    text = dict(values['text_config'])
-    # Written in one of the two sections, depending on the version that wrote the folder.
-    for name in ('dtype', 'torch_dtype', 'bos_token_id', 'eos_token_id', 'pad_token_id'):
-        if name not in text and name in values:
-            text[name] = values[name]
-    return text | {'architectures': [family.architecture], 'model_type': family.text_type}
-
-
-def _family_fields(folder: Path) -> tuple[str, Fields]:
-    """Returns the key in FAMILIES of a folder's model, and the fields of its decoder with the family's defaults."""
-    fields = read_fields(folder / 'config.json')
-    name = _family_name(fields)
-    family = FAMILIES[name]
-    if family.wrapper and family.wrapper in fields.get('architectures'):
-        # These fields may be written for the whole model only.
-        shared = {name: fields.get(name) for name in ('tie_word_embeddings', 'quantization_config')}
-        fields = fields.section('text_config').with_defaults(shared)
-    return name, fields.with_defaults(family.defaults)
-
-
-def _family_name(fields: Fields) -> str:
-    """Returns the key in FAMILIES of the architecture that config.json names."""
-    architectures = fields.get('architectures')
-    reason = ''
-    if isinstance(architectures, list):
-        for name, family in FAMILIES.items():
-            if family.architecture in architectures or family.wrapper in architectures:
-                return name
-        reason = _refusal_reason(architectures)
-    raise fields.error(f'architectures={architectures} is not supported{reason}')
-
-
-def _refusal_reason(architectures: list) -> str:
-    """Returns ': ' and why an architecture is not supported; '' if the table has no reason."""
-    for name in architectures:
-        for beginning, reason in REFUSED.items():
-            if str(name).startswith(beginning):
-                return f': {reason}'
-    return ''
 
 
 def _check_supported(fields: Fields, family: Family) -> None:

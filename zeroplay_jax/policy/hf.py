@@ -19,13 +19,9 @@ from safetensors.numpy import save_file
 
 from zeroplay_jax.policy import adapter_folders, quantization, sharding
 from zeroplay_jax.policy.adapter_config import base_folder
+from zeroplay_jax.policy.config_fields import decoder_config, is_wrapped
 from zeroplay_jax.policy.decoder import ModelConfig, Params
-from zeroplay_jax.policy.families import (
-    CheckpointError,
-    decoder_config,
-    is_wrapped,
-    read_config,
-)
+from zeroplay_jax.policy.families import CheckpointError, read_config
 from zeroplay_jax.policy.stored_tensors import (
     StoredTensor,
     check_tensors,

@@ -20,7 +20,7 @@ import transformers
 from jaxtyping import Int
 
 from zeroplay_jax.policy.adapter_config import base_folder
-from zeroplay_jax.policy.families import vocabulary_size
+from zeroplay_jax.policy.config_fields import vocabulary_size
 from zeroplay_jax.rollout.messages import Message, Untrusted
 from zeroplay_jax.types import PROMPT, Trajectory, UserError
 
