@@ -12,9 +12,10 @@ from safetensors.numpy import load_file
 from zeroplay_jax.configs import drzero, dspo, piplay, scope, ssp
 from zeroplay_jax.configuration.rules import check
 from zeroplay_jax.export import export
-from zeroplay_jax.policy import hf
+from zeroplay_jax.policy import adapter_folders, hf, quantization
 from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay import role_updates
+from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.training import branch, loop
 
 RECIPES = {'drzero': drzero, 'dspo': dspo, 'piplay': piplay, 'scope': scope, 'ssp': ssp}
@@ -122,8 +123,10 @@ class Killed(Exception):
     pass
 
 
-def test_a_killed_run_is_resumed_exported_and_continued(tmp_path, monkeypatch):
+@pytest.mark.parametrize('base', ['none', pytest.param('int8', marks=pytest.mark.long)])
+def test_a_killed_run_is_resumed_exported_and_continued(tmp_path, monkeypatch, base):
     config = make_config('piplay')
+    config.policy.adapters.quantize = base
     config.policy.adapters.merge = True
     whole, killed = tmp_path / 'whole', tmp_path / 'killed'
     loop.run(config, whole)
@@ -149,8 +152,12 @@ def test_a_killed_run_is_resumed_exported_and_continued(tmp_path, monkeypatch):
         jax.tree.map(np.testing.assert_array_equal, ours, theirs)
         from_checkpoint = load_file(tmp_path / 'exported' / file)
         jax.tree.map(np.testing.assert_array_equal, ours, from_checkpoint)
-        # The folder is read as the base with the adapter, which the merged folder holds.
+        # The merged folder holds the base that was trained over, with the adapter.
         read = hf.load(whole / 'policy' / name)
+        if base == 'int8':
+            params = quantization.dequantized(hf.load(BUILT_IN_CHECKPOINT, quantized=True))
+            folder = whole / 'policy' / name
+            read = adapter_folders.add_to(params, folder, hf.read_config(folder))
         merged = hf.load(whole / 'policy' / f'{name}-merged')
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), read, merged)
     # A role is continued from its folder, all roles from a checkpoint with their moments and teachers.

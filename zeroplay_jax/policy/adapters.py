@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from zeroplay_jax.policy import quantization
 from zeroplay_jax.types import identity_rng
 
 # Nested dict of arrays, as in policy/decoder.py.
@@ -117,10 +118,13 @@ def join_several(base: Params, adapters: Sequence[Params]) -> Params:
 
 
 def merged(params: Params) -> Params:
-    """Returns whole float32 weights that compute what a base with one adapter does, up to rounding."""
+    """Returns whole float32 weights that compute what a base with one adapter does, up to rounding.
+
+    A quantised base is dequantised.
+    """
     base, adapters = split(params)
     (scale,) = base.pop(SCALE)
-    whole = jax.tree.map(lambda x: x.astype(jnp.float32), base)
+    whole = jax.tree.map(lambda x: x.astype(jnp.float32), quantization.dequantized(base))
     for layer, linears in adapters.items():
         for linear, adapter in linears.items():
             # Default precision would round the factors to bfloat16 on TPUs.
