@@ -78,8 +78,8 @@ def check(workdir: pathlib.Path, flips: int, seed: int) -> dict[str, Any]:
       seed: of the places.
 
     Returns:
-      'flips', 'found', 'fallen_back' (the checkpoint before was restored, bit for bit) and 'files', which counts flips by
-      the first part of the file's path in the checkpoint.
+      'flips', 'found', 'fallen_back' (the checkpoint before was restored, bit for bit) and 'files', which counts
+      flips by the first part of the file's path in the checkpoint.
     """
     rng = random.Random(seed)
     newest = saved_steps(workdir / FOLDER)[-1]

@@ -3,11 +3,11 @@
     python -m benchmarks.kills --recipes drzero,ssp --kills 3 --sigterms 2 --flips 1
     python -m benchmarks.kills --processes 2 --recipes ssp --kills 2 --sigterms 1
 
-Each recipe runs once whole (the variant `mini`, shortened), and once with events at random moments. Every event ends one
-process of the run with kill -9 or SIGTERM; the same command then resumes it. Before some of the kills' starts a bit of
-the newest checkpoint is flipped. In the end weights, moments, state of the loop and logs must be equal, bit for bit. A
-run that ends before all events have happened is compared and begun anew. Prints one JSON object per event and one per
-recipe; exit status 1 if anything differs.
+Each recipe runs once whole (the variant `mini`, shortened), and once with events at random moments. Every event ends
+one process of the run with kill -9 or SIGTERM; the same command then resumes it. Before the start that leads to some of
+the kills, a bit of the newest checkpoint is flipped. In the end weights, moments, state of the loop and logs must be
+equal, bit for bit. A run that ends before all events have happened is compared and begun anew. Prints one JSON object
+per event and one per recipe; exit status 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -251,7 +251,9 @@ class Campaign:
         is_early = damaged is None and self._rng.random() < _EARLY_SHARE
         delay = self._rng.uniform(0, _EARLY_SECONDS if is_early else self._arguments.delay)
         event = _end(self._ended, kind, is_early, delay, self._rng)
-        print(json.dumps({'event': kind, 'early': is_early, 'flipped': damaged} | event), flush=True)
+        print(
+            json.dumps({'event': kind, 'early': is_early, 'flipped': damaged} | event), flush=True
+        )
         if event['problem']:
             self._problems.append(event['problem'])
         if damaged is not None:
