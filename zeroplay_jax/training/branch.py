@@ -237,7 +237,7 @@ def _read_object(path: pathlib.Path) -> Json:
 
 def policy_names(source: Source) -> list[str]:
     """Returns the names of the sets of weights in a checkpoint."""
-    return list(_stored_tree(source.folder))
+    return list(stored_tree(source.folder))
 
 
 def read_params(source: Source, name: str) -> Params:
@@ -246,14 +246,14 @@ def read_params(source: Source, name: str) -> Params:
     Args:
       name: one of `policy_names`.
     """
-    item = {name: {'params': _stored_tree(source.folder)[name]['params']}}
+    item = {name: {'params': stored_tree(source.folder)[name]['params']}}
     arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
     request = ocp.args.PyTreeRestore(item=item, restore_args=arguments, partial_restore=True)
     reader = ocp.PyTreeCheckpointHandler()
     return reader.restore(source.folder / 'states', args=request)[name]['params']
 
 
-def _stored_tree(folder: pathlib.Path) -> Json:
+def stored_tree(folder: pathlib.Path) -> Json:
     """Returns the tree of the arrays of a checkpoint, with shape and dtype of each."""
     # Without a `Checkpointer` around it, which warns that an item of a step has no file of its own about times.
     return ocp.PyTreeCheckpointHandler().metadata(folder / 'states').tree
@@ -279,12 +279,12 @@ def load(hosts: Hosts, source: Source, engine: Engine) -> Source:
 
 def _restore(source: Source, engine: Engine) -> None:
     """Sets the states of all learners from a checkpoint."""
-    stored_tree = _stored_tree(source.folder)
+    tree = stored_tree(source.folder)
     for name, learner in engine.learners.items():
         stored = {}
         for part in _PARTS:
-            if part in stored_tree[name] and part in learner.state:
-                stored[part] = stored_tree[name][part]
+            if part in tree[name] and part in learner.state:
+                stored[part] = tree[name][part]
         # `policy.adapters.teacher` decides its rank.
         if 'teacher' in stored and _shapes(stored['teacher']) != _shapes(learner.state['teacher']):
             del stored['teacher']
@@ -301,7 +301,7 @@ def _read(source: Source, name: str, stored: Json, learner: Learner) -> dict[str
 
     Args:
       name: of the weights.
-      stored: the part of `_stored_tree` to read.
+      stored: the part of `stored_tree` to read.
     """
     shardings = _by_path(learner.shardings)
     replicated = sharding.replicated(learner.mesh)
