@@ -4,8 +4,8 @@
 
 Like `benchmarks.kills`, but after every other event the local folder of the run is removed, as if another machine
 resumed it: that run begins with what the bucket has. In the end weights, moments, state of the loop and logs are
-brought down from the bucket and must be those of the run in a folder, bit for bit. The bucket may be an emulated one. Prints
-one line per event and one JSON object per recipe; exit status 1 if anything differs.
+brought down from the bucket and must be those of the run in a folder, bit for bit. The bucket may be an emulated one.
+Prints one line per event and one JSON object per recipe; exit status 1 if anything differs.
 """
 
 from __future__ import annotations

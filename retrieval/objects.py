@@ -168,16 +168,17 @@ class _GoogleBucket:
 
     def read(self, name: str) -> tuple[bytes, int] | None:
         with self._translated(name):
-            blob = self._bucket.blob(name)
-            try:
-                content = blob.download_as_bytes(**self._options)
-            except FileNotFoundError:
+            # Asked for before the content: if the object is replaced in between, a write with this generation fails.
+            blob = self._bucket.get_blob(name, **self._options)
+            if blob is None:
                 return None
+            try:
+                content = blob.download_as_bytes(checksum='crc32c', **self._options)
             except Exception as error:
                 if _is_missing_object(error):
                     return None
                 raise
-            return content, blob.generation or 0
+            return content, blob.generation
 
     def write(self, name: str, content: bytes, generation: int | None = None) -> int:
         with self._translated(name):

@@ -184,10 +184,6 @@ class Mirror:
         is_own = f'{FOLDER}/'
         self._send_all(staging, manifest, lambda path: not path.startswith(is_own))
         self._send_all(staging, manifest, lambda path: path.startswith(is_own))
-        # Of an earlier attempt by a process that died.
-        objects = {file.object for file in manifest.values()}
-        for prefix in (f'{FOLDER}/{step}/', f'logs/{step}/'):
-            self._delete_objects(prefix, keep=objects)
         if self._is_closed.is_set() or not self._lease.renew():
             return
         self._remote.write_manifest(step, manifest)
@@ -254,24 +250,21 @@ class Mirror:
         for entry in self._remote.bucket.list(self._remote.name(prefix)):
             name = entry.name.removeprefix(self._remote.name(''))
             if name not in keep:
-                self._delete(name)
-
-    def _delete(self, name: str) -> None:
-        self._sent.pop(name, None)
-        self._remote.bucket.delete(self._remote.name(name))
+                self._sent.pop(name, None)
+                self._remote.bucket.delete(entry.name)
 
     def _remove_old(self) -> None:
-        """Removes the oldest steps, so that `keep` remain."""
-        outdated = sorted(self._manifests)[: -self._keep]
-        unused = set()
-        for step in outdated:
+        """Removes the oldest steps, so that `keep` remain, and all objects that no step refers to."""
+        for step in sorted(self._manifests)[: -self._keep]:
             # First of all: without its files the step must not count as complete.
             self._remote.delete_manifest(step)
-            unused |= {file.object for file in self._manifests.pop(step).values()}
+            del self._manifests[step]
+        used = set()
         for manifest in self._manifests.values():
-            unused -= {file.object for file in manifest.values()}
-        for name in sorted(unused.difference(RECORDS)):
-            self._delete(name)
+            used.update(file.object for file in manifest.values())
+        # Also what a process that died has left, of a step that it uploaded or removed.
+        for prefix in (f'{FOLDER}/', f'{_BEST}/', 'logs/'):
+            self._delete_objects(prefix, keep=used)
 
     def _saved_text(self) -> str:
         return (
