@@ -28,6 +28,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from zeroplay_jax.configuration import command_line, entry
+from zeroplay_jax.configuration.bucket_rules import fetch_file
 from zeroplay_jax.configuration.checkpoint_rules import download, fetch_model
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.objectives.registry import resolve
@@ -78,6 +79,7 @@ def main(argv: list[str]) -> None:
         config.eval.tasks = ''
     # An evaluation has no workdir; '.' passes its check.
     command_line.check_command(argv, config, '.', has_evaluation=not _SETS.value)
+    flags.FLAGS.sets = [fetch_file(path) for path in _SETS.value]
     _check_flags(config)
     download(config)
     with progress.clock('loading', config.progress):

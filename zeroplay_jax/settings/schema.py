@@ -35,6 +35,7 @@ from zeroplay_jax.settings.bounds import (
     one_of_or_function,
     requires,
 )
+from zeroplay_jax.settings.bucket import Bucket
 from zeroplay_jax.settings.devices import Distributed, Mesh
 from zeroplay_jax.settings.rollouts import Rollout, Sampler
 from zeroplay_jax.settings.watching import Log, Profile
@@ -437,6 +438,7 @@ class Run(Section):
     micro: MicroBatch = MicroBatch()
     eval: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
+    bucket: Bucket = Bucket()
     compilation: Compilation = Compilation()
     log: Log = Log()
     profile: Profile = Profile()
