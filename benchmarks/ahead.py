@@ -8,9 +8,9 @@ slow. A search takes 0.1 s at least and 2 s at most; one of ten takes 0.5 s or m
 queries. Both settings play the same questions, a step of one and a step of the other in turn. The first two steps
 compile programs and the last one begins no other; they are left out.
 
-The second command trains the quickstart without early steps and with every `rollout.switch`, and prints a table: exact
-match on held-out questions, and the means of metrics over the trained steps. A run that has ended in this folder is not
-repeated.
+The second command trains the quickstart with steps that begin early and every `rollout.switch`, and prints a table:
+exact match on held-out questions, and the means of metrics over the trained steps. A run that has ended in this folder
+is not repeated.
 """
 
 from __future__ import annotations
@@ -35,20 +35,15 @@ from zeroplay_jax.training import build
 ROOT = pathlib.Path(__file__).parents[1]
 STEPS = 10
 WARM_UP = 2
-# Fields of the config in all runs of --train: what `rollout.ahead=1` needs.
-CORRECTED: dict[str, object] = {
+# Fields of the config in all runs of --train: steps that begin early, and what they need.
+AHEAD: dict[str, object] = {
+    'rollout.ahead': 1,
     'proposer.old_logp': 'trainer',
     'proposer.tis_cap': 2.0,
     'solver.old_logp': 'trainer',
     'solver.tis_cap': 2.0,
 }
-# Rows of --train: name → fields of the config.
-TRAINED: dict[str, dict[str, object]] = {
-    'ahead=0': {},
-    'switch=never': {'rollout.ahead': 1},
-    'switch=keep': {'rollout.ahead': 1, 'rollout.switch': 'keep'},
-    'switch=recompute': {'rollout.ahead': 1, 'rollout.switch': 'recompute'},
-}
+SWITCHES = ('never', 'keep', 'recompute')
 
 
 def make_engine(ahead: int) -> Engine:
@@ -113,12 +108,12 @@ def table_row(name: str, workdir: pathlib.Path) -> str:
 
 def compare_training(folder: pathlib.Path) -> None:
     """Trains with every setting and prints the table."""
-    head = 'setting | before | after | staleness | sampler_gap | importance_capped'
+    head = 'rollout.switch | before | after | staleness | sampler_gap | importance_capped'
     lines = [f'| {head} |', '|' + '---|' * 6]
-    for name, fields in TRAINED.items():
-        workdir = folder / name.replace('=', '_')
-        train(workdir.absolute(), CORRECTED | fields)
-        lines.append(table_row(name, workdir))
+    for switch in SWITCHES:
+        workdir = folder / switch
+        train(workdir.absolute(), AHEAD | {'rollout.switch': switch})
+        lines.append(table_row(switch, workdir))
     print('\n'.join(lines))
 
 

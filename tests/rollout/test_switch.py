@@ -203,7 +203,7 @@ def test_the_adapter_changes_with_the_version(policy):
         pool = SlotPool(Sampler(model, config, sharding.make_mesh()), 5, weights)
         scheduler = Scheduler({'policy': pool})
         scheduler.publish_weights('policy', views[0], 1)
-        reqs = of_step(requests(make_env(codec), 3), 4)
+        reqs = of_step(requests(make_env(codec)), 4)
         batch = EpisodeBatch({'policy': 1}, VersionSwitch(NAMES, recomputes=True))
         if early:
             scheduler.start(batch, [scheduler.rollout(r) for r in reqs])
