@@ -225,12 +225,7 @@ class Decoder(nn.Module):
                 return x
             return sharding.constrain_rows(x, config.mesh)
 
-        x = look_up(
-            jax.ShapeDtypeStruct(embedding.shape, embedding.dtype), config.dtype, embedding, tokens
-        )
-        if config.scale_embedding:
-            x = x * jnp.asarray(config.hidden_size**0.5, x.dtype)
-        x = keep_rows(x)
+        x = keep_rows(_embed(config, embedding, tokens))
         windows = config.windows or (0,) * config.layers
         angles = _rotary_angles(config, positions, windows)
         # The layers are not scanned with a cache, whose entries the loop would copy, nor in `init`, which must create
@@ -280,6 +275,16 @@ class Decoder(nn.Module):
             return None
         scale = self.get_variable('params', adapters.SCALE)
         return adapters.row_scale(scale, adapter, batch)
+
+
+def _embed(config: ModelConfig, embedding: Array, tokens: Int[AnyArray, 'batch length']) -> Array:
+    """Returns the hidden states [batch, length, hidden_size] of tokens before the first layer."""
+    table_shape = jax.ShapeDtypeStruct(embedding.shape, embedding.dtype)
+    x = look_up(table_shape, config.dtype, embedding, tokens)
+    if config.scale_embedding:
+        # The factor is rounded, too: the published weights were trained so.
+        x = x * jnp.asarray(config.hidden_size**0.5, x.dtype)
+    return x
 
 
 def _rotary_angles(config: ModelConfig, positions, windows: tuple[int, ...]) -> dict[bool, tuple]:
