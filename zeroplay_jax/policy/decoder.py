@@ -277,7 +277,7 @@ class Decoder(nn.Module):
         return adapters.row_scale(scale, adapter, batch)
 
 
-def _embed(config: ModelConfig, embedding: Array, tokens: Int[AnyArray, 'batch length']) -> Array:
+def _embed(config: ModelConfig, embedding: AnyArray, tokens: AnyArray) -> Array:
     """Returns the hidden states [batch, length, hidden_size] of tokens before the first layer."""
     table_shape = jax.ShapeDtypeStruct(embedding.shape, embedding.dtype)
     x = look_up(table_shape, config.dtype, embedding, tokens)
