@@ -26,6 +26,8 @@ Attend = Callable[..., tuple[Array, Any]]
 
 # What a rematerialised layer saves for the backward pass: nothing, or the results of its projections.
 REMAT_POLICIES = ('nothing_saveable', 'dots_with_no_batch_dims_saveable')
+# Name of the norm before the feed-forward, by placement of the norms.
+_MLP_NORMS = {'before': 'post_norm', 'after': '', 'both': 'pre_mlp_norm'}
 # Flax computes the tanh approximation of GELU by default.
 _ACTIVATIONS = {'silu': nn.silu, 'gelu_tanh': nn.gelu}
 
@@ -139,9 +141,7 @@ class Block(nn.Module):
         def norm(name, x):
             return RMSNorm(config.norm_eps, config.norm_offset, name=name)(x)
 
-        attention_input = x
-        if config.norms in ('before', 'both'):
-            attention_input = norm('input_norm', x)
+        attention_input = x if config.norms == 'after' else norm('input_norm', x)
         # Only queries, keys and values can have biases (Qwen2).
         q = Linear(query_features, config.qkv_bias, name='q')(attention_input, row_scale)
         k = Linear(kv_features, config.qkv_bias, name='k')(attention_input, row_scale)
@@ -166,15 +166,12 @@ class Block(nn.Module):
         out = Linear(config.hidden_size, name='o')(out, row_scale)
         # The name 'post_norm' means two things, as `post_attention_layernorm` does in the checkpoints: the norm of
         # the attention's output where there are norms after, else the norm of the feed-forward's input.
-        norms_after = config.norms in ('after', 'both')
+        norms_after = config.norms != 'before'
         if norms_after:
             out = norm('post_norm', out)
         x = x + out
-        mlp_input = x
-        if config.norms == 'before':
-            mlp_input = norm('post_norm', x)
-        if config.norms == 'both':
-            mlp_input = norm('pre_mlp_norm', x)
+        mlp_norm = _MLP_NORMS[config.norms]
+        mlp_input = norm(mlp_norm, x) if mlp_norm else x
         gate = Linear(config.intermediate_size, name='gate')(mlp_input, row_scale)
         gate = _ACTIVATIONS[config.activation](gate)
         up = Linear(config.intermediate_size, name='up')(mlp_input, row_scale)
@@ -228,12 +225,7 @@ class Decoder(nn.Module):
                 return x
             return sharding.constrain_rows(x, config.mesh)
 
-        x = look_up(
-            jax.ShapeDtypeStruct(embedding.shape, embedding.dtype), config.dtype, embedding, tokens
-        )
-        if config.scale_embedding:
-            x = x * jnp.asarray(config.hidden_size**0.5, x.dtype)
-        x = keep_rows(x)
+        x = keep_rows(_embed(config, embedding, tokens))
         windows = config.windows or (0,) * config.layers
         angles = _rotary_angles(config, positions, windows)
         # The layers are not scanned with a cache, whose entries the loop would copy, nor in `init`, which must create
@@ -283,6 +275,16 @@ class Decoder(nn.Module):
             return None
         scale = self.get_variable('params', adapters.SCALE)
         return adapters.row_scale(scale, adapter, batch)
+
+
+def _embed(config: ModelConfig, embedding: AnyArray, tokens: AnyArray) -> Array:
+    """Returns the hidden states [batch, length, hidden_size] of tokens before the first layer."""
+    table_shape = jax.ShapeDtypeStruct(embedding.shape, embedding.dtype)
+    x = look_up(table_shape, config.dtype, embedding, tokens)
+    if config.scale_embedding:
+        # The factor is rounded, too: the published weights were trained so.
+        x = x * jnp.asarray(config.hidden_size**0.5, x.dtype)
+    return x
 
 
 def _rotary_angles(config: ModelConfig, positions, windows: tuple[int, ...]) -> dict[bool, tuple]:

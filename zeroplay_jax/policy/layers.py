@@ -17,7 +17,7 @@ from zeroplay_jax.policy.attention import AnyArray
 def look_up(
     table_shape: jax.ShapeDtypeStruct,
     dtype: str,
-    table: Float[Array, 'vocab features'],
+    table: Float[AnyArray, 'vocab features'],
     tokens: Int[AnyArray, 'batch length'],
 ) -> Float[Array, 'batch length features']:
     """Returns the rows of an embedding table at `tokens`, in `dtype`; its gradient adds up in the dtype of the table.

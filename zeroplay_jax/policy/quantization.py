@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.sharding import Sharding
 from jaxtyping import Array, Float, Int8
 
-from zeroplay_jax.policy.attention import product
+from zeroplay_jax.policy.attention import AnyArray, product
 
 # Nested dict of arrays, as in policy/decoder.py.
 Params = dict[str, Any]
@@ -43,7 +43,7 @@ def scale_path(path: str) -> str:
 
 
 def quantize(
-    kernel: Float[Array, 'in_features out_features'],
+    kernel: Float[AnyArray, 'in_features out_features'],
 ) -> tuple[Int8[Array, 'in_features out_features'], Float[Array, ' out_features']]:
     """Returns (integers, scales) of a kernel. A channel of zeros has scale 1."""
     kernel = kernel.astype(jnp.float32)
@@ -63,8 +63,8 @@ def quantize_program(kernel: Sharding, scale: Sharding):
 
 def multiply(
     x: Float[Array, 'tokens in_features'],
-    kernel: Int8[Array, 'in_features out_features'],
-    scale: Float[Array, ' out_features'],
+    kernel: Int8[AnyArray, 'in_features out_features'],
+    scale: Float[AnyArray, ' out_features'],
 ) -> Float[Array, 'tokens out_features']:
     """Returns the product of x and a quantised kernel, in the dtype of x."""
     # Scaled in float32, before the only rounding to the dtype of x.
