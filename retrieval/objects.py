@@ -172,13 +172,14 @@ class _GoogleBucket:
             blob = self._bucket.get_blob(name, **self._options)
             if blob is None:
                 return None
+            generation = blob.generation
             try:
                 content = blob.download_as_bytes(checksum='crc32c', **self._options)
             except Exception as error:
                 if _is_missing_object(error):
                     return None
                 raise
-            return content, blob.generation
+            return content, generation
 
     def write(self, name: str, content: bytes, generation: int | None = None) -> int:
         with self._translated(name):
