@@ -21,7 +21,15 @@ from zeroplay_jax.runtime.metrics import MetricsWriter
 from zeroplay_jax.selfplay.engine import Engine
 from zeroplay_jax.selfplay.row_exchange import collect_records
 from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluations
-from zeroplay_jax.training import branch, build, ending, input_record, run_folder, tool_record
+from zeroplay_jax.training import (
+    branch,
+    build,
+    continuation,
+    ending,
+    input_record,
+    run_folder,
+    tool_record,
+)
 from zeroplay_jax.training.alarms import Alarm, Alarms
 from zeroplay_jax.training.evaluation_step import evaluate_step
 from zeroplay_jax.training.export import fingerprints
@@ -87,6 +95,8 @@ def run(config, workdir, source: str | None = None) -> dict:
         # ---- restore -------------------------------------------------------------------------------
         input_record.write(hosts, workdir, config, inputs, context.library.about, is_resumed)
         tool_record.check_or_write(hosts, workdir, context.rollouts.roles, is_resumed)
+        if origin is not None and continuation.is_longer(hosts, origin, config, inputs):
+            origin = continuation.copy(hosts, workdir, origin, steps, first_weights)
         checkpoints = Checkpointer(workdir, config.checkpoint.keep)
         with progress.clock('restore', shows_progress and (is_resumed or origin is not None)):
             state = _first_state(hosts, workdir, engine, checkpoints, origin)
@@ -136,6 +146,8 @@ def _first_state(
         state |= saved_state
         # The learners hold these arrays afterwards; a second reference would keep them in memory.
         engine.restore(device_state, state['engine'])
+        if origin is not None and hosts.is_first:
+            print(f'continues checkpoint {origin.step} of {origin.workdir}', file=sys.stderr)
     elif origin is not None:
         origin = branch.load(hosts, origin, engine)
         branch.record(hosts, workdir, origin, engine)
