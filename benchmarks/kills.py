@@ -34,6 +34,7 @@ import orbax.checkpoint as ocp
 
 from benchmarks.flips import flip_bit
 from zeroplay_jax.learner.checkpoint import saved_steps
+from zeroplay_jax.training.branch import stored_tree
 
 EXAMPLES = """examples:
   python -m benchmarks.kills --recipes drzero,ssp --kills 3 --sigterms 2 --flips 1
@@ -56,6 +57,7 @@ _CLOCKS = ('seconds', 'tokens_per_second', 'mfu', 'memory', 'programs')
 _LOGS = ('metrics.jsonl', 'trajectories.jsonl', 'tasks.jsonl', 'alarms.jsonl')
 _PREEMPTED_STATUS = 75
 _TIMEOUT_SECONDS = 600
+_JOIN_SECONDS = 30
 # Share of the events that come at any moment of the first seconds of a process, in which libraries load, a checkpoint
 # is read and programs are compiled. All others follow a step.
 _EARLY_SHARE = 0.2
@@ -130,15 +132,34 @@ class Run:
     def state(self) -> tuple[list[np.ndarray], dict[str, Any]]:
         """Returns the arrays and the JSON of the newest checkpoint."""
         folder = self.workdir.resolve() / 'checkpoints' / str(self.checkpoint())
-        tree = ocp.StandardCheckpointer().restore(folder / 'states')
+        shapes = stored_tree(folder)
+        # As NumPy arrays: this process has not the devices of a run of two.
+        kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
+        request = ocp.args.PyTreeRestore(item=shapes, restore_args=kinds)
+        tree = ocp.PyTreeCheckpointHandler().restore(folder / 'states', args=request)
         loop = json.loads((folder / 'loop' / 'metadata').read_text())
         loop.pop('seconds')
         return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)], loop
 
 
-def _wait(started: list[subprocess.Popen]) -> list[int]:
-    """Waits for all processes; returns their exit statuses."""
-    return [process.wait(timeout=_TIMEOUT_SECONDS) for process in started]
+def _wait(started: list[subprocess.Popen], seconds: float = _TIMEOUT_SECONDS) -> list[int]:
+    """Waits for all processes; returns their exit statuses.
+
+    Raises:
+      subprocess.TimeoutExpired: a process does not end within `seconds` of the one before.
+    """
+    return [process.wait(timeout=seconds) for process in started]
+
+
+def _wait_or_kill(started: list[subprocess.Popen]) -> list[int]:
+    """Waits for processes of which one was ended; ends the others after a while, as launch scripts do."""
+    try:
+        return _wait(started, _JOIN_SECONDS)
+    except subprocess.TimeoutExpired:
+        # A process waits minutes for one that ended before they joined.
+        for process in started:
+            process.kill()
+        return _wait(started)
 
 
 def _end(run: Run, kind: str, is_early: bool, delay: float, rng: random.Random) -> dict[str, Any]:
@@ -165,7 +186,7 @@ def _end(run: Run, kind: str, is_early: bool, delay: float, rng: random.Random) 
     time.sleep(delay)
     rng.choice(started).send_signal(signal.SIGTERM if kind == 'sigterm' else signal.SIGKILL)
     event_at = time.monotonic()
-    statuses = _wait(started)
+    statuses = _wait_or_kill(started) if is_early else _wait(started)
     problem = ''
     # While a run loads, SIGTERM ends its process at once, and what an earlier kill has left behind stays as it is.
     if kind == 'sigterm' and not is_early and any(statuses):

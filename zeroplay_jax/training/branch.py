@@ -1,8 +1,8 @@
 """A run that begins with the weights of another one (`--from`): more steps, another learning rate or corpus.
 
 It takes weights, optimiser moments and teachers of all roles, so that a proposer and its solver continue as a pair.
-Schedule, question pool, positions in the inputs and evaluations begin anew. The other run is only read; it may be
-finished, killed or still running.
+Schedule, question pool, positions in the inputs and evaluations begin anew, unless the new run is the other one with
+more iterations (`continuation`). The other run is only read; it may be finished, killed or still running.
 """
 
 from __future__ import annotations
@@ -143,10 +143,10 @@ def find(
     result = hosts.run_on_all_and_gather(lambda: find_locally() if hosts.is_first else None)[0]
     if result is None:
         return None
-    return _newest_on_all(hosts, pathlib.Path(result))
+    return newest_on_all(hosts, pathlib.Path(result))
 
 
-def _newest_on_all(hosts: Hosts, workdir: pathlib.Path) -> Source:
+def newest_on_all(hosts: Hosts, workdir: pathlib.Path) -> Source:
     """Returns the `newest_checkpoint` that the first process finds. All processes must call it."""
 
     def find_locally() -> list | None:
@@ -193,7 +193,7 @@ def _check_adapters(source: Source, config, inputs: dict[str, Any]) -> None:
     """Does the work of `check_adapters` in one process."""
     # The checkpoint of the best evaluation lies one level deeper.
     run = source.workdir if (source.workdir / FOLDER).is_dir() else source.workdir.parent
-    stored = _read_object(run / 'config.json').get('policy')
+    stored = read_object(run / 'config.json').get('policy')
     if stored is None:
         return
     # A run of an earlier version had no adapters, or no quantised base.
@@ -211,7 +211,7 @@ def _check_adapters(source: Source, config, inputs: dict[str, Any]) -> None:
                 f'{value}; give the same'
             )
     field = 'policy.path'
-    recorded = _read_object(run / input_record.FILE_NAME).get(field)
+    recorded = read_object(run / input_record.FILE_NAME).get(field)
     if recorded is not None:
         difference = input_record.find_difference({field: recorded}, {field: inputs[field]})
     else:
@@ -226,7 +226,7 @@ def _check_adapters(source: Source, config, inputs: dict[str, Any]) -> None:
         )
 
 
-def _read_object(path: pathlib.Path) -> Json:
+def read_object(path: pathlib.Path) -> Json:
     """Returns the object in a JSON file; {} if there is none."""
     try:
         content = json.loads(path.read_text(encoding='utf-8'))
@@ -269,7 +269,7 @@ def load(hosts: Hosts, source: Source, engine: Engine) -> Source:
       UserError: the weights have other shapes.
     """
     loaded = read_newest(
-        lambda: _newest_on_all(hosts, source.workdir),
+        lambda: newest_on_all(hosts, source.workdir),
         lambda newest: hosts.run_on_all_and_gather(lambda: _restore(newest, engine)),
     )
     for name in engine.learners:
@@ -357,13 +357,18 @@ def record(hosts: Hosts, workdir: pathlib.Path, source: Source, engine: Engine) 
     fingerprints = {}
     for name, learner in engine.learners.items():
         fingerprints[name] = weights_fingerprint(learner.params, learner.mesh)
-    content = {'workdir': str(source.workdir), 'step': source.step, 'weights': fingerprints}
     if hosts.is_first:
-        atomic.write_text(workdir / FILE_NAME, json.dumps(content, indent=1) + '\n')
+        write_record(workdir, source, fingerprints)
+
+
+def write_record(workdir: pathlib.Path, source: Source, fingerprints: dict[str, list[int]]) -> None:
+    """Writes from.json; `fingerprints`: name → fingerprint of the weights with which training began."""
+    content = {'workdir': str(source.workdir), 'step': source.step, 'weights': fingerprints}
+    atomic.write_text(workdir / FILE_NAME, json.dumps(content, indent=1) + '\n')
 
 
 def read_record(workdir: pathlib.Path) -> Json | None:
-    """Returns what `record` wrote: 'workdir', 'step', 'weights'; None for a run that began by itself.
+    """Returns what `write_record` wrote: 'workdir', 'step', 'weights'; None for a run that began by itself.
 
     Raises:
       UserError: the file cannot be read.

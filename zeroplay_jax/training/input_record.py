@@ -20,7 +20,7 @@ from zeroplay_jax.types import UserError
 
 FILE_NAME = 'inputs.json'
 # Field of the name of the index that a search server has.
-_SERVER = 'retrieval.url'
+SERVER = 'retrieval.url'
 # Files of a policy folder that a run reads; a README may change.
 _POLICY_SUFFIXES = ('.json', '.safetensors', '.jinja', '.txt')
 # Name of a file → {'bytes', 'sha256'}; of a search server name of its index → {}.
@@ -92,7 +92,7 @@ def check(hosts: Hosts, workdir: pathlib.Path, config, is_resumed: bool) -> dict
         if is_resumed and path.is_file():
             saved = read(path)
             # The search server was not asked yet.
-            saved.pop(_SERVER, None)
+            saved.pop(SERVER, None)
             _check_equal(path, saved, entries)
 
     hosts.run_on_all_and_gather(check_locally)
@@ -124,10 +124,10 @@ def write(
         path = workdir / FILE_NAME
         current = dict(entries)
         if config.retrieval.kind == 'http':
-            server = {_SERVER: {index: {}}}
+            server = {SERVER: {index: {}}}
             saved = read(path) if is_resumed and path.is_file() else {}
-            if _SERVER in saved:
-                _check_equal(path, {_SERVER: saved[_SERVER]}, server)
+            if SERVER in saved:
+                _check_equal(path, {SERVER: saved[SERVER]}, server)
             current |= server
         atomic.write_text(path, json.dumps(current, indent=1) + '\n')
 
