@@ -222,8 +222,8 @@ def _train(
             except Preempted:
                 # Only the rollouts of this step are lost: the state is that before it.
                 saver.save_now(step.number)
-                place = f'before step {step.number} of {len(steps)}'
-                raise Preempted(f'stopped by SIGTERM, everything is saved {place}') from None
+                moment = f'before step {step.number} of {len(steps)}'
+                raise Preempted(f'stopped by SIGTERM, everything is saved {moment}') from None
             metrics |= cache.take_metrics()
             metrics['seconds/save'] = save_seconds
             alarms: list[Alarm] = []
