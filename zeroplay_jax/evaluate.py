@@ -226,8 +226,8 @@ def _evaluate_in_workdir(config) -> None:
     result = graded_evaluation.evaluate(config, plan)
     if not _ESTIMATE.value:
         print(graded_evaluation.summary_text(result, plan.folder))
-        # One score per task is in results.json.
-        result = {name: value for name, value in result.items() if name != 'task_scores'}
+        # What there is per task is in results.json.
+        result = {name: result[name] for name in ('judges', 'agreement', 'answers')}
     print(json.dumps(result))
 
 
@@ -308,27 +308,21 @@ def _answer_set(
 
 def _result_settings(config, run: RunContext) -> Mapping[str, Any]:
     """Returns the settings of a result file; `zeroplay_jax.compare` requires most of them to be equal."""
+    from zeroplay_jax.evaluation import question_sets
+
     judge = ''
     if _METRIC.value in _JUDGED_METRICS:
         judge = f'{config.judge.kind} {config.judge.model}'
-    # With search alone only the syntax is written, so that results of versions without other tools stay comparable.
-    tools = config.tools.syntax
-    if tuple(config.tools.names) != ('search',):
-        tools = ' '.join([config.tools.syntax, *config.tools.names])
-    rollout = config.rollout
-    return {
-        'policy': str(run.folder),
-        'answerer': _ANSWERER.value,
-        'retrieval': run.library.about,
-        'top_k': config.tools.top_k,
-        'prompts': config.prompts,
-        'metric': _METRIC.value,
-        'samples': _SAMPLES.value,
-        'limit': _LIMIT.value,
-        'judge': judge,
-        'tools': tools,
-        'tokens': [rollout.max_turns, rollout.turn_tokens, rollout.observation_tokens],
-    }
+    settings = question_sets.result_settings(
+        config,
+        policy=str(run.folder),
+        retrieval=run.library.about,
+        metric=_METRIC.value,
+        samples=_SAMPLES.value,
+        limit=_LIMIT.value,
+        judge=judge,
+    )
+    return settings | {'answerer': _ANSWERER.value}
 
 
 if __name__ == '__main__':

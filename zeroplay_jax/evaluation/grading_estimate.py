@@ -124,9 +124,6 @@ def estimate_text(
     ]
     for estimate in judges:
         lines.append(f'{estimate.cost.name:14}{_judge_text(estimate)}')
-    total = sum(estimate.price for estimate in judges)
-    if total and len(judges) > 1:
-        lines.append(f'{"both judges":14}at most {total:,.2f}')
     return '\n'.join(lines)
 
 

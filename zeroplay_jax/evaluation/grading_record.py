@@ -27,12 +27,14 @@ class Answer:
       text: the answer; None if the rollout ended without one.
       finish: why the rollout ended (`Trajectory.finish`).
       searches: number of its search queries.
+      redundancy: repetition among them (`question_sets.redundancy`).
       tokens: number of tokens that the policy wrote.
     """
 
     text: str | None
     finish: str
     searches: int
+    redundancy: float
     tokens: int
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from zeroplay_jax.evaluation import agreement, statistics
+from zeroplay_jax.evaluation import agreement, question_sets, statistics
 from zeroplay_jax.evaluation.grading_record import GradingRecord
 from zeroplay_jax.evaluation.rubric_grading import judgements
 from zeroplay_jax.evaluation.rubric_tasks import RubricTask
@@ -21,6 +21,7 @@ _DIGITS = 6
 
 def results(
     settings: Json,
+    set_name: str,
     tasks: Sequence[RubricTask],
     judges: Mapping[str, str],
     record: GradingRecord,
@@ -29,12 +30,15 @@ def results(
     """Returns the content of results.json; it depends on the tasks and the record only, not on their order in files.
 
     Args:
-      settings: what the evaluation measured, copied into the result.
+      settings: what the evaluation measured (`question_sets.result_settings`), copied into the result.
+      set_name: name of the set of tasks.
       judges: name of each judge ('judge', 'second_judge') → its key in the record.
       samples: answers per task.
 
     Returns:
-      {'settings', 'tasks', 'rubrics', 'samples': int,
+      {'settings', 'sets': as in `question_sets.results`, with the scores by the first judge, so that
+      `zeroplay_jax.compare` reads the file,
+      'tasks', 'rubrics', 'samples': int,
       'answers': {'given', 'missing': int, 'finish': {reason: int}},
       'judges': {name: {'judge': key, 'rubrics_met': [mean, low, high] or null, 'scored_tasks',
       'judgements': {'met', 'not_met', 'unread', 'failed'}}},
@@ -55,8 +59,13 @@ def results(
         for name, scores in scores_of_judge.items():
             entry[name] = _rounded(scores[number])
         task_scores.append(entry)
-    return {
-        'settings': dict(settings),
+    sets = {}
+    first_scores = next(iter(scores_of_judge.values()))
+    # Without any score there is no mean, and nothing to compare.
+    if any(score is not None for score in first_scores):
+        questions = [task.question for task in tasks]
+        sets[set_name] = (questions, _answered(tasks, record, first_scores))
+    return question_sets.results(settings, sets) | {
         'tasks': len(tasks),
         'rubrics': sum(len(task.rubrics) for task in tasks),
         'samples': samples,
@@ -65,6 +74,19 @@ def results(
         'agreement': _agreement(tasks, list(judges.values()), record, samples),
         'task_scores': task_scores,
     }
+
+
+def _answered(
+    tasks: Sequence[RubricTask], record: GradingRecord, scores: Sequence[float | None]
+) -> list[question_sets.Answered]:
+    """Returns the result of each task; answer and searches are those of its first sample."""
+    answered = []
+    for task, score in zip(tasks, scores, strict=True):
+        first = record.answers[task.id][0]
+        answered.append(
+            question_sets.Answered(_rounded(score), first.searches, first.redundancy, first.text)
+        )
+    return answered
 
 
 def _rounded(value: Any) -> Any:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 
+from zeroplay_jax.evaluation import question_sets
 from zeroplay_jax.evaluation.grading_record import Answer, Grade, GradingRecord, Judgement
 from zeroplay_jax.evaluation.rubric_tasks import RubricTask
 from zeroplay_jax.selfplay.answers import final_answer, prompt_fields
@@ -141,14 +142,23 @@ def grade_tasks(
         # Judges do not wait for each other.
         await asyncio.gather(*pending)
 
-    context.scheduler.run([play(task) for task in tasks])
+    _run(context, graders, [play(task) for task in tasks])
     check_tools()
     for task_id, answers in held.items():
         record.add_answers(task_id, answers)
-    context.scheduler.run([grade_answers(task) for task in tasks if task.id in held])
+    _run(context, graders, [grade_answers(task) for task in tasks if task.id in held])
     # A small evaluation ends before the first look.
     for grader in graders:
         grader.check_lost()
+
+
+def _run(
+    context: RolloutContext, graders: Sequence[_Grader], episodes: Sequence[Coroutine]
+) -> None:
+    """Runs episodes in an event loop of their own."""
+    for grader in graders:
+        grader.begin()
+    context.scheduler.run(episodes)
 
 
 def _has_failed_tool(trajectory: Trajectory) -> bool:
@@ -159,13 +169,12 @@ def _has_failed_tool(trajectory: Trajectory) -> bool:
 
 def _answer(trajectory: Trajectory) -> Answer:
     """Returns what is recorded of a rollout."""
-    queries = 0
-    for call in trajectory.calls_of('search'):
-        queries += len(call.queries)
+    queries = question_sets.search_queries(trajectory)
     return Answer(
         text=final_answer(trajectory),
         finish=trajectory.finish,
-        searches=queries,
+        searches=len(queries),
+        redundancy=question_sets.redundancy(queries),
         tokens=trajectory.policy_tokens,
     )
 
@@ -182,12 +191,17 @@ class _Grader:
     ):
         self._judge = judge
         self._record = record
-        self._limit = asyncio.Semaphore(judge.at_once)
+        self.begin()
         # Replies without a verdict of an earlier start count, too: they are not asked again.
         self._counts = {'asked': 0, 'failed': 0, 'unread': 0}
         for judgement in judgements(tasks, judge.key, samples):
             if record.is_graded(judgement):
                 self._count(record.grades[judgement])
+
+    def begin(self) -> None:
+        """Prepares for another event loop."""
+        # A semaphore belongs to the loop in which somebody first waited for it.
+        self._limit = asyncio.Semaphore(self._judge.at_once)
 
     def _count(self, grade: Grade) -> None:
         self._counts['asked'] += 1
@@ -240,10 +254,11 @@ class _Grader:
             return
         last = self._judge.judge.last_failure
         reason = f' (the last: {last})' if last else ''
+        fix = 'repair the judge and run the same command again, which repeats failed requests'
+        if self._counts['unread']:
+            fix += '; to repeat those whose replies could not be read, remove their lines from grades.jsonl'
         raise UserError(
             f'config.{self._judge.name}: {lost} of {self._counts["asked"]} judgements failed '
             f'({self._counts["failed"]}) or could not be read ({self._counts["unread"]}), more than '
-            f'config.judge.max_failure_rate={self._judge.max_lost}{reason}; repair the judge and run the same command '
-            'again, which asks failed ones again; to ask for those that could not be read again, remove the lines with '
-            '"unread" from grades.jsonl'
+            f'config.judge.max_failure_rate={self._judge.max_lost}{reason}; {fix}'
         )

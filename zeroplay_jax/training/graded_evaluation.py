@@ -109,7 +109,8 @@ def evaluate(config, plan: Plan) -> dict[str, Any]:
             atomic.write_text(plan.folder / _INPUTS, text)
             _grade(config, plan, tasks, costs, record, run)
             result = grading_results.results(
-                _result_settings(config, run, path),
+                _result_settings(config, plan, run, costs[0].key),
+                pathlib.Path(path).stem,
                 tasks,
                 {cost.name: cost.key for cost in costs},
                 record,
@@ -330,14 +331,15 @@ def _grade(
         )
 
 
-def _result_settings(config, run: build.RunContext, path: str) -> Json:
-    """Returns what an evaluation measured, for its results."""
-    return {
-        'policy': str(run.folder),
-        'tasks': pathlib.Path(path).name,
-        'retrieval': run.library.about,
-        'top_k': config.tools.top_k,
-        'prompts': config.prompts,
-        'tools': ' '.join([config.tools.syntax, *config.tools.names]),
-        'seed': config.seed,
-    }
+def _result_settings(config, plan: Plan, run: build.RunContext, judge: str) -> Json:
+    """Returns what an evaluation measured; `judge`: key of the first judge, whose scores `compare` reads."""
+    return question_sets.result_settings(
+        config,
+        policy=str(run.folder),
+        retrieval=run.library.about,
+        # Not 'rubrics', which counts a verdict that was not given as not met.
+        metric='rubrics of given verdicts',
+        samples=plan.samples,
+        limit=plan.limit,
+        judge=judge,
+    )
