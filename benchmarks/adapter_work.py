@@ -228,6 +228,6 @@ class Shapes:
         params = self.sampler_params()
         adapter = np.zeros(count, np.int32)
         fill_rows = np.zeros(self.work.config.sampler.fill_rows, np.int32)
-        extend = programs['extend'].lower(params, state, fill_rows, None, adapter)
+        extend = programs['extend'].lower(params, state, fill_rows, adapter)
         decode = programs['decode'].lower(params, state, None, None, None, adapter)
         return dict(extend=extend, decode=decode)
