@@ -90,8 +90,8 @@ def test_the_most_slots_that_fit_are_chosen(case, temporaries):
 
 
 def test_slots_leave_the_chip_only_if_an_update_needs_their_memory(case):
-    roomy = case_of('piplay').updates(4)
-    assert [row['program'] for row in roomy] == ['update', 'teacher']
+    roomy = case_of('dspo').updates(4)
+    assert [row['program'] for row in roomy] == ['update']
     assert not any(row['off_chip'] for row in roomy)
     resident = sum(case.resident().values())
     slot_bytes = case.slot_bytes(128)
