@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import os
 import pathlib
 import shutil
@@ -139,7 +140,7 @@ class Mirror:
         while not self._is_closed.wait(_POLL_SECONDS):
             step = self._next_step()
             if step is not None:
-                self._try(lambda step=step: self._upload(step))
+                self._try(functools.partial(self._upload, step))
             if self._error is not None or self._lease.lost:
                 return
 

@@ -101,10 +101,22 @@ RubricCount = Annotated[
     tuple[int, ...],
     requires(lambda x: len(x) == 2 and 1 <= x[0] <= x[1], 'give (fewest, most), such as (3, 5)'),
 ]
+Prices = Annotated[
+    tuple[float, ...],
+    requires(
+        lambda x: len(x) == 2 and all(math.isfinite(price) and price >= 0 for price in x),
+        'give two prices, 0 or more, such as (0.5, 1.5)',
+    ),
+]
 DistillCoefficients = Annotated[
     tuple[float, ...],
     requires(lambda x: x and min(x) >= 0, 'give a list of weights, 0 or more, such as (0.1, 0.03)'),
 ]
+
+
+# The file or folder of such a field is an input of the run: a resume on another content of it is refused.
+IS_INPUT = 'is_input'
+InputPath = Annotated[str, Field(json_schema_extra={IS_INPUT: True})]
 
 
 def _check_documents_file(path: str) -> str:
@@ -115,4 +127,4 @@ def _check_documents_file(path: str) -> str:
     return path
 
 
-DocumentsFile = Annotated[str, AfterValidator(_check_documents_file)]
+DocumentsFile = Annotated[InputPath, AfterValidator(_check_documents_file)]

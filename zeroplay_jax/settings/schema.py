@@ -22,12 +22,12 @@ from zeroplay_jax.settings.bounds import (
     Fraction,
     HopRatio,
     Hops,
+    InputPath,
     NonNegativeFloat,
     NonNegativeInt,
     OpenFraction,
     PositiveFloat,
     PositiveInt,
-    RubricCount,
     Section,
     Window,
     WorldSeeds,
@@ -36,6 +36,7 @@ from zeroplay_jax.settings.bounds import (
 )
 from zeroplay_jax.settings.bucket import Bucket
 from zeroplay_jax.settings.devices import Distributed, Mesh
+from zeroplay_jax.settings.judges import Judge, SecondJudge
 from zeroplay_jax.settings.rollouts import Rollout, Sampler
 from zeroplay_jax.settings.watching import Log, Profile
 
@@ -112,7 +113,7 @@ class Retrieval(Section):
     """Share of failed searches in a step above which the run stops."""
     overfetch: PositiveInt = 32
     """Candidates per query that are scored again exactly."""
-    held_out: str = ''
+    held_out: InputPath = ''
     """folder, http: JSON lines with the document_id and title of passages that training neither finds nor opens;
     evaluations do. '': training searches all passages."""
 
@@ -142,15 +143,15 @@ class Schedule(Section):
 class Inputs(Section):
     """External data. Which files a recipe takes is said in its documentation."""
 
-    answers: str = ''
+    answers: InputPath = ''
     """JSON lines of answers to hide (SSP); '' takes those of the training worlds."""
-    questions: str = ''
+    questions: InputPath = ''
     """JSON lines of questions with answers (DSPO); '' takes those of the training worlds."""
     documents: DocumentsFile = ''
     """JSON lines of documents with hops (Dr. Zero, π-Play, SCOPE); '' draws them from the corpus."""
     types: tuple[str, ...] = ('',)
     """Task types to take from `documents` ('planning', …); ('',): all."""
-    tasks: str = ''
+    tasks: InputPath = ''
     """JSON lines of open tasks with rubrics (SCOPE); '' lets the challenger write them."""
     world_questions: PositiveInt = 300
     """Training worlds: questions per hop count."""
@@ -210,36 +211,6 @@ class Privileged(Section):
     """Length of a packed teacher row."""
 
 
-class Judge(Section):
-    """Verdicts where no string comparison decides."""
-
-    kind: Literal['rule', 'policy', 'endpoint'] = 'rule'
-    """rule (miniature worlds), policy (the initial weights), or endpoint (a server)."""
-    url: str = 'http://127.0.0.1:8001/v1'
-    """endpoint: an OpenAI-compatible server; its key is read from OPENAI_API_KEY."""
-    model: str = 'judge'
-    """endpoint: name of the model."""
-    rubric_model: str = ''
-    """endpoint: another model that writes rubrics; '' is `model`."""
-    grade_model: str = ''
-    """endpoint: another model that grades by rubrics; '' is `model`."""
-    temperature: NonNegativeFloat = 0.0
-    """Sampling temperature."""
-    tokens: PositiveInt = 512
-    """Longest reply."""
-    grade_tokens: NonNegativeInt = 0
-    """Longest reply that grades an answer by a rubric; 0: `tokens`. A policy's also ends where its slot is full."""
-    timeout: PositiveFloat = 60.0
-    """endpoint: seconds per attempt."""
-    retries: NonNegativeInt = 3
-    """endpoint: further attempts."""
-    # Higher than for searches: small judges often write replies that cannot be parsed.
-    max_failure_rate: Fraction = 0.5
-    """Share of judgements without a verdict in a step above which the run stops."""
-    rubrics: RubricCount = (3, 5)
-    """Fewest and most items of a rubric list."""
-
-
 class MicroBatch(Section):
     """One packed micro-batch of the learner."""
 
@@ -261,9 +232,9 @@ class Evaluation(Section):
     """Steps of the evaluated role between evaluations; 0: only at the start and the end."""
     questions: PositiveInt = 100
     """Questions per hop count on the miniature worlds; from a file, in all (a fixed random sample)."""
-    file: str = ''
+    file: InputPath = ''
     """JSON lines of questions with answers, for any corpus but the miniature worlds."""
-    tasks: str = ''
+    tasks: InputPath = ''
     """JSON lines of open tasks with rubrics; SCOPE makes its own from the miniature worlds."""
     metric: Annotated[str, one_of_or_function('none', 'subem', 'f1', 'judge')] = 'none'
     """Further score of the answers, beside exact match: none, subem, f1, judge, or package.module:function."""
@@ -393,7 +364,7 @@ class TrainedRole(Section):
     """Keep the probability of all other tokens as one outcome."""
     distill_ema_rate: Fraction = 0.05
     """Share of the student that the EMA teacher takes over after every batch."""
-    adapter: str = ''
+    adapter: InputPath = ''
     """Adapter folder (PEFT) that the role starts from; needs policy.adapters.rank."""
 
 
@@ -434,6 +405,7 @@ class Run(Section):
     pool: Pool = Pool()
     privileged: Privileged = Privileged()
     judge: Judge = Judge()
+    second_judge: SecondJudge = SecondJudge()
     micro: MicroBatch = MicroBatch()
     eval: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()

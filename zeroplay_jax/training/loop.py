@@ -24,6 +24,7 @@ from zeroplay_jax.selfplay.schedule import Phase, Step, all_steps, with_evaluati
 from zeroplay_jax.training import (
     branch,
     build,
+    continuation,
     ending,
     input_record,
     remote_run,
@@ -108,6 +109,8 @@ def _run_at(place: remote_run.Place, config, source: str | None) -> dict:
         # ---- restore -------------------------------------------------------------------------------
         input_record.write(hosts, workdir, config, inputs, context.library.about, is_resumed)
         tool_record.check_or_write(hosts, workdir, context.rollouts.roles, is_resumed)
+        if origin is not None and continuation.is_longer(hosts, origin, config, inputs):
+            origin = continuation.copy(hosts, workdir, origin, steps, first_weights)
         checkpoints = Checkpointer(workdir, config.checkpoint.keep)
         with progress.clock('restore', shows_progress and (is_resumed or origin is not None)):
             state = _first_state(hosts, workdir, engine, checkpoints, origin)
@@ -157,6 +160,8 @@ def _first_state(
         state |= saved_state
         # The learners hold these arrays afterwards; a second reference would keep them in memory.
         engine.restore(device_state, state['engine'])
+        if origin is not None and hosts.is_first:
+            print(f'continues checkpoint {origin.step} of {origin.workdir}', file=sys.stderr)
     elif origin is not None:
         origin = branch.load(hosts, origin, engine)
         branch.record(hosts, workdir, origin, engine)
@@ -217,8 +222,8 @@ def _train(
             except Preempted:
                 # Only the rollouts of this step are lost: the state is that before it.
                 saver.save_now(step.number)
-                place = f'before step {step.number} of {len(steps)}'
-                raise Preempted(f'stopped by SIGTERM, everything is saved {place}') from None
+                moment = f'before step {step.number} of {len(steps)}'
+                raise Preempted(f'stopped by SIGTERM, everything is saved {moment}') from None
             metrics |= cache.take_metrics()
             metrics['seconds/save'] = save_seconds
             alarms: list[Alarm] = []
