@@ -1,4 +1,4 @@
-"""Values of runs and verdicts about claims: paired by seed and question, with intervals and Holm's correction.
+"""Values of runs and verdicts about claims: paired by seed and question, with intervals, looks and Holm's correction.
 
 A run is a dict with 'curve', one point per evaluation: [solver steps, rollouts, correct by question (0 or 1),
 rubrics met by open task (where there are any)].
@@ -84,17 +84,23 @@ def differences(
     return np.array(rows)
 
 
-def judge(by_seed_and_item: Float[np.ndarray, 'seeds items']) -> dict[str, Any]:
-    """Returns the mean difference, its 95 % interval, its p-value and the verdict without correction.
+def judge(
+    by_seed_and_item: Float[np.ndarray, 'seeds items'], level: float = LEVEL
+) -> dict[str, Any]:
+    """Returns the mean difference, its interval, its p-value and the verdict without correction.
 
     There are two sources of chance: the seeds, and the sample of questions, which all seeds share. The interval is the
     wider one of Student's intervals over the seeds' means and over the questions' means, and p the larger of the two
     p-values.
 
+    Args:
+      by_seed_and_item: differences, see `differences`.
+      level: probability that the interval misses the mean, and below which p decides.
+
     Returns:
       {'verdict': 'holds', 'does not hold' or 'undecided'; 'difference', the mean, better minus worse; 'by_seed', the
-      difference of each seed; 'ci95': [low, high]; 'p'; 'seeds_needed' and 'questions_needed', how many of each would
-      give a half-width of NARROW}.
+      difference of each seed; 'interval': [low, high]; 'p'; 'seeds_needed' and 'questions_needed', how many of each
+      would give a half-width of NARROW}.
     """
     seed_means = by_seed_and_item.mean(1)
     question_means = by_seed_and_item.mean(0)
@@ -102,28 +108,42 @@ def judge(by_seed_and_item: Float[np.ndarray, 'seeds items']) -> dict[str, Any]:
     question_half_width = 0.0
     if len(question_means) > 1:
         samples.append(question_means)
-        question_half_width = _half_width(question_means)
-    half_width = max(_half_width(seed_means), question_half_width)
+        question_half_width = _half_width(question_means, level)
+    half_width = max(_half_width(seed_means, level), question_half_width)
     mean = float(seed_means.mean())
     p = max(map(_p_value, samples))
     # The width of an interval falls with the square root of the number of questions.
     questions_needed = int(np.ceil(len(question_means) * (question_half_width / NARROW) ** 2))
     return dict(
-        verdict=verdict(mean, p),
+        verdict=verdict(mean, p, level),
         difference=round(mean, 4),
         by_seed=[round(float(seed_mean), 4) for seed_mean in seed_means],
-        ci95=[round(mean - half_width, 4), round(mean + half_width, 4)],
+        interval=[round(mean - half_width, 4), round(mean + half_width, 4)],
         p=float(f'{p:.3g}'),
-        seeds_needed=_seeds_needed(seed_means),
+        seeds_needed=_seeds_needed(seed_means, level),
         questions_needed=max(len(question_means), questions_needed),
     )
 
 
-def verdict(difference: float, p: float) -> str:
+def verdict(difference: float, p: float, level: float = LEVEL) -> str:
     """Returns 'holds', 'does not hold' or 'undecided'."""
-    if p >= LEVEL or not difference:
+    if p >= level or not difference:
         return 'undecided'
     return 'holds' if difference > 0 else 'does not hold'
+
+
+def sequential_p(p_values: Sequence[float], shares: Sequence[float]) -> float:
+    """Returns the p-value of a claim that was tested at several looks, after each of which it could have been closed.
+
+    The smallest p / share is a p-value whatever rule stops the looks: that some look k has p <= share_k · u is at most
+    as probable as the sum of all share_k · u, which is u (Bonferroni's inequality with weights). Intervals that miss
+    with probability share_k · LEVEL at look k are valid at all looks together for the same reason.
+
+    Args:
+      p_values: of the looks that were taken, in order.
+      shares: of all looks that may be taken; they sum to at most 1.
+    """
+    return min([1.0, *(p / share for p, share in zip(p_values, shares))])
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -159,24 +179,25 @@ def _p_value(values: Float[np.ndarray, ' values']) -> float:
     return float(2 * stats.t.sf(abs(statistic), len(values) - 1))
 
 
-def _half_width(values: Float[np.ndarray, ' values']) -> float:
-    """Returns the half-width of Student's 95 % interval for the mean of `values`."""
+def _half_width(values: Float[np.ndarray, ' values'], level: float) -> float:
+    """Returns the half-width of Student's interval for the mean of `values`; it misses with probability `level`."""
     if len(values) < 2:
         return np.inf
-    quantile = stats.t.ppf(1 - LEVEL / 2, len(values) - 1)
+    quantile = stats.t.ppf(1 - level / 2, len(values) - 1)
     return float(quantile * np.std(values, ddof=1) / np.sqrt(len(values)))
 
 
-def _seeds_needed(seed_means: Float[np.ndarray, ' seeds']) -> int:
+def _seeds_needed(seed_means: Float[np.ndarray, ' seeds'], level: float) -> int:
     """Returns the smallest number of seeds whose interval would have a half-width of NARROW; at most MAX_SEEDS.
 
     Args:
       seed_means: mean difference of each seed that was run; more seeds are assumed to vary like these.
+      level: as of `judge`.
     """
     if len(seed_means) < 2:
         return MAX_SEEDS
     counts = np.arange(len(seed_means), MAX_SEEDS)
-    quantiles = stats.t.ppf(1 - LEVEL / 2, counts - 1)
+    quantiles = stats.t.ppf(1 - level / 2, counts - 1)
     half_widths = quantiles * np.std(seed_means, ddof=1) / np.sqrt(counts)
     is_narrow = half_widths <= NARROW
     return int(counts[np.argmax(is_narrow)]) if is_narrow.any() else MAX_SEEDS

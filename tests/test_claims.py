@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from benchmarks import claims
+from benchmarks import claims, claims_arms, claims_plot, claims_runs
 from benchmarks import claims_statistics as statistics
 from zeroplay_jax.configs import ablations
 from zeroplay_jax.configuration import rules
@@ -15,16 +15,16 @@ from zeroplay_jax.training import loop
 # ---- what is registered ----
 
 
-@pytest.mark.parametrize('arm', claims.ARMS)
+@pytest.mark.parametrize('arm', claims_arms.ARMS)
 def test_every_arm_of_the_claims_is_a_sound_config(arm):
-    rules.check(claims.config_of(arm, 0))
-    row = claims.ARMS[arm].row
-    assert not row or f'{claims.ARMS[arm].system}/{row}' in ablations.ROWS
+    rules.check(claims_arms.config_of(arm, 0))
+    row = claims_arms.ARMS[arm].row
+    assert not row or f'{claims_arms.ARMS[arm].system}/{row}' in ablations.ROWS
 
 
 def test_every_claim_has_arms_a_measure_and_a_reason():
     named = {arm for claim in claims.CLAIMS for arm in (claim.better, claim.worse) if arm}
-    assert named == set(claims.ARMS)
+    assert named == set(claims_arms.ARMS)
     assert set(claims.MEASURES) == set(statistics.MEASURES)
     for claim in claims.CLAIMS:
         assert claim.measure in claims.MEASURES and claim.reason, claim.text
@@ -104,7 +104,7 @@ def draws(rates, questions=200):
 def test_verdicts_of_claims():
     good, bad = draws([0.9, 0.92, 0.88]), draws([0.4, 0.42, 0.38])
     holds = statistics.judge(good - bad)
-    assert holds['verdict'] == 'holds' and holds['ci95'][0] > 0 and holds['p'] < 0.05
+    assert holds['verdict'] == 'holds' and holds['interval'][0] > 0 and holds['p'] < 0.05
     assert statistics.judge(bad - good)['verdict'] == 'does not hold'
     equal = statistics.judge(good - good)
     assert (equal['verdict'], equal['difference'], equal['p']) == ('undecided', 0, 1)
@@ -118,7 +118,7 @@ def test_the_p_value_and_the_interval_decide_alike():
     rng = np.random.default_rng(3)
     for _ in range(200):
         result = statistics.judge(rng.normal(rng.normal(), 1, (4, 1)) + rng.normal(0, 0.5, (4, 30)))
-        low, high = result['ci95']
+        low, high = result['interval']
         assert (result['p'] < 0.05) == (low > 0 or high < 0)
 
 
@@ -156,15 +156,80 @@ def test_twenty_true_hypotheses_seldom_give_one_verdict():
     assert 0.03 < any_wrong < 0.07
 
 
-def test_the_table_has_both_verdicts_and_what_stands_beside_them(capsys):
-    (claim,) = [c for c in claims.CLAIMS if c.measure == 'area' and 'filter' in c.text]
-    shift = lambda run, step: curve(*[(s + step, r, c) for s, r, c in run['curve']])
-    runs = {claim.better: [FAST, FAST], claim.worse: [SLOW, shift(SLOW, 0)]}
-    (row,) = claims.judge_all([claim], runs, 2)
-    assert row['difference'] == 0.25 and row['rollouts'] == [400, 200]
-    assert row['beside'] == {'final': 0.5, 'area_of_rollouts': 0.0}
-    assert row['p'] == row['p_holm'] and row['verdict'] == row['verdict_holm']
-    assert 'by area' in capsys.readouterr().out
+# ---- looks ----
+
+
+def test_a_p_value_of_several_looks_is_one():
+    rng, shares = np.random.default_rng(4), [0.5, 0.25, 0.25]
+    wrong = 0
+    for _ in range(2000):
+        values = rng.normal(size=16)
+        p_values = [statistics.judge(values[:n, None])['p'] for n in (8, 12, 16)]
+        wrong += statistics.sequential_p(p_values, shares) < 0.05
+    assert 0.02 < wrong / 2000 < 0.06
+    assert statistics.sequential_p([0.01], shares) == 0.02
+    assert statistics.sequential_p([0.9, 0.8], shares) == 1
+    assert sum(look.share for look in claims_arms.LOOKS) == 1
+
+
+class FakeRunner:
+    """Results by arm: the filter helps always, the sequence ratio from the second look on."""
+
+    def __init__(self, budget=10**9):
+        self.runs, self.budget = [], budget
+
+    def run(self, runs):
+        self.runs.append(runs)
+        return {run: self.result(*run) for run in runs[: self.budget]}
+
+    @staticmethod
+    def result(arm, seed):
+        rng = np.random.default_rng([seed, *arm.encode()])
+        rate = {'dspo no filter': 0.2, 'dspo token level': 0.56}.get(arm, 0.7)
+        correct = rng.random(200) < np.clip(rate + 0.12 * rng.normal(), 0, 1)
+        zeros = [0] * 200
+        return {'curve': [[0, 0, zeros], [8, 400, correct.astype(int).tolist()]], 'code': 'c'}
+
+
+def test_only_open_claims_get_more_seeds(capsys):
+    chosen = [c for c in claims.CLAIMS if c.system == 'dspo' and c.measure == 'area']
+    runner = FakeRunner()
+    table = claims.play(chosen, runner, claims_arms.LOOKS)
+    by_claim = {row['claim']: row for row in table}
+    assert by_claim['the filter helps']['seeds'] == 8
+    assert by_claim['the filter helps']['verdict_holm'] == 'holds'
+    assert {arm for arm, _ in runner.runs[0]} == {c for x in chosen for c in (x.better, x.worse)}
+    assert 'dspo no filter' not in {arm for arm, _ in runner.runs[1]}
+    grpo = by_claim['beats GRPO']
+    assert grpo['verdict_holm'] == 'undecided' and (grpo['narrow'] or grpo['seeds'] == 16)
+    for row in table:
+        low, high = row['interval']
+        assert low < row['difference'] < high
+        # The verdict and the interval of the last look agree, if it decides.
+        assert row['verdict'] == 'undecided' or low > 0 or high < 0 or row['seeds'] > 8
+    assert 'look 2: ' in capsys.readouterr().err
+
+
+def test_an_interrupted_look_does_not_count():
+    (claim,) = [c for c in claims.CLAIMS if c.text == 'the filter helps']
+    assert claims.play([claim], FakeRunner(budget=15), claims_arms.LOOKS[:1]) == []
+    (row,) = claims.play([claim], FakeRunner(budget=16), claims_arms.LOOKS)
+    assert row['seeds'] == 8 and row['codes'] == ['c'] and row['rollouts'] == [400, 400]
+    assert set(row['beside']) == {'final', 'area_of_rollouts'}
+
+
+def test_the_forest_plot_shows_every_claim(tmp_path):
+    rows = []
+    for number, verdict in enumerate(claims_plot.COLOURS):
+        interval = [-0.1, 0.2] if number else [-0.9, 0.2]
+        row = dict(system='ssp', claim=f'claim {number} $', verdict_holm=verdict, difference=0.1)
+        rows.append(row | dict(interval=interval))
+    claims_plot.write_forest_plot(rows, tmp_path / 'a.svg')
+    svg = (tmp_path / 'a.svg').read_text()
+    assert all(f'ssp: claim {number} $' in svg for number in range(3))
+    assert all(colour in svg for colour in claims_plot.COLOURS.values())
+    claims_plot.write_forest_plot(rows, tmp_path / 'b.svg')
+    assert (tmp_path / 'b.svg').read_text() == svg
 
 
 # ---- runs and the committed table ----
@@ -172,7 +237,7 @@ def test_the_table_has_both_verdicts_and_what_stands_beside_them(capsys):
 
 @pytest.mark.long
 def test_an_arm_runs_once_and_is_stored(monkeypatch, tmp_path):
-    whole = claims.config_of
+    whole = claims_arms.config_of
 
     def shrunk(arm, seed):
         config = whole(arm, seed)
@@ -184,16 +249,17 @@ def test_an_arm_runs_once_and_is_stored(monkeypatch, tmp_path):
         config.eval.update(questions=2)
         return config
 
-    monkeypatch.setattr(claims, 'config_of', shrunk)
-    first = claims.run_arm('drzero', 0, tmp_path)
+    monkeypatch.setattr(claims_runs, 'config_of', shrunk)
+    first = claims_runs.run_arm('drzero', 0, tmp_path)
     assert first['curve'][0][0] == 0 and len(first['curve'][0][2]) == 8
     assert first['curve'][-1][1] > 0, 'rollouts are counted'
+    assert first['code'] == claims_runs.code_hash()
     monkeypatch.setattr(loop, 'run', None)  # a second run would fail
-    assert claims.run_arm('drzero', 0, tmp_path) == first
+    assert claims_runs.run_arm('drzero', 0, tmp_path) == first
     assert json.loads(next(tmp_path.iterdir()).read_text()) == first
-    monkeypatch.setattr(claims, 'CODE', claims.CODE + 1)
+    monkeypatch.setattr(claims_runs, 'CODE', claims_runs.CODE + 1)
     with pytest.raises(TypeError):
-        claims.run_arm('drzero', 0, tmp_path)
+        claims_runs.run_arm('drzero', 0, tmp_path)
 
 
 def test_the_table_of_the_claims_is_what_was_found():

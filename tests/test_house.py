@@ -31,7 +31,7 @@ DOORS = {
     'flax': ('zeroplay_jax/policy/', 'benchmarks/peers/'),
     'clu': ('zeroplay_jax/runtime/scalar_writers.py',),
     'jsonschema': ('zeroplay_jax/tools/base.py',),
-    'matplotlib': ('zeroplay_jax/evaluation/curve_plot.py',),
+    'matplotlib': ('zeroplay_jax/evaluation/curve_plot.py', 'benchmarks/claims_plot.py'),
     'mcp': ('zeroplay_jax/tools/mcp.py',),
     'mlflow': ('zeroplay_jax/runtime/scalar_writers.py',),
     'pydantic': ('zeroplay_jax/settings/', 'zeroplay_jax/configuration/'),

@@ -1,0 +1,120 @@
+"""Arms, claims and looks of the claims benchmark: benchmarks/claims.toml, and the config of every arm."""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+import tomllib
+from typing import Any, NamedTuple
+
+from benchmarks import claims_statistics as statistics
+from zeroplay_jax.configs import ablations
+from zeroplay_jax.configuration import fields
+
+REGISTRATION = pathlib.Path(__file__).with_name('claims.toml')
+
+
+class Claim(NamedTuple):
+    """The claim that arm `better` beats arm `worse`; an entry of `claims` in benchmarks/claims.toml.
+
+    Attributes:
+      system: the system of both arms.
+      text: the claim in words.
+      better, worse: names of arms; worse is '' where a policy is compared with itself before training.
+      measure: what decides, a key of `MEASURES`.
+      reason: why that measure.
+      differs: config fields in which the arms differ, and no others.
+      of: 'exact_match' or 'rubrics'.
+    """
+
+    system: str
+    text: str
+    better: str
+    measure: str
+    reason: str
+    differs: tuple[str, ...]
+    worse: str = ''
+    of: statistics.Measured = 'exact_match'
+
+
+class Look(NamedTuple):
+    """A test of the claims that are still open; an entry of `looks` in benchmarks/claims.toml.
+
+    Attributes:
+      seeds: seeds per arm, those of earlier looks included.
+      share: share of the error probability that this look may spend; those of all looks sum to 1.
+    """
+
+    seeds: int
+    share: float
+
+
+class Arm(NamedTuple):
+    """An arm: the small config of a system, a row of configs/ablations.py ('' for none), and further settings."""
+
+    system: str
+    row: str = ''
+    settings: dict[str, Any] = {}
+
+
+def _registered() -> tuple[
+    dict[str, dict[str, str]], dict[str, Arm], tuple[Claim, ...], tuple[Look, ...]
+]:
+    """Returns measures, arms, claims and looks of benchmarks/claims.toml."""
+    data = tomllib.loads(REGISTRATION.read_text(encoding='utf-8'))
+    arms = {name: Arm(**entry) for name, entry in data['arms'].items()}
+    claims = []
+    for entry in data['claims']:
+        claims.append(Claim(**entry | {'differs': tuple(entry['differs'])}))
+    looks = tuple(Look(**entry) for entry in data['looks'])
+    return data['measures'], arms, tuple(claims), looks
+
+
+MEASURES, ARMS, CLAIMS, LOOKS = _registered()
+
+
+def config_of(arm: str, seed: int):
+    """Returns the config of an arm: its system's small variant, the common setting, the row, the arm's settings."""
+    system, row, settings = ARMS[arm]
+    config = importlib.import_module(f'zeroplay_jax.configs.{system}').get_config('mini')
+    iterations = 3 if system in ('drzero', 'piplay', 'scope') else 1
+    # 24 solver steps in total for every system.
+    steps = 8 if iterations == 3 else 24
+    config.schedule.iterations = iterations
+    config.world.update(train=(0, 20), evaluation=(0, 6), near_misses=0.5)
+    for role in (config.proposer, config.solver):
+        role.update(learning_rate=1e-4, minibatches=4, temperature=1.0)
+        if role.loss == 'reinforce':
+            role.minibatches = 1
+    config.solver.update(steps=steps, batch=16, samples=4)
+    config.proposer.update(steps=4, batch=32 if system != 'ssp' else 16)
+    if config.solver.loss == 'sequence_pg':
+        # A rollout has about 26 tokens. The mean of 26 log ratios has 1/√26 of the deviation of a single one, so the
+        # clip range is DAPO's range divided by √26.
+        config.solver.update(clip_low=0.04, clip_high=0.055)
+    config.pool.update(batch=64, batches=2, samples=1 if system != 'scope' else 2)
+    config.ssp.noise = 4
+    # Most correct answers to a task have up to 24 tokens.
+    config.scope.update(soft_length=24, hard_length=64)
+    config.eval.update(every=4, questions=50, hops=(1, 2, 3, 4))
+    config.sampler.slots = 64
+    config.checkpoint.every = 1000
+    config.update_from_flattened_dict(ablations.ROWS[f'{system}/{row}'] if row else {})
+    config.update_from_flattened_dict(settings)
+    config.seed = seed
+    config.progress = False
+    config.log_trajectories = 16
+    return config
+
+
+def arm_differences(better: str, worse: str) -> dict[str, tuple[Any, Any]]:
+    """Returns field → (value of `better`, value of `worse`) of all config fields in which two arms differ."""
+    if not worse:
+        return {}
+    better_fields = dict(fields.leaves(config_of(better, seed=0)))
+    worse_fields = dict(fields.leaves(config_of(worse, seed=0)))
+    different = {}
+    for name, value in better_fields.items():
+        if value != worse_fields[name]:
+            different[name] = (value, worse_fields[name])
+    return different
