@@ -12,6 +12,7 @@ import os
 import pathlib
 import shutil
 from collections.abc import Sequence
+from typing import Any
 
 from zeroplay_jax.configuration import resumption
 from zeroplay_jax.learner import checksums
@@ -21,7 +22,6 @@ from zeroplay_jax.runtime.hosts import Hosts
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.training import branch, input_record
 from zeroplay_jax.training.run_folder import REPORTED_FILE
-from zeroplay_jax.types import Json
 
 # Files of a workdir that a continued run takes along; steps behind its checkpoint are removed when they are opened.
 _PATTERNS = ('*.jsonl', 'events.out.tfevents*', REPORTED_FILE)
@@ -58,7 +58,7 @@ def is_longer(
             run_workdir.check(source.workdir, like_stored, changeable, resumption.defaults(config))
         except run_workdir.WorkdirError:
             return False
-        recorded = branch.read_object(source.workdir / input_record.FILE_NAME)
+        recorded: dict[str, Any] = dict(branch.read_object(source.workdir / input_record.FILE_NAME))
         recorded.pop(input_record.SERVER, None)
         return not input_record.find_difference(recorded, inputs)
 
@@ -115,7 +115,7 @@ def _copy_checkpoint(folder: pathlib.Path, workdir: pathlib.Path, steps: Sequenc
     if damage:
         raise OSError(f'{folder}: {damage}')
     path = staged / 'loop' / 'metadata'
-    state: Json = json.loads(path.read_text(encoding='utf-8'))
+    state: dict[str, Any] = json.loads(path.read_text(encoding='utf-8'))
     number = str(state['cursor'] - 1)
     # The evaluation that ends the shorter schedule is no step of the longer one. It changes nothing but its results.
     if number in state['evaluations'] and steps[int(number)].phase.name != 'evaluation':
