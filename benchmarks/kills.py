@@ -1,21 +1,25 @@
-"""Kills runs at random moments and compares them with runs that were left alone.
+"""Ends runs at random moments, resumes them, and compares them with runs that were left alone.
 
-    python -m benchmarks.kills --recipes drzero,ssp --kills 3 --sigterms 2 --flips 2
-    python -m benchmarks.kills --processes 2 --recipes ssp --kills 2 --sigterms 2
+    python -m benchmarks.kills --recipes drzero,ssp --kills 3 --sigterms 2 --flips 1
+    python -m benchmarks.kills --processes 2 --recipes ssp --kills 2 --sigterms 1
 
-Each recipe runs once whole (the variant `mini`, shortened), and once with kill -9, SIGTERM and flipped bytes of the
-newest checkpoint, each followed by the same command. Weights, moments, state of the loop and logs must then be equal,
-bit for bit. Prints one line per event and one JSON object per recipe; exit status 1 if anything differs.
+Each recipe runs once whole (the variant `mini`, shortened), and once with events at random moments. Every event ends
+one process of the run with kill -9 or SIGTERM; the same command then resumes it. Before the start that leads to some of
+the kills, a bit of the newest checkpoint is flipped. In the end weights, moments, state of the loop and logs must be
+equal, bit for bit. A run that ends before all events have happened is compared and begun anew. Prints one JSON object
+per event and one per recipe; exit status 1 if anything differs.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import dataclasses
 import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -28,10 +32,12 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from benchmarks.flips import flip_bit
 from zeroplay_jax.learner.checkpoint import saved_steps
+from zeroplay_jax.training.branch import stored_tree
 
 EXAMPLES = """examples:
-  python -m benchmarks.kills --recipes drzero,ssp --kills 3 --sigterms 2 --flips 2
+  python -m benchmarks.kills --recipes drzero,ssp --kills 3 --sigterms 2 --flips 1
 """
 RECIPES = ('drzero', 'piplay', 'ssp', 'dspo', 'scope')
 _FLAGS = (
@@ -40,14 +46,22 @@ _FLAGS = (
     '--config.world.evaluation=(0,1)',
     '--config.eval.questions=3',
     '--config.checkpoint.every=2',
-    '--config.schedule.iterations=1',
     '--config.stop_after_empty_steps=0',
     '--config.micro.rows=2',
+    '--config.sampler.slots=16',
 )
-# Metrics and states that depend on the clock.
-_CLOCKS = ('seconds', 'tokens_per_second', 'mfu', 'memory')
+# These have one phase of three steps per iteration, the others have three phases.
+_ONE_PHASE = ('ssp', 'dspo')
+# Metrics and states that depend on the clock, or on what the cache of compiled programs holds.
+_CLOCKS = ('seconds', 'tokens_per_second', 'mfu', 'memory', 'programs')
+_LOGS = ('metrics.jsonl', 'trajectories.jsonl', 'tasks.jsonl', 'alarms.jsonl')
 _PREEMPTED_STATUS = 75
 _TIMEOUT_SECONDS = 600
+_JOIN_SECONDS = 30
+# Share of the events that come at any moment of the first seconds of a process, in which libraries load, a checkpoint
+# is read and programs are compiled. All others follow a step.
+_EARLY_SHARE = 0.2
+_EARLY_SECONDS = 20.0
 
 
 @dataclasses.dataclass
@@ -65,25 +79,32 @@ class Run:
     processes: int
 
     def start(self) -> list[subprocess.Popen]:
-        """Starts all processes; the first one's output goes to WORKDIR.log."""
+        """Starts all processes; the output of each goes to WORKDIR.PROCESS.log."""
         with socket.socket() as probe:
             probe.bind(('localhost', 0))
             port = probe.getsockname()[1]
         environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}
         command = [sys.executable, '-m', 'zeroplay_jax.main']
         command += [f'--config=configs/{self.recipe}.py:mini', f'--workdir={self.workdir}', *_FLAGS]
+        # Most of a start would be compilations, which all runs of a recipe share.
+        command += [f'--config.compilation.cache={self.workdir.parent / "cache"}']
+        command += [f'--config.schedule.iterations={3 if self.recipe in _ONE_PHASE else 1}']
         if self.processes > 1:
             command += ['--config.distributed.mode=coordinator', '--config.mesh.replica=2']
             command += [f'--config.distributed.coordinator=localhost:{port}']
             command += ['--config.distributed.processes=2', '--config.distributed.heartbeat=10']
         started = []
         for process in range(self.processes):
-            own = [f'--config.distributed.process={process}'] if self.processes > 1 else []
-            with self.workdir.with_suffix(f'.{process}.log').open('a') as log:
+            number = [f'--config.distributed.process={process}'] if self.processes > 1 else []
+            with self.log_path(process).open('a') as log:
                 started.append(
-                    subprocess.Popen([*command, *own], env=environment, stdout=log, stderr=log)
+                    subprocess.Popen([*command, *number], env=environment, stdout=log, stderr=log)
                 )
         return started
+
+    def log_path(self, process: int) -> pathlib.Path:
+        """Returns the file that gets the output of a process."""
+        return self.workdir.with_name(f'{self.workdir.name}.{process}.log')
 
     def logged_steps(self) -> int:
         """Returns the number of steps in the log."""
@@ -96,8 +117,14 @@ class Run:
 
     def records(self, name: str) -> list[dict[str, Any]]:
         """Returns the lines of a log without what depends on the clock."""
+        path = self.workdir / name
+        if not path.is_file():
+            return []
         records = []
-        for line in (self.workdir / name).read_text(encoding='utf-8').splitlines():
+        # Texts may contain characters at which `splitlines` splits, too.
+        for line in path.read_text(encoding='utf-8').split('\n'):
+            if not line:
+                continue
             fields = json.loads(line).items()
             records.append({k: v for k, v in fields if not any(word in k for word in _CLOCKS)})
         return records
@@ -105,84 +132,182 @@ class Run:
     def state(self) -> tuple[list[np.ndarray], dict[str, Any]]:
         """Returns the arrays and the JSON of the newest checkpoint."""
         folder = self.workdir.resolve() / 'checkpoints' / str(self.checkpoint())
-        tree = ocp.StandardCheckpointer().restore(folder / 'states')
+        shapes = stored_tree(folder)
+        # As NumPy arrays: this process has not the devices of a run of two.
+        kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
+        request = ocp.args.PyTreeRestore(item=shapes, restore_args=kinds)
+        tree = ocp.PyTreeCheckpointHandler().restore(folder / 'states', args=request)
         loop = json.loads((folder / 'loop' / 'metadata').read_text())
         loop.pop('seconds')
         return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)], loop
 
 
-def _wait(started: list[subprocess.Popen]) -> list[int]:
-    """Waits for all processes; returns their exit statuses."""
-    return [process.wait(timeout=_TIMEOUT_SECONDS) for process in started]
-
-
-def _end(run: Run, kind: str, delay: float, rng: random.Random) -> str:
-    """Starts a run and ends one of its processes `delay` seconds after its next step; returns a line about it.
+def _wait(started: list[subprocess.Popen], seconds: float = _TIMEOUT_SECONDS) -> list[int]:
+    """Waits for all processes; returns their exit statuses.
 
     Raises:
-      AssertionError: SIGTERM lost a step that is in the log, or the status is another one.
+      subprocess.TimeoutExpired: a process does not end within `seconds` of the one before.
     """
+    return [process.wait(timeout=seconds) for process in started]
+
+
+def _wait_or_kill(started: list[subprocess.Popen]) -> list[int]:
+    """Waits for processes of which one was ended; ends the others after a while, as launch scripts do."""
+    try:
+        return _wait(started, _JOIN_SECONDS)
+    except subprocess.TimeoutExpired:
+        # A process waits minutes for one that ended before they joined.
+        for process in started:
+            process.kill()
+        return _wait(started)
+
+
+def _end(run: Run, kind: str, is_early: bool, delay: float, rng: random.Random) -> dict[str, Any]:
+    """Starts a run and ends one of its processes; returns what happened.
+
+    Args:
+      kind: 'kill', 'flip' (a kill, too) or 'sigterm'.
+      is_early: whether the event comes `delay` seconds after the start, and not after the first step of this start.
+      delay: seconds.
+
+    Returns:
+      'statuses' of the processes (all 0: the run ended before the event), 'logged' and 'saved' steps, and 'problem', a
+      text, '' if there is none.
+    """
+    started_at = time.monotonic()
     started = run.start()
     before = run.logged_steps()
-    deadline = time.monotonic() + _TIMEOUT_SECONDS
-    # Some events come while libraries load, all others after a step that is new.
-    if rng.random() < 0.8:
-        while run.logged_steps() <= before and all(process.poll() is None for process in started):
-            assert time.monotonic() < deadline, 'no step'
-            time.sleep(0.02)
+    while not is_early and run.logged_steps() <= before:
+        if any(process.poll() is not None for process in started):
+            break
+        if time.monotonic() > started_at + _TIMEOUT_SECONDS:
+            raise TimeoutError(f'{run.workdir}: no step')
+        time.sleep(0.02)
     time.sleep(delay)
-    victim = rng.choice(started)
-    victim.send_signal(signal.SIGKILL if kind == 'kill' else signal.SIGTERM)
-    statuses = _wait(started)
-    if kind == 'sigterm' and any(statuses):
-        assert set(statuses) == {_PREEMPTED_STATUS}, statuses
-        assert run.checkpoint() == run.logged_steps(), 'a step was lost'
-    return f'{kind} after {delay:.1f} s: statuses {statuses}, step {run.logged_steps()}, saved {run.checkpoint()}'
+    rng.choice(started).send_signal(signal.SIGTERM if kind == 'sigterm' else signal.SIGKILL)
+    event_at = time.monotonic()
+    statuses = _wait_or_kill(started) if is_early else _wait(started)
+    problem = ''
+    # While a run loads, SIGTERM ends its process at once, and what an earlier kill has left behind stays as it is.
+    if kind == 'sigterm' and not is_early and any(statuses):
+        if set(statuses) != {_PREEMPTED_STATUS}:
+            problem = f'exit statuses {statuses} after SIGTERM'
+        elif run.checkpoint() != run.logged_steps():
+            problem = f'SIGTERM lost steps {run.checkpoint()} to {run.logged_steps() - 1}'
+    return {
+        'statuses': statuses,
+        'seconds': round(event_at - started_at, 1),
+        'end_seconds': round(time.monotonic() - event_at, 1),
+        'logged': run.logged_steps(),
+        'saved': run.checkpoint(),
+        'problem': problem,
+    }
 
 
-def _flip(run: Run, rng: random.Random) -> str:
-    """Flips one bit of the newest checkpoint, unless it is the only one; returns a line about it."""
-    steps = saved_steps(run.workdir / 'checkpoints')
-    if len(steps) < 2:
-        return 'flip: there is one checkpoint only'
-    folder = run.workdir / 'checkpoints' / str(steps[-1])
-    paths = [path for path in folder.rglob('*') if path.is_file() and path.stat().st_size]
-    path = rng.choices(paths, [path.stat().st_size for path in paths])[0]
-    content = bytearray(path.read_bytes())
-    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-    path.write_bytes(content)
-    return f'flip in {path.relative_to(run.workdir)}'
-
-
-def campaign(recipe: str, folder: pathlib.Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Runs a recipe whole and with events at random moments; returns what was done and what differs."""
-    rng = random.Random(f'{recipe} {arguments.seed}')
-    whole = Run(recipe, folder / f'{recipe}-whole', arguments.processes)
-    ended = Run(recipe, folder / f'{recipe}-ended', arguments.processes)
-    assert not any(_wait(whole.start())), f'{recipe}: the whole run failed'
-    events = ['kill'] * arguments.kills + ['sigterm'] * arguments.sigterms
-    events += ['flip'] * arguments.flips
-    rng.shuffle(events)
-    for event in events:
-        if event == 'flip':
-            line = _flip(ended, rng)
-        else:
-            line = _end(ended, event, rng.uniform(0, arguments.delay), rng)
-        print(f'{recipe}: {line}', flush=True)
-    statuses = _wait(ended.start())
-    differences = []
-    if any(statuses):
-        differences.append(f'the last start ended with {statuses}')
-    for name in ('metrics.jsonl', 'trajectories.jsonl', 'tasks.jsonl'):
-        if whole.records(name) != ended.records(name):
-            differences.append(name)
+def _differences(whole: Run, ended: Run) -> list[str]:
+    """Returns the names of all parts in which two finished runs differ."""
+    differences = [name for name in _LOGS if whole.records(name) != ended.records(name)]
     arrays, loop = whole.state()
     other_arrays, other_loop = ended.state()
     if loop != other_loop:
         differences.append('state of the loop')
-    if not all(map(np.array_equal, arrays, other_arrays)) or len(arrays) != len(other_arrays):
+    if len(arrays) != len(other_arrays) or not all(map(np.array_equal, arrays, other_arrays)):
         differences.append('weights or moments')
-    return {'recipe': recipe, 'events': len(events), 'differences': differences}
+    return differences
+
+
+class Campaign:
+    """One recipe with events at random moments.
+
+    Args:
+      recipe: its name.
+      folder: of the runs.
+      arguments: of the command line.
+    """
+
+    def __init__(self, recipe: str, folder: pathlib.Path, arguments: argparse.Namespace):
+        self._arguments = arguments
+        self._rng = random.Random(f'{recipe} {arguments.processes} {arguments.seed}')
+        name = f'{recipe}{arguments.processes}'
+        self._whole = Run(recipe, folder / f'{name}-whole', arguments.processes)
+        self._ended = Run(recipe, folder / f'{name}-ended', arguments.processes)
+        self._happened: collections.Counter[str] = collections.Counter()
+        self._problems: list[str] = []
+        self._compared = 0
+        self._lost_steps: list[int] = []
+
+    def run(self) -> dict[str, Any]:
+        """Runs everything; returns the counts and 'problems'."""
+        arguments = self._arguments
+        # A whole run of an earlier call is used again.
+        if not (self._whole.workdir / 'summary.json').is_file():
+            assert not any(_wait(self._whole.start())), f'{self._whole.workdir}: failed'
+        shutil.rmtree(self._ended.workdir, ignore_errors=True)
+        kinds = ['kill'] * (arguments.kills - arguments.flips) + ['flip'] * arguments.flips
+        kinds += ['sigterm'] * arguments.sigterms
+        self._rng.shuffle(kinds)
+        while kinds:
+            kind = kinds.pop(0)
+            # Of a single checkpoint nothing is left to fall back to.
+            if kind == 'flip' and len(saved_steps(self._ended.workdir / 'checkpoints')) < 2:
+                kinds.append(kind)
+                # The run makes progress, whatever is left of the events.
+                kind = kinds.pop(0) if len(set(kinds)) > 1 else 'kill'
+            if not self._happens(kind):
+                kinds.append(kind)
+        self._finish()
+        return {
+            'recipe': self._whole.recipe,
+            'processes': arguments.processes,
+            **self._happened,
+            'compared': self._compared,
+            'most_lost': max(self._lost_steps, default=0),
+            'problems': self._problems,
+        }
+
+    def _happens(self, kind: str) -> bool:
+        """Starts the run and lets an event happen; returns False if the run ended before it."""
+        damaged = _flip(self._ended, self._rng) if kind == 'flip' else None
+        # After a flip the start is to come as far as the comparison with the checksums.
+        is_early = damaged is None and self._rng.random() < _EARLY_SHARE
+        delay = self._rng.uniform(0, _EARLY_SECONDS if is_early else self._arguments.delay)
+        event = _end(self._ended, kind, is_early, delay, self._rng)
+        print(
+            json.dumps({'event': kind, 'early': is_early, 'flipped': damaged} | event), flush=True
+        )
+        if event['problem']:
+            self._problems.append(event['problem'])
+        if damaged is not None:
+            line = f'checkpoint {damaged[0]} is damaged: '
+            if line not in self._ended.log_path(0).read_text():
+                self._problems.append(f'a flip in {damaged[1]} was not found')
+            self._happened['flip'] += 1
+        if not any(event['statuses']):
+            self._finish()
+            return False
+        self._lost_steps.append(event['logged'] - event['saved'])
+        self._happened['sigterm' if kind == 'sigterm' else 'kill'] += 1
+        return True
+
+    def _finish(self) -> None:
+        """Lets the run end, compares it with the whole one, and removes it."""
+        statuses = _wait(self._ended.start())
+        if any(statuses):
+            self._problems.append(f'the last start ended with {statuses}')
+            return
+        differences = _differences(self._whole, self._ended)
+        self._problems += differences
+        self._compared += 1
+        # Kept for a closer look if it differs.
+        if not differences:
+            shutil.rmtree(self._ended.workdir)
+
+
+def _flip(run: Run, rng: random.Random) -> tuple[int, str]:
+    """Flips one bit of the newest checkpoint of a run; returns its number and the name of the file."""
+    step = run.checkpoint()
+    folder = run.workdir / 'checkpoints' / str(step)
+    return step, flip_bit(folder, rng).relative_to(folder).as_posix()
 
 
 def main() -> None:
@@ -194,22 +319,24 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument('--recipes', default=','.join(RECIPES), help='names with commas between')
-    parser.add_argument('--kills', type=int, default=3, help='kill -9, per recipe')
-    parser.add_argument('--sigterms', type=int, default=2, help='SIGTERMs, per recipe')
-    parser.add_argument('--flips', type=int, default=2, help='flipped bits, per recipe')
+    parser.add_argument('--kills', type=int, default=4, help='kill -9, per recipe')
+    parser.add_argument('--sigterms', type=int, default=1, help='SIGTERMs, per recipe')
+    parser.add_argument('--flips', type=int, default=1, help='kills with a flipped bit before')
     parser.add_argument('--processes', type=int, choices=(1, 2), default=1, help='of each run')
     parser.add_argument('--delay', type=float, default=3.0, help='most seconds after a step')
     parser.add_argument('--seed', type=int, default=0, help='of the moments')
     parser.add_argument('--folder', help='of the runs; a temporary one, which stays, by default')
     arguments = parser.parse_args()
-    folder = pathlib.Path(arguments.folder or tempfile.mkdtemp(prefix='kills.'))
+    if arguments.flips > arguments.kills:
+        parser.error('--flips: each belongs to a kill; give at most --kills')
+    folder = pathlib.Path(arguments.folder or tempfile.mkdtemp(prefix='kills.')).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     print(f'runs and their logs: {folder}', flush=True)
     results = []
     for recipe in arguments.recipes.split(','):
-        results.append(campaign(recipe, folder, arguments))
+        results.append(Campaign(recipe, folder, arguments).run())
         print(json.dumps(results[-1]), flush=True)
-    sys.exit(any(result['differences'] for result in results))
+    sys.exit(any(result['problems'] for result in results))
 
 
 if __name__ == '__main__':

@@ -21,15 +21,16 @@ from .sources import (
     files_of,
     holds_texts,
     read,
-    split_title,
     text_name,
     visible_files,
-    without_front_matter,
 )
 from .splitting import split_record, split_text
 from .suggestions import similar_path
+from .titles import split_title, without_front_matter
 from .types import RetrievalError, short
 
+# Files that are named in the description of those left out.
+_NAMED_FILES = 5
 # Suffixes that are named one by one in an error; a folder can hold hundreds.
 _NAMED_SUFFIXES = 4
 
@@ -44,19 +45,35 @@ class Inventory:
       problems: reason → number of units that are not. Files of other formats and bad lines of a corpus file are among
         them. Passages of a corpus file are counted here even where they are kept (see `write_clean`).
       passages: number of passages that were written.
+      first_names: of a folder, the names of the first unusable files, in the order of all names.
     """
 
     unit: str
     usable: int = 0
     problems: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     passages: int = 0
+    first_names: list[str] = dataclasses.field(default_factory=list)
 
-    def add(self, problem: str | None) -> None:
-        """Counts one unit; `problem` is None for a usable one."""
+    def add(self, problem: str | None, name: str = '') -> None:
+        """Counts one unit; `problem` is None for a usable one, `name` that of a file."""
         if problem is None:
             self.usable += 1
-        else:
-            self.problems[problem] += 1
+            return
+        self.problems[problem] += 1
+        self.add_name(name)
+
+    def add_name(self, name: str) -> None:
+        """Takes the name of an unusable file among the first ones, if it belongs to them."""
+        if name:
+            self.first_names = sorted([*self.first_names, _printable(name)])[:_NAMED_FILES]
+
+    def names(self) -> str:
+        """Returns the names of the first unusable files in words; '' without any."""
+        if not self.first_names:
+            return ''
+        names = ', '.join(self.first_names)
+        more = self.unusable - len(self.first_names)
+        return f'{names} and {more} more' if more else names
 
     @property
     def unusable(self) -> int:
@@ -75,9 +92,9 @@ def _by_count(item: tuple[str, int]) -> tuple[int, str]:
     return -count, name
 
 
-def _printable(suffix: str) -> str:
-    """Returns a suffix with characters that could control a terminal replaced: names of files may hold any bytes."""
-    return ''.join(character if character.isprintable() else '\ufffd' for character in suffix)
+def _printable(name: str) -> str:
+    """Returns a name with characters that could control a terminal replaced: names of files may hold any bytes."""
+    return ''.join(character if character.isprintable() else '\ufffd' for character in name)
 
 
 class _CountedLines(BadLines):
@@ -178,19 +195,19 @@ def _text_passages(
         _count_other_files(source, set(texts), inventory)
     with progress.bar(len(texts), 'files', 'read texts') as bar:
         for path in texts:
+            name = text_name(source, path)
             whole_text, problem = _read_text(path)
-            inventory.add(problem)
+            inventory.add(problem, name)
             bar.update()
             if problem is not None:
                 continue
-            name = text_name(source, path)
-            title, text = split_title(whole_text, default=pathlib.PurePath(name).stem)
+            title, text = split_title(whole_text, name)
             for number, passage in enumerate(split_text(text, passage_words)):
                 yield Record(f'{name}#{number}', contents(title, passage), document=name)
 
 
 def _read_text(path: pathlib.Path) -> tuple[str, str | None]:
-    """Returns (content without front matter, problem) of a text file.
+    """Returns (content, problem) of a text file.
 
     The problem is None for English prose. The content is '' if the file cannot be read or decoded.
     """
@@ -203,9 +220,8 @@ def _read_text(path: pathlib.Path) -> tuple[str, str | None]:
         text = data.decode('utf-8-sig')
     except UnicodeDecodeError:
         return '', 'binary' if b'\0' in data else 'not UTF-8'
-    # Removed before the check, because front matter alone is no text.
-    text = without_front_matter(text)
-    return text, problem_of(text)
+    # Front matter alone is no text.
+    return text, problem_of(without_front_matter(text))
 
 
 def _count_other_files(
@@ -219,6 +235,7 @@ def _count_other_files(
     for path in visible_files(source):
         if path not in texts:
             suffixes[_printable(path.suffix.lower()) or 'without suffix'] += 1
+            inventory.add_name(text_name(source, path))
     # The most frequent ones are named; equally frequent ones in the order of their names.
     ordered = sorted(suffixes.items(), key=_by_count)
     for number, (suffix, count) in enumerate(ordered):

@@ -1,4 +1,7 @@
-"""Progress bars of one style for work that takes longer than a few seconds; on stderr, and only on a terminal."""
+"""Progress bars of one style for work that takes longer than a few seconds, on stderr.
+
+On an output that is no terminal, such as the log of a job, a line every 30 seconds takes their place.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,16 @@ import functools
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tqdm
 
 _COMPILE_EVENT = '/jax/core/compile/backend_compile_duration'
+# Where no terminal is attached: seconds between two lines, and between two looks at the clock.
+_LINE_SECONDS = 30.0
+_LOOK_SECONDS = 1.0
 
 
 def bar(
@@ -34,13 +41,14 @@ def bar(
       unit: noun of a unit in the plural.
       what: name of the work, at the beginning of the line.
       initial: units that are done already.
-      shown: False draws nothing, nor does an output that is no terminal.
+      shown: False draws and prints nothing.
       leave: whether the line remains when the work is done.
       time_left: returns the text shown instead of elapsed and remaining time, for units that take different times;
         called whenever the bar is drawn.
     """
     options: dict[str, Any] = {
         'disable': not _is_drawn(shown),
+        'has_lines': shown,
         'dynamic_ncols': True,
         'leave': leave,
         # Batches finish in bursts: the mean rate predicts the remaining time better than the latest one.
@@ -62,7 +70,8 @@ def bar(
 def clock(what: str, shown: bool = True) -> Iterator[None]:
     """Shows the name `what` and the elapsed seconds while the block runs, for work whose progress is unknown."""
     if not _is_drawn(shown):
-        yield
+        with _Bar(desc=what, unit='', disable=True, has_lines=shown):
+            yield
         return
     # The bar writes to a copy of the file descriptor, because `quiet` may redirect the original meanwhile.
     with (
@@ -78,14 +87,32 @@ def _is_drawn(shown: bool) -> bool:
 
 
 class _Bar(tqdm.tqdm):
-    """A bar with a background thread that redraws it every second."""
+    """A bar with a background thread that redraws it every second.
 
-    def __init__(self, time_left: Callable[[], str] | None = None, **options):
+    Args:
+      time_left: see `bar`.
+      has_lines: whether a bar that is not drawn (`disable`) prints lines (`_print_lines`).
+    """
+
+    def __init__(
+        self,
+        time_left: Callable[[], str] | None = None,
+        has_lines: bool = False,
+        **options,
+    ):
         # Set before tqdm's constructor, which draws the line and reads this attribute.
         self._time_left = time_left
         super().__init__(**options)
         self._closed = threading.Event()
         if self.disable:
+            # tqdm keeps nothing of a bar that it does not draw.
+            self.desc = options['desc']
+            self.unit = options['unit']
+            self.postfix = ''
+            self._begin = time.monotonic()
+            if has_lines:
+                _open_bars[id(self)] = self
+                _start_lines()
             return
         # JAX is not imported for the sake of a bar.
         if 'jax' in sys.modules:
@@ -96,11 +123,30 @@ class _Bar(tqdm.tqdm):
         while not self._closed.wait(1.0):
             self.refresh()
 
+    def update(self, n=1):
+        """Adds finished units."""
+        if self.disable:
+            self.n += n
+        return super().update(n)
+
+    def text(self) -> str:
+        """Returns the state of a bar that is not drawn, such as 'encode: 12/40 passages, 01:30'."""
+        parts = []
+        if self.unit:
+            total = '' if self.total is None else f'/{self.total}'
+            parts.append(f'{self.n}{total}{self.unit}')
+        parts.append(self.format_interval(round(time.monotonic() - self._begin)))
+        if self.postfix:
+            parts.append(self.postfix)
+        name = f'{self.desc}: ' if self.desc else ''
+        return name + ', '.join(parts)
+
     def close(self):
         """Ends the line."""
-        # tqdm also calls `close` when its own constructor failed.
+        # tqdm also calls `close` when its own constructor failed, and a second time when the object is removed.
         if hasattr(self, '_closed'):
             self._closed.set()
+        _open_bars.pop(id(self), None)
         super().close()
 
     @property
@@ -113,6 +159,31 @@ class _Bar(tqdm.tqdm):
             parts = [part for part in (values['postfix'], 'compiling') if part]
             values['postfix'] = ', '.join(parts)
         return values
+
+
+# Bars and clocks that are not drawn, the newest last, by their `id`: tqdm's bars are equal where their positions are.
+_open_bars: dict[int, _Bar] = {}
+
+
+# Cached: one thread is enough.
+@functools.cache
+def _start_lines() -> None:
+    """Starts the thread that prints lines."""
+    threading.Thread(target=_print_lines, daemon=True).start()
+
+
+def _print_lines() -> None:
+    """Prints the newest of the bars that are not drawn, every 30 seconds.
+
+    The time is that since the last line of any bar, so that a sequence of shorter works is no long silence.
+    """
+    printed_at = time.monotonic()
+    while True:
+        time.sleep(_LOOK_SECONDS)
+        newest = list(_open_bars.values())[-1:]
+        if newest and time.monotonic() - printed_at >= _LINE_SECONDS:
+            print(newest[0].text(), file=sys.stderr, flush=True)
+            printed_at = time.monotonic()
 
 
 # One entry per program that XLA compiles at the moment.

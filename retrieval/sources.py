@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import pathlib
-import re
 import sys
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
@@ -20,6 +19,7 @@ import zstandard
 from .records import Record, contents, split
 from .splitting import split_record, split_text
 from .suggestions import similar_path
+from .titles import split_title, without_front_matter
 from .types import RetrievalError, short
 
 # No passage is longer; the limit bounds the memory that a file of another kind can take.
@@ -31,13 +31,6 @@ _LOGGED_LINES = 10
 
 _TSV_HEADINGS = b'id\ttext\ttitle'
 _TEXT_SUFFIXES = ('.txt', '.md')
-# A longer first line of a text is not its title but its first paragraph.
-_TITLE_WORDS = 15
-# YAML between two lines of dashes at the start of a Markdown file, as Jekyll and Obsidian write it. The key in its
-# first line tells it from a text that begins with a horizontal rule.
-_FRONT_MATTER = re.compile(
-    r'\s*---[ \t]*\r?\n(?=[\w-]+[ \t]*:).*?^(?:---|\.\.\.)[ \t]*$', re.DOTALL | re.MULTILINE
-)
 
 csv.field_size_limit(sys.maxsize)  # LONGEST_LINE is the limit
 
@@ -85,7 +78,8 @@ def read(
 
     In a folder, all .txt and .md files are read in the order of their paths, without YAML front matter, and the number
     counts files instead of lines. Without `passage_words` the first line of each is its title and the remainder is cut
-    into passages of 100 words; with it see `split_title`. A single .txt or .md file is read as a folder with one file.
+    into passages of 100 words; with it see `titles.split_title`. A single .txt or .md file is read as a folder with one
+    file.
 
     Args:
       source: a file (.jsonl, .json or .tsv, also .gz and .zst) or a folder.
@@ -157,34 +151,6 @@ def text_name(source: pathlib.Path, path: pathlib.Path) -> str:
     return os.fsencode(name).decode('utf-8', 'replace').replace('\n', ' ')
 
 
-def without_front_matter(whole_text: str) -> str:
-    """Returns a text without the YAML front matter at its start, which is no prose."""
-    front_matter = _FRONT_MATTER.match(whole_text)
-    if front_matter is None:
-        return whole_text
-    return whole_text[front_matter.end() :]
-
-
-def split_title(whole_text: str, default: str) -> tuple[str, str]:
-    """Returns (title, text) of a text whose first line may be its title.
-
-    The first line is a title if it is short, contains a letter, has no full stop at its end and is followed by text.
-
-    Args:
-      whole_text: content of a file.
-      default: title if the first line is none; the text is then the whole text.
-    """
-    first_line, _, text = whole_text.strip().partition('\n')
-    # Markdown headings start with '#'.
-    title = ' '.join(first_line.lstrip('# ').split())
-    is_short = len(title.split()) <= _TITLE_WORDS
-    # A horizontal rule or a date does not name a text.
-    has_letter = any(character.isalpha() for character in title)
-    if is_short and has_letter and not title.endswith('.') and text.strip():
-        return title, text
-    return default, whole_text
-
-
 def _read_texts(
     source: pathlib.Path, skipped: BadLines, passage_words: int
 ) -> Iterator[tuple[int, Record]]:
@@ -199,19 +165,19 @@ def _read_texts(
     for number, path in enumerate(files, 1):
         try:
             # 'utf-8-sig' drops the byte order mark that some editors write.
-            whole_text = without_front_matter(path.read_text(encoding='utf-8-sig'))
+            whole_text = path.read_text(encoding='utf-8-sig')
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, 'reason', error)
             skipped.add(number, f'{path} cannot be read as UTF-8 text ({reason})')
             continue
         name = text_name(source, path)
         if passage_words:
-            title, text = split_title(whole_text, default=pathlib.PurePath(name).stem)
+            title, text = split_title(whole_text, name)
             passage_texts = split_text(text, passage_words)
             if not passage_texts:
                 skipped.add(number, f'{path}: the file is empty')
         else:
-            first_line, _, text = whole_text.strip().partition('\n')
+            first_line, _, text = without_front_matter(whole_text).strip().partition('\n')
             # Markdown headings start with '#'.
             title = first_line.lstrip('# ').strip()
             passage_texts = _blocks_of_words(text)

@@ -10,10 +10,13 @@ import sys
 import threading
 import time
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from host_processes import HEARTBEAT, ROOT, RUN, finish, free_port, play, processes
 
+from zeroplay_jax.learner import checksums
+from zeroplay_jax.learner.checkpoint import Checkpointer
 from zeroplay_jax.runtime import connect
 from zeroplay_jax.types import UserError
 
@@ -278,13 +281,47 @@ for row in restored:
 for ours, theirs in zip(pack(rows_per_context(restored), part=part, **options),
                         pack(rows_per_context(whole[4:8]), **options), strict=True):
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y[part.rows]), ours, theirs)
+"""
+# A damaged newest checkpoint: each process reads half of the files, and all fall back to the same step.
+DAMAGED = """
+import pathlib
+from zeroplay_jax.learner.checkpoint import Checkpointer, set_damaged_aside
+workdir = pathlib.Path(sys.argv[3])
+(line,) = set_damaged_aside(h, workdir)
+assert line.startswith(f'checkpoint 4 is damaged: {sys.argv[4]} differs from its checksum'), line
+assert h.gather(line) == [line] * 2
+checkpoints = Checkpointer(workdir, keep=3)
+like = {'w': jax.ShapeDtypeStruct((8,), jnp.float32, sharding=sharding.replicated(mesh))}
+states, loop = checkpoints.restore(like)
+np.testing.assert_array_equal(np.asarray(states['w']), np.full(8, 2.0))
+assert loop == {'cursor': 2} and set_damaged_aside(h, workdir) == []
+# The step can be saved again.
+checkpoints.save(4, states, {'cursor': 4})
+checkpoints.close()
+assert set_damaged_aside(h, workdir) == []
 print('fine')
 """
 
 
-def test_exchanges_between_two_processes():
-    out = finish(processes(['-c', SCRIPT + ROWS], 2, lambda port, i: [str(port), str(i)]))
+def test_exchanges_between_two_processes(tmp_path):
+    checkpoints = Checkpointer(tmp_path, keep=3)
+    for step in (2, 4):
+        checkpoints.save(step, {'w': jnp.full(8, float(step))}, {'cursor': step})
+    checkpoints.close()
+    newest = tmp_path / 'checkpoints' / '4'
+    names = checksums._names(newest)
+    # Of these files the second process reads every second one, beginning with the second.
+    name = names[1::2][-1]
+    content = bytearray((newest / name).read_bytes())
+    content[0] ^= 1
+    (newest / name).write_bytes(content)
+
+    def joined(port, i):
+        return [str(port), str(i), str(tmp_path), name]
+
+    out = finish(processes(['-c', SCRIPT + ROWS + DAMAGED], 2, joined))
     assert all(text.strip().endswith('fine') for text in out), out
+    assert (tmp_path / 'damaged' / '4').is_dir()
 
 
 def test_what_goes_wrong_in_one_process_ends_both_with_its_line(tmp_path):

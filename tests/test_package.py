@@ -13,6 +13,7 @@ import time
 import zipfile
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = pathlib.Path(__file__).parents[1]
 OUTSIDE = ROOT / 'tests' / 'outside_package'
@@ -128,8 +129,8 @@ def test_the_installed_package_is_the_wheels_and_requires_what_the_project_does(
     assert version == distribution_version
     assert top == [True, True]
     lines = (ROOT / 'requirements.txt').read_text().splitlines()
-    pins = {line for line in lines if line and not line.startswith('#')}
-    assert pins < set(requires)
+    pins = {Requirement(line) for line in lines if line and not line.startswith('#')}
+    assert pins < {Requirement(line) for line in requires}
     assert any(requirement.startswith('mcp==') for requirement in requires)
 
 

@@ -105,6 +105,8 @@ def test_every_stage_ran(whole):
     }
     updates = [r for r in records if r.get('gradient_norm', r.get('solver/gradient_norm'))]
     assert updates, 'nothing was learnt in any step'
+    # The default levels are none that a healthy run reaches.
+    assert lines(workdir, 'alarms.jsonl') == []
     summary = json.loads((workdir / 'summary.json').read_text())
     assert (summary['outside_questions'] > 0) == (system in ('dspo', 'ssp'))
     assert records[0]['phase'] == records[-1]['phase'] == 'evaluation'

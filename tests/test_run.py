@@ -173,9 +173,16 @@ def test_every_item_is_told_with_where_it_comes_from(uninterrupted):
     assert {t['version'] for t in solved} == set(range(10)), 'five updates in each of two rounds'
 
 
-@pytest.mark.parametrize('kills', [3])
-def test_kill_and_resume_equal_an_uninterrupted_run(uninterrupted, tmp_path, kills):
-    _kill_and_compare(uninterrupted[0], tmp_path / 'killed', kills, random.Random(0))
+def test_a_longer_schedule_killed_and_resumed_equals_an_uninterrupted_run(uninterrupted, tmp_path):
+    """A finished run of one iteration is continued to two (`--from`), and killed meanwhile."""
+    shorter = tmp_path / 'shorter'
+    finish(start(shorter, '--config.schedule.iterations=1'))
+    killed = tmp_path / 'killed'
+    _kill_and_compare(uninterrupted[0], killed, 3, random.Random(0), f'--from={shorter}')
+    # The evaluation at the end of the shorter schedule is no step of the longer one.
+    steps = len(lines(shorter)) - 1
+    assert without_clock(lines(killed)[:steps]) == without_clock(lines(shorter)[:steps])
+    assert json.loads((killed / 'from.json').read_text())['step'] == steps + 1
 
 
 @pytest.mark.long
@@ -183,10 +190,11 @@ def test_ten_kills_at_random_moments(uninterrupted, tmp_path):
     _kill_and_compare(uninterrupted[0], tmp_path / 'killed', 10, random.Random(1))
 
 
-def _kill_and_compare(whole, workdir, kills, rng):
+def _kill_and_compare(whole, workdir, kills, rng, *extra):
     done = 0
     for i in range(kills):
-        process, before, deadline = start(workdir), _cursor(workdir), time.monotonic() + 300
+        process, before = start(workdir, *extra), _cursor(workdir)
+        deadline = time.monotonic() + 300
         if i % 3 == 1:  # anywhere: while it starts, restores, cuts its log, or plays
             time.sleep(rng.uniform(1, 8))
         else:  # soon after a step that is new
@@ -203,7 +211,7 @@ def _kill_and_compare(whole, workdir, kills, rng):
         else:
             process.send_signal(signal.SIGKILL)
             process.communicate()
-    finish(start(workdir))
+    finish(start(workdir, *extra))
     assert done == kills
     a, loop_a = final_states(whole)
     b, loop_b = final_states(workdir)

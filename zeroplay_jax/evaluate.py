@@ -31,6 +31,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from zeroplay_jax.configuration import command_line, entry
+from zeroplay_jax.configuration.bucket_rules import fetch_file
 from zeroplay_jax.configuration.checkpoint_rules import download, fetch_model
 from zeroplay_jax.objectives import rewards
 from zeroplay_jax.objectives.registry import resolve
@@ -89,6 +90,7 @@ def main(argv: list[str]) -> None:
     # Most evaluations have no workdir; '.' passes its check.
     workdir = _WORKDIR.value or '.'
     command_line.check_command(argv, config, workdir, has_evaluation=not _SETS.value)
+    flags.FLAGS.sets = [fetch_file(path) for path in _SETS.value]
     _check_flags(config)
     download(config)
     if _WORKDIR.value:

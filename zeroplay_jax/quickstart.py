@@ -256,6 +256,9 @@ def _make_corpus(args: argparse.Namespace, origin: Json) -> None:
         # In a file of passages, all but empty ones are indexed (see `cleaning.write_clean`).
         consequence = 'left out' if inventory.unit == 'files' else 'not asked about'
         line = f'{inventory.unusable} of {total} {inventory.unit} are {consequence}: {inventory}'
+        names = inventory.names()
+        if names:
+            line += f'; they are {names}'
         print(f'{_NAME}: warning: {args.corpus}: {line}', file=sys.stderr)
 
 

@@ -68,6 +68,8 @@ def test_every_field_has_bounds_or_a_check_elsewhere():
         'judge.model',
         'judge.rubric_model',
         'judge.grade_model',
+        'second_judge.model',
+        'second_judge.url',
         'distributed.coordinator',
         'eval.file',
         'eval.tasks',

@@ -67,6 +67,7 @@ def test_unusable_files_are_counted_and_left_out(tmp_path):
     inventory = cleaning.write_clean(tmp_path / 'texts', out, 80)
     assert (inventory.usable, inventory.unusable, inventory.passages) == (1, 8, 1)
     assert str(inventory) == '3 .pdf, 1 binary, 1 empty, 1 not English, 1 not UTF-8, 1 too short'
+    assert inventory.names() == '0.pdf, 1.pdf, 2.pdf, a.txt, b.md and 3 more'
     line = json.loads(out.read_text())
     assert line == {
         'id': 'deeper/lomi.txt#0',
@@ -95,13 +96,14 @@ FRONT_MATTER = '---\ntitle: Lomi\ntags:\n  - town\n---\n'
     ('text', 'title'),
     [
         (f'{FRONT_MATTER}# Lomi\n{ENGLISH}', 'Lomi'),
-        (f'{FRONT_MATTER}\n{ENGLISH}', 'file'),
+        (f'{FRONT_MATTER}\n{ENGLISH}', 'Lomi'),
+        (f'---\ntags: [a]\n---\n{ENGLISH}', 'file'),
         # A horizontal rule is no front matter.
         (f'---\n\n{ENGLISH}\n\n---\n{ENGLISH}', 'file'),
         (f'***\n{ENGLISH}', 'file'),
     ],
 )
-def test_front_matter_and_rules_are_no_titles(tmp_path, text, title):
+def test_the_title_of_the_front_matter_is_taken_and_rules_are_none(tmp_path, text, title):
     (tmp_path / 'file.md').write_text(text)
     cleaning.write_clean(tmp_path / 'file.md', tmp_path / 'out.jsonl', 80)
     records = [record for _, record in corpus.read(tmp_path / 'out.jsonl')]
@@ -109,6 +111,36 @@ def test_front_matter_and_rules_are_no_titles(tmp_path, text, title):
     assert 'tags' not in records[0].contents
     read_directly = [record for _, record in corpus.read(tmp_path / 'file.md', passage_words=80)]
     assert read_directly == records
+
+
+BADGE = '[![Build](https://ci.example/b.svg)](https://ci.example)'
+
+
+@pytest.mark.parametrize(
+    ('beginning', 'title'),
+    [
+        (f'{BADGE}\n{BADGE} ![logo](a.png)\n\n# **Lomi** [town](https://a.example)\n', 'Lomi town'),
+        (
+            '<p align="center">\n<img src="logo.png">\n</p>\n<!-- a\ncomment -->\nLomi\n====\n',
+            'Lomi',
+        ),
+        ('[English](a.md) | [Deutsch](b.md)\n## History\n', 'History'),
+        ('## Contents\n- The first\n# Lomi\n', 'Lomi'),
+        (f'{BADGE}\n\n', 'file'),
+        ('## Usage\n```\n# a comment\n```\n', 'Usage'),
+        ('Lomi\n', 'Lomi'),
+    ],
+)
+def test_badges_and_markup_are_no_titles(tmp_path, beginning, title):
+    (tmp_path / 'file.md').write_text(beginning + ENGLISH)
+    (record,) = [record for _, record in corpus.read(tmp_path / 'file.md', passage_words=80)]
+    own_title, text = corpus.split(record.contents)
+    assert own_title == title and text.endswith(ENGLISH[-30:])
+    assert 'ci.example' not in text and 'logo' not in text
+    # Other texts have no such markup.
+    (tmp_path / 'file.txt').write_text(f'[Lomi]\n# {ENGLISH}')
+    (record,) = [record for _, record in corpus.read(tmp_path / 'file.txt', passage_words=80)]
+    assert corpus.split(record.contents)[0] == '[Lomi]'
 
 
 def test_front_matter_alone_is_an_empty_file(tmp_path):

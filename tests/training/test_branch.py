@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 
 from zeroplay_jax.configs import drzero
+from zeroplay_jax.configuration import fields
 from zeroplay_jax.learner.checkpoint import Checkpointer, saved_steps
 from zeroplay_jax.policy import adapters
 from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.selfplay import recipe as recipes
+from zeroplay_jax.selfplay.recipe import recipe_class
+from zeroplay_jax.settings.bounds import InputPath, Section
 from zeroplay_jax.training import branch, input_record
 from zeroplay_jax.training.saving import Saver
 from zeroplay_jax.types import UserError
@@ -105,7 +109,8 @@ def make_config():
 
 
 @pytest.mark.parametrize(
-    ('field', 'value'), [('rank', 8), ('rank', 0), ('alpha', 8.0), ('linears', ('q', 'v'))]
+    ('field', 'value'),
+    [('rank', 8), ('rank', 0), ('alpha', 8.0), ('linears', ('q', 'v')), ('quantize', 'int8')],
 )
 @pytest.mark.parametrize('folder', ['checkpoints', 'best'])
 def test_adapters_that_mean_something_else_are_refused(tmp_path, field, value, folder):
@@ -155,7 +160,23 @@ def test_after_a_step_back_the_best_evaluation_is_saved_again(tmp_path):
     assert evaluated(resumed, 6, 0.4) == ([6], best | {'value': 0.4, 'checkpoint': 6})
 
 
-def test_a_text_that_is_too_long_for_a_file_is_no_input():
+def test_a_text_that_happens_to_name_a_file_is_no_input(tmp_path, monkeypatch):
+    """Only fields that are paths are inputs, those of a recipe's own settings among them."""
+    monkeypatch.chdir(tmp_path)
     config = make_config()
-    config.log.project = 'p' * 300
-    assert 'log.project' not in input_record.fingerprints(config)
+    for name in (config.judge.model, config.log.project, 'questions.jsonl'):
+        (tmp_path / name).write_text('a file')
+    config.inputs.questions = 'questions.jsonl'
+    assert input_record.fingerprints(config).keys() == {'policy.path', 'inputs.questions'}
+
+    class Settings(Section):
+        notes: InputPath = ''
+        title: str = ''
+
+    class Recipe(recipe_class('drzero')):
+        settings = {**recipe_class('drzero').settings, 'noted': Settings}
+
+    monkeypatch.setattr(recipes, 'recipe_class', lambda name: Recipe)
+    config = fields.default_config('elsewhere')
+    config.noted.update(notes='questions.jsonl', title='questions.jsonl')
+    assert input_record.fingerprints(config).keys() == {'policy.path', 'noted.notes'}

@@ -5,6 +5,7 @@ import logging
 import re
 import sys
 import threading
+import time
 
 import numpy as np
 from absl import logging as absl_logging
@@ -199,3 +200,31 @@ def test_wide_characters_and_long_words_are_wrapped_by_columns():
     assert wrapped('東京都' * 5, 12) == ['東京都東京都', '東京都東京都', '東京都']
     assert wrapped('a' * 25, 10) == ['a' * 10, 'a' * 10, 'a' * 5]
     assert wrapped('one two three four', 9, max_lines=2) == ['one two', 'three…']
+
+
+def test_without_a_terminal_a_line_is_printed_from_time_to_time(monkeypatch):
+    log = io.StringIO()
+    monkeypatch.setattr(progress.sys, 'stderr', log)
+    monkeypatch.setattr(progress, '_LINE_SECONDS', 0.0)
+    monkeypatch.setattr(progress, '_LOOK_SECONDS', 0.01)
+
+    def wait_for(text):
+        deadline = time.monotonic() + 30
+        while text not in log.getvalue():
+            assert time.monotonic() < deadline, log.getvalue()
+            time.sleep(0.01)
+
+    steps = make_steps(count=4)
+    with progress.clock('loading'):
+        wait_for('loading: 00:')
+        # The newest one is shown.
+        with ProgressBar(True, steps, 1, lambda phase: 8) as bar:
+            bar.begin_step(steps[1])
+            bar.end_step(steps[1], METRICS)
+            wait_for('proposer 12.2: 2/4 steps, 00:0')
+            assert ', 812 tok/s, drop 75%, reward 0.53\n' in log.getvalue()
+    time.sleep(0.05)
+    before = log.getvalue()
+    with progress.bar(5, 'files', 'read', shown=False), progress.clock('silent', shown=False):
+        time.sleep(0.05)
+    assert log.getvalue() == before

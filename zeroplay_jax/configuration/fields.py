@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from zeroplay_jax.objectives.registry import did_you_mean
 from zeroplay_jax.selfplay import recipe as recipes
-from zeroplay_jax.settings.bounds import Section
+from zeroplay_jax.settings.bounds import IS_INPUT, Section
 from zeroplay_jax.settings.errors import ConfigError, fail
 from zeroplay_jax.settings.renamed import RENAMED_FIELDS
 from zeroplay_jax.settings.schema import Run, TrainedRole
@@ -88,6 +88,25 @@ def leaves(config: ConfigDict, prefix: str = '') -> Iterator[tuple[str, Any]]:
             yield from leaves(value, f'{prefix}{name}.')
         else:
             yield f'{prefix}{name}', value
+
+
+def input_paths(config: ConfigDict) -> Iterator[tuple[str, str]]:
+    """Yields (dotted name, value) of all fields of the type `bounds.InputPath` that are not empty."""
+    values = dict(leaves(config))
+    for section_name, section in _sections(config).items():
+        prefix = f'{section_name}.' if section_name else ''
+        for name in _input_fields(section, prefix):
+            if values.get(name):
+                yield name, values[name]
+
+
+def _input_fields(section: type[Section], prefix: str) -> Iterator[str]:
+    """Yields the dotted names of the fields of a section, and of those in it, that have the type `bounds.InputPath`."""
+    for name, field in section.model_fields.items():
+        if isinstance(field.default, Section):
+            yield from _input_fields(type(field.default), f'{prefix}{name}.')
+        elif isinstance(field.json_schema_extra, dict) and IS_INPUT in field.json_schema_extra:
+            yield f'{prefix}{name}'
 
 
 # ---- names -------------------------------------------------------------------------------------------

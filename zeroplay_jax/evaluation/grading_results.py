@@ -59,7 +59,7 @@ def results(
         for name, scores in scores_of_judge.items():
             entry[name] = _rounded(scores[number])
         task_scores.append(entry)
-    sets = {}
+    sets: dict[str, tuple[Sequence[question_sets.Question], Sequence[question_sets.Answered]]] = {}
     first_scores = next(iter(scores_of_judge.values()))
     # Without any score there is no mean, and nothing to compare.
     if any(score is not None for score in first_scores):

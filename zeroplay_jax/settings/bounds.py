@@ -114,6 +114,11 @@ DistillCoefficients = Annotated[
 ]
 
 
+# The file or folder of such a field is an input of the run: a resume on another content of it is refused.
+IS_INPUT = 'is_input'
+InputPath = Annotated[str, Field(json_schema_extra={IS_INPUT: True})]
+
+
 def _check_documents_file(path: str) -> str:
     """Raises ValueError with the fix for a path that is neither '' nor a file."""
     if path and not pathlib.Path(path).is_file():
@@ -122,4 +127,4 @@ def _check_documents_file(path: str) -> str:
     return path
 
 
-DocumentsFile = Annotated[str, AfterValidator(_check_documents_file)]
+DocumentsFile = Annotated[InputPath, AfterValidator(_check_documents_file)]

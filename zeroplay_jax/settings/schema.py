@@ -22,6 +22,7 @@ from zeroplay_jax.settings.bounds import (
     Fraction,
     HopRatio,
     Hops,
+    InputPath,
     NonNegativeFloat,
     NonNegativeInt,
     OpenFraction,
@@ -33,6 +34,7 @@ from zeroplay_jax.settings.bounds import (
     one_of_or_function,
     requires,
 )
+from zeroplay_jax.settings.bucket import Bucket
 from zeroplay_jax.settings.devices import Distributed, Mesh
 from zeroplay_jax.settings.judges import Judge, SecondJudge
 from zeroplay_jax.settings.rollouts import Rollout, Sampler
@@ -111,7 +113,7 @@ class Retrieval(Section):
     """Share of failed searches in a step above which the run stops."""
     overfetch: PositiveInt = 32
     """Candidates per query that are scored again exactly."""
-    held_out: str = ''
+    held_out: InputPath = ''
     """folder, http: JSON lines with the document_id and title of passages that training neither finds nor opens;
     evaluations do. '': training searches all passages."""
 
@@ -141,15 +143,15 @@ class Schedule(Section):
 class Inputs(Section):
     """External data. Which files a recipe takes is said in its documentation."""
 
-    answers: str = ''
+    answers: InputPath = ''
     """JSON lines of answers to hide (SSP); '' takes those of the training worlds."""
-    questions: str = ''
+    questions: InputPath = ''
     """JSON lines of questions with answers (DSPO); '' takes those of the training worlds."""
     documents: DocumentsFile = ''
     """JSON lines of documents with hops (Dr. Zero, π-Play, SCOPE); '' draws them from the corpus."""
     types: tuple[str, ...] = ('',)
     """Task types to take from `documents` ('planning', …); ('',): all."""
-    tasks: str = ''
+    tasks: InputPath = ''
     """JSON lines of open tasks with rubrics (SCOPE); '' lets the challenger write them."""
     world_questions: PositiveInt = 300
     """Training worlds: questions per hop count."""
@@ -230,9 +232,9 @@ class Evaluation(Section):
     """Steps of the evaluated role between evaluations; 0: only at the start and the end."""
     questions: PositiveInt = 100
     """Questions per hop count on the miniature worlds; from a file, in all (a fixed random sample)."""
-    file: str = ''
+    file: InputPath = ''
     """JSON lines of questions with answers, for any corpus but the miniature worlds."""
-    tasks: str = ''
+    tasks: InputPath = ''
     """JSON lines of open tasks with rubrics; SCOPE makes its own from the miniature worlds."""
     metric: Annotated[str, one_of_or_function('none', 'subem', 'f1', 'judge')] = 'none'
     """Further score of the answers, beside exact match: none, subem, f1, judge, or package.module:function."""
@@ -362,7 +364,7 @@ class TrainedRole(Section):
     """Keep the probability of all other tokens as one outcome."""
     distill_ema_rate: Fraction = 0.05
     """Share of the student that the EMA teacher takes over after every batch."""
-    adapter: str = ''
+    adapter: InputPath = ''
     """Adapter folder (PEFT) that the role starts from; needs policy.adapters.rank."""
 
 
@@ -407,6 +409,7 @@ class Run(Section):
     micro: MicroBatch = MicroBatch()
     eval: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
+    bucket: Bucket = Bucket()
     compilation: Compilation = Compilation()
     log: Log = Log()
     profile: Profile = Profile()

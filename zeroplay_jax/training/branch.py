@@ -1,8 +1,8 @@
 """A run that begins with the weights of another one (`--from`): more steps, another learning rate or corpus.
 
 It takes weights, optimiser moments and teachers of all roles, so that a proposer and its solver continue as a pair.
-Schedule, question pool, positions in the inputs and evaluations begin anew. The other run is only read; it may be
-finished, killed or still running.
+Schedule, question pool, positions in the inputs and evaluations begin anew, unless the new run is the other one with
+more iterations (`continuation`). The other run is only read; it may be finished, killed or still running.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from zeroplay_jax.types import Json, UserError
 FILE_NAME = 'from.json'
 # Parts of a learner's state; the last two are taken where both runs have them.
 _PARTS = ('params', 'opt', 'teacher')
-# Fields of policy.adapters that decide what the arrays of an adapter mean.
-_ADAPTER_FIELDS = ('rank', 'alpha', 'linears')
+# Fields of policy.adapters that decide what the arrays of an adapter, and their base, mean.
+_ADAPTER_FIELDS = ('rank', 'alpha', 'linears', 'quantize')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,10 +143,10 @@ def find(
     result = hosts.run_on_all_and_gather(lambda: find_locally() if hosts.is_first else None)[0]
     if result is None:
         return None
-    return _newest_on_all(hosts, pathlib.Path(result))
+    return newest_on_all(hosts, pathlib.Path(result))
 
 
-def _newest_on_all(hosts: Hosts, workdir: pathlib.Path) -> Source:
+def newest_on_all(hosts: Hosts, workdir: pathlib.Path) -> Source:
     """Returns the `newest_checkpoint` that the first process finds. All processes must call it."""
 
     def find_locally() -> list | None:
@@ -193,11 +193,11 @@ def _check_adapters(source: Source, config, inputs: dict[str, Any]) -> None:
     """Does the work of `check_adapters` in one process."""
     # The checkpoint of the best evaluation lies one level deeper.
     run = source.workdir if (source.workdir / FOLDER).is_dir() else source.workdir.parent
-    stored = _read_object(run / 'config.json').get('policy')
+    stored = read_object(run / 'config.json').get('policy')
     if stored is None:
         return
-    # A run of an earlier version had no adapters.
-    there = {'rank': 0} | stored.get('adapters', {})
+    # A run of an earlier version had no adapters, or no quantised base.
+    there = {'rank': 0, 'quantize': 'none'} | stored.get('adapters', {})
     here = config.policy.adapters.to_dict()
     if not there['rank'] and not here['rank']:
         return
@@ -211,7 +211,7 @@ def _check_adapters(source: Source, config, inputs: dict[str, Any]) -> None:
                 f'{value}; give the same'
             )
     field = 'policy.path'
-    recorded = _read_object(run / input_record.FILE_NAME).get(field)
+    recorded = read_object(run / input_record.FILE_NAME).get(field)
     if recorded is not None:
         difference = input_record.find_difference({field: recorded}, {field: inputs[field]})
     else:
@@ -226,7 +226,7 @@ def _check_adapters(source: Source, config, inputs: dict[str, Any]) -> None:
         )
 
 
-def _read_object(path: pathlib.Path) -> Json:
+def read_object(path: pathlib.Path) -> Json:
     """Returns the object in a JSON file; {} if there is none."""
     try:
         content = json.loads(path.read_text(encoding='utf-8'))
@@ -237,7 +237,7 @@ def _read_object(path: pathlib.Path) -> Json:
 
 def policy_names(source: Source) -> list[str]:
     """Returns the names of the sets of weights in a checkpoint."""
-    return list(_stored_tree(source.folder))
+    return list(stored_tree(source.folder))
 
 
 def read_params(source: Source, name: str) -> Params:
@@ -246,14 +246,14 @@ def read_params(source: Source, name: str) -> Params:
     Args:
       name: one of `policy_names`.
     """
-    item = {name: {'params': _stored_tree(source.folder)[name]['params']}}
+    item = {name: {'params': stored_tree(source.folder)[name]['params']}}
     arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
     request = ocp.args.PyTreeRestore(item=item, restore_args=arguments, partial_restore=True)
     reader = ocp.PyTreeCheckpointHandler()
     return reader.restore(source.folder / 'states', args=request)[name]['params']
 
 
-def _stored_tree(folder: pathlib.Path) -> Json:
+def stored_tree(folder: pathlib.Path) -> Json:
     """Returns the tree of the arrays of a checkpoint, with shape and dtype of each."""
     # Without a `Checkpointer` around it, which warns that an item of a step has no file of its own about times.
     return ocp.PyTreeCheckpointHandler().metadata(folder / 'states').tree
@@ -269,7 +269,7 @@ def load(hosts: Hosts, source: Source, engine: Engine) -> Source:
       UserError: the weights have other shapes.
     """
     loaded = read_newest(
-        lambda: _newest_on_all(hosts, source.workdir),
+        lambda: newest_on_all(hosts, source.workdir),
         lambda newest: hosts.run_on_all_and_gather(lambda: _restore(newest, engine)),
     )
     for name in engine.learners:
@@ -279,12 +279,12 @@ def load(hosts: Hosts, source: Source, engine: Engine) -> Source:
 
 def _restore(source: Source, engine: Engine) -> None:
     """Sets the states of all learners from a checkpoint."""
-    stored_tree = _stored_tree(source.folder)
+    tree = stored_tree(source.folder)
     for name, learner in engine.learners.items():
         stored = {}
         for part in _PARTS:
-            if part in stored_tree[name] and part in learner.state:
-                stored[part] = stored_tree[name][part]
+            if part in tree[name] and part in learner.state:
+                stored[part] = tree[name][part]
         # `policy.adapters.teacher` decides its rank.
         if 'teacher' in stored and _shapes(stored['teacher']) != _shapes(learner.state['teacher']):
             del stored['teacher']
@@ -301,7 +301,7 @@ def _read(source: Source, name: str, stored: Json, learner: Learner) -> dict[str
 
     Args:
       name: of the weights.
-      stored: the part of `_stored_tree` to read.
+      stored: the part of `stored_tree` to read.
     """
     shardings = _by_path(learner.shardings)
     replicated = sharding.replicated(learner.mesh)
@@ -357,13 +357,18 @@ def record(hosts: Hosts, workdir: pathlib.Path, source: Source, engine: Engine) 
     fingerprints = {}
     for name, learner in engine.learners.items():
         fingerprints[name] = weights_fingerprint(learner.params, learner.mesh)
-    content = {'workdir': str(source.workdir), 'step': source.step, 'weights': fingerprints}
     if hosts.is_first:
-        atomic.write_text(workdir / FILE_NAME, json.dumps(content, indent=1) + '\n')
+        write_record(workdir, source, fingerprints)
+
+
+def write_record(workdir: pathlib.Path, source: Source, fingerprints: dict[str, list[int]]) -> None:
+    """Writes from.json; `fingerprints`: name → fingerprint of the weights with which training began."""
+    content = {'workdir': str(source.workdir), 'step': source.step, 'weights': fingerprints}
+    atomic.write_text(workdir / FILE_NAME, json.dumps(content, indent=1) + '\n')
 
 
 def read_record(workdir: pathlib.Path) -> Json | None:
-    """Returns what `record` wrote: 'workdir', 'step', 'weights'; None for a run that began by itself.
+    """Returns what `write_record` wrote: 'workdir', 'step', 'weights'; None for a run that began by itself.
 
     Raises:
       UserError: the file cannot be read.

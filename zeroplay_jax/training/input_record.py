@@ -6,12 +6,11 @@ change a resumed run unnoticed, and its results before and after would be compar
 
 from __future__ import annotations
 
-import contextlib
 import json
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
+from zeroplay_jax.configuration.fields import input_paths
 from zeroplay_jax.policy.adapter_config import base_folder, is_adapter
 from zeroplay_jax.runtime import atomic
 from zeroplay_jax.runtime.digests import file_digests
@@ -21,7 +20,7 @@ from zeroplay_jax.types import UserError
 
 FILE_NAME = 'inputs.json'
 # Field of the name of the index that a search server has.
-_SERVER = 'retrieval.url'
+SERVER = 'retrieval.url'
 # Files of a policy folder that a run reads; a README may change.
 _POLICY_SUFFIXES = ('.json', '.safetensors', '.jinja', '.txt')
 # Name of a file → {'bytes', 'sha256'}; of a search server name of its index → {}.
@@ -57,30 +56,19 @@ def _paths(config) -> dict[str, list[pathlib.Path]]:
         paths['policy.path'] += _policy_files(base_folder(policy))
     if config.retrieval.kind != 'world':
         paths['retrieval.path'] = [pathlib.Path(config.retrieval.path) / 'manifest.json']
-    # Recipes have fields of their own that name files, so all texts are tried.
-    for field, value in _texts(config.to_dict()):
+    # Recipes may have such fields of their own.
+    for field, value in input_paths(config):
         path = pathlib.Path(value)
-        # Most texts are no paths, and a system refuses to look for some of them, such as long ones.
-        with contextlib.suppress(OSError):
-            if path.is_file():
-                paths[field] = [path]
-            # The adapter that a role starts from.
-            elif field != 'policy.path' and is_adapter(path):
-                paths[field] = _policy_files(path)
+        if path.is_file():
+            paths[field] = [path]
+        # The adapter that a role starts from.
+        elif is_adapter(path):
+            paths[field] = _policy_files(path)
     return paths
 
 
 def _policy_files(folder: pathlib.Path) -> list[pathlib.Path]:
     return [path for path in sorted(folder.iterdir()) if path.suffix in _POLICY_SUFFIXES]
-
-
-def _texts(tree: dict[str, Any], prefix: str = '') -> Iterator[tuple[str, str]]:
-    """Yields (field, value) of all fields whose value is a short text; no path is longer."""
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _texts(value, f'{prefix}{name}.')
-        elif isinstance(value, str) and 0 < len(value) < 1000 and '\0' not in value:
-            yield f'{prefix}{name}', value
 
 
 def check(hosts: Hosts, workdir: pathlib.Path, config, is_resumed: bool) -> dict[str, Entry]:
@@ -104,7 +92,7 @@ def check(hosts: Hosts, workdir: pathlib.Path, config, is_resumed: bool) -> dict
         if is_resumed and path.is_file():
             saved = read(path)
             # The search server was not asked yet.
-            saved.pop(_SERVER, None)
+            saved.pop(SERVER, None)
             _check_equal(path, saved, entries)
 
     hosts.run_on_all_and_gather(check_locally)
@@ -136,10 +124,10 @@ def write(
         path = workdir / FILE_NAME
         current = dict(entries)
         if config.retrieval.kind == 'http':
-            server = {_SERVER: {index: {}}}
+            server = {SERVER: {index: {}}}
             saved = read(path) if is_resumed and path.is_file() else {}
-            if _SERVER in saved:
-                _check_equal(path, {_SERVER: saved[_SERVER]}, server)
+            if SERVER in saved:
+                _check_equal(path, {SERVER: saved[SERVER]}, server)
             current |= server
         atomic.write_text(path, json.dumps(current, indent=1) + '\n')
 

@@ -1,0 +1,129 @@
+"""A run that continues the schedule of another one with more iterations (`--from`).
+
+It ends bit for bit as if it had had that many iterations from its start: beside weights, moments and teachers it takes
+question pool, positions in the inputs, evaluations and logs. The other run is only read, and may be finished, killed or
+still running.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+from zeroplay_jax.configuration import resumption
+from zeroplay_jax.learner import checksums
+from zeroplay_jax.learner.checkpoint import FOLDER
+from zeroplay_jax.runtime import workdir as run_workdir
+from zeroplay_jax.runtime.hosts import Hosts
+from zeroplay_jax.selfplay.schedule import Step
+from zeroplay_jax.training import branch, input_record
+from zeroplay_jax.training.run_folder import REPORTED_FILE
+
+# Files of a workdir that a continued run takes along; steps behind its checkpoint are removed when they are opened.
+_PATTERNS = ('*.jsonl', 'events.out.tfevents*', REPORTED_FILE)
+# Parts of the loop's state with results by the number of their step.
+_RESULTS = ('evaluations', 'rubrics', 'scores')
+_STAGED = '.continued'
+
+
+def is_longer(
+    hosts: Hosts, source: branch.Source, config, inputs: dict[str, input_record.Entry]
+) -> bool:
+    """Returns whether a new run continues the schedule of another one instead of beginning a new one.
+
+    It does if it has more iterations, and equal values of all other fields that must not change when a run is resumed,
+    and if both read the same files. All processes must call it.
+
+    Args:
+      source: the newest checkpoint of the other run; one of its folder `best` is never continued.
+      config: of the new run.
+      inputs: as `input_record.check` returned them; those of the first process are used.
+    """
+
+    def compare_locally() -> bool:
+        if not hosts.is_first or not (source.workdir / FOLDER).is_dir():
+            return False
+        stored = branch.read_object(source.workdir / 'config.json').get('schedule', {})
+        iterations = stored.get('iterations')
+        if not isinstance(iterations, int) or config.schedule.iterations <= iterations:
+            return False
+        like_stored = config.to_dict()
+        like_stored['schedule']['iterations'] = iterations
+        changeable = resumption.changeable_fields(config)
+        try:
+            run_workdir.check(source.workdir, like_stored, changeable, resumption.defaults(config))
+        except run_workdir.WorkdirError:
+            return False
+        recorded = dict(branch.read_object(source.workdir / input_record.FILE_NAME))
+        recorded.pop(input_record.SERVER, None)
+        return not input_record.find_difference(recorded, inputs)
+
+    return hosts.run_on_all_and_gather(compare_locally)[0]
+
+
+def copy(
+    hosts: Hosts,
+    workdir: pathlib.Path,
+    source: branch.Source,
+    steps: Sequence[Step],
+    first_weights: dict[str, list[int]],
+) -> branch.Source:
+    """Copies logs and newest checkpoint of another run, as if the new run had made them; returns the checkpoint.
+
+    All processes must call it before they open a `Checkpointer`.
+
+    Args:
+      workdir: of the new run.
+      source: a checkpoint of the other run; its newest one is taken.
+      steps: all steps of the new run.
+      first_weights: fingerprints of the weights with which the other run has begun.
+    """
+
+    def copy_locally(newest: branch.Source) -> None:
+        if not hosts.is_first:
+            return
+        recorded = branch.read_record(source.workdir)
+        weights = recorded['weights'] if recorded else first_weights
+        branch.write_record(workdir, newest, weights)
+        # The checkpoint comes last: with it the run counts as begun. Logs that reach further than it are cut.
+        for pattern in _PATTERNS:
+            for path in source.workdir.glob(pattern):
+                shutil.copyfile(path, workdir / path.name)
+        _copy_checkpoint(newest.folder, workdir, steps)
+
+    copied = branch.read_newest(
+        lambda: branch.newest_on_all(hosts, source.workdir),
+        lambda newest: hosts.run_on_all_and_gather(lambda: copy_locally(newest)),
+    )
+    return copied
+
+
+def _copy_checkpoint(folder: pathlib.Path, workdir: pathlib.Path, steps: Sequence[Step]) -> None:
+    """Copies a checkpoint into the workdir of a longer run, without the evaluation at the end of the shorter one.
+
+    Raises:
+      OSError: the other run removes the checkpoint meanwhile.
+    """
+    staged = workdir / _STAGED
+    shutil.rmtree(staged, ignore_errors=True)
+    shutil.copytree(folder, staged)
+    damage = checksums.find_damage(staged)
+    if damage:
+        raise OSError(f'{folder}: {damage}')
+    path = staged / 'loop' / 'metadata'
+    state: dict[str, Any] = json.loads(path.read_text(encoding='utf-8'))
+    number = str(state['cursor'] - 1)
+    # The evaluation that ends the shorter schedule is no step of the longer one. It changes nothing but its results.
+    if number in state['evaluations'] and steps[int(number)].phase.name != 'evaluation':
+        for name in _RESULTS:
+            state.get(name, {}).pop(number, None)
+        state['cursor'] -= 1
+        path.write_text(json.dumps(state), encoding='utf-8')
+        checksums.write(staged)
+    target = workdir / FOLDER / str(state['cursor'])
+    target.parent.mkdir(exist_ok=True)
+    os.replace(staged, target)
