@@ -2,50 +2,45 @@
 
     python -m benchmarks.tpu_aot                                            # five models × four slices: an hour
     python -m benchmarks.tpu_aot --model qwen2.5-3b --topology v5e:4x4
+    python -m benchmarks.tpu_aot --adapters 32                              # all roles as adapters over one base
+    python -m benchmarks.tpu_aot --adapters 32 --config ssp --topology v5e:2x2
 
 For every program: whether it fits into a chip's memory together with everything else that is there at the same time,
 and with which rows, slots and offloading; its operations relative to the least number; its collectives; the least time
 at the chip's peak rates; and the compiler's own estimate. benchmarks/README.md explains the columns.
 
 Results are stored in benchmarks/results/tpu_aot.json and compiled again only with --again. Estimates need programs of
-their own: --estimate compiles those that are not stored. The last line is one JSON object.
+their own: --estimate compiles those that are not stored. The rows of adapters are in results/adapters_aot.json
+(`benchmarks.adapter_cases`); they have no operations and times. The last line is one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib.util
 import json
 import os
 import pathlib
 import sys
-import time
 from typing import Any
 
 import jax
 
-from benchmarks import roofline, tpu_costs, tpu_estimates, tpu_programs, tpu_shapes
+from benchmarks import (
+    adapter_cases,
+    adapter_tables,
+    adapter_work,
+    roofline,
+    tpu_costs,
+    tpu_estimates,
+    tpu_programs,
+    tpu_shapes,
+)
+from benchmarks.tpu_cases import GIB, Case
 from zeroplay_jax.runtime.atomic import write_text
 from zeroplay_jax.types import UserError
 
 RESULTS = pathlib.Path(__file__).parent / 'results' / 'tpu_aot.json'
-GIB = 2**30
-# Rows per data shard of a micro-batch, in the order in which they are tried.
-ROWS = {'v5e': (1,), 'v6e': (2, 1), 'v5p': (2, 1)}
-# Slots of a host, in the order in which they are tried. FEW_SLOTS are tried only if 64 do not fit.
-ENOUGH_SLOTS = (256, 128, 64)
-FEW_SLOTS = (32, 16, 8, 4)
-OTHER_ROLE = "other role's masters and moments"
-OTHER_VIEW = "other role's view"
-OTHER_SLOTS = "other role's slots"
-# Arrays that are moved off the chip when memory is short, in this order. Slots are empty during an update and freed.
-OFFLOAD = {
-    'rollout': (OTHER_ROLE, 'reference', 'teacher', 'moments', 'masters'),
-    'update': (OTHER_ROLE, 'reference', 'teacher', 'slots', OTHER_VIEW, 'view', 'moments'),
-}
-# Reserved for temporaries when slots are chosen before anything is compiled.
-HEADROOM = 1.25 * GIB
 # Mean length of a rollout while it decodes (`benchmarks.slices`): only these places of a slot have to be read.
 USED_PLACES = 900
 # Columns of a row that `complete` computes. They are not taken from the stored results.
@@ -61,188 +56,6 @@ DERIVED = (
     'effort',
     'estimated_seconds',
 )
-# Compiled programs of this process by model and shape: slices with the same host share their samplers' programs.
-_COMPILED: dict[tuple, tuple] = {}
-
-
-def settle(
-    peak: int, beside: dict[str, int], order: tuple[str, ...], memory: float
-) -> dict[str, Any]:
-    """Chooses the arrays to offload so that a program fits: the first entries of `order`, as few as possible.
-
-    Args:
-      peak: bytes of the program.
-      beside: bytes of all other arrays on the chip, by name.
-      order: names in the order in which they are offloaded.
-      memory: bytes of the chip.
-
-    Returns:
-      {'fits', 'hbm_bytes': total on the chip, 'offloaded': offloaded names that had any bytes}.
-    """
-    for count in range(len(order) + 1):
-        offloaded = [name for name in order[:count] if beside.get(name)]
-        total = peak + sum(beside.values()) - sum(beside[name] for name in offloaded)
-        if total <= memory:
-            break
-    return dict(fits=total <= memory, hbm_bytes=int(total), offloaded=offloaded)
-
-
-class Case:
-    """One model on one slice."""
-
-    def __init__(self, name: str, topology: str, effort: float):
-        self.name = name
-        self.topology = topology
-        self.effort = effort
-        self.slice = tpu_shapes.TOPOLOGIES[topology]
-        self.mesh = tpu_programs.mesh_of(name, topology)
-        self.host = tpu_programs.host_mesh(name, topology)
-        self.shards = self.mesh.shape['replica'] * self.mesh.shape['fsdp']
-        state = tpu_programs.learner(name, self.mesh, self.shards).state
-        masters = tpu_programs.bytes_per_chip(state['params'])
-        moments = tpu_programs.bytes_per_chip(state['opt'])
-        view = tpu_programs.bytes_per_chip(tpu_programs.published(name, self.host))
-        # There are two trained roles with separate weights, a reference and a teacher.
-        self.state = {OTHER_ROLE: masters + moments, 'reference': masters, 'teacher': masters}
-        self.own_state = {'moments': moments, 'masters': masters}
-        self.views = {'view': view, OTHER_VIEW: view}
-        self.slots = 0
-
-    def slot_bytes(self, slots: int) -> int:
-        """Returns the bytes per chip of one role's slots."""
-        _, shapes = tpu_programs.slots(self.name, self.host, slots)
-        return tpu_programs.bytes_per_chip(shapes)
-
-    def slot_counts(self) -> list[int]:
-        """Returns the slot counts to try: the largest that fit, with the least offloading that makes 64 fit."""
-        memory = self.slice.chip.memory - HEADROOM
-        views = sum(self.views.values())
-        need = {}
-        for slots in (*ENOUGH_SLOTS, *FEW_SLOTS):
-            need[slots] = 2 * self.slot_bytes(slots) + views
-        state = self.state | self.own_state
-        for count in range(len(OFFLOAD['rollout']) + 1):
-            offloaded = OFFLOAD['rollout'][:count]
-            on_chip = sum(size for name, size in state.items() if name not in offloaded)
-            fitting = [slots for slots in ENOUGH_SLOTS if need[slots] + on_chip <= memory]
-            if fitting:
-                return [*fitting, *FEW_SLOTS]
-        few_fitting = [slots for slots in FEW_SLOTS if need[slots] <= memory]
-        return few_fitting or [FEW_SLOTS[-1]]
-
-    def compile(self, key: tuple, lowered) -> tuple[tpu_programs.Compiled | None, dict]:
-        """Compiles a program once per `key`.
-
-        Returns:
-          The program, None where the compiler ran out of memory, and the columns of its row.
-        """
-        key = (self.name, *key)
-        if key in _COMPILED:
-            return _COMPILED[key]
-        started = time.perf_counter()
-        program = None
-        columns: dict[str, Any]
-        try:
-            program = tpu_programs.compile_program(lowered, self.effort)
-        except tpu_programs.OutOfMemory as error:
-            columns = dict(fits=False, hbm_bytes=0, offloaded=[], error=str(error))
-        else:
-            columns = dict(arguments=program.arguments, temporaries=program.temporaries)
-            # The text of a program is large and not needed any more.
-            program = dataclasses.replace(program, text='')
-        columns['compile_seconds'] = round(time.perf_counter() - started, 1)
-        _COMPILED[key] = (program, columns)
-        return _COMPILED[key]
-
-    def rollout(self) -> list[dict]:
-        """Returns the rows of 'extend' and 'decode', with the most slots that fit; sets `slots`."""
-        memory = self.slice.chip.memory
-        rows: list[dict] = []
-        for slots in self.slot_counts():
-            slot_bytes = self.slot_bytes(slots)
-            # The program's own arguments, this role's view and slots, count in its peak.
-            beside = self.state | self.own_state
-            beside |= {OTHER_VIEW: self.views['view'], OTHER_SLOTS: slot_bytes}
-            rows = []
-            for program, lowered in tpu_programs.lower_sampler(self.name, self.host, slots).items():
-                compiled, columns = self.compile((self.slice.host, slots, program), lowered)
-                if compiled:
-                    columns = columns | settle(compiled.peak, beside, OFFLOAD['rollout'], memory)
-                rows.append(dict(program=program, slots=slots, slot_bytes=slot_bytes, **columns))
-                tpu_programs.log(
-                    self.name, self.topology, program, f'{slots} slots', summary(columns)
-                )
-                if not columns['fits']:
-                    break
-            self.slots = slots
-            if all(row['fits'] for row in rows):
-                break
-        return rows
-
-    def update(self) -> dict:
-        """Returns the row of 'update', with the most rows per micro-batch that fit; needs `slots` of `rollout`."""
-        memory = self.slice.chip.memory
-        generation, _, _ = self.topology.partition(':')
-        row: dict[str, Any] = {}
-        for rows_per_shard in ROWS[generation]:
-            rows = rows_per_shard * self.shards
-            lowered = tpu_programs.learner(self.name, self.mesh, rows).lower('solver')
-            parts = {}
-            for part, beside in self.beside_update().items():
-                compiled, columns = self.compile((self.topology, rows, part), lowered[part])
-                if compiled:
-                    columns = columns | settle(compiled.peak, beside, OFFLOAD['update'], memory)
-                parts[part] = columns
-                tpu_programs.log(self.name, self.topology, part, f'{rows} rows', summary(columns))
-                if not columns['fits']:
-                    break
-            micro_batches = -(-tpu_programs.ROWS // rows)
-            row = dict(program='update', micro_rows=rows, micro_batches=micro_batches, parts=parts)
-            row |= self.step(parts)
-            if row['fits']:
-                break
-        return row
-
-    def beside_update(self) -> dict[str, dict[str, int]]:
-        """Returns, per program of an update, the bytes on the chip besides its arguments, by name."""
-        beside = self.state | self.views | {'slots': 2 * self.slot_bytes(self.slots)}
-        # The moments are an argument of 'apply'.
-        return dict(accumulate=beside | {'moments': self.own_state['moments']}, apply=beside)
-
-    def step(self, parts: dict[str, dict]) -> dict:
-        """Returns the columns of an update from those of its two programs.
-
-        An array that is offloaded for one program is off the chip for both.
-        """
-        offloaded = max((part['offloaded'] for part in parts.values()), key=len)
-        beside = self.beside_update()
-        totals = []
-        for name, part in parts.items():
-            total = part['hbm_bytes']
-            for other in offloaded:
-                if other not in part['offloaded']:
-                    total -= beside[name].get(other, 0)
-            totals.append(total)
-        errors = [part['error'] for part in parts.values() if 'error' in part]
-        columns: dict[str, Any] = dict(error=errors[0]) if errors else {}
-        columns['fits'] = all(part['fits'] for part in parts.values())
-        columns['hbm_bytes'] = 0 if errors else max(totals)
-        columns['offloaded'] = offloaded
-        columns['arguments'] = max(part.get('arguments', 0) for part in parts.values())
-        columns['temporaries'] = max(part.get('temporaries', 0) for part in parts.values())
-        columns['compile_seconds'] = sum(part['compile_seconds'] for part in parts.values())
-        return columns
-
-
-def summary(row: dict) -> str:
-    """Returns a row in a few words, for the progress messages."""
-    if 'error' in row:
-        return f'does not compile: {row["error"]}'
-    fits = 'fits' if row['fits'] else 'does not fit'
-    text = f'{row["hbm_bytes"] / GIB:.1f} GiB, {fits}'
-    if row['offloaded']:
-        text += f', off the chip: {", ".join(row["offloaded"])}'
-    return text
 
 
 def complete(case: Case, row: dict, cost: dict, estimates: dict) -> dict:
@@ -412,15 +225,51 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     several = 'may be given several times (default: all)'
-    parser.add_argument('--model', choices=tpu_shapes.MODELS, action='append', help=several)
-    parser.add_argument('--topology', choices=tpu_shapes.TOPOLOGIES, action='append', help=several)
+    models = (*tpu_shapes.MODELS, *tpu_shapes.FURTHER_MODELS)
+    parser.add_argument('--model', choices=models, action='append', help=several)
+    topologies = sorted({*tpu_shapes.TOPOLOGIES, *tpu_shapes.ADAPTER_TOPOLOGIES})
+    parser.add_argument('--topology', choices=topologies, action='append', help=several)
+    adapters_help = 'rank of adapters; 0: full fine-tuning'
+    parser.add_argument('--adapters', type=int, default=0, metavar='RANK', help=adapters_help)
+    config_help = "with --adapters: a paper's config, with its lengths; may be given several times"
+    parser.add_argument(
+        '--config', choices=adapter_work.CONFIGS, action='append', default=[], help=config_help
+    )
     effort_help = "compiler effort; 0 is XLA's default, five times slower"
     parser.add_argument('--effort', type=float, default=tpu_programs.EFFORT, help=effort_help)
     parser.add_argument('--again', action='store_true', help='compile stored results again')
     estimate_help = 'compile the programs of missing time estimates, at effort 0'
     parser.add_argument('--estimate', action='store_true', help=estimate_help)
-    parser.add_argument('--out', type=pathlib.Path, default=RESULTS, help='file of the results')
-    return parser.parse_args(argv)
+    parser.add_argument('--out', type=pathlib.Path, help='file of the results')
+    args = parser.parse_args(argv)
+    if args.adapters < 0:
+        parser.error('--adapters: give a rank of 1 or more')
+    slices = tpu_shapes.ADAPTER_TOPOLOGIES if args.adapters else tpu_shapes.TOPOLOGIES
+    for topology in args.topology or ():
+        if topology not in slices:
+            parser.error(f'--topology {topology}: here the slices are {", ".join(slices)}')
+    for model in args.model or ():
+        if not args.adapters and model not in tpu_shapes.MODELS:
+            parser.error(f'--model {model}: give --adapters, too')
+    if args.config and not args.adapters:
+        parser.error('--config: give --adapters, too')
+    return args
+
+
+def adapter_cases_of(args: argparse.Namespace) -> list[tuple[str, adapter_cases.Machine]]:
+    """Returns the runs and slices that the arguments name; all of `adapter_work.CASES` if they name none."""
+    names = [*args.config, *(args.model or ())]
+    pairs = []
+    for name, topologies in adapter_work.CASES.items():
+        if not names or name in names:
+            pairs += [(name, topology) for topology in args.topology or topologies]
+    for name in names:
+        if name not in adapter_work.CASES:
+            pairs += [(name, topology) for topology in args.topology or ('v5e:2x4',)]
+    machines = {}
+    for _, topology in pairs:
+        machines[topology] = adapter_cases.tpu_machine(topology, args.effort)
+    return [(name, machines[topology]) for name, topology in pairs]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -431,11 +280,17 @@ def main(argv: list[str] | None = None) -> None:
     except UserError as error:
         print(f'tpu_aot: {error}', file=sys.stderr)
         sys.exit(2)
+    if args.adapters:
+        path = args.out or adapter_cases.RESULTS
+        rows = adapter_cases.measure(adapter_cases_of(args), args.adapters, path, args.again)
+        print(adapter_tables.report(rows, adapter_cases.stored_rows(path)))
+        print(adapter_tables.last_line(rows))
+        return
     pairs = []
     for topology in args.topology or tpu_shapes.TOPOLOGIES:
         for model in args.model or tpu_shapes.MODELS:
             pairs.append((model, topology))
-    rows = measure(pairs, args.out, args.effort, args.again, args.estimate)
+    rows = measure(pairs, args.out or RESULTS, args.effort, args.again, args.estimate)
     print(table(rows))
     columns = ('model', 'topology', 'program', 'fits', 'hbm_bytes', 'flops_ratio')
     print(json.dumps({'rows': [{name: row[name] for name in columns} for row in rows]}))

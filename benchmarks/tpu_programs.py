@@ -100,6 +100,14 @@ def log(*words) -> None:
     print(time.strftime('%H:%M:%S'), *words, file=sys.stderr, flush=True)
 
 
+def slice_devices(topology: str) -> tuple[list, int]:
+    """Returns the chips of a slice, sorted by host, and the chips of a host."""
+    devices = topologies.get_topology_desc(platform='tpu', topology_name=topology).devices
+    hosts = len({device.process_index for device in devices})
+    in_order = sorted(devices, key=lambda device: (device.process_index, device.id))
+    return in_order, len(devices) // hosts
+
+
 @functools.cache
 def mesh_of(name: str, topology: str) -> Mesh:
     """Returns the mesh of a run on a slice: one replica per host, whose chips are split into 'fsdp' and 'model'.
@@ -108,10 +116,8 @@ def mesh_of(name: str, topology: str) -> Mesh:
       name: the model.
       topology: the slice.
     """
-    devices = topologies.get_topology_desc(platform='tpu', topology_name=topology).devices
-    hosts = len({device.process_index for device in devices})
-    devices = sorted(devices, key=lambda device: (device.process_index, device.id))
-    chips_per_host = len(devices) // hosts
+    devices, chips_per_host = slice_devices(topology)
+    hosts = len(devices) // chips_per_host
     model = sized(name)
     # 'model' is as large as possible: the sampler's prefill splits heads over it, whereas over 'fsdp' every chip
     # computes attention for all rows. It must divide chips, key/value heads and vocabulary.
@@ -192,6 +198,11 @@ def slots(name: str, mesh: Mesh, count: int, layers: int = 0):
         put_tokens=CHUNK,
         eos=(0, 1),
     )
+    return slot_state(model, config, mesh)
+
+
+def slot_state(model: ModelConfig, config: slot_programs.SamplerConfig, mesh: Mesh):
+    """Returns (programs, shapes of the slots) of a sampler on its host's mesh."""
     programs = slot_programs.programs(model, config, mesh)
     state = jax.eval_shape(programs['empty'])
     # Slots are split over the data axes; the caches also by key/value heads over 'model'.

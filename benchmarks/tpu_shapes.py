@@ -86,6 +86,13 @@ MODELS: dict[str, dict[str, Any]] = {
         sliding_window=4096,
     ),
 }
+# Models of `benchmarks.tpu_aot --adapters` beside these.
+FURTHER_MODELS: dict[str, dict[str, Any]] = {
+    # Qwen3-4B-Instruct-2507, the model of configs/piplay.py.
+    'qwen3-4b': _config(
+        'Qwen3ForCausalLM', 2560, 9728, 36, 32, 8, 151936, 5e6, 1e-6, tied=True, head_dim=128
+    ),
+}
 
 
 class Chip(NamedTuple):
@@ -126,16 +133,25 @@ TOPOLOGIES = {
     'v5p:2x2x4': Slice(_V5P, 'v5p:2x2x1'),
     'v6e:4x4': Slice(_V6E, 'v6e:2x2'),
 }
+# Slices of `benchmarks.tpu_aot --adapters`, the smallest first.
+ADAPTER_TOPOLOGIES = {
+    'v5e:2x2': Slice(_V5E, 'v5e:2x2'),
+    'v5e:2x4': Slice(_V5E, 'v5e:2x2'),
+    'v5e:4x4': Slice(_V5E, 'v5e:2x2'),
+    'v6e:2x4': Slice(_V6E, 'v6e:2x2'),
+    'v5p:2x2x1': Slice(_V5P, 'v5p:2x2x1'),
+}
 
 
 def model_config(name: str, **overrides) -> ModelConfig:
     """Returns the ModelConfig of a row of MODELS.
 
     Args:
-      name: key of MODELS.
+      name: key of MODELS or FURTHER_MODELS.
       **overrides: as in `families.read_config`.
     """
     # Written to a folder, so that the config is read by the same code as that of a real checkpoint.
+    fields = (MODELS | FURTHER_MODELS)[name]
     with tempfile.TemporaryDirectory() as folder:
-        pathlib.Path(folder, 'config.json').write_text(json.dumps(MODELS[name]), encoding='utf-8')
+        pathlib.Path(folder, 'config.json').write_text(json.dumps(fields), encoding='utf-8')
         return families.read_config(folder, **overrides)

@@ -11,7 +11,7 @@ import sys
 import jax
 import pytest
 
-from benchmarks import roofline, tpu_aot, tpu_programs, tpu_shapes
+from benchmarks import roofline, tpu_aot, tpu_cases, tpu_programs, tpu_shapes
 from zeroplay_jax.policy import sharding
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -73,12 +73,12 @@ def test_collectives_are_read_from_a_program():
 def test_what_leaves_the_chip_leaves_in_order_and_no_more_than_needed():
     beside = {'a': 30, 'b': 0, 'c': 20, 'd': 5}
     order = ('a', 'b', 'c')
-    assert tpu_aot.settle(40, beside, order, 100) == dict(fits=True, hbm_bytes=95, offloaded=[])
-    assert tpu_aot.settle(60, beside, order, 100) == dict(fits=True, hbm_bytes=85, offloaded=['a'])
-    assert tpu_aot.settle(80, beside, order, 100) == dict(
+    assert tpu_cases.settle(40, beside, order, 100) == dict(fits=True, hbm_bytes=95, offloaded=[])
+    assert tpu_cases.settle(60, beside, order, 100) == dict(fits=True, hbm_bytes=85, offloaded=['a'])
+    assert tpu_cases.settle(80, beside, order, 100) == dict(
         fits=True, hbm_bytes=85, offloaded=['a', 'c']
     )
-    assert tpu_aot.settle(96, beside, order, 100) == dict(
+    assert tpu_cases.settle(96, beside, order, 100) == dict(
         fits=False, hbm_bytes=101, offloaded=['a', 'c']
     )
 

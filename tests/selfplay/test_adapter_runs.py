@@ -152,6 +152,8 @@ def test_a_killed_run_is_resumed_exported_and_continued(tmp_path, monkeypatch, b
         jax.tree.map(np.testing.assert_array_equal, ours, theirs)
         from_checkpoint = load_file(tmp_path / 'exported' / file)
         jax.tree.map(np.testing.assert_array_equal, ours, from_checkpoint)
+        card = (whole / 'policy' / name / 'README.md').read_text()
+        assert 'library_name: peft' in card and 'LoRA of rank 4' in card
         # The merged folder holds the base that was trained over, with the adapter.
         read = hf.load(whole / 'policy' / name)
         if base == 'int8':

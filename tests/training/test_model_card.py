@@ -5,7 +5,7 @@ import json
 import pytest
 
 from zeroplay_jax.configs import common
-from zeroplay_jax.policy import hf
+from zeroplay_jax.policy import adapters, hf
 from zeroplay_jax.rollout import prompts
 from zeroplay_jax.rollout.tokens import open_codec
 from zeroplay_jax.selfplay.library import SearchableCorpus
@@ -14,7 +14,8 @@ from zeroplay_jax.selfplay.role_environment import role_environment
 from zeroplay_jax.selfplay.roles import Role
 from zeroplay_jax.settings.paths import BUILT_IN_CHECKPOINT
 from zeroplay_jax.tools.registry import build_tools
-from zeroplay_jax.training.model_card import export_texts, prompt_text
+from zeroplay_jax.training.export import write_adapter
+from zeroplay_jax.training.model_card import export_texts, model_card, prompt_text
 
 CLEAN = BUILT_IN_CHECKPOINT.parent / 'clean'
 QUESTION = 'What is the teacher of the founder of Mimi?'
@@ -91,3 +92,24 @@ def test_the_card_names_base_recipe_roles_prompt_and_stop_strings(export):
     assert '["</search>", "</answer>"]' in text and '<information>' in text
     assert 'stop_strings=stops, tokenizer=tokenizer' in text
     assert str(folder.parent) not in text
+
+
+def test_the_code_on_the_card_of_an_adapter_generates_a_turn(export, tmp_path, capsys, monkeypatch):
+    pytest.importorskip('peft')
+    _, role, templates = export
+    config = common.get_config()
+    config.policy.adapters.rank = 2
+    text = model_card(config, CLEAN, [role], templates, 'solver', is_adapter=True)
+    assert 'library_name: peft' in text and 'LoRA of rank 2, alpha 32, on q, k' in text
+    model = hf.read_config(CLEAN)
+    # A fresh adapter is the base.
+    adapter = adapters.init(hf.load(CLEAN, model), adapters.LINEARS, 2, 0, 'solver')
+    folder = tmp_path / 'solver'
+    write_adapter(config, CLEAN, model, adapter, folder, {'README.md': text})
+    assert (folder / 'README.md').read_text() == text
+    code = text.split('```python\n')[1].split('```')[0].replace('BASE', repr(str(CLEAN)))
+    monkeypatch.chdir(folder)
+    prompt = prompt_text(role, templates).replace('{question}', QUESTION)
+    exec(code.replace('PROMPT', repr(prompt)), {})
+    turn = capsys.readouterr().out.strip()
+    assert turn.endswith('</search>') and '<information>' not in turn

@@ -6,7 +6,7 @@ import json
 import os
 import pathlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -83,7 +83,13 @@ def load(folder, model: ModelConfig) -> Params:
     return result
 
 
-def save(folder, model: ModelConfig, config: AdapterConfig, adapter: Params) -> None:
+def save(
+    folder,
+    model: ModelConfig,
+    config: AdapterConfig,
+    adapter: Params,
+    texts: Mapping[str, str] | None = None,
+) -> None:
     """Writes a folder that `peft.PeftModel.from_pretrained` loads over the base.
 
     The folder appears complete or not at all. With several processes all must call this; the first one writes.
@@ -93,6 +99,7 @@ def save(folder, model: ModelConfig, config: AdapterConfig, adapter: Params) -> 
       model: of the base.
       config: of the adapter.
       adapter: {layer: {linear: {A, B}}}.
+      texts: further files, name → content.
 
     Raises:
       FileExistsError: the folder exists already.
@@ -114,7 +121,9 @@ def save(folder, model: ModelConfig, config: AdapterConfig, adapter: Params) -> 
         save_file(gathered, staged / WEIGHTS_FILE, metadata={'format': 'pt'})
         (staged / WEIGHTS_FILE).chmod(0o644)  # the library permits only the owner to read
         text = json.dumps(config.fields(), indent=2) + '\n'
-        (staged / CONFIG_FILE).write_text(text, encoding='utf-8')
+        files = {CONFIG_FILE: text} | dict(texts or {})
+        for name, content in files.items():
+            (staged / name).write_text(content, encoding='utf-8')
         os.rename(staged, folder)
 
 

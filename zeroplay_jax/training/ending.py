@@ -10,10 +10,11 @@ from zeroplay_jax.learner.fingerprint import weights_fingerprint
 from zeroplay_jax.retrieval import progress
 from zeroplay_jax.runtime import atomic
 from zeroplay_jax.selfplay.engine import Engine
+from zeroplay_jax.selfplay.roles import Role
 from zeroplay_jax.selfplay.schedule import Step
 from zeroplay_jax.training import branch, build, run_folder
 from zeroplay_jax.training.export import write_policy
-from zeroplay_jax.training.model_card import export_texts
+from zeroplay_jax.training.model_card import export_texts, model_card
 from zeroplay_jax.training.outcome import current_stop, learning_summary, proposal_summary
 from zeroplay_jax.training.summary import summarise_run, summary_json
 from zeroplay_jax.types import Json
@@ -81,8 +82,11 @@ def _export(
         if exists:
             continue
         with progress.clock(f'export {name}', shows_progress):
-            texts = _export_texts(config, context, engine, name)
-            write_policy(config, context, learner, texts, folder)
+            roles = _roles_of(context, engine, name)
+            card_arguments = (config, context.folder, roles, context.rollouts.prompts, name)
+            texts = export_texts(*card_arguments)
+            adapter_texts = {'README.md': model_card(*card_arguments, is_adapter=True)}
+            write_policy(config, context, learner, texts, adapter_texts, folder)
 
 
 def _unchanged_policies(
@@ -102,13 +106,11 @@ def _unchanged_policies(
     return unchanged
 
 
-def _export_texts(
-    config, context: build.RunContext, engine: Engine, weights: str
-) -> dict[str, str]:
-    """Returns model card and generation config of a policy, for the roles that train it, the evaluated one first."""
-    roles = []
+def _roles_of(context: build.RunContext, engine: Engine, weights: str) -> list[Role]:
+    """Returns the roles that train a policy, the evaluated one first."""
+    roles: list[Role] = []
     for role, name in engine.weights_of.items():
         if name == weights:
             position = 0 if role == engine.recipe.evaluated_role else len(roles)
             roles.insert(position, context.rollouts.roles[role])
-    return export_texts(config, context.folder, roles, context.rollouts.prompts, weights)
+    return roles

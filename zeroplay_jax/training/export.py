@@ -20,6 +20,7 @@ def write_policy(
     context: build.RunContext,
     learner: Learner,
     texts: dict[str, str],
+    adapter_texts: dict[str, str],
     folder: pathlib.Path,
 ) -> None:
     """Writes the weights of a learner to a folder; all processes must call it.
@@ -29,6 +30,7 @@ def write_policy(
 
     Args:
       texts: further files of a folder with whole weights.
+      adapter_texts: the same of a folder with an adapter.
       folder: must not exist. A folder beside it that exists is left as it is.
     """
     if context.base is None:
@@ -39,11 +41,16 @@ def write_policy(
     # Written first, so that both are there when the other one is. The first process decides for all.
     if config.policy.adapters.merge and not hosts.gather(merged_folder.exists())[0]:
         _write_merged(context, learner, texts, merged_folder)
-    write_adapter(config, context.folder, context.model, learner.params, folder)
+    write_adapter(config, context.folder, context.model, learner.params, folder, adapter_texts)
 
 
 def write_adapter(
-    config, base: pathlib.Path, model: ModelConfig, adapter: Params, folder: pathlib.Path
+    config,
+    base: pathlib.Path,
+    model: ModelConfig,
+    adapter: Params,
+    folder: pathlib.Path,
+    texts: dict[str, str] | None = None,
 ) -> None:
     """Writes an adapter of a run as a PEFT folder.
 
@@ -51,6 +58,7 @@ def write_adapter(
       config: config of the run.
       base: folder of the base.
       model: its architecture.
+      texts: further files of the folder.
     """
     settings = config.policy.adapters
     adapter_config = AdapterConfig(
@@ -59,7 +67,7 @@ def write_adapter(
         linears=tuple(sorted(settings.linears)),
         base=base.resolve(),
     )
-    adapter_folders.save(folder, model, adapter_config, adapter)
+    adapter_folders.save(folder, model, adapter_config, adapter, texts)
 
 
 def _write_merged(

@@ -65,9 +65,19 @@ def stop_strings(environments: Sequence[Environment]) -> list[str]:
 
 
 def model_card(
-    config, folder: pathlib.Path, roles: Sequence[Role], templates: Json, weights: str
+    config,
+    folder: pathlib.Path,
+    roles: Sequence[Role],
+    templates: Json,
+    weights: str,
+    is_adapter: bool = False,
 ) -> str:
-    """Returns the model card in Markdown with a YAML header; arguments as `export_texts`."""
+    """Returns the model card in Markdown with a YAML header.
+
+    Args:
+      config, folder, roles, templates, weights: as of `export_texts`.
+      is_adapter: whether the folder has an adapter (PEFT) and not whole weights.
+    """
     base = folder.resolve().name
     environments = [role.env for role in roles]
     stops = stop_strings(environments)
@@ -77,12 +87,13 @@ def model_card(
         '---',
         # JSON texts are YAML texts: a name may hold a colon.
         f'base_model: {json.dumps(base)}',
-        'library_name: transformers',
+        f'library_name: {"peft" if is_adapter else "transformers"}',
         'pipeline_tag: text-generation',
         'tags: [zeroplay_jax, search-agent, self-play, reinforcement-learning]',
         '---',
     ]
     tools = ', '.join(config.tools.names)
+    origin = 'the base' if is_adapter else 'this folder'
     lines = [
         *header,
         f'# {weights}, trained by self-play',
@@ -90,6 +101,7 @@ def model_card(
         '| | |',
         '|---|---|',
         f'| base | `{base}` |',
+        *_adapter_rows(config, is_adapter),
         f'| recipe | `{recipe}`, seed {config.seed} |',
         f'| roles | {role_names} |',
         f'| tools | {tools} |',
@@ -103,12 +115,18 @@ def model_card(
         '',
         '## Prompts',
         '',
-        'A prompt is one user message, rendered by the chat template of this folder. Fields in braces are filled in.',
+        f'A prompt is one user message, rendered by the chat template of {origin}. Fields in braces are filled in.',
         '',
     ]
     for role in roles:
         lines += [f'`{role.name}`:', '', '```text', prompt_text(role, templates), '```', '']
-    lines += _usage(roles[0], templates, stops)
+    lines += _turns(roles[0], stops)
+    limit = roles[0].env.limits.turn_tokens
+    lines += _adapter_usage(base, stops, limit) if is_adapter else _usage(stops, limit)
+    lines += [
+        '',
+        'With zeroplay_jax, searches included: `python -m zeroplay_jax.ask --policy FOLDER --index INDEX "question"`.',
+    ]
     return '\n'.join(lines) + '\n'
 
 
@@ -124,22 +142,37 @@ def prompt_text(role: Role, templates: Json) -> str:
     return ''.join(message['content'])
 
 
-def _usage(role: Role, templates: Json, stops: Sequence[str]) -> list[str]:
-    """Returns the lines about how to run the policy with transformers."""
-    codec = role.env.codec
-    result = _result_text(role.env, codec)
-    listed = json.dumps(list(stops), ensure_ascii=False)
-    limit = role.env.limits.turn_tokens
+def _adapter_rows(config, is_adapter: bool) -> list[str]:
+    """Returns the rows of the card's table about an adapter."""
+    if not is_adapter:
+        return []
+    settings = config.policy.adapters
+    layers = ', '.join(settings.linears)
+    return [f'| adapter | LoRA of rank {settings.rank}, alpha {settings.alpha:g}, on {layers} |']
+
+
+def _turns(role: Role, stops: Sequence[str]) -> list[str]:
+    """Returns the lines about where a turn ends."""
     return [
         '## Turns',
         '',
-        f'A turn ends behind one of the stop strings `{listed}`. Behind a call, append its result and let the policy',
-        'write on; it must not write the result itself:',
+        f'A turn ends behind one of the stop strings `{_listed(stops)}`. Behind a call, append its result and let the',
+        'policy write on; it must not write the result itself:',
         '',
         '```text',
-        result,
+        _result_text(role.env, role.env.codec),
         '```',
         '',
+    ]
+
+
+def _listed(stops: Sequence[str]) -> str:
+    return json.dumps(list(stops), ensure_ascii=False)
+
+
+def _usage(stops: Sequence[str], limit: int) -> list[str]:
+    """Returns the lines about how to run whole weights with transformers, `limit` tokens per turn."""
+    return [
         '## With transformers',
         '',
         '`generation_config.json` stops at the stop strings that are single tokens of this tokenizer. `stop_strings`',
@@ -151,16 +184,42 @@ def _usage(role: Role, templates: Json, stops: Sequence[str]) -> list[str]:
         "folder = '.'",
         'tokenizer = AutoTokenizer.from_pretrained(folder)',
         'model = AutoModelForCausalLM.from_pretrained(folder)',
+        *_generation(stops, limit),
+        '```',
+    ]
+
+
+def _adapter_usage(base: str, stops: Sequence[str], limit: int) -> list[str]:
+    """Returns the lines about how to run an adapter with PEFT, `limit` tokens per turn."""
+    return [
+        '## With PEFT',
+        '',
+        'The folder of the base is in `adapter_config.json`, as `base_model_name_or_path`. `generate` needs the stop',
+        'strings, because the base knows nothing of them:',
+        '',
+        '```python',
+        'from peft import PeftModel',
+        'from transformers import AutoModelForCausalLM, AutoTokenizer',
+        '',
+        "folder = '.'",
+        f'base = BASE  # the folder of {base}',
+        'tokenizer = AutoTokenizer.from_pretrained(base)',
+        'model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder)',
+        *_generation(stops, limit),
+        '```',
+    ]
+
+
+def _generation(stops: Sequence[str], limit: int) -> list[str]:
+    """Returns the lines of Python that generate a turn with a model and its tokenizer."""
+    return [
         "messages = [{'role': 'user', 'content': PROMPT}]  # the prompt above, with its field filled in",
         'inputs = tokenizer.apply_chat_template(',
         "    messages, add_generation_prompt=True, return_dict=True, return_tensors='pt'",
         ')',
-        f'stops = {listed}',
+        f'stops = {_listed(stops)}',
         f'ids = model.generate(**inputs, max_new_tokens={limit}, stop_strings=stops, tokenizer=tokenizer)',
         "print(tokenizer.decode(ids[0, inputs['input_ids'].shape[1] :]))",
-        '```',
-        '',
-        'With zeroplay_jax, searches included: `python -m zeroplay_jax.ask --policy FOLDER --index INDEX "question"`.',
     ]
 
 

@@ -1,0 +1,136 @@
+"""Markdown tables of the compiled runs with adapters, and the last line of the commands that compile them."""
+
+from __future__ import annotations
+
+import json
+
+from benchmarks.adapter_work import CONFIGS, Row
+from benchmarks.tpu_cases import GIB
+from benchmarks.tpu_shapes import ADAPTER_TOPOLOGIES
+
+# The GPUs of `benchmarks.gpu_aot`, the smaller one first.
+GPUS = ('h100', 'h200')
+# Type of the slice of a config for full fine-tuning, at the head of its file.
+FULL = {
+    'drzero': 'v5litepod-16',
+    'piplay': 'v5p-32',
+    'ssp': 'v5p-32',
+    'dspo': 'v5p-32',
+    'scope': 'v5p-32',
+}
+# Slice → its name when it is requested.
+TYPES = {
+    'v5e:2x2': 'v5litepod-4',
+    'v5e:2x4': 'v5litepod-8',
+    'v5e:4x4': 'v5litepod-16',
+    'v6e:2x4': 'v6e-8',
+    'v5p:2x2x1': 'v5p-8',
+}
+
+
+def table(rows: list[Row]) -> str:
+    """Returns all rows."""
+    head = 'run | machine | mesh | program | setting | fits | memory, GiB | arguments | temporaries'
+    lines = [f'| {head} | off the chip |', '|' + '---|' * 10]
+    for row in rows:
+        if 'slots' in row:
+            setting = f'{row["slots"]} slots of {row["context"]:,}'
+        else:
+            setting = f'{row["micro_rows"]} × {row["row_tokens"]:,}'
+        cells = [f'`{row["work"]}`', row['machine'], _mesh(row), row['program'], setting]
+        cells.append('yes' if row['fits'] else '**no**')
+        for column in ('hbm_bytes', 'arguments', 'temporaries'):
+            size = row.get(column)
+            cells.append(f'{size / GIB:.1f}' if size else '–')
+        cells.append('; '.join(row['off_chip']) or '–')
+        lines.append('| ' + ' | '.join(cells) + ' |')
+    return '\n'.join(lines)
+
+
+def report(rows: list[Row], stored: list[Row]) -> str:
+    """Returns the tables of the pages: of the rows, and of the models and configs of all stored rows."""
+    machines = []
+    for machine in (*ADAPTER_TOPOLOGIES, *GPUS):
+        if any(row['work'] == row['model'] and row['machine'] == machine for row in stored):
+            machines.append(machine)
+    tables = [table(rows), model_table(stored, machines), config_table(stored)]
+    return '\n\n'.join(tables)
+
+
+def config_table(rows: list[Row]) -> str:
+    """Returns, for every paper's config, the smallest compiled slice and GPU on which all its programs fit."""
+    head = 'config | model | full fine-tuning | adapters | mesh | slots, rows'
+    lines = [f'| {head} | GiB per chip: rollouts / updates | one GPU |', '|' + '---|' * 8]
+    for name, model in CONFIGS.items():
+        work = f'configs/{name}.py'
+        smallest = smallest_machine(rows, work, tuple(ADAPTER_TOPOLOGIES))
+        fitting = _rows_of(rows, work, smallest)
+        gpu = smallest_machine(rows, work, GPUS)
+        cells = [f'`{name}`', model, FULL[name]]
+        if fitting:
+            cells += [TYPES[smallest], _mesh(fitting[0]), setting(fitting), _memory(fitting)]
+        else:
+            cells += ['–'] * 4
+        cells.append(f'{gpu.upper()}: {setting(_rows_of(rows, work, gpu))}' if gpu else '–')
+        lines.append('| ' + ' | '.join(cells) + ' |')
+    return '\n'.join(lines)
+
+
+def model_table(rows: list[Row], machines: list[str]) -> str:
+    """Returns slots and rows of the models on the machines; – where nothing is compiled."""
+    names = []
+    for row in rows:
+        if row['work'] == row['model'] and row['model'] not in names:
+            names.append(row['model'])
+    lines = ['| model | ' + ' | '.join(machines) + ' |', '|' + '---|' * (len(machines) + 1)]
+    for name in names:
+        cells = [name]
+        for machine in machines:
+            compiled = _rows_of(rows, name, machine)
+            cells.append(setting(compiled) if compiled else '–')
+        lines.append('| ' + ' | '.join(cells) + ' |')
+    return '\n'.join(lines)
+
+
+def smallest_machine(rows: list[Row], work: str, machines: tuple[str, ...]) -> str:
+    """Returns the first of the machines on which all programs of a run were compiled and fit, '' for none."""
+    for machine in machines:
+        compiled = _rows_of(rows, work, machine)
+        if compiled and all(row['fits'] for row in compiled):
+            return machine
+    return ''
+
+
+def setting(rows: list[Row]) -> str:
+    """Returns slots and rows of the rows of a case."""
+    if not all(row['fits'] for row in rows):
+        return '**does not fit**'
+    slots = rows[0]['slots']
+    micro_rows = rows[-1]['micro_rows']
+    text = f'{slots} slots, {micro_rows} row{"" if micro_rows == 1 else "s"}'
+    return text if any(row['off_chip'] for row in rows) else f'{text}; all on the chip'
+
+
+def last_line(rows: list[Row]) -> str:
+    """Returns the rows as one line of JSON with the columns that a program would read."""
+    columns = ('work', 'machine', 'rank', 'program', 'slots', 'micro_rows', 'fits', 'hbm_bytes')
+    shown = []
+    for row in rows:
+        values = {name: row[name] for name in columns if name in row}
+        shown.append(values | {'off_chip': row['off_chip']})
+    return json.dumps({'rows': shown})
+
+
+def _rows_of(rows: list[Row], work: str, machine: str) -> list[Row]:
+    return [row for row in rows if (row['work'], row['machine']) == (work, machine)]
+
+
+def _mesh(row: Row) -> str:
+    return '·'.join(str(size) for size in row['mesh'].values())
+
+
+def _memory(rows: list[Row]) -> str:
+    """Returns the fullest memory of rollouts and of updates."""
+    rollouts = max(row['hbm_bytes'] for row in rows if 'slots' in row)
+    updates = max(row['hbm_bytes'] for row in rows if 'slots' not in row)
+    return f'{rollouts / GIB:.1f} / {updates / GIB:.1f}'

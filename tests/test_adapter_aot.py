@@ -1,0 +1,209 @@
+"""Compile rows of runs with adapters: what is counted, which slots are chosen, and the pages that show them."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks import adapter_cases, adapter_tables, adapter_work, gpu_aot, tpu_aot
+from benchmarks.adapter_cases import SLOTS, AdapterCase, Machine
+from benchmarks.tpu_programs import Compiled
+from zeroplay_jax.policy import adapters
+
+ROOT = pathlib.Path(__file__).parents[1]
+RANK, LAYERS = 4, 2
+# Per layer of Qwen2.5-7B: inputs and outputs of q, k, v, o, gate, up and down.
+SIDES = 2 * (3584 + 3584) + 2 * (3584 + 512) + 3 * (3584 + 18944)
+
+
+class Compiler:
+    """Stands for the compiler: a program of one device needs its arguments and a fixed number of further bytes."""
+
+    def __init__(self, temporaries):
+        self.temporaries = temporaries
+
+    def __call__(self, lowered):
+        avals = jax.tree.leaves(lowered.in_avals)
+        arguments = sum(x.size * x.dtype.itemsize for x in avals)
+        return Compiled(arguments, self.temporaries, arguments + self.temporaries, 0.0, '')
+
+
+def case_of(name, memory=2**40, temporaries=0):
+    adapter_cases._COMPILED.clear()
+    work = dataclasses.replace(adapter_work.work_of(name, RANK), layers=LAYERS)
+    devices = jax.devices()[:1]
+    compiler = Compiler(temporaries)
+    return AdapterCase(work, Machine('one', 'one', memory, devices, devices, 'blocked', compiler))
+
+
+@pytest.fixture(scope='module')
+def case():
+    return case_of('qwen2.5-7b')
+
+
+def test_shapes_of_adapters_are_those_of_a_run():
+    kernel = {'kernel': np.zeros((6, 4), np.float32)}
+    base = {'layer_0': {'q': kernel, 'down': kernel}, 'embedding': np.zeros(2)}
+    made = adapters.init(base, ('q', 'down'), 3, 0, 'role')
+    shapes = adapter_work.adapter_shapes(base, ('q', 'down'), 3)
+    same = jax.tree.map(lambda x, y: (x.shape, x.dtype) == (y.shape, y.dtype), made, shapes)
+    assert all(jax.tree.leaves(same))
+
+
+def test_the_arrays_of_a_run_are_counted_by_hand(case):
+    adapter = LAYERS * RANK * SIDES
+    sizes = case.resident()
+    assert sizes['masters'] == 2 * 4 * adapter
+    # The teacher has twice the rank. The sampler has both adapters alone and side by side, bfloat16.
+    assert sizes['teacher'] == 2 * 4 * adapter
+    assert sizes['adapters of the sampler'] == 2 * 2 * (2 * adapter)
+    assert 0 <= sizes['moments'] - 2 * sizes['masters'] < 64
+    matrices = 3584 * (2 * 3584 + 2 * 512 + 3 * 18944) * LAYERS + 2 * 152064 * 3584
+    assert 0 < sizes['base'] - 2 * matrices < 2**20
+    updated = case.resident('solver')
+    assert updated['masters'] == 4 * adapter
+    assert sum(updated.values()) == sum(sizes.values())
+
+
+@pytest.mark.parametrize('temporaries', [0, 2**30])
+def test_the_most_slots_that_fit_are_chosen(case, temporaries):
+    resident = sum(case.resident().values())
+    memory = resident + case.slot_bytes(96) + adapter_cases.HEADROOM + 1
+    small = case_of('qwen2.5-7b', memory, temporaries)
+    rows = small.rollout()
+    assert [row['program'] for row in rows] == ['extend', 'decode']
+    slots = rows[0]['slots']
+    assert all(row['fits'] and not row['off_chip'] for row in rows)
+    needed = resident + case.slot_bytes(slots) + temporaries
+    assert abs(rows[1]['hbm_bytes'] - needed) < 2**20
+    more = SLOTS[SLOTS.index(slots) - 1]
+    assert (
+        slots == 96 if not temporaries else resident + case.slot_bytes(more) + temporaries > memory
+    )
+
+
+def test_slots_leave_the_chip_only_if_an_update_needs_their_memory(case):
+    roomy = case_of('piplay').updates(4)
+    assert [row['program'] for row in roomy] == ['update', 'teacher']
+    assert not any(row['off_chip'] for row in roomy)
+    resident = sum(case.resident().values())
+    slot_bytes = case.slot_bytes(128)
+    tight = case_of('qwen2.5-7b', resident + slot_bytes, temporaries=2**29)
+    for row in tight.updates(128):
+        assert row['fits'] and row['off_chip'] == ['slots']
+        assert row['hbm_bytes'] < resident + 2**30
+
+
+def test_stored_rows_are_not_compiled_again(tmp_path, monkeypatch):
+    path = tmp_path / 'rows.json'
+    machine = Machine('one', 'one', 1.0, [], [], 'blocked', None)
+    row = dict(work='qwen2.5-7b', machine='one', rank=4, fits=True)
+    adapter_cases.store(path, [row])
+    monkeypatch.setattr(adapter_cases, 'AdapterCase', None)
+    assert adapter_cases.measure([('qwen2.5-7b', machine)], 4, path, again=False) == [row]
+    with pytest.raises(TypeError):
+        adapter_cases.measure([('qwen2.5-7b', machine)], 8, path, again=False)
+
+
+WRONG = [
+    (['--config', 'ssp'], 'give --adapters'),
+    (['--model', 'qwen3-4b'], 'give --adapters'),
+    (['--adapters', '32', '--topology', 'v5e:8x8'], 'here the slices are v5e:2x2'),
+    (['--topology', 'v5e:2x4'], 'here the slices are v5e:4x4'),
+    (['--adapters', '-1'], 'rank of 1 or more'),
+]
+
+
+@pytest.mark.parametrize('arguments,text', WRONG)
+def test_wrong_arguments_are_refused(arguments, text, capsys):
+    with pytest.raises(SystemExit, match='2'):
+        tpu_aot.parse_arguments(arguments)
+    assert text in capsys.readouterr().err
+
+
+def test_a_missing_gpu_compiler_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(sys, 'prefix', '/nowhere')
+    with pytest.raises(SystemExit, match='2'):
+        gpu_aot.main(['--adapters', '32'])
+    message = "XLA's compiler for CUDA is not installed: make .venv/gpu-compiler"
+    assert capsys.readouterr().err == f'gpu_aot: {message}\n'
+
+
+def test_the_tables_of_the_pages_are_the_stored_rows():
+    rows = adapter_cases.stored_rows()
+    page = (ROOT / 'benchmarks' / 'README.md').read_text().split('\n')
+    tables = [line for line in adapter_tables.report(rows, rows).split('\n') if line]
+    assert set(tables) <= {*page, *(ROOT / 'docs' / 'tpu-gpu.md').read_text().split('\n')}
+    configs = adapter_tables.config_table(rows).split('\n')
+    assert len(configs) == 2 + len(adapter_work.CONFIGS)
+    for name in ('docs/tpu-gpu.md', 'docs/adapters.md'):
+        assert set(configs) <= set((ROOT / name).read_text().split('\n'))
+    readme = (ROOT / 'README.md').read_text()
+    launches = (ROOT / 'launch' / 'README.md').read_text()
+    for name, full in adapter_tables.FULL.items():
+        module = (ROOT / 'configs' / f'{name}.py').read_text()
+        assert f'--type {full} ' in module
+        work = f'configs/{name}.py'
+        machine = adapter_tables.smallest_machine(
+            rows, work, tuple(adapter_tables.ADAPTER_TOPOLOGIES)
+        )
+        # The README's table of the five systems names the machine, and the launch page has the command.
+        line = re.search(rf'^\|.*\[{work}\].*$', readme, re.M)[0]
+        if not machine:
+            gpu = adapter_tables.smallest_machine(rows, work, adapter_tables.GPUS)
+            assert (f'| one {gpu.upper()} |' if gpu else '| – |') in line
+            continue
+        assert adapter_tables.TYPES[machine] in line
+        compiled = [row for row in rows if (row['work'], row['machine']) == (work, machine)]
+        command = re.search(rf'launch/tpu_vm.sh --name {name}-adapters .*?\n(?! )', launches, re.S)[
+            0
+        ]
+        mesh = compiled[0]['mesh']
+        for flag in (
+            f'--type {adapter_tables.TYPES[machine]} ',
+            f'--config={work} ',
+            f'--config.policy.adapters.rank={compiled[0]["rank"]} ',
+            *(f'--config.mesh.{axis}={size} ' for axis, size in mesh.items()),
+            f'--config.sampler.slots={compiled[0]["slots"]} ',
+            f'--config.micro.rows={compiled[-1]["micro_rows"]} ',
+            '--config.offload=True ',
+        ):
+            assert flag in ' '.join(command.replace('\\\n', ' ').split()) + ' ', (name, flag)
+
+
+SMALL = """
+import dataclasses, json
+from benchmarks import tpu_aot, adapter_cases, adapter_work
+tpu_aot.prepare()
+work = dataclasses.replace(adapter_work.work_of('qwen2.5-3b', 4), layers=1)
+case = adapter_cases.AdapterCase(work, adapter_cases.tpu_machine('v5e:2x2', -1.0))
+adapter_cases.SLOTS = (16,)
+print(json.dumps(case.rows_of_all()))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(tpu_aot.compiler_folder() is None, reason='libtpu is not installed')
+def test_the_programs_of_a_small_model_compile_for_a_slice():
+    environment = os.environ | {'JAX_PLATFORMS': 'cpu'}
+    environment.pop('XLA_FLAGS', None)
+    result = subprocess.run(
+        [sys.executable, '-c', SMALL],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    rows = json.loads(result.stdout.splitlines()[-1])
+    assert [row['program'] for row in rows] == ['extend', 'decode', 'update', 'teacher']
+    assert all(row['fits'] and not row['off_chip'] for row in rows)
+    assert all(row['base_bytes'] < row['arguments'] < row['hbm_bytes'] for row in rows)
