@@ -74,7 +74,9 @@ def test_what_leaves_the_chip_leaves_in_order_and_no_more_than_needed():
     beside = {'a': 30, 'b': 0, 'c': 20, 'd': 5}
     order = ('a', 'b', 'c')
     assert tpu_cases.settle(40, beside, order, 100) == dict(fits=True, hbm_bytes=95, offloaded=[])
-    assert tpu_cases.settle(60, beside, order, 100) == dict(fits=True, hbm_bytes=85, offloaded=['a'])
+    assert tpu_cases.settle(60, beside, order, 100) == dict(
+        fits=True, hbm_bytes=85, offloaded=['a']
+    )
     assert tpu_cases.settle(80, beside, order, 100) == dict(
         fits=True, hbm_bytes=85, offloaded=['a', 'c']
     )
