@@ -49,7 +49,7 @@ check: # where .venv exists, its Python is checked
 	@touch $@
 
 .venv/gpu-compiler: requirements-gpu-aot.txt .venv/ready-test
-	@echo '== installing $< into $@ (once; 5.6 GiB)'
+	@echo '== installing $< into $@ (once; 4.9 GiB)'
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --upgrade --target $@ -r $<
 	@touch $@
 
